@@ -1,0 +1,3 @@
+"""redelivery: write from PySpark to any message broker, and account for every row."""
+
+from __future__ import annotations

@@ -1,0 +1,448 @@
+"""The plugin contract: the one file that a plugin author reads.
+
+A plugin registers a `BrokerPlugin` (see `plugins.py`): URL schemes and a factory. The factory makes a `Broker` on the
+machine that will use it; a broker gives up to four small roles and says by `Capabilities` which of them, how well,
+and within which limits. The suite in `redelivery_conformance` proves each statement made here.
+
+What a plugin must never do, because core does it once for all brokers:
+
+- never retry, sleep to back off, or let its client library retry without bound;
+- never decide that a message is dead, and never dead-letter by policy;
+- never drop, rewrite, truncate or reorder within a key what it was given;
+- never confirm before the broker has;
+- never do I/O at import, at registration, or in a constructor of a role;
+- never put a secret into an error, a log line or a repr.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from enum import StrEnum
+from typing import Any, Literal, Self
+
+from redelivery.context import ErrorContext
+from redelivery.errors import BrokerError, Unsupported
+from redelivery.message import Batch, Message
+from redelivery.spec import DeliverySpec, DeliveryStatus
+
+#: Checked when a plugin is loaded: a plugin written for another contract is reported and left out.
+CONTRACT_VERSION = 1
+
+
+class Support(StrEnum):
+    """How well a broker does a thing."""
+
+    NATIVE = "native"  #: the broker itself does it
+    EMULATED = "emulated"  #: the plugin does it with other means of the broker
+    LOWER_BOUND = "lower-bound"  #: a count that may be too low, never too high
+    NONE = "none"  #: it does not: asking raises `Unsupported`
+
+    def __bool__(self) -> bool:
+        return self is not Support.NONE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a broker takes at most. None: no limit of its own. Sizes are bytes.
+
+    Attributes:
+        message_bytes: value, key and headers together.
+        batch_messages, batch_bytes: one request of the client. A `Batch` may be larger: its sender slices it.
+        headers_bytes: all header names and values of a message together.
+        header_value_bytes: one header's value.
+        header_count: headers a message.
+        id_bytes: a message id in UTF-8.
+        delay_max: the longest delay of a retry.
+        delay_resolution: a delayed message may come this much early; a coarse clock says so here.
+    """
+
+    message_bytes: int | None = None
+    batch_messages: int | None = None
+    batch_bytes: int | None = None
+    headers_bytes: int | None = None
+    header_value_bytes: int | None = None
+    header_count: int | None = None
+    id_bytes: int | None = None
+    delay_max: timedelta | None = None
+    delay_resolution: timedelta = timedelta(milliseconds=10)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """What a broker can do: the one source for the engine, the conformance suite and the README's table.
+
+    Roles: `send`, `receive`, `provision`, `browse` say whether a role is there at all; the suite tests that a role
+    said to be `none` raises `Unsupported`.
+
+    Attributes:
+        send: the sender role.
+        receive: the receiver role.
+        provision: the admin role.
+        browse: the dead letters role; `remove` and `purge` are its parts.
+        dead_letter: this destination has a native dead letter place (`deadLetterSink: native`).
+        keys, headers, ids, timestamps, null_value: travel with the message and come back unchanged.
+        destinations: a row may name a target other than the URL's.
+        deduplicate: a message whose id was already taken within `deduplication_window` is taken but not doubled.
+        order: messages of one key are received in the order in which they were sent.
+        atomic_batches: a batch is stored whole or not at all.
+        settle_any_order: received messages may be settled in any order.
+        attempts: the attempt number of a received message.
+        delay: `Retry(delay)` keeps a message away for the delay.
+        terminate: `Terminate(letter)` moves a received message to the dead letter place.
+        reason: the native dead letter place keeps a reason of its own, besides our headers.
+        extend: a lease can be prolonged.
+        expiry: messages can expire, and then go to the dead letter place.
+        backstop: a native limit of deliveries catches what core cannot see.
+        settles: "batch": `collect` tells of each batch as it is settled. "quiescence": the client reports errors
+            only, so batches count as settled when its queue has emptied; the engine drains at its bound.
+        shared: reachable from several hosts; False: a file of one host (refused on a cluster).
+        context_dialect: how an error context is written into headers here (a name in `redelivery.dialects`).
+        cloudevents_prefix: header prefix of CloudEvents attributes in binary mode; None: structured mode only.
+        cloudevents_text: values that CloudEvents binary mode needs as text are kept as UTF-8 bytes.
+        columns: the broker's own columns and their Python types, beyond those of `Message`.
+        limits: see `Limits`.
+    """
+
+    send: Support = Support.NONE
+    receive: Support = Support.NONE
+    provision: Support = Support.NONE
+    browse: Support = Support.NONE
+    remove: Support = Support.NONE
+    purge: Support = Support.NONE
+    dead_letter: Support = Support.NONE
+    keys: Support = Support.NONE
+    headers: Support = Support.NONE
+    ids: Support = Support.NONE
+    timestamps: Support = Support.NONE
+    null_value: Support = Support.NONE
+    destinations: Support = Support.NONE
+    deduplicate: Support = Support.NONE
+    deduplication_window: timedelta | None = None
+    order: Support = Support.NONE
+    atomic_batches: Support = Support.NONE
+    settle_any_order: Support = Support.NONE
+    attempts: Support = Support.NONE
+    delay: Support = Support.NONE
+    terminate: Support = Support.NONE
+    reason: Support = Support.NONE
+    extend: Support = Support.NONE
+    expiry: Support = Support.NONE
+    backstop: Support = Support.NONE
+    settles: Literal["batch", "quiescence"] = "batch"
+    shared: bool = True
+    context_dialect: str = "json"
+    cloudevents_prefix: str | None = "ce-"
+    columns: Mapping[str, type] = field(default_factory=dict)
+    limits: Limits = field(default_factory=Limits)
+
+
+# --- sending -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Row `index` of a batch failed with `error`."""
+
+    index: int
+    error: BrokerError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settled:
+    """A batch is settled: every row not named here is stored at the broker.
+
+    Attributes:
+        batch: `Batch.number`.
+        failures: the rows that failed, each index once at most.
+        error: where not None, every row *not* in `failures` failed with it (a lost connection).
+        duplicates: how many rows the broker recognised by id and did not store again, where it tells.
+    """
+
+    batch: int
+    failures: Sequence[Failure] = ()
+    error: BrokerError | None = None
+    duplicates: int = 0
+
+
+class Role(ABC):
+    """A part of a broker that can be closed by itself. Closing twice is allowed and does nothing."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give back what the role holds. Never hangs: bounded by the client's own close timeout."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Sender(Role):
+    """Hands batches to the broker, and tells which are settled. Used by one thread at a time.
+
+    A batch handed over is settled exactly once, by its deadline; what is unknown then is `Ambiguous`.
+    """
+
+    @abstractmethod
+    def send(self, batch: Batch, *, deadline: float) -> None:
+        """Hand a batch over; may block for back pressure, but not past the deadline.
+
+        Args:
+            batch: not to be altered; may be kept until it is settled.
+            deadline: `time.monotonic()` seconds by which `collect` must have settled it.
+
+        Raises:
+            BrokerError: the batch was not handed over; every row of it failed with this error, and `collect`
+                must not mention it.
+        """
+
+    @abstractmethod
+    def collect(self, wait: float) -> Sequence[Settled]:
+        """Tell which batches have been settled since the last call.
+
+        Args:
+            wait: how long to wait, at most, for the first of them, in seconds; 0 only looks.
+
+        Returns:
+            The settled batches, possibly none. With nothing in flight it returns at once.
+        """
+
+
+# --- receiving -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Accept:
+    """Outcome: handled; the broker may forget the message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """Outcome: give it again, not before `delay`."""
+
+    delay: timedelta = timedelta(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Terminate:
+    """Outcome: move it to the dead letter place as `letter` (the message with its error context), then forget it.
+
+    `reason` and `description` are for brokers that keep their own.
+    """
+
+    letter: Message
+    reason: str = ""
+    description: str = ""
+
+
+Outcome = Accept | Retry | Terminate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Received:
+    """A message under a lease.
+
+    Attributes:
+        message: what was sent.
+        attempt: 1 for the first delivery; see `Capabilities.attempts` for how far to trust it.
+        lease: the broker's own handle; opaque.
+        expires: `time.monotonic()` seconds when the lease runs out unless extended; None: with the connection.
+        position: names the message for people and logs.
+    """
+
+    message: Message
+    attempt: int
+    lease: Any
+    expires: float | None = None
+    position: str = ""
+
+
+class Receiver(Role):
+    """Leases messages and settles them. Used by one thread at a time."""
+
+    @abstractmethod
+    def receive(self, max_messages: int, *, wait: float) -> Sequence[Received]:
+        """Lease up to `max_messages`, waiting up to `wait` seconds for the first."""
+
+    @abstractmethod
+    def settle(self, received: Received, outcome: Outcome) -> None:
+        """End the lease with an outcome; returns when the broker has confirmed it.
+
+        Raises:
+            LeaseLost: the lease had run out, was revoked, or was already settled; nothing was changed.
+            BrokerError: the broker refused or could not be asked.
+        """
+
+    @abstractmethod
+    def extend(self, received: Received, seconds: float) -> Received:
+        """Prolong the lease to `seconds` from now.
+
+        Raises:
+            LeaseLost: it had run out; nothing was changed.
+        """
+
+
+# --- administering -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One attribute of a native object that is not as the spec wants it."""
+
+    attribute: str
+    wanted: str
+    found: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NativeObject:
+    """A queue, topic, exchange or file that a spec needs.
+
+    `action` is "create" (it is missing), "keep" (it is right) or "differs" (it exists with other attributes,
+    which are never altered unless told to).
+    """
+
+    kind: str
+    name: str
+    action: Literal["create", "keep", "differs"]
+    attributes: Mapping[str, str] = field(default_factory=dict)
+    differences: Sequence[Difference] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What a spec means natively: the objects it needs, and which part of it is only approximated."""
+
+    objects: Sequence[NativeObject]
+    status: DeliveryStatus
+    approximations: Sequence[str] = ()
+
+    @property
+    def drift(self) -> bool:
+        """Whether the broker differs from the spec in anything."""
+        return any(item.action != "keep" for item in self.objects)
+
+
+class Admin(Role):
+    """Makes and checks the native objects of one destination."""
+
+    @abstractmethod
+    def plan(self, spec: DeliverySpec) -> Plan:
+        """Compare what the spec needs with what exists. Reads only."""
+
+    @abstractmethod
+    def provision(self, spec: DeliverySpec) -> DeliveryStatus:
+        """Make what is missing. Idempotent; never alters what exists.
+
+        Raises:
+            BrokerError: refused, or something exists that differs (each difference named).
+        """
+
+    @abstractmethod
+    def depth(self) -> int:
+        """Messages waiting at this destination; leased ones included, dead letters not."""
+
+
+# --- dead letters --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Letter:
+    """A dead letter as it lies in its place.
+
+    Attributes:
+        position: names it within its place, for `remove`; opaque text.
+        message: as stored, its context headers included.
+        context: what only the broker itself knows of why it is there; None where it says nothing. What is
+            written in headers is read by core, whichever dialect wrote it.
+        dead_lettered_ms: when it came there, milliseconds since the epoch; None where unknown.
+    """
+
+    position: str
+    message: Message
+    context: ErrorContext | None = None
+    dead_lettered_ms: int | None = None
+
+
+class DeadLetters(Role):
+    """Reads and removes what lies in a dead letter place."""
+
+    @abstractmethod
+    def browse(self) -> Iterator[Letter]:
+        """Oldest first, left in place, in bounded memory. Ends at what was there when it began."""
+
+    @abstractmethod
+    def remove(self, positions: Sequence[str]) -> int:
+        """Remove these letters; returns how many were there."""
+
+    @abstractmethod
+    def purge(self) -> int:
+        """Remove all letters; returns how many."""
+
+
+# --- the broker ----------------------------------------------------------------------------------------------------
+
+
+class Broker(Role):
+    """One destination, opened. A role that is not overridden is not there, and asking for it raises `Unsupported`.
+
+    Attributes:
+        capabilities: what it can do, here and now; may refine the plugin's static ones.
+        name: the plugin's name, for messages.
+    """
+
+    name: str
+    capabilities: Capabilities
+
+    def sender(self) -> Sender:
+        """A new sender; the first I/O may happen here. Raises BrokerError, Unsupported."""
+        raise self._without("sender")
+
+    def receiver(self, *, lease: timedelta = timedelta(seconds=30)) -> Receiver:
+        """A new receiver whose leases last `lease`. Raises BrokerError, Unsupported."""
+        raise self._without("receiver")
+
+    def admin(self) -> Admin:
+        """A new admin. Raises BrokerError, Unsupported."""
+        raise self._without("admin")
+
+    def dead_letters(self, *, direct: bool = False) -> DeadLetters:
+        """The dead letters of this destination, from its native place.
+
+        With `direct` the URL itself names the place that letters were sent to (a sink given by URL).
+        Raises BrokerError, Unsupported.
+        """
+        raise self._without("dead letters")
+
+    def _without(self, role: str) -> Unsupported:
+        return Unsupported(f"{self.name}: has no {role} role (its capabilities say so)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerPlugin:
+    """What a plugin's hook returns.
+
+    Attributes:
+        name: short, lower case; also the prefix of its client options (`<name>.`).
+        schemes: URL schemes it opens, the first being the one it is called by.
+        version: the distribution's version.
+        capabilities: what its brokers can do, before any is connected.
+        connect: makes a `Broker` of a URL and its own options (keys without the prefix, secrets resolved). No I/O.
+            Raises InvalidURL, UnknownOption, ConfigurationError.
+        options: its client options, each with one line of help; anything else is refused by core.
+        open_options: accept options beyond `options` (a client with hundreds of settings checks its own).
+        contract: the contract version it was written for.
+    """
+
+    name: str
+    schemes: tuple[str, ...]
+    version: str
+    capabilities: Capabilities
+    connect: Callable[[str, Mapping[str, str]], Broker]
+    options: Mapping[str, str] = field(default_factory=dict)
+    open_options: bool = False
+    contract: int = CONTRACT_VERSION

@@ -1,0 +1,1 @@
+"""Header dialects: one small module each; `write` and `read` an `ErrorContext`."""

@@ -1,0 +1,151 @@
+"""The one error tree: every error a user or the engine meets is one of these.
+
+::
+
+    RedeliveryError
+     x ConfigurationError (also a ValueError)     something the caller wrote is wrong; nothing was sent
+       + InvalidURL
+       + UnknownScheme
+       + UnknownOption
+       + InvalidSpec
+     x Unsupported                                 the broker says by its capabilities that it cannot
+     x PluginError                                 a plugin did not load, or claims what it may not
+     x ContractViolation                           a plugin broke `redelivery.broker`
+     x BrokerError                                 what a broker answered, in one of five classes
+       + Retriable                                 nothing happened; try again
+         . Throttled                               ... not before `retry_after` seconds
+       + Ambiguous                                 it may have happened; resend under the same id
+       + Permanent                                 this message never will
+       + Unattributed                              a whole client batch failed, the culprit is unknown, nothing stored
+       + Fatal                                     no message will
+     x LeaseLost                                   a received message is no longer ours to settle
+     x DeliveryFailed                              the engine gave up: the job must fail
+       + ToleranceExceeded                         more errors than the spec tolerates
+     x TerminalNack                                raised by a handler: a terminal nack
+
+A plugin maps every error of its client library to a `BrokerError` in one place and chains the original.
+This file must not know any broker, nor decide what follows from an error: that is `policy.py`.
+"""
+
+from __future__ import annotations
+
+
+class RedeliveryError(Exception):
+    """Base class of everything this library raises on purpose."""
+
+
+class ConfigurationError(RedeliveryError, ValueError):
+    """Something the caller wrote is wrong; raised before anything is sent."""
+
+
+class InvalidURL(ConfigurationError):
+    """A destination URL does not parse, or holds what it must not (a password, under Spark)."""
+
+
+class UnknownScheme(ConfigurationError):
+    """No installed plugin opens this URL scheme."""
+
+
+class UnknownOption(ConfigurationError):
+    """An option or field that nobody knows; the message names the nearest known one."""
+
+
+class InvalidSpec(ConfigurationError):
+    """A delivery spec holds a value out of range, or one thing set twice in two dialects."""
+
+
+class Unsupported(RedeliveryError):  # noqa: N818 - the contract's word, as in "raises Unsupported"
+    """The broker's capabilities say `none` for what was asked."""
+
+
+class PluginError(RedeliveryError):
+    """A plugin failed to load, has another contract version, or claims a scheme already taken."""
+
+
+class ContractViolation(RedeliveryError):  # noqa: N818 - says whose fault it is
+    """A plugin broke the contract in `redelivery.broker` (settled twice, blamed a row that is not there, ...)."""
+
+
+class BrokerError(RedeliveryError):
+    """What a broker or its client answered, sorted into one of five classes.
+
+    Attributes:
+        code: the client's own short name or number for it, for grouping; never holds a secret.
+    """
+
+    #: the error class as one word, as it appears in contexts and reports
+    kind = "error"
+
+    def __init__(self, message: str, *, code: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild, (type(self), str(self), self.__dict__))
+
+
+def _rebuild(cls: type[BrokerError], message: str, state: dict[str, object]) -> BrokerError:
+    error = cls(message)
+    error.__dict__.update(state)
+    return error
+
+
+class Retriable(BrokerError):  # noqa: N818 - the five classes are adjectives
+    """Nothing happened at the broker; the same message may be sent again."""
+
+    kind = "retriable"
+
+
+class Throttled(Retriable):
+    """Nothing happened, and the broker asks for a pause of `retry_after` seconds."""
+
+    def __init__(self, message: str, *, code: str | None = None, retry_after: float = 0.0) -> None:
+        super().__init__(message, code=code)
+        self.retry_after = retry_after
+
+
+class Ambiguous(BrokerError):  # noqa: N818
+    """It may have happened: what is sent again must carry the same id."""
+
+    kind = "ambiguous"
+
+
+class Permanent(BrokerError):  # noqa: N818
+    """This message never will be taken, however often it is sent; its neighbours are not concerned."""
+
+    kind = "permanent"
+
+
+class Unattributed(BrokerError):  # noqa: N818
+    """A client batch failed as a whole; nothing was stored and the culprit is unknown.
+
+    The engine sends each message again alone (`Batch.isolate`).
+    """
+
+    kind = "unattributed"
+
+
+class Fatal(BrokerError):  # noqa: N818
+    """No message will be taken: credentials, a missing target named by the URL, a corrupt store."""
+
+    kind = "fatal"
+
+
+class LeaseLost(RedeliveryError):  # noqa: N818
+    """The lease of a received message has run out or was revoked; it must not be settled any more."""
+
+
+class DeliveryFailed(RedeliveryError):  # noqa: N818
+    """The engine gave up, so the job must fail. The text holds the primary error and what the sinks said."""
+
+
+class ToleranceExceeded(DeliveryFailed):
+    """More records failed than `errors.tolerance` and its limits allow."""
+
+
+class TerminalNack(RedeliveryError):  # noqa: N818 - the vocabulary's word; a handler raises TerminalNack("reason")
+    """Raised by a handler: dead-letter this message now, whatever retries remain (a terminal nack)."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason

@@ -1,0 +1,1 @@
+"""Written forms of a delivery spec: Knative's, Connect's and Spark options."""

@@ -1,0 +1,149 @@
+"""What travels: `Message` (one, for people and for the receiving side) and `Batch` (columns, for the sending path).
+
+This file must not encode, decode or validate content (that is `events.py`) and must not import an Arrow library:
+a column that comes from Arrow is given as a function that loads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+#: One header: a text name and bytes, or None where the header has a name only.
+Header = tuple[str, bytes | None]
+Headers = tuple[Header, ...]
+
+#: What a row costs besides its bytes, when bytes in flight are bounded.
+ROW_OVERHEAD = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One message.
+
+    Attributes:
+        value: the body; None is a null body (a tombstone, where the broker knows such).
+        key: what orders and places it, where the broker has keys.
+        headers: (name, bytes or None) pairs in order; names may repeat where the broker allows it.
+        id: what a de-duplicating broker recognises it by; None where it has none.
+        destination: where it goes, if not to the URL's own target (topic, queue, routing key).
+        timestamp_ms: creation time, milliseconds since the epoch.
+        extra: the broker's own columns as its capabilities name them (partition, exchange, ...).
+    """
+
+    value: bytes | None
+    key: bytes | None = None
+    headers: Headers = ()
+    id: str | None = None
+    destination: str | None = None
+    timestamp_ms: int | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of value, key and headers, and a fixed overhead: what bounds are counted in."""
+        headers = sum(len(name) + len(value or b"") for name, value in self.headers)
+        return len(self.value or b"") + len(self.key or b"") + headers + ROW_OVERHEAD
+
+
+class Column(Generic[T]):
+    """A column of a batch: loaded into a list when somebody first asks for `values`, and not before.
+
+    Args:
+        length: number of rows.
+        load: gives the rows as a list; called once at most.
+        arrow: the Arrow array behind it, for a plugin that can use its buffers; None where there is none.
+    """
+
+    __slots__ = ("_length", "_load", "_values", "arrow")
+
+    def __init__(self, length: int, load: Callable[[], list[T]], *, arrow: Any = None) -> None:
+        self._length = length
+        self._load: Callable[[], list[T]] | None = load
+        self._values: list[T] = []
+        self.arrow = arrow
+
+    @classmethod
+    def of(cls, values: list[T]) -> Column[T]:
+        """A column over a list that is already there."""
+        return cls(len(values), lambda: values)
+
+    def __len__(self) -> int:
+        return self._length
+
+    @property
+    def values(self) -> list[T]:
+        """The rows as a list, the same list each time; not to be altered."""
+        if self._load is not None:
+            self._values = self._load()
+            self._load = None
+        return self._values
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Batch:
+    """Parallel columns of messages to one destination. Absent columns are None: every row is null there.
+
+    Attributes:
+        number: names the batch in settlements; unique within one engine.
+        length: number of rows, at least 1.
+        nbytes: what it weighs in `maxInFlightBytes`.
+        isolate: each row must be sent on its own, so that a failure can be told to be its own.
+        value, key, headers, id, destination, timestamp_ms, extra: as in `Message`, a column each.
+    """
+
+    number: int
+    length: int
+    nbytes: int
+    value: Column[bytes | None]
+    key: Column[bytes | None] | None = None
+    headers: Column[Headers] | None = None
+    id: Column[str | None] | None = None
+    destination: Column[str | None] | None = None
+    timestamp_ms: Column[int | None] | None = None
+    extra: Mapping[str, Column[Any]] = field(default_factory=dict)
+    isolate: bool = False
+
+    def __len__(self) -> int:
+        return self.length
+
+    def row(self, index: int) -> Message:
+        """Row `index` as a message. For the exceptional path: never called for a row that is delivered at once."""
+
+        def at(column: Column[T] | None) -> T | None:
+            return None if column is None else column.values[index]
+
+        return Message(
+            value=self.value.values[index],
+            key=at(self.key),
+            headers=at(self.headers) or (),
+            id=at(self.id),
+            destination=at(self.destination),
+            timestamp_ms=at(self.timestamp_ms),
+            extra={name: column.values[index] for name, column in self.extra.items()},
+        )
+
+    def rows(self) -> Iterable[Message]:
+        """Every row as a message: for plugins whose client takes one message at a time, and for tests."""
+        return (self.row(index) for index in range(self.length))
+
+    @classmethod
+    def of(cls, messages: Sequence[Message], *, number: int = 0, isolate: bool = False) -> Batch:
+        """A batch of messages, in their order."""
+        names = {name: None for message in messages for name in message.extra}
+        return cls(
+            number=number,
+            length=len(messages),
+            nbytes=sum(message.nbytes for message in messages),
+            value=Column.of([m.value for m in messages]),
+            key=Column.of([m.key for m in messages]),
+            headers=Column.of([m.headers for m in messages]),
+            id=Column.of([m.id for m in messages]),
+            destination=Column.of([m.destination for m in messages]),
+            timestamp_ms=Column.of([m.timestamp_ms for m in messages]),
+            extra={name: Column.of([m.extra.get(name) for m in messages]) for name in names},
+            isolate=isolate,
+        )

@@ -1,0 +1,160 @@
+"""Finding plugins: the hook, discovery by entry point, and `connect(url)`.
+
+One plugin that fails to load is reported by name with its cause and harms no other. This file must not import any
+plugin by name.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+
+import pluggy
+
+from redelivery.broker import CONTRACT_VERSION, Broker, BrokerPlugin
+from redelivery.errors import PluginError, UnknownScheme
+from redelivery.settings import nearest, redact, resolve_secrets, scheme_of, unknown
+
+#: Entry point group, and pluggy's project name.
+GROUP = "redelivery"
+
+_hookspec = pluggy.HookspecMarker(GROUP)
+#: Marks a plugin's implementation: `@hookimpl def redelivery_plugin() -> BrokerPlugin`.
+hookimpl = pluggy.HookimplMarker(GROUP)
+
+
+class Hooks:
+    """The hooks that a plugin may implement."""
+
+    @_hookspec
+    def redelivery_plugin(self) -> BrokerPlugin:
+        """The broker that this module brings. Called once, at discovery; no I/O."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class FailedPlugin:
+    """A plugin that is installed but cannot be used, and why."""
+
+    name: str
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class Registry:
+    """What is installed: plugins by name and by scheme, and those that failed."""
+
+    plugins: Mapping[str, BrokerPlugin]
+    schemes: Mapping[str, BrokerPlugin]
+    failed: tuple[FailedPlugin, ...]
+
+    def by_url(self, url: str) -> BrokerPlugin:
+        """The plugin that opens a URL.
+
+        Raises:
+            InvalidURL: no scheme. UnknownScheme: no plugin for it; names those there are and what to install.
+        """
+        scheme = scheme_of(url)
+        if scheme in self.schemes:
+            return self.schemes[scheme]
+        near = nearest(scheme, self.schemes)
+        broken = next((f for f in self.failed if f.name == scheme), None)
+        if broken is not None:
+            hint = f"its plugin is installed but failed to load: {broken.cause}"
+        elif near:
+            hint = f"did you mean {near!r}?"
+        else:
+            hint = f"if there is a plugin for it, install it: pip install redelivery-{scheme}"
+        msg = f"no plugin opens {scheme!r} URLs ({redact(url)}); installed are: {', '.join(sorted(self.schemes)) or 'none'}; {hint}"
+        raise UnknownScheme(msg)
+
+
+def discover(entry_points: Iterable[importlib.metadata.EntryPoint] | None = None) -> Registry:
+    """Load every installed plugin; never raises for one that fails.
+
+    Args:
+        entry_points: instead of the installed ones, for tests.
+    """
+    if entry_points is None:
+        entry_points = importlib.metadata.entry_points(group=GROUP)
+    plugins: dict[str, BrokerPlugin] = {}
+    schemes: dict[str, BrokerPlugin] = {}
+    failed: list[FailedPlugin] = []
+    for entry_point in sorted(entry_points, key=lambda each: each.name):
+        try:
+            plugin = _load(entry_point)
+            _check(plugin, plugins, schemes)
+        except Exception as error:  # noqa: BLE001 - whatever a plugin raises at import is reported, by name
+            cause = str(error) if isinstance(error, PluginError) else f"{type(error).__name__}: {error}"
+            failed.append(FailedPlugin(entry_point.name, redact(cause)))
+            continue
+        plugins[plugin.name] = plugin
+        schemes.update(dict.fromkeys(plugin.schemes, plugin))
+    return Registry(plugins, schemes, tuple(failed))
+
+
+@cache
+def registry() -> Registry:
+    """What is installed, discovered once a process."""
+    return discover()
+
+
+def connect(url: str, options: Mapping[str, str] | None = None) -> Broker:
+    """Open the destination that a URL names, on this machine. No I/O yet: that begins with a role.
+
+    Args:
+        url: `<scheme>:...`; the plugin's README says what follows.
+        options: client options with their `<plugin name>.` prefix; values may be secret references.
+
+    Raises:
+        InvalidURL, UnknownScheme, UnknownOption, ConfigurationError
+    """
+    plugin = registry().by_url(url)
+    return plugin.connect(url, resolve_secrets(client_options(plugin, options or {})))
+
+
+def client_options(plugin: BrokerPlugin, options: Mapping[str, str]) -> dict[str, str]:
+    """The options of one plugin, without their prefix; case is restored to the plugin's own spelling.
+
+    Raises:
+        UnknownOption: one that the plugin does not know, or that has another prefix.
+    """
+    spelling = {name.lower(): name for name in plugin.options}
+    own: dict[str, str] = {}
+    for name, value in options.items():
+        prefix, _, rest = name.partition(".")
+        if prefix.lower() != plugin.name or not (rest.lower() in spelling or (plugin.open_options and rest)):
+            raise unknown("option", name, [f"{plugin.name}.{each}" for each in plugin.options])
+        own[spelling.get(rest.lower(), rest)] = value
+    return own
+
+
+def _load(entry_point: importlib.metadata.EntryPoint) -> BrokerPlugin:
+    """Import one plugin's module and call its hook, apart from all others."""
+    manager = pluggy.PluginManager(GROUP)
+    manager.add_hookspecs(Hooks)
+    manager.register(entry_point.load(), entry_point.name)
+    manager.check_pending()
+    found = manager.hook.redelivery_plugin()
+    if len(found) != 1 or not isinstance(found[0], BrokerPlugin):
+        msg = f"{entry_point.value} must implement redelivery_plugin() and return a BrokerPlugin"
+        raise PluginError(msg)
+    return found[0]
+
+
+def _check(plugin: BrokerPlugin, plugins: Mapping[str, BrokerPlugin], schemes: Mapping[str, BrokerPlugin]) -> None:
+    if plugin.contract != CONTRACT_VERSION:
+        msg = (
+            f"written for contract version {plugin.contract}, this redelivery-core has {CONTRACT_VERSION}; "
+            "install matching versions of both"
+        )
+        raise PluginError(msg)
+    if plugin.name in plugins:
+        msg = f"the plugin name {plugin.name!r} is already taken"
+        raise PluginError(msg)
+    for scheme in plugin.schemes:
+        if scheme in schemes:
+            msg = f"claims the scheme {scheme!r}, which the plugin {schemes[scheme].name!r} has; uninstall one of them"
+            raise PluginError(msg)

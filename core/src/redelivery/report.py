@@ -1,0 +1,184 @@
+"""`DeliveryReport`: the account of a task or a job. Counts only; it grows with reasons, never with rows.
+
+This file must not decide anything and does no I/O beyond turning itself into JSON.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+#: Distinct reasons that a report keeps; the rest are counted under OTHER.
+MAX_REASONS = 100
+OTHER = "(other reasons)"
+
+
+@dataclass(slots=True, kw_only=True)
+class DestinationReport:
+    """The account of one destination: the job's own, or a sink.
+
+    Attributes:
+        delivered: rows that the broker has confirmed.
+        duplicates: of those, rows that it recognised by id and did not store again, where it tells.
+        bytes: of what was confirmed.
+    """
+
+    delivered: int = 0
+    duplicates: int = 0
+    bytes: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class DeliveryReport:
+    """The account. `rows == delivered + dead_lettered + skipped` holds at the end of every job that did not fail.
+
+    Attributes:
+        rows: rows taken in.
+        retried: rows that needed more than one attempt.
+        dead_lettered: rows that a sink has confirmed.
+        skipped: rows given up without a sink (only with allowSkip).
+        reasons: dead-lettered and skipped rows by reason; at most MAX_REASONS, then OTHER.
+        destinations: by redacted URL.
+        run: names the job; letters carry it.
+        seconds: wall time of the job; of a task, its own.
+        tasks: how many tasks it adds up.
+    The eight metrics of KIP-298 are `metrics()`:
+        record_failures: every failed try; record_errors: final ones; retries; errors_logged;
+        sink_requests, sink_failures; last_error_ms.
+    """
+
+    rows: int = 0
+    retried: int = 0
+    dead_lettered: int = 0
+    skipped: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
+    destinations: dict[str, DestinationReport] = field(default_factory=dict)
+    primary: str = ""
+    run: str = ""
+    seconds: float = 0.0
+    tasks: int = 1
+    record_failures: int = 0
+    record_errors: int = 0
+    retries: int = 0
+    errors_logged: int = 0
+    sink_requests: int = 0
+    sink_failures: int = 0
+    last_error_ms: int | None = None
+
+    @property
+    def delivered(self) -> int:
+        """Rows that the job's own destination has confirmed."""
+        return self.at(self.primary).delivered
+
+    @property
+    def duplicates(self) -> int:
+        """Of the delivered rows, those that the broker already had under the same id."""
+        return self.at(self.primary).duplicates
+
+    @property
+    def accounted(self) -> bool:
+        """Whether every row taken in was delivered, dead-lettered, or skipped and counted."""
+        return self.rows == self.delivered + self.dead_lettered + self.skipped
+
+    def at(self, destination: str) -> DestinationReport:
+        """The account of one destination, made where there is none yet."""
+        return self.destinations.setdefault(destination, DestinationReport())
+
+    def because(self, reason: str, count: int = 1) -> None:
+        """Count `count` rows given up for a reason."""
+        known = reason in self.reasons or len(self.reasons) < MAX_REASONS
+        self.reasons[reason if known else OTHER] += count
+
+    def metrics(self) -> dict[str, int]:
+        """The eight metrics of KIP-298 under their own names; the timestamp is 0 where nothing failed."""
+        return {
+            "total-record-failures": self.record_failures,
+            "total-record-errors": self.record_errors,
+            "total-records-skipped": self.dead_lettered + self.skipped,
+            "total-retries": self.retries,
+            "total-errors-logged": self.errors_logged,
+            "deadletterqueue-produce-requests": self.sink_requests,
+            "deadletterqueue-produce-failures": self.sink_failures,
+            "last-error-timestamp": self.last_error_ms or 0,
+        }
+
+    @classmethod
+    def total(cls, parts: Iterable[DeliveryReport], *, run: str = "", seconds: float = 0.0) -> DeliveryReport:
+        """Adds up the reports of a job's tasks; `seconds` is the job's own wall time."""
+        out = cls(run=run, seconds=seconds, tasks=0)
+        for part in parts:
+            out.primary = out.primary or part.primary
+            out.tasks += part.tasks
+            for name in _SUMMED:
+                setattr(out, name, getattr(out, name) + getattr(part, name))
+            for reason, count in part.reasons.items():
+                out.because(reason, count)
+            for url, account in part.destinations.items():
+                mine = out.at(url)
+                mine.delivered += account.delivered
+                mine.duplicates += account.duplicates
+                mine.bytes += account.bytes
+            if part.last_error_ms is not None:
+                out.last_error_ms = max(out.last_error_ms or 0, part.last_error_ms)
+        return out
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready form; `from_dict` reads it back."""
+        return {
+            "run": self.run,
+            "primary": self.primary,
+            "rows": self.rows,
+            "delivered": self.delivered,
+            "retried": self.retried,
+            "dead_lettered": self.dead_lettered,
+            "skipped": self.skipped,
+            "accounted": self.accounted,
+            "reasons": dict(self.reasons.most_common()),
+            "destinations": {
+                url: {"delivered": a.delivered, "duplicates": a.duplicates, "bytes": a.bytes}
+                for url, a in self.destinations.items()
+            },
+            "seconds": round(self.seconds, 3),
+            "tasks": self.tasks,
+            "metrics": self.metrics(),
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> DeliveryReport:
+        """Reads what `to_dict` wrote."""
+        metrics = data["metrics"]
+        return cls(
+            rows=data["rows"],
+            retried=data["retried"],
+            dead_lettered=data["dead_lettered"],
+            skipped=data["skipped"],
+            reasons=Counter(data["reasons"]),
+            destinations={url: DestinationReport(**a) for url, a in data["destinations"].items()},
+            primary=data["primary"],
+            run=data["run"],
+            seconds=data["seconds"],
+            tasks=data["tasks"],
+            record_failures=metrics["total-record-failures"],
+            record_errors=metrics["total-record-errors"],
+            retries=metrics["total-retries"],
+            errors_logged=metrics["total-errors-logged"],
+            sink_requests=metrics["deadletterqueue-produce-requests"],
+            sink_failures=metrics["deadletterqueue-produce-failures"],
+            last_error_ms=metrics["last-error-timestamp"] or None,
+        )
+
+
+_SUMMED = (
+    "rows",
+    "retried",
+    "dead_lettered",
+    "skipped",
+    "record_failures",
+    "record_errors",
+    "retries",
+    "errors_logged",
+    "sink_requests",
+    "sink_failures",
+)

@@ -1,0 +1,1 @@
+"""What a Spark job sees: the data source `redelivery`, `deliver()` and helpers."""

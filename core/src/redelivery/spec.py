@@ -1,0 +1,162 @@
+"""The delivery vocabulary: what a job asks of its delivery (`DeliverySpec`) and what it got (`DeliveryStatus`).
+
+Only the meaning lives here. How it is written down elsewhere is in `forms/` (Knative, Connect, Spark options), the
+waiting times in `backoff.py`, and what follows from it all in `policy.py`. This file must not parse text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from datetime import timedelta
+from typing import Final, Literal, TypeAlias
+
+from redelivery.errors import InvalidSpec
+
+#: A retry timeout that never ends (Connect's -1).
+FOREVER: Final = timedelta.max
+#: A number of retries, or of tolerated errors, without limit (Connect's -1).
+UNLIMITED: Final = -1
+#: The destination's own dead letter place, as a sink.
+NATIVE: Final = "native"
+
+BackoffPolicy: TypeAlias = Literal["linear", "exponential"]
+#: Whose formula counts: the design text's (default), Knative's running code's, or Connect's.
+BackoffProfile: TypeAlias = Literal["knative", "knative-code", "connect"]
+Tolerance: TypeAlias = Literal["none", "all"]
+EventFormat: TypeAlias = Literal["json", "binary"]
+RateDuration: TypeAlias = Literal["minute", "hour", "day"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ref:
+    """A KReference: a named object that a plugin's admin role resolves to a URL."""
+
+    kind: str
+    name: str
+    api_version: str = ""
+    namespace: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sink:
+    """Where letters go: a URL (absolute, or relative to the `ref`), `native`, or a `ref`.
+
+    Attributes:
+        uri: the URL or `native`; empty where only `ref` is given.
+        ref: the object that the uri is relative to, or the sink itself.
+        options: this sink's own client options (`errors.deadletterqueue.producer.*`), secrets as references.
+    """
+
+    uri: str = ""
+    ref: Ref | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.uri and self.ref is None:
+            msg = "deadLetterSink: give a uri, a ref, or 'native'"
+            raise InvalidSpec(msg)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeliverySpec:
+    """How rows are delivered. None means "not said", which is not the same as 0.
+
+    Knative's fields (`forms/knative.py`):
+        dead_letter_sink: tried in turn; empty: none.
+        retry: retries before the sink; n retries are n + 1 attempts. UNLIMITED only from Connect's older text.
+        backoff_policy, backoff_delay, backoff_max, backoff_profile: see `backoff.py`.
+        timeout: of one attempt.
+        retry_after_max: caps a wait that the broker itself asks for.
+        format: how events are written to the sink.
+
+    Connect's (`forms/connect.py`):
+        retry_timeout: time budget for retrying one record; zero: no retry; FOREVER: without end.
+        retry_delay_max: caps one wait.
+        tolerance: whether a record that failed for good fails the job.
+        tolerance_limit: tolerated errors; more fail the job. None or UNLIMITED: no limit.
+        tolerance_rate_limit, tolerance_rate_duration: the same within a sliding window.
+        log_enable, log_include_messages, log_include_configs: what is logged of each failure.
+        sink_context_headers: write the error context into the letter's headers. None: yes.
+        sink_include_messages, sink_include_configs: put the record, our redacted settings into the JSON context.
+        sink_partitions, sink_replication_factor: of a sink that provisioning makes.
+
+    Ours:
+        allow_skip: permits tolerance "all" without a sink: failed rows are then counted, logged and gone.
+    """
+
+    dead_letter_sink: tuple[Sink, ...] = ()
+    retry: int | None = None
+    backoff_policy: BackoffPolicy | None = None
+    backoff_delay: timedelta | None = None
+    backoff_max: timedelta | None = None
+    backoff_profile: BackoffProfile | None = None
+    timeout: timedelta | None = None
+    retry_after_max: timedelta | None = None
+    format: EventFormat | None = None
+
+    retry_timeout: timedelta | None = None
+    retry_delay_max: timedelta | None = None
+    tolerance: Tolerance | None = None
+    tolerance_limit: int | None = None
+    tolerance_rate_limit: int | None = None
+    tolerance_rate_duration: RateDuration | None = None
+    log_enable: bool | None = None
+    log_include_messages: bool | None = None
+    log_include_configs: bool | None = None
+    sink_context_headers: bool | None = None
+    sink_include_messages: bool | None = None
+    sink_include_configs: bool | None = None
+    sink_partitions: int | None = None
+    sink_replication_factor: int | None = None
+
+    allow_skip: bool = False
+
+    def __post_init__(self) -> None:
+        self._check_at_least(UNLIMITED, "retry", "tolerance_limit", "tolerance_rate_limit")
+        self._check_at_least(1, "sink_partitions", "sink_replication_factor")
+        zero = timedelta(0)
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if isinstance(value, timedelta) and value < zero:
+                _refuse(item.name, f"must not be negative, not {value}")
+        for name in ("timeout", "retry_delay_max"):
+            if getattr(self, name) == zero:
+                _refuse(name, "must be more than 0")
+        if self.backoff_policy and self.backoff_delay is None:
+            _refuse("backoff_policy", "needs backoffDelay, the delay that it grows from")
+        if self.tolerates and not self.dead_letter_sink and not self.allow_skip:
+            why = "'all' without a deadLetterSink would lose rows; name a sink, or set allowSkip=true to skip and count"
+            _refuse("tolerance", why)
+
+    def _check_at_least(self, least: int, *names: str) -> None:
+        for name in names:
+            value = getattr(self, name)
+            if value is not None and value < least:
+                _refuse(name, f"must be {least} or more, not {value}" + (" (-1: no limit)" if least < 0 else ""))
+
+    @property
+    def tolerates(self) -> bool:
+        """Whether a record that failed for good lets the job go on; unset means: where a sink is named."""
+        if self.tolerance is None:
+            return bool(self.dead_letter_sink)
+        return self.tolerance == "all"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeliveryStatus:
+    """What provisioning resolved a spec's sink to.
+
+    Attributes:
+        dead_letter_sink_uri: URL of the native place (Knative's first text: `deadLetterSinkUri`), redacted.
+        dead_letter_channel: the same as a reference (second text: `deadLetterChannel`).
+    """
+
+    dead_letter_sink_uri: str | None = None
+    dead_letter_channel: Ref | None = None
+
+
+def _refuse(name: str, why: str) -> None:
+    head, *tail = name.split("_")
+    msg = f"{head}{''.join(part.capitalize() for part in tail)}: {why}"
+    raise InvalidSpec(msg)
