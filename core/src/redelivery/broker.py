@@ -400,26 +400,34 @@ class Broker(Role):
 
     def sender(self) -> Sender:
         """A new sender; the first I/O may happen here. Raises BrokerError, Unsupported."""
-        raise self._without("sender")
+        raise self._without("sender role")
 
-    def receiver(self, *, lease: timedelta = timedelta(seconds=30)) -> Receiver:
+    def native_sink(self) -> str:
+        """URL of this destination's native dead letter place: one that this plugin's sender can send to.
+
+        May ask the broker. Raises ConfigurationError where it has not been provisioned (the text holds the command
+        that does it), BrokerError, Unsupported.
+        """
+        raise self._without("native dead letter place")
+
+    def receiver(self, *, lease: timedelta = timedelta(seconds=30)) -> Receiver:  # noqa: ARG002
         """A new receiver whose leases last `lease`. Raises BrokerError, Unsupported."""
-        raise self._without("receiver")
+        raise self._without("receiver role")
 
     def admin(self) -> Admin:
         """A new admin. Raises BrokerError, Unsupported."""
-        raise self._without("admin")
+        raise self._without("admin role")
 
-    def dead_letters(self, *, direct: bool = False) -> DeadLetters:
+    def dead_letters(self, *, direct: bool = False) -> DeadLetters:  # noqa: ARG002
         """The dead letters of this destination, from its native place.
 
         With `direct` the URL itself names the place that letters were sent to (a sink given by URL).
         Raises BrokerError, Unsupported.
         """
-        raise self._without("dead letters")
+        raise self._without("dead letters role")
 
     def _without(self, role: str) -> Unsupported:
-        return Unsupported(f"{self.name}: has no {role} role (its capabilities say so)")
+        return Unsupported(f"{self.name}: has no {role} (its capabilities say so)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

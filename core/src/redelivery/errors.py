@@ -54,7 +54,7 @@ class InvalidSpec(ConfigurationError):
     """A delivery spec holds a value out of range, or one thing set twice in two dialects."""
 
 
-class Unsupported(RedeliveryError):  # noqa: N818 - the contract's word, as in "raises Unsupported"
+class Unsupported(RedeliveryError):
     """The broker's capabilities say `none` for what was asked."""
 
 
@@ -62,7 +62,7 @@ class PluginError(RedeliveryError):
     """A plugin failed to load, has another contract version, or claims a scheme already taken."""
 
 
-class ContractViolation(RedeliveryError):  # noqa: N818 - says whose fault it is
+class ContractViolation(RedeliveryError):
     """A plugin broke the contract in `redelivery.broker` (settled twice, blamed a row that is not there, ...)."""
 
 
@@ -90,7 +90,7 @@ def _rebuild(cls: type[BrokerError], message: str, state: dict[str, object]) -> 
     return error
 
 
-class Retriable(BrokerError):  # noqa: N818 - the five classes are adjectives
+class Retriable(BrokerError):
     """Nothing happened at the broker; the same message may be sent again."""
 
     kind = "retriable"
@@ -104,19 +104,19 @@ class Throttled(Retriable):
         self.retry_after = retry_after
 
 
-class Ambiguous(BrokerError):  # noqa: N818
+class Ambiguous(BrokerError):
     """It may have happened: what is sent again must carry the same id."""
 
     kind = "ambiguous"
 
 
-class Permanent(BrokerError):  # noqa: N818
+class Permanent(BrokerError):
     """This message never will be taken, however often it is sent; its neighbours are not concerned."""
 
     kind = "permanent"
 
 
-class Unattributed(BrokerError):  # noqa: N818
+class Unattributed(BrokerError):
     """A client batch failed as a whole; nothing was stored and the culprit is unknown.
 
     The engine sends each message again alone (`Batch.isolate`).
@@ -125,17 +125,17 @@ class Unattributed(BrokerError):  # noqa: N818
     kind = "unattributed"
 
 
-class Fatal(BrokerError):  # noqa: N818
+class Fatal(BrokerError):
     """No message will be taken: credentials, a missing target named by the URL, a corrupt store."""
 
     kind = "fatal"
 
 
-class LeaseLost(RedeliveryError):  # noqa: N818
+class LeaseLost(RedeliveryError):
     """The lease of a received message has run out or was revoked; it must not be settled any more."""
 
 
-class DeliveryFailed(RedeliveryError):  # noqa: N818
+class DeliveryFailed(RedeliveryError):
     """The engine gave up, so the job must fail. The text holds the primary error and what the sinks said."""
 
 
@@ -143,7 +143,7 @@ class ToleranceExceeded(DeliveryFailed):
     """More records failed than `errors.tolerance` and its limits allow."""
 
 
-class TerminalNack(RedeliveryError):  # noqa: N818 - the vocabulary's word; a handler raises TerminalNack("reason")
+class TerminalNack(RedeliveryError):
     """Raised by a handler: dead-letter this message now, whatever retries remain (a terminal nack)."""
 
     def __init__(self, reason: str) -> None:

@@ -67,8 +67,8 @@ class Registry:
             hint = f"did you mean {near!r}?"
         else:
             hint = f"if there is a plugin for it, install it: pip install redelivery-{scheme}"
-        msg = f"no plugin opens {scheme!r} URLs ({redact(url)}); installed are: {', '.join(sorted(self.schemes)) or 'none'}; {hint}"
-        raise UnknownScheme(msg)
+        there = ", ".join(sorted(self.schemes)) or "none"
+        raise UnknownScheme(f"no plugin opens {scheme!r} URLs ({redact(url)}); installed are: {there}; {hint}")
 
 
 def discover(entry_points: Iterable[importlib.metadata.EntryPoint] | None = None) -> Registry:

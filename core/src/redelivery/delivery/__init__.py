@@ -1,6 +1,6 @@
 """The sending engine: batches in, an account out.
 
-A row travels: `Delivery.write` (the caller's thread) -> `Engine` (one thread a task) -> a `Lane` (the destination, then
-each sink) -> `Sender.send` / `collect` -> settled, waiting for a retry, or handed to the next lane. What follows from an
-error is decided in `redelivery.policy`, never here.
+A row travels: `Delivery.write` (the caller's thread) -> `Engine` (one thread a task) -> a `Lane` (the destination,
+then each sink) -> `Sender.send` / `collect` -> settled, waiting for a retry, or handed to the next lane. What follows
+from an error is decided in `redelivery.policy`, never here.
 """
