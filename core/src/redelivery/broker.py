@@ -204,6 +204,8 @@ class Sender(Role):
     def collect(self, wait: float) -> Sequence[Settled]:
         """Tell which batches have been settled since the last call.
 
+        Called about once a second while the sender is open, with nothing in flight too: the place for heartbeats.
+
         Args:
             wait: how long to wait, at most, for the first of them, in seconds; 0 only looks.
 
@@ -409,6 +411,10 @@ class Broker(Role):
         that does it), BrokerError, Unsupported.
         """
         raise self._without("native dead letter place")
+
+    def sibling(self, name: str) -> str:  # noqa: ARG002
+        """URL of another place at the same broker, by its native name (a queue, a topic). No I/O. Raises Unsupported."""
+        raise self._without("other places that a bare name could name")
 
     def receiver(self, *, lease: timedelta = timedelta(seconds=30)) -> Receiver:  # noqa: ARG002
         """A new receiver whose leases last `lease`. Raises BrokerError, Unsupported."""

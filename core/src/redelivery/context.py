@@ -26,6 +26,7 @@ class ErrorContext:
         stage: where it failed.
         broker: name of the plugin that refused it.
         destination: redacted URL that it did not reach.
+        target: the row's own destination, where it named one other than the URL's.
         message_id: the id that it was sent under.
         attempts: attempts in this life, the first included; 0 where it was never sent.
         attempts_total: over all lives.
@@ -46,6 +47,7 @@ class ErrorContext:
     stage: Stage | None = None
     broker: str | None = None
     destination: str | None = None
+    target: str | None = None
     message_id: str | None = None
     attempts: int | None = None
     attempts_total: int | None = None

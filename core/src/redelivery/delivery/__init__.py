@@ -4,3 +4,10 @@ A row travels: `Delivery.write` (the caller's thread) -> `Engine` (one thread a 
 then each sink) -> `Sender.send` / `collect` -> settled, waiting for a retry, or handed to the next lane. What follows
 from an error is decided in `redelivery.policy`, never here.
 """
+
+from redelivery.delivery.delivery import Borrow, Delivery, connected
+from redelivery.delivery.engine import Engine
+from redelivery.delivery.lane import Bounds, Lane
+from redelivery.delivery.record import Origin
+
+__all__ = ["Borrow", "Bounds", "Delivery", "Engine", "Lane", "Origin", "connected"]

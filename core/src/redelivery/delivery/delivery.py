@@ -1,0 +1,260 @@
+"""`Delivery`: the engine on a thread of its own, fed by the caller's.
+
+The caller's row iterator may block for as long as it likes: settled batches, due retries and heartbeats go on. This
+file holds all there is of threads in the sending path.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random as random_module
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack
+from types import TracebackType
+from typing import Final, Self, TypeAlias
+
+from redelivery import plugins, policy
+from redelivery.broker import Broker, Capabilities
+from redelivery.clock import SystemClock
+from redelivery.context import Stage
+from redelivery.delivery.engine import Engine
+from redelivery.delivery.lane import GRACE, Bounds, Lane
+from redelivery.delivery.record import Origin
+from redelivery.errors import Ambiguous, ConfigurationError, ContractViolation, DeliveryFailed, Permanent, Retriable
+from redelivery.message import Batch, Message
+from redelivery.report import DeliveryReport
+from redelivery.settings import redact
+from redelivery.spec import NATIVE, DeliverySpec, Sink
+
+log = logging.getLogger("redelivery.delivery")
+
+#: How a connection is had: a context manager, so that a caller can keep connections for later.
+Borrow: TypeAlias = Callable[[str, Mapping[str, str]], AbstractContextManager[Broker]]
+
+#: The engine looks at everything at least this often, in seconds.
+_TICK: Final = 0.5
+#: While more rows could be sent, settled batches are waited for no longer than this, in seconds.
+_GLANCE: Final = 0.02
+
+
+@contextlib.contextmanager
+def connected(url: str, options: Mapping[str, str]) -> Iterator[Broker]:
+    """The plain way to have a connection: made now, closed at the end."""
+    broker = plugins.connect(url, options)
+    with broker:
+        yield broker
+
+
+class Delivery:
+    """One task's delivery. Use it as a context manager: leaving it by an exception gives up what is under way."""
+
+    def __init__(self, engine: Engine, lanes: list[Lane], resources: ExitStack) -> None:
+        self.capabilities: Capabilities = lanes[0].capabilities
+        self._engine = engine
+        self._lanes = lanes
+        self._resources = resources
+        self._longest_call = max(policy.attempt_timeout(lane.spec) for lane in lanes) + 2 * GRACE
+        self._started = time.monotonic()
+        self._changed = threading.Condition()
+        self._inbox: deque[Callable[[], bool]] = deque()
+        self._finishing = self._stopping = self._stopped = False
+        self._failure: BaseException | None = None
+        self._alive = time.monotonic()
+        self._thread = threading.Thread(target=self._run, name="redelivery-engine", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def open(
+        cls,
+        url: str,
+        spec: DeliverySpec,
+        *,
+        options: Mapping[str, str] | None = None,
+        origin: Origin,
+        bounds: Bounds | None = None,
+        borrow: Borrow | None = None,
+    ) -> Self:
+        """Connect the destination and its sinks.
+
+        Args:
+            url: where rows go.
+            spec: how.
+            options: the destination's client options, with their plugin's prefix.
+            origin: where the rows come from.
+            bounds: what may be held in memory.
+            borrow: how a connection is had; plainly, where not given.
+
+        Raises:
+            ConfigurationError, Unsupported, BrokerError: nothing was sent.
+        """
+        borrow = borrow or connected
+        bounds = bounds or Bounds()
+        clock = SystemClock()
+        warning = policy.retries_that_do_not_fit(spec)
+        if warning:
+            log.warning("%s", warning)
+        with ExitStack() as resources:
+            broker = resources.enter_context(borrow(url, options or {}))
+            lanes = [Lane(redact(url), broker, spec, bounds, clock)]
+            resources.callback(lanes[0].close)
+            lanes[0].open()
+            for sink in spec.dead_letter_sink:
+                where, how = _resolve(sink, broker, options or {})
+                if where == url:
+                    raise ConfigurationError(
+                        f"deadLetterSink: {redact(where)} is the destination itself; name another place"
+                    )
+                lane = Lane(
+                    redact(where), resources.enter_context(borrow(where, how)), policy.for_sink(spec), bounds, clock
+                )
+                resources.callback(lane.close)
+                # A sink that is down may be up again when it is needed; one that can never work is said now.
+                with contextlib.suppress(Retriable, Ambiguous):
+                    lane.open()
+                lanes.append(lane)
+            engine = Engine(lanes, spec, origin, clock, random_module.random)
+            return cls(engine, lanes, resources.pop_all())
+        raise AssertionError("unreachable")
+
+    # --- the caller's side ---
+
+    def write(self, batch: Batch) -> None:
+        """Hand rows over; waits while there is no room.
+
+        Raises:
+            DeliveryFailed, BrokerError, ContractViolation: the delivery has failed, now or earlier.
+        """
+
+        def take() -> bool:
+            if not self._engine.can_take(batch):
+                return False
+            self._engine.take(batch)
+            return True
+
+        self._hand_over(take)
+
+    def reject(self, message: Message, error: Permanent, *, stage: Stage = "VALUE_CONVERTER") -> None:
+        """Hand over a row that cannot become a message; `message` stands for it at the sinks. Raises as `write`."""
+
+        def take() -> bool:
+            if any(lane.crowded for lane in self._lanes):
+                return False
+            self._engine.reject(message, error, stage)
+            return True
+
+        self._hand_over(take)
+
+    def finish(self) -> DeliveryReport:
+        """Wait until every row is accounted for, close, and return the account. Raises as `write`."""
+        with self._changed:
+            self._finishing = True
+            self._changed.notify_all()
+            self._wait_for(lambda: self._stopped)
+        self.close()
+        report = self._engine.report
+        if not report.accounted:
+            raise DeliveryFailed(f"the account does not add up, so rows may be lost: {report.to_dict()}")
+        report.seconds = time.monotonic() - self._started
+        return report
+
+    def close(self) -> None:
+        """Give up what is under way, and give the connections back. Closing twice does nothing."""
+        self._close(self._failure)
+
+    def _close(self, error: BaseException | None) -> None:
+        """Close; whoever lent a connection is told of the error, so that it is not used again."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        self._thread.join(timeout=GRACE)
+        if self._thread.is_alive():
+            log.error("a plugin does not return; its connection at %s is left behind", self._engine.report.primary)
+            return
+        self._resources.__exit__(type(error) if error else None, error, None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close(error or self._failure)
+
+    def _hand_over(self, take: Callable[[], bool]) -> None:
+        with self._changed:
+            self._wait_for(lambda: not self._inbox)
+            self._inbox.append(take)
+            self._changed.notify_all()
+
+    def _wait_for(self, condition: Callable[[], bool]) -> None:
+        """Wait, with the lock held, until the condition holds; never for ever on a plugin that hangs."""
+        while True:
+            if self._failure is not None:
+                raise self._failure
+            if condition():
+                return
+            if self._stopping:
+                raise DeliveryFailed("the delivery was closed")
+            silent = time.monotonic() - self._alive
+            if silent > self._longest_call:
+                raise ContractViolation(
+                    f"the plugin at {self._engine.report.primary} has not returned from a call for {silent:.0f} s"
+                )
+            self._changed.wait(_TICK)
+
+    # --- the engine's side ---
+
+    def _run(self) -> None:
+        try:
+            while self._turn():
+                pass
+        except BaseException as error:  # noqa: BLE001 - handed to the caller's thread, which raises it
+            failure: BaseException | None = error
+        else:
+            failure = None
+        with self._changed:
+            self._failure = failure
+            self._stopped = True
+            self._changed.notify_all()
+
+    def _turn(self) -> bool:
+        """One round; False when all is done."""
+        self._alive = time.monotonic()
+        taken = False
+        with self._changed:
+            if self._stopping:
+                return False
+            take = self._inbox[0] if self._inbox else None
+        if take is not None and take():
+            taken = True
+            with self._changed:
+                self._inbox.popleft()
+                self._changed.notify_all()
+        self._engine.turn(0.0 if taken or not self._engine.busy else _GLANCE)
+        if taken or self._engine.busy:
+            return True
+        with self._changed:
+            if self._engine.idle and self._finishing and not self._inbox:
+                return False
+            due = self._engine.next_due
+            pause = _TICK if due is None else min(_TICK, due - time.monotonic())
+            if pause > 0 and not self._stopping and (not self._inbox or take is not None):
+                self._changed.wait(pause)
+        return True
+
+
+def _resolve(sink: Sink, broker: Broker, options: Mapping[str, str]) -> tuple[str, Mapping[str, str]]:
+    """URL and client options of a sink. A native one, or one named without a scheme, shares the destination's."""
+    if sink.ref is not None:
+        raise ConfigurationError(
+            f"deadLetterSink: the ref {sink.ref.kind}/{sink.ref.name} must be resolved by provisioning; give a uri"
+        )
+    if sink.uri == NATIVE:
+        return broker.native_sink(), {**options, **sink.options}
+    if ":" not in sink.uri:
+        return broker.sibling(sink.uri), {**options, **sink.options}
+    return sink.uri, sink.options

@@ -1,0 +1,232 @@
+"""`Lane`: one destination with what is in flight to it and what waits to be sent again.
+
+Checks that the plugin keeps its contract. Decides nothing, and never waits by itself.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from redelivery.broker import Broker, Capabilities, Sender, Settled
+from redelivery.clock import Clock
+from redelivery.delivery.record import Record
+from redelivery.errors import BrokerError, ContractViolation, Fatal, RedeliveryError
+from redelivery.message import Batch
+from redelivery.policy import attempt_timeout
+from redelivery.spec import DeliverySpec
+
+#: A plugin may settle this many seconds after its deadline before it is held to have broken the contract.
+GRACE: Final = 10.0
+#: Records that are sent again in one batch, at most.
+RESEND: Final = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """What a task may hold in memory.
+
+    Attributes:
+        in_flight_bytes: handed to a broker and not yet settled, a destination. One batch is always let through.
+        waiting_records, waiting_bytes: waiting for their next attempt; past it no new rows are taken.
+    """
+
+    in_flight_bytes: int = 64 * 1024 * 1024
+    waiting_records: int = 10_000
+    waiting_bytes: int = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A batch in flight. `records` is None for a batch of fresh rows."""
+
+    batch: Batch
+    records: Sequence[Record] | None
+    sent_at: float
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True)
+class Landed:
+    """A flight that is over: how each row fared. `failures` maps the index of a failed row to its error."""
+
+    flight: Flight
+    failures: dict[int, BrokerError]
+    duplicates: int
+
+
+class Lane:
+    """One destination: the job's own, or a sink.
+
+    Args:
+        url: redacted, as reports and letters show it.
+        broker: opened destination; its sender is made by `open`.
+        spec: what governs attempts here.
+        bounds: what may be held.
+        clock: the time.
+    """
+
+    def __init__(self, url: str, broker: Broker, spec: DeliverySpec, bounds: Bounds, clock: Clock) -> None:
+        self.url = url
+        self.name = broker.name
+        self.capabilities: Capabilities = broker.capabilities
+        self.spec = spec
+        self.broken: RedeliveryError | None = None
+        self._broker = broker
+        self._sender: Sender | None = None
+        self._bounds = bounds
+        self._clock = clock
+        self._flights: dict[int, Flight] = {}
+        self._refused: list[Landed] = []
+        self._in_flight_bytes = 0
+        self._draining = False
+        self._waiting: list[tuple[float, int, Record]] = []
+        self._waiting_bytes = 0
+        self._order = itertools.count()
+        self._numbers = itertools.count(1)
+
+    # --- what there is ---
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is in flight."""
+        return bool(self._flights or self._refused)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is in flight and nothing waits."""
+        return not self.busy and not self._waiting
+
+    @property
+    def crowded(self) -> bool:
+        """Whether so much waits that no new rows may be taken."""
+        return len(self._waiting) >= self._bounds.waiting_records or self._waiting_bytes >= self._bounds.waiting_bytes
+
+    @property
+    def next_due(self) -> float | None:
+        """When the first waiting record is due."""
+        return self._waiting[0][0] if self._waiting else None
+
+    def has_room(self, nbytes: int) -> bool:
+        """Whether `nbytes` more may be in flight. A broker that settles at quiescence is drained at the bound."""
+        if not self._flights:
+            self._draining = False
+            return True
+        if self._draining:
+            return False
+        if self._in_flight_bytes + nbytes <= self._bounds.in_flight_bytes:
+            return True
+        self._draining = self.capabilities.settles == "quiescence"
+        return False
+
+    # --- sending ---
+
+    def open(self) -> None:
+        """Make the sender. Raises BrokerError, Unsupported."""
+        if self._sender is None:
+            self._sender = self._broker.sender()
+
+    def send(self, batch: Batch, records: Sequence[Record] | None = None) -> None:
+        """Hand a batch to the broker; a refusal is told by `collect`, like every failure."""
+        now = self._clock.monotonic()
+        batch = replace(batch, number=next(self._numbers))
+        flight = Flight(batch, records, now, now + attempt_timeout(self.spec))
+        try:
+            self.open()
+            if self._sender is not None:
+                self._sender.send(batch, deadline=flight.deadline)
+        except BrokerError as error:
+            self._refused.append(Landed(flight, dict.fromkeys(range(len(batch)), error), 0))
+            return
+        except RedeliveryError:
+            raise
+        except Exception as error:
+            raise self._violation(f"send() raised {type(error).__name__}, not a BrokerError: {error}") from error
+        self._flights[batch.number] = flight
+        self._in_flight_bytes += batch.nbytes
+
+    def wait(self, record: Record, until: float) -> None:
+        """Keep a record until it is due."""
+        heapq.heappush(self._waiting, (until, next(self._order), record))
+        self._waiting_bytes += record.outgoing.nbytes
+
+    def resend_due(self) -> None:
+        """Send what is due, as far as there is room."""
+        now = self._clock.monotonic()
+        while self._waiting and self._waiting[0][0] <= now and self.has_room(self._waiting[0][2].outgoing.nbytes):
+            records = list(self._take_due(now))
+            for record in records:
+                record.begin_attempt(now)
+            batch = Batch.of([record.outgoing for record in records], isolate=records[0].isolated)
+            self.send(batch, records)
+
+    def _take_due(self, now: float) -> Iterator[Record]:
+        """Due records of one kind (alone, or not), as many as make a batch within the bounds."""
+        isolated = self._waiting[0][2].isolated
+        nbytes = 0
+        for _ in range(RESEND):
+            if not self._waiting or self._waiting[0][0] > now or self._waiting[0][2].isolated is not isolated:
+                return
+            size = self._waiting[0][2].outgoing.nbytes
+            if nbytes and self._in_flight_bytes + nbytes + size > self._bounds.in_flight_bytes:
+                return
+            nbytes += size
+            self._waiting_bytes -= size
+            yield heapq.heappop(self._waiting)[2]
+
+    # --- settling ---
+
+    def collect(self, wait: float) -> list[Landed]:
+        """What has been settled, waiting up to `wait` seconds for the first of it."""
+        landed, self._refused = self._refused, []
+        if self._sender is None:
+            return landed
+        try:
+            told = self._sender.collect(0.0 if landed else wait)
+        except BrokerError as error:
+            return landed + self._abandon(error)
+        except Exception as error:
+            raise self._violation(f"collect() raised {type(error).__name__}, not a BrokerError: {error}") from error
+        landed += [self._land(settled) for settled in told]
+        now = self._clock.monotonic()
+        late = [number for number, flight in self._flights.items() if now > flight.deadline + GRACE]
+        if late:
+            raise self._violation(f"batches {late} were not settled by their deadline")
+        return landed
+
+    def _land(self, settled: Settled) -> Landed:
+        flight = self._flights.pop(settled.batch, None)
+        if flight is None:
+            raise self._violation(f"settled batch {settled.batch}, which is not in flight (settled twice?)")
+        self._in_flight_bytes -= flight.batch.nbytes
+        length = len(flight.batch)
+        named: dict[int, BrokerError] = {}
+        for failure in settled.failures:
+            if not 0 <= failure.index < length or failure.index in named:
+                raise self._violation(f"blamed row {failure.index} of {length} rows (not there, or twice)")
+            named[failure.index] = failure.error
+        failures = named if settled.error is None else dict.fromkeys(range(length), settled.error) | named
+        for error in failures.values():
+            if not isinstance(error, BrokerError):
+                raise self._violation(f"failed a row with {type(error).__name__}, which is not a BrokerError")
+        return Landed(flight, failures, settled.duplicates)
+
+    def _abandon(self, error: BrokerError) -> list[Landed]:
+        """The sender itself failed: the fate of everything in flight is what its error says."""
+        flights, self._flights = list(self._flights.values()), {}
+        self._in_flight_bytes = 0
+        if isinstance(error, Fatal):
+            raise error
+        return [Landed(flight, dict.fromkeys(range(len(flight.batch)), error), 0) for flight in flights]
+
+    def close(self) -> None:
+        """Close the sender; what it still says is of no use to anyone."""
+        if self._sender is not None:
+            sender, self._sender = self._sender, None
+            sender.close()
+
+    def _violation(self, what: str) -> ContractViolation:
+        return ContractViolation(f"the plugin {self.name!r} broke the contract at {self.url}: {what}")

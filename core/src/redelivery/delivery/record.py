@@ -1,0 +1,126 @@
+"""`Record`: one row off the happy path. Rows that are delivered at once never become one.
+
+Holds what happened to the row; decides nothing.
+"""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import dataclass, field, replace
+
+from redelivery import dialects, events
+from redelivery.broker import Capabilities
+from redelivery.context import ErrorContext, Stage
+from redelivery.errors import BrokerError
+from redelivery.message import Message
+from redelivery.settings import redact
+from redelivery.spec import DeliverySpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Where rows come from, as letters and reports say it.
+
+    Attributes:
+        run: names the job; the same for all its tasks and their retries.
+        query, batch: the streaming query and micro-batch.
+        partition: the Spark partition.
+    """
+
+    run: str
+    query: str | None = None
+    batch: str | None = None
+    partition: int = 0
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Record:
+    """A row that failed, in the lane where it now is.
+
+    Attributes:
+        message: the row as it was sent first, never altered.
+        outgoing: what this lane sends: the message itself, or its letter.
+        attempts, first_attempt: in this lane.
+        isolated: to be sent alone.
+        isolating: the next attempt only finds the culprit, and does not count.
+        sent: attempts at the job's own destination.
+        primary: the error that it was given up for; None as long as it has not been.
+        sink_errors: what each sink said that could not take it.
+    """
+
+    message: Message
+    outgoing: Message
+    attempts: int = 0
+    first_attempt: float = 0.0
+    isolated: bool = False
+    isolating: bool = False
+    retried: bool = False
+    sent: int = 0
+    stage: Stage = "TASK_PUT"
+    why: str = ""
+    primary: BrokerError | None = None
+    first_failure_ms: int = 0
+    last_failure_ms: int = 0
+    sink_errors: list[str] = field(default_factory=list)
+
+    def enter(self, outgoing: Message) -> None:
+        """Begin anew in the next lane."""
+        self.outgoing = outgoing
+        self.attempts = 0
+        self.first_attempt = 0.0
+        self.isolated = False
+        self.isolating = False
+
+    def begin_attempt(self, now: float) -> None:
+        """Count the attempt that begins now."""
+        if self.attempts == 0:
+            self.first_attempt = now
+        self.attempts += not self.isolating
+        self.isolating = False
+
+    @property
+    def reason(self) -> str:
+        """What the account groups it by: the broker's code, or the error class."""
+        error = self.primary
+        return "" if error is None else error.code or error.kind
+
+    def context(self, origin: Origin, *, broker: str, destination: str) -> ErrorContext:
+        """Why the row was given up, for its letter."""
+        error = self.primary
+        lives = dialects.lives(self.message)
+        extra = {name: str(value) for name, value in self.message.extra.items() if value is not None}
+        return ErrorContext(
+            reason=redact(str(error)),
+            kind=error.kind if error else "",
+            code=error.code if error else None,
+            exception=type(error).__qualname__,
+            stacktrace=redact("".join(traceback.format_exception(error))) if error else None,
+            stage=self.stage,
+            broker=broker,
+            destination=destination,
+            target=self.message.destination,
+            message_id=self.message.id,
+            attempts=self.sent,
+            attempts_total=lives.attempts_total + self.sent,
+            hops=lives.hops,
+            first_failure_ms=self.first_failure_ms,
+            last_failure_ms=self.last_failure_ms,
+            run=origin.run,
+            query=origin.query,
+            batch=origin.batch,
+            partition=origin.partition,
+            extra=extra,
+        )
+
+    def letter(self, context: ErrorContext, spec: DeliverySpec, capabilities: Capabilities) -> Message:
+        """The message with its context, in the form that a sink takes."""
+        columns = {name: value for name, value in self.message.extra.items() if name in capabilities.columns}
+        message = replace(self.message, destination=None, extra=columns)
+        prefix = capabilities.cloudevents_prefix
+        if spec.format is not None:
+            message = events.reformat(message, spec.format, prefix)
+        if spec.sink_context_headers is False:
+            return message
+        return dialects.attach(
+            message, context, dialect=capabilities.context_dialect, limits=capabilities.limits, prefix=prefix
+        )
