@@ -413,7 +413,7 @@ class Broker(Role):
         raise self._without("native dead letter place")
 
     def sibling(self, name: str) -> str:  # noqa: ARG002
-        """URL of another place at the same broker, by its native name (a queue, a topic). No I/O. Raises Unsupported."""
+        """URL of another place at the same broker, by its native name (queue, topic). No I/O. Raises Unsupported."""
         raise self._without("other places that a bare name could name")
 
     def receiver(self, *, lease: timedelta = timedelta(seconds=30)) -> Receiver:  # noqa: ARG002

@@ -242,7 +242,7 @@ class Delivery:
                 return False
             due = self._engine.next_due
             pause = _TICK if due is None else min(_TICK, due - time.monotonic())
-            if pause > 0 and not self._stopping and (not self._inbox or take is not None):
+            if pause > 0 and (not self._inbox or take is not None):
                 self._changed.wait(pause)
         return True
 

@@ -1,0 +1,149 @@
+"""Measures one broker's writer against its peers, in one run: `python benchmarks/bench.py BROKER [--json FILE]`."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Protocol
+
+from pyspark.sql import DataFrame, SparkSession
+
+from redelivery.spark.java import local_session
+
+HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to write a DataFrame.
+
+    Attributes:
+        name: as the table shows it.
+        write: writes a DataFrame to a fresh target in the given folder.
+        count: rows that are then stored there, counted without our code; None where nothing is stored.
+        to: name of the way that its ratio is to.
+    """
+
+    name: str
+    write: Callable[[DataFrame, Path], None]
+    count: Callable[[Path], int] | None
+    to: str
+
+
+class Ways(Protocol):
+    """What a module `ways_<broker>` holds."""
+
+    ROWS: int
+
+    def ways(self) -> list[Way]: ...
+    def rows(self, spark: SparkSession, count: int) -> DataFrame: ...
+
+
+@dataclass(frozen=True)
+class Result:
+    """One line of the table, and of the JSON."""
+
+    name: str
+    rows: int
+    rows_per_s: float
+    ratio: float | None
+    to: str | None
+    peak_bytes_per_row: float | None = None
+
+
+def main() -> int:
+    """Run, print, and write the JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("broker", help="which ways_<broker>.py to run")
+    parser.add_argument("--json", type=Path, help="write the results here")
+    parser.add_argument("--rows", type=int, help="instead of the module's own number")
+    parser.add_argument("--repeat", type=int, default=5, help="measured runs of each way")
+    parser.add_argument("--skip-memory", action="store_true", help="leave out the runs of 10^7 rows")
+    args = parser.parse_args()
+    module: Ways = importlib.import_module(f"ways_{args.broker}")
+    results = through_spark(module, args.rows or module.ROWS, args.repeat)
+    results += in_process(args.broker, memory=not args.skip_memory)
+    show(results)
+    if args.json:
+        args.json.write_text(json.dumps([asdict(each) for each in results], indent=1) + "\n")
+    return 0
+
+
+def through_spark(module: Ways, count: int, repeat: int) -> list[Result]:
+    """Rows/s of every way: medians of `repeat` runs in turns, after a warm-up each."""
+    times: dict[str, list[float]] = {}
+    with contextlib.closing(_Session(local_session("bench", master="local[2]"))) as session:
+        df = module.rows(session.spark, count)
+        for turn in range(repeat + 1):
+            for way in module.ways():
+                with tempfile.TemporaryDirectory() as folder:
+                    began = time.perf_counter()
+                    way.write(df, Path(folder))
+                    took = time.perf_counter() - began
+                    if way.count is not None and way.count(Path(folder)) != count:
+                        raise SystemExit(f"{way.name}: stored {way.count(Path(folder))} rows of {count}")
+                if turn:
+                    times.setdefault(way.name, []).append(took)
+    speed = {name: count / statistics.median(each) for name, each in times.items()}
+    return [
+        Result(way.name, count, round(speed[way.name]), round(speed[way.name] / speed[way.to], 3), way.to)
+        for way in module.ways()
+    ]
+
+
+class _Session:
+    def __init__(self, spark: SparkSession) -> None:
+        self.spark = spark
+
+    def close(self) -> None:
+        self.spark.stop()
+
+
+def in_process(broker: str, *, memory: bool) -> list[Result]:
+    """What `inprocess.py` finds, each measurement in a process of its own."""
+
+    def run(*args: str) -> dict[str, float]:
+        command = [sys.executable, str(HERE / "inprocess.py"), broker, *args]
+        out = subprocess.run(command, check=True, capture_output=True, text=True)  # noqa: S603 - our own file
+        found: dict[str, float] = json.loads(out.stdout)
+        return found
+
+    each = run("overhead")
+    plugin = Result("plugin alone, no Spark", int(each["rows"]), round(each["plugin"]), 1.0, "plugin alone, no Spark")
+    engine = Result(
+        "engine over plugin, no Spark", int(each["rows"]), round(each["engine"]), each["ratio"], plugin.name
+    )
+    results = [plugin, engine]
+    if memory:
+        small, large = (run("memory", str(rows)) for rows in (100_000, 10_000_000))
+        grown = (large["peak"] - small["peak"]) / (large["rows"] - small["rows"])
+        results.append(
+            Result("memory, 10^5 to 10^7 rows", int(large["rows"]), round(large["rate"]), None, None, round(grown, 3))
+        )
+    return results
+
+
+def show(results: list[Result]) -> None:
+    """Print the table."""
+    width = max(len(each.name) for each in results)
+    print(f"{'way':<{width}}  {'rows/s':>10}  {'ratio':>6}  to")
+    for each in results:
+        ratio = "" if each.ratio is None else f"{each.ratio:.2f}"
+        print(f"{each.name:<{width}}  {each.rows_per_s:>10,.0f}  {ratio:>6}  {each.to or ''}")
+        if each.peak_bytes_per_row is not None:
+            print(f"{'':<{width}}  peak memory grew by {each.peak_bytes_per_row} bytes a row")
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(HERE))
+    sys.exit(main())

@@ -1,0 +1,198 @@
+"""The engine's thread: what the caller of a delivery sees, and that nothing hangs."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pytest
+from scripted import FakeClock, ScriptedBroker
+
+from redelivery.broker import Broker, Sender, Settled
+from redelivery.delivery import Bounds, Delivery, Origin
+from redelivery.delivery import delivery as module
+from redelivery.errors import (
+    ConfigurationError,
+    ContractViolation,
+    DeliveryFailed,
+    Fatal,
+    Permanent,
+    Retriable,
+)
+from redelivery.message import Batch, Message
+from redelivery.spec import DeliverySpec, Sink
+
+
+class RealClock(FakeClock):
+    """The scripted broker's clock, where it must be the machine's."""
+
+    @property  # type: ignore[override]
+    def now(self) -> float:
+        return time.monotonic()
+
+    @now.setter
+    def now(self, value: float) -> None:
+        pass
+
+
+class Lent:
+    """Lends scripted brokers by URL, and notes how they came back."""
+
+    def __init__(self, **brokers: Broker) -> None:
+        self.brokers = brokers
+        self.returned: list[tuple[str, str]] = []
+
+    @contextlib.contextmanager
+    def __call__(self, url: str, options: Mapping[str, str]) -> Iterator[Broker]:
+        name = url.removeprefix("scripted:")
+        try:
+            yield self.brokers[name]
+        except BaseException as error:
+            self.returned.append((name, type(error).__name__))
+            raise
+        self.returned.append((name, ""))
+
+
+def scripted(**script: list[str]) -> ScriptedBroker:
+    return ScriptedBroker(RealClock(), script=dict(script))
+
+
+def opened(lent: Lent, **spec: Any) -> Delivery:
+    sinks = tuple(Sink(uri=f"scripted:{name}") for name in lent.brokers if name != "work")
+    return Delivery.open(
+        "scripted:work", DeliverySpec(dead_letter_sink=sinks, **spec), origin=Origin(run="r"), borrow=lent
+    )
+
+
+def batch(*ids: str) -> Batch:
+    return Batch.of([Message(value=b"v", id=name) for name in ids])
+
+
+def test_rows_written_are_accounted_for_and_connections_come_back() -> None:
+    lent = Lent(work=scripted(b=["permanent"]), sink=scripted())
+    with opened(lent) as delivery:
+        delivery.write(batch("a", "b"))
+        delivery.reject(Message(value=b"{}", id="c"), Permanent("no", code="Invalid"))
+        report = delivery.finish()
+    assert (report.rows, report.delivered, report.dead_lettered) == (3, 1, 2)
+    assert report.seconds > 0
+    assert sorted(lent.returned) == [("sink", ""), ("work", "")]
+
+
+def test_a_failure_is_raised_in_the_callers_thread_and_its_connection_is_not_reused() -> None:
+    lent = Lent(work=scripted(a=["permanent"]))
+    with pytest.raises(DeliveryFailed, match="'a' could not be delivered"), opened(lent) as delivery:
+        for n in range(1000):
+            delivery.write(batch("a" if n == 0 else f"b{n}"))
+        delivery.finish()
+    assert lent.returned == [("work", "DeliveryFailed")]
+
+
+def test_due_retries_go_on_while_the_caller_blocks() -> None:
+    work = scripted(a=["retriable", "retriable"])
+    lent = Lent(work=work)
+    with opened(lent, retry=2) as delivery:
+        delivery.write(batch("a"))
+        end = time.monotonic() + 10
+        while not work.stored and time.monotonic() < end:
+            time.sleep(0.01)  # the caller does nothing: its row iterator blocks
+        assert work.stored_ids() == {"a": 1}
+        delivery.finish()
+
+
+def test_leaving_by_an_exception_of_the_callers_gives_up_at_once() -> None:
+    work = scripted(a=["retriable"] * 1000)
+    lent = Lent(work=work)
+    began = time.monotonic()
+    with pytest.raises(KeyError), opened(lent, retry=1000) as delivery:
+        delivery.write(batch("a"))
+        raise KeyError("the caller's own")
+    assert time.monotonic() - began < 5
+    assert lent.returned == [("work", "KeyError")]
+    assert not any(thread.name == "redelivery-engine" for thread in threading.enumerate())
+
+
+def test_a_destination_that_cannot_be_opened_fails_before_any_row_is_taken() -> None:
+    work = scripted()
+    work.on_open = Fatal("no access")
+    with pytest.raises(Fatal, match="no access"):
+        opened(Lent(work=work))
+
+
+def test_a_sink_that_can_never_work_is_said_before_any_row_is_sent() -> None:
+    sink = scripted()
+    sink.on_open = Fatal("no access")
+    with pytest.raises(Fatal, match="no access"):
+        opened(Lent(work=scripted(), sink=sink))
+
+
+def test_a_sink_that_is_only_down_does_not_keep_good_rows_from_their_destination() -> None:
+    sink = scripted()
+    sink.on_open = Retriable("down")
+    with opened(Lent(work=scripted(), sink=sink)) as delivery:
+        delivery.write(batch("a"))
+        assert delivery.finish().delivered == 1
+
+
+def test_a_sink_equal_to_the_destination_is_refused() -> None:
+    spec = DeliverySpec(dead_letter_sink=(Sink(uri="scripted:work"),))
+    with pytest.raises(ConfigurationError, match="is the destination itself"):
+        Delivery.open("scripted:work", spec, origin=Origin(run="r"), borrow=Lent(work=scripted()))
+
+
+def test_a_native_sink_is_the_one_that_the_broker_names() -> None:
+    lent = Lent(work=scripted(a=["permanent"]), native=scripted())
+    spec = DeliverySpec(dead_letter_sink=(Sink(uri="native"),))
+    with Delivery.open("scripted:work", spec, origin=Origin(run="r"), borrow=lent) as delivery:
+        delivery.write(batch("a"))
+        assert delivery.finish().destinations["scripted:native"].delivered == 1
+
+
+def test_the_caller_waits_while_there_is_no_room() -> None:
+    work = scripted()
+    work.latency = 0.2
+    lent = Lent(work=work)
+    spec = DeliverySpec()
+    bounds = Bounds(in_flight_bytes=1)
+    began = time.monotonic()
+    with Delivery.open("scripted:work", spec, origin=Origin(run="r"), bounds=bounds, borrow=lent) as delivery:
+        for n in range(4):
+            delivery.write(batch(f"m{n}"))
+        assert time.monotonic() - began > 0.35, "rows pile up in memory"
+        delivery.finish()
+    assert work.most_in_flight == batch("m0").nbytes
+
+
+class Hanging(ScriptedBroker):
+    """A plugin that never returns from send()."""
+
+    def sender(self) -> Sender:
+        release = self.release = threading.Event()
+
+        class Sends(Sender):
+            def send(self, batch: Batch, *, deadline: float) -> None:
+                release.wait(20)
+
+            def collect(self, wait: float) -> Sequence[Settled]:
+                return []
+
+            def close(self) -> None:
+                pass
+
+        return Sends()
+
+
+def test_a_plugin_that_hangs_does_not_hang_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "GRACE", 0.1)
+    hanging = Hanging(RealClock())
+    lent = Lent(work=hanging)
+    delivery = opened(lent)
+    delivery._longest_call = 0.5
+    with pytest.raises(ContractViolation, match="has not returned from a call"):
+        delivery.write(batch("a"))
+        delivery.finish()
+    delivery.close()
+    hanging.release.set()

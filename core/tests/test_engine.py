@@ -1,0 +1,312 @@
+"""The sending engine, one statement a test, on a clock that the test moves."""
+
+from __future__ import annotations
+
+import logging
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from scripted import FakeClock, ScriptedBroker
+
+from redelivery import dialects
+from redelivery.broker import Failure, Settled
+from redelivery.delivery import Bounds, Engine, Lane, Origin
+from redelivery.errors import (
+    Ambiguous,
+    ContractViolation,
+    DeliveryFailed,
+    Fatal,
+    Permanent,
+    Retriable,
+    ToleranceExceeded,
+)
+from redelivery.message import Batch, Message
+from redelivery.policy import for_sink
+from redelivery.spec import FOREVER, DeliverySpec, Sink
+
+SECOND = timedelta(seconds=1)
+LINEAR: dict[str, Any] = {"backoff_policy": "linear", "backoff_delay": SECOND}
+
+
+class Bench:
+    """An engine over scripted brokers: one for work, and one a sink."""
+
+    def __init__(self, sinks: int = 1, bounds: Bounds | None = None, **spec: Any) -> None:
+        self.clock = FakeClock()
+        self.work = ScriptedBroker(self.clock)
+        self.sinks = [ScriptedBroker(self.clock) for _ in range(sinks)]
+        self.spec = DeliverySpec(dead_letter_sink=tuple(Sink(uri=f"scripted:{n}") for n in range(sinks)), **spec)
+        bounds = bounds or Bounds()
+        self.lanes = [Lane("scripted:work", self.work, self.spec, bounds, self.clock)]
+        self.lanes += [
+            Lane(f"scripted:{n}", sink, for_sink(self.spec), bounds, self.clock) for n, sink in enumerate(self.sinks)
+        ]
+        self.engine = Engine(self.lanes, self.spec, Origin(run="run-1", partition=3), self.clock, lambda: 0.0)
+
+    def take(self, *ids: str, **fields: Any) -> None:
+        self.engine.take(Batch.of([Message(value=b"body", id=name, **fields) for name in ids]))
+
+    def run(self) -> None:
+        for _ in range(1000):
+            self.engine.turn(0.1)
+            if self.engine.idle:
+                return
+            if not self.engine.busy and self.engine.next_due is not None:
+                self.clock.now = max(self.clock.now, self.engine.next_due)
+        raise AssertionError("the engine never came to an end")
+
+
+def test_a_good_batch_costs_one_send_and_no_record() -> None:
+    bench = Bench()
+    bench.take("a", "b", "c")
+    bench.run()
+    assert [ids for _, ids, _ in bench.work.sends] == [["a", "b", "c"]]
+    assert bench.engine.report.delivered == 3
+    assert bench.engine.report.metrics() == dict.fromkeys(bench.engine.report.metrics(), 0)
+
+
+def test_only_the_failed_rows_of_a_batch_are_sent_again() -> None:
+    bench = Bench(retry=3, **LINEAR)
+    bench.work.script = {"b": ["retriable"], "c": ["lost", "retriable"]}
+    bench.take("a", "b", "c", "d")
+    bench.run()
+    assert [(at - 1000, ids) for at, ids, _ in bench.work.sends] == [
+        (0, ["a", "b", "c", "d"]),
+        (1, ["b", "c"]),
+        (3, ["c"]),
+    ]
+    assert bench.engine.report.retried == 2
+    assert bench.engine.report.retries == 3
+
+
+def test_a_waiting_record_never_holds_up_its_neighbours() -> None:
+    bench = Bench(retry=1, backoff_policy="linear", backoff_delay=timedelta(hours=1))
+    bench.work.script = {"slow": ["retriable"]}
+    bench.take("slow")
+    bench.engine.turn(0.0)
+    bench.take("next")
+    bench.engine.turn(0.0)
+    assert bench.work.stored_ids()["next"] == 1
+    assert bench.clock.now < 1001
+
+
+def test_the_culprit_of_a_failed_batch_is_found_and_its_neighbours_are_delivered() -> None:
+    bench = Bench(retry=0)
+    bench.work.script = {"big": ["culprit"]}
+    bench.take("a", "big", "b")
+    bench.run()
+    assert bench.work.stored_ids() == {"a": 1, "b": 1}
+    assert bench.sinks[0].stored_ids() == {"big": 1}
+    assert bench.work.sends[1][2], "it is sent again with isolate=True"
+    letter = dialects.read(bench.sinks[0].stored[0])
+    assert letter is not None
+    assert letter.attempts == 1, "looking for the culprit does not count as a retry"
+
+
+def test_a_dead_letter_keeps_the_original_and_says_why() -> None:
+    bench = Bench(retry=2, **LINEAR)
+    bench.work.script = {"x": ["retriable"] * 9}
+    bench.take("x", key=b"k\xff", headers=(("mine", b"\x00\xff"), ("mine", b"2")))
+    bench.run()
+    (letter,) = bench.sinks[0].stored
+    assert (letter.value, letter.key, letter.id) == (b"body", b"k\xff", "x")
+    assert letter.headers[:2] == (("mine", b"\x00\xff"), ("mine", b"2"))
+    context = dialects.read(letter)
+    assert context is not None
+    assert (context.kind, context.code, context.attempts, context.attempts_total) == ("retriable", "Busy", 3, 3)
+    assert (context.run, context.partition, context.destination) == ("run-1", 3, "scripted:work")
+    assert (context.last_failure_ms or 0) - (context.first_failure_ms or 0) == 3000
+    assert bench.engine.report.reasons == {"Busy": 1}
+
+
+def test_a_row_counts_as_handled_only_when_a_sink_has_confirmed_it() -> None:
+    bench = Bench(retry=0)
+    bench.sinks[0].latency = 5.0
+    bench.work.script = {"x": ["permanent"]}
+    bench.take("x")
+    bench.engine.turn(0.0)
+    bench.engine.turn(0.0)
+    assert bench.sinks[0].sends
+    assert bench.engine.report.dead_lettered == 0
+    assert not bench.engine.idle
+    bench.run()
+    assert bench.engine.report.dead_lettered == 1
+
+
+def test_sinks_are_tried_in_turn_each_with_a_budget_of_its_own() -> None:
+    bench = Bench(sinks=2, retry=1, **LINEAR)
+    bench.work.script = {"x": ["permanent"]}
+    bench.sinks[0].script = {"x": ["retriable"] * 9}
+    bench.take("x")
+    bench.run()
+    assert bench.sinks[0].attempts["x"] == 2
+    assert bench.sinks[1].stored_ids() == {"x": 1}
+    assert bench.engine.report.metrics()["deadletterqueue-produce-requests"] == 3
+    assert bench.engine.report.metrics()["deadletterqueue-produce-failures"] == 2
+
+
+def test_a_failing_sink_surfaces_the_primary_error() -> None:
+    bench = Bench(sinks=2)
+    bench.work.script = {"x": ["permanent"]}
+    for sink in bench.sinks:
+        sink.script = {"x": ["fatal"]}
+    bench.take("x")
+    with pytest.raises(DeliveryFailed, match=r"^record 'x' could not be delivered .*never .*no access") as failed:
+        bench.run()
+    assert isinstance(failed.value.__cause__, Permanent)
+    assert len(failed.value.__notes__) == 2
+    assert bench.engine.report.dead_lettered == 0
+
+
+def test_a_sink_that_can_never_work_is_not_asked_again() -> None:
+    bench = Bench(sinks=2)
+    bench.work.script = {"x": ["permanent"], "y": ["permanent"]}
+    bench.sinks[0].on_open = Fatal("no access")
+    bench.take("x")
+    bench.run()
+    bench.take("y")
+    bench.sinks[0].on_open = None
+    bench.run()
+    assert bench.sinks[1].stored_ids() == {"x": 1, "y": 1}
+
+
+def test_a_fatal_error_fails_at_once_and_dead_letters_nothing() -> None:
+    bench = Bench(retry=9)
+    bench.work.refuse = Fatal("denied")
+    bench.take("a", "b")
+    with pytest.raises(Fatal, match="denied"):
+        bench.run()
+    assert bench.sinks[0].stored == []
+
+
+def test_without_tolerance_the_first_record_that_fails_for_good_fails_the_job() -> None:
+    bench = Bench(sinks=0)
+    bench.work.script = {"b": ["permanent"]}
+    bench.take("a", "b")
+    with pytest.raises(DeliveryFailed, match=r"'b' could not be delivered to scripted:work: never"):
+        bench.run()
+
+
+def test_tolerance_none_fails_the_job_even_where_a_sink_is_named() -> None:
+    bench = Bench(tolerance="none")
+    bench.work.script = {"b": ["permanent"]}
+    bench.take("b")
+    with pytest.raises(DeliveryFailed, match=r"errors\.tolerance is 'none'"):
+        bench.run()
+
+
+def test_allow_skip_counts_and_logs_what_it_skips(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench(sinks=0, tolerance="all", allow_skip=True)
+    bench.work.script = {"b": ["permanent"]}
+    bench.take("a", "b")
+    with caplog.at_level(logging.WARNING):
+        bench.run()
+    assert (bench.engine.report.skipped, bench.engine.report.reasons) == (1, {"Poison": 1})
+    assert bench.engine.report.accounted
+    assert "skipped (allowSkip): record 'b'" in caplog.text
+
+
+def test_an_outage_does_not_flood_the_sink() -> None:
+    bench = Bench(tolerance_limit=5)
+    bench.work.refuse = Retriable("down")
+    bench.take(*(f"m{n}" for n in range(100)))
+    with pytest.raises(ToleranceExceeded, match=r"errors\.tolerance\.limit of 5; the last one: record 'm5'"):
+        bench.run()
+    assert len(bench.sinks[0].stored) <= 5
+
+
+def test_a_row_that_cannot_become_a_message_goes_to_the_sink_with_no_attempts() -> None:
+    bench = Bench(retry=9)
+    bench.engine.reject(Message(value=b"{}", id="row-1"), Permanent("no time", code="MissingTime"), "VALUE_CONVERTER")
+    bench.run()
+    context = dialects.read(bench.sinks[0].stored[0])
+    assert context is not None
+    assert (context.code, context.attempts, context.stage) == ("MissingTime", 0, "VALUE_CONVERTER")
+    assert bench.work.sends == []
+    assert bench.engine.report.accounted
+
+
+def test_a_lost_connection_makes_everything_in_flight_ambiguous_under_the_same_ids() -> None:
+    bench = Bench(retry=1, **LINEAR)
+    bench.work.latency = 1.0
+    bench.take("a", "b")
+    bench.take("c")
+    bench.work.cut = Ambiguous("connection lost")
+    bench.run()
+    assert bench.work.stored_ids() == {"a": 1, "b": 1, "c": 1}
+    assert bench.engine.report.record_failures == 3
+
+
+def test_more_than_the_bound_is_never_in_flight_but_one_batch_always_is() -> None:
+    bench = Bench(bounds=Bounds(in_flight_bytes=150))
+    bench.work.latency = 1.0
+    batch = Batch.of([Message(value=b"v" * 36)])
+    assert bench.engine.can_take(batch)
+    bench.engine.take(batch)
+    assert not bench.engine.can_take(batch)
+    huge = Batch.of([Message(value=b"v" * 10_000)])
+    bench.run()
+    assert bench.engine.can_take(huge)
+
+
+def test_a_broker_that_settles_at_quiescence_is_drained_at_the_bound() -> None:
+    bench = Bench(bounds=Bounds(in_flight_bytes=250))
+    object.__setattr__(bench.work.capabilities, "settles", "quiescence")
+    batch = Batch.of([Message(value=b"v" * 36)])
+    bench.work.latency = 1.0
+    bench.engine.take(batch)
+    bench.clock.now += 0.5
+    bench.engine.take(batch)
+    assert not bench.engine.can_take(batch)
+    bench.clock.now += 0.6
+    bench.engine.turn(0.0)
+    assert bench.engine.busy
+    assert not bench.engine.can_take(batch), "one batch is settled, but the queue has not emptied"
+    bench.run()
+    assert bench.engine.can_take(batch)
+
+
+def test_past_the_bound_of_what_waits_no_new_rows_are_taken() -> None:
+    bench = Bench(bounds=Bounds(waiting_records=2), retry_timeout=FOREVER)
+    bench.work.script = {"a": ["retriable"], "b": ["retriable"]}
+    bench.take("a", "b")
+    bench.engine.turn(0.0)
+    assert not bench.engine.can_take(Batch.of([Message(value=b"")]))
+    bench.run()
+    assert bench.engine.can_take(Batch.of([Message(value=b"")]))
+
+
+@pytest.mark.parametrize(
+    ("settled", "said"),
+    [
+        ([Settled(batch=99)], "not in flight"),
+        ([Settled(batch=1), Settled(batch=1)], r"not in flight \(settled twice\?\)"),
+        ([Settled(batch=1, failures=[Failure(2, Retriable("r"))])], "blamed row 2 of 2"),
+        ([Settled(batch=1, failures=[Failure(-1, Retriable("r"))])], "blamed row -1 of 2"),
+        ([Settled(batch=1, failures=[Failure(0, Retriable("r"))] * 2)], "twice"),
+        ([Settled(batch=1, error=OSError("raw"))], "OSError, which is not a BrokerError"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_plugin_that_settles_wrongly_fails_the_job_by_name(settled: list[Settled], said: str) -> None:
+    bench = Bench()
+    bench.take("a", "b")
+    bench.lanes[0]._sender.collect = lambda _wait: settled  # type: ignore[union-attr,method-assign]
+    with pytest.raises(ContractViolation, match=f"plugin 'scripted' broke the contract.*{said}"):
+        bench.engine.turn(0.0)
+
+
+def test_a_plugin_that_raises_its_clients_own_error_fails_the_job_by_name() -> None:
+    bench = Bench()
+    bench.work.refuse = OSError("raw")  # type: ignore[assignment]
+    with pytest.raises(ContractViolation, match="OSError, not a BrokerError"):
+        bench.take("a")
+
+
+def test_a_batch_that_is_never_settled_fails_the_job() -> None:
+    bench = Bench(timeout=SECOND)
+    bench.work.latency = 1e9
+    bench.take("a")
+    bench.clock.now += 20
+    with pytest.raises(ContractViolation, match=r"batches \[1\] were not settled by their deadline"):
+        bench.engine.turn(0.0)
