@@ -24,7 +24,7 @@ from enum import StrEnum
 from typing import Any, Literal, Self
 
 from redelivery.context import ErrorContext
-from redelivery.errors import BrokerError, Unsupported
+from redelivery.errors import BrokerError, LeaseLost, Unsupported
 from redelivery.message import Batch, Message
 from redelivery.spec import DeliverySpec, DeliveryStatus
 
@@ -90,6 +90,7 @@ class Capabilities:
         atomic_batches: a batch is stored whole or not at all.
         settle_any_order: received messages may be settled in any order.
         attempts: the attempt number of a received message.
+        first_delivery: `Received.first_ms` is told, so that a retry timeout can be kept across deliveries.
         delay: `Retry(delay)` keeps a message away for the delay.
         terminate: `Terminate(letter)` moves a received message to the dead letter place.
         reason: the native dead letter place keeps a reason of its own, besides our headers.
@@ -125,6 +126,7 @@ class Capabilities:
     atomic_batches: Support = Support.NONE
     settle_any_order: Support = Support.NONE
     attempts: Support = Support.NONE
+    first_delivery: Support = Support.NONE
     delay: Support = Support.NONE
     terminate: Support = Support.NONE
     reason: Support = Support.NONE
@@ -241,7 +243,12 @@ class Terminate:
     description: str = ""
 
 
-Outcome = Accept | Retry | Terminate
+@dataclass(frozen=True, slots=True)
+class GiveBack:
+    """Outcome: not handled; back to its place. Does not count as an attempt, where the broker can leave it out."""
+
+
+Outcome = Accept | Retry | Terminate | GiveBack
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,6 +261,8 @@ class Received:
         lease: the broker's own handle; opaque.
         expires: `time.monotonic()` seconds when the lease runs out unless extended; None: with the connection.
         position: names the message for people and logs.
+        first_ms: when it was first delivered, milliseconds since the epoch; None where the broker does not tell.
+        undecodable: what of it the plugin could not decode; core dead-letters it unhandled, with this reason.
     """
 
     message: Message
@@ -261,6 +270,8 @@ class Received:
     lease: Any
     expires: float | None = None
     position: str = ""
+    first_ms: int | None = None
+    undecodable: str | None = None
 
 
 class Receiver(Role):
@@ -268,23 +279,30 @@ class Receiver(Role):
 
     @abstractmethod
     def receive(self, max_messages: int, *, wait: float) -> Sequence[Received]:
-        """Lease up to `max_messages`, waiting up to `wait` seconds for the first."""
-
-    @abstractmethod
-    def settle(self, received: Received, outcome: Outcome) -> None:
-        """End the lease with an outcome; returns when the broker has confirmed it.
+        """Lease up to `max_messages`, waiting up to `wait` seconds for the first.
 
         Raises:
-            LeaseLost: the lease had run out, was revoked, or was already settled; nothing was changed.
-            BrokerError: the broker refused or could not be asked.
+            BrokerError: nothing was leased.
         """
 
     @abstractmethod
-    def extend(self, received: Received, seconds: float) -> Received:
-        """Prolong the lease to `seconds` from now.
+    def settle(self, outcomes: Sequence[tuple[Received, Outcome]]) -> Sequence[LeaseLost | BrokerError | None]:
+        """End leases; returns when the broker has confirmed it.
+
+        Returns:
+            One answer each, in order. None: done. LeaseLost: the lease had run out, was revoked, or was already
+            settled, and nothing was changed. BrokerError: the broker refused this one.
 
         Raises:
-            LeaseLost: it had run out; nothing was changed.
+            BrokerError: none was settled, or (Ambiguous) it is unknown which.
+        """
+
+    @abstractmethod
+    def extend(self, leases: Sequence[Received], seconds: float) -> Sequence[Received | LeaseLost]:
+        """Prolong leases to `seconds` from now; one answer each, in order.
+
+        Raises:
+            BrokerError: none was prolonged, or it is unknown which.
         """
 
 

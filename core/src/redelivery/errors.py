@@ -16,6 +16,7 @@
          . Throttled                               ... not before `retry_after` seconds
        + Ambiguous                                 it may have happened; resend under the same id
        + Permanent                                 this message never will
+         . Terminated                              ... because a handler said so
        + Unattributed                              a whole client batch failed, the culprit is unknown, nothing stored
        + Fatal                                     no message will
      x LeaseLost                                   a received message is no longer ours to settle
@@ -114,6 +115,12 @@ class Permanent(BrokerError):
     """This message never will be taken, however often it is sent; its neighbours are not concerned."""
 
     kind = "permanent"
+
+
+class Terminated(Permanent):
+    """A handler gave the message up, whatever retries remained."""
+
+    kind = "terminated"
 
 
 class Unattributed(BrokerError):

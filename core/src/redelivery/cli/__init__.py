@@ -1,1 +1,47 @@
-"""The command `redelivery`."""
+"""The command `redelivery`: parses its arguments, runs one subcommand, and turns our errors into one line.
+
+A subcommand is a module here with `add(subparsers)`, which sets `run` to a function of the parsed arguments. This file
+must not know what a subcommand does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+
+from redelivery.cli import plugins
+from redelivery.errors import RedeliveryError
+from redelivery.settings import redact
+
+#: Exit status: something the caller wrote, or a broker, does not let the command do what was asked.
+FAILED = 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command. Returns the exit status: 0, or 2 with one line on stderr.
+
+    Args:
+        arguments: instead of those of the process.
+    """
+    parser = argparse.ArgumentParser(
+        prog="redelivery", description="Write from PySpark to any message broker, and account for every row."
+    )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {version('redelivery-core')}")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    plugins.add(commands)
+    parsed = parser.parse_args(arguments)
+    run: Callable[[argparse.Namespace], int] = parsed.run
+    try:
+        status = run(parsed)
+        sys.stdout.flush()
+    except RedeliveryError as error:
+        print(f"redelivery: {' '.join(redact(str(error)).split())}", file=sys.stderr)
+        return FAILED
+    except BrokenPipeError:
+        # The reader (`| head`) has gone. Python would complain once more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return status

@@ -5,9 +5,11 @@ then each sink) -> `Sender.send` / `collect` -> settled, waiting for a retry, or
 from an error is decided in `redelivery.policy`, never here.
 """
 
-from redelivery.delivery.delivery import Borrow, Delivery, connected
+from redelivery.delivery.delivery import Delivery
 from redelivery.delivery.engine import Engine
 from redelivery.delivery.lane import Bounds, Lane
+from redelivery.delivery.opening import Borrow, connected
 from redelivery.delivery.record import Origin
+from redelivery.delivery.tolerance import settle_job
 
-__all__ = ["Borrow", "Bounds", "Delivery", "Engine", "Lane", "Origin", "connected"]
+__all__ = ["Borrow", "Bounds", "Delivery", "Engine", "Lane", "Origin", "connected", "settle_job"]

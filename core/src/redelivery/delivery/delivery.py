@@ -6,47 +6,35 @@ file holds all there is of threads in the sending path.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import random as random_module
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from types import TracebackType
-from typing import Final, Self, TypeAlias
+from typing import Final, Self
 
-from redelivery import plugins, policy
-from redelivery.broker import Broker, Capabilities
+from redelivery import policy
+from redelivery.broker import Capabilities
 from redelivery.clock import SystemClock
 from redelivery.context import Stage
 from redelivery.delivery.engine import Engine
 from redelivery.delivery.lane import GRACE, Bounds, Lane
+from redelivery.delivery.opening import Borrow, Opening, connected
 from redelivery.delivery.record import Origin
-from redelivery.errors import Ambiguous, ConfigurationError, ContractViolation, DeliveryFailed, Permanent, Retriable
+from redelivery.errors import ContractViolation, DeliveryFailed, Permanent
 from redelivery.message import Batch, Message
 from redelivery.report import DeliveryReport
-from redelivery.settings import redact
-from redelivery.spec import NATIVE, DeliverySpec, Sink
+from redelivery.spec import DeliverySpec
 
 log = logging.getLogger("redelivery.delivery")
-
-#: How a connection is had: a context manager, so that a caller can keep connections for later.
-Borrow: TypeAlias = Callable[[str, Mapping[str, str]], AbstractContextManager[Broker]]
 
 #: The engine looks at everything at least this often, in seconds.
 _TICK: Final = 0.5
 #: While more rows could be sent, settled batches are waited for no longer than this, in seconds.
 _GLANCE: Final = 0.02
-
-
-@contextlib.contextmanager
-def connected(url: str, options: Mapping[str, str]) -> Iterator[Broker]:
-    """The plain way to have a connection: made now, closed at the end."""
-    broker = plugins.connect(url, options)
-    with broker:
-        yield broker
 
 
 class Delivery:
@@ -91,31 +79,19 @@ class Delivery:
         Raises:
             ConfigurationError, Unsupported, BrokerError: nothing was sent.
         """
-        borrow = borrow or connected
-        bounds = bounds or Bounds()
         clock = SystemClock()
-        warning = policy.retries_that_do_not_fit(spec)
-        if warning:
-            log.warning("%s", warning)
         with ExitStack() as resources:
-            broker = resources.enter_context(borrow(url, options or {}))
-            lanes = [Lane(redact(url), broker, spec, bounds, clock)]
-            resources.callback(lanes[0].close)
-            lanes[0].open()
-            for sink in spec.dead_letter_sink:
-                where, how = _resolve(sink, broker, options or {})
-                if where == url:
-                    raise ConfigurationError(
-                        f"deadLetterSink: {redact(where)} is the destination itself; name another place"
-                    )
-                lane = Lane(
-                    redact(where), resources.enter_context(borrow(where, how)), policy.for_sink(spec), bounds, clock
-                )
-                resources.callback(lane.close)
-                # A sink that is down may be up again when it is needed; one that can never work is said now.
-                with contextlib.suppress(Retriable, Ambiguous):
-                    lane.open()
-                lanes.append(lane)
+            opening = Opening(
+                url=url,
+                spec=spec,
+                options=options or {},
+                bounds=bounds or Bounds(),
+                clock=clock,
+                borrow=borrow or connected,
+                resources=resources,
+            )
+            broker = opening.connect()
+            lanes = [opening.destination(broker), *(opening.sink(sink, broker) for sink in spec.dead_letter_sink)]
             engine = Engine(lanes, spec, origin, clock, random_module.random)
             return cls(engine, lanes, resources.pop_all())
         raise AssertionError("unreachable")
@@ -245,16 +221,3 @@ class Delivery:
             if pause > 0 and (not self._inbox or take is not None):
                 self._changed.wait(pause)
         return True
-
-
-def _resolve(sink: Sink, broker: Broker, options: Mapping[str, str]) -> tuple[str, Mapping[str, str]]:
-    """URL and client options of a sink. A native one, or one named without a scheme, shares the destination's."""
-    if sink.ref is not None:
-        raise ConfigurationError(
-            f"deadLetterSink: the ref {sink.ref.kind}/{sink.ref.name} must be resolved by provisioning; give a uri"
-        )
-    if sink.uri == NATIVE:
-        return broker.native_sink(), {**options, **sink.options}
-    if ":" not in sink.uri:
-        return broker.sibling(sink.uri), {**options, **sink.options}
-    return sink.uri, sink.options

@@ -77,12 +77,28 @@ class Engine:
 
     def reject(self, message: Message, error: Permanent, stage: Stage) -> None:
         """Account for a row that could not become a message: `message` stands for it on its way to the sinks."""
-        self.report.rows += 1
         now_ms = self._clock.wall_ms()
+        record = Record(message=message, outgoing=message, stage=stage, first_failure_ms=now_ms, last_failure_ms=now_ms)
+        self.report.rows += 1
         self.report.record_failures += 1
         self.report.last_error_ms = now_ms
-        record = Record(message=message, outgoing=message, stage=stage, first_failure_ms=now_ms, last_failure_ms=now_ms)
-        self._give_up(record, error, "it cannot become a message")
+        self.give_up(record, error, "it cannot become a message")
+
+    def give_up(self, record: Record, error: BrokerError, why: str) -> None:
+        """A record failed for good: tolerate it and hand it to the sinks, or fail the job.
+
+        Raises:
+            DeliveryFailed
+        """
+        record.primary = error
+        record.why = why
+        self.report.record_errors += 1
+        if not self._spec.tolerates:
+            raise self._failure(record, "errors.tolerance is 'none'")
+        exceeded = self._tolerance.count(self._clock.monotonic())
+        if exceeded:
+            raise ToleranceExceeded(f"{exceeded}; the last one: {self._story(record)}") from error
+        self._descend(record, 1)
 
     def turn(self, wait: float) -> None:
         """Send what is due, then settle what has been settled, waiting up to `wait` seconds for the first of it.
@@ -132,10 +148,12 @@ class Engine:
         self.report.sink_requests += len(records)
         self.report.sink_failures += len(failures)
         for row, record in enumerate(records):
-            if row not in failures:
-                self.report.dead_lettered += 1
-                self.report.because(record.reason)
-                self._log(record, f"dead-lettered to {lane.url}")
+            if row in failures or record.void:
+                continue
+            self.report.dead_lettered += 1
+            self.report.because(record.reason)
+            self._log(record, f"dead-lettered to {lane.url}")
+            record.handled(record)
 
     def _failed(self, index: int, lane: Lane, record: Record, error: BrokerError) -> None:
         """One attempt of one record failed: carry out what the policy decides."""
@@ -165,7 +183,7 @@ class Engine:
             if isinstance(decision, policy.Abort):
                 raise error
             record.sent = record.attempts
-            self._give_up(record, error, decision.why)
+            self.give_up(record, error, decision.why)
         else:
             if isinstance(decision, policy.Abort):
                 lane.broken = error
@@ -173,18 +191,6 @@ class Engine:
             self._descend(record, index + 1)
 
     # --- giving up ---
-
-    def _give_up(self, record: Record, error: BrokerError, why: str) -> None:
-        """The record failed for good: tolerate it, or fail the job."""
-        record.primary = error
-        record.why = why
-        self.report.record_errors += 1
-        if not self._spec.tolerates:
-            raise self._failure(record, "errors.tolerance is 'none'")
-        exceeded = self._tolerance.count(self._clock.monotonic())
-        if exceeded:
-            raise ToleranceExceeded(f"{exceeded}; the last one: {self._story(record)}") from error
-        self._descend(record, 1)
 
     def _descend(self, record: Record, index: int) -> None:
         """Hand the record to the sink at `index`, or the first one behind it that works."""
@@ -201,6 +207,7 @@ class Engine:
         self.report.skipped += 1
         self.report.because(record.reason)
         self._log(record, "skipped (allowSkip)")
+        record.handled(record)
 
     def _failure(self, record: Record, what: str) -> DeliveryFailed:
         """The primary error as a failure of the job, its text telling all; what the sinks said as notes too."""

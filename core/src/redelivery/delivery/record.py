@@ -6,10 +6,11 @@ Holds what happened to the row; decides nothing.
 from __future__ import annotations
 
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from redelivery import dialects, events
-from redelivery.broker import Capabilities
+from redelivery.broker import Capabilities, Received
 from redelivery.context import ErrorContext, Stage
 from redelivery.errors import BrokerError
 from redelivery.message import Message
@@ -46,6 +47,10 @@ class Record:
         sent: attempts at the job's own destination.
         primary: the error that it was given up for; None as long as it has not been.
         sink_errors: what each sink said that could not take it.
+        subscriber: the named subscription that gave it up.
+        received: its lease, where it came by a subscription.
+        handled: called once a sink has confirmed it, or it was skipped.
+        void: it is no longer ours: another consumer has it.
     """
 
     message: Message
@@ -62,6 +67,10 @@ class Record:
     first_failure_ms: int = 0
     last_failure_ms: int = 0
     sink_errors: list[str] = field(default_factory=list)
+    subscriber: str | None = None
+    received: Received | None = None
+    handled: Callable[[Record], None] = lambda _record: None
+    void: bool = False
 
     def enter(self, outgoing: Message) -> None:
         """Begin anew in the next lane."""
@@ -109,6 +118,7 @@ class Record:
             query=origin.query,
             batch=origin.batch,
             partition=origin.partition,
+            subscriber=self.subscriber,
             extra=extra,
         )
 

@@ -58,7 +58,8 @@ def settle_job(spec: DeliverySpec, tasks: Iterable[DeliveryReport], *, run: str,
     if limit is not None and report.record_errors > limit:
         raise ToleranceExceeded(
             f"{report.record_errors} records of the job failed for good, "
-            f"more than the errors.tolerance.limit of {limit}; {report.delivered} of {report.rows} rows were delivered, {report.dead_lettered} dead-lettered"
+            f"more than the errors.tolerance.limit of {limit}; "
+            f"{report.delivered} of {report.rows} rows were delivered, {report.dead_lettered} dead-lettered"
         )
     return report
 

@@ -1,1 +1,216 @@
-"""Header dialects: one small module each; `write` and `read` an `ErrorContext`."""
+"""Header dialects: how an `ErrorContext` is written into a letter, read back, and taken out again.
+
+One small module a dialect: `connect`, `deadletter`, `knativeerror`, `json_context`. Each maps fields to its own names;
+what a dialect has no name for goes into one JSON header beside it, so that every dialect gives back the whole context.
+A marker header lists what we wrote: a user's own header is never overwritten, nor removed.
+
+This file must not decide that a message is dead, nor raise for what a message holds.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from redelivery.broker import Limits
+from redelivery.context import ErrorContext
+from redelivery.dialects import _body, _mark, connect, deadletter, json_context, knativeerror
+from redelivery.dialects._fields import BOOKKEEPING, bounded, checked
+from redelivery.dialects._letter import CONTEXT, Dialect, Letter
+from redelivery.dialects._mark import Mark
+from redelivery.errors import ContractViolation
+from redelivery.events import PREFIXES, is_structured
+from redelivery.message import Headers, Message
+
+__all__ = ["NAMES", "Lives", "attach", "lives", "read", "redriven", "strip"]
+
+log = logging.getLogger("redelivery.dialects")
+
+_DIALECTS: Final[Mapping[str, Dialect]] = {
+    "connect": Dialect("connect", connect.NAMES, connect.write, connect.read),
+    "deadletter": Dialect("deadletter", deadletter.NAMES, deadletter.write, deadletter.read, extensions=True),
+    "knativeerror": Dialect("knativeerror", knativeerror.NAMES, knativeerror.write, knativeerror.read, extensions=True),
+    "json": Dialect("json", frozenset(), lambda _: [], lambda _: {}, whole=True),
+}
+#: The dialects that there are.
+NAMES: Final = tuple(_DIALECTS)
+
+_EXTENSIONS: Final = frozenset().union(*(each.names for each in _DIALECTS.values() if each.extensions))
+
+
+@dataclass(frozen=True, slots=True)
+class Lives:
+    """What survives of a message's lives.
+
+    Attributes:
+        attempts_total: attempts in all lives that are over.
+        hops: how often it was redriven.
+    """
+
+    attempts_total: int = 0
+    hops: int = 0
+
+
+def attach(
+    message: Message,
+    context: ErrorContext,
+    *,
+    dialect: str,
+    limits: Limits,
+    prefix: str | None,
+    include_message: bool = False,
+    configs: Mapping[str, str] | None = None,
+) -> Message:
+    """The letter: the message with its context, within the limits.
+
+    A context that we wrote before is replaced, so that letters do not grow. What does not fit is cut and marked; where
+    nothing fits, the message goes without a context rather than not at all. Never raises for what the message or the
+    context holds.
+
+    Args:
+        message: what is dead-lettered.
+        context: why; secrets are redacted here.
+        dialect: one of `NAMES`.
+        limits: the sink's.
+        prefix: the sink's prefix of CloudEvents headers; None where it has none.
+        include_message: write the record into the JSON context (dialect "json").
+        configs: settings to write into the JSON context, redacted (dialect "json").
+
+    Raises:
+        ContractViolation: no such dialect.
+    """
+    if dialect not in _DIALECTS:
+        raise ContractViolation(f"no header dialect {dialect!r}; there are: {', '.join(NAMES)}")
+    stripped = strip(message)
+    found = _mark.find(stripped.headers)
+    try:
+        plain = stripped if found is None else replace(stripped, headers=_at(stripped.headers, found[0], None))
+        letter = Letter(
+            plain,
+            Mark() if found is None else found[1],
+            _DIALECTS[dialect],
+            prefix=prefix,
+            limits=limits,
+            include_message=include_message,
+            configs=configs,
+        ).fit(bounded(context))
+    except Exception:
+        log.exception("the error context of a letter could not be written; the letter goes without it")
+        letter = None
+    return stripped if letter is None else letter
+
+
+def read(message: Message) -> ErrorContext | None:
+    """The context of a letter, whichever dialect wrote it; None where there is none. Never raises.
+
+    Of a letter that we wrote, only what we wrote counts. Others' headers are read as far as they can be.
+    """
+    found = _mark.find(message.headers)
+    if found is not None and _is_letter(found[1]):
+        return _read_ours(message, found[1])
+    for dialect in _DIALECTS.values():
+        given = dialect.read(_texts(message, dialect))
+        if given:
+            return ErrorContext(**given)
+    return None
+
+
+def strip(message: Message) -> Message:
+    """The message without the context that we wrote; its lives stay in the marker. Any other message as it is."""
+    found = _mark.find(message.headers)
+    if found is None or not _is_letter(found[1]):
+        return message
+    mark = found[1]
+    return _remark(_bare(message, mark), Mark(attempts_total=mark.attempts_total, hops=mark.hops))
+
+
+def redriven(message: Message) -> Message:
+    """The message as it is sent again: stripped, and one hop further."""
+    stripped = strip(message)
+    found = _mark.find(stripped.headers)
+    mark = Mark() if found is None else found[1]
+    return _remark(stripped, replace(mark, hops=mark.hops + 1))
+
+
+def lives(message: Message) -> Lives:
+    """What the message's marker says of its lives; nothing where it has none."""
+    found = _mark.find(message.headers)
+    return Lives() if found is None else Lives(found[1].attempts_total, found[1].hops)
+
+
+def _is_letter(mark: Mark) -> bool:
+    return mark.dialect is not None or mark.truncated
+
+
+def _read_ours(message: Message, mark: Mark) -> ErrorContext:
+    fields: dict[str, Any] = {name: getattr(mark, name) for name in BOOKKEEPING}
+    dialect = _DIALECTS.get(mark.dialect or "")
+    if dialect is not None:
+        texts = _texts(message, dialect)
+        written = {_extension(name) or name for name in mark.headers} | set(mark.attributes)
+        fields |= dialect.read({name: value for name, value in texts.items() if name in written})
+    for name, value in message.headers:
+        if name in CONTEXT and name in mark.headers:
+            form = json_context.parse(value) or {}
+            whole = dialect is not None and dialect.whole
+            fields |= json_context.read(form) if whole else checked(form.get(json_context.OURS))
+    return ErrorContext(**fields)
+
+
+def _texts(message: Message, dialect: Dialect) -> dict[str, str]:
+    """The dialect's names that a message has, wherever they stand, with their text."""
+    found: dict[str, str] = {}
+    for name, value in message.headers:
+        known = _extension(name) if dialect.extensions else name
+        if known in dialect.names and value is not None:
+            found[known] = value.decode("utf-8", "replace")
+    if dialect.extensions and is_structured(message):
+        form = _body.attributes(message.value)
+        found |= {name: str(form[name]) for name in dialect.names if isinstance(form.get(name), str | int)}
+    return found
+
+
+def _extension(header: str) -> str | None:
+    """The extension attribute of ours that a header carries, whatever its prefix."""
+    return next((header.removeprefix(p) for p in ("", *PREFIXES) if header.removeprefix(p) in _EXTENSIONS), None)
+
+
+def _bare(message: Message, mark: Mark) -> Message:
+    """Without what the marker lists; a name that no dialect writes is not ours, whatever a marker says.
+
+    An event may have changed its content mode since: what was a header is then in the body, and the reverse.
+    """
+    structured = is_structured(message)
+    there = {name for name, _ in message.headers}
+    names = {name for name in mark.attributes if name in _EXTENSIONS}
+    moved = {attribute for name in mark.headers if name not in there and (attribute := _extension(name))}
+    headers = tuple(
+        (name, value)
+        for name, value in message.headers
+        if not (name in mark.headers and _ours(name)) and (structured or _extension(name) not in names)
+    )
+    value = message.value
+    if value is not None and structured and (names or moved):
+        value = _body.remove(value, names | moved, mark.inserted)
+    return replace(message, value=value, headers=headers)
+
+
+def _ours(name: str) -> bool:
+    return name in CONTEXT or name in connect.NAMES or name.endswith(tuple(_EXTENSIONS))
+
+
+def _remark(message: Message, mark: Mark) -> Message:
+    """The message with another marker in the place of the one it has; without one that would say nothing."""
+    found = _mark.find(message.headers)
+    if found is not None:
+        return replace(message, headers=_at(message.headers, found[0], mark))
+    name = _mark.free_name(message.headers)
+    return message if name is None else replace(message, headers=(*message.headers, (name, mark.dump())))
+
+
+def _at(headers: Headers, index: int, mark: Mark | None) -> Headers:
+    """Headers with the marker at `index` replaced, or removed."""
+    kept = () if mark is None or not mark.says_anything else ((headers[index][0], mark.dump()),)
+    return (*headers[:index], *kept, *headers[index + 1 :])

@@ -1,1 +1,21 @@
-"""What a Spark job sees: the data source `redelivery`, `deliver()` and helpers."""
+"""What a Spark job sees: the data source `redelivery`, `deliver()` and helpers.
+
+Importing this package does not import pyspark: that happens with the first use of one of its names.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from redelivery.spark.api import deliver, events, register, undelivered
+
+__all__ = ["deliver", "events", "register", "undelivered"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from redelivery.spark import api  # noqa: PLC0415 - see above
+
+    return getattr(api, name)

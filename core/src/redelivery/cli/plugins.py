@@ -1,0 +1,156 @@
+"""`redelivery plugins`: what is installed, what each plugin can do, and what failed to load.
+
+Everything shown comes from the plugins' own capabilities. This file must not know any broker.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import fields
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from redelivery import durations
+from redelivery.broker import CONTRACT_VERSION, BrokerPlugin, Capabilities, Limits, Support
+from redelivery.plugins import Registry, registry
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+
+#: Columns of a terminal that the table keeps within.
+WIDTH = 80
+
+_FEATURES = [item.name for item in fields(Capabilities) if isinstance(item.default, Support)]
+_GAP = "  "
+
+
+def add(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the subcommand."""
+    parser = commands.add_parser(
+        "plugins",
+        help="list the installed plugins",
+        description="List the installed plugins, what they can do, and those that failed to load, with the cause.",
+    )
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print everything that is known as JSON")
+    form.add_argument("--markdown", action="store_true", help="print the table of capabilities in Markdown")
+    parser.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    found = registry()
+    if arguments.json:
+        print(json.dumps(as_dict(found), indent=2))
+    elif arguments.markdown:
+        print(as_markdown(found))
+    else:
+        print(as_table(found))
+    return 0
+
+
+def as_dict(found: Registry) -> dict[str, Any]:
+    """A JSON-ready form: `contract`, `plugins`, `failed`. Durations are ISO-8601, sizes bytes, null is no limit."""
+    return {
+        "contract": CONTRACT_VERSION,
+        "plugins": [
+            {
+                "name": plugin.name,
+                "schemes": list(plugin.schemes),
+                "version": plugin.version,
+                "contract": plugin.contract,
+                "capabilities": _plain(plugin.capabilities),
+                "options": dict(plugin.options),
+            }
+            for plugin in found.plugins.values()
+        ],
+        "failed": [{"name": each.name, "cause": each.cause} for each in found.failed],
+    }
+
+
+def as_table(found: Registry) -> str:
+    """Plain text, at most WIDTH columns wide but for a single word that is longer."""
+    plugins = list(found.plugins.values())
+    lines = list(_aligned([("PLUGIN", "VERSION", "CONTRACT", "SCHEMES"), *map(_identity, plugins)]))
+    if not plugins:
+        lines = ["No plugin is installed: pip install redelivery brings the embedded ones."]
+    for block in _blocks(plugins):
+        lines += ["", *_aligned(_matrix(block))]
+    if found.failed:
+        lines += ["", "FAILED TO LOAD"]
+        for each in found.failed:
+            lines += textwrap.wrap(f"{each.name}: {each.cause}", WIDTH, subsequent_indent="    ")
+    return "\n".join(lines)
+
+
+def as_markdown(found: Registry) -> str:
+    """The table of capabilities for the README: a row a capability, a column a plugin."""
+    head, *rows = _matrix(list(found.plugins.values()))
+    ruler = ["---"] * len(head)
+    return "\n".join("| " + " | ".join(row) + " |" for row in [head, ruler, *rows])
+
+
+def _identity(plugin: BrokerPlugin) -> tuple[str, ...]:
+    return plugin.name, plugin.version, str(plugin.contract), " ".join(f"{scheme}:" for scheme in plugin.schemes)
+
+
+def _matrix(plugins: Sequence[BrokerPlugin]) -> list[tuple[str, ...]]:
+    """What each can do, a row a capability; rows that say something of no plugin here are left out."""
+    all_of = [plugin.capabilities for plugin in plugins]
+    rows: list[tuple[str, ...]] = [("capability", *(plugin.name for plugin in plugins))]
+    rows += [(_words(name), *(_support(getattr(each, name)) for each in all_of)) for name in _FEATURES]
+    rows += [
+        ("settles per", *(each.settles for each in all_of)),
+        ("several hosts", *("yes" if each.shared else "no" for each in all_of)),
+    ]
+    for item in fields(Limits):
+        values = [_limit(getattr(each.limits, item.name)) for each in all_of]
+        if set(values) != {"-"}:
+            rows.append((_words(item.name), *values))
+    return rows
+
+
+def _blocks(plugins: Sequence[BrokerPlugin]) -> Iterator[list[BrokerPlugin]]:
+    """As many plugins side by side as fit into WIDTH."""
+    block: list[BrokerPlugin] = []
+    for plugin in plugins:
+        if block and max(map(len, _aligned(_matrix([*block, plugin])))) > WIDTH:
+            yield block
+            block = []
+        block.append(plugin)
+    if block:
+        yield block
+
+
+def _aligned(rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    rows = list(rows)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield _GAP.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _support(value: Support) -> str:
+    return value.value if value else "-"
+
+
+def _limit(value: float | timedelta | None) -> str:
+    if value is None:
+        return "-"
+    return durations.write(value) if isinstance(value, timedelta) else f"{value:,}"
+
+
+def _plain(value: Any) -> Any:
+    """A capability as JSON has it."""
+    if isinstance(value, Capabilities | Limits):
+        return {item.name: _plain(getattr(value, item.name)) for item in fields(value)}
+    if isinstance(value, timedelta):
+        return durations.write(value)
+    if isinstance(value, type):
+        return value.__name__
+    return {name: _plain(each) for name, each in value.items()} if isinstance(value, dict) else value

@@ -1,0 +1,87 @@
+"""Opening a destination and its sinks as lanes, so that what can never work is said before any row is sent."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from redelivery import plugins, policy
+from redelivery.broker import Broker
+from redelivery.clock import Clock
+from redelivery.delivery.lane import Bounds, Lane
+from redelivery.errors import Ambiguous, ConfigurationError, Retriable
+from redelivery.settings import redact
+from redelivery.spec import NATIVE, DeliverySpec, Sink
+
+log = logging.getLogger("redelivery.delivery")
+
+#: How a connection is had: a context manager, so that a caller can keep connections for later.
+Borrow: TypeAlias = Callable[[str, Mapping[str, str]], AbstractContextManager[Broker]]
+
+
+@contextlib.contextmanager
+def connected(url: str, options: Mapping[str, str]) -> Iterator[Broker]:
+    """The plain way to have a connection: made now, closed at the end."""
+    with plugins.connect(url, options) as broker:
+        yield broker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opening:
+    """What it takes to open one destination and its sinks.
+
+    Attributes:
+        url, spec, options, bounds, clock, borrow: as `Delivery.open` takes them.
+        resources: gives everything back.
+    """
+
+    url: str
+    spec: DeliverySpec
+    options: Mapping[str, str]
+    bounds: Bounds
+    clock: Clock
+    borrow: Borrow
+    resources: ExitStack
+
+    def connect(self) -> Broker:
+        """The destination's broker. Raises ConfigurationError."""
+        warning = policy.retries_that_do_not_fit(self.spec)
+        if warning:
+            log.warning("%s", warning)
+        return self.resources.enter_context(self.borrow(self.url, self.options))
+
+    def destination(self, broker: Broker) -> Lane:
+        """The destination's lane, open. Raises BrokerError, Unsupported."""
+        lane = Lane(redact(self.url), broker, self.spec, self.bounds, self.clock)
+        self.resources.callback(lane.close)
+        lane.open()
+        return lane
+
+    def sink(self, sink: Sink, broker: Broker) -> Lane:
+        """The lane of one of the destination's sinks. Raises ConfigurationError, BrokerError, Unsupported."""
+        url, options = self._resolve(sink, broker)
+        if url == self.url:
+            raise ConfigurationError(f"deadLetterSink: {redact(url)} is the destination itself; name another place")
+        there = self.resources.enter_context(self.borrow(url, options))
+        lane = Lane(redact(url), there, policy.for_sink(self.spec), self.bounds, self.clock)
+        self.resources.callback(lane.close)
+        # A sink that is down may be up again when it is needed; one that can never work is said now.
+        with contextlib.suppress(Retriable, Ambiguous):
+            lane.open()
+        return lane
+
+    def _resolve(self, sink: Sink, broker: Broker) -> tuple[str, Mapping[str, str]]:
+        """URL and client options. A native sink, or one named without a scheme, shares the destination's."""
+        if sink.ref is not None:
+            raise ConfigurationError(
+                f"deadLetterSink: the ref {sink.ref.kind}/{sink.ref.name} must be resolved by provisioning; give a uri"
+            )
+        if sink.uri == NATIVE:
+            return broker.native_sink(), {**self.options, **sink.options}
+        if ":" not in sink.uri:
+            return broker.sibling(sink.uri), {**self.options, **sink.options}
+        return sink.uri, sink.options

@@ -1,0 +1,59 @@
+"""Extension attributes put into the body of a structured event, and taken out again to the byte.
+
+They are inserted as text before the last brace, so that nothing else of the body changes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+_SPACE = b" \t\r\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Inserted:
+    """Where in the body what we wrote begins, and its bytes."""
+
+    offset: int
+    length: int
+
+
+def insert(body: bytes, attributes: Mapping[str, Any]) -> tuple[bytes, Inserted]:
+    """The body of an event with these attributes, which it must not have yet; it has others."""
+    at = len(body.rstrip(_SPACE)) - 1
+    piece = b"," + json.dumps(dict(attributes), separators=(",", ":")).encode()[1:-1]
+    return body[:at] + piece + body[at:], Inserted(at, len(piece))
+
+
+def remove(body: bytes, names: Iterable[str], where: Inserted | None) -> bytes:
+    """The body as it was before `insert`.
+
+    Where somebody has changed the body since, these attributes are removed and the rest is written anew. A body that is
+    no longer JSON stays as it is.
+    """
+    names = frozenset(names)
+    if where is not None and where.offset >= 0 and where.length > 0:
+        end = where.offset + where.length
+        piece = body[where.offset : end]
+        if piece[:1] == b"," and (_parse(b"{" + piece[1:] + b"}") or {}).keys() == names:
+            return body[: where.offset] + body[end:]
+    form = _parse(body)
+    if form is None or not names & form.keys():
+        return body
+    return json.dumps({k: v for k, v in form.items() if k not in names}, separators=(",", ":")).encode()
+
+
+def attributes(body: bytes | None) -> dict[str, Any]:
+    """What is in a body; empty where it is no JSON object."""
+    return _parse(body or b"") or {}
+
+
+def _parse(body: bytes) -> dict[str, Any] | None:
+    try:
+        form = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    return form if isinstance(form, dict) else None

@@ -1,0 +1,126 @@
+"""The fields of an `ErrorContext` as JSON values and back, and text made safe. This file must not know any header."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, replace
+from typing import Any, Final, get_args
+
+from redelivery.context import ErrorContext, Stage
+from redelivery.settings import redact
+
+#: What a letter's marker says for every dialect.
+BOOKKEEPING: Final = ("attempts_total", "hops", "truncated")
+STAGES: Final[tuple[Stage, ...]] = get_args(Stage)
+
+#: Most that any context holds, whatever the broker would take: a trace must not make a letter too large for the next
+#: sink. Bytes of UTF-8, and entries of `extra`.
+STACKTRACE_BYTES: Final = 32 * 1024
+REASON_BYTES: Final = 8 * 1024
+TEXT_BYTES: Final = 2 * 1024
+EXTRA_ENTRIES: Final = 32
+
+_CUT: Final = "…"
+_SURROGATES: Final = re.compile("[\ud800-\udfff]")
+_CONTROLS: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f]")
+_LONGEST_INT: Final = 2**63
+_TYPES: Final = {item.name: str(item.type) for item in fields(ErrorContext)}
+#: Names by which a thing is found again: a secret is not looked for in them.
+_NAMES: Final = frozenset({"message_id", "run", "query", "batch", "kind", "code", "stage", "broker", "exception"})
+DEFAULTS: Final[Mapping[str, Any]] = {
+    item.name: item.default_factory() if item.default_factory is not MISSING else item.default
+    for item in fields(ErrorContext)
+}
+
+
+def bounded(context: ErrorContext) -> ErrorContext:
+    """The context as any dialect may hold it: secrets redacted, no lone surrogates, nothing without bounds."""
+    changes: dict[str, Any] = {}
+    for name in _TYPES:
+        value = getattr(context, name)
+        if isinstance(value, str):
+            safe = _SURROGATES.sub("\ufffd", value)
+            changes[name] = safe if name in _NAMES else redact(safe)
+    extra = {_SURROGATES.sub("\ufffd", k): redact(_SURROGATES.sub("\ufffd", v)) for k, v in context.extra.items()}
+    changes["extra"] = {k: v for k, v in list(extra.items())[:EXTRA_ENTRIES] if len(k) <= TEXT_BYTES}
+    changes["stacktrace"] = changes.get("stacktrace") or None
+    cut = len(changes["extra"]) < len(extra)
+    return shortened(replace(context, **changes, truncated=context.truncated or cut))
+
+
+def shortened(
+    context: ErrorContext, *, stacktrace: int = STACKTRACE_BYTES, reason: int = REASON_BYTES, text: int = TEXT_BYTES
+) -> ErrorContext:
+    """The context with its texts cut to so many bytes of UTF-8 each, and marked where anything was cut."""
+    changes: dict[str, Any] = {"extra": {name: head(value, text) for name, value in context.extra.items()}}
+    for name in _TYPES:
+        value = getattr(context, name)
+        if name == "stacktrace" and value is not None:
+            changes[name] = tail(value, stacktrace) or None
+        elif isinstance(value, str):
+            changes[name] = head(value, reason if name == "reason" else text)
+    cut = replace(context, **changes)
+    return context if cut == context else replace(cut, truncated=True)
+
+
+def head(text: str, limit: int) -> str:
+    """The beginning of a text, at most `limit` bytes of UTF-8; an ellipsis shows the cut where there is room."""
+    encoded = text.encode()
+    if len(encoded) <= limit:
+        return text
+    room = limit - len(_CUT.encode())
+    return (
+        encoded[: max(limit, 0)].decode(errors="ignore") if room < 1 else encoded[:room].decode(errors="ignore") + _CUT
+    )
+
+
+def tail(text: str, limit: int) -> str:
+    """The end of a text, where a stack trace names the error; at most `limit` bytes of UTF-8."""
+    encoded = text.encode()
+    if len(encoded) <= limit:
+        return text
+    room = limit - len(_CUT.encode())
+    return "" if room < 1 else _CUT + encoded[-room:].decode(errors="ignore")
+
+
+def printable(text: str) -> str:
+    """Text without control characters other than tab and newline: they become U+FFFD."""
+    return _CONTROLS.sub("\ufffd", text)
+
+
+def without(context: ErrorContext, known: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that `known` does not already give, as JSON values."""
+    out: dict[str, Any] = {}
+    for name in _TYPES:
+        value = getattr(context, name)
+        if value != known.get(name, DEFAULTS[name]):
+            out[name] = dict(value) if name == "extra" else value
+    return out
+
+
+def checked(found: Any) -> dict[str, Any]:
+    """Fields out of JSON that anyone may have written: what has another type than the field is left out."""
+    if not isinstance(found, Mapping):
+        return {}
+    return {name: value for name, value in found.items() if name in _TYPES and _fits(name, value)}
+
+
+def _fits(name: str, value: Any) -> bool:
+    kind = _TYPES[name]
+    if value is None:
+        return kind.endswith("None")
+    if name == "stage":
+        return value in STAGES
+    if name == "extra":
+        return isinstance(value, dict) and all(isinstance(each, str) for each in value.values())
+    if kind.startswith("bool"):
+        return isinstance(value, bool)
+    if kind.startswith("int"):
+        return isinstance(value, int) and not isinstance(value, bool) and abs(value) < _LONGEST_INT
+    return isinstance(value, str)
+
+
+def whole(text: str | None) -> int | None:
+    """A whole number out of header text; None where it is none."""
+    return int(text) if text is not None and re.fullmatch(r"-?[0-9]{1,18}", text) else None

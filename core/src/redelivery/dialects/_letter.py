@@ -1,0 +1,205 @@
+"""A letter made of a message: the context rendered in a dialect, cut until it fits.
+
+What is cut, in this order: the record, the stack trace, the exception text, all optional fields, the whole context but
+for the marker. This file must not know any dialect by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from redelivery._cloudevents import event_in, is_structured, prefix_in
+from redelivery.broker import Limits
+from redelivery.context import ErrorContext
+from redelivery.dialects import _body, _mark, json_context
+from redelivery.dialects._fields import BOOKKEEPING, shortened, without
+from redelivery.dialects._mark import Mark
+from redelivery.message import Header, Message
+
+#: The header of what a dialect has no name for, and the name it takes where a user's own header has the first.
+CONTEXT: Final = ("redelivery-context", "redelivery-context-2")
+
+#: The least that is worth keeping of a text, in bytes, and how finely its room is searched for.
+_LEAST: Final = 64
+_SEARCHES: Final = 10
+_MOST: Final = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """One dialect.
+
+    Attributes:
+        name: as capabilities and options spell it.
+        names: every header or extension attribute that it may write.
+        write: the pairs for a context, what matters most first.
+        read: the fields that such pairs give.
+        extensions: its names are CloudEvents extension attributes: they go into the body of a structured event, and
+            get the broker's prefix elsewhere.
+        whole: the JSON header holds the whole context, not only what the dialect has no name for.
+    """
+
+    name: str
+    names: frozenset[str]
+    write: Callable[[ErrorContext], list[tuple[str, str | int]]]
+    read: Callable[[Mapping[str, str]], dict[str, Any]]
+    extensions: bool = False
+    whole: bool = False
+
+
+class Letter:
+    """Renders contexts into one message.
+
+    Args:
+        message: without any context or marker of ours.
+        lives: what its marker said before.
+        dialect: how.
+        prefix: of CloudEvents headers at the broker; None where it has none.
+        limits: the broker's.
+        include_message, configs: see `json_context.document`.
+    """
+
+    def __init__(
+        self,
+        message: Message,
+        lives: Mark,
+        dialect: Dialect,
+        *,
+        prefix: str | None,
+        limits: Limits,
+        include_message: bool,
+        configs: Mapping[str, str] | None,
+    ) -> None:
+        self._message = message
+        self._lives = lives
+        self._dialect = dialect
+        self._limits = limits
+        self._include_message = include_message and dialect.whole
+        self._configs = configs
+        self._taken = {name.lower() for name, _ in message.headers}
+        self._in_body = dialect.extensions and is_structured(message) and event_in(message) is not None
+        self._prefix = (prefix_in(message) or prefix or "") if dialect.extensions else ""
+
+    def fit(self, context: ErrorContext) -> Message | None:
+        """The letter with as much of the context as the limits let through; None where not even a marker fits."""
+        return next((letter for letter in self._smaller_and_smaller(context) if self._fits(letter)), None)
+
+    def _smaller_and_smaller(self, context: ErrorContext) -> Iterator[Message]:
+        if self._room() > 1:
+            yield self._render(context)
+            if self._include_message:
+                self._include_message = False
+                context = replace(context, truncated=True)
+                yield self._render(context)
+            for field in ("stacktrace", "reason"):
+                yield from self._cut(context, field)
+                least = 0 if field == "stacktrace" else _LEAST
+                context = shortened(context, **{field: least})
+            yield self._render(shortened(context, text=_LEAST * 4))
+            context = ErrorContext(
+                reason=context.reason,
+                kind=context.kind,
+                code=context.code,
+                exception=context.exception,
+                stage=context.stage,
+                attempts=context.attempts,
+                attempts_total=context.attempts_total,
+                hops=context.hops,
+                truncated=True,
+            )
+            context = shortened(context, text=_LEAST)
+            yield self._render(context)
+            yield self._render(context, named=0)
+            yield self._render(context, rest=False)
+        yield self._with((), replace(self._mark(context), truncated=True))
+        yield self._with((), Mark(truncated=True))
+
+    def _cut(self, context: ErrorContext, field: str) -> Iterator[Message]:
+        """The letter with as much of one text as fits, found by halving."""
+        whole = len((getattr(context, field) or "").encode())
+        low, high, best = _LEAST, whole, None
+        for _ in range(_SEARCHES):
+            if low >= high:
+                break
+            middle = (low + high + 1) // 2
+            letter = self._render(shortened(context, **{field: middle}))
+            if self._fits(letter):
+                low, best = middle, letter
+            else:
+                high = middle - 1
+        if best is not None:
+            yield best
+
+    def _render(self, context: ErrorContext, *, named: int | None = None, rest: bool = True) -> Message:
+        """The letter with this context: at most `named` fields by name, and the `rest` in the JSON header."""
+        native = self._dialect.write(context)[:named]
+        mark = self._mark(context)
+        message = self._message
+        headers: list[Header] = []
+        if self._in_body:
+            there = _body.attributes(message.value)
+            native = [(name, value) for name, value in native if name not in there]
+            if native:
+                body, inserted = _body.insert(message.value or b"", dict(native))
+                message = replace(message, value=body)
+                mark = replace(mark, attributes=tuple(name for name, _ in native), inserted=inserted)
+        else:
+            native = [(name, value) for name, value in native if (self._prefix + name).lower() not in self._taken]
+            native = native[: self._room() - 2]
+            headers = [(self._prefix + name, str(value).encode()) for name, value in native]
+        extra = self._json(context, {name: str(value) for name, value in native}, mark) if rest else None
+        name = next((name for name in CONTEXT if name not in self._taken), None)
+        if extra and name:
+            headers.insert(0, (name, json_context.dump(extra)))
+        elif extra:
+            mark = replace(mark, truncated=True)
+        return self._with(headers, replace(mark, headers=tuple(name for name, _ in headers)), message)
+
+    def _json(self, context: ErrorContext, native: Mapping[str, str], mark: Mark) -> dict[str, Any] | None:
+        kept = {name: getattr(mark, name) for name in BOOKKEEPING}
+        if self._dialect.whole:
+            fields = without(context, {}) | without(context, kept)
+            return json_context.document(
+                context, fields, self._message, include_message=self._include_message, configs=self._configs
+            )
+        fields = without(context, self._dialect.read(native) | kept)
+        return {json_context.OURS: fields} if fields else None
+
+    def _mark(self, context: ErrorContext) -> Mark:
+        total = context.attempts_total
+        if total is None:
+            total = self._lives.attempts_total + (context.attempts or 0)
+        return Mark(
+            dialect=self._dialect.name,
+            attempts_total=min(max(total, 0), _MOST),
+            hops=min(max(context.hops, self._lives.hops), _MOST),
+            truncated=context.truncated,
+        )
+
+    def _with(self, headers: list[Header] | tuple[Header, ...], mark: Mark, message: Message | None = None) -> Message:
+        message = message or self._message
+        name = _mark.free_name(message.headers)
+        if name is None:
+            return message
+        return replace(message, headers=(*message.headers, *headers, (name, mark.dump())))
+
+    def _room(self) -> int:
+        """How many headers may be added."""
+        most = self._limits.header_count
+        return 1000 if most is None else most - len(self._message.headers)
+
+    def _fits(self, letter: Message) -> bool:
+        limits = self._limits
+        ours = letter.headers[len(self._message.headers) :]
+        in_headers = sum(len(name.encode()) + len(value or b"") for name, value in letter.headers)
+        in_all = in_headers + len(letter.value or b"") + len(letter.key or b"")
+        largest = max((len(value or b"") for _, value in ours), default=0)
+        sizes = (
+            (len(letter.headers), limits.header_count),
+            (in_headers, limits.headers_bytes),
+            (largest, limits.header_value_bytes),
+            (in_all, limits.message_bytes),
+        )
+        return bool(ours) and all(most is None or size <= most for size, most in sizes)

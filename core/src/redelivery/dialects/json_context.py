@@ -1,0 +1,110 @@
+"""The JSON error context: KIP-298's older text (record, stages, exception, attempt, ...) and all of ours beside it."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+from redelivery.context import ErrorContext
+from redelivery.dialects._fields import STAGES, checked
+from redelivery.message import Message
+from redelivery.settings import redact_options
+
+#: The member that holds our own fields.
+OURS: Final = "redelivery"
+
+
+def document(
+    context: ErrorContext,
+    fields: Mapping[str, Any],
+    message: Message,
+    *,
+    include_message: bool,
+    configs: Mapping[str, str] | None,
+) -> dict[str, Any]:
+    """The whole context as one JSON object.
+
+    Args:
+        context: what KIP-298's members are made of.
+        fields: our own fields.
+        message: the record: its coordinates, and with `include_message` its payload.
+        include_message: a payload may hold secrets, so it is written only where asked for.
+        configs: settings of the failing stage; redacted here.
+    """
+    own = dict(fields)
+    trace = own.pop("stacktrace", None)
+    if trace is None:
+        own["stacktrace"] = None  # so that `exception` is not taken for one
+    known = {
+        "record": _record(context, message, include_message=include_message),
+        **_stages(context, configs),
+        "exception": trace or f"{context.exception or context.kind}: {context.reason}",
+        "attempt": None if context.attempts is None else max(0, context.attempts - 1),  # it counts re-attempts
+        "task_id": "-".join(str(part) for part in (context.run, context.partition) if part is not None),
+        "time_of_error": context.last_failure_ms,
+    }
+    return {name: value for name, value in known.items() if value not in (None, "", {})} | {OURS: own}
+
+
+def read(found: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that such an object gives, whoever wrote it."""
+    out: dict[str, Any] = {}
+    stages, index = found.get("stages"), found.get("index")
+    if isinstance(stages, list) and isinstance(index, int) and 0 <= index < len(stages):
+        stage = stages[index]
+        out["stage"] = stage.get("type") if isinstance(stage, dict) else None
+    attempt = found.get("attempt")
+    if isinstance(attempt, int):
+        out["attempts"] = attempt + 1
+    out["stacktrace"] = found.get("exception")
+    out["last_failure_ms"] = found.get("time_of_error")
+    return checked(out) | checked(found.get(OURS))
+
+
+def parse(value: bytes | None) -> dict[str, Any] | None:
+    """The object in a header, or None: anyone may have written it."""
+    try:
+        found = json.loads(value or b"")
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def dump(form: Mapping[str, Any]) -> bytes:
+    """An object as header text: ASCII only, which every broker and client takes."""
+    return json.dumps(form, separators=(",", ":")).encode()
+
+
+def _stages(context: ErrorContext, configs: Mapping[str, str] | None) -> dict[str, Any]:
+    if context.stage not in STAGES:
+        return {}
+    index = STAGES.index(context.stage)
+    stages: list[dict[str, Any]] = [{"type": stage} for stage in STAGES]
+    if context.broker:
+        stages[index]["class"] = context.broker
+    if configs:
+        stages[index]["config"] = redact_options(configs)
+    return {"index": index, "stages": stages}
+
+
+def _record(context: ErrorContext, message: Message, *, include_message: bool) -> dict[str, Any]:
+    record: dict[str, Any] = {
+        "topic": context.source_topic or context.target,
+        "partition": context.source_partition,
+        "offset": context.source_offset,
+        "timestamp": message.timestamp_ms,
+        "timestamp_type": None if message.timestamp_ms is None else "CREATE_TIME",
+    }
+    record = {name: value for name, value in record.items() if value is not None}
+    if include_message:
+        headers = json.dumps([[name, _base64(value)] for name, value in message.headers])
+        record["key"] = {"schema": "BYTES", "object": _base64(message.key)}
+        record["value"] = {"schema": "BYTES", "object": _base64(message.value)}
+        record["headers"] = {"schema": "ARRAY", "object": headers}
+    return record
+
+
+def _base64(value: bytes | None) -> str | None:
+    return None if value is None else base64.b64encode(value).decode()

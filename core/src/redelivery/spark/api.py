@@ -1,0 +1,206 @@
+"""What a job calls: `register`, `deliver`, `events`, `undelivered`. Works on classic Spark and on Connect alike.
+
+This file only puts together what the others do.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql import functions as f
+
+from redelivery.errors import ConfigurationError
+from redelivery.report import DeliveryReport
+from redelivery.settings import unknown
+from redelivery.spark import job as jobs
+from redelivery.spark import rowjson
+from redelivery.spark.columns import MESSAGE, Layout
+from redelivery.spark.options import ATTRIBUTES, EXTENSIONS, read_write_options
+from redelivery.spec import NATIVE, DeliverySpec
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+FORMAT: Final = "redelivery"
+#: Name of the column that holds the rest of the row, encoded by Spark itself.
+_VALUE: Final = "value"
+
+
+def register(spark: SparkSession) -> None:
+    """Make `format("redelivery")` known to a session.
+
+    Spark finds it by itself where `redelivery` is installed, unless another package named `pyspark_*` is broken, or where
+    the package was added to a running session.
+    """
+    from redelivery.spark.writer import RedeliveryDataSource  # noqa: PLC0415 - needs no session to be imported
+
+    spark.dataSource.register(RedeliveryDataSource)
+
+
+def deliver(df: DataFrame, url: str, spec: DeliverySpec | None = None, **options: Any) -> DeliveryReport:
+    """Deliver every row, and return the account. Looking at the report never sends again.
+
+    Args:
+        df: columns as for `df.write.format("redelivery")`; without a `value` column Spark encodes the row as JSON.
+        url: where rows go.
+        spec: how; instead of spec options.
+        options: as for `df.write`, by keyword, or `**{"errors.tolerance": "all"}`.
+
+    Returns:
+        The account: `rows == delivered + dead_lettered + skipped`.
+
+    Raises:
+        ConfigurationError, Unsupported: nothing was sent.
+        ToleranceExceeded: too many records of the job failed.
+        pyspark.errors.PythonException: a task failed; its text holds the error of the delivery.
+    """
+    settings = read_write_options({"url": url, **{name: _text(value) for name, value in options.items()}}, spec=spec)
+    spark = df.sparkSession
+    jobs.refuse_one_host(url, _conf(spark, "spark.master"), shared_mount=settings.shared_mount)
+    job = jobs.Job.plan(settings, df.schema)
+    df, layout = _encode_rows(df, job.layout)
+    job = replace(job, layout=layout)
+
+    def task(batches: Iterator[Any]) -> Iterator[Any]:
+        import pyarrow as pa  # noqa: PLC0415 - runs on the workers
+
+        report = jobs.deliver_partition(job, batches)
+        yield pa.record_batch([pa.array([json.dumps(report.to_dict())])], names=["report"])
+
+    reports = [DeliveryReport.from_dict(json.loads(row[0])) for row in df.mapInArrow(task, "report string").collect()]
+    return jobs.finish(job, reports, speculation=_conf(spark, "spark.speculation") == "true")
+
+
+def events(
+    df: DataFrame,
+    *,
+    type: Column | str,  # noqa: A002 - the attribute's own name
+    source: Column | str,
+    subject: Column | str | None = None,
+    time: Column | str | None = None,
+    id: Column | str | None = None,  # noqa: A002 - the attribute's own name
+    dataschema: Column | str | None = None,
+    extensions: Column | None = None,
+    key: Column | str | None = None,
+    data: Sequence[str] | None = None,
+) -> DataFrame:
+    """A DataFrame as CloudEvents, its data in JSON: built by Spark itself on the JVM.
+
+    Args:
+        df: any DataFrame.
+        type: text that all rows have, or a column: `col("kind")`.
+        source: the same.
+        subject: a column, or its name; null where an event has none.
+        time: the same; a timestamp, or RFC 3339 text.
+        id: the same; derived where null.
+        dataschema: the same.
+        key: the same; what places and orders the message.
+        extensions: a column of type map<string,string>.
+        data: names of the columns that are the data; None: all.
+
+    Returns:
+        The columns that a write takes: `value`, `datacontenttype`, `type`, `source`, and those given.
+
+    Raises:
+        ConfigurationError: a column is not there, or has no JSON form.
+    """
+    names = list(df.columns if data is None else data)
+    by_name = {each.name: each for each in df.schema.fields}
+    for name in [*names, *(each for each in (subject, time, id, dataschema, key) if isinstance(each, str))]:
+        if name not in by_name:
+            raise ConfigurationError(str(unknown("column", name, by_name)))
+    for name in names:
+        rowjson.check(name, by_name[name].dataType)
+    columns: dict[str, Column | None] = {
+        "type": f.lit(type) if isinstance(type, str) else type,
+        "source": f.lit(source) if isinstance(source, str) else source,
+        "subject": _column(subject),
+        "time": _column(time),
+        "id": _column(id),
+        "dataschema": _column(dataschema),
+        "datacontenttype": f.lit("application/json"),
+        EXTENSIONS: extensions,
+        "key": _column(key),
+        _VALUE: rowjson.expression(names),
+    }
+    return df.select(*(column.alias(name) for name, column in columns.items() if column is not None))
+
+
+def undelivered(
+    spark: SparkSession,
+    report: DeliveryReport,
+    spec: DeliverySpec | None = None,
+    *,
+    url: str | None = None,
+    **options: Any,
+) -> DataFrame:
+    """The rows of one run that were dead-lettered, read from the sink. Looking at it twice never sends twice.
+
+    Args:
+        spark: the session.
+        report: of the run.
+        spec: that it ran with; its first sink is read.
+        url: the sink, instead of `spec`: a URL that letters were sent to.
+        options: client options, as for reading.
+
+    Raises:
+        ConfigurationError: no sink was named, so nothing was kept.
+    """
+    sink = url
+    if sink is None and spec is not None and spec.dead_letter_sink:
+        sink = spec.dead_letter_sink[0].uri
+        options = {**{f"sink.{k}": v for k, v in spec.dead_letter_sink[0].options.items()}, **options}
+    if not sink:
+        raise ConfigurationError("this delivery had no deadLetterSink, so what was not delivered is not kept anywhere")
+    read = spark.read.format(FORMAT).option("deadLetters", "true").option("run", report.run)
+    for name, value in options.items():
+        read = read.option(name, _text(value))
+    if sink == NATIVE:
+        return read.option("url", report.primary).load()
+    return read.option("deadLetterSink", sink).load()
+
+
+def _encode_rows(df: DataFrame, layout: Layout) -> tuple[DataFrame, Layout]:
+    """Have Spark itself encode the rows as JSON, where there is no `value` column."""
+    if not layout.row:
+        return df, layout
+    encoded = rowjson.expression([layout.names[position] for position in layout.row])
+    kept = [
+        position
+        for position, name in enumerate(layout.names)
+        if position not in layout.row or name.lower() in (*MESSAGE, *ATTRIBUTES)
+    ]
+    moved = {position: index for index, position in enumerate(kept)}
+    columns = [f.col(rowjson.quoted(layout.names[position])) for position in kept]
+    return df.select(*columns, encoded.alias(_VALUE)), replace(
+        layout,
+        names=(*(layout.names[position] for position in kept), _VALUE),
+        message={**{name: moved[position] for name, position in layout.message.items()}, _VALUE: len(kept)},
+        attributes={name: moved[position] for name, position in layout.attributes.items()},
+        extensions=None if layout.extensions is None else moved[layout.extensions],
+        extra={name: moved[position] for name, position in layout.extra.items()},
+        row=(),
+        json_from=_VALUE,
+    )
+
+
+def _column(column: Column | str | None) -> Column | None:
+    return f.col(rowjson.quoted(column)) if isinstance(column, str) else column
+
+
+def _conf(spark: SparkSession, name: str) -> str | None:
+    try:
+        value: str | None = spark.conf.get(name, None)
+    except Exception:  # noqa: BLE001 - Connect keeps some settings to itself; the tasks check again
+        return None
+    return value
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+__all__ = ["deliver", "events", "register", "undelivered"]

@@ -1,0 +1,258 @@
+"""CloudEvents from columns, a column at a time: which rows may be no valid event, and events in both content modes.
+
+Only masks are computed here for all rows; whether a suspicious row is a valid event is `redelivery.events`' to say.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from redelivery import events
+from redelivery.errors import Permanent
+from redelivery.message import Column, Headers
+from redelivery.spark import rowjson, vectors
+from redelivery.spark.ids import Ids
+
+CONTENT_TYPE: Final = "content-type"
+#: The body of an event in structured mode.
+STRUCTURED: Final = "application/cloudevents+json"
+JSON: Final = "application/json"
+
+#: What is plainly good; all else is looked at row by row. Days 29 to 31 depend on the month.
+_PLAIN: Final[Mapping[str, str]] = {
+    "type": r"^[ -~]+$",
+    "subject": r"^[ -~]+$",
+    "source": r"^[A-Za-z0-9._~:/?#@!$&()*+,;=-]+$",
+    "specversion": r"^1\.0$",
+    "datacontenttype": r"^[a-z]+/[a-z0-9.+-]+$",
+    "dataschema": r"^[a-z][a-z0-9+.-]*://[A-Za-z0-9._~:/?#@!$&()*+,;=-]+$",
+    "id": r"^[ -~]+$",
+    "time": r"^[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])"
+    r"T([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,6})?Z$",
+}
+_REQUIRED: Final = ("type", "source")
+_JSON_TYPE: Final = r"(?i)^[^;]*[/+]json\s*(;|$)"
+
+
+@dataclass
+class Events:
+    """Rows seen as events.
+
+    Attributes:
+        length: number of rows.
+        attributes: arrays by attribute name; `specversion` null means that the row is a plain message, no event.
+        extensions: array of maps.
+        data: the values.
+        data_is_json: they are JSON for certain.
+        explicit_id: the `id` column.
+    """
+
+    length: int
+    attributes: Mapping[str, Any]
+    extensions: Any
+    data: Any
+    data_is_json: bool
+    explicit_id: Any
+
+    @cached_property
+    def mask(self) -> Any:
+        """Arrow mask of the rows that are events; None where all are."""
+        version = self.attributes.get("specversion")
+        if version is None or not version.null_count:
+            return None
+        return version.is_valid()
+
+    def is_event(self, index: int) -> bool:
+        """Whether row `index` is an event."""
+        return self.mask is None or bool(self.mask[index].as_py())
+
+    @cached_property
+    def texts(self) -> dict[str, Any]:
+        """Attributes as text arrays, null where the row is no event; `specversion` always there."""
+        texts = {"specversion": pa.array(["1.0"] * self.length)} | dict(self.attributes)
+        if "time" in texts and pa.types.is_timestamp(texts["time"].type):
+            moments = texts["time"]
+            if moments.type.tz is None:  # without a zone it is taken as UTC: an event's time needs one
+                moments = moments.cast(pa.int64()).cast(pa.timestamp("us", "UTC"))
+            texts["time"] = rowjson.timestamps(moments)
+        if self.data_is_json and "datacontenttype" not in texts:
+            texts["datacontenttype"] = pa.array([JSON] * self.length)
+        if self.mask is not None:
+            nothing = pa.scalar(None, pa.string())
+            texts = {name: pc.if_else(self.mask, array, nothing) for name, array in texts.items()}
+        return texts
+
+    @cached_property
+    def json_typed(self) -> Any:
+        """Arrow mask of the rows whose data says to be JSON."""
+        if "datacontenttype" not in self.texts:
+            return pa.array(np.zeros(self.length, dtype=bool))
+        return pc.fill_null(pc.match_substring_regex(self.texts["datacontenttype"], _JSON_TYPE), pa.scalar(value=False))
+
+
+def suspicious(rows: Events, require: tuple[str, ...], *, check_data: bool) -> Any:
+    """A mask (numpy) of the rows that may not be valid events."""
+    bad = np.zeros(rows.length, dtype=bool)
+    texts = rows.texts if rows.explicit_id is None else {**rows.texts, "id": rows.explicit_id.cast(pa.string())}
+    for name, array in texts.items():
+        optional = name not in (*_REQUIRED, *require)
+        plain = pc.fill_null(pc.match_substring_regex(array, _PLAIN[name]), pa.scalar(optional))
+        bad |= ~plain.to_numpy(zero_copy_only=False)
+    if rows.extensions is not None:
+        bad |= pc.is_valid(rows.extensions).to_numpy(zero_copy_only=False)
+    if check_data and not rows.data_is_json:
+        bad |= rows.json_typed.to_numpy(zero_copy_only=False)
+    if rows.mask is not None:
+        bad &= rows.mask.to_numpy(zero_copy_only=False)
+    return bad
+
+
+def judge(rows: Events, index: int, require: tuple[str, ...], *, check_data: bool) -> Permanent | None:
+    """Why one row is no valid event; None where it is one."""
+    attributes = {name: array[index].as_py() for name, array in rows.texts.items()}
+    explicit = None if rows.explicit_id is None else rows.explicit_id[index].as_py()
+    for name in require:
+        value = explicit if name == "id" else attributes.get(name)
+        if value is None or value == "":
+            return Permanent(
+                f"the attribute {name!r} is required (requireAttributes), and it is null", code=f"missing-{name}"
+            )
+    extensions = {} if rows.extensions is None else dict(rows.extensions[index].as_py() or ())
+    taken = sorted(set(extensions) & {*events.ATTRIBUTES, "data"})
+    if taken:
+        return Permanent(
+            f"the extension attribute {taken[0]!r} has a name that is not free", code="invalid-attribute-name"
+        )
+    try:
+        # A row without an id of its own gets one that is valid.
+        events.validate({**extensions, **attributes, "id": "derived" if explicit is None else str(explicit)})
+    except Permanent as error:
+        return error
+    if check_data and rows.json_typed[index].as_py() and not rows.data_is_json:
+        return _judge_json(vectors.as_binary(rows.data.slice(index, 1))[0].as_py())
+    return None
+
+
+def _judge_json(data: bytes | None) -> Permanent | None:
+    try:
+        if data is not None:
+            json.loads(data.decode("utf-8"), parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        return Permanent(f"datacontenttype says JSON, and the value is none: {error}", code="invalid-data")
+    return None
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+# --- binary mode ---------------------------------------------------------------------------------------------------
+
+
+def binary_headers(rows: Events, ids: Ids, own: Column[Headers] | None, prefix: str) -> Column[Headers]:
+    """Attributes as headers `<prefix><name>`, the rows' own headers behind them."""
+
+    def load() -> list[Headers]:
+        names = list(rows.texts)
+        headers = [CONTENT_TYPE if name == "datacontenttype" else prefix + name for name in names]
+        columns = [
+            _pairs(header, vectors.as_binary(rows.texts[name])) for header, name in zip(headers, names, strict=True)
+        ]
+        columns.append(_pairs(prefix + "id", vectors.as_binary(_of_events(rows, ids.array))))
+        if all(not rows.texts[name].null_count for name in names) and rows.mask is None:
+            loaded: list[Headers] = list(zip(*columns, strict=True))
+        else:
+            loaded = [tuple(pair for pair in row if pair[1] is not None) for row in zip(*columns, strict=True)]
+        if rows.extensions is not None:
+            more = [
+                tuple((prefix + name, value.encode()) for name, value in each or () if value is not None)
+                for each in _of_events(rows, rows.extensions).to_pylist()
+            ]
+            loaded = [a + b for a, b in zip(loaded, more, strict=True)]
+        return loaded if own is None else [a + b for a, b in zip(loaded, own.values, strict=True)]
+
+    return Column(rows.length, load)
+
+
+def _pairs(name: str, array: Any) -> list[tuple[str, bytes | None]]:
+    return [(name, value) for value in vectors.to_list(array)]
+
+
+def _of_events(rows: Events, array: Any) -> Any:
+    """An array with null where the row is no event."""
+    return array if rows.mask is None else pc.if_else(rows.mask, array, pa.scalar(None, array.type))
+
+
+# --- structured mode -----------------------------------------------------------------------------------------------
+
+
+def structured_headers(rows: Events, own: Column[Headers] | None) -> Column[Headers]:
+    """The content type of an event in JSON, the rows' own headers behind it."""
+
+    def load() -> list[Headers]:
+        said: Headers = ((CONTENT_TYPE, STRUCTURED.encode()),)
+        mask = [True] * rows.length if rows.mask is None else rows.mask.to_pylist()
+        if own is None:
+            return [said if is_event else () for is_event in mask]
+        return [said + each if is_event else each for is_event, each in zip(mask, own.values, strict=True)]
+
+    return Column(rows.length, load)
+
+
+def structured(rows: Events, ids: Any) -> Any:
+    """Events in JSON; where a row is no event, its value as it is.
+
+    Args:
+        rows: valid ones.
+        ids: array of text.
+
+    Returns:
+        An Arrow array of text, or of bytes where some rows are no events.
+    """
+    parts = [pa.scalar('{"id":'), rowjson.quote(ids)]
+    for name, array in rows.texts.items():
+        parts.append(_member(name, rowjson.quote(array)))
+    if rows.extensions is not None:
+        parts.append(_extension_members(rows.extensions))
+    parts += [_data(rows), pa.scalar("}")]
+    body = pc.binary_join_element_wise(*parts, "")
+    return body if rows.mask is None else pc.if_else(rows.mask, vectors.as_binary(body), vectors.as_binary(rows.data))
+
+
+def _member(name: str, json_text: Any) -> Any:
+    """`,"name":value`, or nothing where the value is null."""
+    return pc.fill_null(pc.binary_join_element_wise(pa.scalar(f',"{name}":'), json_text, ""), "")
+
+
+def _extension_members(extensions: Any) -> Any:
+    texts = [
+        "".join(f",{json.dumps(n)}:{json.dumps(v, ensure_ascii=False)}" for n, v in each or () if v is not None)
+        for each in extensions.to_pylist()
+    ]
+    return pa.array(texts, pa.string())
+
+
+def _data(rows: Events) -> Any:
+    """The `data` member: JSON as it is, text as a JSON string, bytes as base64; nothing where the value is null."""
+    data = rows.data
+    if rows.data_is_json:
+        return _member("data", data)
+    if pa.types.is_binary(data.type):
+        # Only what is JSON is known to be text.
+        known = pc.if_else(rows.json_typed, data, pa.scalar(None, data.type)).cast(pa.string())
+        rest = pc.if_else(rows.json_typed, pa.scalar(None, data.type), data)
+        if rest.null_count == rows.length:
+            return _member("data", known)
+        encoded = [None if v is None else base64.b64encode(v).decode() for v in vectors.to_list(rest)]
+        other = _member("data_base64", rowjson.in_quotes(pa.array(encoded, pa.string())))
+        return pc.binary_join_element_wise(_member("data", known), other, "")
+    return _member("data", pc.if_else(rows.json_typed, data, rowjson.quote(data)))

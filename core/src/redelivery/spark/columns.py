@@ -1,0 +1,244 @@
+"""What the columns of a DataFrame mean: decided once, from the schema, before anything is sent.
+
+Names follow Spark's Kafka sink (`key`, `value`, `headers`, `timestamp`), plus `id`, `destination`, CloudEvents
+attributes and the broker's own columns. This file must not touch data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from pyspark.sql import types as t
+
+from redelivery.broker import Capabilities
+from redelivery.errors import ConfigurationError, Unsupported
+from redelivery.settings import unknown
+from redelivery.spark import rowjson
+from redelivery.spark.options import ATTRIBUTES, EXTENSIONS, ContentMode
+
+#: The message's own columns, in any mode.
+MESSAGE: Final = ("value", "key", "headers", "id", "destination", "timestamp")
+#: Columns that the reader of dead letters adds; a write refuses them with a hint.
+READ_ONLY: Final = ("_error", "_position")
+
+_TEXT: Final = (t.StringType,)
+_BYTES: Final = (t.StringType, t.BinaryType)
+_INSTANT: Final = (t.TimestampType, t.TimestampNTZType)
+_WHOLE: Final = (t.ByteType, t.ShortType, t.IntegerType, t.LongType)
+_TYPES: Final[Mapping[str, tuple[tuple[type[t.DataType], ...], str]]] = {
+    "value": (_BYTES, "binary or string"),
+    "key": (_BYTES, "binary or string"),
+    "id": ((*_TEXT, *_WHOLE), "string"),
+    "destination": (_TEXT, "string"),
+    "timestamp": (_INSTANT, "timestamp"),
+    "time": ((*_INSTANT, *_TEXT), "timestamp or string"),
+}
+_PYTHON: Final[Mapping[type, tuple[tuple[type[t.DataType], ...], str]]] = {
+    str: (_TEXT, "string"),
+    bytes: (_BYTES, "binary or string"),
+    int: (_WHOLE, "int"),
+    float: ((t.DoubleType, t.FloatType), "double"),
+    bool: ((t.BooleanType,), "boolean"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Which column is what. Columns are named by their position in the DataFrame.
+
+    Attributes:
+        mode: how events are written; `raw` where rows are plain messages.
+        names: the DataFrame's own column names, in order.
+        message: positions of the message's columns by their standard names.
+        attributes: positions of CloudEvents attributes; empty in raw mode.
+        extensions: position of the map of extension attributes.
+        extra: positions of the broker's own columns, by the broker's names.
+        row: positions of the columns that are encoded as JSON to be the value; empty where there is a `value`.
+        value_is_json: the values are JSON for certain (we made them).
+        json_from: name of the column that holds the rest of the row as JSON, where Spark has encoded it already.
+    """
+
+    mode: ContentMode
+    names: tuple[str, ...]
+    message: Mapping[str, int]
+    attributes: Mapping[str, int] = field(default_factory=dict)
+    extensions: int | None = None
+    extra: Mapping[str, int] = field(default_factory=dict)
+    row: tuple[int, ...] = ()
+    value_is_json: bool = False
+    json_from: str | None = None
+
+
+def resolve(
+    schema: t.StructType,
+    capabilities: Capabilities,
+    *,
+    broker: str,
+    content_mode: ContentMode | None = None,
+    require_attributes: tuple[str, ...] = (),
+) -> Layout:
+    """Find out what each column means.
+
+    Args:
+        schema: of the DataFrame that is written.
+        capabilities: of the destination.
+        broker: its name, for messages.
+        content_mode: as asked for; None: `binary` (or `structured`, where the broker knows no binary mode) where the
+            columns `type` and `source` are there, else `raw`.
+        require_attributes: attributes that must have a column.
+
+    Raises:
+        ConfigurationError: duplicate columns, a wrong type, a column that nobody would send, a required one missing.
+        Unsupported: the broker cannot carry a column, or the content mode.
+    """
+    positions = _positions(schema)
+    has_events = "type" in positions and "source" in positions
+    mode = content_mode or ("raw" if not has_events else "binary" if capabilities.cloudevents_prefix else "structured")
+    if mode == "binary" and capabilities.cloudevents_prefix is None:
+        raise Unsupported(f"{broker!r} has no binary mode for CloudEvents; use contentMode=structured")
+    whole_row = "value" not in positions
+    found = _Found(capabilities, broker, events=mode != "raw", whole_row=whole_row)
+    for name, position in positions.items():
+        found.place(name, position, schema.fields[position].dataType)
+    others = found.others
+    if whole_row:
+        for position in others:
+            rowjson.check(schema.fields[position].name, schema.fields[position].dataType)
+    elif others:
+        known = (*MESSAGE, *ATTRIBUTES, EXTENSIONS, *capabilities.columns)
+        raise _superfluous(schema.fields[others[0]].name, known, mode)
+    _check_required(mode, found.attributes, require_attributes)
+    if whole_row and not others and mode == "raw":
+        raise ConfigurationError("there is nothing to send: give a column `value`, or columns that make up the row")
+    return Layout(
+        mode=mode,
+        names=tuple(each.name for each in schema.fields),
+        message=found.message,
+        attributes={name: position for name, position in found.attributes.items() if name != EXTENSIONS},
+        extensions=found.attributes.get(EXTENSIONS),
+        extra=found.extra,
+        row=tuple(others) if whole_row else (),
+        value_is_json=whole_row,
+    )
+
+
+class _Found:
+    """Columns by what they mean, as they are found."""
+
+    def __init__(self, capabilities: Capabilities, broker: str, *, events: bool, whole_row: bool) -> None:
+        self.message: dict[str, int] = {}
+        self.attributes: dict[str, int] = {}
+        self.extra: dict[str, int] = {}
+        self.others: list[int] = []
+        self._capabilities = capabilities
+        self._broker = broker
+        self._events = events
+        self._whole_row = whole_row
+        self._own = {name.lower(): name for name in capabilities.columns}
+
+    def place(self, name: str, position: int, kind: t.DataType) -> None:
+        """Find out what one column means. Raises ConfigurationError, Unsupported."""
+        if name == "timestamp" and self._whole_row and not isinstance(kind, _INSTANT):
+            self.others.append(position)
+        elif name in MESSAGE:
+            _check_message_column(name, kind, self._capabilities, self._broker)
+            self.message[name] = position
+            if self._whole_row and not self._events and name in ("id", "timestamp"):
+                self.others.append(position)  # a table's own columns as a rule: the row keeps them
+        elif self._events and name in (*ATTRIBUTES, EXTENSIONS):
+            _check_attribute(name, kind)
+            self.attributes[name] = position
+        elif name in self._own:
+            _check_type(name, kind, *_PYTHON.get(self._capabilities.columns[self._own[name]], (_TEXT, "string")))
+            self.extra[self._own[name]] = position
+        else:
+            self.others.append(position)
+
+
+def _positions(schema: t.StructType) -> dict[str, int]:
+    positions: dict[str, int] = {}
+    for position, each in enumerate(schema.fields):
+        if each.name.lower() in positions:
+            raise ConfigurationError(
+                f"duplicate column {each.name!r} (names are compared without regard to case); drop or rename one of them"
+            )
+        positions[each.name.lower()] = position
+    for name in READ_ONLY:
+        if name in positions:
+            raise ConfigurationError(
+                f"the column {name!r} comes from reading dead letters; drop it before writing: "
+                ".drop('_error', '_position')"
+            )
+    return positions
+
+
+def _check_message_column(name: str, kind: t.DataType, capabilities: Capabilities, broker: str) -> None:
+    support = {"key": capabilities.keys, "headers": capabilities.headers, "destination": capabilities.destinations}
+    if name in support and not support[name]:
+        what = "per-row destinations" if name == "destination" else name if name == "headers" else "keys"
+        raise Unsupported(f"{broker!r} destinations have no {what}, so the column {name!r} would be lost; drop it")
+    if name == "headers":
+        if not _is_headers(kind):
+            wanted = "array<struct<key:string,value:binary>>"
+            raise ConfigurationError(f"the column 'headers' must be {wanted}, not {kind.simpleString()}; cast it")
+        return
+    _check_type(name, kind, *_TYPES[name])
+
+
+def _is_headers(kind: t.DataType) -> bool:
+    if not isinstance(kind, t.ArrayType) or not isinstance(kind.elementType, t.StructType):
+        return False
+    fields = kind.elementType.fields
+    return (
+        [each.name.lower() for each in fields] == ["key", "value"]
+        and isinstance(fields[0].dataType, _TEXT)
+        and isinstance(fields[1].dataType, _BYTES)
+    )
+
+
+def _check_attribute(name: str, kind: t.DataType) -> None:
+    if name == EXTENSIONS:
+        if not (isinstance(kind, t.MapType) and isinstance(kind.keyType, _TEXT) and isinstance(kind.valueType, _TEXT)):
+            raise ConfigurationError(
+                f"the column {name!r} must be map<string,string>, not {kind.simpleString()}; cast it"
+            )
+        return
+    accepted, wanted = _TYPES.get(name, (_TEXT, "string"))
+    _check_type(name, kind, accepted, wanted)
+
+
+def _check_type(name: str, kind: t.DataType, accepted: tuple[type[t.DataType], ...], wanted: str) -> None:
+    if not isinstance(kind, accepted):
+        raise ConfigurationError(
+            f"the column {name!r} must be {wanted}, not {kind.simpleString()}; cast it: "
+            f".withColumn({name!r}, col({name!r}).cast({wanted.partition(' ')[0]!r}))"
+        )
+
+
+def _superfluous(name: str, known: tuple[str, ...], mode: ContentMode) -> ConfigurationError:
+    if mode == "raw" and name.lower() in (*ATTRIBUTES, EXTENSIONS):
+        return ConfigurationError(
+            f"the column {name!r} is a CloudEvents attribute, which raw messages do not carry; "
+            "set contentMode to binary or structured (`type` and `source` are needed), or drop it"
+        )
+    error = unknown("column", name, known)
+    return ConfigurationError(
+        f"{error}. With a `value` column every other one must be known, or its data would be lost: "
+        "rename or drop it, put it into `headers`, or drop `value` to send the whole row as JSON"
+    )
+
+
+def _check_required(mode: ContentMode, attributes: Mapping[str, int], require: tuple[str, ...]) -> None:
+    if mode == "raw":
+        if require:
+            raise ConfigurationError(
+                "requireAttributes is for events; these rows are raw messages: give columns `type` and `source`"
+            )
+        return
+    missing = [name for name in dict.fromkeys(("type", "source", *require)) if name not in attributes and name != "id"]
+    if missing:
+        raise ConfigurationError(
+            f"contentMode={mode} needs the columns {', '.join(missing)}; `redelivery.spark.events` makes them"
+        )

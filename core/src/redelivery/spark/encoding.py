@@ -1,0 +1,229 @@
+"""Arrow batches into batches of messages, a column at a time, and apart from them the rows that cannot become any.
+
+Rows are looked at one by one only where something about them is suspicious. This file must not send anything.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from redelivery import events
+from redelivery.broker import Capabilities
+from redelivery.errors import Permanent
+from redelivery.message import ROW_OVERHEAD, Batch, Column, Headers, Message
+from redelivery.spark import cloudevents, rowjson, vectors
+from redelivery.spark.columns import Layout
+from redelivery.spark.ids import Ids
+
+#: What headers of an event weigh beyond the attributes' own bytes, about.
+_EVENT_OVERHEAD: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A row that cannot become a message: what stands for it at the sinks, and why."""
+
+    message: Message
+    error: Permanent
+
+
+class Encoder:
+    """Turns the Arrow batches of one partition into batches of messages.
+
+    Args:
+        layout: what each column means.
+        capabilities: of the opened destination.
+        prefix: of derived ids: the write and the partition.
+        source: names the write in events about rows that could not become one.
+        require_attributes: attributes that must not be null.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        capabilities: Capabilities,
+        *,
+        prefix: str,
+        source: str,
+        require_attributes: tuple[str, ...] = (),
+    ) -> None:
+        self._layout = layout
+        self._capabilities = capabilities
+        self._prefix = prefix
+        self._source = source
+        self._require = require_attributes
+        self._position = 0
+
+    def encode(self, rows: Any) -> tuple[Batch | None, list[Rejected]]:
+        """Encode the partition's next rows.
+
+        Args:
+            rows: an Arrow record batch of at least one row, its columns as the layout says.
+
+        Returns:
+            The good rows (None where there are none), and the bad ones.
+        """
+        positions = pa.array(np.arange(self._position, self._position + len(rows)))
+        self._position += len(rows)
+        piece = _Piece(rows, positions, self._layout, self._prefix)
+        suspicious = self._suspicious(piece)
+        if not suspicious.any():
+            return self._batch(piece), []
+        rejected = []
+        keep = np.ones(len(rows), dtype=bool)
+        for index in np.flatnonzero(suspicious).tolist():
+            error = self._judge(piece, index)
+            if error is not None:
+                keep[index] = False
+                rejected.append(self._reject(piece, index, error))
+        if not rejected:
+            return self._batch(piece), []
+        if not keep.any():
+            return None, rejected
+        mask = pa.array(keep)
+        good = _Piece(rows.filter(mask), positions.filter(mask), self._layout, self._prefix)
+        return self._batch(good), rejected
+
+    # --- judging rows ---
+
+    def _suspicious(self, piece: _Piece) -> Any:
+        """A mask of the rows that are not plainly good."""
+        bad = np.zeros(len(piece), dtype=bool)
+        if piece.headers is not None:
+            bad |= vectors.bad_headers(piece.headers)
+        if piece.value.null_count and not self._capabilities.null_value and self._layout.mode != "structured":
+            bad |= piece.value.is_null().to_numpy(zero_copy_only=False)
+        if self._layout.mode != "raw":
+            bad |= cloudevents.suspicious(piece.event, self._require, check_data=self._layout.mode == "structured")
+        return bad
+
+    def _judge(self, piece: _Piece, index: int) -> Permanent | None:
+        """Why a suspicious row cannot become a message; None where it can."""
+        if piece.headers is not None:
+            for header in piece.headers[index].as_py() or ():
+                if header is None or header["key"] is None:
+                    return Permanent("a header has no name", code="invalid-header")
+                if any(ord(c) < ord(" ") or c == "\x7f" for c in header["key"]):
+                    name = header["key"]
+                    return Permanent(f"the header name {name!r} holds a control character", code="invalid-header")
+        is_event = self._layout.mode != "raw" and piece.event.is_event(index)
+        in_json = is_event and self._layout.mode == "structured"
+        if not in_json and not self._capabilities.null_value and not piece.value[index].is_valid:
+            return Permanent("the value is null, which this destination cannot carry", code="null-value")
+        if is_event:
+            return cloudevents.judge(piece.event, index, self._require, check_data=self._layout.mode == "structured")
+        return None
+
+    def _reject(self, piece: _Piece, index: int, error: Permanent) -> Rejected:
+        headers: Headers = ()
+        if piece.headers is not None:
+            pairs = piece.headers[index].as_py() or ()
+            headers = tuple((h["key"], h["value"]) for h in pairs if h and h["key"] and h["key"].isprintable())
+        key = None if piece.key is None else vectors.as_binary(piece.key.slice(index, 1))[0].as_py()
+        message = events.undeliverable(
+            piece.row(index), id=piece.ids.values[index], error=error, key=key, headers=headers, source=self._source
+        )
+        return Rejected(message, error)
+
+    # --- encoding rows ---
+
+    def _batch(self, piece: _Piece) -> Batch:
+        layout = self._layout
+        length = len(piece)
+        structured = layout.mode == "structured"
+        value = cloudevents.structured(piece.event, piece.ids.array) if structured else piece.value
+        return Batch(
+            number=0,
+            length=length,
+            nbytes=piece.nbytes,
+            value=vectors.bytes_column(value),
+            key=None if piece.key is None else vectors.bytes_column(piece.key),
+            headers=self._headers(piece),
+            id=piece.ids.column,
+            destination=piece.column("destination", vectors.text_column),
+            timestamp_ms=piece.column("timestamp", vectors.timestamp_column),
+            extra={name: vectors.any_column(piece.columns[at]) for name, at in layout.extra.items()},
+        )
+
+    def _headers(self, piece: _Piece) -> Column[Headers] | None:
+        own = None if piece.headers is None else vectors.headers_column(piece.headers)
+        if self._layout.mode == "raw":
+            return own
+        if self._layout.mode == "structured":
+            return cloudevents.structured_headers(piece.event, own)
+        return cloudevents.binary_headers(piece.event, piece.ids, own, self._capabilities.cloudevents_prefix or "")
+
+
+class _Piece:
+    """Some rows of a partition, by what their columns mean."""
+
+    def __init__(self, rows: Any, positions: Any, layout: Layout, prefix: str) -> None:
+        self.columns = [vectors.as_array(column) for column in rows.columns]
+        self._layout = layout
+        self._length = len(rows)
+        at = layout.message
+        self.key = self.columns[at["key"]] if "key" in at else None
+        self.headers = self.columns[at["headers"]] if "headers" in at else None
+        self.value = self._value()
+        attributes = {name: self.columns[position] for name, position in layout.attributes.items()}
+        extensions = None if layout.extensions is None else self.columns[layout.extensions]
+        destination = [self.columns[at["destination"]]] if "destination" in at else []
+        content = [*destination, *(each for each in (self.key, self.headers) if each is not None), self.value]
+        explicit = self.columns[at["id"]] if "id" in at else None
+        content += [attributes[name] for name in sorted(attributes)] + ([] if extensions is None else [extensions])
+        self.ids = Ids(prefix, positions, content, explicit)
+        self.event = cloudevents.Events(
+            length=self._length,
+            attributes=attributes,
+            extensions=extensions,
+            data=self.value,
+            data_is_json=layout.value_is_json,
+            explicit_id=explicit,
+        )
+        weighed = sum(int(array.nbytes) for array in content)
+        self.nbytes = weighed + self._length * (ROW_OVERHEAD + (_EVENT_OVERHEAD if layout.mode != "raw" else 0))
+
+    def __len__(self) -> int:
+        return self._length
+
+    def _value(self) -> Any:
+        layout = self._layout
+        if "value" in layout.message:
+            return self.columns[layout.message["value"]]
+        if not layout.row:
+            return pa.nulls(self._length, pa.binary())
+        return rowjson.encode({layout.names[position]: self.columns[position] for position in layout.row})
+
+    def column(self, name: str, make: Any) -> Any:
+        """A column of the message, where the DataFrame has it."""
+        position = self._layout.message.get(name)
+        return None if position is None else make(self.columns[position])
+
+    def row(self, index: int) -> Mapping[str, Any]:
+        """A whole row as JSON-ready data, whatever its columns mean."""
+        row: dict[str, Any] = {}
+        for name, column in zip(self._layout.names, self.columns, strict=True):
+            if name == self._layout.json_from:
+                row.update(json.loads(column[index].as_py() or "{}"))
+            else:
+                row[name] = _json_ready(rowjson.plain_of(column[index].as_py(), column.type))
+        return row
+
+
+def _json_ready(value: Any) -> Any:
+    """Decimals as numbers where a float means the same, else as text, which Spark reads back as a decimal too."""
+    if isinstance(value, Decimal):
+        number = float(value)
+        return number if Decimal(str(number)) == value else str(value)
+    if isinstance(value, Mapping):
+        return {name: _json_ready(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_json_ready(each) for each in value]
+    return value

@@ -1,0 +1,60 @@
+"""Ids of rows: an `id` column's, or derived from where a row stands and what it holds.
+
+A derived id is `<write>-<partition>-<position>-<digest>`: a retried task whose input came in another order must never
+give an old id to another row, so the digest of the row's content is a part of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from redelivery.message import Column
+from redelivery.spark import vectors
+
+
+class Ids:
+    """The ids of a batch, made when first asked for: a broker that never asks pays nothing.
+
+    Args:
+        prefix: the write and the partition.
+        positions: of each row in its partition, as an Arrow array of integers.
+        content: arrays that the digest is taken of; at least one.
+        explicit: the `id` column; null where a row has none of its own.
+    """
+
+    def __init__(self, prefix: str, positions: Any, content: Sequence[Any], explicit: Any = None) -> None:
+        self._prefix = prefix
+        self._positions = positions
+        self._content = list(content)
+        self._explicit = explicit
+
+    @cached_property
+    def array(self) -> Any:
+        """An Arrow array of text, without nulls."""
+        explicit = self._explicit
+        if explicit is not None and not pa.types.is_string(explicit.type):
+            explicit = explicit.cast(pa.string())
+        if explicit is not None and not explicit.null_count:
+            return explicit
+        derived = pc.binary_join_element_wise(
+            pa.scalar(self._prefix),
+            self._positions.cast(pa.string()),
+            vectors.hexadecimal(vectors.digests(self._content)),
+            "-",
+        )
+        return derived if explicit is None else pc.coalesce(explicit, derived)
+
+    @cached_property
+    def values(self) -> list[str]:
+        """The ids as a list."""
+        return vectors.to_list(self.array)
+
+    @property
+    def column(self) -> Column[str | None]:
+        """The ids as a column of a batch."""
+        return Column(len(self._positions), lambda: list(self.values))

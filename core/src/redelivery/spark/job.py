@@ -1,0 +1,217 @@
+"""One write as plain data (`Job`), and what each task of it does (`deliver_partition`).
+
+The same for `df.write`, `deliver()` and micro-batches. This file must not know how Spark calls it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from pyspark import TaskContext
+from pyspark.sql.types import StructType
+
+from redelivery.delivery import Delivery, Origin
+from redelivery.delivery.tolerance import settle_job
+from redelivery.errors import ConfigurationError
+from redelivery.report import DeliveryReport
+from redelivery.settings import redact
+from redelivery.spark import columns
+from redelivery.spark.connections import task_connections
+from redelivery.spark.encoding import Encoder
+from redelivery.spark.options import WriteSettings
+
+log = logging.getLogger("redelivery.spark")
+
+#: A batch is cut so that about this many are in flight at the bound.
+_BATCHES_IN_FLIGHT: Final = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One write, as it travels to its tasks.
+
+    Attributes:
+        settings: what was asked for.
+        layout: what the columns mean.
+        run: names the job in letters and reports; survives task retries.
+        started: `time.time()` when it began.
+    """
+
+    settings: WriteSettings
+    layout: columns.Layout
+    run: str
+    started: float = field(default_factory=time.time)
+
+    @classmethod
+    def plan(cls, settings: WriteSettings, schema: StructType) -> Job:
+        """Check the schema against the settings.
+
+        Raises:
+            ConfigurationError, Unsupported: nothing was sent.
+        """
+        plugin = settings.plugin
+        layout = columns.resolve(
+            schema,
+            plugin.capabilities,
+            broker=plugin.name,
+            content_mode=settings.content_mode,
+            require_attributes=settings.require_attributes,
+        )
+        return cls(settings=settings, layout=layout, run=settings.write_id or uuid.uuid4().hex)
+
+
+def deliver_partition(job: Job, batches: Iterable[Any]) -> DeliveryReport:
+    """Deliver one partition, on the worker that has it. Nothing is opened for a partition without rows.
+
+    Args:
+        job: the write.
+        batches: Arrow record batches, as Spark gives them.
+
+    Returns:
+        The account of this task.
+
+    Raises:
+        RedeliveryError: the task must fail; the text says all.
+    """
+    settings = job.settings
+    rows = _pieces(batches, settings.bounds.in_flight_bytes // _BATCHES_IN_FLIGHT)
+    first = next(rows, None)
+    if first is None:
+        return DeliveryReport(primary=redact(settings.url), run=job.run)
+    origin = _origin(job)
+    refuse_one_host(settings.url, local_property("spark.master"), shared_mount=settings.shared_mount)
+    for sink in settings.spec.dead_letter_sink:
+        if sink.uri and sink.uri != "native":
+            refuse_one_host(sink.uri, local_property("spark.master"), shared_mount=settings.shared_mount)
+    with (
+        task_connections() as borrow,
+        Delivery.open(
+            settings.url,
+            settings.spec,
+            options=settings.client,
+            origin=origin,
+            bounds=settings.bounds,
+            borrow=borrow,
+        ) as delivery,
+    ):
+        encoder = Encoder(
+            job.layout,
+            delivery.capabilities,
+            prefix=f"{_id_prefix(job, origin)}-{origin.partition}",
+            source=f"redelivery:{job.run}",
+            require_attributes=settings.require_attributes,
+        )
+        for piece in itertools.chain([first], rows):
+            batch, rejected = encoder.encode(piece)
+            if batch is not None:
+                delivery.write(batch)
+            for each in rejected:
+                delivery.reject(each.message, each.error)
+        return delivery.finish()
+
+
+def finish(job: Job, reports: Iterable[DeliveryReport], *, speculation: bool) -> DeliveryReport:
+    """End a job whose tasks have all ended well: add up, log, write the report, hold it to its limits.
+
+    Raises:
+        ToleranceExceeded: too many records of the job failed. What was delivered stays so.
+    """
+    parts = list(reports)
+    seconds = time.time() - job.started
+    report = DeliveryReport.total(parts, run=job.run, seconds=seconds)
+    report.primary = report.primary or redact(job.settings.url)
+    if speculation:
+        log.warning(
+            "spark.speculation is on: a task that runs twice sends its rows twice (under the same ids); "
+            "switch it off for jobs that write messages"
+        )
+    log.info("%s", summary(report))
+    if job.settings.report_path:
+        _write(report, Path(job.settings.report_path))
+    settle_job(job.settings.spec, parts, run=job.run, seconds=seconds)
+    return report
+
+
+def summary(report: DeliveryReport) -> str:
+    """A report in one line for a log."""
+    reasons = "".join(f"; {count} for {reason}" for reason, count in report.reasons.most_common(5))
+    return (
+        f"run {report.run}: {report.rows} rows: {report.delivered} delivered to {report.primary}, "
+        f"{report.dead_lettered} dead-lettered, {report.skipped} skipped, {report.retried} retried, "
+        f"in {report.seconds:.1f} s{reasons}"
+    )
+
+
+def refuse_one_host(url: str, master: str | None, *, shared_mount: bool) -> None:
+    """Refuse a destination of one host on a cluster of several.
+
+    Raises:
+        ConfigurationError: each worker would write a file of its own.
+    """
+    from redelivery import plugins  # noqa: PLC0415 - only needed here
+
+    plugin = plugins.registry().by_url(url)
+    if plugin.capabilities.shared or shared_mount or master is None or master.startswith("local"):
+        return
+    raise ConfigurationError(
+        f"{redact(url)} is a file of one host, and this Spark runs on several ({master}): each worker would write its "
+        "own; use a broker, or set sharedMount=true where the path is one mount on all hosts"
+    )
+
+
+def local_property(name: str) -> str | None:
+    """A setting of the running job, as Spark hands it to its tasks; None outside a task."""
+    context = TaskContext.get()
+    value: str | None = None if context is None else context.getLocalProperty(name)
+    return value
+
+
+def _origin(job: Job) -> Origin:
+    context = TaskContext.get()
+    return Origin(
+        run=job.run,
+        query=local_property("sql.streaming.queryId"),
+        batch=local_property("streaming.sql.batchId"),
+        partition=0 if context is None else context.partitionId(),
+    )
+
+
+def _id_prefix(job: Job, origin: Origin) -> str:
+    """What ids begin with: a replayed micro-batch and a write that was named begin as they did before."""
+    if job.settings.write_id is None and origin.query and origin.batch is not None:
+        return f"{origin.query}-{origin.batch}"
+    return job.run
+
+
+def _pieces(batches: Iterable[Any], most: int) -> Iterator[Any]:
+    """Batches that have rows, cut to about `most` bytes."""
+    for batch in batches:
+        rows = batch.num_rows
+        size = max(1, rows // max(1, -(-batch.nbytes // max(1, most))))
+        for start in range(0, rows, size):
+            yield batch.slice(start, size)
+
+
+def _write(report: DeliveryReport, path: Path) -> None:
+    """Write the report as JSON, whole or not at all. The rows are delivered by now, so this never fails the job."""
+    import json  # noqa: PLC0415
+
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        partial.write_text(json.dumps(report.to_dict(), indent=2) + "\n", encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        log.error("the report could not be written to %s: %s; it is: %s", path, error, report.to_dict())  # noqa: TRY400
+
+
+def settings_in_text(options: Mapping[str, str]) -> str:
+    """Option names for a message; never their values."""
+    return ", ".join(sorted(options))

@@ -1,0 +1,322 @@
+"""Options of the data source: every one of them, checked before anything is sent.
+
+Spark lower-cases option names, so all are known in any case. This file must not open a connection, nor know any broker.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final, Literal, TypeAlias
+
+from redelivery import plugins
+from redelivery.broker import BrokerPlugin
+from redelivery.delivery import Bounds
+from redelivery.errors import ConfigurationError, InvalidSpec
+from redelivery.forms import options as forms
+from redelivery.settings import is_reference, redact, refuse_password, split_url, unknown
+from redelivery.spec import NATIVE, DeliverySpec, Sink
+
+ContentMode: TypeAlias = Literal["raw", "binary", "structured"]
+
+#: CloudEvents attributes that may be columns; `extensions` is a map of any others.
+ATTRIBUTES: Final = ("specversion", "type", "source", "subject", "time", "datacontenttype", "dataschema")
+EXTENSIONS: Final = "extensions"
+
+#: Options of both directions.
+COMMON: Final[Mapping[str, str]] = {
+    "url": "where rows go, or whose dead letters are read; `.save(url)` and `.load(url)` say the same",
+    "sharedMount": "true: this one-host destination lies on a mount that all hosts share",
+}
+#: Options of a write, besides those of the delivery spec (`redelivery.forms.options`).
+WRITE: Final[Mapping[str, str]] = {
+    **COMMON,
+    "contentMode": "raw, binary or structured; unset: binary where the columns `type` and `source` are there, else raw",
+    "requireAttributes": "comma list of CloudEvents attributes that must not be null",
+    "writeId": "names this write, so that running it again gives every row the same id",
+    "reportPath": "file on the driver's machine that takes the report, as JSON",
+    "maxInFlightBytes": "bytes that a task may have unsettled at the broker (default 64 MiB)",
+    "maxWaitingRecords": "records of a task that may wait for their next attempt (default 10000)",
+}
+#: Options of a read.
+READ: Final[Mapping[str, str]] = {
+    **COMMON,
+    "deadLetters": "true: read the dead letters (there is nothing else to read yet)",
+    "deadLetterSink": "the sink's own URL, where letters went to a sink rather than to the native place",
+    "run": "only the letters of this run (`DeliveryReport.run`)",
+}
+#: `sink.<broker>.<name>`: client options of the sinks.
+SINK_PREFIX: Final = "sink."
+
+#: Names of client options that hold a secret for certain; more cautious than what logs redact.
+_SECRET: Final = re.compile(r"(?i)passw|passphrase|secret$|client.?secret|access.?key$|connection.?string|jaas")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteSettings:
+    """What a write was asked for; plain data that travels to the workers.
+
+    Attributes:
+        url: where rows go.
+        spec: how; its sinks hold their client options.
+        client: client options of the destination, with their prefix; secrets are references.
+        content_mode: None: as the columns say.
+        require_attributes: CloudEvents attributes that must not be null.
+        write_id: names the write across reruns.
+        report_path: where the report goes.
+        bounds: what a task may hold.
+        shared_mount: a one-host destination may be used on a cluster.
+    """
+
+    url: str
+    spec: DeliverySpec = field(default_factory=DeliverySpec)
+    client: Mapping[str, str] = field(default_factory=dict)
+    content_mode: ContentMode | None = None
+    require_attributes: tuple[str, ...] = ()
+    write_id: str | None = None
+    report_path: str | None = None
+    bounds: Bounds = field(default_factory=Bounds)
+    shared_mount: bool = False
+
+    @property
+    def plugin(self) -> BrokerPlugin:
+        """The plugin that opens the destination."""
+        return plugins.registry().by_url(self.url)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadSettings:
+    """What a read of dead letters was asked for.
+
+    Attributes:
+        url: the place that is read: the destination's native one, or with `direct` the very place that the URL names.
+        client: client options, with their prefix.
+        run: only letters of this run.
+        shared_mount: a one-host place may be used on a cluster.
+    """
+
+    url: str
+    direct: bool = False
+    client: Mapping[str, str] = field(default_factory=dict)
+    run: str | None = None
+    shared_mount: bool = False
+
+
+def read_write_options(options: Mapping[str, str], *, spec: DeliverySpec | None = None) -> WriteSettings:
+    """Check the options of a write.
+
+    Args:
+        options: names in any case.
+        spec: given as an object; then no option may say a part of it.
+
+    Raises:
+        ConfigurationError: one is unknown (the nearest known one is named), malformed or missing.
+    """
+    own, spec_options, client, sink_client = _sort(options, WRITE, with_spec=True)
+    url = _url(own)
+    plugin = plugins.registry().by_url(url)
+    if spec is not None and spec_options:
+        said = ", ".join(sorted(spec_options))
+        raise InvalidSpec(f"the delivery spec is given twice: as an object, and by the options {said}")
+    spec = forms.read(spec_options) if spec is None else spec
+    client = _client_options(url, plugin, client, known=_known(WRITE, plugin))
+    if not plugin.capabilities.send:
+        raise ConfigurationError(f"{plugin.name!r} destinations cannot be written to; nothing was sent")
+    return WriteSettings(
+        url=url,
+        spec=_with_sinks(spec, plugin, sink_client),
+        client=client,
+        content_mode=_content_mode(own.get("contentMode")),
+        require_attributes=_attribute_names(own.get("requireAttributes", "")),
+        write_id=_write_id(own.get("writeId")),
+        report_path=_report_path(own.get("reportPath")),
+        bounds=Bounds(
+            in_flight_bytes=_count(own, "maxInFlightBytes", Bounds().in_flight_bytes),
+            waiting_records=_count(own, "maxWaitingRecords", Bounds().waiting_records),
+        ),
+        shared_mount=_flag(own, "sharedMount"),
+    )
+
+
+def read_read_options(options: Mapping[str, str]) -> ReadSettings:
+    """Check the options of a read. Raises as `read_write_options`."""
+    own, _, client, sink_client = _sort(options, READ, with_spec=False)
+    if not _flag(own, "deadLetters"):
+        raise ConfigurationError(
+            'only dead letters can be read: say .option("deadLetters", True); a queue is consumed by a subscription'
+        )
+    direct = "deadLetterSink" in own and own["deadLetterSink"] != NATIVE
+    url = own["deadLetterSink"] if direct else _url(own)
+    _check_url(url)
+    plugin = plugins.registry().by_url(url)
+    if not plugin.capabilities.browse:
+        raise ConfigurationError(f"{plugin.name!r} places cannot be browsed, so their dead letters cannot be read")
+    mine = {**client, **{name.removeprefix(SINK_PREFIX): value for name, value in sink_client.items()}}
+    known = _known(READ, plugin)
+    return ReadSettings(
+        url=url,
+        direct=direct,
+        client=_client_options(url, plugin, mine, known=known),
+        run=own.get("run"),
+        shared_mount=_flag(own, "sharedMount"),
+    )
+
+
+def _sort(
+    options: Mapping[str, str], known: Mapping[str, str], *, with_spec: bool
+) -> tuple[dict[str, str], dict[str, str], dict[str, str], dict[str, str]]:
+    """Options by whom they are for: ours, the spec's, the destination's client's, the sinks' clients'."""
+    spelling = {name.lower(): name for name in known}
+    prefixes = {name.lower() for name in plugins.registry().plugins}
+    own: dict[str, str] = {}
+    spec: dict[str, str] = {}
+    client: dict[str, str] = {}
+    sink_client: dict[str, str] = {}
+    seen: set[str] = set()
+    for name, value in options.items():
+        lower = "url" if name.lower() == "path" else name.lower()
+        if lower in seen:
+            raise ConfigurationError(
+                f"the option {name!r} is given twice" + (" (path is url)" if lower == "url" else "")
+            )
+        seen.add(lower)
+        if lower in spelling:
+            own[spelling[lower]] = str(value)
+        elif with_spec and forms.is_spec_option(name):
+            spec[name] = str(value)
+        elif lower.startswith(SINK_PREFIX):
+            sink_client[lower[: len(SINK_PREFIX)] + name[len(SINK_PREFIX) :]] = str(value)
+        elif "." in name and name.partition(".")[0].lower() in prefixes:
+            client[name] = str(value)
+        else:
+            everything = [*known, *(forms.OPTIONS if with_spec else ())]
+            raise unknown("option", name, everything)
+    return own, spec, client, sink_client
+
+
+def _known(own: Mapping[str, str], plugin: BrokerPlugin) -> list[str]:
+    return [*own, *forms.OPTIONS, *(f"{plugin.name}.{name}" for name in plugin.options)]
+
+
+def _url(own: Mapping[str, str]) -> str:
+    url = own.get("url", "")
+    if not url:
+        raise ConfigurationError(
+            'no destination: say .option("url", "<scheme>:..."), as in "sqlite:orders.db?queue=orders"'
+        )
+    _check_url(url)
+    return url
+
+
+def _check_url(url: str) -> None:
+    refuse_password(url)
+    plugins.registry().by_url(url)
+    split_url(url)
+
+
+def _client_options(
+    url: str, plugin: BrokerPlugin, client: Mapping[str, str], *, known: Iterable[str]
+) -> dict[str, str]:
+    """Check one plugin's client options, and the URL with them, as far as that goes without the secrets."""
+    for name in client:
+        if name.partition(".")[0].lower() != plugin.name:
+            raise unknown("option", name, known)
+    _refuse_literal_secrets(client)
+    checked = plugins.client_options(plugin, client)
+    if not any(is_reference(value) for value in checked.values()):
+        plugin.connect(url, checked).close()  # no I/O by contract: it only checks
+    return {f"{plugin.name}.{name}": value for name, value in checked.items()}
+
+
+def _refuse_literal_secrets(client: Mapping[str, str]) -> None:
+    for name, value in client.items():
+        if _SECRET.search(name) and not is_reference(value):
+            raise ConfigurationError(
+                f"the option {name!r} holds a secret, which Spark would show in plans and logs; write a reference, "
+                "as in 'env:NAME' (a variable on the workers) or 'file:PATH'"
+            )
+
+
+def _with_sinks(spec: DeliverySpec, destination: BrokerPlugin, sink_client: Mapping[str, str]) -> DeliverySpec:
+    """The spec, each sink with the client options that are its plugin's."""
+    unused = dict(sink_client)
+    sinks = []
+    for sink in spec.dead_letter_sink:
+        if sink.uri == NATIVE:
+            plugin = destination
+            if not plugin.capabilities.dead_letter:
+                raise ConfigurationError(
+                    f"deadLetterSink: {plugin.name!r} destinations have no native dead letter place; name a URL"
+                )
+        elif sink.uri:
+            refuse_password(sink.uri)
+            plugin = plugins.registry().by_url(sink.uri)
+        else:
+            sinks.append(sink)
+            continue
+        prefix = f"{SINK_PREFIX}{plugin.name}."
+        mine = {name: value for name, value in sink_client.items() if name.lower().startswith(prefix)}
+        unused = {name: value for name, value in unused.items() if name not in mine}
+        options = {**sink.options, **{name.removeprefix(SINK_PREFIX): value for name, value in mine.items()}}
+        _refuse_literal_secrets(options)
+        checked = plugins.client_options(plugin, options)
+        sinks.append(
+            Sink(
+                uri=sink.uri, ref=sink.ref, options={f"{plugin.name}.{name}": value for name, value in checked.items()}
+            )
+        )
+    for name in unused:
+        raise ConfigurationError(f"the option {name!r} is for a sink that deadLetterSink does not name")
+    return replace(spec, dead_letter_sink=tuple(sinks))
+
+
+def _content_mode(text: str | None) -> ContentMode | None:
+    if text is None:
+        return None
+    modes: dict[str, ContentMode] = {"raw": "raw", "binary": "binary", "structured": "structured"}
+    if text.lower() not in modes:
+        raise unknown("contentMode", text, modes)
+    return modes[text.lower()]
+
+
+def _attribute_names(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip().lower() for name in text.split(",") if name.strip())
+    for name in names:
+        if name not in (*ATTRIBUTES, "id"):
+            raise unknown("CloudEvents attribute in requireAttributes", name, (*ATTRIBUTES, "id"))
+    return names
+
+
+def _write_id(text: str | None) -> str | None:
+    if text is not None and not re.fullmatch(r"[!-~]{1,100}", text):
+        raise ConfigurationError(f"writeId must be 1 to 100 printable ASCII characters without spaces, not {text!r}")
+    return text
+
+
+def _report_path(text: str | None) -> str | None:
+    if text is None:
+        return None
+    path = Path(text)
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise ConfigurationError(
+            f"reportPath must name a file in a folder that is there, on the driver's machine: {text}"
+        )
+    return str(path.absolute())
+
+
+def _count(own: Mapping[str, str], name: str, default: int) -> int:
+    text = own.get(name)
+    if text is None:
+        return default
+    if not re.fullmatch(r"[0-9]{1,15}", text) or int(text) == 0:
+        raise ConfigurationError(f"{name} must be a whole number above 0, not {text!r}")
+    return int(text)
+
+
+def _flag(own: Mapping[str, str], name: str) -> bool:
+    text = own.get(name, "false").lower()
+    if text not in ("true", "false"):
+        raise ConfigurationError(f"{name} must be true or false, not {redact(own[name])!r}")
+    return text == "true"

@@ -1,0 +1,256 @@
+"""Dead letters as a DataFrame: the original columns unchanged, `_error` (why) and `_position` (where it lies).
+
+What the writer packs, this unpacks: an event's attributes are columns and its data is `value`; a plain message has no
+`specversion`. So rows can be mended with ordinary DataFrame code and written again without `_error` and `_position`.
+Reading leaves the letters in place. This file must not remove anything.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+from pyspark.sql import types as t
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.pandas.types import to_arrow_type
+
+from redelivery import dialects, events, plugins
+from redelivery.broker import Letter
+from redelivery.context import ErrorContext
+from redelivery.errors import ConfigurationError
+from redelivery.message import Message
+from redelivery.settings import unknown
+from redelivery.spark.job import local_property, refuse_one_host
+from redelivery.spark.options import ATTRIBUTES, EXTENSIONS, ReadSettings
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch
+
+#: A record batch holds at most so many letters, and about so many bytes of them.
+_ROWS: Final = 1_000
+_BYTES: Final = 16 * 1024 * 1024
+
+_TEXT: Final = t.StringType()
+_INSTANT: Final = t.TimestampType()
+_HEADER: Final = t.StructType([t.StructField("key", _TEXT), t.StructField("value", t.BinaryType())])
+_ERROR: Final[Mapping[str, t.DataType]] = {
+    "code": _TEXT,
+    "message": _TEXT,
+    "kind": _TEXT,
+    "stage": _TEXT,
+    "broker": _TEXT,
+    "destination": _TEXT,
+    "message_id": _TEXT,
+    "attempts": t.IntegerType(),
+    "attempts_total": t.IntegerType(),
+    "hops": t.IntegerType(),
+    "first_failure": _INSTANT,
+    "last_failure": _INSTANT,
+    "dead_lettered": _INSTANT,
+    "query": _TEXT,
+    "batch": _TEXT,
+    "partition": t.IntegerType(),
+    "run": _TEXT,
+}
+_FIELDS: Final[Mapping[str, t.DataType]] = {
+    "id": _TEXT,
+    "key": t.BinaryType(),
+    "value": t.BinaryType(),
+    "headers": t.ArrayType(_HEADER),
+    "destination": _TEXT,
+    "timestamp": _INSTANT,
+    **{name: _INSTANT if name == "time" else _TEXT for name in ATTRIBUTES},
+    EXTENSIONS: t.MapType(_TEXT, _TEXT),
+    "_error": t.StructType([t.StructField(name, kind) for name, kind in _ERROR.items()]),
+    "_position": _TEXT,
+}
+_SQL_TYPES: Final[Mapping[type, t.DataType]] = {
+    int: t.LongType(),
+    float: t.DoubleType(),
+    bool: t.BooleanType(),
+    bytes: t.BinaryType(),
+}
+
+
+def schema(settings: ReadSettings) -> t.StructType:
+    """Columns of dead letters: the same for all brokers, and the broker's own ones."""
+    capabilities = plugins.registry().by_url(settings.url).capabilities
+    own = {name: _SQL_TYPES.get(kind, _TEXT) for name, kind in capabilities.columns.items()}
+    return t.StructType([t.StructField(name, kind) for name, kind in {**own, **_FIELDS}.items()])
+
+
+class DeadLetterReader(DataSourceReader):
+    """Reads one dead letter place, oldest first."""
+
+    def __init__(self, settings: ReadSettings, wanted: t.StructType) -> None:
+        known = {each.name for each in schema(settings).fields}
+        for each in wanted.fields:
+            if each.name not in known:
+                raise ConfigurationError(str(unknown("column", each.name, known)))
+        self.settings = settings
+        self.wanted = wanted
+
+    def read(self, partition: InputPartition) -> Iterator[RecordBatch]:  # noqa: ARG002 - a place is read by one task
+        settings = self.settings
+        refuse_one_host(settings.url, local_property("spark.master"), shared_mount=settings.shared_mount)
+        with (
+            plugins.connect(settings.url, settings.client) as broker,
+            broker.dead_letters(direct=settings.direct) as letters,
+        ):
+            rows: list[dict[str, Any]] = []
+            weight = 0
+            for letter in letters.browse():
+                row = unpack(letter)
+                if settings.run is not None and row["_error"]["run"] != settings.run:
+                    continue
+                rows.append(row)
+                weight += letter.message.nbytes
+                if len(rows) >= _ROWS or weight >= _BYTES:
+                    yield _record_batch(rows, self.wanted)
+                    rows, weight = [], 0
+            if rows:
+                yield _record_batch(rows, self.wanted)
+
+
+def unpack(letter: Letter) -> dict[str, Any]:
+    """One letter as the columns of a row."""
+    context = _merge(dialects.read(letter.message), letter.context)
+    message = dialects.strip(letter.message)
+    attributes, message = _event(message)
+    row: dict[str, Any] = dict.fromkeys(_FIELDS)
+    row |= attributes
+    row |= message.extra
+    row |= {
+        "id": message.id or context.message_id or attributes.get("id"),
+        "key": message.key,
+        "value": message.value,
+        "headers": [{"key": name, "value": value} for name, value in message.headers] or None,
+        "destination": message.destination or context.target,
+        "timestamp": _micros(message.timestamp_ms),
+        "_error": _error(context, letter.dead_lettered_ms),
+        "_position": letter.position,
+    }
+    return row
+
+
+def _event(message: Message) -> tuple[dict[str, Any], Message]:
+    """The attributes of the event that a message is, and the message without them; none for a plain message."""
+    if events.is_structured(message):
+        try:
+            form = json.loads(message.value or b"")
+            event = events.from_json(form)
+        except Exception:  # noqa: BLE001 - it only says that it is an event: then it is a plain message
+            return {}, message
+        if event.get_type() == events.WRAPPED:
+            return _event(_unwrapped(events.from_event(event), message))
+        others = tuple(header for header in message.headers if header[0].lower() != "content-type")
+        attributes = {name: value for name, value in form.items() if name not in ("data", "data_base64")}
+        return _columns(attributes), dataclasses.replace(message, value=_data(form), headers=others)
+    prefix = events.prefix_in(message)
+    if prefix is None:
+        return {}, message
+    attributes = {}
+    others = ()
+    for name, value in message.headers:
+        if name.startswith(prefix):
+            attributes[name.removeprefix(prefix)] = (value or b"").decode("utf-8", "replace")
+        elif name.lower() == "content-type":
+            attributes["datacontenttype"] = (value or b"").decode("utf-8", "replace")
+        else:
+            others += ((name, value),)
+    return _columns(attributes), dataclasses.replace(message, headers=others)
+
+
+def _unwrapped(inner: Message, outer: Message) -> Message:
+    """A plain message that was wrapped for its sink; what the sink's broker carried by itself wins."""
+    return dataclasses.replace(inner, key=outer.key or inner.key) if not events.is_structured(inner) else inner
+
+
+def _data(form: Mapping[str, Any]) -> bytes | None:
+    if "data_base64" in form:
+        return base64.b64decode(form["data_base64"])
+    data = form.get("data")
+    if data is None:
+        return None
+    kind = str(form.get("datacontenttype", "")).partition(";")[0].strip().lower()
+    if isinstance(data, str) and not kind.endswith(("/json", "+json")):
+        return data.encode("utf-8", "surrogatepass")
+    return json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+
+
+def _columns(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    columns: dict[str, Any] = {name: attributes[name] for name in ATTRIBUTES if name in attributes}
+    extensions = {n: _as_text(v) for n, v in attributes.items() if n not in columns and n != "id"}
+    if "time" in columns:
+        columns["time"] = _moment(str(columns["time"]))
+        if columns["time"] is None:  # not one that Spark has: kept as it is written
+            extensions["time"] = str(attributes["time"])
+    return {**columns, "id": attributes.get("id"), EXTENSIONS: extensions or None}
+
+
+def _as_text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value)
+
+
+def _moment(text: str) -> int | None:
+    """RFC 3339 as microseconds since the epoch; None where it is none."""
+    import pandas as pd  # noqa: PLC0415 - dates before year 1678 and after 2262 are left to `extensions`
+
+    try:
+        moment = pd.Timestamp(text)
+        return int(moment.tz_convert("UTC").value // 1000) if moment.tzinfo else None
+    except (ValueError, OverflowError):
+        return None
+
+
+def _merge(written: ErrorContext | None, native: ErrorContext | None) -> ErrorContext:
+    """What we wrote, and what the broker itself knows where we said nothing."""
+    if written is None or native is None:
+        return written or native or ErrorContext()
+    empty = ErrorContext()
+    missing = {
+        each.name: getattr(native, each.name)
+        for each in dataclasses.fields(ErrorContext)
+        if getattr(written, each.name) == getattr(empty, each.name)
+    }
+    return dataclasses.replace(written, **missing)
+
+
+def _error(context: ErrorContext, dead_lettered_ms: int | None) -> dict[str, Any]:
+    return {
+        "code": context.code,
+        "message": context.reason or None,
+        "kind": context.kind or None,
+        "stage": context.stage,
+        "broker": context.broker,
+        "destination": context.destination,
+        "message_id": context.message_id,
+        "attempts": context.attempts,
+        "attempts_total": context.attempts_total,
+        "hops": context.hops,
+        "first_failure": _micros(context.first_failure_ms),
+        "last_failure": _micros(context.last_failure_ms),
+        "dead_lettered": _micros(dead_lettered_ms),
+        "query": context.query,
+        "batch": context.batch,
+        "partition": context.partition,
+        "run": context.run,
+    }
+
+
+def _micros(millis: int | None) -> int | None:
+    return None if millis is None else millis * 1000
+
+
+def _record_batch(rows: list[dict[str, Any]], wanted: t.StructType) -> RecordBatch:
+    arrays = [
+        pa.array([row.get(each.name) for row in rows], to_arrow_type(each.dataType, timezone="UTC"))
+        for each in wanted.fields
+    ]
+    return pa.RecordBatch.from_arrays(arrays, names=wanted.names)

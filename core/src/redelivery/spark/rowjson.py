@@ -1,0 +1,210 @@
+"""A row as JSON: one meaning, whether Spark's JVM writes it (`expression`) or Python does (`encode`).
+
+Every column is a member, null ones too. Timestamps are RFC 3339 in UTC with microseconds (those without a time zone
+have no offset), dates ISO 8601, binary base64, decimals numbers, NaN and the infinities strings, structs and maps
+objects, arrays arrays. This file must not know which columns make up the row.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime as dt
+import json
+import math
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import types as t
+
+from redelivery.errors import ConfigurationError
+from redelivery.spark import vectors
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+
+#: Options of Spark's `to_json` that give it the meaning above.
+TO_JSON: Final = {
+    "ignoreNullFields": "false",
+    "timeZone": "UTC",
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+    "dateFormat": "yyyy-MM-dd",
+}
+
+_SIMPLE: Final = (
+    t.StringType,
+    t.BinaryType,
+    t.BooleanType,
+    t.ByteType,
+    t.ShortType,
+    t.IntegerType,
+    t.LongType,
+    t.FloatType,
+    t.DoubleType,
+    t.DecimalType,
+    t.DateType,
+    t.TimestampType,
+    t.TimestampNTZType,
+    t.NullType,
+    t.CharType,
+    t.VarcharType,
+)
+
+
+def check(name: str, kind: t.DataType) -> None:
+    """Refuse a type that has no JSON form here.
+
+    Raises:
+        ConfigurationError: names the column, and says to cast it.
+    """
+    if isinstance(kind, t.ArrayType):
+        check(f"{name}[]", kind.elementType)
+    elif isinstance(kind, t.StructType):
+        for each in kind.fields:
+            check(f"{name}.{each.name}", each.dataType)
+    elif isinstance(kind, t.MapType):
+        if not isinstance(kind.keyType, t.StringType):
+            raise ConfigurationError(
+                f"the map {name!r} has keys that are not text, which JSON has not; cast them to string"
+            )
+        check(f"{name}{{}}", kind.valueType)
+    elif not isinstance(kind, _SIMPLE):
+        raise ConfigurationError(
+            f"the column {name!r} of type {kind.simpleString()} has no JSON form; cast it to string, or drop it"
+        )
+
+
+def expression(names: Sequence[str]) -> Column:
+    """The row as JSON text, made by Spark itself."""
+    from pyspark.sql import functions as f  # noqa: PLC0415 - not needed on the workers
+
+    return f.to_json(f.struct(*(f.col(quoted(name)) for name in names)), TO_JSON)
+
+
+def quoted(name: str) -> str:
+    """A column name as Spark takes it literally, dots and all."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def encode(columns: Mapping[str, Any]) -> Any:
+    """Rows as JSON text, made from Arrow arrays a column at a time.
+
+    Args:
+        columns: arrays of equal length, by name; not none.
+
+    Returns:
+        An Arrow array of text.
+    """
+    parts = []
+    lead = "{"
+    for name, array in columns.items():
+        parts += [pa.scalar(f"{lead}{json.dumps(name, ensure_ascii=False)}:"), _fragments(array)]
+        lead = ","
+    return pc.binary_join_element_wise(*parts, pa.scalar("}"), "")
+
+
+def _plain(value: Any) -> Any:
+    """A value that holds no others as JSON-ready data. Decimals stay what they are."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, dt.datetime):
+        return _instant(value)
+    return value.isoformat() if isinstance(value, dt.date) else value
+
+
+def quote(array: Any) -> Any:
+    """Text as JSON strings; null stays null. Quick where no character needs escaping."""
+    # binary_join_element_wise and the regular expression work on the bytes, so nothing is decoded.
+    risky = pc.match_substring_regex(array, r'[\x00-\x1f"\\]')
+    if pc.any(risky).as_py():
+        array = pa.array(
+            [None if v is None else json.dumps(v, ensure_ascii=False)[1:-1] for v in array.to_pylist()], pa.string()
+        )
+    mark = pa.scalar('"')
+    return pc.binary_join_element_wise(mark, array, mark, "")
+
+
+def _instant(value: dt.datetime) -> str:
+    if value.tzinfo is None:
+        return value.isoformat(timespec="microseconds")
+    return value.astimezone(dt.UTC).replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
+
+
+def timestamps(array: Any) -> Any:
+    """Timestamps as text: with a time zone RFC 3339 in UTC, without one no offset."""
+    zone = "" if array.type.tz is None else "Z"
+    naive = array.cast(pa.timestamp("us", array.type.tz)).cast(pa.int64()).cast(pa.timestamp("us"))
+    text = pc.replace_substring(naive.cast(pa.string()), " ", "T", max_replacements=1)
+    return pc.binary_join_element_wise(text, pa.scalar(zone), "")
+
+
+def _fragments(array: Any) -> Any:
+    """Each value as JSON text, nulls as `null`."""
+    kind = array.type
+    if pa.types.is_null(kind):
+        return pa.array(["null"] * len(array), pa.string())
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        text = quote(array)
+    elif pa.types.is_timestamp(kind):
+        text = in_quotes(timestamps(array))
+    elif pa.types.is_date(kind):
+        text = in_quotes(array.cast(pa.string()))
+    elif pa.types.is_floating(kind):
+        text = _float_fragments(array)
+    elif pa.types.is_integer(kind) or pa.types.is_decimal(kind) or pa.types.is_boolean(kind):
+        text = array.cast(pa.string())
+    elif pa.types.is_binary(kind):
+        values = vectors.to_list(array)
+        text = in_quotes(pa.array([None if v is None else base64.b64encode(v).decode() for v in values], pa.string()))
+    else:
+        return pa.array([dumps(plain_of(value, kind)) for value in array.to_pylist()], pa.string())
+    return pc.fill_null(text, "null")
+
+
+def in_quotes(array: Any) -> Any:
+    """Text that needs no escaping as JSON strings; null stays null."""
+    mark = pa.scalar('"')
+    return pc.binary_join_element_wise(mark, array, mark, "")
+
+
+def _float_fragments(array: Any) -> Any:
+    text = array.cast(pa.string())
+    finite = pc.fill_null(pc.is_finite(array), pa.scalar(value=True))
+    if pc.all(finite).as_py() in (True, None):
+        return text
+    names = pc.if_else(
+        pc.is_nan(array), "NaN", pc.if_else(pc.greater(array, pa.scalar(0.0, array.type)), "Infinity", "-Infinity")
+    )
+    return pc.if_else(finite, text, in_quotes(names))
+
+
+def plain_of(value: Any, kind: Any) -> Any:
+    """A value from `to_pylist` as JSON-ready data of the same meaning, told by its Arrow type. Decimals stay."""
+    if value is None:
+        return None
+    if pa.types.is_map(kind):
+        return {name: plain_of(each, kind.item_type) for name, each in value}
+    if pa.types.is_list(kind):
+        return [plain_of(each, kind.value_type) for each in value]
+    if pa.types.is_struct(kind):
+        return {each.name: plain_of(value[each.name], each.type) for each in kind}
+    if pa.types.is_float32(kind) and math.isfinite(value):
+        return float(str(np.float32(value)))  # the shortest text that means this float, as Spark writes it
+    return _plain(value)
+
+
+def dumps(value: Any) -> str:
+    """JSON text without blanks; decimals as numbers, digit for digit."""
+    if isinstance(value, Decimal):
+        return str(value)
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{json.dumps(k, ensure_ascii=False)}:{dumps(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(dumps(each) for each in value) + "]"
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)

@@ -1,0 +1,142 @@
+"""Arrow arrays into the lists and digests that a batch is made of, a column at a time.
+
+Nothing here is called for a single row. This file must not know what a column is for.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pandas.util
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from redelivery.message import Column, Header, Headers
+
+_TRUE = pa.scalar(True)  # noqa: FBT003 - a value, not a switch
+#: Characters that no header name may hold: clients cut names at them, or let them forge further headers.
+CONTROL = r"[\x00-\x1f\x7f]"
+
+
+def as_array(column: Any) -> Any:
+    """A chunked array as one array; any other as it is."""
+    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+
+
+def as_binary(array: Any) -> Any:
+    """Text as its UTF-8 bytes, without copying; bytes as they are."""
+    return array if pa.types.is_binary(array.type) else array.cast(pa.binary())
+
+
+def to_list(array: Any) -> list[Any]:
+    """Text or bytes as a list; nulls are None. Five times faster than `to_pylist` for bytes."""
+    values: list[Any] = array.to_numpy(zero_copy_only=False).tolist()
+    return values
+
+
+def text_column(array: Any) -> Column[str | None]:
+    """A text array as a column."""
+    return Column(len(array), lambda: to_list(array), arrow=array)
+
+
+def bytes_column(array: Any) -> Column[bytes | None]:
+    """A bytes or text array as a column of bytes."""
+    binary = as_binary(array)
+    return Column(len(array), lambda: to_list(binary), arrow=binary)
+
+
+def any_column(array: Any) -> Column[Any]:
+    """An array of whatever type as a column of Python's own values."""
+    return Column(len(array), array.to_pylist, arrow=array)
+
+
+def timestamp_column(array: Any) -> Column[int | None]:
+    """Timestamps as milliseconds since the epoch, rounded down."""
+    millis = pc.cast(pc.floor_temporal(array, unit="millisecond"), pa.timestamp("ms", array.type.tz)).cast(pa.int64())
+    return Column(len(array), millis.to_pylist, arrow=millis)
+
+
+def header_parts(array: Any) -> tuple[Any, Any, Any]:
+    """Names, values (as bytes) and row bounds of a column `array<struct<key, value>>`.
+
+    Returns:
+        The headers' names and values, all rows' one after the other, and `bounds`: row i has those from
+        `bounds[i]` to `bounds[i + 1]`.
+    """
+    lengths = pc.fill_null(pc.list_value_length(array), 0)
+    bounds = np.concatenate(([0], np.cumsum(lengths.to_numpy(zero_copy_only=False), dtype=np.int64)))
+    names, values = array.flatten().flatten()
+    return names, as_binary(values), bounds
+
+
+def headers_column(array: Any) -> Column[Headers]:
+    """Spark's headers as (name, bytes) pairs."""
+
+    def load() -> list[Headers]:
+        names, values, bounds = header_parts(array)
+        pairs: list[Header] = list(zip(to_list(names), to_list(values), strict=True))
+        return [tuple(pairs[start:end]) for start, end in itertools.pairwise(bounds.tolist())]
+
+    return Column(len(array), load, arrow=array)
+
+
+def bad_headers(array: Any) -> Any:
+    """A mask of the rows with a header that is null, has no name, or has a control character in its name."""
+    names, _, bounds = header_parts(array)
+    bad = pc.fill_null(pc.match_substring_regex(names, CONTROL), _TRUE)
+    if not pc.any(bad).as_py():
+        return np.zeros(len(array), dtype=bool)
+    before = np.concatenate(([0], np.cumsum(bad.to_numpy(zero_copy_only=False))))
+    return before[bounds[1:]] > before[bounds[:-1]]
+
+
+def digests(arrays: list[Any]) -> Any:
+    """A 64-bit digest of each row over several columns: text, bytes, headers, timestamps; one uint64 a row.
+
+    Nulls differ from empty values, and a value moved to the next column makes another digest.
+    """
+    total = np.full(len(arrays[0]), _SEED, dtype=np.uint64)
+    for array in arrays:
+        total = (total ^ (total >> np.uint64(29))) * _PRIME + _digest(array)
+    return total ^ (total >> np.uint64(32))
+
+
+_SEED = np.uint64(0x9E3779B97F4A7C15)
+_PRIME = np.uint64(0xBF58476D1CE4E5B9)
+
+
+def _digest(array: Any) -> Any:
+    if pa.types.is_list(array.type):
+        return _list_digest(array)
+    if pa.types.is_map(array.type):
+        pairs = pa.ListArray.from_arrays(
+            array.offsets, pa.StructArray.from_arrays([array.keys, array.items], ["key", "value"])
+        )
+        return _list_digest(pairs)
+    if not (pa.types.is_string(array.type) or pa.types.is_binary(array.type) or pa.types.is_large_string(array.type)):
+        array = array.cast(pa.string())
+    nulls = array.is_null().to_numpy(zero_copy_only=False)
+    hashed = pandas.util.hash_array(as_binary(array).to_numpy(zero_copy_only=False), categorize=False)
+    return np.where(nulls, _SEED, hashed)
+
+
+def _list_digest(array: Any) -> Any:
+    """Digest of each row's list of (key, value) pairs, their order included."""
+    names, values, bounds = header_parts(array)
+    lengths = np.diff(bounds)
+    if not len(names):
+        return lengths.astype(np.uint64)
+    within = np.arange(len(names), dtype=np.int64) - np.repeat(bounds[:-1], lengths)
+    with np.errstate(over="ignore"):
+        each = digests([names, values]) * (within.astype(np.uint64) * np.uint64(2) + np.uint64(1))
+    sums = np.concatenate((np.zeros(1, dtype=np.uint64), np.cumsum(each, dtype=np.uint64)))
+    return sums[bounds[1:]] - sums[bounds[:-1]] + lengths.astype(np.uint64)
+
+
+def hexadecimal(numbers: Any) -> Any:
+    """64-bit numbers as an Arrow array of 16 hexadecimal digits each."""
+    digits = numbers.astype(">u8").tobytes().hex().encode()
+    offsets = np.arange(0, len(digits) + 1, 16, dtype=np.int32)
+    return pa.StringArray.from_buffers(len(numbers), pa.py_buffer(offsets.tobytes()), pa.py_buffer(digits))

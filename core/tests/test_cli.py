@@ -1,0 +1,170 @@
+"""The command `redelivery`: its table, its JSON, and its errors in one line."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import fields
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from redelivery import cli
+from redelivery.broker import Broker, BrokerPlugin, Capabilities, Limits, Support
+from redelivery.cli import plugins as command
+from redelivery.errors import ConfigurationError
+from redelivery.plugins import FailedPlugin, Registry
+
+
+def nowhere(url: str, options: Mapping[str, str]) -> Broker:
+    raise AssertionError(url, options)
+
+
+def a_plugin(name: str, **capabilities: object) -> BrokerPlugin:
+    return BrokerPlugin(
+        name=name,
+        schemes=(name, f"{name}s"),
+        version="1.2.3",
+        capabilities=Capabilities(**capabilities),
+        connect=nowhere,
+        options={"busyTimeout": "wait for a lock, ms"},
+    )
+
+
+def a_registry(*plugins: BrokerPlugin, failed: tuple[FailedPlugin, ...] = ()) -> Registry:
+    schemes = {scheme: plugin for plugin in plugins for scheme in plugin.schemes}
+    return Registry({plugin.name: plugin for plugin in plugins}, schemes, failed)
+
+
+ONE = a_registry(
+    a_plugin(
+        "alpha",
+        send=Support.NATIVE,
+        attempts=Support.LOWER_BOUND,
+        deduplication_window=timedelta(minutes=5),
+        columns={"partition": int},
+        limits=Limits(message_bytes=1_048_576, delay_max=timedelta(hours=12)),
+    ),
+    failed=(FailedPlugin("beta", "ModuleNotFoundError: No module named 'beta_client'"),),
+)
+
+
+def test_the_table_names_each_plugin_with_version_contract_and_schemes() -> None:
+    assert ["alpha", "1.2.3", "1", "alpha:", "alphas:"] in [line.split() for line in command.as_table(ONE).splitlines()]
+
+
+def test_the_table_says_of_each_capability_how_well_it_is_supported() -> None:
+    lines = [line.split() for line in command.as_table(ONE).splitlines()]
+    assert ["send", "native"] in lines
+    assert ["attempts", "lower-bound"] in lines
+    assert ["receive", "-"] in lines
+    assert ["message", "bytes", "1,048,576"] in lines
+    assert not [line for line in lines if line[:2] == ["header", "count"]]
+
+
+def test_the_table_says_what_failed_and_why() -> None:
+    table = command.as_table(ONE)
+    assert "FAILED TO LOAD\nbeta: ModuleNotFoundError: No module named 'beta_client'" in table
+
+
+@given(
+    st.lists(st.from_regex(r"[a-z]{1,12}", fullmatch=True), max_size=9, unique=True),
+    st.sampled_from(Support),
+    st.text(st.characters(codec="ascii", categories=["L"]), max_size=40).map(lambda word: f"{word} because " * 9),
+)
+def test_the_table_keeps_within_80_columns(names: list[str], support: Support, cause: str) -> None:
+    found = a_registry(*(a_plugin(name, attempts=support) for name in names), failed=(FailedPlugin("broken", cause),))
+    table = command.as_table(found)
+    assert max(map(len, table.splitlines())) <= 80
+    assert table.count("settles per") <= max(1, len(names))
+
+
+def test_plugins_side_by_side_are_each_shown_once() -> None:
+    names = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota"]
+    table = command.as_table(a_registry(*(a_plugin(name, attempts=Support.LOWER_BOUND) for name in names)))
+    heads = [line.split()[1:] for line in table.splitlines() if line.startswith("capability")]
+    assert len(heads) > 1
+    assert [name for head in heads for name in head] == names
+
+
+def test_without_plugins_the_table_says_what_to_install() -> None:
+    assert "pip install redelivery" in command.as_table(a_registry())
+
+
+def test_the_json_holds_every_capability_and_limit() -> None:
+    [plugin] = json.loads(json.dumps(command.as_dict(ONE)))["plugins"]
+    assert set(plugin["capabilities"]) == {item.name for item in fields(Capabilities)}
+    assert set(plugin["capabilities"]["limits"]) == {item.name for item in fields(Limits)}
+    assert plugin["capabilities"]["send"] == "native"
+    assert plugin["capabilities"]["receive"] == "none"
+    assert plugin["capabilities"]["columns"] == {"partition": "int"}
+    assert plugin["capabilities"]["deduplication_window"] == "PT5M"
+    assert plugin["capabilities"]["limits"]["delay_max"] == "PT12H"
+    assert plugin["schemes"] == ["alpha", "alphas"]
+    assert (plugin["version"], plugin["contract"]) == ("1.2.3", 1)
+
+
+def test_the_json_holds_what_failed_and_why() -> None:
+    assert command.as_dict(ONE)["failed"] == [
+        {"name": "beta", "cause": "ModuleNotFoundError: No module named 'beta_client'"}
+    ]
+
+
+def test_the_markdown_is_one_table_with_a_column_a_plugin() -> None:
+    head, ruler, *rows = command.as_markdown(a_registry(a_plugin("alpha"), a_plugin("beta"))).splitlines()
+    assert head == "| capability | alpha | beta |"
+    assert ruler == "| --- | --- | --- |"
+    assert all(row.count("|") == 4 for row in rows)
+
+
+@pytest.mark.parametrize("form", [[], ["--json"], ["--markdown"]])
+def test_the_command_prints_what_is_installed(
+    form: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "registry", lambda: ONE)
+    assert cli.main(["plugins", *form]) == 0
+    assert "alpha" in capsys.readouterr().out
+
+
+def failing(parsed: argparse.Namespace) -> int:
+    raise ConfigurationError(f"no queue\nat scheme://me:hunter2@host, {parsed.run.__name__}")
+
+
+def test_an_error_of_ours_is_one_line_on_stderr_without_secrets_and_exits_2(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "_run", failing)
+    assert cli.main(["plugins"]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err == "redelivery: no queue at scheme://me:***@host, failing\n"
+
+
+@pytest.mark.parametrize("arguments", [[], ["plugsin"], ["plugins", "--jsno"], ["plugins", "--json", "--markdown"]])
+def test_a_wrong_command_line_exits_2_with_the_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(arguments)
+    assert caught.value.code == 2
+    assert "usage: redelivery" in capsys.readouterr().err
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "redelivery", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_python_m_redelivery_is_the_same_command() -> None:
+    result = run("plugins", "--json")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert json.loads(result.stdout)["contract"] == 1
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    command = f"{sys.executable} -m redelivery plugins --json | true"
+    result = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60, check=False)
+    assert result.stderr == ""

@@ -1,0 +1,207 @@
+"""Discovery: what is installed is found, what is broken is named with its cause and harms no other."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from redelivery import plugins as redelivery_plugins
+from redelivery.broker import CONTRACT_VERSION, Broker, BrokerPlugin, Capabilities
+from redelivery.errors import ConfigurationError, InvalidURL, UnknownOption, UnknownScheme
+from redelivery.plugins import GROUP, Registry, client_options, connect, discover
+
+Install = Callable[..., importlib.metadata.EntryPoint]
+
+GOOD = """
+from redelivery.broker import BrokerPlugin, Capabilities
+from redelivery.plugins import hookimpl
+
+def connect(url, options):
+    return url, options
+
+@hookimpl
+def redelivery_plugin():
+    return BrokerPlugin(
+        name={name!r}, schemes={schemes!r}, version="1.2.3", capabilities=Capabilities(), connect=connect,
+        contract={contract!r},
+    )
+"""
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Writes a module and gives the entry point that names it."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def write(name: str, source: str | None = None, *, schemes: tuple[str, ...] = (), contract: int = CONTRACT_VERSION):
+        module = f"{tmp_path.name}_{name}".replace("-", "_")
+        text = GOOD.format(name=name, schemes=schemes or (name,), contract=contract) if source is None else source
+        (tmp_path / f"{module}.py").write_text(text, encoding="utf-8")
+        return importlib.metadata.EntryPoint(name, module, GROUP)
+
+    return write
+
+
+def causes(registry: Registry) -> dict[str, str]:
+    return {each.name: each.cause for each in registry.failed}
+
+
+def test_a_plugin_is_found_by_each_of_its_schemes(install: Install) -> None:
+    registry = discover([install("alpha", schemes=("alpha", "alphas"))])
+    assert not registry.failed
+    assert list(registry.plugins) == ["alpha"]
+    assert registry.by_url("alpha://host/q") is registry.by_url("ALPHAS:q") is registry.plugins["alpha"]
+
+
+@pytest.mark.parametrize(
+    ("source", "cause"),
+    [
+        ("import a_client_library_that_is_not_there", "ModuleNotFoundError: No module named 'a_client_library"),
+        ("def broken(:", "SyntaxError"),
+        ("raise SystemError('the native library does not fit')", "SystemError: the native library does not fit"),
+        ("", "must implement redelivery_plugin()"),
+        ("def redelivery_plugin(): return 1", "must implement redelivery_plugin()"),
+        (
+            "from redelivery.plugins import hookimpl\n@hookimpl\ndef redelivery_plugin(): return {'name': 'broken'}",
+            "must implement redelivery_plugin() and return a BrokerPlugin",
+        ),
+        (
+            "from redelivery.plugins import hookimpl\n@hookimpl\ndef redelivery_plugin(): raise KeyError('HOME')",
+            "KeyError: 'HOME'",
+        ),
+        (
+            "from redelivery.plugins import hookimpl\n@hookimpl\ndef redelivery_plugins(): return None",
+            "redelivery_plugins",
+        ),
+    ],
+    ids=["missing client library", "syntax", "raises", "no hook", "unmarked hook", "junk", "hook raises", "misspelt"],
+)
+def test_a_plugin_that_fails_is_named_with_its_cause_and_harms_no_other(
+    install: Install, source: str, cause: str
+) -> None:
+    registry = discover([install("aaa"), install("broken", source), install("zzz")])
+    assert list(registry.plugins) == ["aaa", "zzz"]
+    assert list(causes(registry)) == ["broken"]
+    assert cause in causes(registry)["broken"]
+
+
+def test_a_plugin_whose_module_is_gone_is_named_with_its_cause() -> None:
+    registry = discover([importlib.metadata.EntryPoint("gone", "a_module_that_was_removed", GROUP)])
+    assert "a_module_that_was_removed" in causes(registry)["gone"]
+
+
+@pytest.mark.parametrize("contract", [CONTRACT_VERSION - 1, CONTRACT_VERSION + 1])
+def test_another_contract_version_is_reported_and_left_out(install: Install, contract: int) -> None:
+    registry = discover([install("other", contract=contract), install("ours")])
+    assert list(registry.schemes) == ["ours"]
+    assert f"contract version {contract}" in causes(registry)["other"]
+    assert "install matching versions" in causes(registry)["other"]
+
+
+def test_a_scheme_claimed_twice_stays_with_the_first_and_names_both(install: Install) -> None:
+    registry = discover([install("beta", schemes=("queue",)), install("alpha", schemes=("queue", "alpha"))])
+    assert registry.by_url("queue:q").name == "alpha"
+    assert causes(registry) == {
+        "beta": "claims the scheme 'queue', which the plugin 'alpha' has; uninstall one of them"
+    }
+
+
+def test_a_plugin_refused_for_one_scheme_gets_none_of_its_others(install: Install) -> None:
+    registry = discover([install("alpha", schemes=("queue",)), install("beta", schemes=("beta", "queue"))])
+    assert set(registry.schemes) == {"queue"}
+
+
+def test_a_plugin_name_taken_twice_is_reported(install: Install) -> None:
+    first = install("alpha")
+    again = importlib.metadata.EntryPoint("zeta", first.value, GROUP)
+    registry = discover([first, again])
+    assert causes(registry) == {"zeta": "the plugin name 'alpha' is already taken"}
+
+
+def test_a_secret_in_a_cause_is_not_shown(install: Install) -> None:
+    registry = discover([install("leaky", "raise RuntimeError('cannot reach x://me:hunter2@host, password=hunter2')")])
+    assert "hunter2" not in causes(registry)["leaky"]
+
+
+def test_an_unknown_scheme_names_what_is_installed_and_what_to_install(install: Install) -> None:
+    registry = discover([install("alpha"), install("beta")])
+    with pytest.raises(UnknownScheme, match=r"installed are: alpha, beta; .*pip install redelivery-carrier"):
+        registry.by_url("carrier://coop/pigeon")
+
+
+def test_a_misspelt_scheme_names_the_nearest(install: Install) -> None:
+    with pytest.raises(UnknownScheme, match="did you mean 'alpha'"):
+        discover([install("alpha")]).by_url("alhpa:q")
+
+
+def test_the_scheme_of_a_plugin_that_failed_says_why(install: Install) -> None:
+    registry = discover([install("alpha", "import a_client_library_that_is_not_there")])
+    with pytest.raises(UnknownScheme, match="installed but failed to load: ModuleNotFoundError"):
+        registry.by_url("alpha:q")
+
+
+def test_an_unknown_scheme_shows_no_password(install: Install) -> None:
+    with pytest.raises(UnknownScheme) as caught:
+        discover([install("alpha")]).by_url("carrier://me:hunter2@coop")
+    assert "hunter2" not in str(caught.value)
+
+
+def test_what_is_no_url_is_said_to_be_none() -> None:
+    with pytest.raises(InvalidURL, match="starts with a scheme"):
+        discover([]).by_url("orders.db")
+
+
+def plugin(options: Mapping[str, str], *, open_options: bool = False) -> BrokerPlugin:
+    def nowhere(url: str, options: Mapping[str, str]) -> Broker:
+        raise AssertionError(url, options)
+
+    return BrokerPlugin(
+        name="alpha",
+        schemes=("alpha",),
+        version="1",
+        capabilities=Capabilities(),
+        connect=nowhere,
+        options=options,
+        open_options=open_options,
+    )
+
+
+def test_client_options_lose_their_prefix_and_get_their_spelling_back() -> None:
+    assert client_options(plugin({"busyTimeout": "ms"}), {"ALPHA.busytimeout": "5"}) == {"busyTimeout": "5"}
+
+
+@pytest.mark.parametrize("name", ["alpha.busyTimeuot", "beta.busyTimeout", "busyTimeout", "alpha."])
+def test_an_option_that_the_plugin_does_not_know_is_an_error_with_the_nearest(name: str) -> None:
+    with pytest.raises(UnknownOption, match=r"alpha\.busyTimeout"):
+        client_options(plugin({"busyTimeout": "ms"}), {name: "5"})
+
+
+def test_a_plugin_with_open_options_takes_any_under_its_prefix_but_no_other() -> None:
+    opened = plugin({}, open_options=True)
+    assert client_options(opened, {"alpha.linger.ms": "20"}) == {"linger.ms": "20"}
+    with pytest.raises(UnknownOption):
+        client_options(opened, {"beta.linger.ms": "20"})
+
+
+def test_connect_gives_the_plugin_its_own_options_with_secrets_resolved(
+    install: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = GOOD.format(name="alpha", schemes=("alpha",), contract=CONTRACT_VERSION)
+    found = discover([install("alpha", source.replace("connect=connect", "connect=connect, options={'token': ''}"))])
+    monkeypatch.setattr(redelivery_plugins, "registry", lambda: found)
+    monkeypatch.setenv("A_TOKEN", "hunter2")
+    assert connect("alpha:q", {"alpha.token": "env:A_TOKEN"}) == ("alpha:q", {"token": "hunter2"})
+
+
+def test_connect_refuses_a_secret_that_is_not_there_without_guessing(
+    install: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = GOOD.format(name="alpha", schemes=("alpha",), contract=CONTRACT_VERSION)
+    found = discover([install("alpha", source.replace("connect=connect", "connect=connect, options={'token': ''}"))])
+    monkeypatch.setattr(redelivery_plugins, "registry", lambda: found)
+    monkeypatch.delenv("A_TOKEN", raising=False)
+    with pytest.raises(ConfigurationError, match=r"env:A_TOKEN.*not set on this machine"):
+        connect("alpha:q", {"alpha.token": "env:A_TOKEN"})

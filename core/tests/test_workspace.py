@@ -1,0 +1,219 @@
+"""The workspace keeps its own rules: one version, no address, no broker's name in core, each invariant tested."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import re
+import tomllib
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+from redelivery.cli.plugins import as_markdown
+from redelivery.plugins import Registry, registry
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECTS = [
+    ROOT / "pyproject.toml",
+    ROOT / "core/pyproject.toml",
+    ROOT / "conformance_tests/pyproject.toml",
+    *sorted(ROOT.glob("plugins/*/pyproject.toml")),
+]
+#: Files that are part of the project, wherever it was unpacked; not what tools leave behind.
+FOLDERS = ("core", "plugins", "conformance_tests", "examples", "benchmarks", "docs", ".ci")
+FILES = [
+    path
+    for folder in ("", *FOLDERS)
+    for path in sorted((ROOT / folder).rglob("*") if folder else ROOT.glob("*"))
+    if path.is_file() and path.name != "uv.lock" and path.suffix != ".pyc"
+    if not any(part.startswith(".") and part != ".ci" for part in path.relative_to(ROOT).parts)
+]
+MODULES = [path for path in FILES if path.suffix == ".py"]
+SOURCES = [path for path in MODULES if "src" in path.parts]
+
+#: Each invariant of the design, and the tests that state it; a name may be a part of a test's name.
+INVARIANTS: dict[int, tuple[str, ...]] = {
+    1: (),
+    2: (),
+    3: (),
+    4: (),
+    5: (),
+    6: ("test_no_password_in_a_url_is_shown", "test_a_password_in_a_url_is_refused_and_not_shown"),
+    7: (),
+    8: ("test_a_plugin_that_fails_is_named_with_its_cause_and_harms_no_other",),
+    9: (),
+    10: (),
+}
+
+
+def project(path: Path) -> dict:
+    return tomllib.loads(path.read_text(encoding="utf-8"))
+
+
+def relative(paths: list[Path]) -> list[str]:
+    return [str(path.relative_to(ROOT)) for path in paths]
+
+
+def test_every_distribution_has_the_same_version() -> None:
+    assert len({project(path)["project"]["version"] for path in PROJECTS}) == 1
+
+
+@pytest.mark.parametrize("path", PROJECTS, ids=relative(PROJECTS))
+def test_our_distributions_require_each_other_in_that_very_version(path: Path) -> None:
+    data = project(path)["project"]
+    wanted = chain(data.get("dependencies", []), *data.get("optional-dependencies", {}).values())
+    ours = [requirement for requirement in wanted if requirement.startswith("redelivery")]
+    assert [each for each in ours if not each.endswith(f"=={data['version']}")] == []
+
+
+def test_what_is_installed_has_the_version_of_the_workspace() -> None:
+    for path in PROJECTS[1:]:
+        data = project(path)["project"]
+        assert importlib.metadata.version(data["name"]) == data["version"]
+
+
+@pytest.mark.parametrize("path", PROJECTS, ids=relative(PROJECTS))
+def test_every_distribution_says_what_it_is(path: Path) -> None:
+    data = project(path)["project"]
+    assert data["description"]
+    assert data["license"] == "Apache-2.0"
+    assert data["requires-python"] == ">=3.11"
+    assert (path.parent / data["readme"]).is_file()
+
+
+def test_every_dependency_is_pinned() -> None:
+    pinned = set(re.findall(r"(?m)^([A-Za-z0-9._-]+)==", (ROOT / "constraints.txt").read_text(encoding="utf-8")))
+    for path in PROJECTS:
+        data = project(path)
+        lists = [data["project"].get("dependencies", []), *data["project"].get("optional-dependencies", {}).values()]
+        for requirement in chain(*lists, *data.get("dependency-groups", {}).values()):
+            name = re.match(r"[A-Za-z0-9._-]+", requirement)[0].lower()
+            assert name in pinned or name.startswith("redelivery"), requirement
+
+
+def test_no_package_index_is_named() -> None:
+    address = re.compile(
+        r"(?m)^\s*(--)?(extra-)?index(-url)?\b|find-links\s*=|https?://\S*(pypi|simple|artifact|nexus|maven)"
+    )
+    found = [
+        path
+        for path in FILES
+        if path.suffix in {".txt", ".toml", ".cfg", ".yaml", ".yml"} and address.search(text(path))
+    ]
+    assert relative(found) == []
+
+
+def test_no_path_of_a_machine_is_in_a_file() -> None:
+    home = re.compile(r"(?<![\w.])/(?:root|home|Users|work)/\w")
+    assert relative([path for path in FILES if home.search(text(path))]) == []
+
+
+def test_modules_are_small() -> None:
+    large = {str(path.relative_to(ROOT)): count for path in SOURCES if (count := text(path).count("\n")) > 450}
+    assert set(large) - {"core/src/redelivery/broker.py"} == set()  # the contract is to be read as one file
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=relative(SOURCES))
+def test_every_module_says_its_duty_first(path: Path) -> None:
+    assert ast.get_docstring(ast.parse(text(path)))
+
+
+def test_core_names_no_broker() -> None:
+    brokers = re.compile(r"kafka|rabbit|amqp|sqs|boto|service.?bus", re.IGNORECASE)
+    found = {
+        f"{path.relative_to(ROOT)}: {word}"
+        for path in SOURCES
+        if path.is_relative_to(ROOT / "core") and "dialects" not in path.parts
+        for word in code_words(path)
+        if brokers.search(word)
+    }
+    assert found == set()
+
+
+def test_shared_tests_name_no_broker() -> None:
+    brokers = re.compile(r"kafka|rabbit|amqp|sqs|boto|service.?bus|sqlite", re.IGNORECASE)
+    shared = [path for path in SOURCES if path.is_relative_to(ROOT / "conformance_tests")]
+    found = {
+        f"{path.relative_to(ROOT)}: {word}" for path in shared for word in code_words(path) if brokers.search(word)
+    }
+    assert found == set()
+
+
+def test_core_imports_no_plugin() -> None:
+    for path in SOURCES:
+        if path.is_relative_to(ROOT / "core"):
+            for node in ast.walk(ast.parse(text(path))):
+                names = [each.name for each in node.names] if isinstance(node, ast.Import) else []
+                names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+                assert not [name for name in names if name.startswith("redelivery_")], path
+
+
+@pytest.mark.parametrize("number", INVARIANTS)
+def test_every_invariant_has_a_test_by_name(number: int) -> None:
+    there = {node.name for path in MODULES for node in functions(path) if node.name.startswith("test_")}
+    missing = [name for name in INVARIANTS[number] if not any(name in each for each in there)]
+    assert INVARIANTS[number], f"no test states invariant {number}"
+    assert missing == []
+
+
+def test_no_two_test_files_have_one_name() -> None:
+    names = [path.name for path in MODULES if path.name.startswith("test_")]
+    assert sorted(names) == sorted(set(names))
+
+
+def test_the_readme_shows_the_capabilities_as_they_are() -> None:
+    readme = text(ROOT / "README.md")
+    shown = readme.partition("<!-- capabilities -->\n")[2].partition("\n<!-- end -->")[0]
+    ours = [path.parent.name for path in PROJECTS if path.parent.parent.name == "plugins"]
+    found = {name: plugin for name, plugin in registry().plugins.items() if name in ours}
+    assert sorted(found) == ours, registry().failed
+    assert shown == as_markdown(Registry(found, {}, ())), (
+        "run: redelivery plugins --markdown, and put its output into README.md"
+    )
+
+
+def test_every_plugin_has_a_readme_with_its_mapping_and_its_gaps() -> None:
+    for path in PROJECTS:
+        if path.parent.parent.name == "plugins":
+            assert (path.parent / "README.md").is_file(), path.parent.name
+
+
+def test_the_check_is_the_readmes_command() -> None:
+    command = text(ROOT / ".ci/run").splitlines()[-1].removeprefix("exec ").removesuffix(' "$@"')
+    assert f"\n    {command}\n" in text(ROOT / "README.md")
+
+
+def test_the_bootstrap_needs_nothing_but_a_python() -> None:
+    """Up to where nox is imported, noxfile.py uses the standard library alone and any Python can parse it."""
+    before = text(ROOT / "noxfile.py").partition("\nimport nox")[0]
+    tree = ast.parse(before, feature_version=(3, 8))
+    names = {
+        alias.name.partition(".")[0] for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names
+    }
+    names |= {(node.module or "").partition(".")[0] for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert names <= {"importlib", "os", "shutil", "subprocess", "sys", "pathlib"}
+
+
+def text(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace")
+
+
+def functions(path: Path) -> Iterator[ast.FunctionDef]:
+    return (node for node in ast.walk(ast.parse(text(path))) if isinstance(node, ast.FunctionDef))
+
+
+def code_words(path: Path) -> Iterator[str]:
+    """Names and texts of a module, without its comments and docstrings: what it does, not what it explains."""
+    tree = ast.parse(text(path))
+    explained = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        match node:
+            case ast.Constant(value=str(word)) if id(node) not in explained:
+                yield word
+            case ast.Name(id=word) | ast.Attribute(attr=word) | ast.FunctionDef(name=word) | ast.ClassDef(name=word):
+                yield word
+            case ast.alias(name=word) | ast.arg(arg=word):
+                yield word
