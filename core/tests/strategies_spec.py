@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 from hypothesis import strategies as st
+
 from redelivery.spec import FOREVER, DeliverySpec, Ref, Sink
 
 text = st.text(min_size=1, max_size=12)

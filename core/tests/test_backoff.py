@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from strategies_spec import specs
+
 from redelivery.backoff import wait_before_retry
 from redelivery.errors import InvalidSpec
 from redelivery.forms import options
 from redelivery.spec import DeliverySpec
-from strategies_spec import specs
 
 VECTORS = json.loads((Path(__file__).parent / "vectors" / "backoff.json").read_text(encoding="utf-8"))
 EXPONENTIAL = DeliverySpec(backoff_policy="exponential", backoff_delay=timedelta(seconds=1))
@@ -39,9 +40,7 @@ def test_each_profile_waits_as_its_golden_vector_says(vector: dict[str, Any]) ->
 def test_the_golden_vectors_name_every_profile_and_policy() -> None:
     named = {(each["spec"].get("backoffProfile"), each["spec"].get("backoffPolicy")) for each in VECTORS}
     assert named >= {
-        (profile, policy)
-        for profile in (None, "knative", "knative-code")
-        for policy in ("linear", "exponential", None)
+        (profile, policy) for profile in (None, "knative", "knative-code") for policy in ("linear", "exponential", None)
     }
     assert ("connect", None) in named
 
@@ -99,4 +98,9 @@ def test_retries_are_counted_from_1(n: int) -> None:
 @pytest.mark.parametrize("profile", ["knative", "knative-code"])
 def test_a_profile_of_knative_needs_a_delay(profile: Any) -> None:
     with pytest.raises(InvalidSpec, match="backoffDelay"):
-        wait_before_retry(DeliverySpec(backoff_profile=profile), 1, never)
+        DeliverySpec(backoff_profile=profile)
+
+
+def test_the_profile_of_connect_takes_no_delay() -> None:
+    with pytest.raises(InvalidSpec, match="does not heed backoffDelay"):
+        DeliverySpec(backoff_profile="connect", backoff_delay=timedelta(seconds=1))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from datetime import timedelta
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from strategies_spec import DURATIONS
+
 from redelivery import durations
 from redelivery.errors import InvalidSpec
-from strategies_spec import DURATIONS
 
 
 @given(DURATIONS)
@@ -55,10 +57,26 @@ def test_one_text_is_written_for_a_duration(duration: timedelta, text: str) -> N
     assert durations.write(duration) == text
 
 
-NO_DURATIONS = ["", " ", "P", "PT", "P1DT", "5s", "300ms", "5", "pt5s", " PT5S", "PT5S ", "PT-5S", "PT1e3S", "P1DT5", "x"]
+NO_DURATIONS = [
+    "",
+    " ",
+    "P",
+    "PT",
+    "P1DT",
+    "5s",
+    "300ms",
+    "5",
+    "pt5s",
+    " PT5S",
+    "PT5S ",
+    "PT-5S",
+    "PT1e3S",
+    "P1DT5",
+    "x",
+]
 
 
-@pytest.mark.parametrize("text", [*NO_DURATIONS, "P0001-00-00T00:00:01", "P" + "9" * 5000 + "D"])
+@pytest.mark.parametrize("text", [*NO_DURATIONS, "P0001-00-00T00:00:01", "P" + "9" * 500 + "D", "P" + "9" * 5000 + "D"])
 def test_other_text_is_refused_with_a_right_example(text: str) -> None:
     with pytest.raises(InvalidSpec, match=r"^must be an ISO-8601 duration, as in 'PT5S'") as caught:
         durations.parse(text)
@@ -67,7 +85,7 @@ def test_other_text_is_refused_with_a_right_example(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["P1Y", "P1M", "P1Y2M3DT4H", "P1MT5S"])
 def test_years_and_months_are_refused_for_they_have_no_fixed_length(text: str) -> None:
-    with pytest.raises(InvalidSpec, match="no fixed length.*'P30D'"):
+    with pytest.raises(InvalidSpec, match=r"no fixed length.*'P30D'"):
         durations.parse(text)
 
 
@@ -96,7 +114,5 @@ def test_an_error_quotes_no_password() -> None:
 
 @given(st.text())
 def test_any_text_is_either_read_or_refused(text: str) -> None:
-    try:
+    with contextlib.suppress(InvalidSpec):
         assert durations.parse(text) >= timedelta(0)
-    except InvalidSpec:
-        pass

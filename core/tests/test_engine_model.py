@@ -107,6 +107,10 @@ class Model(RuleBasedStateMachine):
     def outage(self, down: bool) -> None:
         self.work.refuse = Retriable("refused", code="Refused") if down else None
 
+    @rule()
+    def rest(self) -> None:
+        """Nothing: all that is left once the job has failed."""
+
     @invariant()
     def never_more_accounted_than_given(self) -> None:
         if not hasattr(self, "engine"):

@@ -21,7 +21,6 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Final
 
-from redelivery.errors import InvalidSpec
 from redelivery.spec import BackoffProfile, DeliverySpec
 
 #: Connect's first wait.
@@ -45,7 +44,6 @@ def wait_before_retry(spec: DeliverySpec, n: int, random: Callable[[], float]) -
 
     Raises:
         ValueError: n is below 1.
-        InvalidSpec: a Knative profile without a backoffDelay.
     """
     if n < 1:
         msg = f"retries are counted from 1, not from {n}"
@@ -55,10 +53,7 @@ def wait_before_retry(spec: DeliverySpec, n: int, random: Callable[[], float]) -
         first, turn, cap = _micros(CONNECT_FIRST), n - 1, _cap(spec, _micros(CONNECT_CAP))
         wait = _doubled(first, turn, cap)
         return (cap * random() if wait > cap else wait) / _SECOND
-    if spec.backoff_delay is None:
-        msg = f"backoffProfile: {profile!r} needs backoffDelay, the delay that it grows from"
-        raise InvalidSpec(msg)
-    delay, start = _micros(spec.backoff_delay), 1 if profile == "knative" else 0
+    delay, start = _micros(spec.backoff_delay or timedelta(0)), 1 if profile == "knative" else 0
     turn = n - 1 + start
     if spec.backoff_policy == "linear":
         return min(delay * turn, _cap(spec, max(_micros(KNATIVE_CAP), delay))) / _SECOND

@@ -57,5 +57,9 @@ def write(duration: timedelta) -> str:
 
 def shown(text: str) -> str:
     """A value as an error may quote it: redacted, and not longer than people want to read."""
+    if text.lstrip().startswith(("{", "[")):
+        return "a JSON text"  # too deep to be redacted for sure
+    if len(text) > _LONGEST * 10:
+        return f"a text of {len(text)} characters"
     text = redact(text)
     return repr(text if len(text) <= _LONGEST else text[:_LONGEST] + "...")

@@ -170,6 +170,35 @@ class DeliveryReport:
         )
 
 
+@dataclass(slots=True, kw_only=True)
+class SubscriptionReport:
+    """The account of a subscription so far.
+
+    Attributes:
+        name: the subscription.
+        received: messages leased, each delivery counted.
+        accepted: handled (a message given up is ended by `dead_lettered`, where it went to a sink).
+        failures: handler runs that raised.
+        retried: given back to come again after a delay.
+        dead_lettered: a sink has confirmed them; those that a handler terminated included.
+        terms: terminal nacks, apart from what ran out of retries.
+        lost: leases that ran out or were revoked; whoever has them now answers for them.
+        given_back: not handled when the subscription stopped.
+        delivery: what the sinks said: the eight metrics of KIP-298 are its `metrics()`.
+    """
+
+    name: str = ""
+    received: int = 0
+    accepted: int = 0
+    failures: int = 0
+    retried: int = 0
+    dead_lettered: int = 0
+    terms: int = 0
+    lost: int = 0
+    given_back: int = 0
+    delivery: DeliveryReport = field(default_factory=DeliveryReport)
+
+
 _SUMMED = (
     "rows",
     "retried",

@@ -12,6 +12,7 @@ from datetime import timedelta
 from typing import Final, Literal, TypeAlias
 
 from redelivery.errors import InvalidSpec
+from redelivery.settings import redact, redact_options
 
 #: A retry timeout that never ends (Connect's -1).
 FOREVER: Final = timedelta.max
@@ -56,6 +57,9 @@ class Sink:
         if not self.uri and self.ref is None:
             msg = "deadLetterSink: give a uri, a ref, or 'native'"
             raise InvalidSpec(msg)
+
+    def __repr__(self) -> str:  # a spec is logged and shown; its sinks' secrets must not be
+        return f"Sink(uri={redact(self.uri)!r}, ref={self.ref!r}, options={redact_options(self.options)!r})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +129,9 @@ class DeliverySpec:
                 _refuse(name, "must be more than 0")
         if self.backoff_policy and self.backoff_delay is None:
             _refuse("backoff_policy", "needs backoffDelay, the delay that it grows from")
+        if self.backoff_profile and (self.backoff_profile == "connect") != (self.backoff_delay is None):
+            why = "does not heed backoffDelay" if self.backoff_delay is not None else "needs backoffDelay"
+            _refuse("backoff_profile", f"{self.backoff_profile!r} {why}")
         if self.tolerates and not self.dead_letter_sink and not self.allow_skip:
             why = "'all' without a deadLetterSink would lose rows; name a sink, or set allowSkip=true to skip and count"
             _refuse("tolerance", why)

@@ -11,7 +11,6 @@ follows from an error.
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
 import queue
@@ -21,13 +20,12 @@ import time
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 from datetime import timedelta
 from types import TracebackType
 from typing import Final, Self, TypeAlias
 
 from redelivery import policy
-from redelivery.broker import Accept, Broker, GiveBack, Outcome, Received, Receiver, Retry
+from redelivery.broker import Accept, Broker, Outcome, Receiver, Retry
 from redelivery.clock import Clock, SystemClock
 from redelivery.delivery.engine import Engine
 from redelivery.delivery.lane import Bounds, Lane
@@ -38,7 +36,6 @@ from redelivery.errors import (
     BrokerError,
     ConfigurationError,
     DeliveryFailed,
-    LeaseLost,
     Permanent,
     Retriable,
     TerminalNack,
@@ -46,7 +43,9 @@ from redelivery.errors import (
     Unsupported,
 )
 from redelivery.message import Message
-from redelivery.report import DeliveryReport, SubscriptionReport
+from redelivery.receiving.hands import Hand, Hands
+from redelivery.receiving.workers import Workers
+from redelivery.report import SubscriptionReport
 from redelivery.settings import redact
 from redelivery.spec import FOREVER, NATIVE, DeliverySpec
 
@@ -62,21 +61,6 @@ _GLANCE: Final = 0.02
 _MAX_OVERRUN: Final = 10
 
 _running: weakref.WeakValueDictionary[tuple[int, str], Subscription] = weakref.WeakValueDictionary()
-
-
-@dataclass(slots=True, eq=False)
-class _InHand:
-    """A message under our lease.
-
-    Attributes:
-        received: with the lease as last prolonged.
-        began: when its handler began, monotonic seconds; None: it has not.
-        decided: what becomes of it is settled or under way; its handler's result no longer matters.
-    """
-
-    received: Received
-    began: float | None = None
-    decided: bool = False
 
 
 class Subscription:
@@ -132,13 +116,8 @@ class Subscription:
         self._borrow = borrow or connected
         self._clock = clock or SystemClock()
         self._random = random
-        self._pid = os.getpid()
-        self._hands: dict[int, _InHand] = {}
-        self._numbers = itertools.count()
-        self._todo: queue.SimpleQueue[int | None] = queue.SimpleQueue()
-        self._done: queue.SimpleQueue[tuple[int, BaseException | None]] = queue.SimpleQueue()
-        self._asked: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
-        self._unsettled: list[tuple[float, int, int, Outcome]] = []
+        self._asked: queue.SimpleQueue[tuple[Hand, str]] = queue.SimpleQueue()
+        self._hands: Hands | None = None
         self._stopping = threading.Event()
         self._stop_by = float("inf")
         self._overrun = 0
@@ -161,13 +140,18 @@ class Subscription:
         try:
             with ExitStack() as resources:
                 receiver, engine = self._open(resources)
-                threads = [self._hire() for _ in range(self._workers)]
-                try:
-                    self._loop(receiver, engine, until_empty=until_empty)
-                finally:
-                    for _ in range(len(threads) + self._overrun):
-                        self._todo.put(None)
-                    self._give_back(receiver)
+                self._hands = hands = Hands(
+                    receiver,
+                    spec=self._spec,
+                    lease=self._lease,
+                    report=self.report,
+                    clock=self._clock,
+                    random=self._random,
+                )
+                resources.callback(hands.give_back)
+                workers = Workers(self._handler, self._workers, self.name, self._clock)
+                resources.callback(workers.dismiss)
+                self._loop(hands, workers, engine, until_empty=until_empty)
         finally:
             _running.pop(key, None)
         return self.report
@@ -190,10 +174,10 @@ class Subscription:
             raise ConfigurationError(
                 f"terminate: the subscription {self.name!r} has no deadLetterSink, so {_label(message)} stays as it is"
             )
-        for number, hand in list(self._hands.items()):
+        for hand in self._hands or ():
             mine = hand.received.message
             if not hand.decided and (mine is message or (isinstance(message, str) and mine.id == message)):
-                self._asked.put((number, reason))
+                self._asked.put((hand, reason))
                 return
         raise ConfigurationError(f"terminate: {_label(message)} is not in hand (settled already, or never received)")
 
@@ -245,88 +229,76 @@ class Subscription:
 
     # --- the loop ---
 
-    def _loop(self, receiver: Receiver, engine: Engine, *, until_empty: bool) -> None:
+    def _loop(self, hands: Hands, workers: Workers, engine: Engine, *, until_empty: bool) -> None:
         empty = False
         while True:
-            if self._stopping.is_set():
+            stopping = self._stopping.is_set()
+            if stopping:
                 self._stop_by = min(self._stop_by, time.monotonic() + self._stop_timeout)
-                self._drop_untouched()
-            self._take_results(receiver, engine)
-            self._enforce_timeout(engine)
+                workers.drop()
+            self._take_requests(hands, engine)
+            self._take_results(hands, workers.results(), engine)
+            self._enforce_timeout(hands, workers, engine)
             engine.turn(0.0)
-            self._settle_again(receiver)
-            self._prolong(receiver)
-            if self._stopping.is_set():
-                if not any(hand.began is not None for hand in self._hands.values()) or time.monotonic() > self._stop_by:
+            hands.tend()
+            if stopping:
+                if time.monotonic() > self._stop_by or all(hand.began is None for hand in hands):
                     return
-            elif until_empty and empty and not self._hands:
+            elif until_empty and empty and not hands:
                 return
-            room = 0 if self._stopping.is_set() else self._workers + self._prefetch - len(self._hands)
+            room = 0 if stopping else workers.count + self._prefetch - len(hands)
             if room > 0:
-                arrived = receiver.receive(room, wait=0.0 if self._hands else _IDLE)
+                arrived = hands.take(room, 0.0 if len(hands) else _IDLE)
                 empty = not arrived
-                for received in arrived:
-                    self._take(received, engine)
+                for hand in arrived:
+                    self._begin(hand, workers, hands, engine)
                 if arrived:
                     continue
-            if self._hands:
-                self._pause()
+            if len(hands):
+                self._take_results(hands, workers.results(_GLANCE), engine)
 
-    def _pause(self) -> None:
-        """Wait a moment for a handler's result, then leave it for the loop."""
-        try:
-            result = self._done.get(timeout=_GLANCE)
-        except queue.Empty:
-            return
-        self._done.put(result)
-
-    def _take(self, received: Received, engine: Engine) -> None:
-        self.report.received += 1
-        number = next(self._numbers)
-        self._hands[number] = hand = _InHand(received)
-        if received.undecodable is not None:
-            self._give_up(number, hand, Permanent(received.undecodable, code="Undecodable"), engine)
+    def _begin(self, hand: Hand, workers: Workers, hands: Hands, engine: Engine) -> None:
+        undecodable = hand.received.undecodable
+        if undecodable is None:
+            workers.submit(hand)
         else:
-            self._todo.put(number)
+            self._give_up(hand, Permanent(undecodable, code="Undecodable"), "it cannot be decoded", hands, engine)
 
-    def _take_results(self, receiver: Receiver, engine: Engine) -> None:
-        """Turn what handlers said, and what `terminate` asked for, into outcomes; settle them together."""
-        outcomes: list[tuple[int, Outcome]] = []
+    def _take_requests(self, hands: Hands, engine: Engine) -> None:
+        """Carry out what `terminate` asked for."""
         while not self._asked.empty():
-            number, reason = self._asked.get()
-            hand = self._hands.get(number)
-            if hand is not None and not hand.decided:
-                self.report.terms += 1
-                self._give_up(number, hand, Terminated(reason or "terminated", code="Terminated"), engine)
-        while not self._done.empty():
-            number, error = self._done.get()
-            hand = self._hands.get(number)
-            if hand is None or hand.decided:
-                continue
-            outcome = self._decide(number, hand, error, engine)
-            if outcome is not None:
-                hand.decided = True
-                outcomes.append((number, outcome))
-        self._settle(receiver, outcomes)
+            hand, reason = self._asked.get()
+            if not hand.decided:
+                self._terminate(hand, reason, None, hands, engine)
 
-    def _decide(self, number: int, hand: _InHand, error: BaseException | None, engine: Engine) -> Outcome | None:
-        """The outcome of a handled message; None where it goes down the sinks first."""
-        if error is None:
-            return Accept()
+    def _take_results(self, hands: Hands, said: list[tuple[Hand, BaseException | None]], engine: Engine) -> None:
+        """Turn what handlers said into outcomes, and settle them together."""
+        outcomes: list[tuple[Hand, Outcome]] = []
+        for hand, error in said:
+            if hand.decided:
+                continue
+            hand.decided = True
+            outcome = Accept() if error is None else self._after(hand, error, hands, engine)
+            if outcome is not None:
+                outcomes.append((hand, outcome))
+        hands.settle(outcomes)
+
+    def _after(self, hand: Hand, error: BaseException, hands: Hands, engine: Engine) -> Outcome | None:
+        """What follows when a handler raised; None where the message goes down the sinks first."""
         if not isinstance(error, Exception):  # SystemExit, KeyboardInterrupt: the program wants to end
             raise error
         self.report.failures += 1
         if isinstance(error, TerminalNack):
-            self.report.terms += 1
-            self._give_up(number, hand, _chained(Terminated(error.reason, code="Terminated"), error), engine)
+            self._terminate(hand, error.reason, error, hands, engine)
             return None
-        failed = error if isinstance(error, BrokerError) else _chained(_failed(error), error)
+        failed = error if isinstance(error, BrokerError) else _retriable(error)
         now = self._clock.monotonic()
+        first_ms = hand.received.first_ms
         decision = policy.decide(
             self._spec,
             failed,
             attempts=hand.received.attempt,
-            first_attempt=self._first_attempt(hand, now),
+            first_attempt=now if first_ms is None else now - max(0, self._clock.wall_ms() - first_ms) / 1000,
             isolated=True,
             now=now,
             random=self._random,
@@ -334,27 +306,30 @@ class Subscription:
         if isinstance(decision, policy.TryAgain):
             self.report.retried += 1
             return Retry(timedelta(seconds=max(0.0, decision.at - now)))
-        if isinstance(decision, policy.Abort):
-            raise failed
-        self._give_up(number, hand, failed, engine, why=getattr(decision, "why", ""))
-        return None
+        if isinstance(decision, policy.GiveUp):
+            self._give_up(hand, failed, decision.why, hands, engine)
+            return None
+        raise failed
 
-    def _first_attempt(self, hand: _InHand, now: float) -> float:
-        first_ms = hand.received.first_ms
-        return now if first_ms is None else now - max(0, self._clock.wall_ms() - first_ms) / 1000
+    def _terminate(self, hand: Hand, reason: str, cause: Exception | None, hands: Hands, engine: Engine) -> None:
+        self.report.terms += 1
+        error = Terminated(reason or "terminated without a reason", code="Terminated")
+        error.__cause__ = cause
+        self._give_up(hand, error, "its handler gave it up", hands, engine)
 
-    def _give_up(self, number: int, hand: _InHand, error: BrokerError, engine: Engine, why: str = "given up") -> None:
-        """Send the message down the sinks; its lease is ended when one has confirmed it."""
+    def _give_up(self, hand: Hand, error: BrokerError, why: str, hands: Hands, engine: Engine) -> None:
+        """Send the message down the sinks; its lease is ended only when one has confirmed it."""
         hand.decided = True
         received = hand.received
         now_ms = self._clock.wall_ms()
 
         def handled(record: Record) -> None:
             self.report.dead_lettered += 1
-            if record.received is not None:  # the source has not moved it by itself
-                self._unsettled.append((self._clock.monotonic(), 1, number, Accept()))
+            hand.dead = True
+            if record.received is None:
+                hands.forget(hand)
             else:
-                self._hands.pop(number, None)
+                hands.settle([(hand, Accept())])
 
         record = Record(
             message=received.message,
@@ -366,157 +341,35 @@ class Subscription:
             received=received,
             rename_type=self._rename_type,
             handled=handled,
-            lost=lambda: self._lose(number),
+            lost=lambda: hands.lose(hand),
         )
         engine.report.rows += 1
         engine.report.record_failures += 1
         engine.report.last_error_ms = now_ms
         engine.give_up(record, error, why)
 
-    # --- leases ---
-
-    def _settle(self, receiver: Receiver, outcomes: list[tuple[int, Outcome]], attempts: int = 1) -> None:
-        """End leases; what cannot be ended now is tried again until its budget is over."""
-        known = [(number, outcome) for number, outcome in outcomes if number in self._hands]
-        if not known:
-            return
-        answers: list[LeaseLost | BrokerError | None]
-        try:
-            answers = list(receiver.settle([(self._hands[number].received, outcome) for number, outcome in known]))
-        except BrokerError as error:
-            answers = [error] * len(known)
-        for (number, outcome), answer in zip(known, answers, strict=True):
-            if answer is None:
-                self._hands.pop(number)
-                self.report.accepted += isinstance(outcome, Accept)
-            elif isinstance(answer, LeaseLost):
-                self._lose(number)
-            else:
-                self._settle_later(number, outcome, answer, attempts)
-
-    def _settle_later(self, number: int, outcome: Outcome, error: BrokerError, attempts: int) -> None:
-        now = self._clock.monotonic()
-        decision = policy.decide(
-            policy.for_sink(self._spec),
-            error,
-            attempts=attempts,
-            first_attempt=now,
-            isolated=True,
-            now=now,
-            random=self._random,
-        )
-        if isinstance(decision, policy.Abort):
-            raise error
-        if isinstance(decision, policy.TryAgain):
-            self._unsettled.append((decision.at, attempts + 1, number, outcome))
-            return
-        log.warning("%s: a message could not be settled and will come again: %s", self.name, redact(str(error)))
-        self._lose(number)
-
-    def _settle_again(self, receiver: Receiver) -> None:
-        now = self._clock.monotonic()
-        due = [each for each in self._unsettled if each[0] <= now]
-        self._unsettled = [each for each in self._unsettled if each[0] > now]
-        for attempts, group in itertools.groupby(sorted(due, key=lambda each: each[1]), key=lambda each: each[1]):
-            self._settle(receiver, [(number, outcome) for _, _, number, outcome in group], attempts)
-
-    def _prolong(self, receiver: Receiver) -> None:
-        """Prolong leases that have less than half their time left."""
-        half = self._clock.monotonic() + self._lease.total_seconds() / 2
-        short = [
-            (number, hand)
-            for number, hand in self._hands.items()
-            if hand.received.expires is not None and hand.received.expires < half
-        ]
-        if not short:
-            return
-        try:
-            answers = receiver.extend([hand.received for _, hand in short], self._lease.total_seconds())
-        except BrokerError as error:
-            log.warning("%s: leases could not be prolonged: %s", self.name, redact(str(error)))
-            return
-        for (number, hand), answer in zip(short, answers, strict=True):
-            if isinstance(answer, LeaseLost):
-                self._lose(number)
-            else:
-                hand.received = answer
-
-    def _lose(self, number: int) -> None:
-        """The lease is gone: whoever has the message now answers for it."""
-        hand = self._hands.pop(number, None)
-        if hand is not None:
-            hand.decided = True
-            self.report.lost += 1
-
-    def _drop_untouched(self) -> None:
-        """Let workers find nothing more to do; what they had not begun is given back at the end."""
-        while not self._todo.empty():
-            try:
-                self._todo.get_nowait()
-            except queue.Empty:
-                return
-
-    def _give_back(self, receiver: Receiver) -> None:
-        hands = [hand.received for hand in self._hands.values()]
-        self._hands.clear()
-        if not hands:
-            return
-        try:
-            receiver.settle([(received, GiveBack()) for received in hands])
-            self.report.given_back += len(hands)
-        except (BrokerError, LeaseLost) as error:
-            log.warning("%s: %d messages come back when their leases end: %s", self.name, len(hands), error)
-
-    # --- handlers ---
-
-    def _hire(self) -> threading.Thread:
-        thread = threading.Thread(target=self._work, name=f"redelivery-{self.name}", daemon=True)
-        thread.start()
-        return thread
-
-    def _work(self) -> None:
-        while (number := self._todo.get()) is not None:
-            hand = self._hands.get(number)
-            if hand is None or hand.decided:
-                continue
-            hand.began = self._clock.monotonic()
-            error: BaseException | None = None
-            try:
-                self._handler(hand.received.message)
-            except BaseException as raised:  # noqa: BLE001 - turned into an outcome by the loop
-                error = raised
-            if os.getpid() != self._pid:  # a handler that forked came back twice; only the parent settles
-                return
-            self._done.put((number, error))
-
-    def _enforce_timeout(self, engine: Engine) -> None:
+    def _enforce_timeout(self, hands: Hands, workers: Workers, engine: Engine) -> None:
         """An attempt that takes longer than the spec's timeout has failed; its thread is replaced."""
         if self._spec.timeout is None:
             return
         limit = self._spec.timeout.total_seconds()
         now = self._clock.monotonic()
-        for number, hand in list(self._hands.items()):
-            if hand.began is None or hand.decided or now - hand.began <= limit:
-                continue
+        late = [hand for hand in hands if not hand.decided and hand.began is not None and now - hand.began > limit]
+        for _ in late:
             self._overrun += 1
             if self._overrun > _MAX_OVERRUN:
                 raise DeliveryFailed(f"{self.name}: {self._overrun} handlers have overrun {limit:g} s and still hang")
-            self._hire()
-            self._done.put((number, TimeoutError(f"the handler took longer than {limit:g} s")))
+            workers.hire()
+        overran = TimeoutError(f"the handler took longer than {limit:g} s")
+        self._take_results(hands, [(hand, overran) for hand in late], engine)
 
 
-def _failed(error: Exception) -> Retriable:
-    return Retriable(f"{type(error).__name__}: {error}", code=type(error).__name__)
-
-
-def _chained(error: BrokerError, cause: BaseException) -> BrokerError:
-    error.__cause__ = cause
-    return error
+def _retriable(error: Exception) -> Retriable:
+    failed = Retriable(f"{type(error).__name__}: {error}", code=type(error).__name__)
+    failed.__cause__ = error
+    return failed
 
 
 def _label(message: Message | str) -> str:
     name = message if isinstance(message, str) else message.id
     return f"message {name!r}"
-
-
-__all__ = ["DeliveryReport", "Handler", "Subscription"]

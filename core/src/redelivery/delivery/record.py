@@ -48,9 +48,11 @@ class Record:
         primary: the error that it was given up for; None as long as it has not been.
         sink_errors: what each sink said that could not take it.
         subscriber: the named subscription that gave it up.
-        received: its lease, where it came by a subscription.
+        received: its lease, where it came by a subscription; None once the broker has moved it itself.
         handled: called once a sink has confirmed it, or it was skipped.
         void: it is no longer ours: another consumer has it.
+        lost: called when that is found out.
+        rename_type: the type under which an event is reposted to a sink.
     """
 
     message: Message
@@ -71,6 +73,8 @@ class Record:
     received: Received | None = None
     handled: Callable[[Record], None] = lambda _record: None
     void: bool = False
+    lost: Callable[[], None] = lambda: None
+    rename_type: str | None = None
 
     def enter(self, outgoing: Message) -> None:
         """Begin anew in the next lane."""
@@ -127,6 +131,8 @@ class Record:
         columns = {name: value for name, value in self.message.extra.items() if name in capabilities.columns}
         message = replace(self.message, destination=None, extra=columns)
         prefix = capabilities.cloudevents_prefix
+        if self.rename_type is not None:
+            message = events.retype(message, self.rename_type)
         if spec.format is not None:
             message = events.reformat(message, spec.format, prefix)
         if spec.sink_context_headers is False:

@@ -40,7 +40,9 @@ def bounded(context: ErrorContext) -> ErrorContext:
     for name in _TYPES:
         value = getattr(context, name)
         if isinstance(value, str):
+            # Looking for secrets in what is cut away anyway takes time; twice the room, since a cut may hide a secret.
             safe = _SURROGATES.sub("\ufffd", value)
+            safe = tail(safe, 2 * STACKTRACE_BYTES) if name == "stacktrace" else head(safe, 2 * REASON_BYTES)
             changes[name] = safe if name in _NAMES else redact(safe)
     extra = {_SURROGATES.sub("\ufffd", k): redact(_SURROGATES.sub("\ufffd", v)) for k, v in context.extra.items()}
     changes["extra"] = {k: v for k, v in list(extra.items())[:EXTRA_ENTRIES] if len(k) <= TEXT_BYTES}

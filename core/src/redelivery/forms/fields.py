@@ -10,7 +10,7 @@ text has no `errors.tolerance`, only limits: there, and wherever no deadLetterSi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -185,7 +185,7 @@ def kind_of(name: str) -> Kind | None:
     return field.kind if field else None
 
 
-def read(said: Iterable[Said], *, what: str, known: Iterable[str]) -> DeliverySpec:
+def read(said: Iterable[Said], *, what: str, known: Collection[str]) -> DeliverySpec:
     """The spec that was written.
 
     Args:
@@ -202,8 +202,8 @@ def read(said: Iterable[Said], *, what: str, known: Iterable[str]) -> DeliverySp
     for each in said:
         name = canonical(each.name)
         field = _BY_NAME.get(name.lower())
-        if field is None and name not in SINKS and not name.startswith(PRODUCER):
-            raise unknown(what, each.label, known)
+        if field is None and name not in SINKS and (name == PRODUCER or not name.startswith(PRODUCER)):
+            raise unknown(what, each.label, [*known, *_in_older_names(each.label, known)])
         thing = field.attribute if field else name
         if thing in by_thing:
             raise _twice(by_thing[thing], each)
@@ -251,6 +251,16 @@ def labelled(label: str, function: Any, *arguments: Any) -> Any:
         return function(*arguments)
     except InvalidSpec as error:
         raise InvalidSpec(f"{label}: {error}") from None
+
+
+def _in_older_names(name: str, known: Collection[str]) -> list[str]:
+    """The known names as somebody spells them who writes in Connect's older names."""
+    return [
+        older + each.removeprefix(newer)
+        for older, newer in _OLDER.items()
+        for each in known
+        if name.lower().startswith(older) and each.startswith(newer)
+    ]
 
 
 def _write_one(fields: list[Field], value: Any) -> tuple[str, int | bool | str]:

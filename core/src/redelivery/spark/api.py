@@ -32,8 +32,7 @@ _VALUE: Final = "value"
 def register(spark: SparkSession) -> None:
     """Make `format("redelivery")` known to a session.
 
-    Spark finds it by itself where `redelivery` is installed, unless another package named `pyspark_*` is broken, or where
-    the package was added to a running session.
+    Spark finds it by itself where `redelivery` is installed, unless another package named `pyspark_*` is broken.
     """
     from redelivery.spark.writer import RedeliveryDataSource  # noqa: PLC0415 - needs no session to be imported
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -78,14 +79,14 @@ class Events:
     @cached_property
     def texts(self) -> dict[str, Any]:
         """Attributes as text arrays, null where the row is no event; `specversion` always there."""
-        texts = {"specversion": pa.array(["1.0"] * self.length)} | dict(self.attributes)
+        texts = {"specversion": pa.repeat("1.0", self.length)} | dict(self.attributes)
         if "time" in texts and pa.types.is_timestamp(texts["time"].type):
             moments = texts["time"]
             if moments.type.tz is None:  # without a zone it is taken as UTC: an event's time needs one
                 moments = moments.cast(pa.int64()).cast(pa.timestamp("us", "UTC"))
             texts["time"] = rowjson.timestamps(moments)
         if self.data_is_json and "datacontenttype" not in texts:
-            texts["datacontenttype"] = pa.array([JSON] * self.length)
+            texts["datacontenttype"] = pa.repeat(JSON, self.length)
         if self.mask is not None:
             nothing = pa.scalar(None, pa.string())
             texts = {name: pc.if_else(self.mask, array, nothing) for name, array in texts.items()}
@@ -97,6 +98,12 @@ class Events:
         if "datacontenttype" not in self.texts:
             return pa.array(np.zeros(self.length, dtype=bool))
         return pc.fill_null(pc.match_substring_regex(self.texts["datacontenttype"], _JSON_TYPE), pa.scalar(value=False))
+
+
+def taken_names(prefix: str | None) -> str:
+    """A regular expression of the header names that an event's own attributes are written to."""
+    names = "(?i:^content-type$)"
+    return names if prefix is None else f"{names}|^{re.escape(prefix)}"
 
 
 def suspicious(rows: Events, require: tuple[str, ...], *, check_data: bool) -> Any:

@@ -162,7 +162,7 @@ def _positions(schema: t.StructType) -> dict[str, int]:
     for position, each in enumerate(schema.fields):
         if each.name.lower() in positions:
             raise ConfigurationError(
-                f"duplicate column {each.name!r} (names are compared without regard to case); drop or rename one of them"
+                f"duplicate column {each.name!r} (case does not count); drop or rename one of them"
             )
         positions[each.name.lower()] = position
     for name in READ_ONLY:

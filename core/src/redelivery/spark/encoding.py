@@ -6,8 +6,9 @@ Rows are looked at one by one only where something about them is suspicious. Thi
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any, Final
 
@@ -60,6 +61,10 @@ class Encoder:
         self._source = source
         self._require = require_attributes
         self._position = 0
+        self._bad_names = vectors.CONTROL
+        if layout.mode != "raw":
+            own = capabilities.cloudevents_prefix if layout.mode == "binary" else None
+            self._bad_names += "|" + cloudevents.taken_names(own)
 
     def encode(self, rows: Any) -> tuple[Batch | None, list[Rejected]]:
         """Encode the partition's next rows.
@@ -72,24 +77,53 @@ class Encoder:
         """
         positions = pa.array(np.arange(self._position, self._position + len(rows)))
         self._position += len(rows)
+        rows, positions, rejected = self._without_unreadable(rows, positions)
+        if not len(rows):
+            return None, rejected
         piece = _Piece(rows, positions, self._layout, self._prefix)
-        suspicious = self._suspicious(piece)
-        if not suspicious.any():
-            return self._batch(piece), []
-        rejected = []
         keep = np.ones(len(rows), dtype=bool)
-        for index in np.flatnonzero(suspicious).tolist():
+        for index in np.flatnonzero(self._suspicious(piece)).tolist():
             error = self._judge(piece, index)
             if error is not None:
                 keep[index] = False
                 rejected.append(self._reject(piece, index, error))
-        if not rejected:
-            return self._batch(piece), []
+        if keep.all():
+            return self._batch(piece), rejected
         if not keep.any():
             return None, rejected
         mask = pa.array(keep)
         good = _Piece(rows.filter(mask), positions.filter(mask), self._layout, self._prefix)
         return self._batch(good), rejected
+
+    # --- rows that no one can read ---
+
+    def _without_unreadable(self, rows: Any, positions: Any) -> tuple[Any, Any, list[Rejected]]:
+        """Rows whose text is not UTF-8, taken out; a plain value or key need not be text."""
+        at = self._layout.message
+        free = () if self._layout.mode == "structured" else (at.get("value"), at.get("key"))
+        bad = np.zeros(len(rows), dtype=bool)
+        for position, column in enumerate(rows.columns):
+            if position not in free and (mask := vectors.unreadable(column)) is not None:
+                bad |= mask
+        if not bad.any():
+            return rows, positions, []
+        mask = pa.array(bad)
+        # Seen as bytes, they can be handled; their JSON then shows text as base64, as it does all bytes.
+        columns = [column.cast(vectors.text_as_bytes(column.type)) for column in rows.filter(mask).columns]
+        layout = replace(
+            self._layout,
+            mode="raw",
+            message={n: p for n, p in at.items() if n in ("value", "key")},
+                        json_from=None,
+        )
+        names = [str(index) for index in range(len(columns))]
+        piece = _Piece(pa.record_batch(columns, names=names), positions.filter(mask), layout, self._prefix)
+        error = Permanent(
+            "a text column of the row is not UTF-8 (the row is shown with text as base64)", code="not-utf8"
+        )
+        rejected = [self._reject(piece, index, error) for index in range(len(piece))]
+        keep = pa.array(~bad)
+        return rows.filter(keep), positions.filter(keep), rejected
 
     # --- judging rows ---
 
@@ -97,7 +131,7 @@ class Encoder:
         """A mask of the rows that are not plainly good."""
         bad = np.zeros(len(piece), dtype=bool)
         if piece.headers is not None:
-            bad |= vectors.bad_headers(piece.headers)
+            bad |= vectors.bad_headers(piece.headers, self._bad_names)
         if piece.value.null_count and not self._capabilities.null_value and self._layout.mode != "structured":
             bad |= piece.value.is_null().to_numpy(zero_copy_only=False)
         if self._layout.mode != "raw":
@@ -106,14 +140,19 @@ class Encoder:
 
     def _judge(self, piece: _Piece, index: int) -> Permanent | None:
         """Why a suspicious row cannot become a message; None where it can."""
+        is_event = self._layout.mode != "raw" and piece.event.is_event(index)
         if piece.headers is not None:
             for header in piece.headers[index].as_py() or ():
                 if header is None or header["key"] is None:
                     return Permanent("a header has no name", code="invalid-header")
-                if any(ord(c) < ord(" ") or c == "\x7f" for c in header["key"]):
-                    name = header["key"]
+                name = header["key"]
+                if re.search(vectors.CONTROL, name):
                     return Permanent(f"the header name {name!r} holds a control character", code="invalid-header")
-        is_event = self._layout.mode != "raw" and piece.event.is_event(index)
+                if is_event and re.search(self._bad_names, name):
+                    return Permanent(
+                        f"the header {name!r} is one that the event's own attributes are written to",
+                        code="invalid-header",
+                    )
         in_json = is_event and self._layout.mode == "structured"
         if not in_json and not self._capabilities.null_value and not piece.value[index].is_valid:
             return Permanent("the value is null, which this destination cannot carry", code="null-value")
@@ -128,7 +167,12 @@ class Encoder:
             headers = tuple((h["key"], h["value"]) for h in pairs if h and h["key"] and h["key"].isprintable())
         key = None if piece.key is None else vectors.as_binary(piece.key.slice(index, 1))[0].as_py()
         message = events.undeliverable(
-            piece.row(index), id=piece.ids.values[index], error=error, key=key, headers=headers, source=self._source
+            piece.row(index),
+            id=piece.ids.values[index] or "",
+            error=error,
+            key=key,
+            headers=headers,
+            source=self._source,
         )
         return Rejected(message, error)
 

@@ -50,11 +50,11 @@ class Ids:
         return derived if explicit is None else pc.coalesce(explicit, derived)
 
     @cached_property
-    def values(self) -> list[str]:
-        """The ids as a list."""
+    def values(self) -> list[str | None]:
+        """The ids as a list; none is null."""
         return vectors.to_list(self.array)
 
     @property
     def column(self) -> Column[str | None]:
         """The ids as a column of a batch."""
-        return Column(len(self._positions), lambda: list(self.values))
+        return Column(len(self._positions), lambda: self.values)

@@ -189,7 +189,7 @@ def plain_of(value: Any, kind: Any) -> Any:
     if value is None:
         return None
     if pa.types.is_map(kind):
-        return {name: plain_of(each, kind.item_type) for name, each in value}
+        return {str(_plain(name)): plain_of(each, kind.item_type) for name, each in value}
     if pa.types.is_list(kind):
         return [plain_of(each, kind.value_type) for each in value]
     if pa.types.is_struct(kind):

@@ -82,14 +82,44 @@ def headers_column(array: Any) -> Column[Headers]:
     return Column(len(array), load, arrow=array)
 
 
-def bad_headers(array: Any) -> Any:
-    """A mask of the rows with a header that is null, has no name, or has a control character in its name."""
+def bad_headers(array: Any, pattern: str) -> Any:
+    """A mask (numpy) of the rows with a header that is null, has no name, or one that matches a regular expression."""
     names, _, bounds = header_parts(array)
-    bad = pc.fill_null(pc.match_substring_regex(names, CONTROL), _TRUE)
+    bad = pc.fill_null(pc.match_substring_regex(names, pattern), _TRUE)
     if not pc.any(bad).as_py():
         return np.zeros(len(array), dtype=bool)
     before = np.concatenate(([0], np.cumsum(bad.to_numpy(zero_copy_only=False))))
     return before[bounds[1:]] > before[bounds[:-1]]
+
+
+def unreadable(array: Any) -> Any:
+    """A mask (numpy) of the rows whose text is not UTF-8, which Spark allows; None where all is well."""
+    try:
+        array.validate(full=True)
+    except pa.ArrowInvalid:
+        return np.array([_is_unreadable(array.take([index])) for index in range(len(array))])
+    return None
+
+
+def _is_unreadable(row: Any) -> bool:
+    try:
+        row.validate(full=True)
+    except pa.ArrowInvalid:
+        return True
+    return False
+
+
+def text_as_bytes(kind: Any) -> Any:
+    """An Arrow type with binary in place of text, however deep."""
+    if pa.types.is_string(kind):
+        return pa.binary()
+    if pa.types.is_list(kind):
+        return pa.list_(text_as_bytes(kind.value_type))
+    if pa.types.is_map(kind):
+        return pa.map_(text_as_bytes(kind.key_type), text_as_bytes(kind.item_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([(each.name, text_as_bytes(each.type)) for each in kind])
+    return kind
 
 
 def digests(arrays: list[Any]) -> Any:

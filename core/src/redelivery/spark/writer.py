@@ -36,34 +36,37 @@ class RedeliveryDataSource(DataSource):
     def name(cls) -> str:
         return "redelivery"
 
+    # Spark shows an error with its way through our code; raised anew, it shows its text and one line.
+
     def schema(self) -> StructType:
-        with _plainly():
+        try:
             return reader.schema(read_read_options(self.options))
+        except RedeliveryError as error:
+            plain = type(error)(str(error))
+        raise plain
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        with _plainly():
+        try:
             return reader.DeadLetterReader(read_read_options(self.options), schema)
+        except RedeliveryError as error:
+            plain = type(error)(str(error))
+        raise plain
 
     def writer(self, schema: StructType, overwrite: bool) -> RedeliveryWriter:  # noqa: FBT001 - Spark's signature
-        with _plainly():
-            if overwrite:
-                raise ConfigurationError(
-                    'mode "overwrite" would have to delete what others may be reading; messages can only be appended: '
-                    'say .mode("append")'
-                )
+        try:
+            _refuse_overwrite(overwrite=overwrite)
             return RedeliveryWriter(Job.plan(read_write_options(self.options), schema))
+        except RedeliveryError as error:
+            plain = type(error)(str(error))
+        raise plain
 
 
-@contextlib.contextmanager
-def _plainly() -> Iterator[None]:
-    """An error of the user's shows its text in Spark, without the way through our code."""
-    try:
-        yield
-    except RedeliveryError as error:
-        plain = type(error)(str(error))
-    else:
-        return
-    raise plain
+def _refuse_overwrite(*, overwrite: bool) -> None:
+    if overwrite:
+        raise ConfigurationError(
+            'mode "overwrite" would have to delete what others may be reading; messages can only be appended: '
+            'say .mode("append")'
+        )
 
 
 @dataclass

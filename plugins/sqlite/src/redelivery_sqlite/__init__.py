@@ -1,1 +1,91 @@
-"""redelivery to a durable queue in one SQLite file: the embedded default and the reference broker."""
+"""redelivery to a durable queue in one SQLite file: the embedded default and the reference broker.
+
+This file is the plugin: its capabilities, and the broker that makes the roles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import timedelta
+from importlib.metadata import version
+from typing import Final
+
+from redelivery.broker import Admin, Broker, BrokerPlugin, Capabilities, DeadLetters, Limits, Sender, Support
+from redelivery.plugins import hookimpl
+from redelivery_sqlite.address import OPTIONS, Address, Settings
+from redelivery_sqlite.admin import SqliteAdmin
+from redelivery_sqlite.letters import SqliteDeadLetters
+from redelivery_sqlite.sender import SqliteSender
+from redelivery_sqlite.store import Store
+
+#: SQLite's own bound for a row (SQLITE_LIMIT_LENGTH), less what we put beside the message.
+_ROW_BYTES: Final = 1_000_000_000 - 65_536
+
+CAPABILITIES: Final = Capabilities(
+    send=Support.NATIVE,
+    provision=Support.NATIVE,
+    browse=Support.NATIVE,
+    remove=Support.NATIVE,
+    purge=Support.NATIVE,
+    dead_letter=Support.NATIVE,
+    keys=Support.NATIVE,
+    headers=Support.NATIVE,
+    ids=Support.NATIVE,
+    timestamps=Support.NATIVE,
+    null_value=Support.NATIVE,
+    destinations=Support.NATIVE,
+    deduplicate=Support.NATIVE,
+    deduplication_window=timedelta(days=1),
+    shared=False,
+    context_dialect="json",
+    limits=Limits(message_bytes=_ROW_BYTES),
+)
+
+
+class SqliteBroker(Broker):
+    """One queue of one file."""
+
+    name = "sqlite"
+
+    def __init__(self, address: Address, settings: Settings) -> None:
+        self.address = address
+        self.settings = settings
+        self.capabilities = replace(CAPABILITIES, deduplication_window=settings.deduplication_window)
+
+    def sender(self) -> Sender:
+        return SqliteSender(self._store(), self.address, message_bytes=_ROW_BYTES)
+
+    def native_sink(self) -> str:
+        return self.address.dead_letters.url
+
+    def admin(self) -> Admin:
+        return SqliteAdmin(self._store(), self.address)
+
+    def dead_letters(self, *, direct: bool = False) -> DeadLetters:
+        address = self.address if direct else self.address.dead_letters
+        return SqliteDeadLetters(self._store(), address.queue)
+
+    def close(self) -> None:
+        """Nothing to give back: each role has a connection of its own."""
+
+    def _store(self) -> Store:
+        return Store(self.address.path, self.settings)
+
+
+def connect(url: str, options: Mapping[str, str]) -> Broker:
+    """A broker for a URL and this plugin's options. No I/O."""
+    return SqliteBroker(Address.parse(url), Settings.parse(options))
+
+
+@hookimpl
+def redelivery_plugin() -> BrokerPlugin:
+    """What this distribution brings."""
+    return BrokerPlugin(
+        name="sqlite",
+        schemes=("sqlite",),
+        version=version("redelivery-sqlite"),
+        capabilities=CAPABILITIES,
+        connect=connect,
+        options=OPTIONS,
+    )

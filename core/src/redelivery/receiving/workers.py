@@ -1,0 +1,84 @@
+"""`Workers`: handlers side by side, each on a thread of its own.
+
+Runs them and tells what they said; decides nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Callable
+
+from redelivery.clock import Clock
+from redelivery.message import Message
+from redelivery.receiving.hands import Hand
+
+
+class Workers:
+    """A fixed number of threads that run one handler.
+
+    Args:
+        handler: called with each message.
+        count: how many at a time.
+        name: of the threads.
+    """
+
+    def __init__(self, handler: Callable[[Message], object], count: int, name: str, clock: Clock) -> None:
+        self.count = count
+        self._handler = handler
+        self._name = name
+        self._clock = clock
+        self._pid = os.getpid()
+        self._threads = 0
+        self._todo: queue.SimpleQueue[Hand | None] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[tuple[Hand, BaseException | None]] = queue.SimpleQueue()
+        for _ in range(count):
+            self.hire()
+
+    def submit(self, hand: Hand) -> None:
+        """Have a message handled as soon as a thread is free."""
+        self._todo.put(hand)
+
+    def results(self, wait: float = 0.0) -> list[tuple[Hand, BaseException | None]]:
+        """What handlers have said since, waiting up to `wait` seconds for the first of it."""
+        said = []
+        try:
+            said.append(self._done.get(timeout=wait) if wait > 0 else self._done.get_nowait())
+            while True:
+                said.append(self._done.get_nowait())
+        except queue.Empty:
+            return said
+
+    def drop(self) -> None:
+        """Let nothing more begin."""
+        try:
+            while True:
+                self._todo.get_nowait()
+        except queue.Empty:
+            return
+
+    def hire(self) -> None:
+        """One thread more, in place of one whose handler does not come back."""
+        self._threads += 1
+        threading.Thread(target=self._work, name=f"redelivery-{self._name}", daemon=True).start()
+
+    def dismiss(self) -> None:
+        """Let every thread end when it is free. Not waited for: a handler may never come back."""
+        self.drop()
+        for _ in range(self._threads):
+            self._todo.put(None)
+
+    def _work(self) -> None:
+        while (hand := self._todo.get()) is not None:
+            if hand.decided:
+                continue
+            hand.began = self._clock.monotonic()
+            said: BaseException | None = None
+            try:
+                self._handler(hand.received.message)
+            except BaseException as error:  # noqa: BLE001 - told to the loop, which decides what follows
+                said = error
+            if os.getpid() != self._pid:  # a handler that forked comes back twice; only the parent settles
+                os._exit(0 if said is None else 1)
+            self._done.put((hand, said))

@@ -1,0 +1,84 @@
+"""What the Spark tests share: a broker that every process can load, and one session."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from redelivery import plugins
+
+pytest.importorskip("pyspark")
+
+
+@pytest.fixture(scope="session")
+def shelf_path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Installs the broker of `shelf.py`, for this process and for those that it starts."""
+    site = tmp_path_factory.mktemp("site")
+    shutil.copy(Path(__file__).with_name("shelf.py"), site / "redelivery_shelf.py")
+    info = site / "redelivery_shelf-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: redelivery-shelf\nVersion: 1\n")
+    (info / "entry_points.txt").write_text(
+        "[redelivery]\nshelf = redelivery_shelf:Shelf\ncrate = redelivery_shelf:Crate\n"
+    )
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(site), before]))
+    sys.path.insert(0, str(site))
+    plugins.registry.cache_clear()
+    yield site
+    sys.path.remove(str(site))
+    if before is None:
+        del os.environ["PYTHONPATH"]
+    else:
+        os.environ["PYTHONPATH"] = before
+    plugins.registry.cache_clear()
+
+
+@pytest.fixture(scope="session")
+def spark(shelf_path, tmp_path_factory):
+    """One session for all tests."""
+    from redelivery.spark.java import local_session  # noqa: PLC0415
+
+    session = local_session(
+        "tests",
+        master="local[2]",
+        config={
+            "spark.ui.showConsoleProgress": "false",
+            "spark.sql.shuffle.partitions": "2",
+            "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
+        },
+        log=tmp_path_factory.mktemp("log") / "spark.log",
+    )
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def shelf(shelf_path, tmp_path):
+    """A fresh shelf: `.url(queue)`, `.messages(queue)`, `.letters(queue)`."""
+    return FreshShelf(tmp_path / "shelf")
+
+
+class FreshShelf:
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def url(self, queue: str = "orders", scheme: str = "shelf") -> str:
+        return f"{scheme}://{self.root}?queue={queue}"
+
+    def messages(self, queue: str = "orders"):
+        from redelivery_shelf import stored  # noqa: PLC0415
+
+        return stored(self.root / queue)
+
+    def letters(self, queue: str = "orders"):
+        return self.messages(f"{queue}-dead-letters")
+
+    def opened(self) -> list[str]:
+        log = self.root / "opened"
+        return log.read_text().splitlines() if log.exists() else []

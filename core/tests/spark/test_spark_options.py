@@ -1,0 +1,150 @@
+"""Options are checked before anything is sent, and say what to do."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from redelivery.errors import ConfigurationError, InvalidSpec, InvalidURL, UnknownOption, UnknownScheme
+from redelivery.spark.options import WRITE, read_read_options, read_write_options
+from redelivery.spec import DeliverySpec, Sink
+
+URL = "shelf:///anywhere?queue=orders"
+
+pytestmark = pytest.mark.usefixtures("shelf_path")
+
+
+def refused(error, **options):
+    with pytest.raises(error) as caught:
+        read_write_options({"url": URL, **options})
+    return str(caught.value)
+
+
+def test_every_option_is_known_in_lower_case_as_spark_gives_it():
+    settings = read_write_options(
+        {
+            "path": URL,
+            "contentmode": "raw",
+            "requireattributes": "Subject, time",
+            "writeid": "nightly",
+            "maxinflightbytes": "1000",
+            "maxwaitingrecords": "7",
+            "sharedmount": "true",
+            "retry": "3",
+            "backoffdelay": "PT1S",
+            "deadlettersink": "native",
+            "shelf.maxweight": "5",
+            "sink.shelf.maxweight": "6",
+        }
+    )
+    assert settings.url == URL
+    assert settings.require_attributes == ("subject", "time")
+    assert settings.write_id == "nightly"
+    assert (settings.bounds.in_flight_bytes, settings.bounds.waiting_records) == (1000, 7)
+    assert settings.shared_mount
+    assert settings.spec.retry == 3
+    assert settings.client == {"shelf.maxWeight": "5"}
+    assert settings.spec.dead_letter_sink[0].options == {"shelf.maxWeight": "6"}
+
+
+def test_an_unknown_option_names_the_nearest_one():
+    assert "did you mean 'retry'" in refused(UnknownOption, retri="3")
+    assert "did you mean 'deadLetterSink'" in refused(UnknownOption, deadletersink="native")
+    assert "did you mean 'shelf.maxWeight'" in refused(UnknownOption, **{"shelf.maxWait": "3"})
+
+
+@given(st.text(st.characters(min_codepoint=97, max_codepoint=122), min_size=1, max_size=12))
+def test_no_option_is_ignored_silently(name):
+    if name in {each.lower() for each in WRITE} | {"path"} or len(name) < 6:
+        return
+    try:
+        read_write_options({"url": URL, name: "1"})
+    except ConfigurationError:
+        return
+    from redelivery.forms import options  # noqa: PLC0415
+
+    assert options.is_spec_option(name)
+
+
+def test_no_url_shows_what_one_looks_like():
+    with pytest.raises(ConfigurationError, match=r'option\("url"'):
+        read_write_options({})
+
+
+def test_a_malformed_url_says_so():
+    assert "not a destination URL" in refused(InvalidURL, url="orders")
+    assert "not a valid URL" in refused(InvalidURL, url="shelf://[half/orders")
+    assert "needs a folder" in refused(InvalidURL, url="shelf:")
+
+
+def test_an_unknown_scheme_names_what_there_is_and_what_to_install():
+    text = refused(UnknownScheme, url="pigeon://loft")
+    assert "shelf" in text
+    assert "pip install redelivery-pigeon" in text
+
+
+def test_url_and_path_together_are_refused():
+    assert "given twice" in refused(ConfigurationError, path=URL)
+
+
+@pytest.mark.parametrize("name", ["url", "deadLetterSink"])
+def test_a_password_in_a_url_is_refused_and_not_shown(name):
+    text = refused(InvalidURL, **{name: "shelf://me:hunter2@host/x"})
+    assert "env:NAME" in text
+    assert "hunter2" not in text
+
+
+def test_a_literal_secret_in_a_client_option_is_refused_and_not_shown():
+    text = refused(ConfigurationError, **{"shelf.password": "hunter2"})
+    assert "env:NAME" in text
+    assert "hunter2" not in text
+    settings = read_write_options({"url": URL, "shelf.password": "env:LOCK"})
+    assert settings.client == {"shelf.password": "env:LOCK"}  # resolved on the workers, not here
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("backoffDelay", "5s", "ISO-8601"),
+        ("retry", "-2", "retry"),
+        ("maxInFlightBytes", "0", "above 0"),
+        ("maxWaitingRecords", "many", "above 0"),
+        ("sharedMount", "perhaps", "true or false"),
+        ("contentMode", "binery", "did you mean 'binary'"),
+        ("requireAttributes", "subjekt", "did you mean 'subject'"),
+        ("writeId", "two words", "without spaces"),
+        ("reportPath", "/no/such/folder/report.json", "folder that is there"),
+    ],
+)
+def test_a_malformed_value_says_what_is_right(option, value, said):
+    assert said in refused(ConfigurationError, **{option: value})
+
+
+def test_a_spec_given_twice_is_refused():
+    with pytest.raises(InvalidSpec, match="given twice"):
+        read_write_options({"url": URL, "retry": "3"}, spec=DeliverySpec(retry=2))
+
+
+def test_sinks_of_a_spec_object_are_checked_too():
+    with pytest.raises(InvalidURL):
+        read_write_options({"url": URL}, spec=DeliverySpec(dead_letter_sink=(Sink(uri="shelf://a:b@c/d"),)))
+    with pytest.raises(ConfigurationError, match="no native dead letter place"):
+        read_write_options({"url": "crate:///x"}, spec=DeliverySpec(dead_letter_sink=(Sink(uri="native"),)))
+
+
+def test_client_options_for_a_sink_that_is_not_named_are_refused():
+    assert "does not name" in refused(ConfigurationError, **{"sink.shelf.maxWeight": "3"})
+
+
+def test_client_options_of_another_broker_are_refused():
+    assert "unknown option 'crate.maxWeight'" in refused(UnknownOption, **{"crate.maxWeight": "3"})
+
+
+def test_only_dead_letters_can_be_read():
+    with pytest.raises(ConfigurationError, match="deadLetters"):
+        read_read_options({"url": URL})
+    with pytest.raises(ConfigurationError, match="cannot be browsed"):
+        read_read_options({"url": "crate:///x", "deadLetters": "true"})
+    with pytest.raises(UnknownOption, match="retry"):
+        read_read_options({"url": URL, "deadLetters": "true", "retry": "1"})
+    direct = read_read_options({"deadLetterSink": "shelf:///s?queue=x", "deadLetters": "true", "run": "r"})
+    assert (direct.url, direct.direct, direct.run) == ("shelf:///s?queue=x", True, "r")

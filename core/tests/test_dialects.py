@@ -1,0 +1,339 @@
+"""Golden vectors: what each dialect writes, to the letter, and what is read of letters that others wrote."""
+
+from __future__ import annotations
+
+import base64
+import json
+
+import pytest
+
+from redelivery import dialects
+from redelivery.broker import Limits
+from redelivery.context import ErrorContext
+from redelivery.errors import ContractViolation
+from redelivery.events import reformat
+from redelivery.message import Message
+
+CONTEXT = ErrorContext(
+    reason="refused: too long",
+    kind="permanent",
+    code="413",
+    exception="Permanent",
+    stacktrace="Traceback\n  line\nPermanent: refused: too long\n",
+    stage="TASK_PUT",
+    broker="embedded",
+    destination="embedded:orders?queue=q",
+    attempts=3,
+    attempts_total=5,
+    hops=1,
+    last_failure_ms=1526518715403,
+    run="nightly",
+    partition=7,
+    source_topic="orders",
+    source_partition=2,
+    source_offset=918264,
+)
+RAW = Message(value=b"payload", key=b"k", headers=(("user", b"1"),))
+EVENT = b'{ "specversion":"1.0","id":"1","source":"/s","type":"t","data":{"a":1.50} }\n'
+STRUCTURED = Message(value=EVENT, headers=(("content-type", b"application/cloudevents+json"),))
+BINARY = Message(
+    value=b"x",
+    headers=tuple((f"ce-{n}", b"1.0" if n == "specversion" else b"s") for n in ("specversion", "id", "source", "type")),
+)
+MESSAGES = {"raw": RAW, "structured": STRUCTURED, "binary": BINARY, "null": Message(value=None)}
+
+
+def letter(message, dialect, context=CONTEXT, **more):
+    return dialects.attach(message, context, dialect=dialect, **({"limits": Limits(), "prefix": "ce_"} | more))
+
+
+def ours(message, before=RAW):
+    """What was written, by name, apart from the marker."""
+    return {n: v for n, v in message.headers if (n, v) not in before.headers and n != "redelivery-letter"}
+
+
+def context_json(message):
+    return json.loads(dict(message.headers)["redelivery-context"])
+
+
+def test_connect_writes_its_ten_headers_as_utf8_text():
+    written = ours(letter(RAW, "connect"))
+    assert context_json(letter(RAW, "connect")) == {
+        "redelivery": {
+            "kind": "permanent",
+            "code": "413",
+            "destination": "embedded:orders?queue=q",
+            "attempts": 3,
+            "last_failure_ms": 1526518715403,
+        }
+    }
+    del written["redelivery-context"]
+    assert written == {
+        "__connect.errors.topic": b"orders",
+        "__connect.errors.partition": b"2",
+        "__connect.errors.offset": b"918264",
+        "__connect.errors.connector.name": b"nightly",
+        "__connect.errors.task.id": b"7",
+        "__connect.errors.stage": b"TASK_PUT",
+        "__connect.errors.class.name": b"embedded",
+        "__connect.errors.exception.class.name": b"Permanent",
+        "__connect.errors.exception.message": b"refused: too long",
+        "__connect.errors.exception.stacktrace": b"Traceback\n  line\nPermanent: refused: too long\n",
+    }
+
+
+def test_deadletter_writes_its_three_extensions_with_the_broker_s_prefix():
+    written = ours(letter(RAW, "deadletter"))
+    del written["redelivery-context"]
+    assert written == {
+        "ce_deadletterreason": b"refused: too long",
+        "ce_deadletterretry": b"3",
+        "ce_deadlettersubscriberuri": b"embedded:orders?queue=q",
+    }
+
+
+def test_deadletter_names_the_subscriber_where_there_is_one():
+    context = ErrorContext(subscriber="http://u:hunter2@sub/", destination="x:y")
+    assert dict(letter(RAW, "deadletter", context).headers)["ce_deadlettersubscriberuri"] == b"http://u:***@sub/"
+
+
+def test_knativeerror_writes_destination_code_and_base64_data():
+    written = ours(letter(RAW, "knativeerror"))
+    del written["redelivery-context"]
+    assert written == {
+        "ce_knativeerrordest": b"embedded:orders?queue=q",
+        "ce_knativeerrorcode": b"413",
+        "ce_knativeerrordata": base64.b64encode(b"refused: too long"),
+    }
+
+
+@pytest.mark.parametrize("reason", ["x" * 5000, "é" * 5000, "a" + "語" * 5000])
+def test_knativeerrordata_is_cut_to_1024_characters_after_encoding_and_still_is_text(reason):
+    out = letter(RAW, "knativeerror", ErrorContext(reason=reason))
+    data = dict(out.headers)["ce_knativeerrordata"]
+    assert 1016 <= len(data) <= 1024
+    assert base64.b64decode(data, validate=True).decode()[:300] == reason[:300][: len(base64.b64decode(data).decode())]
+    assert dialects.read(out).reason.startswith(reason[:2000])
+
+
+@pytest.mark.parametrize(
+    ("prefix", "name"), [(None, "deadletterretry"), ("cloudEvents:", "cloudEvents:deadletterretry")]
+)
+def test_a_raw_message_gets_extensions_with_the_prefix_there_is(prefix, name):
+    assert dict(letter(RAW, "deadletter", prefix=prefix).headers)[name] == b"3"
+
+
+def test_a_binary_event_keeps_its_own_prefix():
+    assert dict(letter(BINARY, "deadletter", prefix="ce_").headers)["ce-deadletterretry"] == b"3"
+
+
+def test_extensions_go_into_the_json_of_a_structured_event_and_nothing_else_of_it_changes():
+    out = letter(STRUCTURED, "deadletter")
+    assert out.value == EVENT.replace(
+        b" }\n",
+        b' ,"deadletterreason":"refused: too long","deadletterretry":3,'
+        b'"deadlettersubscriberuri":"embedded:orders?queue=q"}\n',
+    )
+    assert not any(name.startswith("ce_") for name, _ in out.headers)
+    assert dialects.strip(out).value == EVENT
+
+
+def test_knativeerrorcode_is_a_number_where_it_is_one():
+    assert json.loads(letter(STRUCTURED, "knativeerror").value)["knativeerrorcode"] == 413
+    context = ErrorContext(code="NoRoute")
+    assert json.loads(letter(STRUCTURED, "knativeerror", context).value)["knativeerrorcode"] == "NoRoute"
+
+
+def test_json_writes_the_older_error_context_and_ours_beside_it():
+    out = letter(RAW, "json")
+    assert list(ours(out)) == ["redelivery-context"]
+    assert context_json(out) == {
+        "record": {"topic": "orders", "partition": 2, "offset": 918264},
+        "index": 4,
+        "stages": [
+            {"type": "TRANSFORMATION"},
+            {"type": "KEY_CONVERTER"},
+            {"type": "VALUE_CONVERTER"},
+            {"type": "HEADER_CONVERTER"},
+            {"type": "TASK_PUT", "class": "embedded"},
+        ],
+        "exception": "Traceback\n  line\nPermanent: refused: too long\n",
+        "attempt": 2,
+        "task_id": "nightly-7",
+        "time_of_error": 1526518715403,
+        "redelivery": {
+            "reason": "refused: too long",
+            "kind": "permanent",
+            "code": "413",
+            "exception": "Permanent",
+            "stage": "TASK_PUT",
+            "broker": "embedded",
+            "destination": "embedded:orders?queue=q",
+            "attempts": 3,
+            "attempts_total": 5,
+            "hops": 1,
+            "last_failure_ms": 1526518715403,
+            "run": "nightly",
+            "partition": 7,
+            "source_topic": "orders",
+            "source_partition": 2,
+            "source_offset": 918264,
+        },
+    }
+
+
+def test_json_writes_the_record_only_where_asked_and_settings_redacted():
+    message = Message(value=b'{"a: 10}', key=None, headers=(("h", b"\xff"), ("n", None)), timestamp_ms=1526518349968)
+    assert b"object" not in dict(letter(message, "json").headers)["redelivery-context"]
+    out = letter(message, "json", include_message=True, configs={"user": "u", "sasl.password": "hunter2"})
+    form = context_json(out)
+    assert form["record"] == {
+        "topic": "orders",
+        "partition": 2,
+        "offset": 918264,
+        "timestamp": 1526518349968,
+        "timestamp_type": "CREATE_TIME",
+        "key": {"schema": "BYTES", "object": None},
+        "value": {"schema": "BYTES", "object": "eyJhOiAxMH0="},
+        "headers": {"schema": "ARRAY", "object": '[["h", "/w=="], ["n", null]]'},
+    }
+    assert form["stages"][4]["config"] == {"user": "u", "sasl.password": "***"}
+    assert dialects.read(out) == CONTEXT
+
+
+@pytest.mark.parametrize("dialect", dialects.NAMES)
+@pytest.mark.parametrize("message", MESSAGES.values(), ids=MESSAGES)
+def test_the_marker_lists_what_was_written_and_only_lives_survive_it(dialect, message):
+    out = letter(message, dialect)
+    mark = json.loads(dict(out.headers)["redelivery-letter"])
+    assert (mark["dialect"], mark["attempts_total"], mark["hops"]) == (dialect, 5, 1)
+    assert set(mark["headers"]) == set(ours(out, message))
+    stripped = dialects.strip(out)
+    assert stripped.headers == (*message.headers, ("redelivery-letter", b'{"attempts_total":5,"hops":1}'))
+    assert (stripped.value, stripped.key) == (message.value, message.key)
+    assert dialects.lives(stripped) == dialects.lives(out) == dialects.Lives(5, 1)
+    assert dialects.read(stripped) is None
+
+
+def test_redriven_is_stripped_and_one_hop_further():
+    out = dialects.redriven(letter(RAW, "json"))
+    assert dialects.lives(out) == dialects.Lives(5, 2)
+    assert dialects.read(out) is None
+    assert dialects.lives(dialects.redriven(RAW)) == dialects.Lives(0, 1)
+
+
+def test_an_unknown_dialect_is_the_plugin_s_fault():
+    with pytest.raises(ContractViolation, match="no header dialect 'smoke'; there are: connect, deadletter"):
+        letter(RAW, "smoke")
+
+
+# --- the user's own headers ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["__connect.errors.stage", "__connect.errors.exception.message", "redelivery-context"])
+def test_a_user_s_header_of_the_same_name_is_neither_overwritten_nor_removed(name):
+    message = Message(value=b"x", headers=((name, b"mine"), (name, b"twice")))
+    out = letter(message, "connect")
+    assert out.headers[:2] == message.headers
+    assert sum(each == name for each, _ in out.headers) == 2
+    assert dialects.read(out) == CONTEXT
+    assert dialects.strip(out).headers[:-1] == message.headers
+
+
+def test_an_event_s_own_extension_of_the_same_name_is_neither_overwritten_nor_removed():
+    body = EVENT.replace(b'"type"', b'"deadletterreason":"mine","type"')
+    message = Message(value=body, headers=STRUCTURED.headers)
+    out = letter(message, "deadletter")
+    assert json.loads(out.value)["deadletterreason"] == "mine"
+    assert dialects.read(out) == CONTEXT
+    assert dialects.strip(out).value == body
+
+
+@pytest.mark.parametrize("value", [b"mine", b"{}", b"[]", b'{"name":"x"}', None, b"\xff"])
+def test_a_user_s_header_with_the_marker_s_name_stays_and_the_marker_takes_another(value):
+    message = Message(value=b"x", headers=(("redelivery-letter", value),))
+    out = letter(message, "json")
+    assert out.headers[0] == ("redelivery-letter", value)
+    assert out.headers[-1][0] == "redelivery-letter-2"
+    assert dialects.read(out) == CONTEXT
+    assert dialects.strip(out).headers[0] == ("redelivery-letter", value)
+
+
+def test_a_forged_marker_removes_no_header_that_no_dialect_writes():
+    marker = {"dialect": "json", "headers": ["user", "content-type", "redelivery-letter"], "attributes": ["id", "data"]}
+    forged = Message(
+        value=EVENT, headers=(*STRUCTURED.headers, ("user", b"1"), ("redelivery-letter", json.dumps(marker).encode()))
+    )
+    stripped = dialects.strip(forged)
+    assert stripped.value == EVENT
+    assert stripped.headers[:2] == forged.headers[:2]
+
+
+# --- letters that were changed, and others' letters ----------------------------------------------------------------
+
+
+def test_a_letter_whose_body_was_mended_still_loses_our_extensions():
+    out = letter(STRUCTURED, "deadletter")
+    mended = json.loads(out.value) | {"data": {"a": 2}}
+    stripped = dialects.strip(Message(value=json.dumps(mended).encode(), headers=out.headers))
+    assert json.loads(stripped.value) == json.loads(EVENT) | {"data": {"a": 2}}
+
+
+@pytest.mark.parametrize("mode", ["json", "binary"])
+@pytest.mark.parametrize("message", [STRUCTURED, BINARY])
+def test_a_letter_whose_content_mode_changed_still_loses_our_extensions(message, mode):
+    changed = dialects.strip(reformat(letter(message, "deadletter"), mode, "ce_"))
+    assert b"deadletter" not in (changed.value or b"")
+    assert not any("deadletter" in name for name, _ in changed.headers)
+
+
+def test_connect_s_own_letters_are_read():
+    theirs = {
+        "__connect.errors.topic": b"t",
+        "__connect.errors.partition": b"0",
+        "__connect.errors.offset": b"12",
+        "__connect.errors.connector.name": b"sink-1",
+        "__connect.errors.task.id": b"3",
+        "__connect.errors.stage": b"VALUE_CONVERTER",
+        "__connect.errors.class.name": b"org.apache.kafka.connect.json.JsonConverter",
+        "__connect.errors.exception.class.name": b"org.apache.kafka.connect.errors.DataException",
+        "__connect.errors.exception.message": b"bad json",
+        "__connect.errors.exception.stacktrace": b"at org...",
+    }
+    assert dialects.read(Message(value=b"x", headers=tuple(theirs.items()))) == ErrorContext(
+        reason="bad json",
+        exception="org.apache.kafka.connect.errors.DataException",
+        stacktrace="at org...",
+        stage="VALUE_CONVERTER",
+        run="sink-1",
+        partition=3,
+        source_topic="t",
+        source_partition=0,
+        source_offset=12,
+        extra={"__connect.errors.class.name": "org.apache.kafka.connect.json.JsonConverter"},
+    )
+
+
+def test_knative_s_own_letters_are_read_in_both_content_modes():
+    body = (
+        b'{"specversion":"1.0","id":"1","source":"s","type":"t","knativeerrordest":"http://d","knativeerrorcode":500,'
+    )
+    structured = Message(value=body + b'"knativeerrordata":"aGVsbG8="}', headers=STRUCTURED.headers)
+    headers = (
+        ("ce_knativeerrordest", b"http://d"),
+        ("ce_knativeerrorcode", b"500"),
+        ("ce_knativeerrordata", b"aGVsbG8="),
+    )
+    for message in (structured, Message(value=None, headers=headers)):
+        assert dialects.read(message) == ErrorContext(destination="http://d", code="500", reason="hello")
+
+
+def test_the_designs_extensions_are_read():
+    headers = (
+        ("ce-deadlettersubscriberuri", b"http://s"),
+        ("ce-deadletterreason", b"no"),
+        ("ce-deadletterretry", b"4"),
+    )
+    assert dialects.read(Message(value=None, headers=headers)) == ErrorContext(
+        subscriber="http://s", reason="no", attempts=4
+    )

@@ -1,0 +1,317 @@
+"""CloudEvents: any message becomes an event and comes back; modes; rows that became none."""
+
+from __future__ import annotations
+
+import base64
+import json
+from datetime import UTC, date, datetime
+from decimal import Decimal
+
+import pytest
+from cloudevents.core.v1.event import CloudEvent
+from hypothesis import given
+from hypothesis import strategies as st
+
+from redelivery import events
+from redelivery.errors import Permanent
+from redelivery.message import Message
+
+STRUCTURED = ("content-type", b"application/cloudevents+json")
+EVENT = b'{"specversion":"1.0","id":"1","source":"/s","type":"t","data":{"a":1}}'
+BINARY = (("ce_specversion", b"1.0"), ("ce_id", b"1"), ("ce_source", b"/s"), ("ce_type", b"t"))
+
+some_bytes = st.none() | st.binary(max_size=20) | st.text(max_size=20).map(lambda text: text.encode())
+headers = st.lists(st.tuples(st.text(max_size=8), some_bytes), max_size=4).map(tuple)
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+attribute_text = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=8)
+
+
+@st.composite
+def messages(draw):
+    value = draw(some_bytes)
+    others = draw(headers)
+    kind = draw(st.sampled_from(["raw", "structured", "binary"]))
+    if kind == "structured":
+        form = {"specversion": "1.0", "id": draw(attribute_text), "source": draw(attribute_text), "type": "t"}
+        form |= draw(st.sampled_from([{}, {"data": draw(json_values)}, {"data_base64": "AAE="}, {"time": "nonsense"}]))
+        value = json.dumps(form, indent=draw(st.sampled_from([None, 1]))).encode()[draw(st.sampled_from([0, 1])) :]
+        others = (*others, STRUCTURED)
+    if kind == "binary":
+        prefix = draw(st.sampled_from(events.PREFIXES))
+        attributes = {"id": draw(attribute_text), "source": draw(attribute_text), "type": "t", "specversion": "1.0"}
+        if draw(st.booleans()):
+            attributes["time"] = "2024-01-31T12:00:00.123456789Z"
+        others = (*others, *((prefix + name, text.encode()) for name, text in attributes.items()))
+        content_type = draw(st.sampled_from([None, "application/json", "text/plain", "image/png"]))
+        if content_type:
+            others = (*others, ("content-type", content_type.encode()))
+        value = draw(some_bytes | json_values.map(lambda data: json.dumps(data).encode()))
+    return Message(
+        value=value,
+        key=draw(some_bytes),
+        headers=others,
+        id=draw(st.none() | st.text(max_size=5)),
+        destination=draw(st.none() | st.text(max_size=5)),
+        timestamp_ms=draw(st.none() | st.integers(-(2**63), 2**63)),
+        extra=draw(st.dictionaries(st.text(max_size=4), st.integers() | st.text(max_size=4) | some_bytes, max_size=2)),
+    )
+
+
+def through_text(event):
+    return events.from_json(json.loads(json.dumps(events.to_json(event))))
+
+
+@given(messages())
+def test_any_message_comes_back_unchanged_from_its_event_in_json(message):
+    assert events.from_event(through_text(events.to_event(message))) == message
+
+
+@pytest.mark.parametrize("value", [None, b"", b"text", b"\xff\x00", "é\x00".encode()])
+@pytest.mark.parametrize("key", [None, b"", b"k", b"\xff"])
+def test_null_empty_text_and_binary_are_told_apart(value, key):
+    message = Message(value=value, key=key, headers=(("h", None), ("h", b""), ("h", b"\xff")))
+    assert events.from_event(through_text(events.to_event(message))) == message
+
+
+def test_a_raw_message_in_utf8_is_readable_in_its_event():
+    form = events.to_json(events.to_event(Message(value=b"hello", id="7", timestamp_ms=0)))
+    assert (form["data"], form["id"], form["type"]) == ("hello", "7", "redelivery.message")
+    assert form["time"] == "1970-01-01T00:00:00Z"
+
+
+def test_the_same_message_without_id_has_the_same_event_id_and_another_message_another():
+    one, same, other = (events.to_event(Message(value=v)).get_id() for v in (b"x", b"x", b"y"))
+    assert one == same != other
+
+
+def test_a_structured_event_that_needs_nothing_more_is_itself():
+    message = Message(value=EVENT, headers=(STRUCTURED,), id="1")
+    assert events.to_json(events.to_event(message)) == json.loads(EVENT)
+    assert events.from_event(events.to_event(message)) == message
+
+
+def test_an_event_has_no_time_or_id_that_nobody_gave_it():
+    event = events.from_json({"specversion": "1.0", "id": "1", "source": "s", "type": "t"})
+    assert set(event.get_attributes()) == {"specversion", "id", "source", "type"}
+    with pytest.raises(Permanent, match="'id'"):
+        events.from_json({"specversion": "1.0", "source": "s", "type": "t"})
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[]", b"null", b"\xff", b"{}", EVENT[:-1], b"[" * 100_000, EVENT.replace(b"1.0", b"9.0"), None]
+)
+def test_a_malformed_structured_event_is_kept_as_a_raw_message(body):
+    message = Message(value=body, headers=(STRUCTURED,))
+    event = events.to_event(message)
+    assert event.get_type() == events.WRAPPED
+    assert events.from_event(through_text(event)) == message
+
+
+def test_an_event_that_was_mended_by_hand_is_taken_as_it_is_now_with_its_key_and_headers():
+    message = Message(value=b'{"a": 1}', key=b"k", headers=(*BINARY, ("user", b"u")), id="1")
+    form = events.to_json(events.to_event(message))
+    form["data"] = {"a": 2}
+    mended = events.from_event(events.from_json(form))
+    assert (mended.key, ("user", b"u") in mended.headers) == (b"k", True)
+    event = events.to_event(mended)
+    assert (event.get_data(), event.get_type()) == ({"a": 2}, "t")
+
+
+def test_a_wrapped_message_that_was_mended_by_hand_has_the_new_value():
+    form = events.to_json(events.to_event(Message(value=b"old", key=b"k", id="1")))
+    assert events.from_event(events.from_json(form | {"data": "new"})) == Message(value=b"new", key=b"k", id="1")
+
+
+@pytest.mark.parametrize("kept", ["", "[]", "{", '{"key": 7}', '{"headers": 3}', '{"headers": [["a", {"base64": 1}]]}'])
+def test_a_mangled_envelope_is_an_attribute_like_any_other(kept):
+    event = CloudEvent({"specversion": "1.0", "id": "1", "source": "s", "type": "t", "redeliverymessage": kept})
+    assert events.from_event(event).headers == (STRUCTURED,)
+
+
+# --- content modes -------------------------------------------------------------------------------------------------
+
+
+def test_a_binary_event_becomes_structured_to_the_letter():
+    time = ("ce_time", b"2024-01-31T12:00:00.123456789+01:00")
+    content_type = ("Content-Type", b"application/json")
+    message = Message(value=b'{"a": 1.50}', key=b"k", headers=(("u", b"1"), *BINARY, time, content_type))
+    out = events.reformat(message, "json", "ce_")
+    assert out.headers == (("u", b"1"), STRUCTURED)
+    assert out.key == b"k"
+    assert json.loads(out.value) == {
+        "specversion": "1.0",
+        "id": "1",
+        "source": "/s",
+        "type": "t",
+        "time": "2024-01-31T12:00:00.123456789+01:00",
+        "datacontenttype": "application/json",
+        "data": {"a": 1.5},
+    }
+
+
+@pytest.mark.parametrize("body", [b'{"a":0.12345678901234567890123}', b'{"a":1,"a":2}', b"NaN", b"null", b"\xff", b"{"])
+def test_data_that_json_would_alter_goes_as_base64(body):
+    message = Message(value=body, headers=(*BINARY, ("content-type", b"application/json")))
+    form = json.loads(events.reformat(message, "json", None).value)
+    assert base64.b64decode(form["data_base64"]) == body
+
+
+def test_a_structured_event_becomes_headers_with_the_broker_s_prefix():
+    body = EVENT.replace(b'"a":1', b'"a":"\xc3\xa9"').replace(b'"data"', b'"n":5,"time":"2024-01-31T12:00:00Z","data"')
+    out = events.reformat(Message(value=body, headers=(("u", b"1"), STRUCTURED)), "binary", "ce-")
+    assert out.value == '{"a":"é"}'.encode()
+    assert out.headers == (
+        ("u", b"1"),
+        ("ce-specversion", b"1.0"),
+        ("ce-id", b"1"),
+        ("ce-source", b"/s"),
+        ("ce-type", b"t"),
+        ("ce-n", b"5"),
+        ("ce-time", b"2024-01-31T12:00:00Z"),
+        ("content-type", b"application/json"),
+    )
+
+
+def test_a_binary_event_changes_to_another_broker_s_prefix():
+    message = Message(value=b"x", headers=(*BINARY, ("content-type", b"text/plain")))
+    out = events.reformat(message, "binary", "cloudEvents_")
+    assert out.value == b"x"
+    assert {name for name, _ in out.headers if name != "content-type"} == {
+        "cloudEvents_" + name for name in ("specversion", "id", "source", "type")
+    }
+
+
+@given(messages(), st.sampled_from(["json", "binary"]), st.sampled_from([None, "ce_", "ce-"]))
+def test_a_change_of_mode_keeps_what_the_event_says_and_leaves_raw_messages_alone(message, mode, prefix):
+    out = events.reformat(message, mode, prefix)
+    before, after = events.to_event(message), events.to_event(out)
+    if before.get_type() == events.WRAPPED:
+        assert out == message
+    else:
+        assert (before.get_id(), before.get_source(), before.get_time()) == (
+            after.get_id(),
+            after.get_source(),
+            after.get_time(),
+        )
+        assert events.reformat(out, mode, prefix) == out
+
+
+# --- attributes ----------------------------------------------------------------------------------------------------
+
+GOOD = {"id": "1", "source": "/s", "type": "t"}
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        GOOD,
+        GOOD | {"subject": None, "time": "2024-01-31t12:00:00.5-23:59", "x9": 1, "y": True, "z": b"b"},
+        GOOD | {"time": datetime(2024, 1, 1, tzinfo=UTC), "dataschema": "http://x", "specversion": "1.0"},
+    ],
+)
+def test_good_attributes_are_good(attributes):
+    events.validate(attributes)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "code"),
+    [
+        ({"id": None}, "missing-id"),
+        ({"source": ""}, "missing-source"),
+        ({"specversion": "0.3"}, "invalid-specversion"),
+        ({"time": "2024-01-31"}, "invalid-time"),
+        ({"time": "2024-02-31T00:00:00Z"}, "invalid-time"),
+        ({"time": datetime(2024, 1, 1)}, "invalid-time"),  # noqa: DTZ001 - its fault is what is tested
+        ({"subject": ""}, "invalid-subject"),
+        ({"subject": "a\x00"}, "invalid-subject"),
+        ({"subject": "\ud800"}, "invalid-subject"),
+        ({"type": 5}, "invalid-type"),
+        ({"ext": 1.5}, "invalid-ext"),
+        ({"Upper": "x"}, "invalid-attribute-name"),
+        ({"data": "x"}, "invalid-attribute-name"),
+        ({"new\n": "x"}, "invalid-attribute-name"),
+    ],
+)
+def test_wrong_attributes_are_named_in_a_sentence(wrong, code):
+    with pytest.raises(Permanent) as caught:
+        events.validate(GOOD | wrong)
+    assert caught.value.code == code
+    assert len(str(caught.value)) > 20
+
+
+def test_binary_headers_are_canonical_text():
+    moment = datetime(2024, 1, 31, 12, 0, 0, 5, tzinfo=UTC)
+    attributes = GOOD | {
+        "time": moment,
+        "n": 7,
+        "b": False,
+        "y": b"\x00",
+        "datacontenttype": "text/plain",
+        "none": None,
+    }
+    assert dict(events.binary_headers(attributes, "ce_")) == {
+        "ce_specversion": b"1.0",
+        "ce_id": b"1",
+        "ce_source": b"/s",
+        "ce_type": b"t",
+        "ce_time": b"2024-01-31T12:00:00.000005Z",
+        "ce_n": b"7",
+        "ce_b": b"false",
+        "ce_y": b"AA==",
+        "content-type": b"text/plain",
+    }
+
+
+# --- rows ----------------------------------------------------------------------------------------------------------
+
+
+def test_an_undeliverable_row_is_an_event_with_its_key_headers_and_reason():
+    row = {
+        "text": "é",
+        "bytes": b"\x00",
+        "money": Decimal("1.10"),
+        "at": datetime(2024, 1, 1, tzinfo=UTC),
+        "day": date(2024, 1, 1),
+        "nan": float("nan"),
+        "low": float("-inf"),
+        "nested": [{"x": (1, None)}],
+    }
+    error = Permanent("no time; password=hunter2", code="missing-time")
+    headers = (("u", b"1"), ("content-type", b"text/csv"))
+    message = events.undeliverable(row, id="row-1", error=error, key=b"k", headers=headers)
+    assert (message.key, message.headers, message.id) == (b"k", (("u", b"1"), STRUCTURED), "row-1")
+    assert json.loads(message.value) == {
+        "specversion": "1.0",
+        "type": "redelivery.undeliverable",
+        "source": "redelivery",
+        "id": "row-1",
+        "code": "missing-time",
+        "reason": "no time; password=***",
+        "rowcontenttype": "text/csv",
+        "datacontenttype": "application/json",
+        "data": {
+            "text": "é",
+            "bytes": "AA==",
+            "money": "1.10",
+            "at": "2024-01-01T00:00:00Z",
+            "day": "2024-01-01",
+            "nan": "NaN",
+            "low": "-Infinity",
+            "nested": [{"x": [1, None]}],
+        },
+    }
+
+
+def test_an_undeliverable_row_of_bytes_is_base64_and_comes_out_again():
+    message = events.undeliverable(b"\xff\x00", id="1", error=Permanent("x"))
+    assert events.to_event(message).get_data() == b"\xff\x00"
+
+
+@given(st.text(), st.text(), st.dictionaries(st.text(), st.text() | st.binary() | st.floats() | st.integers()))
+def test_any_row_id_and_reason_make_an_event(id_, reason, row):
+    message = events.undeliverable(row, id=id_, error=Permanent(reason), source=reason)
+    assert events.to_event(message).get_type() == events.UNDELIVERABLE

@@ -1,0 +1,154 @@
+"""The folder: letters are files in it, put in place whole or not at all, and never outside of it.
+
+A letter is written to a hidden file, fsynced, linked to its name without replacing what is there, and the folder
+fsynced. All of it goes by the open folder's descriptor and by names without a slash. This file must not know what a
+letter holds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import heapq
+import os
+import re
+import secrets
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+#: Bytes that a file name may have on every common file system.
+_NAME_MAX = 255
+_UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
+_LETTER = re.compile(r"[0-9]{1,20}-[A-Za-z0-9._-]*\.jsonl")
+#: Names that one look at the folder keeps.
+_PAGE = 10_000
+
+_last_millis = 0
+_lock = threading.Lock()
+
+
+def now_millis() -> int:
+    """Milliseconds since the epoch."""
+    return time.time_ns() // 1_000_000
+
+
+def file_name(millis: int, event_id: str) -> str:
+    """`<millis>-<event id>.jsonl`, every character outside [A-Za-z0-9._-] as `_`; an over-long id is cut and hashed."""
+    safe = _UNSAFE.sub("_", event_id)
+    room = _NAME_MAX - len(f"{millis}-.jsonl")
+    if len(safe) > room:
+        digest = hashlib.sha256(event_id.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+        safe = f"{safe[: room - len(digest) - 1]}-{digest}"
+    return f"{millis}-{safe}.jsonl"
+
+
+def is_letter(name: str) -> bool:
+    """Whether a name is one that `file_name` makes."""
+    return _LETTER.fullmatch(name) is not None
+
+
+class Folder:
+    """An existing folder, opened. Raises OSError throughout.
+
+    Args:
+        path: of the folder.
+        clock: milliseconds since the epoch; the time in a name never goes back within a process, whatever it says.
+    """
+
+    def __init__(self, path: Path, *, clock: Callable[[], int] = now_millis) -> None:
+        self.path = path
+        self._clock = clock
+        self._fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def write(self, event_id: str, data: bytes) -> str:
+        """Put a letter in its place; returns its name. It outlives a crash once `sync` has returned."""
+        hidden = self._write_hidden(data)
+        try:
+            return self._link(hidden, event_id)
+        finally:
+            with contextlib.suppress(OSError):
+                os.unlink(hidden, dir_fd=self._fd)
+
+    def sync(self) -> None:
+        """Make what was put in place outlive a crash."""
+        os.fsync(self._fd)
+
+    def probe(self) -> None:
+        """Write and remove a hidden file: whether letters could be written here."""
+        os.unlink(self._write_hidden(b""), dir_fd=self._fd)
+
+    def names(self) -> Iterator[str]:
+        """Names that do not start with a dot, in their order, those there at the beginning; in bounded memory."""
+        last = max(self._listed(), default=None)
+        after = ""
+        while last is not None:
+            page = heapq.nsmallest(_PAGE, (name for name in self._listed() if after < name <= last))
+            yield from page
+            if len(page) < _PAGE:
+                return
+            after = page[-1]
+
+    def read(self, name: str) -> bytes:
+        """What a letter holds.
+
+        Raises:
+            ValueError: it is no regular file; a symbolic link is never followed.
+        """
+        if not stat.S_ISREG(os.stat(name, dir_fd=self._fd, follow_symlinks=False).st_mode):
+            raise ValueError("it is no regular file")
+        with os.fdopen(os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._fd), "rb") as file:
+            return file.read()
+
+    def remove(self, name: str) -> bool:
+        """Remove a letter; whether it was there."""
+        try:
+            os.unlink(name, dir_fd=self._fd)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _listed(self) -> Iterator[str]:
+        # A descriptor of its own: scandir shares the position of the one it is given.
+        fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._fd)
+        try:
+            with os.scandir(fd) as entries:
+                yield from (entry.name for entry in entries if not entry.name.startswith("."))
+        finally:
+            os.close(fd)
+
+    def _write_hidden(self, data: bytes) -> str:
+        name = f".{os.getpid()}-{secrets.token_hex(8)}.tmp"
+        fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self._fd)
+        try:
+            with os.fdopen(fd, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(name, dir_fd=self._fd)
+            raise
+        return name
+
+    def _link(self, hidden: str, event_id: str) -> str:
+        global _last_millis  # noqa: PLW0603 - one clock a process, whatever number of folders
+        with _lock:
+            millis = max(self._clock(), _last_millis)
+            while True:
+                name = file_name(millis, event_id)
+                try:
+                    os.link(hidden, name, src_dir_fd=self._fd, dst_dir_fd=self._fd, follow_symlinks=False)
+                except FileExistsError:
+                    millis += 1
+                    continue
+                _last_millis = millis
+                return name

@@ -1,0 +1,124 @@
+"""The URL of a queue in a file, and the client options. This file must not do I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from urllib.parse import parse_qsl, quote, unquote
+
+from redelivery.errors import ConfigurationError, InvalidURL
+from redelivery.settings import split_url, unknown
+
+#: What is put behind a queue's name to name its dead letter place.
+DEAD_LETTERS = "-dead-letters"
+
+OPTIONS: Mapping[str, str] = {
+    "busy_timeout": "seconds to wait for another process's write lock before the batch counts as failed (5)",
+    "create": "make the file and its queues where they are missing: true or false (true)",
+    "deduplication_window": "seconds for which the id of a removed message stays remembered (86400)",
+    "reserve": "bytes kept, at most, beside the file, so that a queue on a full disk can still be drained (16777216)",
+}
+
+_EXAMPLE = "it is written 'sqlite:folder/file.db?queue=orders' or 'sqlite:///folder/file.db?queue=orders'"
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """One queue in one file."""
+
+    path: Path
+    queue: str = "default"
+
+    @property
+    def url(self) -> str:
+        """The URL that names it."""
+        slashes = "//" if self.path.is_absolute() else ""
+        return f"sqlite:{slashes}{quote(str(self.path))}?queue={quote(self.queue, safe='')}"
+
+    @property
+    def dead_letters(self) -> Address:
+        """Where its dead letters lie: its own place, if it is one already."""
+        return self if self.queue.endswith(DEAD_LETTERS) else Address(self.path, self.queue + DEAD_LETTERS)
+
+    def at(self, queue: str) -> Address:
+        """Another queue of the same file."""
+        return Address(self.path, queue)
+
+    @classmethod
+    def parse(cls, url: str) -> Address:
+        """Read a URL.
+
+        Raises:
+            InvalidURL: no path, a host, a fragment, a parameter given twice. UnknownOption: an unknown parameter.
+        """
+        parts = split_url(url)
+        if parts.netloc:
+            raise InvalidURL(f"sqlite: {url!r} names the host {parts.netloc!r}, but a file has none; {_EXAMPLE}")
+        if parts.fragment:
+            raise InvalidURL(f"sqlite: {url!r}: write a '#' in a path as %23; {_EXAMPLE}")
+        path = unquote(parts.path)
+        if not path or path.endswith("/") or "\0" in path:
+            raise InvalidURL(f"sqlite: {url!r} names no file; {_EXAMPLE}")
+        if path == ":memory:":
+            raise InvalidURL(f"sqlite: {url!r}: a queue in memory would not be durable; {_EXAMPLE}")
+        given: dict[str, str] = {}
+        for name, value in parse_qsl(parts.query, keep_blank_values=True):
+            if name != "queue":
+                raise unknown("URL parameter", name, ["queue"])
+            if name in given:
+                raise InvalidURL(f"sqlite: {url!r}: 'queue' is given twice")
+            given[name] = value
+        queue = given.get("queue", "default")
+        if not queue:
+            raise InvalidURL(f"sqlite: {url!r}: the queue has an empty name; {_EXAMPLE}")
+        return cls(Path(path), queue)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The client options, read."""
+
+    busy_timeout: float = 5.0
+    create: bool = True
+    deduplication_window: timedelta = timedelta(days=1)
+    reserve: int = 16 << 20
+
+    @property
+    def window_ms(self) -> int:
+        """The de-duplication window in milliseconds."""
+        return self.deduplication_window // timedelta(milliseconds=1)
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> Settings:
+        """Read the options.
+
+        Raises:
+            UnknownOption, ConfigurationError: names the option and what it takes.
+        """
+        for name in options:
+            if name not in OPTIONS:
+                raise unknown("option", f"sqlite.{name}", [f"sqlite.{each}" for each in OPTIONS])
+        window = _number(options, "deduplication_window", 86_400)
+        create = options.get("create", "true").lower()
+        if create not in {"true", "false"}:
+            raise ConfigurationError(f"sqlite.create: true or false, not {create!r}")
+        return cls(
+            busy_timeout=_number(options, "busy_timeout", 5),
+            create=create == "true",
+            deduplication_window=timedelta(seconds=window),
+            reserve=int(_number(options, "reserve", 16 << 20)),
+        )
+
+
+def _number(options: Mapping[str, str], name: str, default: float) -> float:
+    text = options.get(name, str(default))
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1
+    most = 1e9  # of seconds: about 30 years; also refuses nan and inf
+    if not 0 <= value <= most:
+        raise ConfigurationError(f"sqlite.{name}: a number from 0 to 1e9, not {text!r}")
+    return value

@@ -1,0 +1,107 @@
+"""The admin role: the file, the queue and its dead letter place. This file must not alter what exists."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from urllib.parse import quote
+
+from redelivery.broker import Admin, Difference, NativeObject, Plan
+from redelivery.errors import Fatal
+from redelivery.spec import DeliverySpec, DeliveryStatus
+from redelivery_sqlite.address import Address
+from redelivery_sqlite.errors import classified
+from redelivery_sqlite.store import APPLICATION_ID, SCHEMA_VERSION, Store, queue_schema
+
+
+class SqliteAdmin(Admin):
+    """Makes and checks the file and the two queues of one address."""
+
+    def __init__(self, store: Store, address: Address) -> None:
+        self._store = store
+        self._address = address
+
+    def plan(self, spec: DeliverySpec) -> Plan:  # noqa: ARG002 - no part of a spec is kept in the file
+        wanted = [self._address.queue, self._address.dead_letters.queue]
+        names = list(dict.fromkeys(wanted))
+        if not self._store.exists:
+            file = NativeObject(kind="file", name=str(self._address.path), action="create")
+            queues = [NativeObject(kind="queue", name=name, action="create") for name in names]
+        else:
+            with classified(f"looking at {str(self._address.path)!r}"), contextlib.closing(self._look()) as connection:
+                file = self._file(connection)
+                queues = [self._queue(connection, name) for name in names]
+        return Plan(
+            objects=[file, *queues],
+            status=self._status(),
+            approximations=["retries, delays and expiry are core's own: the file keeps no limit as a backstop"],
+        )
+
+    def provision(self, spec: DeliverySpec) -> DeliveryStatus:
+        plan = self.plan(spec)
+        differences = [f"{item.name}: {each}" for item in plan.objects for each in map(_say, item.differences)]
+        if differences:
+            text = f"sqlite: {str(self._address.path)!r} is not altered, though it differs: {'; '.join(differences)}"
+            raise Fatal(text, code="DIFFERS")
+        doing = f"provisioning {str(self._address.path)!r}"
+        with self._store.writing(doing):
+            for item in plan.objects:
+                if item.kind == "queue":
+                    self._store.number(item.name, create=True)
+        return self._status()
+
+    def depth(self) -> int:
+        doing = f"counting queue {self._address.queue!r} of {str(self._address.path)!r}"
+        if not self._store.exists:
+            raise Fatal(f"sqlite: {doing}: there is no such file; provision it, or correct the URL", code="ENOENT")
+        with classified(doing):
+            connection = self._store.connection()
+            number = self._store.number(self._address.queue)
+            if number is None:
+                return 0
+            return int(connection.execute(f"SELECT count(*) FROM message_{number}").fetchone()[0])  # noqa: S608 - a number
+
+    def close(self) -> None:
+        self._store.close()
+
+    def _look(self) -> sqlite3.Connection:
+        """The file as it is, read only: opening it otherwise would set what is looked for."""
+        name = f"file:{quote(str(self._address.path.absolute()))}?mode=ro"
+        return sqlite3.connect(name, uri=True, timeout=self._store.settings.busy_timeout)
+
+    def _file(self, connection: sqlite3.Connection) -> NativeObject:
+        wanted = {"application_id": str(APPLICATION_ID), "user_version": str(SCHEMA_VERSION), "journal_mode": "wal"}
+        found = {name: str(connection.execute(f"PRAGMA {name}").fetchone()[0]) for name in wanted}
+        return _compare("file", str(self._address.path), wanted, found)
+
+    def _queue(self, connection: sqlite3.Connection, name: str) -> NativeObject:
+        known = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'queue'").fetchone()
+        row = known and connection.execute("SELECT number FROM queue WHERE name = ?", (name,)).fetchone()
+        if not row:
+            return NativeObject(kind="queue", name=name, action="create")
+        wanted = queue_schema(row[0])
+        found = dict(connection.execute("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL"))
+        return _compare("queue", name, wanted, found)
+
+    def _status(self) -> DeliveryStatus:
+        return DeliveryStatus(dead_letter_sink_uri=self._address.dead_letters.url)
+
+
+def _compare(kind: str, name: str, wanted: dict[str, str], found: dict[str, str]) -> NativeObject:
+    differences = [
+        Difference(attribute, text, found.get(attribute, "missing"))
+        for attribute, text in wanted.items()
+        if found.get(attribute) != text
+    ]
+    attributes = wanted if kind == "file" else {}
+    return NativeObject(
+        kind=kind,
+        name=name,
+        action="differs" if differences else "keep",
+        attributes=attributes,
+        differences=differences,
+    )
+
+
+def _say(difference: Difference) -> str:
+    return f"{difference.attribute} is {difference.found!r}, not {difference.wanted!r}"

@@ -1,0 +1,295 @@
+"""The file: its schema, how it is opened, and which tables hold which queue.
+
+A queue has tables of its own, so that no queue's backlog slows another's reader:
+
+- `message_<n>`: what was sent, in the order of arrival, never altered. `seq` comes from `queue.next` and is never used
+  twice (cheaper than AUTOINCREMENT, which looks its counter up at every row; measured, see the README).
+- `lease_<n>`, for the receiver: the messages that were delivered at least once, with their attempts and the time from
+  which they may be delivered again (lease end or delay). What was never delivered lies past `queue.head`, so that
+  messages need no index for it, and leasing rewrites no body.
+- `taken_<n>`: the ids of messages removed, for as long as a sender may repeat them.
+
+This file must not read or write messages.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NoReturn
+from urllib.parse import quote
+
+from redelivery.errors import Fatal
+from redelivery_sqlite.address import Settings
+from redelivery_sqlite.errors import ERRORS, classified, classify, classify_commit, classify_reserve
+from redelivery_sqlite.reserve import Reserve, size_of
+
+SCHEMA_VERSION = 1
+#: Marks the file as ours ("rdlv"), so that no other program's database is written to.
+APPLICATION_ID = 0x72646C76
+
+#: Larger pages than SQLite's own 4096: measured, see the README.
+_PAGE_SIZE = 8192
+#: Pages in the write-ahead log before it is moved into the file: 8 MB.
+_CHECKPOINT_PAGES = 1000
+_CACHE_KIB = 16_384
+# STRICT refuses a value of another type in place of storing it as something else; SQLite has it from 3.37.
+_STRICT = " STRICT" if sqlite3.sqlite_version_info >= (3, 37) else ""
+
+_FILE_SCHEMA = """
+CREATE TABLE queue (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    name TEXT NOT NULL UNIQUE,
+    created_ms INTEGER NOT NULL,
+    next INTEGER NOT NULL DEFAULT 1,
+    head INTEGER NOT NULL DEFAULT 0
+)"""
+
+#: What a queue consists of, by name.
+_QUEUE_SCHEMA = {
+    "message_{n}": """
+CREATE TABLE message_{n} (
+    seq INTEGER PRIMARY KEY,
+    id TEXT,
+    enqueued_ms INTEGER NOT NULL,
+    timestamp_ms INTEGER,
+    expires_ms INTEGER,
+    key BLOB,
+    headers TEXT,
+    value BLOB
+)""",
+    "message_{n}_id": "CREATE UNIQUE INDEX message_{n}_id ON message_{n} (id) WHERE id IS NOT NULL",
+    "lease_{n}": """
+CREATE TABLE lease_{n} (
+    seq INTEGER PRIMARY KEY,
+    visible_ms INTEGER NOT NULL,
+    attempts INTEGER NOT NULL,
+    lease TEXT
+)""",
+    "lease_{n}_visible": "CREATE INDEX lease_{n}_visible ON lease_{n} (visible_ms)",
+    "taken_{n}": """
+CREATE TABLE taken_{n} (
+    number INTEGER PRIMARY KEY,
+    id TEXT NOT NULL UNIQUE,
+    removed_ms INTEGER NOT NULL
+)""",
+}
+
+
+def queue_schema(number: int) -> dict[str, str]:
+    """The statements that make a queue's tables and indexes, by name."""
+    strict = {True: _STRICT, False: ""}
+    return {
+        name.format(n=number): text.format(n=number).strip() + strict["CREATE TABLE" in text]
+        for name, text in _QUEUE_SCHEMA.items()
+    }
+
+
+def now_ms() -> int:
+    """Milliseconds since the epoch."""
+    return time.time_ns() // 1_000_000
+
+
+_stores: weakref.WeakSet[Store] = weakref.WeakSet()
+
+
+def _close_inherited() -> None:
+    """Close every connection that came over a fork, before this process opens one of its own.
+
+    While one is open SQLite takes the parent's locks for this process's own, and the parent, closing last as it
+    believes, deletes the write-ahead log with what was committed here since (seen: the transactions were gone).
+    """
+    for store in list(_stores):
+        if store._pid != os.getpid():  # noqa: SLF001 - its own module
+            store.close()
+
+
+class Store:
+    """One connection to the file, opened when first used and again after a fork or a failed commit.
+
+    Used by one thread at a time, not always the same.
+    """
+
+    def __init__(self, path: Path, settings: Settings) -> None:
+        self.path = path
+        self.settings = settings
+        self._connection: sqlite3.Connection | None = None
+        self._pid = 0
+        self._numbers: dict[str, int] = {}
+        self._timeout = 0.0
+        _stores.add(self)
+        self._log = path.with_name(f"{path.name}-wal")
+        self._reserve = Reserve(path.with_name(f"{path.name}-reserve"), settings.reserve)
+
+    @property
+    def exists(self) -> bool:
+        """Whether the file is there."""
+        return self.path.exists()
+
+    def connection(self, wait: float | None = None) -> sqlite3.Connection:
+        """The open connection, whose statements wait up to `wait` seconds for a lock (None: the option's).
+
+        Raises:
+            BrokerError
+        """
+        wait = self.settings.busy_timeout if wait is None else max(0.0, min(wait, self.settings.busy_timeout))
+        if self._connection is None or self._pid != os.getpid():
+            _close_inherited()
+            self._connection = self._open(wait)
+            self._pid = os.getpid()
+            self._timeout = wait
+        if wait != self._timeout:
+            self._connection.execute(f"PRAGMA busy_timeout = {int(wait * 1000)}")
+            self._timeout = wait
+        return self._connection
+
+    @contextmanager
+    def writing(self, doing: str, wait: float | None = None) -> Iterator[sqlite3.Connection]:
+        """A transaction that holds the write lock from its first moment, and leaves nothing behind if it fails.
+
+        Raises:
+            BrokerError: Ambiguous only where the disk failed during the commit.
+        """
+        connection = self.connection(wait)
+        with classified(doing):
+            connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield connection
+        except BaseException as error:
+            self._rollback(connection)
+            if isinstance(error, ERRORS):
+                raise classify(error, doing) from error
+            raise
+        try:
+            connection.execute("COMMIT")
+        except ERRORS as error:
+            undone = connection.in_transaction  # then nothing was committed, and that is certain
+            self._rollback(connection)
+            raise (classify if undone else classify_commit)(error, doing) from error
+
+    def keep_reserve(self, doing: str) -> None:
+        """Take the room that draining needs, before more is stored.
+
+        Raises:
+            BrokerError: there is no room for it.
+        """
+        if not self.path.parent.is_dir():
+            return  # opening says what is wrong
+        try:
+            self._reserve.keep(size_of(self.path) + size_of(self._log))
+        except OSError as error:
+            raise classify_reserve(error, doing) from error
+
+    def drain(self, doing: str) -> bool:
+        """After a failure for want of room: give up the reserve, empty the write-ahead log; whether that was done."""
+        if not self._reserve.give_up():
+            return False
+        with classified(doing):
+            self.connection().execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        return True
+
+    def number(self, queue: str, *, create: bool | None = None) -> int | None:
+        """The number of a queue's tables; None where there is none. Inside `writing` where it may be made."""
+        if queue in self._numbers:
+            return self._numbers[queue]
+        connection = self.connection()
+        row = connection.execute("SELECT number FROM queue WHERE name = ?", (queue,)).fetchone()
+        if row is None:
+            if not create:
+                return None
+            cursor = connection.execute("INSERT INTO queue (name, created_ms) VALUES (?, ?)", (queue, now_ms()))
+            number = int(cursor.lastrowid or 0)
+            for statement in queue_schema(number).values():
+                connection.execute(statement)
+            return number  # not remembered yet: the transaction may still be rolled back
+        self._numbers[queue] = int(row[0])
+        return self._numbers[queue]
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._connection is not None:
+            with suppress(*ERRORS):
+                self._connection.close()
+        self._connection = None
+
+    def _rollback(self, connection: sqlite3.Connection) -> None:
+        self._numbers.clear()  # a queue made in it is gone
+        if connection.in_transaction:
+            try:
+                connection.execute("ROLLBACK")
+            except ERRORS:
+                self.close()
+        else:
+            self.close()  # SQLite itself gave the transaction up: start afresh
+
+    def _open(self, wait: float) -> sqlite3.Connection:
+        self._numbers.clear()
+        doing = f"opening {str(self.path)!r}"
+        if not self.path.parent.is_dir():
+            raise Fatal(f"sqlite: {doing}: its folder is missing; make it, or correct the URL", code="ENOENT")
+        if self.path.is_dir():
+            raise Fatal(f"sqlite: {doing}: this is a folder; name a file in it", code="EISDIR")
+        if not self.settings.create and not self.exists:
+            text = (
+                f"sqlite: {doing}: there is no such file, and sqlite.create is false; provision it, or correct the URL"
+            )
+            raise Fatal(text, code="ENOENT")
+        name = f"file:{quote(str(self.path.absolute()))}"
+        with classified(doing):
+            connection = sqlite3.connect(
+                name, uri=True, timeout=wait, isolation_level=None, check_same_thread=False, cached_statements=32
+            )
+        try:
+            with classified(doing):
+                self._prepare(connection, doing)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _prepare(self, connection: sqlite3.Connection, doing: str) -> None:
+        def pragma(name: str) -> object:
+            return connection.execute(f"PRAGMA {name}").fetchone()[0]
+
+        if pragma("user_version") == 0:
+            self._create(connection, doing)
+        if pragma("application_id") != APPLICATION_ID:
+            _refuse_foreign(doing)
+        version = pragma("user_version")
+        if version != SCHEMA_VERSION:
+            text = (
+                f"sqlite: {doing}: its schema has version {version}, this redelivery-sqlite knows {SCHEMA_VERSION}; "
+                "install the version that wrote it"
+            )
+            raise Fatal(text, code="VERSION")
+        if pragma("journal_mode") != "wal":
+            pragma("journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
+        connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
+
+    @staticmethod
+    def _create(connection: sqlite3.Connection, doing: str) -> None:
+        connection.execute(f"PRAGMA page_size = {_PAGE_SIZE}")
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            if connection.execute("PRAGMA user_version").fetchone()[0] == 0:  # nobody else was faster
+                if connection.execute("SELECT 1 FROM sqlite_master").fetchone() is not None:
+                    _refuse_foreign(doing)
+                connection.execute(_FILE_SCHEMA + _STRICT)
+                connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+                connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+
+
+def _refuse_foreign(doing: str) -> NoReturn:
+    raise Fatal(f"sqlite: {doing}: this is another program's database; name another file", code="FOREIGN")

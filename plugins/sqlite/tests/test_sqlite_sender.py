@@ -1,0 +1,259 @@
+"""The sender, de-duplication and dead letters of `sqlite:` beyond what every broker must do."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from redelivery.broker import Broker, Settled
+from redelivery.errors import ConfigurationError, Fatal, InvalidURL, Permanent, Retriable, UnknownOption
+from redelivery.message import Batch, Column, Message
+from redelivery.plugins import connect
+from redelivery_sqlite import headers
+from redelivery_sqlite.address import Address
+
+
+def send(broker: Broker, *messages: Message, isolate: bool = False, seconds: float = 10.0) -> Settled:
+    with broker.sender() as sender:
+        sender.send(Batch.of(messages, number=7, isolate=isolate), deadline=time.monotonic() + seconds)
+        (settled,) = sender.collect(0)
+        assert settled.batch == 7
+        assert not sender.collect(0)
+    return settled
+
+
+def stored(broker: Broker) -> list[Message]:
+    with broker.dead_letters(direct=True) as letters:
+        return [letter.message for letter in letters.browse()]
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Broker:
+    return connect(f"sqlite://{tmp_path}/q.db?queue=orders", {"sqlite.reserve": "0"})
+
+
+any_text = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+any_headers = st.lists(st.tuples(st.text(max_size=9), st.none() | st.binary(max_size=20)), max_size=4).map(tuple)
+
+
+@given(any_headers)
+def test_sqlite_headers_come_back_as_they_were(given_headers):
+    assert headers.read(headers.write(given_headers)) == given_headers
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(
+    st.builds(
+        Message,
+        value=st.none() | st.binary(max_size=50),
+        key=st.none() | st.binary(max_size=9),
+        headers=any_headers,
+        timestamp_ms=st.none() | st.integers(-(2**63), 2**63 - 1),
+    ),
+    any_text,
+)
+def test_sqlite_every_part_of_a_message_comes_back_as_it_was(broker, message, text):
+    message = Message(
+        value=message.value, key=message.key, headers=message.headers, timestamp_ms=message.timestamp_ms, id=text
+    )
+    with broker.dead_letters(direct=True) as letters:
+        if broker.address.path.exists():
+            letters.purge()
+    fresh = connect(broker.address.at(f"q{time.time_ns()}").url, {"sqlite.reserve": "0"})
+    assert not send(fresh, message).failures
+    assert stored(fresh) == [message]
+
+
+def test_sqlite_an_id_is_stored_once_and_the_repeats_are_counted(broker):
+    a, b = Message(value=b"1", id="a"), Message(value=b"2", id="b")
+    assert send(broker, a, a, b).duplicates == 1
+    assert send(broker, b, Message(value=b"3"), Message(value=b"3")).duplicates == 1
+    assert [m.value for m in stored(broker)] == [b"1", b"2", b"3", b"3"]
+
+
+def test_sqlite_an_id_is_known_per_queue(broker):
+    assert send(broker, Message(value=b"1", id="a"), Message(value=b"1", id="a", destination="x")).duplicates == 0
+    assert stored(connect(broker.address.at("x").url)) == [Message(value=b"1", id="a")]
+
+
+def test_sqlite_a_removed_id_stays_remembered_within_the_window_and_not_beyond(tmp_path):
+    url = f"sqlite://{tmp_path}/q.db"
+    ours = connect(url, {"sqlite.reserve": "0"})
+    send(ours, Message(value=b"1", id="a"), Message(value=b"2"))
+    with ours.dead_letters(direct=True) as letters:
+        assert letters.purge() == 2
+    assert send(ours, Message(value=b"1", id="a"), Message(value=b"3", id="c")).duplicates == 1
+    assert [m.id for m in stored(ours)] == ["c"]
+    forgetful = connect(url, {"sqlite.reserve": "0", "sqlite.deduplication_window": "0"})
+    time.sleep(0.002)  # the window is counted by the wall clock, to the millisecond
+    assert send(forgetful, Message(value=b"1", id="a")).duplicates == 0
+    assert [m.id for m in stored(ours)] == ["c", "a"]
+
+
+def test_sqlite_positions_are_never_used_twice_though_the_queue_was_emptied(broker):
+    positions = []
+    for _ in range(3):
+        send(broker, Message(value=b"x"))
+        with broker.dead_letters(direct=True) as letters:
+            positions += [letter.position for letter in letters.browse()]
+            letters.purge()
+    assert len(set(positions)) == 3
+
+
+BAD = {
+    "a lone surrogate": Message(value=b"", id="b\udc00ad"),
+    "an empty name": Message(value=b"", destination=""),
+    "of type str, not bytes": Message(value="text"),  # type: ignore[arg-type]
+    "key is of type str": Message(value=b"", key="5"),  # type: ignore[arg-type]
+    "no integer of 64 bits": Message(value=b"", timestamp_ms=2**63),
+    "timestamp is no integer": Message(value=b"", timestamp_ms=float("nan")),  # type: ignore[arg-type]
+    "destination holds a lone surrogate": Message(value=b"", destination="\udfff"),
+}
+
+
+@pytest.mark.parametrize("isolate", [False, True])
+@pytest.mark.parametrize("why", BAD)
+def test_sqlite_a_row_that_cannot_be_stored_is_permanent_and_its_neighbours_are_stored(broker, why, isolate):
+    settled = send(broker, Message(value=b"before"), BAD[why], Message(value=b"after"), isolate=isolate)
+    (failure,) = settled.failures
+    assert failure.index == 1
+    assert type(failure.error) is Permanent
+    assert why in str(failure.error)
+    assert settled.error is None
+    assert [m.value for m in stored(broker)] == [b"before", b"after"]
+
+
+@pytest.mark.parametrize("isolate", [False, True])
+def test_sqlite_a_row_over_the_limit_is_permanent_and_its_neighbours_are_stored(broker, isolate):
+    with broker.sender() as sender:
+        sender.send(Batch.of([Message(value=b"0")]), deadline=time.monotonic() + 9)
+        sender._store.connection().setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 5000)
+        sender._message_bytes = 4000
+        batch = Batch.of([Message(value=b"1"), Message(value=b"x" * 6000), Message(value=b"2")], isolate=isolate)
+        sender.send(batch, deadline=time.monotonic() + 9)
+        _, settled = sender.collect(0)
+    (failure,) = settled.failures
+    assert (failure.index, failure.error.code, type(failure.error)) == (1, "SQLITE_TOOBIG", Permanent)
+    assert [m.value for m in stored(broker)] == [b"0", b"1", b"2"]
+
+
+def test_sqlite_ten_mebibytes_and_no_bytes_and_null_are_three_bodies(broker):
+    bodies = [b"\xff\x00" * (5 << 20), b"", None]
+    assert not send(broker, *[Message(value=body) for body in bodies]).failures
+    assert [m.value for m in stored(broker)] == bodies
+
+
+def test_sqlite_columns_that_are_absent_are_null(broker):
+    with broker.sender() as sender:
+        batch = Batch(number=1, length=2, nbytes=2, value=Column.of([b"a", b"b"]))
+        sender.send(batch, deadline=time.monotonic() + 9)
+    assert stored(broker) == [Message(value=b"a"), Message(value=b"b")]
+
+
+def test_sqlite_a_passed_deadline_stores_nothing(broker):
+    with broker.sender() as sender, pytest.raises(Retriable, match="deadline had passed"):
+        sender.send(Batch.of([Message(value=b"")]), deadline=time.monotonic() - 1)
+
+
+def test_sqlite_native_letters_lie_in_a_queue_of_the_same_file(broker):
+    sink = connect(broker.native_sink())
+    assert broker.native_sink().endswith("?queue=orders-dead-letters")
+    assert sink.native_sink() == broker.native_sink()
+    send(sink, Message(value=b"dead"))
+    for reader in (broker.dead_letters(), sink.dead_letters(), sink.dead_letters(direct=True)):
+        with reader:
+            assert [letter.message.value for letter in reader.browse()] == [b"dead"]
+
+
+def test_sqlite_browsing_ends_at_what_was_there_and_does_not_keep_the_log_from_being_emptied(broker):
+    send(broker, *[Message(value=b"x" * 100) for _ in range(450)])
+    with broker.dead_letters(direct=True) as letters:
+        reading = letters.browse()
+        next(reading)
+        send(broker, Message(value=b"late"))
+        other = sqlite3.connect(broker.address.path)
+        busy, _, _ = other.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        other.close()
+        assert busy == 0
+        assert len(list(reading)) == 449
+        assert letters.remove(["1", "2", "2", "99999"]) == 2
+        with pytest.raises(ConfigurationError, match="not a position"):
+            letters.remove(["../1"])
+
+
+def test_sqlite_a_sender_goes_on_in_a_forked_process_and_loses_nothing_when_the_parent_closes_first(broker):
+    def store(value: bytes) -> None:
+        sender.send(Batch.of([Message(value=value)]), deadline=time.monotonic() + 9)
+
+    with broker.sender() as sender, broker.sender() as other:
+        store(b"parent")
+        other.send(Batch.of([Message(value=b"other")]), deadline=time.monotonic() + 9)
+        child_stored, parent_closed = os.pipe(), os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                store(b"child")
+                os.write(child_stored[1], b".")
+                os.read(parent_closed[0], 1)
+                store(b"child again")
+            finally:
+                os._exit(0)
+        os.read(child_stored[0], 1)
+        store(b"parent again")
+    os.write(parent_closed[1], b".")
+    os.waitpid(child, 0)
+    for end in (*child_stored, *parent_closed):
+        os.close(end)
+    assert [m.value for m in stored(broker)] == [b"parent", b"other", b"child", b"parent again", b"child again"]
+
+
+def test_sqlite_without_create_a_missing_queue_is_fatal_and_a_rows_own_is_permanent(broker):
+    strict = connect(broker.address.url, {"sqlite.create": "false", "sqlite.reserve": "0"})
+    with pytest.raises(Fatal, match=r"no such file, and sqlite\.create is false; provision it"):
+        send(strict, Message(value=b""))
+    send(connect(broker.address.at("else").url), Message(value=b""))
+    with pytest.raises(Fatal, match="there is no queue 'orders'"):
+        send(strict, Message(value=b""))
+    send(broker, Message(value=b"1"))
+    settled = send(strict, Message(value=b"2"), Message(value=b"", destination="typo"))
+    assert [(f.index, type(f.error)) for f in settled.failures] == [(1, Permanent)]
+    assert "no queue 'typo'" in str(settled.failures[0].error)
+
+
+@pytest.mark.parametrize("url", ["sqlite:a b/ü%23.db?queue=x%26y", "sqlite:///abs/q.db?queue=z", "sqlite:q.db"])
+def test_sqlite_an_address_written_reads_as_the_same(url):
+    address = Address.parse(url)
+    assert Address.parse(address.url) == address
+
+
+@pytest.mark.parametrize(
+    ("url", "text"),
+    [
+        ("sqlite:", "names no file"),
+        ("sqlite:folder/", "names no file"),
+        ("sqlite::memory:", "would not be durable"),
+        ("sqlite://q.db", "names the host 'q.db'"),
+        ("sqlite:q#1.db", "write a '#' in a path as %23"),
+        ("sqlite:q.db?queue=", "empty name"),
+        ("sqlite:q.db?queue=a&queue=b", "given twice"),
+    ],
+)
+def test_sqlite_a_wrong_url_is_refused_with_its_reason(url, text):
+    with pytest.raises(InvalidURL, match=text):
+        connect(url)
+
+
+def test_sqlite_an_unknown_parameter_or_option_names_the_nearest():
+    with pytest.raises(UnknownOption, match="did you mean 'queue'"):
+        connect("sqlite:q.db?quue=a")
+    with pytest.raises(UnknownOption, match=r"did you mean 'sqlite\.busy_timeout'"):
+        connect("sqlite:q.db", {"sqlite.busytimeout": "1"})
+    for name, value in (("busy_timeout", "soon"), ("reserve", "-1"), ("create", "maybe"), ("busy_timeout", "nan")):
+        with pytest.raises(ConfigurationError, match=f"sqlite.{name}"):
+            connect("sqlite:q.db", {f"sqlite.{name}": value})
