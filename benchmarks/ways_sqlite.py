@@ -81,7 +81,7 @@ def count_by_hand(folder: Path) -> int:
 def count_ours(folder: Path) -> int:
     """Rows in our table, by plain SQL."""
     with closing(sqlite3.connect(folder / "queue.db")) as db:
-        return int(db.execute("SELECT count(*) FROM messages").fetchone()[0])
+        return int(db.execute("SELECT count(*) FROM message_1").fetchone()[0])
 
 
 def ways() -> list[Way]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from redelivery.broker import Broker, Capabilities, Failure, Sender, Settled, Support
-from redelivery.errors import Ambiguous, BrokerError, Fatal, Permanent, Retriable, Throttled, Unattributed
+from redelivery.errors import Ambiguous, BrokerError, Fatal, NotSent, Permanent, Retriable, Throttled, Unattributed
 from redelivery.message import Batch, Message
 
 #: What may happen to a row in one attempt. "lost" and "stored" are ambiguous, "culprit" fails its whole batch.
@@ -49,6 +49,7 @@ class ScriptedBroker(Broker):
         self.sends: list[tuple[float, list[str], bool]] = []
         self.in_flight: dict[int, tuple[float, Batch]] = {}
         self.most_in_flight = 0
+        self.stopped: set[bytes] = set()
         self.senders = 0
         self.closed = 0
 
@@ -97,7 +98,10 @@ class ScriptedSender(Sender):
             if first > broker.clock.now:
                 broker.clock.now = min(first, broker.clock.now + wait)
         due = [number for number, (at, _) in broker.in_flight.items() if at <= broker.clock.now]
-        return [self._settle(broker.in_flight.pop(number)[1]) for number in reversed(due)]
+        return [
+            self._settle(broker.in_flight.pop(number)[1])
+            for number in (due if broker.capabilities.order else reversed(due))
+        ]
 
     def _settle(self, batch: Batch) -> Settled:
         broker = self._broker
@@ -107,13 +111,24 @@ class ScriptedSender(Sender):
         if "culprit" in fates and not batch.isolate:
             return Settled(batch=batch.number, error=Unattributed("the whole batch failed", code="BatchFailed"))
         failures = []
+        stopped = broker.stopped if batch.ordered and broker.capabilities.order else set()
         for index, (message, fate) in enumerate(zip(rows, fates, strict=True)):
+            if message.key in stopped:
+                failures.append(Failure(index, NotSent("kept back")))
+                broker.attempts[message.id or ""] -= 1
+                if fate not in {"culprit", "ok"}:
+                    broker.script[message.id or ""].insert(0, fate)
+                continue
+            if fate != "ok" and message.key is not None:
+                stopped.add(message.key)
             if fate in {"ok", "stored"}:
                 broker.stored.append(message)
             if fate in {"lost", "stored"}:
                 broker.ambiguous[message.id or ""] += 1
             if fate != "ok":
                 failures.append(Failure(index, _ERRORS[fate]()))
+        if not broker.in_flight:  # what was in flight behind a failed row has been kept back
+            broker.stopped = set()
         return Settled(batch=batch.number, failures=failures)
 
     def _fate(self, message: Message) -> str:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from datetime import timedelta
+from typing import Literal
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from scripted import OUTCOMES, FakeClock, ScriptedBroker
 
-from redelivery.delivery import Bounds, Engine, Lane, Origin
+from redelivery.broker import Support
+from redelivery.delivery import Bounds, Engine, Flow, Lane, Origin
 from redelivery.errors import Ambiguous, Permanent, RedeliveryError, Retriable
 from redelivery.message import ROW_OVERHEAD, Batch, Message
 from redelivery.policy import for_sink
@@ -30,11 +33,27 @@ class Model(RuleBasedStateMachine):
         sinks=st.integers(0, 2),
         latency=st.sampled_from([0.0, 0.5]),
         settles=st.sampled_from(["batch", "quiescence"]),
+        order=st.sampled_from([None, "native", "emulated"]),
+        park=st.booleans(),
     )
-    def begin(self, retry: int | None, budget: int | None, sinks: int, latency: float, settles: str) -> None:
+    def begin(
+        self,
+        retry: int | None,
+        budget: int | None,
+        sinks: int,
+        latency: float,
+        settles: Literal["batch", "quiescence"],
+        order: str | None,
+        park: bool,
+    ) -> None:
         self.clock = FakeClock()
         self.work = ScriptedBroker(self.clock, latency=latency)
-        object.__setattr__(self.work.capabilities, "settles", settles)
+        self.work.capabilities = replace(
+            self.work.capabilities,
+            settles=settles,
+            order=Support.NATIVE if order == "native" else Support.NONE,
+        )
+        self.flow = Flow(ordering="key" if order else "none", park_successors=park)
         self.sinks = [ScriptedBroker(self.clock) for _ in range(sinks)]
         self.spec = DeliverySpec(
             retry=retry,
@@ -50,7 +69,7 @@ class Model(RuleBasedStateMachine):
             for n, sink in enumerate(self.sinks)
         ]
         self.lanes = lanes
-        self.engine = Engine(lanes, self.spec, Origin(run="r"), self.clock, lambda: 0.5)
+        self.engine = Engine(lanes, self.spec, Origin(run="r"), self.clock, lambda: 0.5, self.flow)
         self.given: list[str] = []
         self.failed: RedeliveryError | None = None
 
@@ -64,10 +83,14 @@ class Model(RuleBasedStateMachine):
             self.failed = error
 
     @precondition(alive)
-    @rule(scripts=st.lists(fates, min_size=1, max_size=8), sink_scripts=st.lists(fates, max_size=3))
-    def feed(self, scripts: list[list[str]], sink_scripts: list[list[str]]) -> None:
-        ids = [f"m{len(self.given) + n}" for n in range(len(scripts))]
-        batch = Batch.of([Message(value=VALUE, id=name) for name in ids])
+    @rule(
+        rows=st.lists(st.tuples(fates, st.sampled_from([None, b"a", b"b"])), min_size=1, max_size=8),
+        sink_scripts=st.lists(fates, max_size=3),
+    )
+    def feed(self, rows: list[tuple[list[str], bytes | None]], sink_scripts: list[list[str]]) -> None:
+        ids = [f"m{len(self.given) + n}" for n in range(len(rows))]
+        scripts = [script for script, _ in rows]
+        batch = Batch.of([Message(value=VALUE, id=name, key=row[1]) for name, row in zip(ids, rows, strict=True)])
         if not self.engine.can_take(batch):
             return
         self.work.script.update(zip(ids, map(list, scripts), strict=True))
@@ -158,6 +181,11 @@ class Model(RuleBasedStateMachine):
             assert report.skipped == 0
         assert report.dead_lettered <= sum(letters.values())
         assert report.dead_lettered + report.skipped == report.record_errors == sum(report.reasons.values())
+        if self.flow.ordering == "key":
+            for key in (b"a", b"b"):
+                mine = [int((m.id or "")[1:]) for m in self.work.stored if m.key == key]
+                firsts = list(dict.fromkeys(mine))
+                assert firsts == sorted(firsts), f"rows of key {key!r} were stored out of order: {mine}"
         assert all(message.value == VALUE for broker in [self.work, *self.sinks] for message in broker.stored)
 
 

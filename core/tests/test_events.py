@@ -126,6 +126,15 @@ def test_a_wrapped_message_that_was_mended_by_hand_has_the_new_value():
     assert events.from_event(events.from_json(form | {"data": "new"})) == Message(value=b"new", key=b"k", id="1")
 
 
+def test_an_event_that_stands_for_a_message_is_itself_kept_when_it_travels():
+    inner = events.to_event(Message(value=b"x", key=b"inner"))
+    message = Message(value=json.dumps(events.to_json(inner)).encode(), key=b"outer", headers=(STRUCTURED,), id="1")
+    assert events.from_event(through_text(events.to_event(message))) == message
+    plain = Message(value=json.dumps(events.to_json(inner), separators=(",", ":")).encode(), headers=(STRUCTURED,))
+    for each in (plain, Message(value=plain.value, headers=plain.headers, id=inner.get_id())):
+        assert events.from_event(through_text(events.to_event(each))) == each
+
+
 @pytest.mark.parametrize("kept", ["", "[]", "{", '{"key": 7}', '{"headers": 3}', '{"headers": [["a", {"base64": 1}]]}'])
 def test_a_mangled_envelope_is_an_attribute_like_any_other(kept):
     event = CloudEvent({"specversion": "1.0", "id": "1", "source": "s", "type": "t", "redeliverymessage": kept})

@@ -44,7 +44,7 @@ PRODUCER = {
     "bootstrap.servers": "secure-broker:9093",
     "acks": "0",
     "security.protocol": "SSL",
-    "ssl.truststore.location": "/var/private/ssl/kafka.client.truststore.jks",
+    "ssl.truststore.location": "/var/private/ssl/client.truststore.jks",
     "ssl.truststore.password": "test1234",
 }
 FINAL_FAIL_FAST = {"errors.retry.timeout": "0", "errors.log.enable": "false", TOPIC: "", "errors.tolerance": "none"}
@@ -222,6 +222,18 @@ def test_a_sink_that_is_turned_off_is_none_whatever_else_is_said_of_it() -> None
 def test_a_sink_that_is_asked_for_but_not_named_is_refused(asking: str) -> None:
     with pytest.raises(InvalidSpec, match=f"{asking} asks for a sink, but {TOPIC}"):
         connect.read({asking: "true"})
+
+
+def test_a_sink_that_is_turned_on_with_an_empty_name_is_refused() -> None:
+    with pytest.raises(InvalidSpec, match=r"errors\.deadletterqueue\.enable asks for a sink"):
+        connect.read({"errors.deadletterqueue.enable": "true", TOPIC: ""})
+
+
+def test_spaces_around_a_value_do_not_count() -> None:
+    spec = connect.read({"errors.retry.timeout": " 5 ", "errors.tolerance": "all ", TOPIC: " letters "})
+    assert spec == DeliverySpec(
+        retry_timeout=timedelta(milliseconds=5), tolerance="all", dead_letter_sink=(Sink(uri="letters"),)
+    )
 
 
 def test_a_sink_without_a_scheme_is_left_for_the_destination_to_resolve() -> None:

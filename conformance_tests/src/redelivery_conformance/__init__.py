@@ -1,1 +1,31 @@
-"""The conformance suite that every redelivery plugin passes, ours and a stranger's alike."""
+"""The conformance suite: every statement of `redelivery.broker` as a test that any plugin can run.
+
+A plugin's own tests hold three lines (README.md)::
+
+    from redelivery_conformance import BrokerSuite
+
+    class TestCarrier(BrokerSuite):
+        broker = "carrier"
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from redelivery_conformance.suite import BrokerSuite
+
+__all__ = ["BrokerSuite"]
+
+pytest.register_assert_rewrite("redelivery_conformance.suite", "redelivery_conformance.subject")
+
+
+def __getattr__(name: str) -> Any:
+    # The suite is imported when it is asked for: its modules must not be loaded before pytest can rewrite them.
+    if name != "BrokerSuite":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from redelivery_conformance.suite import BrokerSuite  # noqa: PLC0415 - see above
+
+    return BrokerSuite

@@ -14,6 +14,7 @@
      x BrokerError                                 what a broker answered, in one of five classes
        + Retriable                                 nothing happened; try again
          . Throttled                               ... not before `retry_after` seconds
+         . NotSent                                 ... kept back, because an earlier message of its key failed
        + Ambiguous                                 it may have happened; resend under the same id
        + Permanent                                 this message never will
          . Terminated                              ... because a handler said so
@@ -103,6 +104,10 @@ class Throttled(Retriable):
     def __init__(self, message: str, *, code: str | None = None, retry_after: float = 0.0) -> None:
         super().__init__(message, code=code)
         self.retry_after = retry_after
+
+
+class NotSent(Retriable):
+    """Not even tried, because an earlier message of its key failed; counts as no attempt (see `Batch.ordered`)."""
 
 
 class Ambiguous(BrokerError):

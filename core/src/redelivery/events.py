@@ -54,6 +54,7 @@ __all__ = [
     "jsonable",
     "prefix_in",
     "reformat",
+    "retype",
     "to_event",
     "to_json",
     "undeliverable",
@@ -119,6 +120,18 @@ def reformat(message: Message, event_format: EventFormat, prefix: str | None) ->
     if prefix is None or (own == prefix and not is_structured(message)):
         return message
     return to_binary(message if is_structured(message) else to_structured(message, event), event, prefix)
+
+
+def retype(message: Message, event_type: str) -> Message:
+    """An event message under another type, in the same content mode. A raw message: unchanged. Never raises."""
+    if event_in(message) is None or not event_type:
+        return message
+    if is_structured(message):
+        form = json.loads(message.value or b"{}")
+        return replace(message, value=json.dumps({**form, "type": event_type}, separators=(",", ":")).encode())
+    name = f"{prefix_in(message)}type"
+    headers = tuple((each, event_type.encode() if each == name else value) for each, value in message.headers)
+    return replace(message, headers=headers)
 
 
 def _wrap(message: Message) -> CloudEvent:

@@ -91,7 +91,10 @@ class Batch:
         number: names the batch in settlements; unique within one engine.
         length: number of rows, at least 1.
         nbytes: what it weighs in `maxInFlightBytes`.
+        first: position of the first row among all that the engine has taken.
         isolate: each row must be sent on its own, so that a failure can be told to be its own.
+        ordered: rows of one key must be stored in their order: when one fails, every later row of its key that is not
+            yet stored fails with `NotSent`, in this batch and in those behind it.
         value, key, headers, id, destination, timestamp_ms, extra: as in `Message`, a column each.
     """
 
@@ -105,7 +108,9 @@ class Batch:
     destination: Column[str | None] | None = None
     timestamp_ms: Column[int | None] | None = None
     extra: Mapping[str, Column[Any]] = field(default_factory=dict)
+    first: int = 0
     isolate: bool = False
+    ordered: bool = False
 
     def __len__(self) -> int:
         return self.length
@@ -131,7 +136,7 @@ class Batch:
         return (self.row(index) for index in range(self.length))
 
     @classmethod
-    def of(cls, messages: Sequence[Message], *, number: int = 0, isolate: bool = False) -> Batch:
+    def of(cls, messages: Sequence[Message], *, number: int = 0, isolate: bool = False, ordered: bool = False) -> Batch:
         """A batch of messages, in their order."""
         names = {name: None for message in messages for name in message.extra}
         return cls(
@@ -146,4 +151,5 @@ class Batch:
             timestamp_ms=Column.of([m.timestamp_ms for m in messages]),
             extra={name: Column.of([m.extra.get(name) for m in messages]) for name in names},
             isolate=isolate,
+            ordered=ordered,
         )

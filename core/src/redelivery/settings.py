@@ -16,12 +16,16 @@ from urllib.parse import SplitResult, urlsplit
 from redelivery.errors import ConfigurationError, InvalidURL, UnknownOption
 
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*):")
-_USERINFO = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*://)(?P<user>[^\s:/@]*):(?P<password>[^\s]*)@")
+# Each begins only where a run of its characters begins: else a long run is read again from every place in it.
+_USERINFO = re.compile(r"(?<![A-Za-z0-9+.-])(?P<scheme>[A-Za-z0-9+.-]++://)(?P<user>[^\s:/@]*):(?P<password>[^\s]*)@")
 _SECRET_WORDS = "secret|passw|passphrase|token|credential|access.?key|private.?key|sas|connection.?string|jaas"  # noqa: S105
-_SECRET_NAME = rf"[A-Za-z0-9_.-]*(?:{_SECRET_WORDS})[A-Za-z0-9_.-]*"
 _VALUE = r"""\"[^\"]*\"|'[^']*'|[^\s;,&\"'}]+"""
-_SECRET_PAIR = re.compile(rf"(?P<name>(?i:{_SECRET_NAME})\s*[=:]\s*)(?P<value>{_VALUE})")
-_SECRET_OPTION = re.compile(rf"^(?i:{_SECRET_NAME})$")
+_SECRET_NAME = re.compile(f"(?i:{_SECRET_WORDS})")
+# Only pairs with a secret name match: another pair must not swallow one that begins in its value (`url: x?sas=...`).
+_PAIR = re.compile(
+    rf"(?P<name>(?<![A-Za-z0-9_.-])[A-Za-z0-9_.-]*?(?i:{_SECRET_WORDS})[A-Za-z0-9_.-]{{0,64}}+)"
+    rf"(?P<sign>[\"']?\s*[=:]\s*)(?P<value>{_VALUE})"
+)
 REDACTED = "***"
 
 
@@ -36,6 +40,11 @@ def scheme_of(url: str) -> str:
         msg = f"not a destination URL: {redact(url)!r}; it starts with a scheme, as in 'sqlite:orders.db'"
         raise InvalidURL(msg)
     return match.group(1).lower()
+
+
+def has_scheme(url: str) -> bool:
+    """Whether this begins like a URL; a bare name of a queue or topic does not."""
+    return _SCHEME.match(url) is not None
 
 
 def split_url(url: str) -> SplitResult:
@@ -102,13 +111,13 @@ def resolve_secrets(options: Mapping[str, str]) -> dict[str, str]:
 def redact(text: str) -> str:
     """Text with passwords in URLs and values of secret-looking names replaced."""
     text = _USERINFO.sub(rf"\g<scheme>\g<user>:{REDACTED}@", text)
-    return _SECRET_PAIR.sub(lambda match: match["name"] + REDACTED, text)
+    return _PAIR.sub(lambda match: match["name"] + match["sign"] + REDACTED, text)
 
 
 def redact_options(options: Mapping[str, str]) -> dict[str, str]:
     """Options as they may be logged or written: secret-looking names lose their value, URLs their password."""
     return {
-        name: REDACTED if _SECRET_OPTION.match(name) and not is_reference(value) else redact(value)
+        name: REDACTED if _SECRET_NAME.search(name) and not is_reference(value) else redact(value)
         for name, value in options.items()
     }
 

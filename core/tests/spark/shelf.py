@@ -1,7 +1,8 @@
 """A broker for tests: messages on a shelf, that is, pickled into a folder that all worker processes share.
 
 `shelf:///folder?queue=name` can all that Spark can use; `crate:` has no keys, headers, destinations or null values, and
-is one host's. What a value begins with decides what happens to it: `permanent`, `fatal`, `flaky` (fails once), `slow`.
+is one host's. Except in `-dead-letters` and `-sink`, what a value begins with decides what happens to it:
+`permanent`, `fatal`, `flaky` (fails once).
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class ShelfSender(Sender):
 
     def _error(self, message: Message) -> BrokerError | None:
         value = message.value or b""
-        if self._folder.name.endswith("-dead-letters"):
+        if self._folder.name.endswith(("-dead-letters", "-sink")):
             return None
         if value.startswith(b"permanent"):
             return Permanent("the shelf refuses this", code="REFUSED")

@@ -117,7 +117,7 @@ class Delivery:
         """Hand over a row that cannot become a message; `message` stands for it at the sinks. Raises as `write`."""
 
         def take() -> bool:
-            if any(lane.crowded for lane in self._lanes):
+            if self._engine.crowded:
                 return False
             self._engine.reject(message, error, stage)
             return True

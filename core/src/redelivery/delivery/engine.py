@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from redelivery import policy
+from redelivery.broker import Support
 from redelivery.clock import Clock
 from redelivery.context import Stage
 from redelivery.delivery.lane import Landed, Lane
+from redelivery.delivery.ordering import KeyOrder
+from redelivery.delivery.rate import RateLimit
 from redelivery.delivery.record import Origin, Record
 from redelivery.delivery.tolerance import Tolerance
-from redelivery.errors import BrokerError, DeliveryFailed, Permanent, ToleranceExceeded
+from redelivery.errors import BrokerError, DeliveryFailed, NotSent, Permanent, ToleranceExceeded
 from redelivery.message import Batch, Message
 from redelivery.report import DeliveryReport
 from redelivery.settings import redact
@@ -27,6 +32,21 @@ log = logging.getLogger("redelivery.delivery")
 _LOGGED = 5
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flow:
+    """In which order, and how fast, rows go to their destination.
+
+    Attributes:
+        ordering: "key": rows of one key in their order; "none".
+        park_successors: with ordering "key", rows behind a dead-lettered one of their key are dead-lettered too.
+        rows_per_second: of one task, retries not counted; None: as fast as it goes.
+    """
+
+    ordering: Literal["none", "key"] = "none"
+    park_successors: bool = False
+    rows_per_second: float | None = None
+
+
 class Engine:
     """Delivers batches to the first lane; what fails there for good goes down the others, which are its sinks.
 
@@ -36,11 +56,19 @@ class Engine:
         origin: where the rows come from.
         clock: the time.
         random: gives a number in [0, 1), for jitter.
+        flow: in which order, and how fast.
     """
 
     def __init__(
-        self, lanes: Sequence[Lane], spec: DeliverySpec, origin: Origin, clock: Clock, random: Callable[[], float]
+        self,
+        lanes: Sequence[Lane],
+        spec: DeliverySpec,
+        origin: Origin,
+        clock: Clock,
+        random: Callable[[], float],
+        flow: Flow | None = None,
     ) -> None:
+        flow = flow or Flow()
         self.report = DeliveryReport(primary=lanes[0].url, run=origin.run)
         self._lanes = lanes
         self._spec = spec
@@ -48,18 +76,29 @@ class Engine:
         self._clock = clock
         self._random = random
         self._tolerance = Tolerance(spec)
+        self._rate = RateLimit(flow.rows_per_second)
+        self._order: KeyOrder | None = None
+        if flow.ordering == "key":
+            lanes[0].ordered = True
+            native = lanes[0].capabilities.order == Support.NATIVE
+            self._order = KeyOrder(native=native, park=flow.park_successors, release=self._send_soon)
+            lanes[0].on_wait = self._order.waits
+            lanes[0].may_go = self._order.may_go
         for lane in lanes:
             self.report.at(lane.url)
 
     @property
     def idle(self) -> bool:
         """Whether every row taken is accounted for."""
-        return all(lane.idle for lane in self._lanes)
+        return all(lane.idle for lane in self._lanes) and not (self._order and self._order.waiting)
 
     @property
     def next_due(self) -> float | None:
-        """When the first waiting record is due, monotonic seconds."""
-        return min((lane.next_due for lane in self._lanes if lane.next_due is not None), default=None)
+        """When there is something to do that nobody tells of, monotonic seconds: a record is due, or a debt is paid."""
+        now = self._clock.monotonic()
+        paid = self._rate.next(now)
+        times = [lane.next_due for lane in self._lanes] + [paid if paid > now else None]
+        return min((each for each in times if each is not None), default=None)
 
     @property
     def busy(self) -> bool:
@@ -67,13 +106,58 @@ class Engine:
         return any(lane.busy for lane in self._lanes)
 
     def can_take(self, batch: Batch) -> bool:
-        """Whether there is room for a batch: in flight, and among what waits."""
-        return not any(lane.crowded for lane in self._lanes) and self._lanes[0].has_room(batch.nbytes)
+        """Whether there is room for a batch: in flight, among what waits, and under the rate limit."""
+        if self._order is not None and (self._order_is_full() or self._lanes[0].refused):
+            return False
+        now = self._clock.monotonic()
+        return self._rate.next(now) <= now and not self.crowded and self._lanes[0].has_room(batch.nbytes)
+
+    @property
+    def crowded(self) -> bool:
+        """Whether so much waits that nothing more may be taken."""
+        return any(lane.crowded for lane in self._lanes)
 
     def take(self, batch: Batch) -> None:
         """Send a batch of fresh rows."""
+        batch = replace(batch, first=self.report.rows, ordered=self._lanes[0].ordered)
         self.report.rows += len(batch)
-        self._lanes[0].send(batch)
+        self._rate.take(len(batch), self._clock.monotonic())
+        if self._order is None:
+            self._lanes[0].send(batch)
+        else:
+            self._take_in_order(batch, self._order)
+
+    def _take_in_order(self, batch: Batch, order: KeyOrder) -> None:
+        admitted = order.admit(batch)
+        if len(admitted.now) == len(batch):
+            self._lanes[0].send(batch)
+            return
+        for index in admitted.now:
+            order.begin(self._fresh(batch, index))
+        for index in admitted.later:
+            order.wait(self._fresh(batch, index))
+        for index in admitted.parked:
+            self._park(self._fresh(batch, index))
+
+    def _order_is_full(self) -> bool:
+        bounds = self._lanes[0].bounds
+        waiting = self._order
+        return waiting is not None and (
+            waiting.waiting >= bounds.waiting_records or waiting.waiting_bytes >= bounds.waiting_bytes
+        )
+
+    def _fresh(self, batch: Batch, index: int) -> Record:
+        """A row that no attempt was made for."""
+        message = batch.row(index)
+        return Record(message=message, outgoing=message, position=batch.first + index)
+
+    def _send_soon(self, record: Record) -> None:
+        self._lanes[0].wait(record, self._clock.monotonic())
+
+    def _park(self, record: Record) -> None:
+        """A row whose predecessor by key is dead goes where that one went."""
+        record.first_failure_ms = record.last_failure_ms = self._clock.wall_ms()
+        self.give_up(record, Permanent("an earlier row of its key is dead-lettered", code="Parked"), "it is parked")
 
     def reject(self, message: Message, error: Permanent, stage: Stage) -> None:
         """Account for a row that could not become a message: `message` stands for it on its way to the sinks."""
@@ -98,7 +182,10 @@ class Engine:
         exceeded = self._tolerance.count(self._clock.monotonic())
         if exceeded:
             raise ToleranceExceeded(f"{exceeded}; the last one: {self._story(record)}") from error
+        successors = self._order.given_up(record) if self._order is not None else []
         self._descend(record, 1)
+        for successor in successors:
+            self._park(successor)
 
     def turn(self, wait: float) -> None:
         """Send what is due, then settle what has been settled, waiting up to `wait` seconds for the first of it.
@@ -129,19 +216,31 @@ class Engine:
             account.bytes += flight.batch.nbytes * good // len(flight.batch)
         if index:
             self._settle_letters(flight.records or (), landed.failures, lane)
-        for row, error in landed.failures.items():
-            self._failed(index, lane, self._record(landed, row), error)
+        elif self._order is not None:
+            self._settle_order(landed, self._order)
+        for row in sorted(landed.failures):
+            self._failed(index, lane, self._record(landed, row), landed.failures[row])
+
+    def _settle_order(self, landed: Landed, order: KeyOrder) -> None:
+        """Let go of the keys of rows that were delivered."""
+        flight = landed.flight
+        good = [row for row in range(len(flight.batch)) if row not in landed.failures]
+        if flight.records is not None:
+            for row in good:
+                order.done(flight.records[row])
+        elif flight.batch.key is not None:
+            order.delivered(flight.batch.key.values[row] for row in good)
 
     def _record(self, landed: Landed, row: int) -> Record:
         """The record of a failed row, made now if this was its first attempt."""
         flight = landed.flight
         if flight.records is not None:
             return flight.records[row]
-        message = flight.batch.row(row)
-        now_ms = self._clock.wall_ms()
-        return Record(
-            message=message, outgoing=message, attempts=1, first_attempt=flight.sent_at, first_failure_ms=now_ms
-        )
+        record = self._fresh(flight.batch, row)
+        record.attempts = 1
+        record.first_attempt = flight.sent_at
+        record.first_failure_ms = self._clock.wall_ms()
+        return record
 
     def _settle_letters(self, records: Sequence[Record], failures: dict[int, BrokerError], lane: Lane) -> None:
         """Count the letters that a sink has confirmed: only now are their rows handled."""
@@ -153,12 +252,24 @@ class Engine:
             self.report.dead_lettered += 1
             self.report.because(record.reason)
             self._log(record, f"dead-lettered to {lane.url}")
-            record.handled(record)
+            self._handled(record)
+
+    def _handled(self, record: Record) -> None:
+        """The record is accounted for."""
+        if self._order is not None:
+            self._order.done(record)
+        record.handled(record)
 
     def _failed(self, index: int, lane: Lane, record: Record, error: BrokerError) -> None:
         """One attempt of one record failed: carry out what the policy decides."""
         now = self._clock.monotonic()
+        if isinstance(error, NotSent) and self._order is not None:
+            record.attempts -= 1
+            self._order.wait(record)
+            return
         if index == 0:
+            if self._order is not None:
+                self._order.failed(record)
             self.report.record_failures += 1
             record.last_failure_ms = self.report.last_error_ms = self._clock.wall_ms()
         decision = policy.decide(
@@ -199,7 +310,7 @@ class Engine:
                 record.sink_errors.append(f"{lane.url}: {lane.broken}")
                 continue
             context = record.context(self._origin, broker=self._lanes[0].name, destination=self._lanes[0].url)
-            record.enter(record.letter(context, self._spec, lane.capabilities))
+            record.enter(record.letter(context, self._spec, lane.capabilities, self._origin.configs))
             lane.wait(record, self._clock.monotonic())
             return
         if self._spec.dead_letter_sink:
@@ -207,7 +318,7 @@ class Engine:
         self.report.skipped += 1
         self.report.because(record.reason)
         self._log(record, "skipped (allowSkip)")
-        record.handled(record)
+        self._handled(record)
 
     def _failure(self, record: Record, what: str) -> DeliveryFailed:
         """The primary error as a failure of the job, its text telling all; what the sinks said as notes too."""
@@ -232,6 +343,8 @@ class Engine:
         extra = ""
         if self._spec.log_include_messages:
             extra = f"; message: {record.message!r}"
+        if self._spec.log_include_configs:
+            extra += f"; options: {dict(self._origin.configs)}"
         log.warning("%s", redact(f"{fate}: {self._story(record)}{extra}"))
         if self._spec.log_enable is None and self.report.errors_logged == _LOGGED:
             log.warning("further failures are counted, not logged, unless errors.log.enable is set")

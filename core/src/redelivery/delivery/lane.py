@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -75,9 +75,12 @@ class Lane:
         self.capabilities: Capabilities = broker.capabilities
         self.spec = spec
         self.broken: RedeliveryError | None = None
+        self.ordered = False
+        self.on_wait: Callable[[Record], None] = lambda _record: None
+        self.may_go: Callable[[Record], bool] = lambda _record: True
         self._broker = broker
         self._sender: Sender | None = None
-        self._bounds = bounds
+        self.bounds = bounds
         self._clock = clock
         self._flights: dict[int, Flight] = {}
         self._refused: list[Landed] = []
@@ -96,6 +99,11 @@ class Lane:
         return bool(self._flights or self._refused)
 
     @property
+    def refused(self) -> bool:
+        """Whether the broker refused a batch that `collect` has not told of yet."""
+        return bool(self._refused)
+
+    @property
     def idle(self) -> bool:
         """Whether nothing is in flight and nothing waits."""
         return not self.busy and not self._waiting
@@ -103,7 +111,7 @@ class Lane:
     @property
     def crowded(self) -> bool:
         """Whether so much waits that no new rows may be taken."""
-        return len(self._waiting) >= self._bounds.waiting_records or self._waiting_bytes >= self._bounds.waiting_bytes
+        return len(self._waiting) >= self.bounds.waiting_records or self._waiting_bytes >= self.bounds.waiting_bytes
 
     @property
     def next_due(self) -> float | None:
@@ -117,7 +125,7 @@ class Lane:
             return True
         if self._draining:
             return False
-        if self._in_flight_bytes + nbytes <= self._bounds.in_flight_bytes:
+        if self._in_flight_bytes + nbytes <= self.bounds.in_flight_bytes:
             return True
         self._draining = self.capabilities.settles == "quiescence"
         return False
@@ -151,16 +159,19 @@ class Lane:
     def wait(self, record: Record, until: float) -> None:
         """Keep a record until it is due."""
         heapq.heappush(self._waiting, (until, next(self._order), record))
+        self.on_wait(record)
         self._waiting_bytes += record.outgoing.nbytes
 
     def resend_due(self) -> None:
         """Send what is due, as far as there is room."""
         now = self._clock.monotonic()
         while self._waiting and self._waiting[0][0] <= now and self.has_room(self._waiting[0][2].outgoing.nbytes):
-            records = list(self._take_due(now))
+            records = [record for record in self._take_due(now) if self.may_go(record)]
+            if not records:
+                continue
             for record in records:
                 record.begin_attempt(now)
-            batch = Batch.of([record.outgoing for record in records], isolate=records[0].isolated)
+            batch = Batch.of([record.outgoing for record in records], isolate=records[0].isolated, ordered=self.ordered)
             self.send(batch, records)
 
     def _take_due(self, now: float) -> Iterator[Record]:
@@ -171,7 +182,7 @@ class Lane:
             if not self._waiting or self._waiting[0][0] > now or self._waiting[0][2].isolated is not isolated:
                 return
             size = self._waiting[0][2].outgoing.nbytes
-            if nbytes and self._in_flight_bytes + nbytes + size > self._bounds.in_flight_bytes:
+            if nbytes and self._in_flight_bytes + nbytes + size > self.bounds.in_flight_bytes:
                 return
             nbytes += size
             self._waiting_bytes -= size

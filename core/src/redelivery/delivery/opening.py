@@ -14,7 +14,7 @@ from redelivery.broker import Broker
 from redelivery.clock import Clock
 from redelivery.delivery.lane import Bounds, Lane
 from redelivery.errors import Ambiguous, ConfigurationError, Retriable
-from redelivery.settings import redact
+from redelivery.settings import has_scheme, redact
 from redelivery.spec import NATIVE, DeliverySpec, Sink
 
 log = logging.getLogger("redelivery.delivery")
@@ -81,7 +81,15 @@ class Opening:
                 f"deadLetterSink: the ref {sink.ref.kind}/{sink.ref.name} must be resolved by provisioning; give a uri"
             )
         if sink.uri == NATIVE:
-            return broker.native_sink(), {**self.options, **sink.options}
-        if ":" not in sink.uri:
-            return broker.sibling(sink.uri), {**self.options, **sink.options}
-        return sink.uri, sink.options
+            return broker.native_sink(), {**self.options, **_prefixed(sink, broker.name)}
+        if not has_scheme(sink.uri):
+            return broker.sibling(sink.uri), {**self.options, **_prefixed(sink, broker.name)}
+        return sink.uri, _prefixed(sink, plugins.registry().by_url(sink.uri).name) if sink.options else {}
+
+
+def _prefixed(sink: Sink, plugin: str) -> Mapping[str, str]:
+    """A sink's client options under its plugin's prefix: Connect's `producer.*` properties have none."""
+    prefix = f"{plugin}."
+    return {
+        name if name.lower().startswith(prefix) else f"{prefix}{name}": value for name, value in sink.options.items()
+    }

@@ -6,7 +6,7 @@ Holds what happened to the row; decides nothing.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from redelivery import dialects, events
@@ -26,12 +26,14 @@ class Origin:
         run: names the job; the same for all its tasks and their retries.
         query, batch: the streaming query and micro-batch.
         partition: the Spark partition.
+        configs: the job's options, redacted, for contexts and logs that ask for them.
     """
 
     run: str
     query: str | None = None
     batch: str | None = None
     partition: int = 0
+    configs: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -44,6 +46,8 @@ class Record:
         attempts, first_attempt: in this lane.
         isolated: to be sent alone.
         isolating: the next attempt only finds the culprit, and does not count.
+        position: among all rows that the engine has taken.
+        holds: its key is held because of it (`KeyOrder`).
         sent: attempts at the job's own destination.
         primary: the error that it was given up for; None as long as it has not been.
         sink_errors: what each sink said that could not take it.
@@ -61,6 +65,8 @@ class Record:
     first_attempt: float = 0.0
     isolated: bool = False
     isolating: bool = False
+    position: int = 0
+    holds: bool = False
     retried: bool = False
     sent: int = 0
     stage: Stage = "TASK_PUT"
@@ -122,15 +128,18 @@ class Record:
             query=origin.query,
             batch=origin.batch,
             partition=origin.partition,
+            position=self.position,
             subscriber=self.subscriber,
             extra=extra,
         )
 
-    def letter(self, context: ErrorContext, spec: DeliverySpec, capabilities: Capabilities) -> Message:
+    def letter(
+        self, context: ErrorContext, spec: DeliverySpec, capabilities: Capabilities, configs: Mapping[str, str]
+    ) -> Message:
         """The message with its context, in the form that a sink takes."""
         columns = {name: value for name, value in self.message.extra.items() if name in capabilities.columns}
-        message = replace(self.message, destination=None, extra=columns)
         prefix = capabilities.cloudevents_prefix
+        message = dialects.strip(replace(self.message, destination=None, extra=columns))
         if self.rename_type is not None:
             message = events.retype(message, self.rename_type)
         if spec.format is not None:
@@ -138,5 +147,11 @@ class Record:
         if spec.sink_context_headers is False:
             return message
         return dialects.attach(
-            message, context, dialect=capabilities.context_dialect, limits=capabilities.limits, prefix=prefix
+            message,
+            context,
+            dialect=capabilities.context_dialect,
+            limits=capabilities.limits,
+            prefix=prefix,
+            include_message=bool(spec.sink_include_messages),
+            configs=configs if spec.sink_include_configs else None,
         )

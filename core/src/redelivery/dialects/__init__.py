@@ -180,20 +180,21 @@ def _extension(header: str) -> str | None:
 def _bare(message: Message, mark: Mark) -> Message:
     """Without what the marker lists; a name that no dialect writes is not ours, whatever a marker says.
 
-    An event may have changed its content mode since: what was a header is then in the body, and the reverse.
+    An event may have changed its content mode or prefix since: what was a header is then in the body, or elsewhere.
     """
-    structured = is_structured(message)
     there = {name for name, _ in message.headers}
-    names = {name for name in mark.attributes if name in _EXTENSIONS}
     moved = {attribute for name in mark.headers if name not in there and (attribute := _extension(name))}
+    inside = _EXTENSIONS & set(mark.attributes)
+    structured = is_structured(message)
+    gone = moved if structured else moved | inside
     headers = tuple(
         (name, value)
         for name, value in message.headers
-        if not (name in mark.headers and _ours(name)) and (structured or _extension(name) not in names)
+        if not (name in mark.headers and _ours(name)) and _extension(name) not in gone
     )
     value = message.value
-    if value is not None and structured and (names or moved):
-        value = _body.remove(value, names | moved, mark.inserted)
+    if value is not None and structured and inside | moved:
+        value = _body.remove(value, inside | moved, mark.inserted)
     return replace(message, value=value, headers=headers)
 
 

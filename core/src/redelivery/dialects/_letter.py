@@ -193,7 +193,7 @@ class Letter:
     def _fits(self, letter: Message) -> bool:
         limits = self._limits
         ours = letter.headers[len(self._message.headers) :]
-        in_headers = sum(len(name.encode()) + len(value or b"") for name, value in letter.headers)
+        in_headers = sum(len(name.encode("utf-8", "replace")) + len(value or b"") for name, value in letter.headers)
         in_all = in_headers + len(letter.value or b"") + len(letter.key or b"")
         largest = max((len(value or b"") for _, value in ours), default=0)
         sizes = (

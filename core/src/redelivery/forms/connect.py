@@ -1,9 +1,9 @@
-"""A delivery spec as Kafka Connect's error handling properties (KIP-298), its final text's and its older one's.
+"""A delivery spec as Connect's error handling properties (KIP-298), its final text's and its older one's.
 
 - `errors.deadletterqueue.topic.name` becomes `Sink(uri=name)`: a name without a scheme is a sibling of the job's
   destination, a queue or topic at the same broker, which the destination's plugin turns into a URL. A URL may stand
-  there too, and `native` for the destination's own dead letter place. `errors.deadletterqueue.producer.*` become the sink's
-  `options`, spelled as given.
+  there too, and `native` for the destination's own dead letter place. `errors.deadletterqueue.producer.*` become
+  the sink's `options`, spelled as given.
 - Tolerance keeps Connect's default, "none": a named sink alone tolerates nothing. The older text's limits speak for it.
 - `errors.deadletterqueue.enable` unset means enabled where a name is given (the final text); false turns the sink off.
 - The context headers are the one default not kept: unset, they are written, for a letter without its reason is mute.

@@ -23,6 +23,15 @@ INT64_MAX: Final = 2**63 - 1
 
 _WHOLE: Final = re.compile(r"[+-]?[0-9]{1,19}")  # a longer number is out of any range here
 _MILLISECOND: Final = timedelta(milliseconds=1)
+_TYPES: Final[dict[type, str]] = {
+    type(None): "empty",
+    bool: "true or false",
+    dict: "a mapping",
+    float: "a fraction",
+    int: "a number",
+    list: "a list",
+    str: "the text",
+}
 _FLAGS: Final = {"true": True, "false": False}
 
 
@@ -72,8 +81,7 @@ def _example(kind: Kind) -> str:
 
 
 def _type(value: object) -> str:
-    names = {"NoneType": "empty", "dict": "a mapping", "list": "a list", "str": "the text", "int": "a number"}
-    return names.get(type(value).__name__, type(value).__name__)
+    return _TYPES.get(type(value), type(value).__name__)
 
 
 def whole(least: int, most: int) -> Kind:

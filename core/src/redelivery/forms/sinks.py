@@ -3,8 +3,8 @@
 A destination is `{uri}`, `{ref: {apiVersion, kind, name, namespace}}`, or both: then the uri is relative to what the
 ref resolves to. Ours beyond that: plain text stands for `{uri}`; a list of destinations is a chain, tried in turn;
 `options` holds the sink's own client settings, spelled as the client spells them; the uri `native` is the
-destination's own dead letter place; a uri without a scheme and without a ref names a sibling of the job's destination, another
-queue or topic at the same broker.
+destination's own dead letter place; a uri without a scheme and without a ref names a sibling of the
+job's destination, another queue or topic at the same broker.
 
 This file must not open or resolve a sink. Sentences begin after the field's name; errors never quote options.
 """

@@ -114,7 +114,7 @@ class Encoder:
             self._layout,
             mode="raw",
             message={n: p for n, p in at.items() if n in ("value", "key")},
-                        json_from=None,
+            json_from=None,
         )
         names = [str(index) for index in range(len(columns))]
         piece = _Piece(pa.record_batch(columns, names=names), positions.filter(mask), layout, self._prefix)

@@ -175,6 +175,9 @@ def in_quotes(array: Any) -> Any:
 
 def _float_fragments(array: Any) -> Any:
     text = array.cast(pa.string())
+    # Arrow writes 3 for 3.0; a reader that tells whole numbers from others shall see no difference.
+    whole = pc.match_substring_regex(text, "^-?[0-9]+$")
+    text = pc.if_else(whole, pc.binary_join_element_wise(text, pa.scalar(".0"), ""), text)
     finite = pc.fill_null(pc.is_finite(array), pa.scalar(value=True))
     if pc.all(finite).as_py() in (True, None):
         return text

@@ -1,0 +1,198 @@
+"""How a plugin gives its broker to the suite: `Harness`, `Runtime`, `Place`. The one file that a plugin author reads.
+
+A harness knows how its broker is had on this machine; a runtime is one such broker, running; a place is a fresh
+destination of it, for one test. A plugin registers its harness by an entry point in the group `redelivery_testing`.
+
+This file must not know any broker, nor import the suite: a harness is also of use to benchmarks and examples.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar, Final, Literal, Self, TypeAlias
+
+from redelivery.broker import Broker, BrokerPlugin, Capabilities
+from redelivery.message import Message
+from redelivery.plugins import client_options, connect, registry
+from redelivery.settings import resolve_secrets
+
+#: Entry point group of harnesses; each entry point is a `Harness` subclass without arguments.
+GROUP: Final = "redelivery_testing"
+
+#: What a broker under test can be, in the order in which it is looked for.
+Kind: TypeAlias = Literal["url", "container", "process", "embedded"]
+KINDS: Final[tuple[Kind, ...]] = ("url", "container", "process", "embedded")
+
+#: A limit above this is not tried out: the suite stays fast.
+TRIED_BYTES: Final = 32 << 20
+
+
+class NotHere(Exception):
+    """This machine has no such broker; the text says what to install or to set."""
+
+
+class CannotShow(Exception):
+    """This runtime cannot show what a statement asks for; the text says what could."""
+
+
+class Place(ABC):
+    """A fresh, empty destination for one test, and what can be done to it behind the plugin's back.
+
+    Attributes:
+        url: names it.
+        options: the client options to open it with, with their prefix.
+        patience: seconds that a healthy broker needs at most for a batch; also what deadlines are made of.
+    """
+
+    url: str
+    options: Mapping[str, str]
+    patience: float = 10.0
+
+    @abstractmethod
+    def stored(self, destination: str | None = None) -> Sequence[Message]:
+        """What truly lies at the URL's own target, or at a row's `destination`, in order of arrival; left there.
+
+        Read by other means than the plugin's code: a reader of its own, the broker's own tools, another client.
+        """
+
+    @abstractmethod
+    def unreachable(self) -> str:
+        """A URL that opens, but behind which there is no broker (a closed port, a missing folder)."""
+
+    def snapshot(self) -> object:
+        """A picture of all that is at this place: two are equal if and only if nothing was changed in between."""
+        return list(self.stored())
+
+    def destination(self, label: str) -> str:
+        """Name of another target that rows may go to; it is made if it must be there before."""
+        return label
+
+    def poison(self, capabilities: Capabilities) -> Message | None:
+        """A message that this broker refuses for good, by itself. None: it takes every message."""
+        limits = capabilities.limits
+        if capabilities.headers and limits.header_count is not None:
+            return Message(value=b"poison", headers=tuple((f"h{at}", b"") for at in range(limits.header_count + 1)))
+        if limits.message_bytes is not None and limits.message_bytes <= TRIED_BYTES:
+            return Message(value=bytes(limits.message_bytes + 1))
+        nowhere = self.impossible_destination() if capabilities.destinations else "nowhere"
+        if nowhere is not None:
+            return Message(value=b"poison", destination=nowhere)
+        if capabilities.ids and limits.id_bytes is not None:
+            return Message(value=b"poison", id="x" * (limits.id_bytes + 1))
+        return None
+
+    def impossible_destination(self) -> str | None:
+        """A row's destination that cannot be, nor be made. None: there is none."""
+        return ""
+
+    def secret_url(self, secret: str) -> str:
+        """A URL of this scheme that holds a password, and behind which nothing answers."""
+        scheme = self.url.partition(":")[0]
+        return f"{scheme}://someone:{secret}@localhost:1/place"
+
+    def outage(self) -> AbstractContextManager[None]:
+        """While entered, the broker takes nothing: it is stopped, cut off, or locked. Raises CannotShow."""
+        raise CannotShow("an outage: its harness has no `outage`")
+
+    def alter(self) -> None:
+        """Change a provisioned native object so that it differs from what a spec wants. Raises CannotShow."""
+        raise CannotShow("drift: its harness has no `alter`")
+
+    def close(self) -> None:  # noqa: B027 - nothing to do is a common case
+        """Remove what the test left behind."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Runtime(ABC):
+    """A broker that runs for as long as the tests do.
+
+    Attributes:
+        kind: what it is; the report says so.
+        description: one line: product, version, where.
+        cannot_show: what this kind of runtime cannot show, for the report.
+        across_processes: other processes of this host reach it too.
+    """
+
+    kind: Kind
+    description: str
+    cannot_show: Sequence[str] = ()
+    across_processes: bool = True
+
+    @abstractmethod
+    def place(self) -> Place:
+        """A fresh place; nothing else uses it."""
+
+    def close(self) -> None:  # noqa: B027 - nothing to do is a common case
+        """Stop it and give back what it holds."""
+
+
+class Harness(ABC):
+    """How one plugin's broker is had for a test. Made without arguments and without I/O.
+
+    Attributes:
+        name: the plugin's name.
+    """
+
+    name: ClassVar[str]
+
+    def starts(self) -> Mapping[Kind, Callable[[Path], Runtime]]:
+        """How it is started here, by kind. Each takes a scratch folder and raises NotHere with what to install."""
+        return {}
+
+    def at(self, url: str, options: Mapping[str, str], scratch: Path) -> Runtime:  # noqa: ARG002
+        """The broker that an explicit URL names; its places lie beside that URL's target. Raises NotHere."""
+        raise NotHere(f"{self.name}: its harness takes no URL")
+
+    def plugin(self) -> BrokerPlugin:
+        """The plugin under test."""
+        return registry().plugins[self.name]
+
+    def connect(self, url: str, options: Mapping[str, str]) -> Broker:
+        """Open a URL as `redelivery.plugins.connect` does."""
+        return connect(url, options)
+
+
+class Unregistered(Harness):
+    """A harness that brings its plugin along, for one that is not installed as a distribution."""
+
+    def __init__(self, plugin: BrokerPlugin) -> None:
+        self._plugin = plugin
+
+    def plugin(self) -> BrokerPlugin:
+        return self._plugin
+
+    def connect(self, url: str, options: Mapping[str, str]) -> Broker:
+        return self._plugin.connect(url, resolve_secrets(client_options(self._plugin, options)))
+
+
+def start(harness: Harness, url: str | None, options: Mapping[str, str], scratch: Path) -> Runtime:
+    """The first runtime that is to be had: the URL if one is given; else container, process, embedded stand-in.
+
+    Raises:
+        NotHere: none; says for each kind why.
+    """
+    if url is not None:
+        return harness.at(url, options, scratch)
+    starts = harness.starts()
+    reasons = []
+    for kind in KINDS:
+        if kind in starts:
+            try:
+                return starts[kind](scratch)
+            except NotHere as error:
+                reasons.append(f"{kind}: {error}")
+    raise NotHere(f"no {harness.name} to test with; {'; '.join(reasons) or 'its harness starts none'}, or --broker-url")
+
+
+def comparable(message: Message) -> Message:
+    """What must come back of a message: all but where it was sent to and the broker's own columns."""
+    return replace(message, destination=None, extra={})

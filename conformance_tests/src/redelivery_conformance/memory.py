@@ -1,0 +1,375 @@
+"""A broker in memory, `memory://store/queue`, for tests: small, complete, and shown to pass the whole suite.
+
+It lives and dies with the process, so it is not registered for users. `redelivery.plugins.discover` is not told of it;
+`MemoryHarness` brings it along. This file must not retry, sleep or decide, as no plugin may.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import count
+from pathlib import Path
+from threading import Lock
+from typing import ClassVar, Final
+
+from redelivery.broker import (
+    Admin,
+    Broker,
+    BrokerPlugin,
+    Capabilities,
+    DeadLetters,
+    Difference,
+    Failure,
+    Letter,
+    Limits,
+    NativeObject,
+    Plan,
+    Sender,
+    Settled,
+    Support,
+)
+from redelivery.errors import Fatal, InvalidURL, Permanent, Retriable, Unsupported
+from redelivery.message import Batch, Message
+from redelivery.settings import redact, split_url, unknown
+from redelivery.spec import DeliverySpec, DeliveryStatus
+from redelivery_conformance.harness import Kind, Place, Runtime, Unregistered
+
+DEAD_LETTERS: Final = "-dead-letters"
+OPTIONS: Final = {"room": "messages that a queue takes at most (no bound)"}
+
+FULL: Final = Capabilities(
+    send=Support.NATIVE,
+    provision=Support.NATIVE,
+    browse=Support.NATIVE,
+    remove=Support.NATIVE,
+    purge=Support.NATIVE,
+    dead_letter=Support.NATIVE,
+    keys=Support.NATIVE,
+    headers=Support.NATIVE,
+    ids=Support.NATIVE,
+    timestamps=Support.NATIVE,
+    null_value=Support.NATIVE,
+    destinations=Support.NATIVE,
+    deduplicate=Support.NATIVE,
+    shared=False,
+    limits=Limits(
+        message_bytes=16 << 20, headers_bytes=1 << 20, header_value_bytes=256 << 10, header_count=200, id_bytes=1000
+    ),
+)
+#: A sender and nothing else: what a broker without any feature must still do.
+BARE: Final = Capabilities(send=Support.NATIVE, shared=False, limits=Limits(message_bytes=16 << 20))
+#: Browsing without its parts, and no sender.
+READ_ONLY: Final = Capabilities(browse=Support.NATIVE, shared=False)
+
+
+@dataclass(slots=True)
+class Queue:
+    """What lies in one queue. `altered` is for tests of drift."""
+
+    messages: dict[int, Message] = field(default_factory=dict)
+    taken: set[str] = field(default_factory=set)
+    altered: bool = False
+
+
+class Store:
+    """Queues by name. `down` makes it refuse everything."""
+
+    by_name: ClassVar[dict[str, Store]] = {}
+
+    def __init__(self) -> None:
+        self.queues: dict[str, Queue] = {}
+        self.down = False
+        self.lock = Lock()
+        self.positions = count(1)
+
+    def queue(self, name: str) -> Queue:
+        """A queue, made when first named."""
+        return self.queues.setdefault(name, Queue())
+
+    def put(self, name: str, message: Message) -> bool:
+        """Store a message; False where its id was taken already."""
+        queue = self.queue(name)
+        if message.id is not None and message.id in queue.taken:
+            return False
+        if message.id is not None:
+            queue.taken.add(message.id)
+        queue.messages[next(self.positions)] = message
+        return True
+
+
+class MemorySender(Sender):
+    """Stores at once, tells at the next `collect`."""
+
+    def __init__(self, broker: MemoryBroker) -> None:
+        self.broker = broker
+        self.settled: list[Settled] = []
+        self.closed = False
+
+    def send(self, batch: Batch, *, deadline: float) -> None:
+        if self.closed:
+            raise Fatal("memory: this sender is closed; ask the broker for a new one")
+        if time.monotonic() >= deadline:
+            raise Retriable("memory: the deadline had passed before it began; nothing was stored", code="deadline")
+        store = self.broker.store()
+        with store.lock:
+            self.settled.append(self.store_batch(store, batch))
+
+    def collect(self, wait: float) -> Sequence[Settled]:  # noqa: ARG002 - nothing is ever waited for
+        settled, self.settled = self.settled, []
+        return settled
+
+    def close(self) -> None:
+        self.closed = True
+
+    def store_batch(self, store: Store, batch: Batch) -> Settled:
+        """Store the rows of a batch that can be."""
+        failures, duplicates = [], 0
+        for index, message in enumerate(batch.rows()):
+            why = self.broker.fault(message)
+            if why is not None:
+                failures.append(Failure(index, Permanent(f"memory: this row cannot be stored: {why}", code="FAULT")))
+            elif not self.store_row(store, message):
+                duplicates += 1
+        return Settled(batch=batch.number, failures=failures, duplicates=duplicates)
+
+    def store_row(self, store: Store, message: Message) -> bool:
+        """Store one row; False where its id was taken already."""
+        has = self.broker.capabilities
+        kept = replace(
+            message, destination=None, extra={}, timestamp_ms=message.timestamp_ms if has.timestamps else None
+        )
+        queue = self.broker.queue if message.destination is None else message.destination
+        return store.put(queue, kept if has.ids else replace(kept, id=None))
+
+
+class MemoryDeadLetters(DeadLetters):
+    """What lies in one queue."""
+
+    def __init__(self, broker: MemoryBroker, queue: str) -> None:
+        self.broker = broker
+        self.queue = queue
+
+    def browse(self) -> Iterator[Letter]:
+        for position, message in list(self.messages().items()):
+            yield Letter(position=str(position), message=message)
+
+    def remove(self, positions: Sequence[str]) -> int:
+        if not self.broker.capabilities.remove:
+            raise Unsupported("memory: letters cannot be removed (its capabilities say so)")
+        messages = self.messages()
+        return sum(messages.pop(int(position), None) is not None for position in positions)
+
+    def purge(self) -> int:
+        if not self.broker.capabilities.purge:
+            raise Unsupported("memory: letters cannot be purged (its capabilities say so)")
+        messages = self.messages()
+        purged = len(messages)
+        messages.clear()
+        return purged
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def messages(self) -> dict[int, Message]:
+        """What is there, by position, oldest first."""
+        return self.broker.store().queue(self.queue).messages
+
+
+class MemoryAdmin(Admin):
+    """Makes the queue and its dead letter place."""
+
+    def __init__(self, broker: MemoryBroker) -> None:
+        self.broker = broker
+
+    def plan(self, spec: DeliverySpec) -> Plan:  # noqa: ARG002 - a queue in memory has no part of a spec
+        queues = self.broker.store().queues
+        objects = [self._object(name, queues.get(name)) for name in dict.fromkeys(self._names())]
+        return Plan(objects=objects, status=self._status())
+
+    def provision(self, spec: DeliverySpec) -> DeliveryStatus:
+        differing = [item.name for item in self.plan(spec).objects if item.action == "differs"]
+        if differing:
+            raise Fatal(f"memory: altered is 'yes', not 'no', in {', '.join(differing)}; nothing was changed")
+        for name in self._names():
+            self.broker.store().queue(name)
+        return self._status()
+
+    def depth(self) -> int:
+        return len(self.broker.store().queue(self.broker.queue).messages)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    @staticmethod
+    def _object(name: str, queue: Queue | None) -> NativeObject:
+        if queue is None:
+            return NativeObject(kind="queue", name=name, action="create")
+        if queue.altered:
+            differences = [Difference("altered", "no", "yes")]
+            return NativeObject(kind="queue", name=name, action="differs", differences=differences)
+        return NativeObject(kind="queue", name=name, action="keep")
+
+    def _names(self) -> tuple[str, str]:
+        return self.broker.queue, self.broker.dead_letter_queue
+
+    def _status(self) -> DeliveryStatus:
+        return DeliveryStatus(dead_letter_sink_uri=self.broker.native_sink())
+
+
+class MemoryBroker(Broker):
+    """One queue of one store. A variant names other capabilities or other roles."""
+
+    name = "memory"
+    capabilities = FULL
+    make_sender: ClassVar[type[MemorySender]] = MemorySender
+    make_letters: ClassVar[type[MemoryDeadLetters]] = MemoryDeadLetters
+    make_admin: ClassVar[type[MemoryAdmin]] = MemoryAdmin
+
+    def __init__(self, url: str, options: Mapping[str, str]) -> None:
+        parts = split_url(url)
+        if parts.scheme != "memory" or not parts.path.strip("/") or parts.query or parts.fragment:
+            raise InvalidURL(f"memory: {redact(url)!r} names no queue; it is written 'memory://store/queue'")
+        for name in options:
+            if name not in OPTIONS:
+                raise unknown("option", f"memory.{name}", [f"memory.{each}" for each in OPTIONS])
+        self.host = parts.hostname or ""
+        self.queue = parts.path.strip("/")
+
+    @property
+    def dead_letter_queue(self) -> str:
+        """The queue's native dead letter place: its own, if it is one already."""
+        return self.queue if self.queue.endswith(DEAD_LETTERS) else self.queue + DEAD_LETTERS
+
+    def sender(self) -> Sender:
+        if not self.capabilities.send:
+            return super().sender()
+        self.store()
+        return self.make_sender(self)
+
+    def admin(self) -> Admin:
+        return self.make_admin(self) if self.capabilities.provision else super().admin()
+
+    def dead_letters(self, *, direct: bool = False) -> DeadLetters:
+        if not self.capabilities.browse:
+            return super().dead_letters(direct=direct)
+        return self.make_letters(self, self.queue if direct else self.dead_letter_queue)
+
+    def native_sink(self) -> str:
+        if not self.capabilities.dead_letter:
+            return super().native_sink()
+        return f"memory://{self.host}/{self.dead_letter_queue}"
+
+    def sibling(self, name: str) -> str:
+        return f"memory://{self.host}/{name}"
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def store(self) -> Store:
+        """Where it all lies. Raises Fatal, Retriable."""
+        found = Store.by_name.get(self.host)
+        if found is None:
+            raise Fatal(f"memory: there is no store {self.host!r}; correct the URL", code="MISSING")
+        if found.down:
+            raise Retriable(f"memory: the store {self.host!r} is down; nothing was stored", code="DOWN")
+        return found
+
+    def fault(self, message: Message) -> str | None:
+        """Why a message cannot be stored; None where it can."""
+        has, limits = self.capabilities, self.capabilities.limits
+        headers = sum(len(name.encode()) + len(value or b"") for name, value in message.headers)
+        longest = max((len(value or b"") for _, value in message.headers), default=0)
+        size = len(message.value or b"") + len(message.key or b"") + headers
+        faults = {
+            "null values are not taken": message.value is None and not has.null_value,
+            "keys are not taken": message.key is not None and not has.keys,
+            "headers are not taken": bool(message.headers) and not has.headers,
+            "it names a destination": message.destination is not None and not has.destinations,
+            "its destination has no name": message.destination == "",
+            "it is too large": _over(size, limits.message_bytes),
+            "its headers are too large": _over(headers, limits.headers_bytes),
+            "a header is too large": _over(longest, limits.header_value_bytes),
+            "it has too many headers": _over(len(message.headers), limits.header_count),
+            "its id is too long": bool(has.ids) and _over(len((message.id or "").encode()), limits.id_bytes),
+        }
+        return next((why for why, true in faults.items() if true), None)
+
+
+def _over(size: int, limit: int | None) -> bool:
+    return limit is not None and size > limit
+
+
+def plugin(broker: type[MemoryBroker] = MemoryBroker) -> BrokerPlugin:
+    """A plugin of the scheme `memory` whose brokers are of this class."""
+    return BrokerPlugin(
+        name="memory",
+        schemes=("memory",),
+        version="0",
+        capabilities=broker.capabilities,
+        connect=broker,
+        options=OPTIONS,
+    )
+
+
+class MemoryPlace(Place):
+    """A store of its own, read past the broker."""
+
+    options: Mapping[str, str] = {}
+    patience = 1.0
+
+    def __init__(self, number: int) -> None:
+        self.name = f"store{number}"
+        self.url = f"memory://{self.name}/orders"
+        self.store = Store.by_name[self.name] = Store()
+
+    def stored(self, destination: str | None = None) -> Sequence[Message]:
+        queue = self.store.queues.get(destination or "orders")
+        return list(queue.messages.values()) if queue else []
+
+    def snapshot(self) -> object:
+        return {name: (dict(queue.messages), queue.altered) for name, queue in self.store.queues.items()}
+
+    def unreachable(self) -> str:
+        return "memory://nowhere/orders"
+
+    @contextmanager
+    def outage(self) -> Iterator[None]:
+        self.store.down = True
+        try:
+            yield
+        finally:
+            self.store.down = False
+
+    def alter(self) -> None:
+        self.store.queue("orders").altered = True
+
+    def close(self) -> None:
+        del Store.by_name[self.name]
+
+
+class MemoryRuntime(Runtime):
+    """Stores in this process."""
+
+    kind = "embedded"
+    description = "a store in this process's memory"
+    cannot_show = ("durability", "other processes")
+    across_processes = False
+    _numbers = count(1)
+
+    def place(self) -> MemoryPlace:
+        return MemoryPlace(next(self._numbers))
+
+
+class MemoryHarness(Unregistered):
+    """Brings a broker in memory, or a variant of it."""
+
+    name = "memory"
+
+    def __init__(self, broker: type[MemoryBroker] = MemoryBroker) -> None:
+        super().__init__(plugin(broker))
+
+    def starts(self) -> Mapping[Kind, Callable[[Path], Runtime]]:
+        return {"embedded": lambda _: MemoryRuntime()}

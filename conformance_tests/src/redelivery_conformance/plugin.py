@@ -1,0 +1,174 @@
+"""The pytest plugin: its options, the fixture `subject`, and the report of what was under test.
+
+It is loaded in every pytest session of an environment that has this distribution, so it does nothing until a class of
+statements is collected. This file must not state anything about brokers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from redelivery_conformance.subject import Subject
+    from redelivery_conformance.targets import Target, Targets
+
+_TARGETS: pytest.StashKey[Targets] = pytest.StashKey()
+_NOT_APPLICABLE = "not applicable: "
+_NOT_SHOWN = "not shown: "
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("redelivery", "redelivery's conformance suite")
+    add = group.addoption
+    add("--broker", action="append", default=[], metavar="NAME", help="test this plugin only; repeatable")
+    add(
+        "--broker-url",
+        action="append",
+        default=[],
+        metavar="URL",
+        help="test against this broker rather than one started here; it is written to. Repeatable",
+    )
+    add(
+        "--broker-option",
+        action="append",
+        default=[],
+        metavar="PLUGIN.NAME=VALUE",
+        help="a client option to open --broker-url with; a value may be a reference, as env:NAME. Repeatable",
+    )
+    add(
+        "--require-brokers",
+        action="store_true",
+        help="a broker that is not to be had here, or that cannot show a statement, is a failure, not a skip",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    from redelivery_conformance.statements import MARKERS  # noqa: PLC0415 - see above
+
+    for marker in MARKERS:
+        config.addinivalue_line("markers", marker)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    from redelivery_conformance.statements import Statements  # noqa: PLC0415 - see above
+    from redelivery_conformance.targets import NoHarness  # noqa: PLC0415 - see above
+
+    if metafunc.cls is not None and issubclass(metafunc.cls, Statements) and "subject" in metafunc.fixturenames:
+        try:
+            found = _targets(metafunc.config).of(metafunc.cls.broker)
+        except NoHarness as error:
+            raise pytest.UsageError(f"{metafunc.cls.__name__}: {error}") from error
+        metafunc.parametrize("subject", found, ids=[target.id for target in found], indirect=True)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    from redelivery_conformance.statements import quiet_marks  # noqa: PLC0415 - see above
+
+    quiet = quiet_marks(items)
+    if quiet:
+        raise pytest.UsageError("\n".join(quiet))
+
+
+@pytest.fixture
+def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
+    """The broker under test, at a fresh place."""
+    from redelivery_conformance.harness import NotHere  # noqa: PLC0415 - see above
+    from redelivery_conformance.subject import NotApplicable, Subject, check_applies  # noqa: PLC0415 - see above
+
+    target: Target = request.param
+    targets = _targets(request.config)
+    account = targets.account(target)
+    try:
+        runtime = targets.runtime(target)
+    except NotHere as error:
+        if request.config.getoption("--require-brokers"):
+            pytest.fail(f"--require-brokers: {error}", pytrace=False)
+        pytest.skip(str(error))
+    assert target.harness is not None
+    with runtime.place() as place:
+        made = Subject(target.harness, runtime, place)
+        try:
+            try:
+                check_applies(request.node, made.capabilities)
+            except NotApplicable as error:
+                account.not_applicable.setdefault(str(error), []).append(_short(request.node))
+                pytest.skip(f"{_NOT_APPLICABLE}{error}")
+            account.ran += 1
+            yield made
+        finally:
+            made.close()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[None]:
+    """A statement that this runtime cannot show is reported as such, or fails under `--require-brokers`."""
+    from redelivery_conformance.harness import CannotShow  # noqa: PLC0415 - see above
+    from redelivery_conformance.subject import NotApplicable  # noqa: PLC0415 - see above
+
+    try:
+        return (yield)
+    except CannotShow as error:
+        reason, shown, name = str(error), _NOT_SHOWN, "not_shown"
+        if pyfuncitem.config.getoption("--require-brokers"):
+            pytest.fail(f"--require-brokers: {_NOT_SHOWN}{reason}", pytrace=False)
+    except NotApplicable as error:
+        reason, shown, name = str(error), _NOT_APPLICABLE, "not_applicable"
+    target: Any = pyfuncitem.callspec.params["subject"]
+    account = _targets(pyfuncitem.config).account(target)
+    getattr(account, name).setdefault(reason, []).append(_short(pyfuncitem))
+    account.ran -= 1
+    pytest.skip(shown + reason)
+
+
+def pytest_report_teststatus(report: pytest.CollectReport | pytest.TestReport) -> tuple[str, str, str] | None:
+    """Statements that do not apply are a category of their own: they are neither passed nor skipped."""
+    reason = report.longrepr[2] if report.skipped and isinstance(report.longrepr, tuple) else ""
+    for what, letter in ((_NOT_APPLICABLE, "n"), (_NOT_SHOWN, "c")):
+        if reason.removeprefix("Skipped: ").startswith(what):
+            name = what.removesuffix(": ")
+            return name, letter, name.upper()
+    return None
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    targets = config.stash.get(_TARGETS, None)
+    if targets is None or not targets.accounts:
+        return
+    terminalreporter.section("brokers under test")
+    for account in targets.accounts.values():
+        for line in account.lines():
+            terminalreporter.write_line(line)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    targets = config.stash.get(_TARGETS, None)
+    if targets is not None:
+        targets.close()
+
+
+def _targets(config: pytest.Config) -> Targets:
+    """The session's targets, made when first asked for."""
+    if _TARGETS not in config.stash:
+        from redelivery_conformance.targets import Targets  # noqa: PLC0415 - see above
+
+        options = {}
+        for text in config.getoption("--broker-option"):
+            name, equals, value = text.partition("=")
+            if not equals:
+                raise pytest.UsageError("--broker-option: write PLUGIN.NAME=VALUE, where VALUE may be env:NAME")
+            options[name] = value
+        factory: Any = config._tmp_path_factory  # type: ignore[attr-defined]  # noqa: SLF001 - no public way here
+        config.stash[_TARGETS] = Targets(
+            config.getoption("--broker-url"),
+            config.getoption("--broker"),
+            options,
+            lambda name: factory.mktemp(f"broker-{name}"),
+        )
+    return config.stash[_TARGETS]
+
+
+def _short(item: pytest.Item) -> str:
+    return item.name.removeprefix("test_")

@@ -1,0 +1,238 @@
+"""`Subject`: the broker under test, as the statements use it. One is made for each test.
+
+It keeps the bookkeeping of sending and comparing out of the statements. This file must not state anything itself,
+besides what sending rests on: a batch is settled once, by its deadline.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import TypeVar
+
+import pytest
+
+from redelivery.broker import Broker, Capabilities, DeadLetters, Letter, Role, Sender, Settled
+from redelivery.errors import BrokerError, Permanent, Unattributed, Unsupported
+from redelivery.message import Batch, Message
+from redelivery.spec import DeliverySpec
+from redelivery_conformance.harness import CannotShow, Harness, Place, Runtime, comparable
+
+R = TypeVar("R", bound=Role)
+
+#: How late a settlement may be told, in seconds: a busy machine is not a broken broker.
+GRACE = 1.0
+
+
+class NotApplicable(Exception):
+    """A statement does not apply, for a reason that the capabilities give."""
+
+
+class Subject:
+    """A broker under test at a fresh place. Whatever is opened through it is closed at the end."""
+
+    def __init__(self, harness: Harness, runtime: Runtime, place: Place) -> None:
+        self.harness = harness
+        self.runtime = runtime
+        self.place = place
+        self._stack = ExitStack()
+        self.broker = self.connect()
+        self._numbers = iter(range(1, 1_000_000))
+
+    def close(self) -> None:
+        """Close what was opened, last first."""
+        self._stack.close()
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the broker says of itself."""
+        return self.broker.capabilities
+
+    # --- opening ---
+
+    def connect(self, url: str | None = None) -> Broker:
+        """A broker for the place, or for another URL with the place's options."""
+        return self.keep(self.harness.connect(self.place.url if url is None else url, self.place.options))
+
+    def keep(self, role: R) -> R:
+        """Close this role at the end, if the test has not."""
+        self._stack.callback(role.close)
+        return role
+
+    def sender(self, url: str | None = None) -> Sender:
+        """A new sender."""
+        return self.keep((self.broker if url is None else self.connect(url)).sender())
+
+    def dead_letters(self, *, direct: bool) -> DeadLetters:
+        """A new dead letters role."""
+        return self.keep(self.broker.dead_letters(direct=direct))
+
+    def provision(self) -> None:
+        """Make the place, where that takes more than sending to it."""
+        if self.capabilities.provision:
+            with self.broker.admin() as admin:
+                admin.provision(DeliverySpec())
+
+    # --- sending ---
+
+    def batch(self, messages: Sequence[Message], *, isolate: bool = False) -> Batch:
+        """A batch with a number of its own."""
+        return Batch.of(messages, number=next(self._numbers), isolate=isolate)
+
+    def deadline(self, seconds: float | None = None) -> float:
+        """A deadline from now; a patient one if nothing is said."""
+        return time.monotonic() + (self.place.patience if seconds is None else seconds)
+
+    def settle(self, sender: Sender, *batches: Batch, deadline: float | None = None) -> dict[int, Settled]:
+        """Hand batches over and collect until each is settled: exactly once, by the deadline, and no other."""
+        deadline = self.deadline() if deadline is None else deadline
+        settled: dict[int, Settled] = {}
+        for batch in batches:
+            try:
+                sender.send(batch, deadline=deadline)
+            except BrokerError as error:
+                settled[batch.number] = Settled(batch=batch.number, error=error)
+            self._take(sender, 0, settled, batches)
+        while len(settled) < len(batches):
+            left = deadline - time.monotonic()
+            assert left > -GRACE, f"{len(batches) - len(settled)} of {len(batches)} batches unsettled at the deadline"
+            self._take(sender, max(0.0, min(left, 0.1)), settled, batches)
+        return settled
+
+    def send(self, *messages: Message, isolate: bool = False, sender: Sender | None = None) -> Settled:
+        """Send messages as one batch and return how it was settled."""
+        batch = self.batch(messages, isolate=isolate)
+        if sender is not None:
+            return self.settle(sender, batch)[batch.number]
+        with self.broker.sender() as own:
+            return self.settle(own, batch)[batch.number]
+
+    def deliver(self, *messages: Message, url: str | None = None) -> None:
+        """Send messages that must all be taken."""
+        with self.connect(url) as broker, broker.sender() as sender:
+            settled = self.send(*messages, sender=sender)
+        assert settled.error is None, f"a good batch was refused: {settled.error!r}"
+        assert not settled.failures, f"good rows were refused: {settled.failures!r}"
+
+    @staticmethod
+    def _take(sender: Sender, wait: float, settled: dict[int, Settled], batches: Iterable[Batch]) -> None:
+        for each in sender.collect(wait):
+            assert each.batch in {batch.number for batch in batches}, f"settled a batch never sent: {each.batch}"
+            assert each.batch not in settled, f"batch {each.batch} was settled twice"
+            settled[each.batch] = each
+
+    # --- reading ---
+
+    def values(self, destination: str | None = None) -> Counter[bytes | None]:
+        """What is stored, as the independent reader counts it: values and how often."""
+        return Counter(message.value for message in self.place.stored(destination))
+
+    def browse(self, *, direct: bool) -> list[Letter]:
+        """What the dead letters role shows."""
+        with self.broker.dead_letters(direct=direct) as letters:
+            return list(letters.browse())
+
+    def returns(self, *messages: Message) -> None:
+        """Assert that exactly these messages come back unchanged: to the independent reader, and by browsing."""
+        _same(self.place.stored(), messages, "the independent reader")
+        if self.capabilities.browse:
+            _same([letter.message for letter in self.browse(direct=True)], messages, "browsing")
+
+    # --- what some brokers cannot ---
+
+    def kept_or_refused(self, message: Message) -> None:
+        """Assert that a message comes back unchanged, or is refused as Permanent with its neighbours stored."""
+        before, after = Message(value=b"before"), Message(value=b"after")
+        settled = self.send(before, message, after, isolate=True)
+        if settled.failures:
+            self.refused(settled, 1)
+            self.returns(before, after)
+        else:
+            assert settled.error is None
+            self.returns(before, message, after)
+
+    def refuses_alone(self, message: Message) -> None:
+        """Assert that a message is refused as Permanent, and its neighbours are stored."""
+        settled = self.send(Message(value=b"before"), message, Message(value=b"after"), isolate=True)
+        self.refused(settled, 1)
+        assert self.values() == Counter([b"before", b"after"])
+
+    @staticmethod
+    def refused(settled: Settled, *indexes: int) -> None:
+        """Assert that exactly these rows were refused for good, each told once."""
+        assert settled.error is None, f"all rows failed: {settled.error!r}"
+        assert sorted(each.index for each in settled.failures) == sorted(indexes), settled.failures
+        for each in settled.failures:
+            assert isinstance(each.error, Permanent), f"row {each.index}: {each.error!r} is not Permanent"
+
+    @staticmethod
+    def is_unsupported(ask: Callable[[], object]) -> None:
+        """Assert that asking for something raises Unsupported, with a text."""
+        with pytest.raises(Unsupported, match=r"\w"):
+            ask()
+
+    def poison(self) -> Message:
+        """A message that the broker refuses for good."""
+        message = self.place.poison(self.capabilities)
+        if message is None:
+            raise CannotShow("a message that this broker refuses: its harness knows none")
+        return message
+
+    def other_processes(self) -> None:
+        """Go on only where other processes reach the broker."""
+        if not self.runtime.across_processes:
+            raise CannotShow("anything from another process: this broker lives within one")
+
+
+def confirmed(batch: Batch, settled: Settled) -> list[Message]:
+    """The rows of a batch that its settlement says are stored."""
+    if settled.error is not None:
+        return []
+    failed = {each.index for each in settled.failures}
+    return [batch.row(index) for index in range(batch.length) if index not in failed]
+
+
+def unattributed(settled: Settled) -> bool:
+    """Whether a batch failed as a whole, nothing stored, its culprit unknown."""
+    return isinstance(settled.error, Unattributed) and not settled.failures
+
+
+def has(capabilities: Capabilities, name: str) -> bool:
+    """Whether a capability is there; `limits.<name>` asks for a limit."""
+    if name.startswith("limits."):
+        return getattr(capabilities.limits, name.removeprefix("limits.")) is not None
+    return bool(getattr(capabilities, name))
+
+
+def check_applies(item: pytest.Item, capabilities: Capabilities) -> None:
+    """Raises NotApplicable, with the capability's own word, where a statement speaks of another kind of broker."""
+    for mark in item.iter_markers():
+        if mark.name == "broker_has":
+            absent = [name for name in mark.args if not has(capabilities, name)]
+            if absent:
+                raise NotApplicable(f"capability {absent[0]} is none")
+        elif mark.name == "broker_lacks":
+            there = [name for name in mark.args if has(capabilities, name)]
+            if there:
+                raise NotApplicable(f"capability {there[0]} is {getattr(capabilities, there[0], 'there')}")
+
+
+def _same(found: Iterable[Message], wanted: Iterable[Message], who: str) -> None:
+    """Assert that both are the same, in any order. An id or a timestamp that was not given may be the broker's own."""
+    found, wanted = sorted(found, key=_order), sorted(wanted, key=_order)
+    assert len(found) == len(wanted), f"{who} found {len(found)} of {len(wanted)} messages"
+    for there, sent in zip(found, wanted, strict=True):
+        own = {name: None for name in ("id", "timestamp_ms") if getattr(sent, name) is None}
+        got, expected = replace(comparable(there), **own), comparable(sent)  # type: ignore[arg-type]
+        assert got == expected, f"{who} found {_brief(got)} in place of {_brief(expected)}"
+
+
+def _order(message: Message) -> tuple[bool, bytes, str]:
+    return (message.value is not None, message.value or b"", message.id or "")
+
+
+def _brief(message: Message) -> str:
+    return f"{message!r:.2000}"

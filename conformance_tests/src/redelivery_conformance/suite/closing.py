@@ -1,0 +1,156 @@
+"""Closing, and who else is there: other senders, other threads, other processes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+
+import pytest
+
+from redelivery.broker import Role
+from redelivery.errors import BrokerError, RedeliveryError
+from redelivery.message import Message
+from redelivery_conformance.statements import Statements, broker_has
+from redelivery_conformance.subject import Subject, confirmed
+
+
+class Closing(Statements):
+    """Roles end by themselves, whenever they are asked to."""
+
+    def test_closing_twice_does_nothing(self, subject: Subject) -> None:
+        subject.provision()
+        has = subject.capabilities
+        broker = subject.connect()
+        roles: list[Role] = []
+        if has.send:
+            roles.append(broker.sender())
+        if has.provision:
+            roles.append(broker.admin())
+        if has.browse:
+            roles.append(broker.dead_letters(direct=True))
+        for role in (*roles, broker):
+            role.close()
+            role.close()
+
+    @broker_has("send")
+    def test_closing_with_work_in_flight_does_not_hang(self, subject: Subject) -> None:
+        sender = subject.sender()
+        batches = [subject.batch([Message(value=b"v")] * 100) for _ in range(5)]
+        for batch in batches:
+            sender.send(batch, deadline=subject.deadline())
+        began = time.monotonic()
+        sender.close()
+        assert time.monotonic() - began < subject.place.patience
+        assert subject.values().total() <= 500
+
+    @broker_has("send")
+    def test_a_closed_sender_takes_nothing(self, subject: Subject) -> None:
+        """It says so by an error of ours, raised or settled, and nothing is stored behind it."""
+        sender = subject.sender()
+        sender.close()
+        batch = subject.batch([Message(value=b"v")])
+        with suppress(RedeliveryError):
+            assert not confirmed(batch, subject.settle(sender, batch)[batch.number]), "a closed sender went on"
+        assert not subject.values()
+
+    @broker_has("send")
+    def test_what_was_confirmed_outlives_the_broker(self, subject: Subject) -> None:
+        with subject.connect() as broker, broker.sender() as sender:
+            settled = subject.send(Message(value=b"v"), sender=sender)
+            assert settled.error is None
+        assert subject.values() == Counter([b"v"])
+        subject.returns(Message(value=b"v"))
+
+    @broker_has("send")
+    def test_a_sender_outlives_another_of_the_same_broker(self, subject: Subject) -> None:
+        first, second = subject.sender(), subject.sender()
+        subject.send(Message(value=b"1"), sender=first)
+        first.close()
+        subject.send(Message(value=b"2"), sender=second)
+        assert subject.values() == Counter([b"1", b"2"])
+
+    @broker_has("send")
+    def test_two_senders_at_once_harm_neither(self, subject: Subject) -> None:
+        """In two threads, each with its own; a refusal for want of room is allowed, a loss or a double is not."""
+        sure: list[Counter[bytes | None]] = []
+        problems: list[BaseException] = []
+
+        def send_some(name: bytes) -> None:
+            taken: Counter[bytes | None] = Counter()
+            with subject.connect() as broker, broker.sender() as sender:
+                for at in range(10):
+                    batch = subject.batch([Message(value=b"%s %d %d" % (name, at, row)) for row in range(10)])
+                    settled = subject.settle(sender, batch)[batch.number]
+                    taken.update(message.value for message in confirmed(batch, settled))
+            sure.append(taken)
+
+        _in_threads(send_some, (b"a", b"b"), problems)
+        assert not problems, problems[0]
+        assert sum((each.total() for each in sure), 0) > 0
+        assert subject.values() == sure[0] + sure[1]
+
+    @broker_has("send")
+    def test_a_fork_with_an_open_sender_harms_neither_side(self, subject: Subject) -> None:
+        """Python workers are forked. The child makes a sender of its own from the broker that it inherited."""
+        subject.other_processes()
+        if "fork" not in multiprocessing.get_all_start_methods():
+            pytest.skip("this system has no fork")
+        sender = subject.sender()
+        subject.send(Message(value=b"parent 1"), sender=sender)
+
+        def child() -> None:
+            with subject.broker.sender() as own:
+                settled = subject.send(Message(value=b"child"), sender=own)
+            raise SystemExit(0 if settled.error is None and not settled.failures else 3)
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of forking a process with threads: that is the point
+            process = multiprocessing.get_context("fork").Process(target=child)
+            process.start()
+        process.join(subject.place.patience * 2)
+        hung = process.is_alive()
+        if hung:
+            process.kill()
+            process.join()
+        assert not hung, "the child never came to an end"
+        assert process.exitcode == 0, "the child could not send with a sender of its own"
+        settled = subject.send(Message(value=b"parent 2"), sender=sender)
+        assert settled.error is None, "the child's end harmed the parent's sender"
+        assert subject.values() == Counter([b"parent 1", b"child", b"parent 2"])
+
+    @broker_has("send")
+    def test_a_broker_used_in_another_thread_serves_it(self, subject: Subject) -> None:
+        """The engine makes and uses a sender in a thread of its own; it may be closed from another."""
+        problems: list[BaseException] = []
+        sender = subject.sender()
+        _in_threads(lambda value: _one(subject, value, sender), (b"v",), problems)
+        assert not problems, problems[0]
+        with suppress(BrokerError):
+            sender.close()
+        assert subject.values() == Counter([b"v"])
+
+
+def _one(subject: Subject, value: bytes, sender: object) -> None:
+    settled = subject.send(Message(value=value), sender=sender)  # type: ignore[arg-type]
+    assert settled.error is None
+
+
+def _in_threads(work: Callable[[bytes], None], names: tuple[bytes, ...], problems: list[BaseException]) -> None:
+    """Run the work once a name, at the same time, to its end."""
+
+    def guarded(name: bytes) -> None:
+        try:
+            work(name)
+        except BaseException as error:  # noqa: BLE001 - told by the statement, in its own thread
+            problems.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(name,)) for name in names]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()

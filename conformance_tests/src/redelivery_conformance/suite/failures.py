@@ -1,0 +1,145 @@
+"""Failures: the right row, the right class, told once; neighbours unharmed; an outage blames nobody."""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections import Counter
+
+import pytest
+
+from redelivery.errors import Ambiguous, BrokerError, Permanent, Unattributed
+from redelivery.message import Batch, Message
+from redelivery_conformance.harness import TRIED_BYTES
+from redelivery_conformance.statements import Statements, broker_has
+from redelivery_conformance.subject import GRACE, NotApplicable, Subject, confirmed, unattributed
+
+
+def over(name: str, limit: int) -> Message:
+    """A message that is over one limit and, as far as can be, under all others."""
+    match name:
+        case "message_bytes":
+            return Message(value=bytes(limit + 1))
+        case "headers_bytes":
+            return Message(value=b"v", headers=tuple((f"h{at}", bytes(1000)) for at in range(limit // 1000 + 1)))
+        case "header_value_bytes":
+            return Message(value=b"v", headers=(("h", bytes(limit + 1)),))
+        case "header_count":
+            return Message(value=b"v", headers=tuple((f"h{at}", b"1") for at in range(limit + 1)))
+        case _:
+            return Message(value=b"v", id="i" * (limit + 1))
+
+
+class Failures(Statements):
+    """What is said of rows that were not stored."""
+
+    @broker_has("send")
+    @pytest.mark.parametrize(
+        "limit", ["message_bytes", "headers_bytes", "header_value_bytes", "header_count", "id_bytes"]
+    )
+    def test_a_row_over_a_limit_is_refused_alone(self, subject: Subject, limit: str) -> None:
+        most = getattr(subject.capabilities.limits, limit)
+        if most is None or most > TRIED_BYTES:
+            raise NotApplicable(f"limits.{limit} is {most}")
+        needs = {"id_bytes": "ids", "message_bytes": "send"}.get(limit, "headers")
+        if not getattr(subject.capabilities, needs):
+            raise NotApplicable(f"capability {needs} is none")
+        subject.refuses_alone(over(limit, most))
+
+    @broker_has("send")
+    def test_isolated_rows_are_blamed_exactly(self, subject: Subject) -> None:
+        bad, good = subject.poison(), [Message(value=b"%d" % at) for at in range(4)]
+        settled = subject.send(bad, good[0], good[1], bad, good[2], good[3], bad, isolate=True)
+        subject.refused(settled, 0, 3, 6)
+        assert subject.values() == Counter(message.value for message in good)
+
+    @broker_has("send")
+    def test_without_isolation_a_culprit_is_blamed_exactly_or_nothing_is_stored(self, subject: Subject) -> None:
+        bad, good = subject.poison(), [Message(value=b"%d" % at) for at in range(4)]
+        settled = subject.send(good[0], good[1], bad, good[2], good[3])
+        if unattributed(settled):
+            assert not subject.values(), "Unattributed means that nothing was stored"
+        else:
+            subject.refused(settled, 2)
+            assert subject.values() == Counter(message.value for message in good)
+
+    @broker_has("send")
+    def test_after_a_refusal_the_sender_goes_on(self, subject: Subject) -> None:
+        sender = subject.sender()
+        subject.send(subject.poison(), sender=sender, isolate=True)
+        settled = subject.send(Message(value=b"next"), sender=sender)
+        assert settled.error is None
+        assert not settled.failures
+        assert subject.values() == Counter([b"next"])
+
+    @broker_has("send")
+    def test_a_batch_of_refused_rows_alone_is_told_row_by_row(self, subject: Subject) -> None:
+        bad = subject.poison()
+        subject.refused(subject.send(bad, bad, bad, isolate=True), 0, 1, 2)
+        assert not subject.values()
+
+    @broker_has("send")
+    def test_a_failure_says_why_and_survives_pickling(self, subject: Subject) -> None:
+        """It travels from a worker to the driver, with text and class."""
+        (failure,) = subject.send(subject.poison(), isolate=True).failures
+        again = pickle.loads(pickle.dumps(failure.error))  # noqa: S301 - our own
+        assert str(failure.error).strip()
+        assert (type(again), str(again), again.code) == (type(failure.error), str(failure.error), failure.error.code)
+
+    @broker_has("send")
+    def test_an_unreachable_broker_is_told_by_the_deadline_and_blames_no_row(self, subject: Subject) -> None:
+        """As a BrokerError, from `sender`, `send` or `collect`; never as the client's own error."""
+        began = time.monotonic()
+        deadline = subject.deadline()
+        batch = subject.batch([Message(value=b"a"), Message(value=b"b")])
+        errors: list[BrokerError | None] = []
+        broker = subject.connect(subject.place.unreachable())
+        try:
+            with broker.sender() as sender:
+                settled = subject.settle(sender, batch, deadline=deadline)[batch.number]
+                assert not confirmed(batch, settled), "confirmed, though there is no broker"
+                errors = [settled.error, *(each.error for each in settled.failures)]
+        except BrokerError as error:
+            errors = [error]
+        assert time.monotonic() - began < 2 * subject.place.patience + GRACE
+        _blames_no_row(errors)
+
+    @broker_has("send")
+    def test_an_outage_loses_nothing_that_was_confirmed(self, subject: Subject) -> None:
+        """Whatever is said during an outage, of a new sender and of an open one, holds when it is over."""
+        subject.deliver(Message(value=b"before"))
+        sender = subject.sender()
+        subject.send(Message(value=b"warm"), sender=sender)
+        sure, unsure = Counter[bytes | None]([b"before", b"warm"]), Counter[bytes | None]()
+        with subject.place.outage():
+            for name in (b"open", b"new"):
+                batch = subject.batch([Message(value=name + b"%d" % at) for at in range(3)])
+                try:
+                    with subject.broker.sender() as new:
+                        began = time.monotonic()
+                        settled = subject.settle(sender if name == b"open" else new, batch)[batch.number]
+                        assert time.monotonic() - began < subject.place.patience + GRACE
+                except BrokerError as error:
+                    _blames_no_row([error])
+                    continue
+                _blames_no_row([settled.error, *(each.error for each in settled.failures)])
+                sure.update(message.value for message in confirmed(batch, settled))
+                unsure.update(_ambiguous(batch, settled))
+        found = subject.values()
+        assert sure <= found, "confirmed, but not there"
+        assert found <= sure + unsure, "said not to be stored, but there"
+        subject.deliver(Message(value=b"after"))
+        assert subject.values()[b"after"] == 1, "it did not come back after the outage"
+
+
+def _blames_no_row(errors: list[BrokerError | None]) -> None:
+    for error in errors:
+        assert not isinstance(error, Permanent | Unattributed), f"an outage is no row's fault: {error!r}"
+
+
+def _ambiguous(batch: Batch, settled: object) -> list[bytes | None]:
+    """Values of the rows of which a settlement says that they may be stored."""
+    failures = {each.index: each.error for each in getattr(settled, "failures", ())}
+    rest = getattr(settled, "error", None)
+    rows = [(batch.row(index).value, failures.get(index, rest)) for index in range(batch.length)]
+    return [value for value, error in rows if isinstance(error, Ambiguous)]

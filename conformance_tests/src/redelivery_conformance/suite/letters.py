@@ -1,0 +1,205 @@
+"""Dead letters: a letter keeps the original whole and its context equal; browsing shows and never takes."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from itertools import islice
+
+import pytest
+
+from redelivery import dialects
+from redelivery.context import ErrorContext
+from redelivery.message import Message
+from redelivery_conformance.statements import Statements, broker_has, broker_lacks
+from redelivery_conformance.subject import Subject
+
+#: Seconds between letters that must be told apart by age: a broker's clock may be as coarse as this.
+TICK = 0.02
+
+CONTEXT = ErrorContext(
+    reason="the broker said no: größe",
+    kind="permanent",
+    code="TOO_LARGE",
+    exception="redelivery.errors.Permanent",
+    stage="TASK_PUT",
+    broker="carrier",
+    destination="carrier://host/orders",
+    message_id="id-1",
+    attempts=3,
+    attempts_total=7,
+    hops=2,
+    first_failure_ms=1_700_000_000_000,
+    last_failure_ms=1_700_000_000_999,
+    run="run-1",
+    query="q",
+    batch="5",
+    partition=1,
+    position=42,
+)
+
+
+def original(subject: Subject) -> Message:
+    """A message that uses what this broker carries."""
+    has = subject.capabilities
+    return Message(
+        value=b'{"n": 1}\0\xff',
+        key=b"k\xff" if has.keys else None,
+        headers=(("Trace", b"00-1"), ("binary", b"\xfe\0")) if has.headers else (),
+        id="id-1" if has.ids else None,
+        timestamp_ms=1_700_000_000_123 if has.timestamps else None,
+    )
+
+
+class DeadLetterPlaces(Statements):
+    """Letters sent to a sink come back whole."""
+
+    @broker_has("send", "browse", "headers")
+    @pytest.mark.parametrize("dialect", dialects.NAMES)
+    def test_a_letter_sent_to_a_sink_by_url_comes_back_whole(self, subject: Subject, dialect: str) -> None:
+        self._comes_back_whole(subject, subject.place.url, dialect, direct=True)
+
+    @broker_has("send", "browse", "headers", "dead_letter")
+    def test_a_letter_sent_to_the_native_place_comes_back_whole(self, subject: Subject) -> None:
+        subject.provision()
+        dialect = subject.capabilities.context_dialect
+        self._comes_back_whole(subject, subject.broker.native_sink(), dialect, direct=False)
+
+    @broker_has("send", "browse", "dead_letter")
+    def test_the_native_place_is_apart_from_the_destination(self, subject: Subject) -> None:
+        subject.provision()
+        subject.deliver(Message(value=b"letter"), url=subject.broker.native_sink())
+        subject.deliver(Message(value=b"live"))
+        assert subject.values() == Counter([b"live"])
+        assert [letter.message.value for letter in subject.browse(direct=False)] == [b"letter"]
+
+    @broker_has("dead_letter")
+    def test_the_native_place_is_the_same_each_time(self, subject: Subject) -> None:
+        subject.provision()
+        place = subject.broker.native_sink()
+        assert place == subject.broker.native_sink()
+        assert place != subject.place.url
+
+    @broker_lacks("dead_letter")
+    def test_without_a_native_place_asking_for_it_is_unsupported(self, subject: Subject) -> None:
+        subject.is_unsupported(subject.broker.native_sink)
+
+    def _comes_back_whole(self, subject: Subject, url: str, dialect: str, *, direct: bool) -> None:
+        there = subject.connect(url).capabilities
+        sent = original(subject)
+        letter = dialects.attach(sent, CONTEXT, dialect=dialect, limits=there.limits, prefix=there.cloudevents_prefix)
+        subject.deliver(letter, url=url)
+        (found,) = subject.browse(direct=direct)
+        message = found.message
+        assert (message.value, message.key) == (sent.value, sent.key)
+        assert [each for each in message.headers if each in sent.headers] == list(sent.headers)
+        assert dialects.strip(message) == dialects.strip(letter), "what is redriven is not what was sent"
+        context = dialects.read(message) or found.context
+        assert context is not None, "the letter came without its context"
+        assert context == dialects.read(letter)
+
+
+class Browsing(Statements):
+    """The dead letters role. It is asked about the URL's own target, so that it is tested without a native place."""
+
+    @broker_has("send", "browse")
+    def test_browsing_shows_the_oldest_first(self, subject: Subject) -> None:
+        values = [b"%d" % at for at in (3, 1, 2, 9, 0)]
+        sender = subject.sender()
+        for value in values:
+            subject.send(Message(value=value), sender=sender)
+            time.sleep(TICK)
+        assert [letter.message.value for letter in subject.browse(direct=True)] == values
+
+    @broker_has("send", "browse")
+    def test_browsing_leaves_all_in_place_and_shows_the_same_twice(self, subject: Subject) -> None:
+        subject.deliver(*(Message(value=b"%d" % at) for at in range(5)))
+        before = subject.values()
+        first, second = subject.browse(direct=True), subject.browse(direct=True)
+        assert len(first) == 5
+        assert first == second
+        assert subject.values() == before, "browsing took something"
+
+    @broker_has("send", "browse")
+    def test_browsing_part_of_the_letters_takes_nothing(self, subject: Subject) -> None:
+        subject.deliver(*(Message(value=b"%d" % at) for at in range(5)))
+        with subject.broker.dead_letters(direct=True) as letters:
+            assert len(list(islice(letters.browse(), 2))) == 2
+        assert len(subject.browse(direct=True)) == 5
+
+    @broker_has("send", "browse")
+    def test_browsing_ends_at_what_was_there_when_it_began(self, subject: Subject) -> None:
+        """Else a redrive that fails into the same place would never end."""
+        subject.deliver(*(Message(value=b"%d" % at) for at in range(5)))
+        sender = subject.sender()
+        shown = 0
+        for letter in subject.dead_letters(direct=True).browse():
+            assert letter.message.value != b"late"
+            subject.send(Message(value=b"late"), sender=sender)
+            shown += 1
+            assert shown <= 5
+        assert shown == 5
+
+    @broker_has("send", "browse")
+    def test_a_thousand_letters_are_each_shown_once(self, subject: Subject) -> None:
+        values = [b"%d" % at for at in range(1_000)]
+        subject.deliver(*(Message(value=value) for value in values))
+        found = subject.browse(direct=True)
+        assert Counter(letter.message.value for letter in found) == Counter(values)
+        assert len({letter.position for letter in found}) == 1_000, "positions must differ"
+
+    @broker_has("browse", "provision")
+    def test_an_empty_place_has_no_letters(self, subject: Subject) -> None:
+        subject.provision()
+        assert subject.browse(direct=True) == []
+
+    @broker_has("send", "browse", "remove")
+    def test_removing_takes_exactly_what_was_named(self, subject: Subject) -> None:
+        subject.deliver(*(Message(value=b"%d" % at) for at in range(5)))
+        by_value = {letter.message.value: letter.position for letter in subject.browse(direct=True)}
+        with subject.broker.dead_letters(direct=True) as letters:
+            assert letters.remove([by_value[b"1"], by_value[b"3"]]) == 2
+        assert subject.values() == Counter([b"0", b"2", b"4"])
+
+    @broker_has("send", "browse", "remove")
+    def test_removing_counts_only_what_was_there(self, subject: Subject) -> None:
+        subject.deliver(Message(value=b"a"), Message(value=b"b"))
+        positions = [letter.position for letter in subject.browse(direct=True)]
+        with subject.broker.dead_letters(direct=True) as letters:
+            assert letters.remove([]) == 0
+            assert letters.remove(positions[:1]) == 1
+            assert letters.remove(positions) == 1
+        assert not subject.values()
+
+    @broker_has("send", "browse", "purge")
+    def test_purging_takes_all_and_says_how_many(self, subject: Subject) -> None:
+        subject.deliver(*(Message(value=b"%d" % at) for at in range(5)))
+        with subject.broker.dead_letters(direct=True) as letters:
+            assert letters.purge() == 5
+            assert letters.purge() == 0
+        assert not subject.values()
+
+    @broker_has("send", "browse", "purge", "dead_letter")
+    def test_purging_the_native_place_leaves_the_destination(self, subject: Subject) -> None:
+        subject.provision()
+        subject.deliver(Message(value=b"letter"), url=subject.broker.native_sink())
+        subject.deliver(Message(value=b"live"))
+        with subject.broker.dead_letters() as letters:
+            assert letters.purge() == 1
+        assert subject.values() == Counter([b"live"])
+
+    @broker_lacks("browse")
+    def test_without_browsing_asking_for_dead_letters_is_unsupported(self, subject: Subject) -> None:
+        subject.is_unsupported(subject.broker.dead_letters)
+        subject.is_unsupported(lambda: subject.broker.dead_letters(direct=True))
+
+    @broker_has("browse")
+    @broker_lacks("remove")
+    def test_without_removing_asking_for_it_is_unsupported(self, subject: Subject) -> None:
+        letters = subject.dead_letters(direct=True)
+        subject.is_unsupported(lambda: letters.remove(["1"]))
+
+    @broker_has("browse")
+    @broker_lacks("purge")
+    def test_without_purging_asking_for_it_is_unsupported(self, subject: Subject) -> None:
+        subject.is_unsupported(subject.dead_letters(direct=True).purge)

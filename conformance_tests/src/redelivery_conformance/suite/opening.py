@@ -1,0 +1,143 @@
+"""Opening: what a plugin says of itself, URLs, options, secrets, and no I/O before a role is asked for."""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import pytest
+
+from redelivery import dialects
+from redelivery.broker import CONTRACT_VERSION, Support
+from redelivery.errors import BrokerError, ConfigurationError, InvalidURL, RedeliveryError, UnknownOption
+from redelivery_conformance.statements import Statements, broker_lacks
+from redelivery_conformance.subject import Subject
+
+SECRET = "hunter2-S3cr3t"  # noqa: S105 - what must not show
+#: What Python tells of, that is I/O with something outside of this process or a change to the file system.
+IO = {"socket.connect", "socket.getaddrinfo", "socket.bind", "subprocess.Popen", "os.mkdir", "os.rename", "os.link"}
+
+_watched: list[str] | None = None
+
+
+def _audit(event: str, arguments: tuple[object, ...]) -> None:
+    if _watched is not None and (event in IO or (event == "open" and "w" in str(arguments[1]))):
+        _watched.append(event)
+
+
+@contextmanager
+def io_watched() -> Iterator[list[str]]:
+    """The I/O that happens while entered, as far as Python sees it."""
+    global _watched  # noqa: PLW0603 - audit hooks are the process's, and cannot be removed
+    if not getattr(io_watched, "hooked", False):
+        sys.addaudithook(_audit)
+        io_watched.hooked = True  # type: ignore[attr-defined]
+    seen: list[str] = []
+    _watched = seen
+    try:
+        yield seen
+    finally:
+        _watched = None
+
+
+class Opening(Statements):
+    """A plugin and its `connect`."""
+
+    def test_the_plugin_says_what_it_is(self, subject: Subject) -> None:
+        plugin = subject.harness.plugin()
+        assert plugin.contract == CONTRACT_VERSION
+        assert re.fullmatch(r"[a-z][a-z0-9_]*", plugin.name)
+        assert plugin.version
+        assert plugin.schemes
+        assert subject.place.url.partition(":")[0] in plugin.schemes
+        assert subject.broker.name == plugin.name
+
+    def test_capabilities_hold_together(self, subject: Subject) -> None:
+        has = subject.capabilities
+        assert has.context_dialect in dialects.NAMES
+        assert has.send or not any((has.keys, has.headers, has.ids, has.timestamps, has.destinations, has.deduplicate))
+        assert has.browse or not any((has.remove, has.purge)), "removing and purging are parts of browsing"
+        assert has.deduplicate or has.deduplication_window is None
+        assert has.ids or not has.deduplicate, "de-duplication goes by ids"
+
+    def test_a_broker_claims_no_more_than_its_plugin(self, subject: Subject) -> None:
+        """The plugin's static capabilities are what options and plans are checked against."""
+        static = subject.harness.plugin().capabilities
+        for name in static.__dataclass_fields__:
+            said = getattr(static, name)
+            if said is Support.NONE:
+                assert not getattr(subject.capabilities, name), f"{name}: the plugin says none, the broker has it"
+
+    def test_nothing_is_touched_before_a_role_is_asked_for(self, subject: Subject) -> None:
+        before = subject.place.snapshot()
+        with io_watched() as seen:
+            subject.connect().close()
+            subject.connect(subject.place.unreachable()).close()
+        assert not seen, f"connecting did I/O: {seen}"
+        assert subject.place.snapshot() == before
+
+    def test_an_unknown_option_is_refused_and_the_nearest_named(self, subject: Subject) -> None:
+        plugin = subject.harness.plugin()
+        known = next(iter(plugin.options), None)
+        name = f"{plugin.name}.{known}x" if known else f"{plugin.name}.nonsense"
+        with pytest.raises(UnknownOption if not plugin.open_options else ConfigurationError) as caught:
+            subject.harness.connect(subject.place.url, {**subject.place.options, name: "1"})
+        assert name in str(caught.value)
+        if known:
+            assert f"{plugin.name}.{known}" in str(caught.value), "the nearest known option is not named"
+
+    def test_each_option_has_a_line_of_help(self, subject: Subject) -> None:
+        for name, text in subject.harness.plugin().options.items():
+            assert text.strip(), f"{name} has no help"
+            assert "\n" not in text
+
+    def test_a_malformed_url_is_refused(self, subject: Subject) -> None:
+        scheme = subject.place.url.partition(":")[0]
+        with pytest.raises(InvalidURL, match=r"\w"):
+            subject.connect(f"{scheme}://[not-an-address/orders")
+
+    @pytest.mark.parametrize("rest", ["", "//", "///", "//host:port/q", "//h/q#fragment", "q?unheard-of=1", "//h/%00"])
+    def test_an_odd_url_is_opened_or_refused_by_an_error_of_ours(self, subject: Subject, rest: str) -> None:
+        scheme = subject.place.url.partition(":")[0]
+        with suppress(ConfigurationError):
+            subject.connect(f"{scheme}:{rest}")
+
+    def test_a_password_never_shows(self, subject: Subject, caplog: pytest.LogCaptureFixture) -> None:
+        """Not in a repr, an error, its causes, or a log line."""
+        shown: list[str] = []
+        url = subject.place.secret_url(SECRET)
+        with caplog.at_level(logging.DEBUG):
+            try:
+                broker = subject.connect(url)
+                shown += [repr(broker), str(broker), repr(broker.capabilities)]
+                with broker.sender() as sender:
+                    shown.append(repr(sender))
+            except RedeliveryError as error:
+                shown += [*traceback.format_exception(error)]
+        for text in (*shown, caplog.text):
+            assert SECRET not in text, "a password shows: pass what people see through redelivery.settings.redact"
+
+    def test_another_place_by_its_native_name_is_another_place_or_unsupported(self, subject: Subject) -> None:
+        try:
+            url = subject.broker.sibling("elsewhere")
+        except RedeliveryError:
+            subject.is_unsupported(lambda: subject.broker.sibling("elsewhere"))
+            return
+        assert url != subject.place.url
+        subject.connect(url)
+
+    def test_a_closed_broker_can_be_opened_again(self, subject: Subject) -> None:
+        subject.connect().close()
+        again = subject.connect()
+        assert again.capabilities == subject.capabilities
+        if again.capabilities.send:
+            with suppress(BrokerError):
+                again.sender().close()
+
+    @broker_lacks("receive")
+    def test_without_a_receiver_asking_for_one_is_unsupported(self, subject: Subject) -> None:
+        subject.is_unsupported(subject.broker.receiver)

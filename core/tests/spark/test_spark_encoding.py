@@ -1,0 +1,342 @@
+"""Arrow rows become messages; those that cannot are rejected, and harm no neighbour."""
+
+import datetime as dt
+import json
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from redelivery import events
+from redelivery.broker import Capabilities, Support
+from redelivery.spark.columns import resolve
+from redelivery.spark.encoding import Encoder
+
+Y = Support.NATIVE
+CAPABILITIES = Capabilities(
+    send=Y, keys=Y, headers=Y, ids=Y, timestamps=Y, null_value=Y, destinations=Y, columns={"n": int}
+)
+NO_NULLS = Capabilities(send=Y, keys=Y, headers=Y)
+HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+NOON = dt.datetime(2024, 1, 31, 12, 0, 0, 250_000, tzinfo=dt.UTC)
+
+
+def encode(rows, *, mode=None, require=(), capabilities=CAPABILITIES, prefix="run-0", pieces=1):
+    if isinstance(rows, dict):
+        rows = pa.record_batch(rows)
+    layout = resolve(
+        from_arrow_schema(rows.schema), capabilities, broker="x", content_mode=mode, require_attributes=require
+    )
+    encoder = Encoder(layout, capabilities, prefix=prefix, source="test", require_attributes=require)
+    messages, rejected = [], []
+    size = -(-len(rows) // pieces)
+    for start in range(0, len(rows), size):
+        batch, bad = encoder.encode(rows.slice(start, size))
+        messages += [] if batch is None else list(batch.rows())
+        rejected += bad
+    return messages, rejected
+
+
+def headers(*lists):
+    return pa.array([None if each is None else [{"key": k, "value": v} for k, v in each] for each in lists], HEADERS)
+
+
+def event_columns(**columns):
+    length = len(next(iter(columns.values())))
+    return {"type": ["t"] * length, "source": ["/s"] * length, **columns}
+
+
+# --- raw -----------------------------------------------------------------------------------------------------------
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.none() | st.binary(),
+            st.none() | st.binary(),
+            st.none()
+            | st.lists(st.tuples(st.text(st.characters(min_codepoint=32, max_codepoint=126)), st.none() | st.binary())),
+            st.none() | st.text(),
+            st.none() | st.integers(-(10**12), 10**12),
+        ),
+        min_size=1,
+        max_size=20,
+    ),
+    st.integers(1, 3),
+)
+@settings(deadline=None)
+def test_values_keys_headers_and_the_rest_arrive_as_they_were(rows, pieces):
+    value, key, head, destination, moment = (list(each) for each in zip(*rows, strict=True))
+    batch = pa.record_batch(
+        {
+            "value": pa.array(value, pa.binary()),
+            "key": pa.array(key, pa.binary()),
+            "headers": headers(*head),
+            "destination": pa.array(destination, pa.string()),
+            "timestamp": pa.array([None if m is None else m * 1000 for m in moment], pa.timestamp("us", "UTC")),
+            "n": pa.array(moment, pa.int64()),
+        }
+    )
+    messages, rejected = encode(batch, pieces=pieces)
+    assert not rejected
+    assert [m.value for m in messages] == value
+    assert [m.key for m in messages] == key
+    assert [m.headers for m in messages] == [tuple(each or ()) for each in head]
+    assert [m.destination for m in messages] == destination
+    assert [m.timestamp_ms for m in messages] == moment
+    assert [m.extra["n"] for m in messages] == moment
+
+
+def test_text_is_utf8():
+    messages, _ = encode({"value": ["grüß"], "key": ["ß"]})
+    assert (messages[0].value, messages[0].key) == ("grüß".encode(), "ß".encode())
+
+
+def test_zero_bytes_and_null_differ():
+    messages, _ = encode({"value": pa.array([b"", None], pa.binary())})
+    assert [m.value for m in messages] == [b"", None]
+    assert len({m.id for m in messages}) == 2
+
+
+def test_a_null_value_is_rejected_where_the_broker_has_none():
+    messages, rejected = encode({"value": [b"a", None, b"c"], "key": ["1", "2", "3"]}, capabilities=NO_NULLS)
+    assert [m.value for m in messages] == [b"a", b"c"]
+    assert [(r.error.code, r.message.key) for r in rejected] == [("null-value", b"2")]
+
+
+def test_a_header_name_with_a_control_character_is_rejected_and_its_neighbours_are_not():
+    rows = {"value": [b"a", b"b", b"c"], "headers": headers([("x", b"1")], [("evil\r\nname", b"2"), ("y", b"3")], None)}
+    messages, rejected = encode(rows)
+    assert [m.value for m in messages] == [b"a", b"c"]
+    assert rejected[0].error.code == "invalid-header"
+    assert r"evil\r\nname" in str(rejected[0].error)
+    assert ("y", b"3") in rejected[0].message.headers
+    assert "evil" in rejected[0].message.value.decode()
+
+
+def test_a_header_without_a_name_is_rejected():
+    _, rejected = encode({"value": [b"a"], "headers": headers([(None, b"1")])})
+    assert rejected[0].error.code == "invalid-header"
+
+
+def test_text_that_is_not_utf8_is_rejected_with_its_bytes_kept():
+    bad = pa.StringArray.from_buffers(
+        2, pa.py_buffer(b"\x00\x00\x00\x00\x01\x00\x00\x00\x03\x00\x00\x00"), pa.py_buffer(b"a\xff\xfe")
+    )
+    messages, rejected = encode({"name": bad, "n2": [1, 2]})
+    assert [json.loads(m.value) for m in messages] == [{"name": "a", "n2": 1}]
+    assert rejected[0].error.code == "not-utf8"
+    assert json.loads(rejected[0].message.value)["data"] == {"name": "//4=", "n2": 2}
+    messages, rejected = encode({"value": bad})
+    assert [m.value for m in messages] == [b"a", b"\xff\xfe"]
+    assert not rejected
+
+
+# --- ids -----------------------------------------------------------------------------------------------------------
+
+
+def test_an_id_of_ones_own_wins_and_a_null_one_is_derived():
+    messages, _ = encode({"value": [b"a", b"b"], "id": ["../" * 100, None]})
+    assert messages[0].id == "../" * 100
+    assert messages[1].id.startswith("run-0-1-")
+
+
+def test_a_whole_number_can_be_an_id():
+    messages, _ = encode({"value": [b"a"], "id": [7]})
+    assert messages[0].id == "7"
+
+
+def test_ids_are_the_same_however_the_rows_come_in_batches():
+    rows = {
+        "value": [str(i).encode() for i in range(10)],
+        "headers": headers(*([("h", str(i).encode())] for i in range(10))),
+    }
+    assert [m.id for m in encode(rows)[0]] == [m.id for m in encode(rows, pieces=3)[0]]
+
+
+@given(st.permutations(list(range(6))))
+@settings(deadline=None)
+def test_an_old_id_never_names_another_row(order):
+    def ids(indices):
+        rows = {
+            "value": [b"v%d" % i for i in indices],
+            "key": ["k"] * 6,
+            "headers": headers(*([("h", b"")] for _ in indices)),
+        }
+        return {m.id: m.value for m in encode(rows)[0]}
+
+    first, second = ids(range(6)), ids(order)
+    assert all(second[name] == first[name] for name in second.keys() & first.keys())
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"key": "a", "value": b"b"}, {"key": "b", "value": b"a"}),
+        ({"key": "", "value": b"x"}, {"key": None, "value": b"x"}),
+        ({"headers": [("a", b"1"), ("b", b"2")]}, {"headers": [("b", b"2"), ("a", b"1")]}),
+        ({"headers": [("a", b"b")]}, {"headers": [("b", b"a")]}),
+        ({"headers": [("a", b"")]}, {"headers": [("a", None)]}),
+        ({"destination": "a", "key": "b"}, {"destination": "b", "key": "a"}),
+    ],
+)
+def test_rows_that_differ_in_anything_have_other_ids(one, other):
+    def made(row):
+        full = {"key": "k", "value": b"v", "headers": [], "destination": "d"} | row
+        rows = pa.record_batch(
+            {
+                "key": pa.array([full["key"]], pa.string()),
+                "value": [full["value"]],
+                "headers": headers(full["headers"]),
+                "destination": pa.array([full["destination"]], pa.string()),
+            }
+        )
+        return encode(rows)[0][0].id
+
+    assert made(one) != made(other)
+    assert made(one) == made(one)
+
+
+def test_rejecting_a_row_does_not_move_the_ids_of_the_others():
+    good = {"value": [b"a", b"b", b"c"], "key": ["1", "2", "3"]}
+    bad = good | {"value": [b"a", None, b"c"]}
+    ids = [m.id for m in encode(good, capabilities=NO_NULLS)[0]]
+    assert [m.id for m in encode(bad, capabilities=NO_NULLS)[0]] == [ids[0], ids[2]]
+
+
+def test_ids_are_made_only_when_asked_for(monkeypatch):
+    from redelivery.spark import vectors  # noqa: PLC0415
+
+    made = []
+    real = vectors.digests
+    monkeypatch.setattr(vectors, "digests", lambda arrays: made.append(1) or real(arrays))
+    rows = pa.record_batch({"value": [b"a"]})
+    layout = resolve(from_arrow_schema(rows.schema), CAPABILITIES, broker="x")
+    batch, _ = Encoder(layout, CAPABILITIES, prefix="p", source="s").encode(rows)
+    _ = batch.value.values
+    assert not made
+    assert batch.id.values[0].startswith("p-0-")
+    assert made
+
+
+# --- events --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["binary", "structured"])
+def test_events_are_what_the_cloudevents_package_reads(mode):
+    rows = event_columns(
+        subject=["a", None],
+        time=pa.array([NOON, None], pa.timestamp("us", "UTC")),
+        amount=[1, 2],
+        extensions=pa.array([[("traceid", "x")], None], pa.map_(pa.string(), pa.string())),
+        headers=headers([("own", b"1")], None),
+    )
+    messages, rejected = encode(rows, mode=mode)
+    assert not rejected
+    assert events.is_structured(messages[0]) == (mode == "structured")
+    forms = [events.to_json(events.to_event(message)) for message in messages]
+    first = {k: v for k, v in forms[0].items() if k in (*events.ATTRIBUTES, "data", "traceid")}
+    assert first == {
+        "specversion": "1.0",
+        "id": messages[0].id,
+        "type": "t",
+        "source": "/s",
+        "subject": "a",
+        "time": first["time"],
+        "datacontenttype": "application/json",
+        "data": {"amount": 1},
+        "traceid": "x",
+    }
+    assert dt.datetime.fromisoformat(first["time"]) == NOON
+    assert "subject" not in forms[1]
+    assert "time" not in forms[1]
+    assert ("own", b"1") in messages[0].headers
+
+
+@pytest.mark.parametrize("mode", ["binary", "structured"])
+@pytest.mark.parametrize(
+    ("column", "bad", "code"),
+    [
+        ("type", None, "missing-type"),
+        ("type", "", "missing-type"),
+        ("source", None, "missing-source"),
+        ("id", "", "missing-id"),
+        ("subject", None, "missing-subject"),
+        ("time", "yesterday", "invalid-time"),
+        ("time", "2023-02-30T00:00:00Z", "invalid-time"),
+        ("time", "2023-02-28T25:00:00Z", "invalid-time"),
+        ("specversion", "0.3", "invalid-specversion"),
+    ],
+)
+def test_a_row_that_is_no_valid_event_is_rejected_with_all_it_had(mode, column, bad, code):
+    columns = {
+        "type": ["t"] * 3,
+        "source": ["/s"] * 3,
+        "subject": ["x"] * 3,
+        "id": ["1", "2", "3"],
+        "specversion": ["1.0"] * 3,
+        "time": ["2024-02-29T00:00:00Z"] * 3,
+        "key": ["k1", "k2", "k3"],
+        "headers": headers(*([("h", b"v")] for _ in range(3))),
+        "amount": [1, 2, 3],
+    }
+    columns[column] = pa.array([columns[column][0], bad, columns[column][2]], pa.string())
+    messages, rejected = encode(columns, mode=mode, require=("subject",))
+    assert [m.key for m in messages] == [b"k1", b"k3"]
+    letter = rejected[0].message
+    assert rejected[0].error.code == code
+    assert letter.key == b"k2"
+    assert ("h", b"v") in letter.headers
+    assert letter.id == ("2" if column != "id" else letter.id)
+    event = events.to_event(letter)
+    assert event.get_type() == events.UNDELIVERABLE
+    assert event.get_data()["amount"] == 2
+    assert event.get_data()[column] == bad
+
+
+def test_rows_without_a_specversion_are_plain_messages_among_events():
+    rows = event_columns(
+        specversion=pa.array(["1.0", None]), value=[b"1", b"\xff"], headers=headers(None, [("h", b"v")])
+    )
+    for mode in ("binary", "structured"):
+        messages, rejected = encode(rows, mode=mode)
+        assert not rejected
+        assert events.to_event(messages[0]).get_type() == "t"
+        assert (messages[1].value, messages[1].headers) == (b"\xff", (("h", b"v"),))
+
+
+def test_structured_data_is_json_text_or_base64_as_its_type_says():
+    rows = event_columns(
+        datacontenttype=pa.array(["application/json", "application/xml", None, "application/json"]),
+        value=[b'{"a": 1}', b"<a/>", b"\xff", b"{broken"],
+    )
+    messages, rejected = encode(rows, mode="structured")
+    forms = [json.loads(m.value) for m in messages]
+    assert forms[0]["data"] == {"a": 1}
+    assert forms[1]["data_base64"] == "PGEvPg=="
+    assert forms[2]["data_base64"] == "/w=="
+    assert [r.error.code for r in rejected] == ["invalid-data"]
+    text = encode(event_columns(datacontenttype=["text/plain"], value=['say "hi"\n']), mode="structured")[0]
+    assert json.loads(text[0].value)["data"] == 'say "hi"\n'
+
+
+def test_a_header_that_would_be_written_twice_is_rejected():
+    rows = event_columns(value=[b"1", b"2"], headers=headers([("ce-type", b"forged")], [("fine", b"")]))
+    messages, rejected = encode(rows, mode="binary")
+    assert [m.value for m in messages] == [b"2"]
+    assert rejected[0].error.code == "invalid-header"
+
+
+@given(st.lists(st.tuples(*[st.none() | st.text(max_size=5)] * 3), min_size=1, max_size=5))
+@settings(deadline=None)
+def test_whatever_the_attributes_hold_what_goes_out_is_a_valid_event(rows):
+    kind, source, subject = (pa.array(list(each), pa.string()) for each in zip(*rows, strict=True))
+    for mode in ("binary", "structured"):
+        messages, rejected = encode(
+            {"type": kind, "source": source, "subject": subject, "a": [1] * len(rows)}, mode=mode
+        )
+        assert len(messages) + len(rejected) == len(rows)
+        for message in messages:
+            assert events.to_event(message).get_type() != events.WRAPPED

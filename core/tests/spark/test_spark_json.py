@@ -1,0 +1,88 @@
+"""A row's JSON means the same whether Spark's JVM or Python writes it."""
+
+import json
+from decimal import Context, Decimal
+
+import pytest
+
+from redelivery.errors import ConfigurationError
+from redelivery.spark import rowjson
+
+ROWS = """
+SELECT * FROM VALUES
+  (1, 'plain', true, 1.5D, CAST(0.1 AS FLOAT), 12345678901234567890.123456789BD, DATE'2024-02-29',
+   TIMESTAMP'2024-02-29 23:59:59.123456', TIMESTAMP_NTZ'2024-02-29 23:59:59', X'00FF', array(1, NULL),
+   named_struct('a', 1, 'b', named_struct('c', TIMESTAMP'2024-01-01 00:00:00')), map('k', CAST(0.1 AS FLOAT)),
+   array(named_struct('x', X'01')), map('k', array(map('l', DATE'2024-01-01'))), NULL),
+  (-2147483648, 'quo"te\\\\back\\nline\\u0001ü€😀/', false, DOUBLE('NaN'), CAST('Infinity' AS FLOAT), -0.000000001BD,
+   DATE'1969-12-31', TIMESTAMP'1969-12-31 23:59:59.999999', TIMESTAMP_NTZ'1900-01-01 00:00:00.000001', X'', array(),
+   named_struct('a', NULL, 'b', NULL), map(), array(), map('m', NULL), NULL),
+  (NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL),
+  (0, '', true, DOUBLE('-Infinity'), CAST(1e-10 AS FLOAT), 0BD, DATE'2038-01-19', TIMESTAMP'2262-01-01 00:00:00',
+   TIMESTAMP_NTZ'2262-01-01 00:00:00', X'61', array(3), named_struct('a', 3, 'b', named_struct('c', NULL)),
+   map('', CAST('NaN' AS FLOAT)), array(NULL), map('k', array()), NULL)
+AS t(i, s, b, d, f, `dec`, day, ts, ntz, bin, arr, st, m, structs, nested, nothing)
+"""
+
+
+def encoded_in_python(df):
+    """As the workers of a plain write do it."""
+
+    def encode(batches):
+        import pyarrow as pa  # noqa: PLC0415
+
+        for batch in batches:
+            columns = dict(zip(names, batch.columns, strict=True))
+            yield pa.record_batch([rowjson.encode(columns)], names=["json"])
+
+    names = df.columns
+    plainly_named = df.toDF(*(f"c{index}" for index in range(len(names))))  # mapInArrow stumbles over odd names
+    return [row[0] for row in plainly_named.coalesce(1).mapInArrow(encode, "json string").collect()]
+
+
+def numbers_exactly(text):
+    return json.loads(text, parse_float=lambda digits: Decimal(digits).normalize(Context(prec=60)))
+
+
+def test_both_ways_mean_the_same(spark):
+    df = spark.sql(ROWS).selectExpr(
+        "*", 'CAST(i AS BIGINT) * 4294967296 AS `we.ird ``name"`', "1e300D AS big", "4.9E-324D AS small"
+    )
+    for field in df.schema.fields:
+        rowjson.check(field.name, field.dataType)
+    by_spark = [row[0] for row in df.select(rowjson.expression(df.columns)).collect()]
+    by_python = encoded_in_python(df)
+    assert len(by_python) == 4
+    assert [numbers_exactly(text) for text in by_python] == [numbers_exactly(text) for text in by_spark]
+
+
+def test_the_form_is_the_documented_one(spark):
+    row = spark.sql(ROWS).limit(1)
+    form = numbers_exactly(row.select(rowjson.expression(row.columns)).collect()[0][0])
+    assert form["ts"] == "2024-02-29T23:59:59.123456Z"
+    assert form["ntz"] == "2024-02-29T23:59:59.000000"
+    assert form["day"] == "2024-02-29"
+    assert form["bin"] == "AP8="
+    assert form["dec"] == Decimal("12345678901234567890.123456789")
+    assert form["nothing"] is None
+    assert form["arr"] == [1, None]
+
+
+def test_the_sessions_time_zone_does_not_matter(spark):
+    before = spark.conf.get("spark.sql.session.timeZone")
+    try:
+        spark.conf.set("spark.sql.session.timeZone", "America/New_York")
+        df = spark.sql("SELECT timestamp_seconds(0) AS ts, array(timestamp_seconds(0)) AS many")
+        by_spark = json.loads(df.select(rowjson.expression(df.columns)).collect()[0][0])
+        by_python = encoded_in_python(df)[0]
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", before)
+    assert by_spark == json.loads(by_python)
+    assert by_spark["ts"] == by_spark["many"][0] == "1970-01-01T00:00:00.000000Z"
+
+
+@pytest.mark.parametrize("sql", ["INTERVAL 1 DAY", "INTERVAL 1 YEAR", "parse_json('1')", "array(INTERVAL 1 DAY)"])
+def test_a_type_without_a_json_form_is_refused(spark, sql):
+    field = spark.sql(f"SELECT {sql} AS a").schema.fields[0]
+    with pytest.raises(ConfigurationError, match="cast it to string"):
+        rowjson.check(field.name, field.dataType)

@@ -1,0 +1,131 @@
+"""Dead letters are a DataFrame: the originals unchanged and why they are there; mended rows can be written again."""
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import functions as f
+
+from redelivery.errors import ConfigurationError
+from redelivery.spark import deliver, events, undelivered
+from redelivery.spec import DeliverySpec, Sink
+
+
+def letters(spark, url, **options):
+    return spark.read.format("redelivery").options(url=url, deadLetters=True, **options).load()
+
+
+@pytest.fixture
+def orders(spark):
+    return spark.sql("""
+        SELECT concat('k', id) AS key, CAST(concat(IF(id % 2 = 0, 'permanent ', 'good '), id) AS binary) AS value,
+               array(named_struct('key', 'own', 'value', X'FF')) AS headers, concat('to', id) AS destination,
+               concat('id', id) AS id, timestamp_seconds(id) AS timestamp, id AS row
+        FROM range(4)""")
+
+
+def test_letters_hold_the_original_and_why(spark, shelf, orders):
+    report = deliver(orders, shelf.url(), deadLetterSink="native")
+    found = {row["id"]: row for row in letters(spark, shelf.url()).collect()}
+    assert set(found) == {"id0", "id2"}
+    row = found["id2"]
+    assert (row["key"], row["value"], row["destination"]) == (b"k2", b"permanent 2", "to2")
+    own, *bookkeeping = row["headers"]
+    assert tuple(own) == ("own", b"\xff")
+    assert all(each["key"].startswith("redelivery-") for each in bookkeeping)  # so that attempts add up over lives
+    assert row["timestamp"].timestamp() == 2
+    assert row["row"] == 2
+    assert row["specversion"] is None
+    error = row["_error"]
+    assert (error["code"], error["message"], error["kind"]) == ("REFUSED", "the shelf refuses this", "permanent")
+    assert (error["broker"], error["destination"], error["message_id"]) == ("shelf", shelf.url(), "id2")
+    assert (error["attempts"], error["stage"], error["run"]) == (1, "TASK_PUT", report.run)
+    assert error["first_failure"] <= error["last_failure"]
+    assert row["_position"] in ("0", "1")
+
+
+def test_looking_twice_sends_nothing(spark, shelf, orders):
+    deliver(orders, shelf.url(), deadLetterSink="native")
+    before = (len(shelf.messages()), len(shelf.letters()))
+    df = letters(spark, shelf.url())
+    assert df.count() == df.count() == 2
+    assert df.select("_error.code").distinct().collect()[0][0] == "REFUSED"
+    assert (len(shelf.messages()), len(shelf.letters())) == before
+
+
+def test_mended_rows_can_be_written_again(spark, shelf, orders):
+    deliver(orders, shelf.url(), deadLetterSink="native")
+    mended = (
+        letters(spark, shelf.url())
+        .where("_error.code = 'REFUSED'")
+        .withColumn("value", f.regexp_replace(f.col("value").cast("string"), "permanent", "mended"))
+        .drop("_error", "_position")
+    )
+    assert deliver(mended, shelf.url("again")).delivered == 2
+    message = next(m for m in shelf.messages("again") if m.id == "id2")
+    assert (message.key, message.value, message.destination) == (b"k2", b"mended 2", "to2")
+    assert message.headers[0] == ("own", b"\xff")
+    assert message.extra["row"] == 2
+
+
+def test_events_that_became_none_can_be_mended(spark, shelf):
+    df = spark.sql("SELECT id AS n, IF(id = 1, NULL, concat('s', id)) AS tail FROM range(3)")
+    made = events(df, type="flight", source="/nyc", subject="tail")
+    options = {"deadLetterSink": "native", "requireAttributes": "subject"}
+    report = deliver(made, shelf.url(), **options)
+    assert report.dead_lettered == 1
+    letter = undelivered(spark, report, DeliverySpec(dead_letter_sink=(Sink(uri="native"),)))
+    assert letter.select("type").collect()[0][0] == "redelivery.undeliverable"
+    assert letter.select("_error.code").collect()[0][0] == "missing-subject"
+    rows = letter.select(f.from_json(f.col("value").cast("string"), made.schema).alias("row")).select("row.*")
+    assert deliver(rows.withColumn("subject", f.lit("found")), shelf.url(), **options).delivered == 1
+    assert sorted(dict(m.headers)["ce-subject"] for m in shelf.messages()) == [b"found", b"s0", b"s2"]
+    assert sorted(m.value for m in shelf.messages())[1] == b'{"n":1,"tail":null}'
+
+
+@pytest.mark.parametrize("mode", ["binary", "structured"])
+def test_events_are_unpacked_into_their_columns_and_packed_again(spark, shelf, mode):
+    df = spark.sql("""
+        SELECT 't' AS type, '/s' AS source, 'x' AS subject, TIMESTAMP'2024-01-31 12:00:00.25' AS time, 'e1' AS id,
+               map('traceid', 'abc') AS extensions, 'text/plain' AS datacontenttype,
+               CAST('permanent' AS binary) AS value""")
+    if mode == "structured":  # the shelf looks at the body's beginning
+        return_values = deliver(df, shelf.url("x-dead-letters"), contentMode=mode)
+        assert return_values.delivered == 1
+        row = letters(spark, shelf.url("x")).collect()[0]
+    else:
+        deliver(df, shelf.url("x"), contentMode=mode, deadLetterSink="native")
+        row = letters(spark, shelf.url("x")).collect()[0]
+    assert (row["type"], row["source"], row["subject"], row["id"]) == ("t", "/s", "x", "e1")
+    assert row["time"].isoformat() == "2024-01-31T12:00:00.250000"
+    assert (row["value"], row["datacontenttype"], row["specversion"]) == (b"permanent", "text/plain", "1.0")
+    assert row["extensions"] == {"traceid": "abc"}
+
+
+def test_only_one_run_is_read_where_asked(spark, shelf, orders):
+    first = deliver(orders, shelf.url(), deadLetterSink=shelf.url("the-sink"))
+    second = deliver(orders.where("id = 'id2'"), shelf.url(), deadLetterSink=shelf.url("the-sink"))
+    assert letters(spark, shelf.url(), deadLetterSink=shelf.url("the-sink")).count() == 3
+    assert undelivered(spark, second, url=shelf.url("the-sink")).count() == 1
+    assert undelivered(spark, first, url=shelf.url("the-sink")).count() == 2
+
+
+def test_without_a_sink_there_is_nothing_to_look_at(spark, shelf, orders):
+    report = deliver(orders.where("id = 'id1'"), shelf.url())
+    with pytest.raises(ConfigurationError, match="no deadLetterSink"):
+        undelivered(spark, report, DeliverySpec())
+
+
+def test_an_empty_place_has_the_columns_all_the_same(spark, shelf):
+    df = letters(spark, shelf.url())
+    assert df.count() == 0
+    assert {"id", "key", "value", "headers", "_error", "_position", "row"} <= set(df.columns)
+
+
+def test_reading_anything_else_says_what_can_be_read(spark, shelf):
+    with pytest.raises(PySparkException, match="only dead letters can be read"):
+        spark.read.format("redelivery").option("url", shelf.url()).load()
+
+
+def test_letters_must_lose_their_error_before_they_are_written(spark, shelf, orders):
+    deliver(orders, shelf.url(), deadLetterSink="native")
+    with pytest.raises(ConfigurationError, match="drop it before writing"):
+        deliver(letters(spark, shelf.url()), shelf.url())

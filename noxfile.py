@@ -1,0 +1,208 @@
+"""Every task a contributor runs, as nox sessions; `nox --list` names them.
+
+Run as a script it needs nothing but Python 3.11 or later: it puts nox and uv into `.nox/tools` and runs the sessions
+named on its command line, or the default ones::
+
+    python3 noxfile.py demo
+    python3 noxfile.py
+    python3 noxfile.py plugin -- sqlite      # whatever follows `--` is the session's own
+
+Sessions install what `constraints.txt` pins, into environments in `.nox` that the next run finds ready.
+"""
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent
+CONSTRAINTS = ROOT / "constraints.txt"
+
+
+# --- as a script: only the standard library is there ---------------------------------------------------------------
+
+
+def bootstrap(arguments: list[str]) -> int:
+    """Run nox in an environment of its own, made where it is missing; `nox -s` may be left out."""
+    if sys.version_info < (3, 11):  # noqa: UP036 - whoever runs this has not read pyproject.toml
+        return _refuse(f"this is Python {sys.version.split()[0]}; redelivery needs 3.11 or later")
+    tools = ROOT / ".nox" / "tools"
+    python = tools / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+    stamp, wanted = tools / "complete", f"{sys.version}\n{CONSTRAINTS.read_text(encoding='utf-8')}"
+    if not stamp.exists() or stamp.read_text(encoding="utf-8") != wanted:
+        print("Setting up nox in .nox/tools ...", flush=True)
+        if problem := _make_tools(tools, python):
+            return _refuse(problem)
+        stamp.write_text(wanted, encoding="utf-8")
+    if arguments and not arguments[0].startswith("-"):
+        arguments = ["--session", *arguments]
+    environment = {**os.environ, "PATH": os.pathsep.join([str(python.parent), os.environ.get("PATH", os.defpath)])}
+    if _pip_has_its_own_index(python):
+        environment.setdefault("NOX_DEFAULT_VENV_BACKEND", "virtualenv")
+    command = [str(python), "-m", "nox", "--noxfile", str(ROOT / "noxfile.py"), *arguments]
+    return subprocess.run(command, env=environment, check=False).returncode
+
+
+def _make_tools(tools: Path, python: Path) -> str:
+    """Make the environment anew; returns what is wrong with this machine, or nothing."""
+    has_pip, has_ensurepip = (importlib.util.find_spec(name) is not None for name in ("pip", "ensurepip"))
+    if importlib.util.find_spec("venv") is None or not (has_pip or has_ensurepip):
+        return (
+            f"{sys.executable} has neither pip nor ensurepip. Install what your system leaves out of Python "
+            "(Debian, Ubuntu: apt install python3-venv) and run this again"
+        )
+    # An environment's own pip works with every pip; `pip --python` serves a Python whose ensurepip was left out.
+    shutil.rmtree(tools, ignore_errors=True)
+    without = [] if has_ensurepip else ["--without-pip"]
+    pip = [str(python), "-m", "pip"] if has_ensurepip else [sys.executable, "-m", "pip", "--python", str(python)]
+    for command in (
+        [sys.executable, "-m", "venv", *without, str(tools)],
+        [*pip, "install", "--quiet", "--disable-pip-version-check", "--constraint", str(CONSTRAINTS), "nox", "uv"],
+    ):
+        if subprocess.run(command, check=False).returncode:
+            return f"this command failed, see above: {' '.join(command)}"
+    return ""
+
+
+def _pip_has_its_own_index(python: Path) -> bool:
+    """Whether pip is told of another package index and uv, which does not read pip's settings, is not."""
+    if any(name.startswith("UV_") and "INDEX" in name for name in os.environ):
+        return False
+    if importlib.util.find_spec("pip") is not None:
+        python = Path(sys.executable)
+    command = [str(python), "-m", "pip", "config", "list"]
+    settings = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    return any(f".{name}=" in settings.replace("_", "-") for name in ("index-url", "extra-index-url", "no-index"))
+
+
+def _refuse(why: str) -> int:
+    print(f"noxfile.py: {why}", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    raise SystemExit(bootstrap(sys.argv[1:]))
+
+
+# --- the sessions --------------------------------------------------------------------------------------------------
+
+import nox  # noqa: E402 - what runs as a script has no nox yet
+
+nox.needs_version = ">=2025.2.9"
+nox.options.default_venv_backend = os.environ.get("NOX_DEFAULT_VENV_BACKEND", "uv|virtualenv")
+nox.options.reuse_venv = "yes"
+nox.options.sessions = ["lint", "types", "unit", "conformance"]
+
+PLUGINS = sorted(path.parent.name for path in ROOT.glob("plugins/*/pyproject.toml"))
+DISTRIBUTIONS = [
+    "pyproject.toml",
+    "conformance_tests/pyproject.toml",
+    *(f"plugins/{name}/pyproject.toml" for name in PLUGINS),
+]
+GROUPS = nox.project.load_toml("pyproject.toml")
+
+
+def install(session: nox.Session, *what: str, groups: tuple[str, ...] = ()) -> None:
+    """Install packages and dependency groups as `constraints.txt` pins them."""
+    wanted = nox.project.dependency_groups(GROUPS, *groups) if groups else ()
+    # Without this uv takes what is named here as not editable from the workspace, editable.
+    session.install("--constraint", str(CONSTRAINTS), *what, *wanted, env={"UV_NO_SOURCES": "1"})
+
+
+def install_project(session: nox.Session, *groups: str) -> None:
+    """Install every distribution of the workspace, editable, and see to Spark's Python and Java."""
+    folders = ["core[spark]", "conformance_tests", *(f"plugins/{name}" for name in PLUGINS), "."]
+    editable = [argument for folder in folders for argument in ("--editable", folder)]
+    install(session, *editable, groups=groups)
+    python = shutil.which("python", path=session.bin)
+    session.env["PYSPARK_PYTHON"] = session.env["PYSPARK_DRIVER_PYTHON"] = python
+    find = "from redelivery.spark.java import ensure_java; print(ensure_java())"
+    home = session.run("python", "-c", find, silent=True, log=False, success_codes=[0, 1], stderr=subprocess.DEVNULL)
+    if not home:
+        install(session, groups=("java",))
+        home = session.run("python", "-c", find, silent=True, log=False)
+    session.env["JAVA_HOME"] = str(home).strip()
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Ruff: all its rules, and its format. `-- --fix` repairs what it can."""
+    install(session, groups=("lint",))
+    session.run("ruff", "check", *session.posargs, ".")
+    session.run("ruff", "format", *([] if "--fix" in session.posargs else ["--check"]), ".")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Mypy, strict, over every distribution, the examples and the benchmarks."""
+    install_project(session, "types", "test")
+    sources = ["core/src", "conformance_tests/src", *(f"plugins/{name}/src" for name in PLUGINS)]
+    scripts = [str(path) for folder in ("examples", "benchmarks") for path in sorted(Path(folder).glob("*.py"))]
+    session.run("mypy", *sources, *scripts)
+
+
+@nox.session
+def unit(session: nox.Session) -> None:
+    """The tests of core and of each plugin."""
+    install_project(session, "test")
+    session.run("pytest", *(session.posargs or ["core/tests", "plugins"]))
+
+
+@nox.session
+def conformance(session: nox.Session) -> None:
+    """The suite against every broker that is to be had here, and the broken ones; `-- BROKER` runs one alone."""
+    install_project(session, "test")
+    which, rest = ["conformance_tests/tests"], session.posargs
+    if rest and not rest[0].startswith("-"):
+        _plugin(session, rest[0])
+        which, rest = ["--broker", rest[0]], rest[1:]
+    session.run(
+        "pytest", "--config-file=pyproject.toml", "--rootdir=.", "--pyargs", "redelivery_conformance", *which, *rest
+    )
+
+
+@nox.session
+def demo(session: nox.Session) -> None:
+    """The main job on real data: examples/flights.py. `-- --help` shows its options."""
+    install_project(session, "demo")
+    session.run("python", "examples/flights.py", *session.posargs)
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """`-- BROKER [--json FILE]`: rows/s and memory, against loops written by hand, in one run."""
+    install_project(session, "demo")
+    session.run("python", "benchmarks/bench.py", *session.posargs)
+
+
+@nox.session(reuse_venv=False)
+def plugin(session: nox.Session) -> None:
+    """`-- NAME`: that plugin alone with core, in a fresh environment, built and not editable; then its tests."""
+    name, *rest = session.posargs or [""]
+    folder = _plugin(session, name)
+    install(session, "./core", f"./{folder}")
+    session.run("redelivery", "plugins")
+    found = f"from redelivery.plugins import registry as r; assert list(r().plugins) == [{name!r}], r()"
+    session.run("python", "-c", found)
+    install(session, "./core", f"./{folder}", "./conformance_tests", groups=("test",))
+    session.run("pytest", str(folder / "tests"), *rest)
+
+
+@nox.session
+def constraints(session: nox.Session) -> None:
+    """Pin anew what every session installs. `-- --upgrade` takes the newest."""
+    command = ["uv", "pip", "compile", "--quiet", "--universal", "--python-version", "3.11", "--all-extras"]
+    command += ["--no-header", "--no-annotate", "--no-emit-index-url", "--no-emit-find-links"]
+    command += [argument for group in GROUPS["dependency-groups"] for argument in ("--group", group)]
+    for own in ("redelivery", "redelivery-core", "redelivery-conformance", *(f"redelivery-{name}" for name in PLUGINS)):
+        command += ["--no-emit-package", own]
+    session.install("uv")
+    session.run(*command, "--output-file", "constraints.txt", *session.posargs, *DISTRIBUTIONS)
+
+
+def _plugin(session: nox.Session, name: str) -> Path:
+    if name not in PLUGINS:
+        session.error(f"name one of our plugins: {', '.join(PLUGINS)}, as in: nox -s {session.name} -- {PLUGINS[0]}")
+    return Path("plugins", name)

@@ -1,0 +1,85 @@
+"""How this broker is had for a test: a folder in a scratch folder. It needs the extra `testing`.
+
+What is stored is read here as JSON files, not with the plugin's code; what an event stands for is core's to say.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from urllib.parse import quote, unquote
+
+from redelivery import events
+from redelivery.message import Message
+from redelivery.settings import split_url
+from redelivery_conformance.harness import Harness, Kind, Place, Runtime
+
+
+class FilePlace(Place):
+    """A folder of its own."""
+
+    options: Mapping[str, str] = {}
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.mkdir(parents=True)
+        # With the third member, so that a whole context comes back and not its reason alone.
+        self.url = f"file://{quote(str(path))}?context=true"
+
+    def stored(self, destination: str | None = None) -> Sequence[Message]:  # noqa: ARG002 - a folder has no others
+        lines = [json.loads(path.read_bytes()) for path in sorted(self.path.glob("[0-9]*.jsonl"))]
+        return [events.from_event(events.from_json(line["event"])) for line in lines]
+
+    def snapshot(self) -> object:
+        if not self.path.is_dir():
+            return self.path.read_bytes()
+        return {path.name: path.read_bytes() for path in self.path.iterdir()}
+
+    def unreachable(self) -> str:
+        return f"file://{quote(str(self.path / 'no-such-folder'))}"
+
+    @contextmanager
+    def outage(self) -> Iterator[None]:
+        """The folder is gone for those that come to open it."""
+        away = self.path.with_name(f"{self.path.name}-away")
+        self.path.rename(away)
+        try:
+            yield
+        finally:
+            away.rename(self.path)
+
+    def alter(self) -> None:
+        """A file in the folder's place."""
+        self.path.rmdir()
+        self.path.write_bytes(b"not a folder")
+
+
+class FileRuntime(Runtime):
+    """Folders in one folder."""
+
+    cannot_show = ("power loss: no test cuts it", "several hosts: a folder is one host's")
+
+    def __init__(self, kind: Kind, path: Path) -> None:
+        self.kind = kind
+        self.description = f"folders in {path}"
+        self._path = path / f"conformance-{secrets.token_hex(4)}"
+        self._numbers = count(1)
+
+    def place(self) -> FilePlace:
+        return FilePlace(self._path / str(next(self._numbers)))
+
+
+class FileHarness(Harness):
+    """The folder itself: it is no stand-in."""
+
+    name = "file"
+
+    def starts(self) -> Mapping[Kind, Callable[[Path], Runtime]]:
+        return {"embedded": lambda scratch: FileRuntime("embedded", scratch)}
+
+    def at(self, url: str, options: Mapping[str, str], scratch: Path) -> Runtime:  # noqa: ARG002 - a folder needs neither
+        return FileRuntime("url", Path(unquote(split_url(url).path)))

@@ -1,0 +1,7 @@
+"""The conformance suite against `file:`."""
+
+from redelivery_conformance import BrokerSuite
+
+
+class TestFile(BrokerSuite):
+    broker = "file"

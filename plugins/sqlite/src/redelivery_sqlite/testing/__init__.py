@@ -1,0 +1,124 @@
+"""How this broker is had for a test: a file in a scratch folder. It needs the extra `testing`.
+
+What is stored is read here with sqlite3 alone, not with the plugin's code.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import secrets
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, quote, unquote
+
+from redelivery.message import Message
+from redelivery.settings import split_url
+from redelivery_conformance.harness import Harness, Kind, Place, Runtime
+
+
+class SqlitePlace(Place):
+    """A queue of its own in a file of its own."""
+
+    # The reserve would be 16 MiB a test, and another process's lock is waited for as long as the option says.
+    options: Mapping[str, str] = {"sqlite.reserve": "0", "sqlite.busy_timeout": "1"}
+
+    def __init__(self, path: Path, queue: str) -> None:
+        self.path = path
+        self.queue = queue
+        self.url = f"sqlite://{quote(str(path))}?queue={quote(queue, safe='')}"
+
+    def stored(self, destination: str | None = None) -> Sequence[Message]:
+        columns = "id, timestamp_ms, key, headers, value"
+        with self._reading() as connection:
+            numbers = _all(connection, "SELECT number FROM queue WHERE name = ?", destination or self.queue)
+            return [
+                Message(id=id_, timestamp_ms=stamp, key=key, headers=_headers(headers), value=value)
+                for (number,) in numbers
+                for id_, stamp, key, headers, value in _all(
+                    connection,
+                    f"SELECT {columns} FROM message_{int(number)} ORDER BY seq",  # noqa: S608 - a number
+                )
+            ]
+
+    def snapshot(self) -> object:
+        if not self.path.exists():
+            return None
+        with self._reading() as connection:
+            return list(connection.iterdump()), _all(connection, "PRAGMA user_version")
+
+    def unreachable(self) -> str:
+        return f"sqlite://{quote(str(self.path.parent / 'no-such-folder' / 'q.db'))}?queue={quote(self.queue)}"
+
+    @contextmanager
+    def outage(self) -> Iterator[None]:
+        """Another process holds the write lock."""
+        with closing(sqlite3.connect(self.path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            yield
+            other.execute("ROLLBACK")
+
+    def alter(self) -> None:
+        with closing(sqlite3.connect(self.path)) as connection:
+            ((number,),) = _all(connection, "SELECT number FROM queue WHERE name = ?", self.queue)
+            connection.execute(f"DROP INDEX message_{int(number)}_id")
+            connection.commit()
+
+    @contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        path = self.path if self.path.exists() else ":memory:"
+        with closing(sqlite3.connect(path)) as connection:
+            if path == ":memory:":
+                connection.execute("CREATE TABLE queue (number, name)")
+            yield connection
+
+
+class SqliteRuntime(Runtime):
+    """Files in one folder, or queues beside the one that a URL names."""
+
+    cannot_show = ("power loss: no test cuts it", "several hosts: a file is one host's")
+
+    def __init__(self, kind: Kind, path: Path, queue: str | None = None) -> None:
+        self.kind = kind
+        self.description = f"SQLite {sqlite3.sqlite_version}, {'the file' if queue else 'files in'} {path}"
+        self._path = path
+        self._queue = queue
+        self._run = secrets.token_hex(4)
+        self._numbers = count(1)
+
+    def place(self) -> SqlitePlace:
+        number = next(self._numbers)
+        if self._queue is None:
+            return SqlitePlace(self._path / f"q{number}.db", "orders")
+        return SqlitePlace(self._path, f"{self._queue}-conformance-{self._run}-{number}")
+
+
+class SqliteHarness(Harness):
+    """The embedded broker itself: it is no stand-in."""
+
+    name = "sqlite"
+
+    def starts(self) -> Mapping[Kind, Callable[[Path], Runtime]]:
+        return {"embedded": lambda scratch: SqliteRuntime("embedded", scratch)}
+
+    def at(self, url: str, options: Mapping[str, str], scratch: Path) -> Runtime:  # noqa: ARG002 - a file needs neither
+        parts = split_url(url)
+        return SqliteRuntime("url", Path(unquote(parts.path)), dict(parse_qsl(parts.query)).get("queue", "default"))
+
+
+def _all(connection: sqlite3.Connection, statement: str, *values: str) -> list[Any]:
+    return connection.execute(statement, values).fetchall()
+
+
+def _headers(text: str | None) -> tuple[tuple[str, bytes | None], ...]:
+    return tuple((name, _bytes(value)) for name, value in json.loads(text or "[]"))
+
+
+def _bytes(value: Any) -> bytes | None:
+    if isinstance(value, dict):
+        return base64.b64decode(value["base64"])
+    return None if value is None else str(value).encode()
