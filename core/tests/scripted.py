@@ -26,6 +26,9 @@ class FakeClock:
     def wall_ms(self) -> int:
         return int(self.now * 1000)
 
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
 
 @dataclass
 class ScriptedBroker(Broker):
@@ -109,6 +112,8 @@ class ScriptedSender(Sender):
         fates = [self._fate(message) for message in rows]
         broker.attempts.update(m.id or "" for m in rows)
         if "culprit" in fates and not batch.isolate:
+            if batch.ordered and broker.in_flight:
+                broker.stopped.update(m.key for m in rows if m.key is not None)
             return Settled(batch=batch.number, error=Unattributed("the whole batch failed", code="BatchFailed"))
         failures = []
         stopped = broker.stopped if batch.ordered and broker.capabilities.order else set()

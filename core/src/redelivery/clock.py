@@ -15,6 +15,9 @@ class Clock(Protocol):
     def wall_ms(self) -> int:
         """Milliseconds since the epoch; for contexts and reports."""
 
+    def sleep(self, seconds: float) -> None:
+        """Let time pass."""
+
 
 class SystemClock:
     """The machine's clocks."""
@@ -24,3 +27,6 @@ class SystemClock:
 
     def wall_ms(self) -> int:
         return time.time_ns() // 1_000_000
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)

@@ -53,7 +53,11 @@ def test_both_ways_mean_the_same(spark):
     by_spark = [row[0] for row in df.select(rowjson.expression(df.columns)).collect()]
     by_python = encoded_in_python(df)
     assert len(by_python) == 4
-    assert [numbers_exactly(text) for text in by_python] == [numbers_exactly(text) for text in by_spark]
+    assert [json.loads(text) for text in by_python] == [json.loads(text) for text in by_spark]
+    decimals = [[numbers_exactly(text)["dec"] for text in texts] for texts in (by_python, by_spark)]
+    assert decimals[0] == decimals[1]
+    whole = [[type(each) for each in json.loads(text).values()] for text in by_python]
+    assert whole == [[type(each) for each in json.loads(text).values()] for text in by_spark]
 
 
 def test_the_form_is_the_documented_one(spark):

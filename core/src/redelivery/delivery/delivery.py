@@ -20,7 +20,7 @@ from redelivery import policy
 from redelivery.broker import Capabilities
 from redelivery.clock import SystemClock
 from redelivery.context import Stage
-from redelivery.delivery.engine import Engine
+from redelivery.delivery.engine import Engine, Flow
 from redelivery.delivery.lane import GRACE, Bounds, Lane
 from redelivery.delivery.opening import Borrow, Opening, connected
 from redelivery.delivery.record import Origin
@@ -64,6 +64,7 @@ class Delivery:
         options: Mapping[str, str] | None = None,
         origin: Origin,
         bounds: Bounds | None = None,
+        flow: Flow | None = None,
         borrow: Borrow | None = None,
     ) -> Self:
         """Connect the destination and its sinks.
@@ -74,6 +75,7 @@ class Delivery:
             options: the destination's client options, with their plugin's prefix.
             origin: where the rows come from.
             bounds: what may be held in memory.
+            flow: in which order, and how fast.
             borrow: how a connection is had; plainly, where not given.
 
         Raises:
@@ -92,7 +94,7 @@ class Delivery:
             )
             broker = opening.connect()
             lanes = [opening.destination(broker), *(opening.sink(sink, broker) for sink in spec.dead_letter_sink)]
-            engine = Engine(lanes, spec, origin, clock, random_module.random)
+            engine = Engine(lanes, spec, origin, clock, random_module.random, flow)
             return cls(engine, lanes, resources.pop_all())
         raise AssertionError("unreachable")
 

@@ -28,6 +28,8 @@ from redelivery.spec import DeliverySpec
 
 log = logging.getLogger("redelivery.delivery")
 
+#: How long `drain` waits at a time, in seconds.
+_DRAIN_WAIT = 0.5
 #: Failures that are logged one by one where `errors.log.enable` is not set; the report has them all.
 _LOGGED = 5
 
@@ -57,6 +59,7 @@ class Engine:
         clock: the time.
         random: gives a number in [0, 1), for jitter.
         flow: in which order, and how fast.
+        delivered: told the positions of rows that the destination has confirmed, where somebody wants to know.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class Engine:
         clock: Clock,
         random: Callable[[], float],
         flow: Flow | None = None,
+        delivered: Callable[[list[int]], None] | None = None,
     ) -> None:
         flow = flow or Flow()
         self.report = DeliveryReport(primary=lanes[0].url, run=origin.run)
@@ -76,6 +80,7 @@ class Engine:
         self._clock = clock
         self._random = random
         self._tolerance = Tolerance(spec)
+        self._delivered = delivered
         self._rate = RateLimit(flow.rows_per_second)
         self._order: KeyOrder | None = None
         if flow.ordering == "key":
@@ -202,6 +207,14 @@ class Engine:
             if landed:
                 wait = 0.0
 
+    def drain(self) -> None:
+        """Turn until every row is accounted for; for who has nothing else to do meanwhile. Raises as `turn`."""
+        while not self.idle:
+            self.turn(_DRAIN_WAIT)
+            due = self.next_due
+            if not self.busy and due is not None:
+                self._clock.sleep(max(0.0, min(_DRAIN_WAIT, due - self._clock.monotonic())))
+
     # --- settling ---
 
     def _settle(self, index: int, lane: Lane, landed: Landed) -> None:
@@ -216,20 +229,26 @@ class Engine:
             account.bytes += flight.batch.nbytes * good // len(flight.batch)
         if index:
             self._settle_letters(flight.records or (), landed.failures, lane)
-        elif self._order is not None:
-            self._settle_order(landed, self._order)
+        elif self._order is not None or self._delivered is not None:
+            self._settle_rows(landed)
         for row in sorted(landed.failures):
             self._failed(index, lane, self._record(landed, row), landed.failures[row])
 
-    def _settle_order(self, landed: Landed, order: KeyOrder) -> None:
-        """Let go of the keys of rows that were delivered."""
+    def _settle_rows(self, landed: Landed) -> None:
+        """Tell of rows that were delivered, and let go of their keys. Only where somebody asks for single rows."""
         flight = landed.flight
         good = [row for row in range(len(flight.batch)) if row not in landed.failures]
-        if flight.records is not None:
+        records = flight.records
+        if self._delivered is not None:
+            first = flight.batch.first
+            self._delivered([first + row if records is None else records[row].position for row in good])
+        if self._order is None:
+            return
+        if records is not None:
             for row in good:
-                order.done(flight.records[row])
+                self._order.done(records[row])
         elif flight.batch.key is not None:
-            order.delivered(flight.batch.key.values[row] for row in good)
+            self._order.delivered(flight.batch.key.values[row] for row in good)
 
     def _record(self, landed: Landed, row: int) -> Record:
         """The record of a failed row, made now if this was its first attempt."""

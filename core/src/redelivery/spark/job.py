@@ -6,11 +6,12 @@ The same for `df.write`, `deliver()` and micro-batches. This file must not know 
 from __future__ import annotations
 
 import itertools
+import json
 import logging
 import os
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -18,6 +19,7 @@ from typing import Any, Final
 from pyspark import TaskContext
 from pyspark.sql.types import StructType
 
+from redelivery import plugins
 from redelivery.delivery import Delivery, Origin
 from redelivery.delivery.tolerance import settle_job
 from redelivery.errors import ConfigurationError
@@ -27,6 +29,7 @@ from redelivery.spark import columns
 from redelivery.spark.connections import task_connections
 from redelivery.spark.encoding import Encoder
 from redelivery.spark.options import WriteSettings
+from redelivery.spec import NATIVE
 
 log = logging.getLogger("redelivery.spark")
 
@@ -89,7 +92,7 @@ def deliver_partition(job: Job, batches: Iterable[Any]) -> DeliveryReport:
     origin = _origin(job)
     refuse_one_host(settings.url, local_property("spark.master"), shared_mount=settings.shared_mount)
     for sink in settings.spec.dead_letter_sink:
-        if sink.uri and sink.uri != "native":
+        if sink.uri and sink.uri != NATIVE:
             refuse_one_host(sink.uri, local_property("spark.master"), shared_mount=settings.shared_mount)
     with (
         task_connections() as borrow,
@@ -156,8 +159,6 @@ def refuse_one_host(url: str, master: str | None, *, shared_mount: bool) -> None
     Raises:
         ConfigurationError: each worker would write a file of its own.
     """
-    from redelivery import plugins  # noqa: PLC0415 - only needed here
-
     plugin = plugins.registry().by_url(url)
     if plugin.capabilities.shared or shared_mount or master is None or master.startswith("local"):
         return
@@ -202,16 +203,9 @@ def _pieces(batches: Iterable[Any], most: int) -> Iterator[Any]:
 
 def _write(report: DeliveryReport, path: Path) -> None:
     """Write the report as JSON, whole or not at all. The rows are delivered by now, so this never fails the job."""
-    import json  # noqa: PLC0415
-
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         partial.write_text(json.dumps(report.to_dict(), indent=2) + "\n", encoding="utf-8")
         partial.replace(path)
     except OSError as error:
         log.error("the report could not be written to %s: %s; it is: %s", path, error, report.to_dict())  # noqa: TRY400
-
-
-def settings_in_text(options: Mapping[str, str]) -> str:
-    """Option names for a message; never their values."""
-    return ", ".join(sorted(options))
