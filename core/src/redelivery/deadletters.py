@@ -34,7 +34,7 @@ HOP_LIMIT: Final = 5
 #: Separates an id from the number of its hop.
 HOP_MARK: Final = "~"
 #: How a letter is sent back where nothing else is said.
-_SPEC: Final = DeliverySpec(retry=3, tolerance="all", allow_skip=True)
+_SPEC: Final = DeliverySpec(retry=3, tolerance="all", allow_skip=True, log_enable=False)
 _ORIGIN: Final = Origin(run="redrive")
 
 

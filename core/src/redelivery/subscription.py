@@ -236,7 +236,6 @@ class Subscription:
             if stopping:
                 self._stop_by = min(self._stop_by, time.monotonic() + self._stop_timeout)
                 workers.drop()
-            self._take_requests(hands, engine)
             self._take_results(hands, workers.results(), engine)
             self._enforce_timeout(hands, workers, engine)
             engine.turn(0.0)
@@ -248,8 +247,9 @@ class Subscription:
                 return
             room = 0 if stopping else workers.count + self._prefetch - len(hands)
             if room > 0:
-                arrived = hands.take(room, 0.0 if len(hands) else _IDLE)
-                empty = not arrived
+                wait = 0.0 if len(hands) else _IDLE
+                arrived = hands.take(room, wait)
+                empty = not arrived and wait > 0
                 for hand in arrived:
                     self._begin(hand, workers, hands, engine)
                 if arrived:
@@ -272,7 +272,8 @@ class Subscription:
                 self._terminate(hand, reason, None, hands, engine)
 
     def _take_results(self, hands: Hands, said: list[tuple[Hand, BaseException | None]], engine: Engine) -> None:
-        """Turn what handlers said into outcomes, and settle them together."""
+        """Turn what handlers said into outcomes, and settle them together. What `terminate` asked for goes first."""
+        self._take_requests(hands, engine)
         outcomes: list[tuple[Hand, Outcome]] = []
         for hand, error in said:
             if hand.decided:

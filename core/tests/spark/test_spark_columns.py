@@ -25,7 +25,7 @@ def refused(error=ConfigurationError, **kwargs):
     return str(caught.value)
 
 
-def test_spark_kafka_sink_names_are_the_message():
+def test_names_of_sparks_own_message_sink_are_the_message():
     found = layout(
         key=TEXT, value=TEXT, headers=HEADERS, destination=TEXT, timestamp=t.TimestampType(), lane=t.LongType()
     )

@@ -204,7 +204,7 @@ def _url(own: Mapping[str, str]) -> str:
     url = own.get("url", "")
     if not url:
         raise ConfigurationError(
-            'no destination: say .option("url", "<scheme>:..."), as in "sqlite:orders.db?queue=orders"'
+            'no destination: say .option("url", "<scheme>:..."); `redelivery plugins` lists the schemes'
         )
     _check_url(url)
     return url

@@ -1,0 +1,390 @@
+"""The receiving engine: who gives up on a message, when, and where it goes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from leasing import LeasingBroker
+from scripted import ScriptedBroker
+from test_delivery import RealClock
+
+from redelivery import dialects
+from redelivery.broker import Broker, Retry, Terminate
+from redelivery.errors import (
+    ConfigurationError,
+    DeliveryFailed,
+    Fatal,
+    Permanent,
+    Retriable,
+    TerminalNack,
+    Unsupported,
+)
+from redelivery.message import Message
+from redelivery.spec import DeliverySpec, Sink
+from redelivery.subscription import Subscription
+
+MS = timedelta(milliseconds=1)
+QUICK: dict[str, Any] = {"backoff_policy": "linear", "backoff_delay": MS}
+
+
+class World:
+    """A queue, sinks, and subscriptions over them."""
+
+    def __init__(self, *messages: Message, sinks: int = 1, terminates: bool = False, **spec: Any) -> None:
+        self.queue = LeasingBroker(terminates=terminates)
+        self.queue.put(*messages)
+        self.sinks = [ScriptedBroker(RealClock()) for _ in range(sinks)]
+        uris = ["native"] if terminates else [f"scripted:{n}" for n in range(sinks)]
+        self.spec = DeliverySpec(dead_letter_sink=tuple(Sink(uri=uri) for uri in uris), **spec)
+
+    @contextlib.contextmanager
+    def borrow(self, url: str, options: Mapping[str, str]) -> Iterator[Broker]:
+        kind, name = url.split(":")
+        yield self.queue if kind == "leasing" else self.sinks[int(name)]
+
+    def subscription(self, handler: Callable[[Message], object], **options: Any) -> Subscription:
+        given = {"spec": self.spec, "borrow": self.borrow, "name": f"s{id(self)}", **options}
+        return Subscription("leasing:queue", handler, **given)
+
+    def outcomes(self) -> list[tuple[str, str]]:
+        return [(name, type(outcome).__name__) for name, outcome in self.queue.settled]
+
+
+def message(name: str, **fields: Any) -> Message:
+    return Message(value=name.encode(), id=name, **fields)
+
+
+def fails(_message: Message) -> None:
+    raise ValueError("no such airport")
+
+
+def test_what_a_handler_returns_from_is_accepted() -> None:
+    world = World(message("a"), message("b"))
+    seen: list[bytes | None] = []
+    report = world.subscription(lambda m: seen.append(m.value)).run(until_empty=True)
+    assert seen == [b"a", b"b"]
+    assert world.outcomes() == [("a", "Accept"), ("b", "Accept")]
+    assert (report.received, report.accepted, report.failures) == (2, 2, 0)
+
+
+def test_what_a_handler_raises_for_is_retried_with_the_specs_backoff_then_dead_lettered() -> None:
+    world = World(message("a", key=b"k", headers=(("mine", b"1"),)), retry=2, **QUICK)
+    report = world.subscription(fails, name="billing").run(until_empty=True)
+    delays = [outcome.delay for _, outcome in world.queue.settled if isinstance(outcome, Retry)]
+    assert [round(delay / MS) for delay in delays] == [1, 2]
+    assert world.outcomes()[-1] == ("a", "Accept")
+    (letter,) = world.sinks[0].stored
+    assert (letter.value, letter.key, letter.headers[0]) == (b"a", b"k", ("mine", b"1"))
+    context = dialects.read(letter)
+    assert context is not None
+    assert (context.subscriber, context.attempts, context.kind) == ("billing", 3, "retriable")
+    assert "ValueError: no such airport" in context.reason
+    assert (report.failures, report.retried, report.dead_lettered, report.accepted, report.terms) == (3, 2, 1, 0, 0)
+
+
+def test_a_terminal_nack_bypasses_the_retries_and_is_counted_apart() -> None:
+    def handler(_message: Message) -> None:
+        raise TerminalNack("the airport was closed in 1969")
+
+    world = World(message("a"), retry=99, **QUICK)
+    report = world.subscription(handler).run(until_empty=True)
+    context = dialects.read(world.sinks[0].stored[0])
+    assert context is not None
+    assert (context.kind, context.reason, context.attempts) == ("terminated", "the airport was closed in 1969", 1)
+    assert (report.terms, report.dead_lettered, report.retried) == (1, 1, 0)
+
+
+def test_the_source_is_settled_only_after_a_sink_has_confirmed() -> None:
+    world = World(message("a"))
+    world.sinks[0].latency = 0.2
+    accepted_before_stored = []
+
+    def watch() -> None:
+        while not world.queue.settled:
+            time.sleep(0.001)
+        accepted_before_stored.append(not world.sinks[0].stored)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    world.subscription(fails).run(until_empty=True)
+    watcher.join()
+    assert accepted_before_stored == [False]
+
+
+def test_where_every_sink_fails_the_source_is_not_acknowledged_and_the_primary_error_is_raised() -> None:
+    world = World(message("a"), sinks=2)
+    for sink in world.sinks:
+        sink.script = {"a": ["fatal"]}
+    with pytest.raises(DeliveryFailed, match=r"ValueError: no such airport.*no access"):
+        world.subscription(fails).run(until_empty=True)
+    assert world.outcomes() == [("a", "GiveBack")]
+    assert len(world.queue.items) == 1
+
+
+def test_exhausted_without_a_sink_the_message_stays_and_the_subscription_stops() -> None:
+    world = World(message("a"), sinks=0, retry=1, **QUICK)
+    with pytest.raises(DeliveryFailed, match="no such airport"):
+        world.subscription(fails).run(until_empty=True)
+    assert world.outcomes() == [("a", "Retry"), ("a", "GiveBack")]
+    assert len(world.queue.items) == 1
+
+
+def test_a_broker_that_can_moves_the_message_to_its_dead_letter_place_itself() -> None:
+    world = World(message("a"), terminates=True)
+    report = world.subscription(fails).run(until_empty=True)
+    ((_, outcome),) = world.queue.settled
+    assert isinstance(outcome, Terminate)
+    assert outcome.reason == "ValueError"
+    assert dialects.read(world.queue.letters[0]) is not None
+    assert report.dead_lettered == 1
+    assert world.queue.items == []
+
+
+@pytest.mark.parametrize("by", ["message", "id"])
+def test_terminate_gives_up_one_message_in_hand_whatever_its_handler_still_says(by: str) -> None:
+    world = World(message("a"), message("b"))
+    subscriptions: list[Subscription] = []
+
+    def handler(m: Message) -> None:
+        if m.id == "a":
+            subscriptions[0].terminate(m if by == "message" else "a", "seen enough")
+
+    subscriptions.append(world.subscription(handler))
+    report = subscriptions[0].run(until_empty=True)
+    assert world.sinks[0].stored_ids() == {"a": 1}
+    assert (report.terms, report.dead_lettered, report.accepted) == (1, 1, 1)
+
+
+def test_terminate_without_a_sink_is_a_configuration_error_and_the_message_stays() -> None:
+    world = World(message("a"), sinks=0)
+    said: list[str] = []
+
+    def handler(m: Message) -> None:
+        with pytest.raises(ConfigurationError) as refused:
+            subscription.terminate(m, "x")
+        said.append(str(refused.value))
+        subscription.stop()
+
+    subscription = world.subscription(handler)
+    subscription.run()
+    assert "has no deadLetterSink" in said[0]
+
+
+def test_terminate_of_what_is_not_in_hand_is_refused() -> None:
+    world = World()
+    with pytest.raises(ConfigurationError, match="'x' is not in hand"):
+        world.subscription(fails).terminate("x", "y")
+
+
+def test_a_lease_is_kept_alive_while_a_handler_runs() -> None:
+    world = World(message("a"))
+    report = world.subscription(lambda _: time.sleep(0.5), lease=timedelta(seconds=0.2)).run(until_empty=True)
+    assert world.queue.extended >= 2
+    assert (report.received, report.accepted, report.lost) == (1, 1, 0)
+
+
+def test_a_lost_lease_is_never_settled() -> None:
+    world = World(message("a"))
+
+    def handler(m: Message) -> None:
+        world.queue.revoked.add("a")
+
+    subscription = world.subscription(handler)
+    threading.Timer(0.5, subscription.stop).start()
+    report = subscription.run()
+    assert world.queue.settled == []
+    assert report.lost == 1
+    assert report.accepted == 0
+
+
+def test_a_settlement_that_fails_for_a_moment_is_tried_again() -> None:
+    world = World(message("a"), **QUICK)
+    world.queue.settle_errors = [Retriable("busy"), Retriable("busy")]
+    report = world.subscription(lambda _: None).run(until_empty=True)
+    assert report.accepted == 1
+    assert world.queue.items == []
+
+
+def test_handlers_run_side_by_side() -> None:
+    world = World(*(message(f"m{n}") for n in range(4)))
+    together = threading.Barrier(4, timeout=5)
+    report = world.subscription(lambda _: together.wait(), workers=4).run(until_empty=True)
+    assert report.accepted == 4
+
+
+def test_a_stop_settles_what_is_done_and_gives_back_what_was_not_begun() -> None:
+    world = World(*(message(f"m{n}") for n in range(50)))
+
+    def handler(_message: Message) -> None:
+        subscription.stop()
+        time.sleep(0.05)
+
+    subscription = world.subscription(handler)
+    report = subscription.run()
+    assert report.accepted == 1
+    assert report.given_back == 49
+    assert len(world.queue.items) == 49
+    assert all(item.attempts == 0 for item in world.queue.items)
+
+
+def test_a_stop_gives_back_what_a_hanging_handler_holds_when_its_time_is_over() -> None:
+    world = World(message("a"))
+    release = threading.Event()
+
+    def handler(_message: Message) -> None:
+        subscription.stop()
+        release.wait(10)
+
+    subscription = world.subscription(handler, stop_timeout=timedelta(seconds=0.1))
+    began = time.monotonic()
+    subscription.run()
+    release.set()
+    assert time.monotonic() - began < 5
+    assert world.outcomes() == [("a", "GiveBack")]
+
+
+def test_a_handler_that_takes_longer_than_the_timeout_has_failed() -> None:
+    world = World(message("a"), message("b"), timeout=timedelta(seconds=0.1))
+    release = threading.Event()
+
+    def handler(m: Message) -> None:
+        if m.id == "a":
+            release.wait(10)
+
+    report = world.subscription(handler).run(until_empty=True)
+    release.set()
+    context = dialects.read(world.sinks[0].stored[0])
+    assert context is not None
+    assert "took longer than 0.1 s" in context.reason
+    assert (report.dead_lettered, report.accepted) == (1, 1)
+
+
+def test_a_handler_that_exits_stops_the_subscription_and_its_message_comes_again() -> None:
+    world = World(message("a"))
+
+    def handler(_message: Message) -> None:
+        raise SystemExit(3)
+
+    with pytest.raises(SystemExit):
+        world.subscription(handler).run()
+    assert world.outcomes() == [("a", "GiveBack")]
+
+
+def test_a_handler_that_raises_a_fatal_error_stops_the_subscription() -> None:
+    world = World(message("a"), retry=5, **QUICK)
+
+    def handler(_message: Message) -> None:
+        raise Fatal("the database is gone")
+
+    with pytest.raises(Fatal, match="the database is gone"):
+        world.subscription(handler).run()
+    assert world.outcomes() == [("a", "GiveBack")]
+    assert world.sinks[0].stored == []
+
+
+def test_a_handler_that_raises_a_permanent_error_is_not_run_again() -> None:
+    world = World(message("a"), retry=5, **QUICK)
+
+    def handler(_message: Message) -> None:
+        raise Permanent("not a flight", code="NotAFlight")
+
+    report = world.subscription(handler).run(until_empty=True)
+    assert (report.failures, report.dead_lettered) == (1, 1)
+    assert report.delivery.reasons == {"NotAFlight": 1}
+
+
+def test_what_cannot_be_decoded_is_dead_lettered_unhandled() -> None:
+    world = World(message("a"))
+    world.queue.undecodable = {"a": "its headers are no JSON"}
+    seen: list[Message] = []
+    world.subscription(seen.append).run(until_empty=True)
+    assert seen == []
+    context = dialects.read(world.sinks[0].stored[0])
+    assert context is not None
+    assert (context.code, context.reason) == ("Undecodable", "its headers are no JSON")
+
+
+def test_a_handler_that_forks_settles_once() -> None:
+    world = World(message("a"))
+
+    def handler(_message: Message) -> None:
+        if os.fork() == 0:
+            os._exit(0)
+        os.wait()
+
+    report = world.subscription(handler).run(until_empty=True)
+    assert world.outcomes() == [("a", "Accept")]
+    assert report.accepted == 1
+
+
+def test_an_event_may_be_reposted_under_another_type() -> None:
+    headers = (("ce-specversion", b"1.0"), ("ce-id", b"1"), ("ce-source", b"s"), ("ce-type", b"old"))
+    world = World(message("a", headers=headers))
+    world.subscription(fails, rename_type="old.failed").run(until_empty=True)
+    assert ("ce-type", b"old.failed") in world.sinks[0].stored[0].headers
+
+
+def test_one_name_runs_once_in_a_process() -> None:
+    world = World(message("a"))
+    other = World()
+    refused: list[str] = []
+
+    def handler(_message: Message) -> None:
+        with pytest.raises(ConfigurationError) as error:
+            other.subscription(fails, name="same").run()
+        refused.append(str(error.value))
+
+    world.subscription(handler, name="same").run(until_empty=True)
+    assert "already running" in refused[0]
+
+
+def test_one_event_may_reach_the_sinks_of_several_subscriptions() -> None:
+    copies = [World(message("a")), World(message("a"))]  # a broker gives each subscription its own queue
+    for name, world in zip(("one", "two"), copies, strict=True):
+        world.subscription(fails, name=name).run(until_empty=True)
+    contexts = [dialects.read(world.sinks[0].stored[0]) for world in copies]
+    assert [context.subscriber for context in contexts if context] == ["one", "two"]
+
+
+def test_a_sink_equal_to_the_source_is_refused() -> None:
+    world = World(message("a"))
+    spec = DeliverySpec(dead_letter_sink=(Sink(uri="leasing:queue"),))
+    with pytest.raises(ConfigurationError, match="is the destination itself"):
+        world.subscription(fails, spec=spec).run()
+
+
+def test_a_retry_timeout_is_kept_across_deliveries() -> None:
+    world = World(message("a"), retry_timeout=timedelta(seconds=0.3), backoff_policy="linear", backoff_delay=100 * MS)
+    began = time.monotonic()
+    report = world.subscription(fails).run(until_empty=True)
+    assert report.dead_lettered == 1
+    assert 0.25 < time.monotonic() - began < 5
+    assert 2 <= report.failures <= 5
+
+
+def test_what_a_broker_cannot_do_is_said_before_any_message_is_taken() -> None:
+    world = World(message("a"), retry=1)
+    object.__setattr__(world.queue.capabilities, "delay", "")
+    with pytest.raises(Unsupported, match="cannot keep a message away"):
+        world.subscription(fails).run()
+    world = World(message("a"), retry_timeout=timedelta(seconds=9))
+    object.__setattr__(world.queue.capabilities, "first_delivery", "")
+    with pytest.raises(Unsupported, match="give a number of retries"):
+        world.subscription(fails).run()
+    assert world.queue.leases == 0
+
+
+def test_it_is_a_context_manager_that_stops() -> None:
+    world = World()
+    with world.subscription(fails) as subscription:
+        runner = threading.Thread(target=subscription.run)
+        runner.start()
+    runner.join(5)
+    assert not runner.is_alive()
