@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from redelivery.broker import Broker, Capabilities, Failure, Sender, Settled, Support
@@ -52,7 +52,7 @@ class ScriptedBroker(Broker):
         self.sends: list[tuple[float, list[str], bool]] = []
         self.in_flight: dict[int, tuple[float, Batch]] = {}
         self.most_in_flight = 0
-        self.stopped: set[bytes] = set()
+        self.kept_back: dict[int, set[bytes | None]] = {}  # batch in flight: keys of which an earlier row failed
         self.senders = 0
         self.closed = 0
 
@@ -112,11 +112,10 @@ class ScriptedSender(Sender):
         fates = [self._fate(message) for message in rows]
         broker.attempts.update(m.id or "" for m in rows)
         if "culprit" in fates and not batch.isolate:
-            if batch.ordered and broker.in_flight:
-                broker.stopped.update(m.key for m in rows if m.key is not None)
+            self._keep_back(m.key for m in rows)
             return Settled(batch=batch.number, error=Unattributed("the whole batch failed", code="BatchFailed"))
         failures = []
-        stopped = broker.stopped if batch.ordered and broker.capabilities.order else set()
+        stopped = broker.kept_back.pop(batch.number, set())
         for index, (message, fate) in enumerate(zip(rows, fates, strict=True)):
             if message.key in stopped:
                 failures.append(Failure(index, NotSent("kept back")))
@@ -124,7 +123,7 @@ class ScriptedSender(Sender):
                 if fate not in {"culprit", "ok"}:
                     broker.script[message.id or ""].insert(0, fate)
                 continue
-            if fate != "ok" and message.key is not None:
+            if fate != "ok" and message.key is not None and batch.ordered and broker.capabilities.order:
                 stopped.add(message.key)
             if fate in {"ok", "stored"}:
                 broker.stored.append(message)
@@ -132,9 +131,16 @@ class ScriptedSender(Sender):
                 broker.ambiguous[message.id or ""] += 1
             if fate != "ok":
                 failures.append(Failure(index, _ERRORS[fate]()))
-        if not broker.in_flight:  # what was in flight behind a failed row has been kept back
-            broker.stopped = set()
+        self._keep_back(rows[failure.index].key for failure in failures)
         return Settled(batch=batch.number, failures=failures)
+
+    def _keep_back(self, keys: Iterable[bytes | None]) -> None:
+        """What is in flight behind a failed row, and has its key, is not stored."""
+        keys = {key for key in keys if key is not None}
+        if self._broker.capabilities.order:
+            for number, (_, batch) in self._broker.in_flight.items():
+                if batch.ordered:
+                    self._broker.kept_back.setdefault(number, set()).update(keys)
 
     def _fate(self, message: Message) -> str:
         script = self._broker.script.get(message.id or "", [])

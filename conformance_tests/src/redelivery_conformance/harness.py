@@ -46,11 +46,13 @@ class Place(ABC):
         url: names it.
         options: the client options to open it with, with their prefix.
         patience: seconds that a healthy broker needs at most for a batch; also what deadlines are made of.
+        many: rows of a large batch; fewer only where the broker takes them one by one, and slowly.
     """
 
     url: str
     options: Mapping[str, str]
     patience: float = 10.0
+    many: int = 10_000
 
     @abstractmethod
     def stored(self, destination: str | None = None) -> Sequence[Message]:

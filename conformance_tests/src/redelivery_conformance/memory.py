@@ -224,9 +224,10 @@ class MemoryBroker(Broker):
 
     name = "memory"
     capabilities = FULL
-    make_sender: ClassVar[type[MemorySender]] = MemorySender
-    make_letters: ClassVar[type[MemoryDeadLetters]] = MemoryDeadLetters
-    make_admin: ClassVar[type[MemoryAdmin]] = MemoryAdmin
+    open_options: ClassVar[bool] = False
+    SenderRole: ClassVar[type[MemorySender]] = MemorySender
+    LettersRole: ClassVar[type[MemoryDeadLetters]] = MemoryDeadLetters
+    AdminRole: ClassVar[type[MemoryAdmin]] = MemoryAdmin
 
     def __init__(self, url: str, options: Mapping[str, str]) -> None:
         parts = split_url(url)
@@ -247,15 +248,15 @@ class MemoryBroker(Broker):
         if not self.capabilities.send:
             return super().sender()
         self.store()
-        return self.make_sender(self)
+        return self.SenderRole(self)
 
     def admin(self) -> Admin:
-        return self.make_admin(self) if self.capabilities.provision else super().admin()
+        return self.AdminRole(self) if self.capabilities.provision else super().admin()
 
     def dead_letters(self, *, direct: bool = False) -> DeadLetters:
         if not self.capabilities.browse:
             return super().dead_letters(direct=direct)
-        return self.make_letters(self, self.queue if direct else self.dead_letter_queue)
+        return self.LettersRole(self, self.queue if direct else self.dead_letter_queue)
 
     def native_sink(self) -> str:
         if not self.capabilities.dead_letter:
@@ -311,6 +312,7 @@ def plugin(broker: type[MemoryBroker] = MemoryBroker) -> BrokerPlugin:
         capabilities=broker.capabilities,
         connect=broker,
         options=OPTIONS,
+        open_options=broker.open_options,
     )
 
 
@@ -318,7 +320,7 @@ class MemoryPlace(Place):
     """A store of its own, read past the broker."""
 
     options: Mapping[str, str] = {}
-    patience = 1.0
+    patience = 2.0
 
     def __init__(self, number: int) -> None:
         self.name = f"store{number}"

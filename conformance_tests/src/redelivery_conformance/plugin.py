@@ -60,16 +60,23 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         try:
             found = _targets(metafunc.config).of(metafunc.cls.broker)
         except NoHarness as error:
-            raise pytest.UsageError(f"{metafunc.cls.__name__}: {error}") from error
+            raise pytest.Collector.CollectError(f"{metafunc.cls.__name__}: {error}") from None
         metafunc.parametrize("subject", found, ids=[target.id for target in found], indirect=True)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     from redelivery_conformance.statements import quiet_marks  # noqa: PLC0415 - see above
 
+    targets = config.stash.get(_TARGETS, None)
+    if targets is None:
+        return
     quiet = quiet_marks(items)
     if quiet:
-        raise pytest.UsageError("\n".join(quiet))
+        raise pytest.UsageError("\n".join(quiet[:10]))
+    left_out = [item for item in items if not targets.wanted(_target(item))]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if targets.wanted(_target(item))]
 
 
 @pytest.fixture
@@ -116,8 +123,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[None]:
             pytest.fail(f"--require-brokers: {_NOT_SHOWN}{reason}", pytrace=False)
     except NotApplicable as error:
         reason, shown, name = str(error), _NOT_APPLICABLE, "not_applicable"
-    target: Any = pyfuncitem.callspec.params["subject"]
-    account = _targets(pyfuncitem.config).account(target)
+    account = _targets(pyfuncitem.config).account(_target(pyfuncitem))
     getattr(account, name).setdefault(reason, []).append(_short(pyfuncitem))
     account.ran -= 1
     pytest.skip(shown + reason)
@@ -168,6 +174,14 @@ def _targets(config: pytest.Config) -> Targets:
             lambda name: factory.mktemp(f"broker-{name}"),
         )
     return config.stash[_TARGETS]
+
+
+def _target(item: pytest.Item) -> Target:
+    """The broker that an item is about; one without a harness stands for every other test."""
+    from redelivery_conformance.targets import Target  # noqa: PLC0415 - see above
+
+    found = getattr(getattr(item, "callspec", None), "params", {}).get("subject")
+    return found if isinstance(found, Target) else Target(None)
 
 
 def _short(item: pytest.Item) -> str:

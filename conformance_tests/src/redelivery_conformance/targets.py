@@ -88,13 +88,15 @@ class Targets:
         if isinstance(broker, str):
             harness = self._harness(broker)
         assert harness is not None
-        if self._names and harness.name not in self._names:
-            return []
         schemes = {harness.name}
         with suppress(KeyError):
             schemes.update(harness.plugin().schemes)
         urls = [url for url in self._urls if scheme_of(url) in schemes]
         return [Target(harness, url) for url in urls] or [Target(harness)]
+
+    def wanted(self, target: Target) -> bool:
+        """Whether the command line leaves this target in."""
+        return not self._names or target.harness is None or target.harness.name in self._names
 
     def runtime(self, target: Target) -> Runtime:
         """The running broker of a target. Raises NotHere, each time alike."""

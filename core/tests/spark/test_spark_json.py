@@ -6,7 +6,7 @@ from decimal import Context, Decimal
 import pytest
 
 from redelivery.errors import ConfigurationError
-from redelivery.spark import rowjson
+from redelivery.spark import jsonform, rowjson
 
 ROWS = """
 SELECT * FROM VALUES
@@ -49,8 +49,8 @@ def test_both_ways_mean_the_same(spark):
         "*", 'CAST(i AS BIGINT) * 4294967296 AS `we.ird ``name"`', "1e300D AS big", "4.9E-324D AS small"
     )
     for field in df.schema.fields:
-        rowjson.check(field.name, field.dataType)
-    by_spark = [row[0] for row in df.select(rowjson.expression(df.columns)).collect()]
+        jsonform.check(field.name, field.dataType)
+    by_spark = [row[0] for row in df.select(jsonform.expression(df.columns)).collect()]
     by_python = encoded_in_python(df)
     assert len(by_python) == 4
     assert [json.loads(text) for text in by_python] == [json.loads(text) for text in by_spark]
@@ -62,7 +62,7 @@ def test_both_ways_mean_the_same(spark):
 
 def test_the_form_is_the_documented_one(spark):
     row = spark.sql(ROWS).limit(1)
-    form = numbers_exactly(row.select(rowjson.expression(row.columns)).collect()[0][0])
+    form = numbers_exactly(row.select(jsonform.expression(row.columns)).collect()[0][0])
     assert form["ts"] == "2024-02-29T23:59:59.123456Z"
     assert form["ntz"] == "2024-02-29T23:59:59.000000"
     assert form["day"] == "2024-02-29"
@@ -77,7 +77,7 @@ def test_the_sessions_time_zone_does_not_matter(spark):
     try:
         spark.conf.set("spark.sql.session.timeZone", "America/New_York")
         df = spark.sql("SELECT timestamp_seconds(0) AS ts, array(timestamp_seconds(0)) AS many")
-        by_spark = json.loads(df.select(rowjson.expression(df.columns)).collect()[0][0])
+        by_spark = json.loads(df.select(jsonform.expression(df.columns)).collect()[0][0])
         by_python = encoded_in_python(df)[0]
     finally:
         spark.conf.set("spark.sql.session.timeZone", before)
@@ -89,4 +89,4 @@ def test_the_sessions_time_zone_does_not_matter(spark):
 def test_a_type_without_a_json_form_is_refused(spark, sql):
     field = spark.sql(f"SELECT {sql} AS a").schema.fields[0]
     with pytest.raises(ConfigurationError, match="cast it to string"):
-        rowjson.check(field.name, field.dataType)
+        jsonform.check(field.name, field.dataType)

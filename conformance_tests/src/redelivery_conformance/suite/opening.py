@@ -73,19 +73,22 @@ class Opening(Statements):
                 assert not getattr(subject.capabilities, name), f"{name}: the plugin says none, the broker has it"
 
     def test_nothing_is_touched_before_a_role_is_asked_for(self, subject: Subject) -> None:
-        before = subject.place.snapshot()
-        with io_watched() as seen:
-            subject.connect().close()
-            subject.connect(subject.place.unreachable()).close()
-        assert not seen, f"connecting did I/O: {seen}"
-        assert subject.place.snapshot() == before
+        with subject.runtime.place() as fresh:
+            before = fresh.snapshot()
+            with io_watched() as seen:
+                subject.harness.connect(fresh.url, fresh.options).close()
+                subject.harness.connect(fresh.unreachable(), fresh.options).close()
+            assert not seen, f"connecting did I/O: {seen}"
+            assert fresh.snapshot() == before
 
     def test_an_unknown_option_is_refused_and_the_nearest_named(self, subject: Subject) -> None:
         plugin = subject.harness.plugin()
         known = next(iter(plugin.options), None)
         name = f"{plugin.name}.{known}x" if known else f"{plugin.name}.nonsense"
+        options = {**subject.place.options, name: "1"}
         with pytest.raises(UnknownOption if not plugin.open_options else ConfigurationError) as caught:
-            subject.harness.connect(subject.place.url, {**subject.place.options, name: "1"})
+            # A client that checks its own settings does so when it is made.
+            subject.keep(subject.keep(subject.harness.connect(subject.place.url, options)).sender())
         assert name in str(caught.value)
         if known:
             assert f"{plugin.name}.{known}" in str(caught.value), "the nearest known option is not named"

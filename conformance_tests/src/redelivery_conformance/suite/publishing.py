@@ -45,8 +45,9 @@ class Publishing(Statements):
             assert subject.values().total() == sum(range(count + 1)), "confirmed, but not there"
 
     @broker_has("send")
-    def test_every_row_of_a_batch_of_10_000_is_stored_once(self, subject: Subject) -> None:
-        rows = [b"row %d" % number for number in range(10_000)]
+    def test_every_row_of_a_large_batch_is_stored_once(self, subject: Subject) -> None:
+        """10,000 rows, where the place does not say fewer."""
+        rows = [b"row %d" % number for number in range(subject.place.many)]
         subject.deliver(*(Message(value=row) for row in rows))
         assert subject.values() == Counter(rows)
 

@@ -12,7 +12,7 @@ from redelivery_conformance.statements import Statements, broker_has
 from redelivery_conformance.subject import GRACE, Subject, confirmed
 
 #: What a call that returns at once may take on a busy machine, in seconds.
-AT_ONCE = 0.2
+AT_ONCE = 0.5
 
 
 class Settling(Statements):

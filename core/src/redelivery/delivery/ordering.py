@@ -105,7 +105,8 @@ class KeyOrder:
         if held is None or not record.holds:
             return True
         held.waiting.discard(record.position)
-        if all(record.position < each for each in held.waiting):
+        earlier = min(held.waiting, default=record.position), held.behind[0][0] if held.behind else record.position
+        if record.position <= min(earlier):
             return True
         self.wait(record)
         return False

@@ -16,7 +16,7 @@ from redelivery.errors import ConfigurationError
 from redelivery.report import DeliveryReport
 from redelivery.settings import unknown
 from redelivery.spark import job as jobs
-from redelivery.spark import rowjson
+from redelivery.spark import jsonform
 from redelivery.spark.columns import MESSAGE, Layout
 from redelivery.spark.options import ATTRIBUTES, EXTENSIONS, read_write_options
 from redelivery.spec import NATIVE, DeliverySpec
@@ -112,7 +112,7 @@ def events(
         if name not in by_name:
             raise ConfigurationError(str(unknown("column", name, by_name)))
     for name in names:
-        rowjson.check(name, by_name[name].dataType)
+        jsonform.check(name, by_name[name].dataType)
     columns: dict[str, Column | None] = {
         "type": f.lit(type) if isinstance(type, str) else type,
         "source": f.lit(source) if isinstance(source, str) else source,
@@ -123,7 +123,7 @@ def events(
         "datacontenttype": f.lit("application/json"),
         EXTENSIONS: extensions,
         "key": _column(key),
-        _VALUE: rowjson.expression(names),
+        _VALUE: jsonform.expression(names),
     }
     return df.select(*(column.alias(name) for name, column in columns.items() if column is not None))
 
@@ -166,14 +166,14 @@ def _encode_rows(df: DataFrame, layout: Layout) -> tuple[DataFrame, Layout]:
     """Have Spark itself encode the rows as JSON, where there is no `value` column."""
     if not layout.row:
         return df, layout
-    encoded = rowjson.expression([layout.names[position] for position in layout.row])
+    encoded = jsonform.expression([layout.names[position] for position in layout.row])
     kept = [
         position
         for position, name in enumerate(layout.names)
         if position not in layout.row or name.lower() in (*MESSAGE, *ATTRIBUTES)
     ]
     moved = {position: index for index, position in enumerate(kept)}
-    columns = [f.col(rowjson.quoted(layout.names[position])) for position in kept]
+    columns = [f.col(jsonform.quoted(layout.names[position])) for position in kept]
     return df.select(*columns, encoded.alias(_VALUE)), replace(
         layout,
         names=(*(layout.names[position] for position in kept), _VALUE),
@@ -187,7 +187,7 @@ def _encode_rows(df: DataFrame, layout: Layout) -> tuple[DataFrame, Layout]:
 
 
 def _column(column: Column | str | None) -> Column | None:
-    return f.col(rowjson.quoted(column)) if isinstance(column, str) else column
+    return f.col(jsonform.quoted(column)) if isinstance(column, str) else column
 
 
 def _conf(spark: SparkSession, name: str) -> str | None:

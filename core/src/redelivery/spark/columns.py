@@ -15,7 +15,7 @@ from pyspark.sql import types as t
 from redelivery.broker import Capabilities
 from redelivery.errors import ConfigurationError, Unsupported
 from redelivery.settings import unknown
-from redelivery.spark import rowjson
+from redelivery.spark import jsonform
 from redelivery.spark.options import ATTRIBUTES, EXTENSIONS, ContentMode
 
 #: The message's own columns, in any mode.
@@ -105,7 +105,7 @@ def resolve(
     others = found.others
     if whole_row:
         for position in others:
-            rowjson.check(schema.fields[position].name, schema.fields[position].dataType)
+            jsonform.check(schema.fields[position].name, schema.fields[position].dataType)
     elif others:
         known = (*MESSAGE, *ATTRIBUTES, EXTENSIONS, *capabilities.columns)
         raise _superfluous(schema.fields[others[0]].name, known, mode)

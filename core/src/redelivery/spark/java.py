@@ -60,13 +60,19 @@ def ensure_java() -> str:
 
 
 def local_session(
-    name: str, *, master: str = "local[*]", config: Mapping[str, str] | None = None, log: Path | None = None
+    name: str,
+    *,
+    master: str = "local[*]",
+    connect: bool = False,
+    config: Mapping[str, str] | None = None,
+    log: Path | None = None,
 ) -> SparkSession:
     """A Spark session on this machine alone, whose workers run this very Python.
 
     Args:
         name: the application's name.
         master: as in Spark.
+        connect: by Spark Connect: a server is started here, and the session speaks to it.
         config: further Spark settings; they win over ours.
         log: a file that takes what Spark's JVM and its workers write to stderr; None: they write to this process's own.
 
@@ -83,7 +89,8 @@ def local_session(
         raise ConfigurationError("pyspark is not installed: pip install 'redelivery[spark]'") from error
     settings = {"spark.ui.enabled": "false", "spark.sql.session.timeZone": "UTC", **(config or {})}
     with _stderr_of_children(log):
-        return SparkSession.builder.appName(name).master(master).config(map=dict(settings)).getOrCreate()
+        builder = SparkSession.builder.appName(name).config(map=dict(settings))
+        return (builder.remote(master) if connect else builder.master(master)).getOrCreate()
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """One write as plain data (`Job`), and what each task of it does (`deliver_partition`).
 
-The same for `df.write`, `deliver()` and micro-batches. This file must not know how Spark calls it.
+The same for `df.write`, `deliver()` and micro-batches. This file must not know how Spark calls it, nor import what only
+tasks need: Spark plans and commits each write in a short process of its own.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ import itertools
 import json
 import logging
 import os
+import re
 import time
 import uuid
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,13 +23,13 @@ from pyspark.sql.types import StructType
 
 from redelivery import plugins
 from redelivery.delivery import Delivery, Origin
+from redelivery.delivery.rate import RateLimit
 from redelivery.delivery.tolerance import settle_job
 from redelivery.errors import ConfigurationError
 from redelivery.report import DeliveryReport
 from redelivery.settings import redact
 from redelivery.spark import columns
 from redelivery.spark.connections import task_connections
-from redelivery.spark.encoding import Encoder
 from redelivery.spark.options import WriteSettings
 from redelivery.spec import NATIVE
 
@@ -44,7 +46,8 @@ class Job:
     Attributes:
         settings: what was asked for.
         layout: what the columns mean.
-        run: names the job in letters and reports; survives task retries.
+        run: names the job in letters, reports and ids; survives task retries. A micro-batch's name is known to its
+            tasks only (`as_micro_batch`); until then it is empty.
         started: `time.time()` when it began.
     """
 
@@ -54,12 +57,22 @@ class Job:
     started: float = field(default_factory=time.time)
 
     @classmethod
-    def plan(cls, settings: WriteSettings, schema: StructType) -> Job:
+    def plan(cls, settings: WriteSettings, schema: StructType, *, stream: bool = False) -> Job:
         """Check the schema against the settings.
+
+        Args:
+            settings: what was asked for.
+            schema: of the DataFrame.
+            stream: this is a micro-batch of a streaming query.
 
         Raises:
             ConfigurationError, Unsupported: nothing was sent.
         """
+        if stream and settings.write_id is not None:
+            raise ConfigurationError(
+                "writeId names one batch write; a stream's micro-batches are named by its query and their number, "
+                "which repeat by themselves: drop it"
+            )
         plugin = settings.plugin
         layout = columns.resolve(
             schema,
@@ -68,7 +81,16 @@ class Job:
             content_mode=settings.content_mode,
             require_attributes=settings.require_attributes,
         )
-        return cls(settings=settings, layout=layout, run=settings.write_id or uuid.uuid4().hex)
+        if settings.flow.ordering == "key" and "key" not in layout.message:
+            raise ConfigurationError("ordering=key needs a column `key`, and these rows have none")
+        return cls(settings=settings, layout=layout, run="" if stream else settings.write_id or uuid.uuid4().hex)
+
+    def as_micro_batch(self) -> Job:
+        """The job of the micro-batch that the running task belongs to; the same again when the batch is replayed."""
+        query, batch = local_property("sql.streaming.queryId"), local_property("streaming.sql.batchId")
+        if query is None or batch is None:
+            raise ConfigurationError("Spark does not tell which micro-batch this is; write it by foreachBatch")
+        return replace(self, run=f"{query}-{batch}")
 
 
 def deliver_partition(job: Job, batches: Iterable[Any]) -> DeliveryReport:
@@ -85,10 +107,16 @@ def deliver_partition(job: Job, batches: Iterable[Any]) -> DeliveryReport:
         RedeliveryError: the task must fail; the text says all.
     """
     settings = job.settings
-    rows = _pieces(batches, settings.bounds.in_flight_bytes // _BATCHES_IN_FLIGHT)
+    rows = _pieces(
+        batches,
+        most_bytes=settings.bounds.in_flight_bytes // _BATCHES_IN_FLIGHT,
+        most_rows=RateLimit(settings.flow.rows_per_second).piece,
+    )
     first = next(rows, None)
     if first is None:
         return DeliveryReport(primary=redact(settings.url), run=job.run)
+    from redelivery.spark.encoding import Encoder  # noqa: PLC0415 - only where there are rows: it is slow to import
+
     origin = _origin(job)
     refuse_one_host(settings.url, local_property("spark.master"), shared_mount=settings.shared_mount)
     for sink in settings.spec.dead_letter_sink:
@@ -102,13 +130,14 @@ def deliver_partition(job: Job, batches: Iterable[Any]) -> DeliveryReport:
             options=settings.client,
             origin=origin,
             bounds=settings.bounds,
+            flow=settings.flow,
             borrow=borrow,
         ) as delivery,
     ):
         encoder = Encoder(
             job.layout,
             delivery.capabilities,
-            prefix=f"{_id_prefix(job, origin)}-{origin.partition}",
+            prefix=f"{job.run}-{origin.partition}",
             source=f"redelivery:{job.run}",
             require_attributes=settings.require_attributes,
         )
@@ -121,8 +150,16 @@ def deliver_partition(job: Job, batches: Iterable[Any]) -> DeliveryReport:
         return delivery.finish()
 
 
-def finish(job: Job, reports: Iterable[DeliveryReport], *, speculation: bool) -> DeliveryReport:
+def finish(
+    job: Job, reports: Iterable[DeliveryReport], *, speculation: bool, about: Mapping[str, Any] | None = None
+) -> DeliveryReport:
     """End a job whose tasks have all ended well: add up, log, write the report, hold it to its limits.
+
+    Args:
+        job: the write.
+        reports: of its tasks.
+        speculation: whether Spark may have run a task twice.
+        about: what the written report says besides.
 
     Raises:
         ToleranceExceeded: too many records of the job failed. What was delivered stays so.
@@ -138,7 +175,7 @@ def finish(job: Job, reports: Iterable[DeliveryReport], *, speculation: bool) ->
         )
     log.info("%s", summary(report))
     if job.settings.report_path:
-        _write(report, Path(job.settings.report_path))
+        _write({**(about or {}), **report.to_dict()}, _report_file(Path(job.settings.report_path), report.run))
     settle_job(job.settings.spec, parts, run=job.run, seconds=seconds)
     return report
 
@@ -182,30 +219,29 @@ def _origin(job: Job) -> Origin:
         query=local_property("sql.streaming.queryId"),
         batch=local_property("streaming.sql.batchId"),
         partition=0 if context is None else context.partitionId(),
+        configs=job.settings.configs,
     )
 
 
-def _id_prefix(job: Job, origin: Origin) -> str:
-    """What ids begin with: a replayed micro-batch and a write that was named begin as they did before."""
-    if job.settings.write_id is None and origin.query and origin.batch is not None:
-        return f"{origin.query}-{origin.batch}"
-    return job.run
-
-
-def _pieces(batches: Iterable[Any], most: int) -> Iterator[Any]:
-    """Batches that have rows, cut to about `most` bytes."""
+def _pieces(batches: Iterable[Any], *, most_bytes: int, most_rows: int | None) -> Iterator[Any]:
+    """Batches that have rows, cut to about `most_bytes`, and to `most_rows`."""
     for batch in batches:
         rows = batch.num_rows
-        size = max(1, rows // max(1, -(-batch.nbytes // max(1, most))))
+        size = max(1, min(rows // max(1, -(-batch.nbytes // max(1, most_bytes))), most_rows or rows))
         for start in range(0, rows, size):
             yield batch.slice(start, size)
 
 
-def _write(report: DeliveryReport, path: Path) -> None:
+def _report_file(path: Path, run: str) -> Path:
+    """Where a report goes: into a folder under its run's name, else to the very file."""
+    return path / f"{re.sub('[^A-Za-z0-9._-]', '_', run)}.json" if path.is_dir() else path
+
+
+def _write(report: Mapping[str, Any], path: Path) -> None:
     """Write the report as JSON, whole or not at all. The rows are delivered by now, so this never fails the job."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        partial.write_text(json.dumps(report.to_dict(), indent=2) + "\n", encoding="utf-8")
+        partial.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
         partial.replace(path)
     except OSError as error:
-        log.error("the report could not be written to %s: %s; it is: %s", path, error, report.to_dict())  # noqa: TRY400
+        log.error("the report could not be written to %s: %s; it is: %s", path, error, report)  # noqa: TRY400

@@ -13,10 +13,10 @@ from typing import Final, Literal, TypeAlias
 
 from redelivery import plugins
 from redelivery.broker import BrokerPlugin
-from redelivery.delivery import Bounds
+from redelivery.delivery import Bounds, Flow
 from redelivery.errors import ConfigurationError, InvalidSpec
 from redelivery.forms import options as forms
-from redelivery.settings import is_reference, redact, refuse_password, split_url, unknown
+from redelivery.settings import is_reference, redact, redact_options, refuse_password, split_url, unknown
 from redelivery.spec import NATIVE, DeliverySpec, Sink
 
 ContentMode: TypeAlias = Literal["raw", "binary", "structured"]
@@ -35,8 +35,11 @@ WRITE: Final[Mapping[str, str]] = {
     **COMMON,
     "contentMode": "raw, binary or structured; unset: binary where the columns `type` and `source` are there, else raw",
     "requireAttributes": "comma list of CloudEvents attributes that must not be null",
-    "writeId": "names this write, so that running it again gives every row the same id",
-    "reportPath": "file on the driver's machine that takes the report, as JSON",
+    "writeId": "names this batch write, so that running it again gives every row the same id",
+    "reportPath": "takes the report, as JSON: a file, or a folder that is there (a file each run), at the driver",
+    "ordering": "key: rows of one key in their order, as they lie in a partition; none (default): in any order",
+    "parkSuccessors": "true: with ordering=key, rows behind a dead-lettered one of their key are dead-lettered too",
+    "maxRecordsPerSecond": "of one task: the job sends at most this times the tasks that run at once",
     "maxInFlightBytes": "bytes that a task may have unsettled at the broker (default 64 MiB)",
     "maxWaitingRecords": "records of a task that may wait for their next attempt (default 10000)",
 }
@@ -67,6 +70,8 @@ class WriteSettings:
         write_id: names the write across reruns.
         report_path: where the report goes.
         bounds: what a task may hold.
+        flow: in which order, and how fast, a task sends.
+        configs: all options as they may be shown.
         shared_mount: a one-host destination may be used on a cluster.
     """
 
@@ -78,6 +83,8 @@ class WriteSettings:
     write_id: str | None = None
     report_path: str | None = None
     bounds: Bounds = field(default_factory=Bounds)
+    flow: Flow = field(default_factory=Flow)
+    configs: Mapping[str, str] = field(default_factory=dict)
     shared_mount: bool = False
 
     @property
@@ -136,6 +143,8 @@ def read_write_options(options: Mapping[str, str], *, spec: DeliverySpec | None 
             in_flight_bytes=_count(own, "maxInFlightBytes", Bounds().in_flight_bytes),
             waiting_records=_count(own, "maxWaitingRecords", Bounds().waiting_records),
         ),
+        flow=_flow(own),
+        configs=redact_options({**own, **spec_options, **client, **sink_client}),
         shared_mount=_flag(own, "sharedMount"),
     )
 
@@ -169,6 +178,7 @@ def _sort(
 ) -> tuple[dict[str, str], dict[str, str], dict[str, str], dict[str, str]]:
     """Options by whom they are for: ours, the spec's, the destination's client's, the sinks' clients'."""
     spelling = {name.lower(): name for name in known}
+    spec_spelling = {name.lower(): name for name in forms.OPTIONS}
     prefixes = {name.lower() for name in plugins.registry().plugins}
     own: dict[str, str] = {}
     spec: dict[str, str] = {}
@@ -185,7 +195,7 @@ def _sort(
         if lower in spelling:
             own[spelling[lower]] = str(value)
         elif with_spec and forms.is_spec_option(name):
-            spec[name] = str(value)
+            spec[spec_spelling.get(lower, name)] = str(value)
         elif lower.startswith(SINK_PREFIX):
             sink_client[lower[: len(SINK_PREFIX)] + name[len(SINK_PREFIX) :]] = str(value)
         elif "." in name and name.partition(".")[0].lower() in prefixes:
@@ -223,19 +233,19 @@ def _client_options(
     for name in client:
         if name.partition(".")[0].lower() != plugin.name:
             raise unknown("option", name, known)
-    _refuse_literal_secrets(client)
     checked = plugins.client_options(plugin, client)
+    _refuse_literal_secrets(plugin, checked)
     if not any(is_reference(value) for value in checked.values()):
         plugin.connect(url, checked).close()  # no I/O by contract: it only checks
     return {f"{plugin.name}.{name}": value for name, value in checked.items()}
 
 
-def _refuse_literal_secrets(client: Mapping[str, str]) -> None:
+def _refuse_literal_secrets(plugin: BrokerPlugin, client: Mapping[str, str]) -> None:
     for name, value in client.items():
         if _SECRET.search(name) and not is_reference(value):
             raise ConfigurationError(
-                f"the option {name!r} holds a secret, which Spark would show in plans and logs; write a reference, "
-                "as in 'env:NAME' (a variable on the workers) or 'file:PATH'"
+                f"the option '{plugin.name}.{name}' holds a secret, which Spark would show in plans and logs; "
+                "write a reference, as in 'env:NAME' (a variable on the workers) or 'file:PATH'"
             )
 
 
@@ -260,8 +270,8 @@ def _with_sinks(spec: DeliverySpec, destination: BrokerPlugin, sink_client: Mapp
         mine = {name: value for name, value in sink_client.items() if name.lower().startswith(prefix)}
         unused = {name: value for name, value in unused.items() if name not in mine}
         options = {**sink.options, **{name.removeprefix(SINK_PREFIX): value for name, value in mine.items()}}
-        _refuse_literal_secrets(options)
         checked = plugins.client_options(plugin, options)
+        _refuse_literal_secrets(plugin, checked)
         sinks.append(
             Sink(
                 uri=sink.uri, ref=sink.ref, options={f"{plugin.name}.{name}": value for name, value in checked.items()}
@@ -299,11 +309,28 @@ def _report_path(text: str | None) -> str | None:
     if text is None:
         return None
     path = Path(text)
-    if path.is_dir() or not path.absolute().parent.is_dir():
+    if not path.absolute().parent.is_dir():
         raise ConfigurationError(
-            f"reportPath must name a file in a folder that is there, on the driver's machine: {text}"
+            f"reportPath must name a folder, or a file in a folder, that is there, on the driver's machine: {text}"
         )
     return str(path.absolute())
+
+
+def _flow(own: Mapping[str, str]) -> Flow:
+    ordering = own.get("ordering", "none").lower()
+    if ordering not in ("none", "key"):
+        raise unknown("ordering", own["ordering"], ("none", "key"))
+    park = _flag(own, "parkSuccessors")
+    if park and ordering != "key":
+        raise ConfigurationError("parkSuccessors=true parks what follows by key, so it needs ordering=key")
+    rate = own.get("maxRecordsPerSecond")
+    if rate is not None and (not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,6})?", rate) or float(rate) == 0):
+        raise ConfigurationError(f"maxRecordsPerSecond must be a number above 0, not {redact(rate)!r}")
+    return Flow(
+        ordering="key" if ordering == "key" else "none",
+        park_successors=park,
+        rows_per_second=None if rate is None else float(rate),
+    )
 
 
 def _count(own: Mapping[str, str], name: str, default: int) -> int:

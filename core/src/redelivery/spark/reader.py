@@ -21,6 +21,7 @@ from pyspark.sql.pandas.types import to_arrow_type
 from redelivery import dialects, events, plugins
 from redelivery.broker import Letter
 from redelivery.context import ErrorContext
+from redelivery.deadletters import context_of
 from redelivery.errors import ConfigurationError
 from redelivery.message import Message
 from redelivery.settings import unknown
@@ -118,7 +119,7 @@ class DeadLetterReader(DataSourceReader):
 
 def unpack(letter: Letter) -> dict[str, Any]:
     """One letter as the columns of a row."""
-    context = _merge(dialects.read(letter.message), letter.context)
+    context = context_of(letter)
     message = dialects.strip(letter.message)
     attributes, message = _event(message)
     row: dict[str, Any] = dict.fromkeys(_FIELDS)
@@ -207,19 +208,6 @@ def _moment(text: str) -> int | None:
         return int(moment.tz_convert("UTC").value // 1000) if moment.tzinfo else None
     except (ValueError, OverflowError):
         return None
-
-
-def _merge(written: ErrorContext | None, native: ErrorContext | None) -> ErrorContext:
-    """What we wrote, and what the broker itself knows where we said nothing."""
-    if written is None or native is None:
-        return written or native or ErrorContext()
-    empty = ErrorContext()
-    missing = {
-        each.name: getattr(native, each.name)
-        for each in dataclasses.fields(ErrorContext)
-        if getattr(written, each.name) == getattr(empty, each.name)
-    }
-    return dataclasses.replace(written, **missing)
 
 
 def _error(context: ErrorContext, dead_lettered_ms: int | None) -> dict[str, Any]:

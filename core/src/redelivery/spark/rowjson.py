@@ -1,4 +1,4 @@
-"""A row as JSON: one meaning, whether Spark's JVM writes it (`expression`) or Python does (`encode`).
+"""A row as JSON: one meaning, whether Spark's JVM writes it (`jsonform.expression`) or Python does (`encode`).
 
 Every column is a member, null ones too. Timestamps are RFC 3339 in UTC with microseconds (those without a time zone
 have no offset), dates ISO 8601, binary base64, decimals numbers, NaN and the infinities strings, structs and maps
@@ -11,83 +11,15 @@ import base64
 import datetime as dt
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import types as t
 
-from redelivery.errors import ConfigurationError
 from redelivery.spark import vectors
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column
-
-#: Options of Spark's `to_json` that give it the meaning above.
-TO_JSON: Final = {
-    "ignoreNullFields": "false",
-    "timeZone": "UTC",
-    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
-    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
-    "dateFormat": "yyyy-MM-dd",
-}
-
-_SIMPLE: Final = (
-    t.StringType,
-    t.BinaryType,
-    t.BooleanType,
-    t.ByteType,
-    t.ShortType,
-    t.IntegerType,
-    t.LongType,
-    t.FloatType,
-    t.DoubleType,
-    t.DecimalType,
-    t.DateType,
-    t.TimestampType,
-    t.TimestampNTZType,
-    t.NullType,
-    t.CharType,
-    t.VarcharType,
-)
-
-
-def check(name: str, kind: t.DataType) -> None:
-    """Refuse a type that has no JSON form here.
-
-    Raises:
-        ConfigurationError: names the column, and says to cast it.
-    """
-    if isinstance(kind, t.ArrayType):
-        check(f"{name}[]", kind.elementType)
-    elif isinstance(kind, t.StructType):
-        for each in kind.fields:
-            check(f"{name}.{each.name}", each.dataType)
-    elif isinstance(kind, t.MapType):
-        if not isinstance(kind.keyType, t.StringType):
-            raise ConfigurationError(
-                f"the map {name!r} has keys that are not text, which JSON has not; cast them to string"
-            )
-        check(f"{name}{{}}", kind.valueType)
-    elif not isinstance(kind, _SIMPLE):
-        raise ConfigurationError(
-            f"the column {name!r} of type {kind.simpleString()} has no JSON form; cast it to string, or drop it"
-        )
-
-
-def expression(names: Sequence[str]) -> Column:
-    """The row as JSON text, made by Spark itself."""
-    from pyspark.sql import functions as f  # noqa: PLC0415 - not needed on the workers
-
-    return f.to_json(f.struct(*(f.col(quoted(name)) for name in names)), TO_JSON)
-
-
-def quoted(name: str) -> str:
-    """A column name as Spark takes it literally, dots and all."""
-    return "`" + name.replace("`", "``") + "`"
 
 
 def encode(columns: Mapping[str, Any]) -> Any:

@@ -9,7 +9,6 @@ import itertools
 from typing import Any
 
 import numpy as np
-import pandas.util
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -147,8 +146,10 @@ def _digest(array: Any) -> Any:
         return _list_digest(pairs)
     if not (pa.types.is_string(array.type) or pa.types.is_binary(array.type) or pa.types.is_large_string(array.type)):
         array = array.cast(pa.string())
+    from pandas.util import hash_array  # noqa: PLC0415 - slow to import, and not needed where no id is derived
+
     nulls = array.is_null().to_numpy(zero_copy_only=False)
-    hashed = pandas.util.hash_array(as_binary(array).to_numpy(zero_copy_only=False), categorize=False)
+    hashed = hash_array(as_binary(array).to_numpy(zero_copy_only=False), categorize=False)
     return np.where(nulls, _SEED, hashed)
 
 

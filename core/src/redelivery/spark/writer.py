@@ -1,7 +1,7 @@
-"""The data source `redelivery`, as Spark sees it: `df.write.format("redelivery")`.
+"""The data source `redelivery`, as Spark sees it: `df.write.format("redelivery")`, and `writeStream` alike.
 
-Everything that can be wrong with what a user wrote is said by `writer()`, where Spark shows it well; the rest is in
-`job.py`. This file must not hold what cannot be pickled.
+Everything that can be wrong with what a user wrote is said by `writer()` and `streamWriter()`, where Spark shows it
+well; the rest is in `job.py`. This file must not hold what cannot be pickled.
 """
 
 from __future__ import annotations
@@ -10,15 +10,19 @@ import contextlib
 import logging
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
 
-from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
 from pyspark.sql.types import StructType
 
 from redelivery.errors import ConfigurationError, RedeliveryError
 from redelivery.report import DeliveryReport
-from redelivery.spark import reader
 from redelivery.spark.job import Job, deliver_partition, finish, local_property, summary
 from redelivery.spark.options import read_read_options, read_write_options
 
@@ -27,6 +31,9 @@ if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSourceReader
 
 log = logging.getLogger("redelivery.spark")
+
+#: Spark's own option of a stream, which it hands to us with the others.
+CHECKPOINT: Final = "checkpointLocation"
 
 
 class RedeliveryDataSource(DataSource):
@@ -38,7 +45,11 @@ class RedeliveryDataSource(DataSource):
 
     # Spark shows an error with its way through our code; raised anew, it shows its text and one line.
 
+    # The reader is imported where it is used: Spark plans and commits each write in a short process of its own.
+
     def schema(self) -> StructType:
+        from redelivery.spark import reader  # noqa: PLC0415 - see above
+
         try:
             return reader.schema(read_read_options(self.options))
         except RedeliveryError as error:
@@ -46,6 +57,8 @@ class RedeliveryDataSource(DataSource):
         raise plain
 
     def reader(self, schema: StructType) -> DataSourceReader:
+        from redelivery.spark import reader  # noqa: PLC0415 - see above
+
         try:
             return reader.DeadLetterReader(read_read_options(self.options), schema)
         except RedeliveryError as error:
@@ -56,6 +69,16 @@ class RedeliveryDataSource(DataSource):
         try:
             _refuse_overwrite(overwrite=overwrite)
             return RedeliveryWriter(Job.plan(read_write_options(self.options), schema))
+        except RedeliveryError as error:
+            plain = type(error)(str(error))
+        raise plain
+
+    # Spark calls this by keyword.
+    def streamWriter(self, schema: StructType, overwrite: bool) -> RedeliveryStreamWriter:  # noqa: FBT001, N802
+        try:
+            _refuse_overwrite(overwrite=overwrite)
+            ours = {name: value for name, value in self.options.items() if name.lower() != CHECKPOINT.lower()}
+            return RedeliveryStreamWriter(Job.plan(read_write_options(ours), schema, stream=True))
         except RedeliveryError as error:
             plain = type(error)(str(error))
         raise plain
@@ -75,6 +98,13 @@ class TaskDone(WriterCommitMessage):
 
     report: DeliveryReport
     speculation: bool
+    started: float
+
+    @classmethod
+    def of(cls, job: Job, iterator: Iterator[RecordBatch]) -> TaskDone:
+        """Deliver a partition."""
+        report = deliver_partition(job, iterator)
+        return cls(report, speculation=local_property("spark.speculation") == "true", started=job.started)
 
 
 class RedeliveryWriter(DataSourceArrowWriter):
@@ -84,20 +114,56 @@ class RedeliveryWriter(DataSourceArrowWriter):
         self.job = job
 
     def write(self, iterator: Iterator[RecordBatch]) -> WriterCommitMessage:  # type: ignore[override]  # pyspark's own
-        report = deliver_partition(self.job, iterator)
-        return TaskDone(report, speculation=local_property("spark.speculation") == "true")
+        return TaskDone.of(self.job, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         _log_to_stderr()
-        done = [each for each in messages if isinstance(each, TaskDone)]
+        done = _done(messages)
         finish(self.job, (each.report for each in done), speculation=any(each.speculation for each in done))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        with contextlib.suppress(Exception):  # Spark would show this in place of the job's own error
-            _log_to_stderr()
-            parts = [each.report for each in messages if isinstance(each, TaskDone)]
-            account = summary(DeliveryReport.total(parts, run=self.job.run))
-            log.warning("the write failed; what its finished tasks delivered stays delivered: %s", account)
+        _log_abort(messages, self.job.run)
+
+
+class RedeliveryStreamWriter(DataSourceStreamArrowWriter):
+    """One micro-batch of a stream.
+
+    Made anew for each batch, and once more for its commit: so a batch is named by what Spark tells its tasks, and what
+    the commit needs to know of them comes with their accounts.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+
+    def write(self, iterator: Iterator[RecordBatch]) -> WriterCommitMessage:  # type: ignore[override]  # pyspark's own
+        return TaskDone.of(self.job.as_micro_batch(), iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+        _log_to_stderr()
+        done = _done(messages)
+        run = next((each.report.run for each in done), f"-{batchId}")
+        started = min((each.started for each in done), default=self.job.started)
+        finish(
+            replace(self.job, run=run, started=started),
+            (each.report for each in done),
+            speculation=any(each.speculation for each in done),
+            about={"query": run.removesuffix(f"-{batchId}"), "batch": batchId},
+        )
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+        _log_abort(messages, f"micro-batch {batchId}")
+
+
+def _done(messages: list[WriterCommitMessage | None]) -> list[TaskDone]:
+    """The accounts of the tasks that ended well."""
+    return [each for each in messages if isinstance(each, TaskDone)]
+
+
+def _log_abort(messages: list[WriterCommitMessage | None], run: str) -> None:
+    with contextlib.suppress(Exception):  # Spark would show this in place of the job's own error
+        _log_to_stderr()
+        account = summary(DeliveryReport.total([each.report for each in _done(messages)], run=run))
+        log.warning("the write failed; what its finished tasks delivered stays delivered: %s", account)
 
 
 def _log_to_stderr() -> None:

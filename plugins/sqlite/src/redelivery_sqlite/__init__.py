@@ -11,11 +11,12 @@ from datetime import timedelta
 from importlib.metadata import version
 from typing import Final
 
-from redelivery.broker import Admin, Broker, BrokerPlugin, Capabilities, DeadLetters, Limits, Sender, Support
+from redelivery.broker import Admin, Broker, BrokerPlugin, Capabilities, DeadLetters, Limits, Receiver, Sender, Support
 from redelivery.plugins import hookimpl
 from redelivery_sqlite.address import OPTIONS, Address, Settings
 from redelivery_sqlite.admin import SqliteAdmin
 from redelivery_sqlite.letters import SqliteDeadLetters
+from redelivery_sqlite.receiver import SqliteReceiver
 from redelivery_sqlite.sender import SqliteSender
 from redelivery_sqlite.store import Store
 
@@ -24,6 +25,7 @@ _ROW_BYTES: Final = 1_000_000_000 - 65_536
 
 CAPABILITIES: Final = Capabilities(
     send=Support.NATIVE,
+    receive=Support.NATIVE,
     provision=Support.NATIVE,
     browse=Support.NATIVE,
     remove=Support.NATIVE,
@@ -37,6 +39,16 @@ CAPABILITIES: Final = Capabilities(
     destinations=Support.NATIVE,
     deduplicate=Support.NATIVE,
     deduplication_window=timedelta(days=1),
+    order=Support.NATIVE,
+    settle_any_order=Support.NATIVE,
+    attempts=Support.NATIVE,
+    first_delivery=Support.NATIVE,
+    delay=Support.NATIVE,
+    terminate=Support.NATIVE,
+    reason=Support.NATIVE,
+    extend=Support.NATIVE,
+    expiry=Support.NATIVE,
+    backstop=Support.NATIVE,
     shared=False,
     context_dialect="json",
     limits=Limits(message_bytes=_ROW_BYTES),
@@ -58,6 +70,12 @@ class SqliteBroker(Broker):
 
     def native_sink(self) -> str:
         return self.address.dead_letters.url
+
+    def sibling(self, name: str) -> str:
+        return self.address.at(name).url
+
+    def receiver(self, *, lease: timedelta = timedelta(seconds=30)) -> Receiver:
+        return SqliteReceiver(self._store(), self.address, lease, message_bytes=_ROW_BYTES)
 
     def admin(self) -> Admin:
         return SqliteAdmin(self._store(), self.address)

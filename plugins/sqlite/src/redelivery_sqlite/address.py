@@ -17,6 +17,9 @@ DEAD_LETTERS = "-dead-letters"
 OPTIONS: Mapping[str, str] = {
     "busy_timeout": "seconds to wait for another process's write lock before the batch counts as failed (5)",
     "create": "make the file and its queues where they are missing: true or false (true)",
+    "max_deliveries": "deliveries after which the broker moves a message to the dead letters where provisioning set no "
+    "limit; 0: none (0)",
+    "message_ttl": "seconds after which a sent message that nobody has handled goes to the dead letters; 0: never (0)",
     "deduplication_window": "seconds for which the id of a removed message stays remembered (86400)",
     "reserve": "bytes kept, at most, beside the file, so that a queue on a full disk can still be drained (16777216)",
 }
@@ -38,9 +41,14 @@ class Address:
         return f"sqlite:{slashes}{quote(str(self.path))}?queue={quote(self.queue, safe='')}"
 
     @property
+    def is_dead_letters(self) -> bool:
+        """Whether it is a dead letter place: nothing expires there, and no number of deliveries is too many."""
+        return self.queue.endswith(DEAD_LETTERS)
+
+    @property
     def dead_letters(self) -> Address:
         """Where its dead letters lie: its own place, if it is one already."""
-        return self if self.queue.endswith(DEAD_LETTERS) else Address(self.path, self.queue + DEAD_LETTERS)
+        return self if self.is_dead_letters else Address(self.path, self.queue + DEAD_LETTERS)
 
     def at(self, queue: str) -> Address:
         """Another queue of the same file."""
@@ -83,12 +91,19 @@ class Settings:
     busy_timeout: float = 5.0
     create: bool = True
     deduplication_window: timedelta = timedelta(days=1)
+    max_deliveries: int = 0
+    message_ttl: timedelta = timedelta(0)
     reserve: int = 16 << 20
 
     @property
     def window_ms(self) -> int:
         """The de-duplication window in milliseconds."""
         return self.deduplication_window // timedelta(milliseconds=1)
+
+    @property
+    def ttl_ms(self) -> int:
+        """How long a message lives, in milliseconds; 0: for ever."""
+        return -(-self.message_ttl // timedelta(milliseconds=1))
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> Settings:
@@ -108,6 +123,8 @@ class Settings:
             busy_timeout=_number(options, "busy_timeout", 5),
             create=create == "true",
             deduplication_window=timedelta(seconds=window),
+            max_deliveries=int(_number(options, "max_deliveries", 0)),
+            message_ttl=timedelta(seconds=_number(options, "message_ttl", 0)),
             reserve=int(_number(options, "reserve", 16 << 20)),
         )
 

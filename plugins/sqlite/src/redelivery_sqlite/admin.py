@@ -1,4 +1,7 @@
-"""The admin role: the file, the queue and its dead letter place. This file must not alter what exists."""
+"""The admin role: the file, the queue and its dead letter place. This file must not alter what exists.
+
+A queue's limit of deliveries that nobody has set counts as missing.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,13 @@ from urllib.parse import quote
 
 from redelivery.broker import Admin, Difference, NativeObject, Plan
 from redelivery.errors import Fatal
-from redelivery.spec import DeliverySpec, DeliveryStatus
+from redelivery.spec import UNLIMITED, DeliverySpec, DeliveryStatus
 from redelivery_sqlite.address import Address
 from redelivery_sqlite.errors import classified
 from redelivery_sqlite.store import APPLICATION_ID, SCHEMA_VERSION, Store, queue_schema
+
+#: Deliveries beyond core's own limit: only handlers that never come back to core get so far.
+MARGIN = 10
 
 
 class SqliteAdmin(Admin):
@@ -21,21 +27,19 @@ class SqliteAdmin(Admin):
         self._store = store
         self._address = address
 
-    def plan(self, spec: DeliverySpec) -> Plan:  # noqa: ARG002 - no part of a spec is kept in the file
+    def plan(self, spec: DeliverySpec) -> Plan:
         wanted = [self._address.queue, self._address.dead_letters.queue]
         names = list(dict.fromkeys(wanted))
         if not self._store.exists:
             file = NativeObject(kind="file", name=str(self._address.path), action="create")
             queues = [NativeObject(kind="queue", name=name, action="create") for name in names]
+            queues += self._limit(spec, None)
         else:
             with classified(f"looking at {str(self._address.path)!r}"), contextlib.closing(self._look()) as connection:
                 file = self._file(connection)
                 queues = [self._queue(connection, name) for name in names]
-        return Plan(
-            objects=[file, *queues],
-            status=self._status(),
-            approximations=["retries, delays and expiry are core's own: the file keeps no limit as a backstop"],
-        )
+                queues += self._limit(spec, None if file.action == "differs" else connection)
+        return Plan(objects=[file, *queues], status=self._status())
 
     def provision(self, spec: DeliverySpec) -> DeliveryStatus:
         plan = self.plan(spec)
@@ -44,10 +48,13 @@ class SqliteAdmin(Admin):
             text = f"sqlite: {str(self._address.path)!r} is not altered, though it differs: {'; '.join(differences)}"
             raise Fatal(text, code="DIFFERS")
         doing = f"provisioning {str(self._address.path)!r}"
-        with self._store.writing(doing):
+        with self._store.writing(doing) as connection:
             for item in plan.objects:
                 if item.kind == "queue":
                     self._store.number(item.name, create=True)
+                elif item.kind == "limit" and item.action == "create":
+                    limit = (item.attributes["max_deliveries"], item.name)
+                    connection.execute("UPDATE queue SET max_deliveries = ? WHERE name = ?", limit)
         return self._status()
 
     def depth(self) -> int:
@@ -83,6 +90,21 @@ class SqliteAdmin(Admin):
         found = dict(connection.execute("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL"))
         return _compare("queue", name, wanted, found)
 
+    def _limit(self, spec: DeliverySpec, connection: sqlite3.Connection | None) -> list[NativeObject]:
+        """The limit of deliveries that the spec's retries need; none where it says nothing of them."""
+        if spec.retry is None or self._address.is_dead_letters:
+            return []
+        name = self._address.queue
+        found: int | None = None
+        known = connection and connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'queue'").fetchone()
+        if connection is not None and known:
+            row = connection.execute("SELECT max_deliveries FROM queue WHERE name = ?", (name,)).fetchone()
+            found = row[0] if row else None
+        wanted = 0 if spec.retry == UNLIMITED else spec.retry + 1 + MARGIN
+        if found is None:
+            return [NativeObject(kind="limit", name=name, action="create", attributes={"max_deliveries": str(wanted)})]
+        return [_compare("limit", name, {"max_deliveries": str(wanted)}, {"max_deliveries": str(found)})]
+
     def _status(self) -> DeliveryStatus:
         return DeliveryStatus(dead_letter_sink_uri=self._address.dead_letters.url)
 
@@ -93,7 +115,7 @@ def _compare(kind: str, name: str, wanted: dict[str, str], found: dict[str, str]
         for attribute, text in wanted.items()
         if found.get(attribute) != text
     ]
-    attributes = wanted if kind == "file" else {}
+    attributes = {} if kind == "queue" else wanted
     return NativeObject(
         kind=kind,
         name=name,

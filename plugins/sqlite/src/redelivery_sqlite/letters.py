@@ -5,21 +5,22 @@ Every read is short, so that an open iterator never keeps the write-ahead log fr
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 from redelivery.broker import DeadLetters, Letter
-from redelivery.errors import ConfigurationError, Fatal, Retriable
-from redelivery.message import Message
-from redelivery_sqlite import headers
+from redelivery.context import ErrorContext
+from redelivery.errors import BrokerError, ConfigurationError, Fatal
+from redelivery_sqlite import moves, stored
+from redelivery_sqlite.address import DEAD_LETTERS, Address
 from redelivery_sqlite.errors import classified
 from redelivery_sqlite.store import Store, now_ms
 
 #: Letters, and at most about so many bytes, that one read takes.
 _PAGE = 200
 _PAGE_BYTES = 4 << 20
-#: Ids forgotten at each removal, at most, once they are older than the window.
-_FORGET = 10_000
-_COLUMNS = "seq, id, enqueued_ms, timestamp_ms, key, headers, value"
+_WHY = "r.kind, r.reason, r.description, r.queue, r.message_id, r.attempts, r.first_ms"
 
 
 class SqliteDeadLetters(DeadLetters):
@@ -30,6 +31,7 @@ class SqliteDeadLetters(DeadLetters):
         self._queue = queue
 
     def browse(self) -> Iterator[Letter]:
+        self._sweep()
         with classified(self._doing("browsing")):
             number = self._number()
             if number is None:
@@ -44,32 +46,15 @@ class SqliteDeadLetters(DeadLetters):
             after = int(page[-1].position)
 
     def remove(self, positions: Sequence[str]) -> int:
-        seqs = [(self._seq(position),) for position in positions]
+        seqs = [self._seq(position) for position in positions]
         if not seqs or self._number() is None:
             return 0
-        doing = self._doing("removing from")
-        try:
-            return self._remove(seqs, doing)
-        except Retriable as error:
-            if error.code != "SQLITE_FULL" or not self._store.drain(doing):
-                raise
-        return self._remove(seqs, doing)
 
-    def _remove(self, seqs: list[tuple[int]], doing: str) -> int:
-        with self._store.writing(doing) as connection:
+        def work(connection: sqlite3.Connection) -> int:
             number = self._number()
-            now = now_ms()
-            connection.executemany(
-                f"INSERT INTO taken_{number} (id, removed_ms) SELECT id, {now} FROM message_{number} "  # noqa: S608 - numbers
-                "WHERE seq = ? AND id IS NOT NULL ON CONFLICT (id) DO UPDATE SET removed_ms = excluded.removed_ms",
-                seqs,
-            )
-            oldest = f"SELECT number FROM taken_{number} ORDER BY number LIMIT {_FORGET}"  # noqa: S608 - numbers
-            connection.execute(
-                f"DELETE FROM taken_{number} WHERE number IN ({oldest}) AND removed_ms < ?",  # noqa: S608 - numbers
-                (now - self._store.settings.window_ms,),
-            )
-            return connection.executemany(f"DELETE FROM message_{number} WHERE seq = ?", seqs).rowcount  # noqa: S608 - a number
+            return 0 if number is None else moves.remove(connection, number, seqs, now_ms(), self._store.settings)
+
+        return self._store.draining(self._doing("removing from"), work)
 
     def purge(self) -> int:
         count = 0
@@ -90,23 +75,68 @@ class SqliteDeadLetters(DeadLetters):
             return [str(row[0]) for row in self._store.connection().execute(query).fetchall()]
 
     def _page(self, number: int, after: int, end: int) -> list[Letter]:
-        query = f"SELECT {_COLUMNS} FROM message_{number} WHERE seq > ? AND seq <= ? ORDER BY seq LIMIT {_PAGE}"  # noqa: S608 - our own names and numbers
+        query = (
+            f"SELECT m.enqueued_ms, {_WHY}, {stored.COLUMNS} FROM message_{number} m "  # noqa: S608 - our own names and numbers
+            f"LEFT JOIN reason_{number} r ON r.seq = m.seq "
+            f"WHERE m.seq > ? AND m.seq <= ? ORDER BY m.seq LIMIT {_PAGE}"
+        )
         letters: list[Letter] = []
         size = 0
         with classified(self._doing("browsing")):
             cursor = self._store.connection().execute(query, (after, end))
             try:
-                for seq, id_, enqueued, timestamp, key, encoded, value in cursor:
-                    message = Message(
-                        value=value, key=key, headers=headers.read(encoded), id=id_, timestamp_ms=timestamp
+                for enqueued, *why, seq, id_, timestamp, key, encoded, value in cursor:
+                    message, fault = stored.message(id_, timestamp, key, encoded, value)
+                    context = self._context(enqueued, *why) if why[0] is not None else None
+                    if context is None and fault is not None:
+                        context = ErrorContext(kind="invalid", reason=fault, broker="sqlite")
+                    letters.append(
+                        Letter(position=str(seq), message=message, context=context, dead_lettered_ms=enqueued)
                     )
-                    letters.append(Letter(position=str(seq), message=message, dead_lettered_ms=enqueued))
                     size += message.nbytes
                     if size > _PAGE_BYTES:
                         break
             finally:
                 cursor.close()
         return letters
+
+    def _context(
+        self,
+        dead_ms: int,
+        kind: str,
+        reason: str,
+        description: str,
+        queue: str,
+        message_id: str | None,
+        attempts: int,
+        first_ms: int | None,
+    ) -> ErrorContext:
+        """What `moves` wrote of a letter."""
+        return ErrorContext(
+            reason=reason,
+            kind=kind,
+            broker="sqlite",
+            destination=Address(self._store.path, queue).url,
+            message_id=message_id,
+            attempts=attempts,
+            first_failure_ms=first_ms,
+            last_failure_ms=dead_ms,
+            extra={"description": description} if description else {},
+        )
+
+    def _sweep(self) -> None:
+        """Move what has expired in the queue that these letters come from: nobody may be receiving there."""
+        source = self._queue.removesuffix(DEAD_LETTERS)
+        with suppress(BrokerError):  # a letter less is shown; a reader without the right to write sees the others
+            number = self._store.number(source) if source != self._queue and self._store.exists else None
+            if number is None or not moves.has_expired(self._store.connection(), number, now_ms()):
+                return
+
+            def work(connection: sqlite3.Connection) -> int:
+                return moves.bury_expired(connection, self._store, source, self._queue, now_ms())
+
+            while self._store.draining(self._doing("moving expired messages to"), work):
+                pass
 
     def _number(self) -> int | None:
         if not self._store.exists:

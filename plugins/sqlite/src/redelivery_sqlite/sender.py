@@ -13,7 +13,7 @@ from itertools import repeat
 from typing import Any
 
 from redelivery.broker import Failure, Sender, Settled
-from redelivery.errors import Fatal, Permanent, Retriable, Unattributed
+from redelivery.errors import Fatal, NotSent, Permanent, Retriable, Unattributed
 from redelivery.message import Batch, Column
 from redelivery_sqlite import headers, rows
 from redelivery_sqlite.address import Address
@@ -32,6 +32,7 @@ class SqliteSender(Sender):
         self._address = address
         self._message_bytes = message_bytes
         self._settled: list[Settled] = []
+        self._failed_keys: set[bytes] = set()  # of rows whose failure `collect` has yet to tell
 
     def send(self, batch: Batch, *, deadline: float) -> None:
         doing = f"storing in {str(self._address.path)!r}"
@@ -44,9 +45,13 @@ class SqliteSender(Sender):
         except Permanent as error:
             raise Unattributed(str(error), code=error.code) from error
         self._settled.append(settled)
+        if batch.ordered and batch.key is not None:
+            keys = batch.key.values
+            self._failed_keys.update(key for each in settled.failures if (key := keys[each.index]) is not None)
 
     def collect(self, wait: float) -> Sequence[Settled]:  # noqa: ARG002 - nothing is ever waited for
         settled, self._settled = self._settled, []
+        self._failed_keys.clear()
         return settled
 
     def close(self) -> None:
@@ -56,13 +61,15 @@ class SqliteSender(Sender):
         """Store all rows; where that fails, find the rows that no file could hold and store the others."""
         connection.execute("SAVEPOINT batch")
         try:
+            if batch.ordered and self._failed_keys:
+                raise Permanent("sqlite: some rows must wait behind an earlier one of their key", code="ORDER")
             if rows.has_odd_timestamps(batch):
                 raise Permanent("sqlite: a timestamp is no integer", code="TIMESTAMP")
             return Settled(batch=batch.number, duplicates=self._store_rows(connection, batch, None))
         except _ROW_ERRORS:
             connection.execute("ROLLBACK TO batch")
-            failures = self._faults(batch)
-            if not failures:
+            failures = self._in_order(batch, self._faults(batch))
+            if not failures and not (batch.ordered and self._failed_keys):
                 raise
         bad = {failure.index for failure in failures}
         good = [index for index in range(batch.length) if index not in bad]
@@ -71,7 +78,7 @@ class SqliteSender(Sender):
 
     def _isolated(self, connection: sqlite3.Connection, batch: Batch) -> Settled:
         """Store each row within a savepoint of its own, so that an error is its own."""
-        failures = self._faults(batch)
+        failures = self._in_order(batch, self._faults(batch))
         bad = {failure.index for failure in failures}
         duplicates = 0
         for index in range(batch.length):
@@ -101,6 +108,23 @@ class SqliteSender(Sender):
                 found.append(Failure(index, error))
         return found
 
+    def _in_order(self, batch: Batch, failures: list[Failure]) -> list[Failure]:
+        """These failures, and in an ordered batch the rows that they keep back."""
+        if not batch.ordered or batch.key is None:
+            return failures
+        own = {failure.index: failure for failure in failures}
+        failed = set(self._failed_keys)
+        found = []
+        for index, key in enumerate(batch.key.values):
+            if index in own:
+                found.append(own[index])
+                if isinstance(key, bytes):
+                    failed.add(key)
+            elif key is not None and key in failed:
+                text = "sqlite: this row was not stored, because an earlier one of its key has failed"
+                found.append(Failure(index, NotSent(text, code="ORDER")))
+        return found
+
     def _store_rows(self, connection: sqlite3.Connection, batch: Batch, indexes: Sequence[int] | None) -> int:
         """Store these rows (None: all), each in its queue; returns how many the file had already."""
         if batch.destination is None:
@@ -121,7 +145,11 @@ class SqliteSender(Sender):
             raise self._no_queue(queue) if queue is not None else self._no_own_queue()
         count = batch.length if indexes is None else len(indexes)
         (first,) = connection.execute("SELECT next FROM queue WHERE number = ?", (number,)).fetchone()
-        columns: dict[str, Iterable[Any]] = {"seq": range(first, first + count), "enqueued_ms": repeat(now_ms())}
+        now = now_ms()
+        columns: dict[str, Iterable[Any]] = {"seq": range(first, first + count), "enqueued_ms": repeat(now)}
+        ttl_ms = self._store.settings.ttl_ms
+        if ttl_ms and not (self._address if queue is None else self._address.at(queue)).is_dead_letters:
+            columns["expires_ms"] = repeat(now + ttl_ms)
 
         def pick(column: Column[Any]) -> Iterable[Any]:
             values = column.values

@@ -4,9 +4,11 @@ A queue has tables of its own, so that no queue's backlog slows another's reader
 
 - `message_<n>`: what was sent, in the order of arrival, never altered. `seq` comes from `queue.next` and is never used
   twice (cheaper than AUTOINCREMENT, which looks its counter up at every row; measured, see the README).
-- `lease_<n>`, for the receiver: the messages that were delivered at least once, with their attempts and the time from
-  which they may be delivered again (lease end or delay). What was never delivered lies past `queue.head`, so that
-  messages need no index for it, and leasing rewrites no body.
+- `lease_<n>`: the messages that were delivered at least once, with their attempts and the time from which they may be
+  delivered again (lease end or delay; 0: now). What was never delivered lies past `queue.head`, so that messages need
+  no index for it, and leasing rewrites no body. `since_ms` says when `visible_ms` was set: a time to come there, or in
+  `queue.clock_ms`, shows that the clock went back.
+- `reason_<n>`: why a letter that this broker moved lies here.
 - `taken_<n>`: the ids of messages removed, for as long as a sender may repeat them.
 
 This file must not read or write messages.
@@ -18,18 +20,20 @@ import os
 import sqlite3
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 from urllib.parse import quote
 
-from redelivery.errors import Fatal
+from redelivery.errors import Fatal, Retriable
 from redelivery_sqlite.address import Settings
 from redelivery_sqlite.errors import ERRORS, classified, classify, classify_commit, classify_reserve
 from redelivery_sqlite.reserve import Reserve, size_of
 
-SCHEMA_VERSION = 1
+T = TypeVar("T")
+
+SCHEMA_VERSION = 2
 #: Marks the file as ours ("rdlv"), so that no other program's database is written to.
 APPLICATION_ID = 0x72646C76
 
@@ -47,7 +51,9 @@ CREATE TABLE queue (
     name TEXT NOT NULL UNIQUE,
     created_ms INTEGER NOT NULL,
     next INTEGER NOT NULL DEFAULT 1,
-    head INTEGER NOT NULL DEFAULT 0
+    head INTEGER NOT NULL DEFAULT 0,
+    clock_ms INTEGER NOT NULL DEFAULT 0,
+    max_deliveries INTEGER
 )"""
 
 #: What a queue consists of, by name.
@@ -64,14 +70,30 @@ CREATE TABLE message_{n} (
     value BLOB
 )""",
     "message_{n}_id": "CREATE UNIQUE INDEX message_{n}_id ON message_{n} (id) WHERE id IS NOT NULL",
+    "message_{n}_expires": (
+        "CREATE INDEX message_{n}_expires ON message_{n} (expires_ms) WHERE expires_ms IS NOT NULL"
+    ),
     "lease_{n}": """
 CREATE TABLE lease_{n} (
     seq INTEGER PRIMARY KEY,
     visible_ms INTEGER NOT NULL,
+    since_ms INTEGER NOT NULL,
     attempts INTEGER NOT NULL,
+    first_ms INTEGER,
     lease TEXT
 )""",
     "lease_{n}_visible": "CREATE INDEX lease_{n}_visible ON lease_{n} (visible_ms)",
+    "reason_{n}": """
+CREATE TABLE reason_{n} (
+    seq INTEGER PRIMARY KEY,
+    kind TEXT NOT NULL,
+    reason TEXT NOT NULL,
+    description TEXT NOT NULL,
+    queue TEXT NOT NULL,
+    message_id TEXT,
+    attempts INTEGER NOT NULL,
+    first_ms INTEGER
+)""",
     "taken_{n}": """
 CREATE TABLE taken_{n} (
     number INTEGER PRIMARY KEY,
@@ -171,6 +193,21 @@ class Store:
             undone = connection.in_transaction  # then nothing was committed, and that is certain
             self._rollback(connection)
             raise (classify if undone else classify_commit)(error, doing) from error
+
+    def draining(self, doing: str, work: Callable[[sqlite3.Connection], T]) -> T:
+        """What `work` returns, done within `writing`; on a full disk once more, after the reserve was given up.
+
+        Raises:
+            BrokerError: as `writing`.
+        """
+        try:
+            with self.writing(doing) as connection:
+                return work(connection)
+        except Retriable as error:
+            if error.code != "SQLITE_FULL" or not self.drain(doing):
+                raise
+        with self.writing(doing) as connection:
+            return work(connection)
 
     def keep_reserve(self, doing: str) -> None:
         """Take the room that draining needs, before more is stored.

@@ -23,6 +23,7 @@ class FilePlace(Place):
     """A folder of its own."""
 
     options: Mapping[str, str] = {}
+    many = 1_000  # each is a file that is forced to the disk
 
     def __init__(self, path: Path) -> None:
         self.path = path

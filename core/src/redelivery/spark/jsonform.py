@@ -1,0 +1,80 @@
+"""A row as JSON, the part that needs no data: which types have a JSON form, and Spark's own expression for it.
+
+The form itself is described in `rowjson.py`. This file must not import an Arrow library: it runs in each of the short
+processes in which Spark plans a write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql import types as t
+
+from redelivery.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+
+#: Options of Spark's `to_json` that give it the meaning that `rowjson.py` describes.
+TO_JSON: Final = {
+    "ignoreNullFields": "false",
+    "timeZone": "UTC",
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+    "dateFormat": "yyyy-MM-dd",
+}
+
+_SIMPLE: Final = (
+    t.StringType,
+    t.BinaryType,
+    t.BooleanType,
+    t.ByteType,
+    t.ShortType,
+    t.IntegerType,
+    t.LongType,
+    t.FloatType,
+    t.DoubleType,
+    t.DecimalType,
+    t.DateType,
+    t.TimestampType,
+    t.TimestampNTZType,
+    t.NullType,
+    t.CharType,
+    t.VarcharType,
+)
+
+
+def check(name: str, kind: t.DataType) -> None:
+    """Refuse a type that has no JSON form here.
+
+    Raises:
+        ConfigurationError: names the column, and says to cast it.
+    """
+    if isinstance(kind, t.ArrayType):
+        check(f"{name}[]", kind.elementType)
+    elif isinstance(kind, t.StructType):
+        for each in kind.fields:
+            check(f"{name}.{each.name}", each.dataType)
+    elif isinstance(kind, t.MapType):
+        if not isinstance(kind.keyType, t.StringType):
+            raise ConfigurationError(
+                f"the map {name!r} has keys that are not text, which JSON has not; cast them to string"
+            )
+        check(f"{name}{{}}", kind.valueType)
+    elif not isinstance(kind, _SIMPLE):
+        raise ConfigurationError(
+            f"the column {name!r} of type {kind.simpleString()} has no JSON form; cast it to string, or drop it"
+        )
+
+
+def expression(names: Sequence[str]) -> Column:
+    """The row as JSON text, made by Spark itself."""
+    from pyspark.sql import functions as f  # noqa: PLC0415 - not needed on the workers
+
+    return f.to_json(f.struct(*(f.col(quoted(name)) for name in names)), TO_JSON)
+
+
+def quoted(name: str) -> str:
+    """A column name as Spark takes it literally, dots and all."""
+    return "`" + name.replace("`", "``") + "`"

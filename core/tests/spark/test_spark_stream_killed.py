@@ -1,0 +1,83 @@
+"""A streaming job that is killed and started again from its checkpoint loses nothing, and on a broker that recognises
+ids it doubles nothing: counted in the file itself, by plain SQL."""
+
+import json
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("redelivery_sqlite")
+
+FILES = 12
+LINES = 100
+KILLS = 3
+
+
+def stored(file, queue):
+    """The ids and bodies in a queue, as they lie in the file."""
+    if not file.exists():
+        return []
+    with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True, timeout=10)) as connection:
+        try:
+            number = connection.execute("SELECT number FROM queue WHERE name = ?", (queue,)).fetchone()
+        except sqlite3.OperationalError:  # not made yet
+            return []
+        if number is None:
+            return []
+        return connection.execute(f"SELECT id, value FROM message_{number[0]}").fetchall()  # noqa: S608 - a number
+
+
+def start(*arguments, log):
+    script = Path(__file__).with_name("stream_job.py")
+    with log.open("ab") as out:
+        command = [sys.executable, str(script), *map(str, arguments)]
+        return subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True)
+
+
+def kill_when(job, reached, patience=120):
+    """Kill the job, its JVM with it, at the moment that `reached()` holds."""
+    deadline = time.monotonic() + patience
+    while not reached():
+        assert job.poll() is None, "the job ended before it was to be killed"
+        assert time.monotonic() < deadline, "the job makes no progress"
+        time.sleep(0.005)
+    os.killpg(job.pid, signal.SIGKILL)
+    job.wait()
+
+
+def test_a_killed_stream_loses_nothing_and_doubles_nothing(tmp_path):
+    source = tmp_path / "source"
+    source.mkdir()
+    lines = [str(number) for number in range(FILES * LINES)]
+    for index in range(FILES):
+        (source / f"{index:02}.txt").write_text("\n".join(lines[index * LINES : (index + 1) * LINES]) + "\n")
+    file, reports, log = tmp_path / "queue.db", tmp_path / "reports", tmp_path / "log"
+    reports.mkdir()
+    job = (source, f"sqlite://{file}?queue=lines", tmp_path / "checkpoint", reports)
+
+    draw = random.Random(4)  # noqa: S311 - repeatable
+    for nth in range(KILLS):
+        share = (nth + draw.random()) / (KILLS + 1)
+        rows = int(share * FILES * LINES * 0.9)
+        kill_when(start(*job, log=log), lambda rows=rows: len(stored(file, "lines")) > rows)
+    last = start(*job, log=log)
+    assert last.wait(timeout=120) == 0, log.read_text()[-4000:]
+
+    sent = stored(file, "lines")
+    letters = stored(file, "lines-dead-letters")
+    assert sorted(int(value) for _, value in sent) == [int(each) for each in lines if not each.endswith("0")]
+    lost_subject = [json.loads(json.loads(value)["data"]["value"]) for _, value in letters]
+    assert sorted(lost_subject) == [int(each) for each in lines if each.endswith("0")]
+    written = [json.loads(path.read_text()) for path in reports.iterdir()]
+    assert len({each["query"] for each in written}) == 1
+    assert all(each["accounted"] for each in written)
+    again = sum(place["duplicates"] for each in written for place in each["destinations"].values())
+    assert again > 0, "no batch was replayed, so nothing was tested"

@@ -1,0 +1,172 @@
+"""How messages leave a queue: removed, with their ids remembered, or moved to a dead letter queue with the reason.
+
+Every function works within the caller's transaction. This file must not decide which message leaves.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from redelivery.errors import Fatal
+from redelivery.message import Message
+from redelivery_sqlite import headers
+from redelivery_sqlite.address import Settings
+from redelivery_sqlite.store import Store
+
+#: Messages that one transaction moves, at most: other writers wait for it.
+MOST = 1000
+
+EXPIRED = "expired"
+LIMIT = "delivery-limit"
+TERMINATED = "terminated"
+
+
+@dataclass(frozen=True, slots=True)
+class Dead:
+    """One message to be moved.
+
+    Attributes:
+        seq: its number in its queue.
+        kind, reason, description: kept in `reason_<n>`.
+        letter: what is stored in its stead; None: itself, untouched.
+    """
+
+    seq: int
+    kind: str
+    reason: str
+    description: str = ""
+    letter: Message | None = None
+
+
+def remove(connection: sqlite3.Connection, number: int, seqs: Sequence[int], now: int, settings: Settings) -> int:
+    """Remove messages and remember their ids; returns how many were there."""
+    if not seqs:
+        return 0
+    these = (json.dumps(seqs),)
+    among = "IN (SELECT value FROM json_each(?))"
+    # REPLACE gives a repeated id a new number, so that numbers ascend with time and the oldest can be found by them.
+    connection.execute(
+        f"INSERT OR REPLACE INTO taken_{number} (id, removed_ms) SELECT id, {now} FROM message_{number} "  # noqa: S608 - numbers
+        f"WHERE seq {among} AND id IS NOT NULL",
+        these,
+    )
+    _forget(connection, number, now - settings.window_ms, 2 * len(seqs) + 100)
+    for table in ("lease", "reason"):
+        connection.execute(f"DELETE FROM {table}_{number} WHERE seq {among}", these)  # noqa: S608 - our own names
+    return connection.execute(f"DELETE FROM message_{number} WHERE seq {among}", these).rowcount  # noqa: S608 - a number
+
+
+def bury(connection: sqlite3.Connection, store: Store, source: str, place: str, dead: Sequence[Dead], now: int) -> None:
+    """Move messages of the queue `source` to `place`, which may be the same.
+
+    An id that another letter there has already is kept in `reason_<n>` alone.
+
+    Raises:
+        Fatal: there is no such place, and none may be made.
+    """
+    if not dead:
+        return
+    there = store.number(place, create=store.settings.create)
+    number = store.number(source)
+    if there is None or number is None:
+        text = f"sqlite: there is no queue {place!r} for dead letters, and sqlite.create is false; provision it"
+        raise Fatal(text, code="DESTINATION")
+    (first,) = connection.execute("SELECT next FROM queue WHERE number = ?", (there,)).fetchone()
+    connection.execute("UPDATE queue SET next = next + ? WHERE number = ?", (len(dead), there))
+    seqs = [each.seq for each in dead]
+    known = _known(connection, number, seqs)
+    raw = [(first + at, now, each.seq) for at, each in enumerate(dead) if each.letter is None]
+    free = f"CASE WHEN EXISTS (SELECT 1 FROM message_{there} WHERE id = {{0}}) THEN NULL ELSE {{0}} END"  # noqa: S608 - a number
+    into = f"INSERT INTO message_{there} (seq, id, enqueued_ms, timestamp_ms, key, headers, value)"
+    connection.executemany(
+        f"{into} SELECT ?, {free.format('m.id')}, ?, m.timestamp_ms, m.key, m.headers, m.value "  # noqa: S608 - our own names
+        f"FROM message_{number} m WHERE m.seq = ?",
+        raw,
+    )
+    remove(connection, number, seqs, now, store.settings)
+    connection.executemany(
+        f"{into} VALUES (:seq, {free.format(':id')}, :now, :timestamp, :key, :headers, :value)",
+        (_columns(first + at, each.letter, now) for at, each in enumerate(dead) if each.letter is not None),
+    )
+    connection.executemany(
+        f"INSERT INTO reason_{there} (seq, kind, reason, description, queue, message_id, attempts, first_ms) "  # noqa: S608 - a number
+        "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        (
+            (first + at, each.kind, _text(each.reason), _text(each.description), source, *known[each.seq])
+            for at, each in enumerate(dead)
+        ),
+    )
+
+
+def has_expired(connection: sqlite3.Connection, number: int, now: int) -> bool:
+    """Whether `bury_expired` would find something."""
+    return connection.execute(_expired(number, 1), (now, now)).fetchone() is not None
+
+
+def bury_expired(connection: sqlite3.Connection, store: Store, source: str, place: str, now: int) -> int:
+    """Move the messages that have expired and are not leased, MOST at a time; returns how many."""
+    number = store.number(source)
+    if number is None:
+        return 0
+    found = connection.execute(_expired(number, MOST), (now, now)).fetchall()
+    bury(connection, store, source, place, [expired(*each) for each in found], now)
+    return len(found)
+
+
+def expired(seq: int, expires_ms: int) -> Dead:
+    """A message that nobody handled in its time."""
+    return Dead(seq, EXPIRED, f"nobody handled it before it expired, at {expires_ms} ms since the epoch")
+
+
+def _expired(number: int, most: int) -> str:
+    leased = f"SELECT 1 FROM lease_{number} l WHERE l.seq = m.seq AND l.lease IS NOT NULL AND l.visible_ms > ?"  # noqa: S608 - numbers
+    return (
+        f"SELECT m.seq, m.expires_ms FROM message_{number} m WHERE m.expires_ms <= ? "  # noqa: S608 - numbers
+        f"AND NOT EXISTS ({leased}) ORDER BY m.expires_ms LIMIT {most}"
+    )
+
+
+def _known(
+    connection: sqlite3.Connection, number: int, seqs: Sequence[int]
+) -> dict[int, tuple[str | None, int, int | None]]:
+    """Id, attempts and first delivery of messages, by their numbers."""
+    rows: Iterable[tuple[int, bytes | None, int, int | None]] = connection.execute(
+        f"SELECT m.seq, CAST(m.id AS BLOB), coalesce(l.attempts, 0), l.first_ms FROM message_{number} m "  # noqa: S608 - numbers
+        f"LEFT JOIN lease_{number} l ON l.seq = m.seq WHERE m.seq IN (SELECT value FROM json_each(?))",
+        (json.dumps(seqs),),
+    )
+    return {
+        seq: (None if id_ is None else id_.decode(errors="replace"), attempts, first)
+        for seq, id_, attempts, first in rows
+    }
+
+
+def _columns(seq: int, letter: Message, now: int) -> dict[str, object]:
+    return {
+        "seq": seq,
+        "id": letter.id,
+        "now": now,
+        "timestamp": letter.timestamp_ms,
+        "key": letter.key,
+        "headers": headers.write(letter.headers),
+        "value": letter.value,
+    }
+
+
+def _text(text: str) -> str:
+    """Text that can be stored: a lone surrogate has no form in UTF-8."""
+    return text.encode(errors="backslashreplace").decode()
+
+
+def _forget(connection: sqlite3.Connection, number: int, before: int, most: int) -> None:
+    """Forget ids that were removed before a time, the oldest first."""
+    oldest = connection.execute(f"SELECT removed_ms FROM taken_{number} ORDER BY number LIMIT 1").fetchone()  # noqa: S608 - a number
+    if oldest is not None and oldest[0] < before:
+        connection.execute(
+            f"DELETE FROM taken_{number} WHERE removed_ms < ? AND number IN "  # noqa: S608 - numbers
+            f"(SELECT number FROM taken_{number} ORDER BY number LIMIT {most})",
+            (before,),
+        )
