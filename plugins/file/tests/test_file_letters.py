@@ -126,13 +126,13 @@ def test_file_an_odd_id_stays_within_the_folder(tmp_path, text):
     assert [path.name for path in tmp_path.iterdir()] == ["letters"]
 
 
-def test_file_millis_never_go_back_and_rise_by_one_where_the_name_exists(tmp_path, monkeypatch):
+def test_file_millis_always_rise_so_that_names_sort_as_letters_came(tmp_path, monkeypatch):
     monkeypatch.setattr(folder_module, "_last_millis", 0)
     times = iter([1000, 400, 400, 2000, 1999])
     place = Folder(tmp_path, clock=lambda: next(times))
     names = [place.write(event_id, b"") for event_id in ("a", "a", "b", "a", "a")]
     place.close()
-    assert names == ["1000-a.jsonl", "1001-a.jsonl", "1001-b.jsonl", "2000-a.jsonl", "2001-a.jsonl"]
+    assert names == ["1000-a.jsonl", "1001-a.jsonl", "1002-b.jsonl", "2000-a.jsonl", "2001-a.jsonl"]
 
 
 def test_file_what_is_there_is_never_replaced(tmp_path, monkeypatch):
@@ -240,7 +240,7 @@ def test_file_a_file_in_place_of_the_folder_is_fatal(tmp_path):
     (tmp_path / "file").write_text("mine")
     with pytest.raises(Fatal, match="not that of a folder"):
         connect(f"file://{tmp_path}/file").sender()
-    with connect(f"file://{tmp_path}/file").admin() as admin, pytest.raises(Fatal, match="exists and is not a folder"):
+    with connect(f"file://{tmp_path}/file").admin() as admin, pytest.raises(Fatal, match="its kind is not folder"):
         admin.provision(DeliverySpec())
 
 

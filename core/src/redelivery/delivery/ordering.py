@@ -102,7 +102,7 @@ class KeyOrder:
     def may_go(self, record: Record) -> bool:
         """Whether a row that is due may be sent; where an earlier one of its key still waits, it is put behind it."""
         held = self._held.get(record.message.key) if record.message.key is not None else None
-        if held is None or not record.holds:
+        if held is None:
             return True
         held.waiting.discard(record.position)
         earlier = min(held.waiting, default=record.position), held.behind[0][0] if held.behind else record.position

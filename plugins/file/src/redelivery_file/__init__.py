@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl, unquote
 from redelivery.broker import Admin, Broker, BrokerPlugin, Capabilities, DeadLetters, Sender, Support
 from redelivery.errors import InvalidURL
 from redelivery.plugins import hookimpl
-from redelivery.settings import split_url, unknown
+from redelivery.settings import redact, split_url, unknown
 from redelivery_file.roles import FileAdmin, FileDeadLetters, FileSender
 from redelivery_file.wrapper import from_env
 
@@ -71,19 +71,20 @@ def connect(url: str, options: Mapping[str, str]) -> Broker:
     for name in options:
         raise unknown("option", f"file.{name}", [])
     parts = split_url(url)
+    safe = redact(url)
     if parts.netloc not in {"", "localhost"}:
-        raise InvalidURL(f"file: {url!r} names the host {parts.netloc!r}, but a folder has none; {_EXAMPLE}")
+        raise InvalidURL(f"file: {safe!r} names the host {parts.hostname!r}, but a folder has none; {_EXAMPLE}")
     if parts.fragment:
-        raise InvalidURL(f"file: {url!r}: write a '#' in a path as %23; {_EXAMPLE}")
+        raise InvalidURL(f"file: {safe!r}: write a '#' in a path as %23; {_EXAMPLE}")
     path = unquote(parts.path)
     if not path or "\0" in path:
-        raise InvalidURL(f"file: {url!r} names no folder; {_EXAMPLE}")
+        raise InvalidURL(f"file: {safe!r} names no folder; {_EXAMPLE}")
     context = "false"
     for name, value in parse_qsl(parts.query, keep_blank_values=True):
         if name != "context":
             raise unknown("URL parameter", name, ["context"])
         if value not in {"true", "false"}:
-            raise InvalidURL(f"file: {url!r}: context is true or false, not {value!r}")
+            raise InvalidURL(f"file: {safe!r}: context is true or false, not {value!r}")
         context = value
     return FileBroker(Path(path), url, context=context == "true")
 

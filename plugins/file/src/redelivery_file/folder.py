@@ -142,7 +142,7 @@ class Folder:
     def _link(self, hidden: str, event_id: str) -> str:
         global _last_millis  # noqa: PLW0603 - one clock a process, whatever number of folders
         with _lock:
-            millis = max(self._clock(), _last_millis)
+            millis = max(self._clock(), _last_millis + 1)  # so that names sort as letters came
             while True:
                 name = file_name(millis, event_id)
                 try:

@@ -6,11 +6,13 @@ This file must not know how a letter is written (`letter.py`) nor how a file is 
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Literal
 
-from redelivery.broker import Admin, DeadLetters, Failure, Letter, NativeObject, Plan, Sender, Settled
+from redelivery.broker import Admin, DeadLetters, Difference, Failure, Letter, NativeObject, Plan, Sender, Settled
 from redelivery.errors import BrokerError, ConfigurationError, Fatal, Permanent, Retriable
 from redelivery.message import Batch, Message
 from redelivery.spec import DeliverySpec, DeliveryStatus
@@ -152,8 +154,12 @@ class FileAdmin(Admin):
         self._url = url
 
     def plan(self, spec: DeliverySpec) -> Plan:  # noqa: ARG002 - a folder has no part of a spec
-        there = self._path.is_dir()
-        item = NativeObject(kind="folder", name=str(self._path), action="keep" if there else "create")
+        action: Literal["create", "keep", "differs"] = "keep" if self._path.is_dir() else "create"
+        differences = []
+        if action == "create" and os.path.lexists(self._path):
+            action = "differs"
+            differences = [Difference("kind", "folder", "another kind of file")]
+        item = NativeObject(kind="folder", name=str(self._path), action=action, differences=differences)
         return Plan(objects=[item], status=self._status())
 
     def provision(self, spec: DeliverySpec) -> DeliveryStatus:  # noqa: ARG002 - a folder has no part of a spec
@@ -161,7 +167,8 @@ class FileAdmin(Admin):
             self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
         except FileExistsError as error:
             raise Fatal(
-                f"file: {str(self._path)!r} exists and is not a folder: correct the URL", code="EEXIST"
+                f"file: {str(self._path)!r} exists, but its kind is not folder: correct the URL",
+                code="EEXIST",
             ) from error
         except OSError as error:
             raise classify(error, f"making the folder {str(self._path)!r}") from error
