@@ -14,8 +14,7 @@ from redelivery.spark.java import local_session
 
 
 def main(master: str, folder: str) -> None:
-    config = {"spark.ui.showConsoleProgress": "false", "spark.executor.memory": "512m", "spark.speculation": "true"}
-    spark = local_session("cluster", master=master, config=config)
+    spark = local_session("cluster", master=master, config={"spark.speculation": "true"})
     df = spark.range(1000, numPartitions=2).selectExpr(
         "CAST(id AS string) AS key", "CAST(concat(IF(id % 100 = 0, 'permanent ', 'v'), id) AS binary) AS value"
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +12,27 @@ import pytest
 from redelivery import plugins
 
 pytest.importorskip("pyspark")
+
+
+#: For short jobs: no compiler that only pays off after minutes, no threads for a large heap.
+JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+DEFAULTS = f"""
+spark.ui.showConsoleProgress false
+spark.sql.shuffle.partitions 2
+spark.executor.memory 512m
+spark.driver.extraJavaOptions {JVM}
+spark.executor.extraJavaOptions {JVM}
+"""
+
+
+@pytest.fixture(scope="session")
+def small_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Makes every Spark of the tests a small one, those of scripts too."""
+    folder = tmp_path_factory.mktemp("conf")
+    (folder / "spark-defaults.conf").write_text(DEFAULTS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPARK_CONF_DIR", str(folder))
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -26,32 +46,23 @@ def shelf_path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (info / "entry_points.txt").write_text(
         "[redelivery]\nshelf = redelivery_shelf:Shelf\ncrate = redelivery_shelf:Crate\n"
     )
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(site), before]))
-    sys.path.insert(0, str(site))
-    plugins.registry.cache_clear()
-    yield site
-    sys.path.remove(str(site))
-    if before is None:
-        del os.environ["PYTHONPATH"]
-    else:
-        os.environ["PYTHONPATH"] = before
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(site), prepend=os.pathsep)
+        patch.syspath_prepend(site)
+        plugins.registry.cache_clear()
+        yield site
     plugins.registry.cache_clear()
 
 
 @pytest.fixture(scope="session")
-def spark(shelf_path, tmp_path_factory):
+def spark(shelf_path, small_spark, tmp_path_factory):
     """One session for all tests."""
     from redelivery.spark.java import local_session  # noqa: PLC0415
 
     session = local_session(
         "tests",
         master="local[2]",
-        config={
-            "spark.ui.showConsoleProgress": "false",
-            "spark.sql.shuffle.partitions": "2",
-            "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
-        },
+        config={"spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse"))},
         log=tmp_path_factory.mktemp("log") / "spark.log",
     )
     yield session

@@ -12,13 +12,17 @@ from redelivery.spec import DeliverySpec, Sink
 def main(shelf: str, folder: Path) -> None:
     spark = local_session("connect", master="local[2]", connect=True)
     register(spark)
-    df = spark.sql("SELECT CAST(id AS string) AS key, concat(IF(id % 10 = 0, 'permanent ', 'v'), id) AS value "
-                   "FROM range(0, 100, 1, 2)")
+    df = spark.sql(
+        "SELECT CAST(id AS string) AS key, concat(IF(id % 10 = 0, 'permanent ', 'v'), id) AS value "
+        "FROM range(0, 100, 1, 2)"
+    )
     result = {"connect": type(spark).__module__}
 
     url = f"shelf://{shelf}?queue=plain"
     report = folder / "plain.json"
-    df.write.format("redelivery").options(url=url, deadLetterSink="native", reportPath=str(report)).mode("append").save()
+    df.write.format("redelivery").options(url=url, deadLetterSink="native", reportPath=str(report)).mode(
+        "append"
+    ).save()
     result["plain"] = json.loads(report.read_text())
     letters = spark.read.format("redelivery").options(url=url, deadLetters=True).load()
     result["letters"] = sorted(row[0] for row in letters.selectExpr("CAST(key AS string)").collect())
@@ -26,7 +30,7 @@ def main(shelf: str, folder: Path) -> None:
     spec = DeliverySpec(dead_letter_sink=(Sink(uri="native"),))
     delivered = deliver(df, f"shelf://{shelf}?queue=delivered", spec)
     result["delivered"] = delivered.to_dict()
-    result["undelivered"] = undelivered(spark, delivered, spec).select("_error.code").distinct().collect()[0][0]
+    result["undelivered"] = [row[0] for row in undelivered(spark, delivered, spec).select("_error.code").collect()]
 
     source = folder / "source"
     df.select("value").coalesce(1).write.text(str(source))

@@ -11,7 +11,7 @@ from redelivery.spark.java import local_session
 
 
 def main(source: str, url: str, checkpoint: str, reports: str) -> None:
-    spark = local_session("stream", master="local[2]", config={"spark.ui.showConsoleProgress": "false"})
+    spark = local_session("stream", master="local[2]")
     lines = spark.readStream.option("maxFilesPerTrigger", "2").text(source)
     rows = lines.select(
         "value",

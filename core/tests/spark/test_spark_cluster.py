@@ -20,6 +20,7 @@ def run(shelf):
     return json.loads(line.removeprefix("RESULT ")), done.stderr
 
 
+@pytest.mark.usefixtures("small_spark")
 def test_a_killed_worker_loses_no_row_and_doubles_only_under_the_same_id(shelf):
     result, log = run(shelf)
     for report in (result["plain"], result["delivered"]):

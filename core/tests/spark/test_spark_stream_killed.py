@@ -53,6 +53,7 @@ def kill_when(job, reached, patience=120):
     job.wait()
 
 
+@pytest.mark.usefixtures("small_spark")
 def test_a_killed_stream_loses_nothing_and_doubles_nothing(tmp_path):
     source = tmp_path / "source"
     source.mkdir()

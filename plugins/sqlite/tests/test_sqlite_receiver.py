@@ -122,8 +122,11 @@ def test_sqlite_closing_ends_a_wait_and_an_empty_queue_needs_no_write_lock(broke
             assert not receiver.receive(1, wait=0.05)
         threading.Timer(0.1, receiver.close).start()
         begun = time.monotonic()
-        receiver.receive(1, wait=30)
+        assert not receiver.receive(1, wait=30)
         assert time.monotonic() - begun < 10
+        for act in (lambda: receiver.receive(1, wait=0), lambda: receiver.settle([]), lambda: receiver.extend([], 1)):
+            with pytest.raises(Fatal, match="closed"):
+                act()
 
 
 def test_sqlite_a_busy_file_is_retriable_and_nothing_is_leased_or_settled(url):

@@ -284,7 +284,10 @@ class Engine:
         now = self._clock.monotonic()
         if isinstance(error, NotSent) and self._order is not None:
             record.attempts -= 1
-            self._order.wait(record)
+            if self._order.is_parked(record):
+                self._park(record)
+            else:
+                self._order.wait(record)
             return
         if index == 0:
             if self._order is not None:

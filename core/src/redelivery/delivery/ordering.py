@@ -111,6 +111,10 @@ class KeyOrder:
         self.wait(record)
         return False
 
+    def is_parked(self, record: Record) -> bool:
+        """Whether an earlier row of its key is dead, and this one must follow it."""
+        return record.message.key in self._parked
+
     def wait(self, record: Record) -> None:
         """A row must wait behind its key: it came for a held one, or was not sent."""
         key = record.message.key

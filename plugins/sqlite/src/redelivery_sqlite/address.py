@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.parse import parse_qsl, quote, unquote
 
 from redelivery.errors import ConfigurationError, InvalidURL
-from redelivery.settings import split_url, unknown
+from redelivery.settings import redact, split_url, unknown
 
 #: What is put behind a queue's name to name its dead letter place.
 DEAD_LETTERS = "-dead-letters"
@@ -62,25 +62,26 @@ class Address:
             InvalidURL: no path, a host, a fragment, a parameter given twice. UnknownOption: an unknown parameter.
         """
         parts = split_url(url)
+        shown = redact(url)
         if parts.netloc:
-            raise InvalidURL(f"sqlite: {url!r} names the host {parts.netloc!r}, but a file has none; {_EXAMPLE}")
+            raise InvalidURL(f"sqlite: {shown!r} names the host {parts.hostname!r}, but a file has none; {_EXAMPLE}")
         if parts.fragment:
-            raise InvalidURL(f"sqlite: {url!r}: write a '#' in a path as %23; {_EXAMPLE}")
+            raise InvalidURL(f"sqlite: {shown!r}: write a '#' in a path as %23; {_EXAMPLE}")
         path = unquote(parts.path)
         if not path or path.endswith("/") or "\0" in path:
-            raise InvalidURL(f"sqlite: {url!r} names no file; {_EXAMPLE}")
+            raise InvalidURL(f"sqlite: {shown!r} names no file; {_EXAMPLE}")
         if path == ":memory:":
-            raise InvalidURL(f"sqlite: {url!r}: a queue in memory would not be durable; {_EXAMPLE}")
+            raise InvalidURL(f"sqlite: {shown!r}: a queue in memory would not be durable; {_EXAMPLE}")
         given: dict[str, str] = {}
         for name, value in parse_qsl(parts.query, keep_blank_values=True):
             if name != "queue":
                 raise unknown("URL parameter", name, ["queue"])
             if name in given:
-                raise InvalidURL(f"sqlite: {url!r}: 'queue' is given twice")
+                raise InvalidURL(f"sqlite: {shown!r}: 'queue' is given twice")
             given[name] = value
         queue = given.get("queue", "default")
         if not queue:
-            raise InvalidURL(f"sqlite: {url!r}: the queue has an empty name; {_EXAMPLE}")
+            raise InvalidURL(f"sqlite: {shown!r}: the queue has an empty name; {_EXAMPLE}")
         return cls(Path(path), queue)
 
 

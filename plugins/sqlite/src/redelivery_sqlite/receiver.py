@@ -63,6 +63,7 @@ class SqliteReceiver(Receiver):
         self._limit = store.settings.max_deliveries
 
     def receive(self, max_messages: int, *, wait: float) -> Sequence[Received]:
+        self._check_open()
         begun = self._clock.monotonic()
         pause = _LOOK_FIRST
         while max_messages > 0:
@@ -81,6 +82,7 @@ class SqliteReceiver(Receiver):
         return []
 
     def settle(self, outcomes: Sequence[tuple[Received, Outcome]]) -> Sequence[LeaseLost | BrokerError | None]:
+        self._check_open()
         if not outcomes:
             return []
         return self._store.draining(
@@ -88,6 +90,7 @@ class SqliteReceiver(Receiver):
         )
 
     def extend(self, leases: Sequence[Received], seconds: float) -> Sequence[Received | LeaseLost]:
+        self._check_open()
         if not leases:
             return []
         monotonic = self._clock.monotonic()
@@ -299,6 +302,11 @@ class SqliteReceiver(Receiver):
         connection.execute("UPDATE queue SET clock_ms = max(clock_ms, ?) WHERE number = ?", (now, number))
 
     # --- words ---
+
+    def _check_open(self) -> None:
+        if self._closed.is_set():
+            text = "this receiver is closed; open another (what it leased comes back when the leases end)"
+            raise Fatal(f"sqlite: {self._doing('receiving from')}: {text}", code="CLOSED")
 
     def _number(self) -> int:
         number = self._store.number(self._address.queue)

@@ -31,11 +31,14 @@ class SqliteSender(Sender):
         self._store = store
         self._address = address
         self._message_bytes = message_bytes
+        self._closed = False
         self._settled: list[Settled] = []
         self._failed_keys: set[bytes] = set()  # of rows whose failure `collect` has yet to tell
 
     def send(self, batch: Batch, *, deadline: float) -> None:
         doing = f"storing in {str(self._address.path)!r}"
+        if self._closed:
+            raise Fatal(f"sqlite: {doing}: this sender is closed; open another", code="CLOSED")
         wait = _left(deadline, f"{doing}: the deadline had passed before it began")
         try:
             self._store.keep_reserve(doing)
@@ -55,6 +58,7 @@ class SqliteSender(Sender):
         return settled
 
     def close(self) -> None:
+        self._closed = True
         self._store.close()
 
     def _whole(self, connection: sqlite3.Connection, batch: Batch) -> Settled:

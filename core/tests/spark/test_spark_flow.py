@@ -1,0 +1,64 @@
+"""Order by key and rate, as options of a write."""
+
+import pyarrow as pa
+import pytest
+
+from redelivery.errors import ConfigurationError
+from redelivery.spark import deliver
+from redelivery.spark.job import _pieces
+
+QUICK = {"retry": 1, "backoffPolicy": "linear", "backoffDelay": "PT0.05S"}
+
+
+def rows(spark, *pairs):
+    return spark.createDataFrame([list(pair) for pair in pairs], "key string, value string").coalesce(1)
+
+
+def test_rows_of_a_key_arrive_in_their_order(spark, shelf):
+    df = rows(spark, ("a", "flaky 1"), ("b", "x1"), ("a", "2"), ("b", "flaky x2"), ("a", "3"), ("b", "x3"))
+    report = deliver(df, shelf.url(), ordering="key", **QUICK)
+    assert (report.delivered, report.retried) == (6, 2)
+    by_key = {}
+    for message in shelf.messages():
+        by_key.setdefault(message.key, []).append(message.value)
+    assert by_key == {b"a": [b"flaky 1", b"2", b"3"], b"b": [b"x1", b"flaky x2", b"x3"]}
+
+
+def test_what_follows_a_dead_lettered_row_of_its_key_goes_on_or_is_parked(spark, shelf):
+    df = rows(spark, ("a", "1"), ("a", "permanent"), ("b", "1"), ("a", "2"), ("a", "3"))
+    options = {"ordering": "key", "deadLetterSink": "native"}
+    assert deliver(df, shelf.url("goes-on"), **options).reasons == {"REFUSED": 1}
+    report = deliver(df, shelf.url("parked"), parkSuccessors=True, **options)
+    assert report.reasons == {"REFUSED": 1, "Parked": 2}
+    assert [m.value for m in shelf.letters("parked")] == [b"permanent", b"2", b"3"]
+
+
+def test_a_task_is_never_faster_than_its_rate(spark, shelf):
+    df = spark.range(60, numPartitions=1).selectExpr("CAST(id AS string) AS value")
+    report = deliver(df, shelf.url(), maxRecordsPerSecond=50)
+    assert report.delivered == 60
+    assert report.seconds >= 55 / 50  # the last piece is not waited for
+
+
+def test_under_a_rate_rows_are_handed_over_in_small_pieces():
+    batch = pa.record_batch({"value": pa.array(["x"] * 10)})
+    sizes = [len(each) for each in _pieces([batch], most_bytes=1 << 20, most_rows=4)]
+    assert sizes == [4, 4, 2]
+    assert [len(each) for each in _pieces([batch], most_bytes=1 << 20, most_rows=None)] == [10]
+    assert max(len(each) for each in _pieces([batch], most_bytes=20, most_rows=None)) < 10
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"ordering": "keys"}, "did you mean 'key'"),
+        ({"parkSuccessors": "true"}, "needs ordering=key"),
+        ({"ordering": "key"}, "needs a column `key`"),
+        ({"maxRecordsPerSecond": "0"}, "above 0"),
+        ({"maxRecordsPerSecond": "fast"}, "above 0"),
+    ],
+)
+def test_an_impossible_flow_is_refused(spark, shelf, options, said):
+    with pytest.raises(ConfigurationError, match=said):
+        deliver(spark.sql("SELECT 'x' AS value"), shelf.url(), **options)
+    assert not shelf.opened()

@@ -1,0 +1,201 @@
+"""Redrive: confirmed at work before it is removed, under an id that says the hop, and never growing."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from scripted import ScriptedBroker
+from test_delivery import RealClock
+
+from redelivery import dialects, events
+from redelivery.broker import Broker, DeadLetters, Letter, Limits
+from redelivery.context import ErrorContext
+from redelivery.deadletters import LetterBox, context_of, dead_letters, original_id
+from redelivery.errors import ConfigurationError, Fatal, Permanent
+from redelivery.message import Message
+
+
+class Place(DeadLetters):
+    """Letters in memory; notes what was at work when something was removed."""
+
+    def __init__(self, letters: list[Letter], work: ScriptedBroker) -> None:
+        self.letters = letters
+        self.work = work
+        self.at_work_when_removed: list[tuple[str, bool]] = []
+
+    def browse(self) -> Iterator[Letter]:
+        yield from list(self.letters)
+
+    def remove(self, positions: Sequence[str]) -> int:
+        stored = {(message.id or "").split("~")[0] for message in self.work.stored}
+        gone = [letter for letter in self.letters if letter.position in positions]
+        self.at_work_when_removed += [(letter.position, letter.message.id in stored) for letter in gone]
+        self.letters[:] = [letter for letter in self.letters if letter not in gone]
+        return len(gone)
+
+    def purge(self) -> int:
+        return self.remove([letter.position for letter in self.letters])
+
+    def close(self) -> None:
+        pass
+
+
+class World:
+    def __init__(self, *letters: Letter) -> None:
+        self.work = ScriptedBroker(RealClock())
+        self.other = ScriptedBroker(RealClock())
+        self.place = Place(list(letters), self.work)
+        self.work.dead_letters = lambda *, direct=False: self.place  # type: ignore[method-assign]
+
+    @contextlib.contextmanager
+    def borrow(self, url: str, options: Mapping[str, str]) -> Iterator[Broker]:
+        yield {"scripted:work": self.work, "scripted:sink": self.work, "scripted:other": self.other}[url]
+
+    def box(self, **options: Any) -> LetterBox:
+        return dead_letters("scripted:work", borrow=self.borrow, **options)
+
+
+CONTEXT = ErrorContext(reason="no", kind="permanent", code="No", attempts=3, attempts_total=3, target="q2")
+
+
+def letter(name: str, context: ErrorContext = CONTEXT, **fields: Any) -> Letter:
+    message = Message(value=b"body", id=name, key=b"k", headers=(("mine", b"1"),), **fields)
+    return Letter(
+        position=f"p-{name}",
+        message=dialects.attach(message, context, dialect="json", limits=Limits(), prefix="ce-"),
+    )
+
+
+def test_a_letter_is_confirmed_at_work_before_it_is_removed() -> None:
+    world = World(letter("a"), letter("b"))
+    with world.box() as box:
+        report = box.redrive()
+    assert (report.considered, report.redriven, report.removed) == (2, 2, 2)
+    assert world.place.at_work_when_removed == [("p-a", True), ("p-b", True)]
+
+
+def test_it_goes_back_as_it_was_sent_under_its_hop_without_our_context() -> None:
+    world = World(letter("a"))
+    with world.box() as box:
+        box.redrive()
+    (back,) = world.work.stored
+    assert (back.value, back.key, back.id, back.destination) == (b"body", b"k", "a~1", "q2")
+    assert back.headers[0] == ("mine", b"1")
+    assert dialects.read(back) is None
+    assert dialects.lives(back) == dialects.Lives(attempts_total=3, hops=1)
+
+
+def test_over_many_lives_it_neither_grows_nor_forgets() -> None:
+    first = letter("a")
+    again, sizes = first, []
+    for hop in range(1, 5):
+        world = World(again)
+        with world.box() as box:
+            box.redrive()
+        (back,) = world.work.stored
+        assert back.id == f"a~{hop}"
+        sizes.append(back.nbytes)
+        total = dialects.lives(back).attempts_total
+        assert total == 3 * hop
+        context = replace(CONTEXT, attempts_total=total + 3, hops=hop)
+        again = Letter(
+            position="p", message=dialects.attach(back, context, dialect="json", limits=Limits(), prefix="ce-")
+        )
+    assert max(sizes) - sizes[0] <= 2, "only the digits of the counters may change"
+
+
+def test_a_letter_that_its_destination_refuses_stays_where_it_is() -> None:
+    world = World(letter("a"), letter("b"))
+    world.work.script = {"a~1": ["permanent"]}
+    with world.box() as box:
+        report = box.redrive()
+    assert (report.redriven, report.failed) == (1, 1)
+    assert [each.position for each in world.place.letters] == ["p-a"]
+
+
+def test_a_destination_that_cannot_be_used_leaves_every_letter_in_place() -> None:
+    world = World(letter("a"), letter("b"))
+    world.work.refuse = Fatal("denied")
+    with world.box() as box, pytest.raises(Fatal, match="denied"):
+        box.redrive()
+    assert len(world.place.letters) == 2
+
+
+@pytest.mark.parametrize("name", ["b", "p-b"])
+def test_letters_are_picked_by_id_or_position(name: str) -> None:
+    world = World(letter("a"), letter("b"))
+    with world.box() as box:
+        report = box.redrive([name])
+    assert (report.considered, report.redriven) == (1, 1)
+    assert [each.position for each in world.place.letters] == ["p-a"]
+
+
+def test_another_destination_may_be_named() -> None:
+    world = World(letter("a"))
+    with world.box() as box:
+        box.redrive(to="scripted:other")
+    assert world.other.stored_ids() == {"a~1": 1}
+    assert world.work.stored == []
+
+
+def test_the_place_of_the_letters_is_no_destination() -> None:
+    world = World(letter("a"))
+    with world.box() as box, pytest.raises(ConfigurationError, match="is the place that the letters are in"):
+        box.redrive(to="scripted:native")
+
+
+def test_a_sink_named_by_url_must_be_told_where_its_letters_go() -> None:
+    world = World(letter("a"))
+    with world.box(sink="scripted:sink") as box:
+        with pytest.raises(ConfigurationError, match="say where its letters go"):
+            box.redrive()
+        assert box.redrive(to="scripted:other").redriven == 1
+
+
+def test_a_letter_over_the_hop_limit_is_left_and_counted() -> None:
+    tired = letter("a", replace(CONTEXT, hops=5))
+    world = World(tired, letter("b"))
+    with world.box() as box:
+        report = box.redrive()
+        assert report.left == {"it was sent back 5 times already": 1}
+        assert report.redriven == 1
+        assert box.redrive(hop_limit=6).redriven == 1
+
+
+def test_a_row_that_never_became_a_message_is_left_to_be_mended() -> None:
+    error = Permanent("no time", code="missing-time")
+    bad = events.undeliverable({"x": 1}, id="a", error=error)
+    world = World(Letter(position="p", message=bad))
+    with world.box() as box:
+        report = box.redrive()
+    assert report.left == {"its row never became a message: mend it and write it again": 1}
+    assert len(world.place.letters) == 1
+
+
+def test_iterating_gives_the_whole_context_whoever_knows_it() -> None:
+    native = ErrorContext(kind="expired", reason="TTL", source_topic="orders")
+    world = World(
+        replace(letter("a"), context=native), Letter(position="n", message=Message(value=b""), context=native)
+    )
+    with world.box() as box:
+        one, two = (context_of(each) for each in box)
+    assert (one.kind, one.reason, one.source_topic) == ("permanent", "no", "orders")
+    assert two == native
+    assert len(world.place.letters) == 2
+
+
+def test_remove_and_purge_say_how_many() -> None:
+    world = World(letter("a"), letter("b"), letter("c"))
+    with world.box() as box:
+        assert box.remove(["b", "p-c", "x"]) == 2
+        assert box.purge() == 1
+
+
+def test_the_mark_of_a_hop_is_taken_off_only_where_it_is_ours() -> None:
+    assert original_id("a~2", 2) == "a"
+    assert original_id("a~2", 0) == "a~2"
+    assert original_id("a~2", 1) == "a~2"

@@ -1,0 +1,158 @@
+"""Order by key and rate, one statement a test."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scripted import FakeClock, ScriptedBroker
+
+from redelivery import dialects
+from redelivery.broker import Support
+from redelivery.delivery import Bounds, Engine, Flow, Lane, Origin
+from redelivery.delivery.rate import RateLimit
+from redelivery.message import Batch, Message
+from redelivery.policy import for_sink
+from redelivery.spec import DeliverySpec, Sink
+
+
+class Bench:
+    """An engine that keeps the order of keys, over a broker that does (native) or does not."""
+
+    def __init__(self, *, native: bool = False, bounds: Bounds | None = None, flow: Flow | None = None, **spec: Any):
+        self.clock = FakeClock()
+        self.work, self.sink = ScriptedBroker(self.clock), ScriptedBroker(self.clock)
+        object.__setattr__(self.work.capabilities, "order", Support.NATIVE if native else Support.NONE)
+        self.spec = DeliverySpec(dead_letter_sink=(Sink(uri="scripted:sink"),), **{"retry": 3, **spec})
+        bounds = bounds or Bounds()
+        lanes = [
+            Lane("scripted:work", self.work, self.spec, bounds, self.clock),
+            Lane("scripted:sink", self.sink, for_sink(self.spec), bounds, self.clock),
+        ]
+        self.engine = Engine(lanes, self.spec, Origin(run="r"), self.clock, lambda: 0.0, flow or Flow(ordering="key"))
+
+    def take(self, *rows: tuple[str, bytes | None]) -> None:
+        self.engine.take(Batch.of([Message(value=b"v", id=name, key=key) for name, key in rows]))
+
+    def stored(self) -> list[str]:
+        return [message.id or "" for message in self.work.stored]
+
+
+def test_where_the_broker_keeps_no_order_one_row_a_key_is_unsettled_at_a_time() -> None:
+    bench = Bench()
+    bench.take(("a1", b"a"), ("b1", b"b"), ("a2", b"a"), ("n1", None), ("a3", b"a"), ("n2", None))
+    bench.engine.drain()
+    assert [ids for _, ids, _ in bench.work.sends] == [["a1", "b1", "n1", "n2"], ["a2"], ["a3"]]
+
+
+def test_where_the_broker_keeps_order_a_good_batch_goes_as_it_is() -> None:
+    bench = Bench(native=True)
+    bench.take(("a1", b"a"), ("a2", b"a"), ("a3", b"a"))
+    bench.engine.drain()
+    assert [ids for _, ids, _ in bench.work.sends] == [["a1", "a2", "a3"]]
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_rows_behind_a_failed_one_of_their_key_wait_and_others_go_on(native: bool) -> None:
+    bench = Bench(native=native)
+    bench.work.script = {"a1": ["retriable"]}
+    bench.take(("a1", b"a"), ("b1", b"b"), ("a2", b"a"))
+    bench.engine.turn(0.0)
+    bench.take(("a3", b"a"), ("b2", b"b"))
+    bench.engine.turn(0.0)
+    assert bench.stored() == ["b1", "b2"]
+    bench.engine.drain()
+    assert bench.stored() == ["b1", "b2", "a1", "a2", "a3"]
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_waiting_behind_a_key_spends_no_budget(native: bool) -> None:
+    bench = Bench(native=native, retry=1)
+    bench.work.script = {"a1": ["retriable"], "a2": ["retriable"], "a3": ["retriable"]}
+    bench.take(("a1", b"a"), ("a2", b"a"), ("a3", b"a"))
+    bench.engine.drain()
+    assert bench.stored() == ["a1", "a2", "a3"]
+    assert bench.engine.report.dead_lettered == 0
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_successors_of_a_dead_letter_go_on(native: bool) -> None:
+    bench = Bench(native=native)
+    bench.work.script = {"a1": ["permanent"]}
+    bench.take(("a1", b"a"), ("a2", b"a"))
+    bench.engine.drain()
+    bench.take(("a3", b"a"))
+    bench.engine.drain()
+    assert bench.stored() == ["a2", "a3"]
+    assert bench.sink.stored_ids() == {"a1": 1}
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_or_are_parked_with_it_by_option(native: bool) -> None:
+    bench = Bench(native=native, flow=Flow(ordering="key", park_successors=True))
+    bench.work.script = {"a1": ["permanent"]}
+    bench.take(("a1", b"a"), ("a2", b"a"), ("b1", b"b"))
+    bench.engine.drain()
+    bench.take(("a3", b"a"), ("b2", b"b"))
+    bench.engine.drain()
+    assert bench.stored() == ["b1", "b2"]
+    assert [message.id for message in bench.sink.stored] == ["a1", "a2", "a3"]
+    context = dialects.read(bench.sink.stored[1])
+    assert context is not None
+    assert (context.code, context.attempts) == ("Parked", 0)
+    assert bench.engine.report.accounted
+
+
+def test_a_successor_goes_on_only_when_the_dead_one_is_confirmed_by_its_sink() -> None:
+    bench = Bench()
+    bench.sink.latency = 5.0
+    bench.work.script = {"a1": ["permanent"]}
+    bench.take(("a1", b"a"), ("a2", b"a"))
+    for _ in range(3):
+        bench.engine.turn(0.0)
+    assert bench.stored() == []
+    bench.engine.drain()
+    assert bench.stored() == ["a2"]
+
+
+def test_past_the_bound_of_what_waits_behind_keys_no_new_rows_are_taken() -> None:
+    bench = Bench(bounds=Bounds(waiting_records=2))
+    bench.work.latency = 1.0
+    bench.take(("a1", b"a"), ("a2", b"a"), ("a3", b"a"))
+    assert not bench.engine.can_take(Batch.of([Message(value=b"")]))
+    bench.engine.drain()
+    assert bench.engine.can_take(Batch.of([Message(value=b"")]))
+
+
+def test_a_rate_is_kept_and_a_burst_paid_off() -> None:
+    bench = Bench(flow=Flow(rows_per_second=10))
+    began = bench.clock.now
+    for n in range(10):
+        while not bench.engine.can_take(batch := Batch.of([Message(value=b"", id=f"{n}-{i}") for i in range(5)])):
+            bench.clock.now = bench.engine.next_due or bench.clock.now
+        bench.engine.take(batch)
+        bench.engine.turn(0.0)
+    assert bench.clock.now - began == pytest.approx(9 * 5 / 10)
+
+
+@given(st.floats(0.1, 1e6), st.lists(st.tuples(st.integers(1, 1000), st.floats(0, 10)), min_size=1, max_size=50))
+def test_over_any_span_no_more_is_sent_than_the_rate_and_one_batch(
+    rate: float, batches: list[tuple[int, float]]
+) -> None:
+    limit, now, sent, began = RateLimit(rate), 0.0, 0, 0.0
+    for rows, pause in batches:
+        now = max(now + pause, limit.next(now + pause))
+        assert sent <= (now - began) * rate + 1e-6 * sent + 1e-6
+        limit.take(rows, now)
+        sent += rows
+
+
+def test_without_a_rate_nothing_waits() -> None:
+    limit = RateLimit(None)
+    limit.take(10**9, 5.0)
+    assert limit.next(5.0) == 5.0
+    assert limit.piece is None
+    assert RateLimit(5).piece == 1
+    assert RateLimit(10_000).piece == 1000
