@@ -86,7 +86,8 @@ class Capabilities:
         keys, headers, ids, timestamps, null_value: travel with the message and come back unchanged.
         destinations: a row may name a target other than the URL's.
         deduplicate: a message whose id was already taken within `deduplication_window` is taken but not doubled.
-        order: messages of one key are received in the order in which they were sent.
+        order: messages of one key are received in the order in which they were sent; one that comes again after a
+            retry comes behind those given meanwhile. Native: the sender keeps `Batch.ordered`.
         atomic_batches: a batch is stored whole or not at all.
         settle_any_order: received messages may be settled in any order.
         attempts: the attempt number of a received message.
@@ -170,7 +171,11 @@ class Settled:
 
 
 class Role(ABC):
-    """A part of a broker that can be closed by itself. Closing twice is allowed and does nothing."""
+    """A part of a broker that can be closed by itself.
+
+    Closing twice is allowed and does nothing; using a closed role is an error. What a receiver had leased stays leased
+    until its leases end.
+    """
 
     @abstractmethod
     def close(self) -> None:

@@ -1,4 +1,7 @@
-"""A job under Spark Connect, run as a script: prints what came of it as JSON. Arguments: the shelf's folder, its own."""
+"""A job under Spark Connect, run as a script: prints what came of it as JSON.
+
+Arguments: the shelf's folder, and one of its own.
+"""
 
 import json
 import sys

@@ -95,6 +95,7 @@ def test_a_password_in_a_url_is_refused_and_not_shown(name):
 
 def test_a_literal_secret_in_a_client_option_is_refused_and_not_shown():
     text = refused(ConfigurationError, **{"shelf.password": "hunter2"})
+    assert "'shelf.password'" in text
     assert "env:NAME" in text
     assert "hunter2" not in text
     settings = read_write_options({"url": URL, "shelf.password": "env:LOCK"})
@@ -117,6 +118,21 @@ def test_a_literal_secret_in_a_client_option_is_refused_and_not_shown():
 )
 def test_a_malformed_value_says_what_is_right(option, value, said):
     assert said in refused(ConfigurationError, **{option: value})
+
+
+def test_errors_spell_an_option_as_the_documentation_does():
+    assert "backoffDelay" in refused(ConfigurationError, backoffdelay="5s")
+    assert "errors.retry.timeout" in refused(ConfigurationError, **{"ERRORS.RETRY.TIMEOUT": "soon"})
+    assert "maxRecordsPerSecond" in refused(ConfigurationError, maxrecordspersecond="fast")
+
+
+def test_letters_and_logs_get_all_options_but_no_secret():
+    settings = read_write_options(
+        {"url": "shelf:///x?token=hunter2", "RETRY": "3", "ordering": "KEY", "shelf.password": "env:LOCK"}
+    )
+    assert settings.configs["retry"] == "3"
+    assert settings.configs["shelf.password"] == "env:LOCK"
+    assert "hunter2" not in str(settings.configs)
 
 
 def test_a_spec_given_twice_is_refused():

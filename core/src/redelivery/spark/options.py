@@ -311,7 +311,7 @@ def _report_path(text: str | None) -> str | None:
     path = Path(text)
     if not path.absolute().parent.is_dir():
         raise ConfigurationError(
-            f"reportPath must name a folder, or a file in a folder, that is there, on the driver's machine: {text}"
+            f"reportPath must name a folder, or a file in a folder that is there, on the driver's machine: {text}"
         )
     return str(path.absolute())
 

@@ -1,0 +1,13 @@
+"""What Spark's short helper processes must not pay for: they plan and commit each write, and live for a moment."""
+
+import subprocess
+import sys
+
+
+def test_planning_a_write_imports_nothing_that_only_tasks_need():
+    script = (
+        "import sys, pyspark_redelivery, redelivery.spark.job\n"
+        "print(sorted({'pandas', 'pyarrow.compute', 'redelivery.spark.encoding', 'redelivery.spark.reader'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
