@@ -9,12 +9,13 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from itertools import repeat
 from typing import Any
 
 from redelivery.broker import Failure, Sender, Settled
 from redelivery.errors import Fatal, NotSent, Permanent, Retriable, Unattributed
-from redelivery.message import Batch, Column
+from redelivery.message import Batch
 from redelivery_sqlite import headers, rows
 from redelivery_sqlite.address import Address
 from redelivery_sqlite.errors import VALUE_ERRORS, classify
@@ -32,6 +33,7 @@ class SqliteSender(Sender):
         self._address = address
         self._message_bytes = message_bytes
         self._closed = False
+        self._headers: list[str | None] | None = None  # of the batch at hand, as they are stored
         self._settled: list[Settled] = []
         self._failed_keys: set[bytes] = set()  # of rows whose failure `collect` has yet to tell
 
@@ -40,6 +42,7 @@ class SqliteSender(Sender):
         if self._closed:
             raise Fatal(f"sqlite: {doing}: this sender is closed; open another", code="CLOSED")
         wait = _left(deadline, f"{doing}: the deadline had passed before it began")
+        self._load(batch)
         try:
             self._store.keep_reserve(doing)
             with self._store.writing(doing, wait) as connection:
@@ -60,6 +63,16 @@ class SqliteSender(Sender):
     def close(self) -> None:
         self._closed = True
         self._store.close()
+
+    def _load(self, batch: Batch) -> None:
+        """Do all that can be done before the write lock is held, which only one process has at a time."""
+        for column in (batch.value, batch.key, batch.id, batch.destination, batch.timestamp_ms):
+            if column is not None:
+                _ = column.values
+        self._headers = None
+        if batch.headers is not None:
+            with suppress(*VALUE_ERRORS):  # the row concerned is found when the batch is stored
+                self._headers = [headers.write(each) for each in batch.headers.values]
 
     def _whole(self, connection: sqlite3.Connection, batch: Batch) -> Settled:
         """Store all rows; where that fails, find the rows that no file could hold and store the others."""
@@ -155,17 +168,18 @@ class SqliteSender(Sender):
         if ttl_ms and not (self._address if queue is None else self._address.at(queue)).is_dead_letters:
             columns["expires_ms"] = repeat(now + ttl_ms)
 
-        def pick(column: Column[Any]) -> Iterable[Any]:
-            values = column.values
+        def pick(values: list[Any]) -> list[Any]:
             return values if indexes is None else [values[index] for index in indexes]
 
         for name in ("id", "timestamp_ms", "key"):
             column = getattr(batch, name)
             if column is not None:
-                columns[name] = pick(column)
-        if batch.headers is not None:
-            columns["headers"] = map(headers.write, pick(batch.headers))
-        columns["value"] = pick(batch.value)
+                columns[name] = pick(column.values)
+        if self._headers is not None:
+            columns["headers"] = pick(self._headers)
+        elif batch.headers is not None:
+            columns["headers"] = map(headers.write, pick(batch.headers.values))
+        columns["value"] = pick(batch.value.values)
         marks = ", ".join("?" * len(columns))
         into = f"INSERT INTO message_{number} ({', '.join(columns)}) VALUES ({marks})"  # noqa: S608 - our own names
         if "id" in columns:

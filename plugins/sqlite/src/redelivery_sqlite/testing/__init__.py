@@ -68,6 +68,26 @@ class SqlitePlace(Place):
             connection.execute(f"DROP INDEX message_{int(number)}_id")
             connection.commit()
 
+    def expiring(self, seconds: float) -> Mapping[str, str]:
+        return {"sqlite.message_ttl": str(seconds)}
+
+    def limiting(self, deliveries: int) -> Mapping[str, str]:
+        with closing(sqlite3.connect(self.path)) as connection:  # what provisioning set counts, not the option
+            connection.execute("UPDATE queue SET max_deliveries = NULL WHERE name = ?", (self.queue,))
+            connection.commit()
+        return {"sqlite.max_deliveries": str(deliveries)}
+
+    def damage(self) -> None:
+        with closing(sqlite3.connect(self.path)) as connection:
+            ((number,),) = _all(connection, "SELECT number FROM queue WHERE name = ?", self.queue)
+            connection.execute("UPDATE queue SET next = next + 1 WHERE number = ?", (number,))
+            connection.execute(
+                f"INSERT INTO message_{int(number)} (seq, enqueued_ms, value, headers) "  # noqa: S608 - a number
+                "SELECT next - 1, 0, x'00', '{oops' FROM queue WHERE number = ?",
+                (number,),
+            )
+            connection.commit()
+
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
         path = self.path if self.path.exists() else ":memory:"
