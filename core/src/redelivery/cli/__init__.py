@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 
-from redelivery.cli import plugins
+from redelivery.cli import plugins, run
 from redelivery.errors import RedeliveryError
 from redelivery.settings import redact
 
@@ -32,10 +32,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"%(prog)s {version('redelivery-core')}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     plugins.add(commands)
+    run.add(commands)
     parsed = parser.parse_args(arguments)
-    run: Callable[[argparse.Namespace], int] = parsed.run
+    command: Callable[[argparse.Namespace], int] = parsed.run
     try:
-        status = run(parsed)
+        status = command(parsed)
         sys.stdout.flush()
     except RedeliveryError as error:
         print(f"redelivery: {' '.join(redact(str(error)).split())}", file=sys.stderr)

@@ -1,0 +1,112 @@
+"""`redelivery run URL MODULE:HANDLER`: a subscription, from a terminal or a container.
+
+SIGTERM and Ctrl-C stop it gracefully: what is in hand is settled or given back. This file must not settle anything.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import logging
+import os
+import signal
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from redelivery import plugins
+from redelivery.errors import ConfigurationError
+from redelivery.forms import knative, options
+from redelivery.spec import DeliverySpec
+from redelivery.subscription import Handler, Subscription
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+
+
+def add(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the subcommand."""
+    parser = commands.add_parser(
+        "run",
+        help="handle what arrives at a destination",
+        description="Call a handler with each message that arrives; print the account at the end as JSON.",
+    )
+    parser.add_argument("url", help="where messages come from")
+    parser.add_argument("handler", metavar="MODULE:HANDLER", help="a function of one redelivery.Message")
+    parser.add_argument("--spec", type=Path, help="a delivery spec, YAML or JSON, as Knative writes it")
+    parser.add_argument(
+        "--option",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="an option of the delivery spec or of the client (<plugin>.<name>); may be repeated",
+    )
+    parser.add_argument("--name", default="default", help="of the subscription, in letters and metrics")
+    parser.add_argument("--workers", type=int, default=1, help="handlers side by side (default 1)")
+    parser.add_argument("--until-empty", action="store_true", help="end when nothing more arrives")
+    parser.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    spec, client = _settings(arguments)
+    subscription = Subscription(
+        arguments.url,
+        _handler(arguments.handler),
+        name=arguments.name,
+        spec=spec,
+        options=client,
+        workers=arguments.workers,
+    )
+    previous = {number: signal.signal(number, lambda *_: subscription.stop()) for number in _SIGNALS}
+    try:
+        report = subscription.run(until_empty=arguments.until_empty)
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+    account = asdict(report) | {"delivery": report.delivery.to_dict()}
+    print(json.dumps(account, indent=2))
+    return 0
+
+
+def _settings(arguments: argparse.Namespace) -> tuple[DeliverySpec, dict[str, str]]:
+    """The spec, and the client's options."""
+    plugin = plugins.registry().by_url(arguments.url)
+    spec_options: dict[str, str] = {}
+    client: dict[str, str] = {}
+    for given in arguments.option:
+        name, sign, value = given.partition("=")
+        if not sign:
+            raise ConfigurationError(f"--option {given!r}: it is written NAME=VALUE")
+        (client if name.lower().startswith(f"{plugin.name}.") else spec_options)[name] = value
+    if arguments.spec is None:
+        return options.read(spec_options), client
+    if spec_options:
+        raise ConfigurationError(f"the delivery spec is given twice: by --spec, and by {', '.join(spec_options)}")
+    try:
+        return knative.read(arguments.spec.read_text(encoding="utf-8")), client
+    except OSError as error:
+        raise ConfigurationError(f"--spec {arguments.spec}: {error.strerror}") from error
+
+
+def _handler(name: str) -> Handler:
+    """The function that `module:handler` names; modules are looked for in the working folder too."""
+    module, sign, path = name.partition(":")
+    if not sign or not module or not path:
+        raise ConfigurationError(f"{name!r}: a handler is written MODULE:HANDLER, as in 'billing.handlers:charge'")
+    if os.getcwd() not in sys.path:  # noqa: PTH109 - sys.path holds text
+        sys.path.insert(0, os.getcwd())  # noqa: PTH109
+    try:
+        found: object = importlib.import_module(module)
+    except ImportError as error:
+        raise ConfigurationError(f"{name!r}: {module!r} cannot be imported: {error}") from error
+    for part in path.split("."):
+        found = getattr(found, part, None)
+    if not callable(found):
+        raise ConfigurationError(f"{name!r}: {module!r} has no function {path!r}")
+    return found
+
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
