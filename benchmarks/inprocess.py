@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
@@ -42,7 +43,7 @@ def batches(rows: int, tag: str) -> Iterator[Batch]:
         yield batch_of(value, [f"{tag}-{n}" for n in range(first, first + BATCH)])
 
 
-def batch_of(value: pa.Array, ids: list[str]) -> Batch:
+def batch_of(value: Any, ids: list[str]) -> Batch:
     """One batch; its columns are loaded when the plugin asks."""
     return Batch(
         number=1,
@@ -77,7 +78,8 @@ def through_engine(target: str, made: list[Batch]) -> float:
 def overhead(broker: str) -> dict[str, float]:
     """The engine's part: medians of interleaved runs on the same batches."""
     rows = 200_000
-    alone, engine = [], []
+    alone: list[float] = []
+    engine: list[float] = []
     for turn in range(8):
         for run, times in ((plugin_alone, alone), (through_engine, engine)):
             with tempfile.TemporaryDirectory() as folder:

@@ -281,19 +281,12 @@ class Engine:
 
     def _failed(self, index: int, lane: Lane, record: Record, error: BrokerError) -> None:
         """One attempt of one record failed: carry out what the policy decides."""
-        now = self._clock.monotonic()
         if isinstance(error, NotSent) and self._order is not None:
-            record.attempts -= 1
-            if self._order.is_parked(record):
-                self._park(record)
-            else:
-                self._order.wait(record)
+            self._kept_back(record, self._order)
             return
         if index == 0:
-            if self._order is not None:
-                self._order.failed(record)
-            self.report.record_failures += 1
-            record.last_failure_ms = self.report.last_error_ms = self._clock.wall_ms()
+            self._note(record)
+        now = self._clock.monotonic()
         decision = policy.decide(
             lane.spec,
             error,
@@ -303,25 +296,40 @@ class Engine:
             now=now,
             random=self._random,
         )
-        if isinstance(decision, policy.TryAgain):
-            if index == 0:
-                self.report.retries += 1
-                self.report.retried += not record.retried
-                record.retried = True
-            lane.wait(record, decision.at)
-        elif isinstance(decision, policy.Isolate):
-            record.isolated = record.isolating = True
-            lane.wait(record, now)
-        elif index == 0:
-            if isinstance(decision, policy.Abort):
+        match decision:
+            case policy.TryAgain(at):
+                if index == 0:
+                    self.report.retries += 1
+                    self.report.retried += not record.retried
+                    record.retried = True
+                lane.wait(record, at)
+            case policy.Isolate():
+                record.isolated = record.isolating = True
+                lane.wait(record, now)
+            case policy.Abort() if index == 0:
                 raise error
-            record.sent = record.attempts
-            self.give_up(record, error, decision.why)
+            case policy.GiveUp(why) if index == 0:
+                record.sent = record.attempts
+                self.give_up(record, error, why)
+            case _:
+                lane.broken = error if isinstance(decision, policy.Abort) else lane.broken
+                record.sink_errors.append(f"{lane.url}: {error}")
+                self._descend(record, index + 1)
+
+    def _note(self, record: Record) -> None:
+        """Count a failed try at the destination."""
+        if self._order is not None:
+            self._order.failed(record)
+        self.report.record_failures += 1
+        record.last_failure_ms = self.report.last_error_ms = self._clock.wall_ms()
+
+    def _kept_back(self, record: Record, order: KeyOrder) -> None:
+        """A row was not even tried, because an earlier one of its key failed: no attempt was made."""
+        record.attempts -= 1
+        if order.is_parked(record):
+            self._park(record)
         else:
-            if isinstance(decision, policy.Abort):
-                lane.broken = error
-            record.sink_errors.append(f"{lane.url}: {error}")
-            self._descend(record, index + 1)
+            order.wait(record)
 
     # --- giving up ---
 
