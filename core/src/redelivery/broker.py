@@ -103,7 +103,6 @@ class Capabilities:
         shared: reachable from several hosts; False: a file of one host (refused on a cluster).
         context_dialect: how an error context is written into headers here (a name in `redelivery.dialects`).
         cloudevents_prefix: header prefix of CloudEvents attributes in binary mode; None: structured mode only.
-        cloudevents_text: values that CloudEvents binary mode needs as text are kept as UTF-8 bytes.
         columns: the broker's own columns and their Python types, beyond those of `Message`.
         limits: see `Limits`.
     """

@@ -13,6 +13,7 @@ from functools import cache
 
 import pluggy
 
+from redelivery import dialects
 from redelivery.broker import CONTRACT_VERSION, Broker, BrokerPlugin
 from redelivery.errors import PluginError, UnknownScheme
 from redelivery.settings import nearest, redact, resolve_secrets, scheme_of, unknown
@@ -151,6 +152,9 @@ def _check(plugin: BrokerPlugin, plugins: Mapping[str, BrokerPlugin], schemes: M
             "install matching versions of both"
         )
         raise PluginError(msg)
+    dialect = plugin.capabilities.context_dialect
+    if dialect not in dialects.NAMES:
+        raise PluginError(str(unknown("context_dialect", dialect, dialects.NAMES)))
     if plugin.name in plugins:
         msg = f"the plugin name {plugin.name!r} is already taken"
         raise PluginError(msg)

@@ -16,7 +16,7 @@ import pytest
 
 pytest.importorskip("redelivery_sqlite")
 
-FILES = 12
+FILES = 8
 LINES = 100
 KILLS = 3
 
