@@ -1,9 +1,9 @@
-"""The suite against the broker in memory that keeps the whole contract, and against two that have little of it."""
+"""The suite against the broker in memory that keeps the whole contract, and against three that have little of it."""
 
 from __future__ import annotations
 
 from redelivery_conformance import BrokerSuite
-from redelivery_conformance.memory import BARE, READ_ONLY, MemoryBroker, MemoryHarness
+from redelivery_conformance.memory import BARE, PLAIN, READ_ONLY, MemoryBroker, MemoryHarness
 
 
 class Bare(MemoryBroker):
@@ -18,12 +18,22 @@ class ReadOnly(MemoryBroker):
     capabilities = READ_ONLY
 
 
+class Plain(MemoryBroker):
+    """A receiver without any feature."""
+
+    capabilities = PLAIN
+
+
 class TestMemory(BrokerSuite):
     broker = MemoryHarness()
 
 
 class TestBareMemory(BrokerSuite):
     broker = MemoryHarness(Bare)
+
+
+class TestPlainMemory(BrokerSuite):
+    broker = MemoryHarness(Plain)
 
 
 class TestReadOnlyMemory(BrokerSuite):

@@ -47,12 +47,14 @@ class Place(ABC):
         options: the client options to open it with, with their prefix.
         patience: seconds that a healthy broker needs at most for a batch; also what deadlines are made of.
         many: rows of a large batch; fewer only where the broker takes them one by one, and slowly.
+        lease: the shortest lease worth waiting for, in seconds; longer only where the broker has none so short.
     """
 
     url: str
     options: Mapping[str, str]
     patience: float = 10.0
     many: int = 10_000
+    lease: float = 0.5
 
     @abstractmethod
     def stored(self, destination: str | None = None) -> Sequence[Message]:
@@ -103,6 +105,26 @@ class Place(ABC):
     def alter(self) -> None:
         """Change a provisioned native object so that it differs from what a spec wants. Raises CannotShow."""
         raise CannotShow("drift: its harness has no `alter`")
+
+    def expiring(self, seconds: float) -> Mapping[str, str]:  # noqa: ARG002
+        """Make what is sent to this place expire after so many seconds. Raises CannotShow.
+
+        Returns:
+            Client options to open the place with, besides `options`.
+        """
+        raise CannotShow("expiry: its harness has no `expiring`")
+
+    def limiting(self, deliveries: int) -> Mapping[str, str]:  # noqa: ARG002
+        """Make the broker itself dead-letter what it has delivered so often. Raises CannotShow.
+
+        Returns:
+            Client options to open the place with, besides `options`.
+        """
+        raise CannotShow("a native limit of deliveries: its harness has no `limiting`")
+
+    def damage(self) -> None:
+        """Put a message there that the plugin cannot decode. Raises CannotShow."""
+        raise CannotShow("a message that cannot be decoded: its harness has no `damage`")
 
     def close(self) -> None:  # noqa: B027 - nothing to do is a common case
         """Remove what the test left behind."""

@@ -6,13 +6,12 @@ It lives and dies with the process, so it is not registered for users. `redelive
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, replace
+from datetime import timedelta
 from itertools import count
 from pathlib import Path
-from threading import Lock
 from typing import ClassVar, Final
 
 from redelivery.broker import (
@@ -22,23 +21,29 @@ from redelivery.broker import (
     Capabilities,
     DeadLetters,
     Difference,
-    Failure,
     Letter,
     Limits,
     NativeObject,
     Plan,
+    Receiver,
     Sender,
-    Settled,
     Support,
 )
-from redelivery.errors import Fatal, InvalidURL, Permanent, Retriable, Unsupported
-from redelivery.message import Batch, Message
+from redelivery.errors import ConfigurationError, Fatal, InvalidURL, Retriable, Unsupported
+from redelivery.message import Message
 from redelivery.settings import redact, split_url, unknown
 from redelivery.spec import DeliverySpec, DeliveryStatus
 from redelivery_conformance.harness import Kind, Place, Runtime, Unregistered
+from redelivery_conformance.memory_receiver import MemoryReceiver
+from redelivery_conformance.memory_sender import MemorySender
+from redelivery_conformance.memory_store import Queue, Store
 
 DEAD_LETTERS: Final = "-dead-letters"
-OPTIONS: Final = {"room": "messages that a queue takes at most (no bound)"}
+OPTIONS: Final = {
+    "deliveries": "deliveries after which a message goes to the dead letters; 0: no bound (0)",
+    "latency": "milliseconds that each call of a receiver takes (0)",
+    "ttl": "milliseconds after which a sent message goes to the dead letters; 0: never (0)",
+}
 
 FULL: Final = Capabilities(
     send=Support.NATIVE,
@@ -54,95 +59,33 @@ FULL: Final = Capabilities(
     null_value=Support.NATIVE,
     destinations=Support.NATIVE,
     deduplicate=Support.NATIVE,
+    receive=Support.NATIVE,
+    order=Support.NATIVE,
+    settle_any_order=Support.NATIVE,
+    attempts=Support.NATIVE,
+    first_delivery=Support.NATIVE,
+    delay=Support.NATIVE,
+    terminate=Support.NATIVE,
+    reason=Support.NATIVE,
+    extend=Support.NATIVE,
+    expiry=Support.NATIVE,
+    backstop=Support.NATIVE,
     shared=False,
     limits=Limits(
-        message_bytes=16 << 20, headers_bytes=1 << 20, header_value_bytes=256 << 10, header_count=200, id_bytes=1000
+        message_bytes=16 << 20,
+        headers_bytes=1 << 20,
+        header_value_bytes=256 << 10,
+        header_count=200,
+        id_bytes=1000,
+        delay_max=timedelta(hours=1),
     ),
 )
 #: A sender and nothing else: what a broker without any feature must still do.
 BARE: Final = Capabilities(send=Support.NATIVE, shared=False, limits=Limits(message_bytes=16 << 20))
+#: A receiver without any feature: leases that are accepted or run out, and no more.
+PLAIN: Final = replace(BARE, receive=Support.NATIVE)
 #: Browsing without its parts, and no sender.
 READ_ONLY: Final = Capabilities(browse=Support.NATIVE, shared=False)
-
-
-@dataclass(slots=True)
-class Queue:
-    """What lies in one queue. `altered` is for tests of drift."""
-
-    messages: dict[int, Message] = field(default_factory=dict)
-    taken: set[str] = field(default_factory=set)
-    altered: bool = False
-
-
-class Store:
-    """Queues by name. `down` makes it refuse everything."""
-
-    by_name: ClassVar[dict[str, Store]] = {}
-
-    def __init__(self) -> None:
-        self.queues: dict[str, Queue] = {}
-        self.down = False
-        self.lock = Lock()
-        self.positions = count(1)
-
-    def queue(self, name: str) -> Queue:
-        """A queue, made when first named."""
-        return self.queues.setdefault(name, Queue())
-
-    def put(self, name: str, message: Message) -> bool:
-        """Store a message; False where its id was taken already."""
-        queue = self.queue(name)
-        if message.id is not None and message.id in queue.taken:
-            return False
-        if message.id is not None:
-            queue.taken.add(message.id)
-        queue.messages[next(self.positions)] = message
-        return True
-
-
-class MemorySender(Sender):
-    """Stores at once, tells at the next `collect`."""
-
-    def __init__(self, broker: MemoryBroker) -> None:
-        self.broker = broker
-        self.settled: list[Settled] = []
-        self.closed = False
-
-    def send(self, batch: Batch, *, deadline: float) -> None:
-        if self.closed:
-            raise Fatal("memory: this sender is closed; ask the broker for a new one")
-        if time.monotonic() >= deadline:
-            raise Retriable("memory: the deadline had passed before it began; nothing was stored", code="deadline")
-        store = self.broker.store()
-        with store.lock:
-            self.settled.append(self.store_batch(store, batch))
-
-    def collect(self, wait: float) -> Sequence[Settled]:  # noqa: ARG002 - nothing is ever waited for
-        settled, self.settled = self.settled, []
-        return settled
-
-    def close(self) -> None:
-        self.closed = True
-
-    def store_batch(self, store: Store, batch: Batch) -> Settled:
-        """Store the rows of a batch that can be."""
-        failures, duplicates = [], 0
-        for index, message in enumerate(batch.rows()):
-            why = self.broker.fault(message)
-            if why is not None:
-                failures.append(Failure(index, Permanent(f"memory: this row cannot be stored: {why}", code="FAULT")))
-            elif not self.store_row(store, message):
-                duplicates += 1
-        return Settled(batch=batch.number, failures=failures, duplicates=duplicates)
-
-    def store_row(self, store: Store, message: Message) -> bool:
-        """Store one row; False where its id was taken already."""
-        has = self.broker.capabilities
-        kept = replace(
-            message, destination=None, extra={}, timestamp_ms=message.timestamp_ms if has.timestamps else None
-        )
-        queue = self.broker.queue if message.destination is None else message.destination
-        return store.put(queue, kept if has.ids else replace(kept, id=None))
 
 
 class MemoryDeadLetters(DeadLetters):
@@ -153,8 +96,9 @@ class MemoryDeadLetters(DeadLetters):
         self.queue = queue
 
     def browse(self) -> Iterator[Letter]:
+        why = self.broker.store().queue(self.queue).why
         for position, message in list(self.messages().items()):
-            yield Letter(position=str(position), message=message)
+            yield Letter(position=str(position), message=message, context=why.get(position))
 
     def remove(self, positions: Sequence[str]) -> int:
         if not self.broker.capabilities.remove:
@@ -228,6 +172,7 @@ class MemoryBroker(Broker):
     SenderRole: ClassVar[type[MemorySender]] = MemorySender
     LettersRole: ClassVar[type[MemoryDeadLetters]] = MemoryDeadLetters
     AdminRole: ClassVar[type[MemoryAdmin]] = MemoryAdmin
+    ReceiverRole: ClassVar[type[MemoryReceiver]] = MemoryReceiver
 
     def __init__(self, url: str, options: Mapping[str, str]) -> None:
         parts = split_url(url)
@@ -238,6 +183,9 @@ class MemoryBroker(Broker):
                 raise unknown("option", f"memory.{name}", [f"memory.{each}" for each in OPTIONS])
         self.host = parts.hostname or ""
         self.queue = parts.path.strip("/")
+        self.deliveries = int(_number(options, "deliveries"))
+        self.latency = _number(options, "latency") / 1000
+        self.ttl = _number(options, "ttl") / 1000
 
     @property
     def dead_letter_queue(self) -> str:
@@ -249,6 +197,12 @@ class MemoryBroker(Broker):
             return super().sender()
         self.store()
         return self.SenderRole(self)
+
+    def receiver(self, *, lease: timedelta = timedelta(seconds=30)) -> Receiver:
+        if not self.capabilities.receive:
+            return super().receiver(lease=lease)
+        self.store()
+        return self.ReceiverRole(self, lease.total_seconds())
 
     def admin(self) -> Admin:
         return self.AdminRole(self) if self.capabilities.provision else super().admin()
@@ -299,6 +253,14 @@ class MemoryBroker(Broker):
         return next((why for why, true in faults.items() if true), None)
 
 
+def _number(options: Mapping[str, str], name: str) -> float:
+    text = options.get(name, "0")
+    try:
+        return float(text)
+    except ValueError:
+        raise ConfigurationError(f"memory.{name}: a number, not {text!r}") from None
+
+
 def _over(size: int, limit: int | None) -> bool:
     return limit is not None and size > limit
 
@@ -321,6 +283,7 @@ class MemoryPlace(Place):
 
     options: Mapping[str, str] = {}
     patience = 2.0
+    lease = 0.25
 
     def __init__(self, number: int) -> None:
         self.name = f"store{number}"
@@ -332,7 +295,10 @@ class MemoryPlace(Place):
         return list(queue.messages.values()) if queue else []
 
     def snapshot(self) -> object:
-        return {name: (dict(queue.messages), queue.altered) for name, queue in self.store.queues.items()}
+        return {
+            name: (dict(queue.messages), queue.altered, {at: asdict(state) for at, state in queue.states.items()})
+            for name, queue in self.store.queues.items()
+        }
 
     def unreachable(self) -> str:
         return "memory://nowhere/orders"
@@ -347,6 +313,15 @@ class MemoryPlace(Place):
 
     def alter(self) -> None:
         self.store.queue("orders").altered = True
+
+    def expiring(self, seconds: float) -> Mapping[str, str]:
+        return {"memory.ttl": str(seconds * 1000)}
+
+    def limiting(self, deliveries: int) -> Mapping[str, str]:
+        return {"memory.deliveries": str(deliveries)}
+
+    def damage(self) -> None:
+        self.store.queue("orders").state(self.store.add("orders", Message(value=b"damaged"))).damage = "it is damaged"
 
     def close(self) -> None:
         del Store.by_name[self.name]

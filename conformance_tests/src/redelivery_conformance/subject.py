@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import TypeVar
@@ -53,9 +53,10 @@ class Subject:
 
     # --- opening ---
 
-    def connect(self, url: str | None = None) -> Broker:
-        """A broker for the place, or for another URL with the place's options."""
-        return self.keep(self.harness.connect(self.place.url if url is None else url, self.place.options))
+    def connect(self, url: str | None = None, options: Mapping[str, str] | None = None) -> Broker:
+        """A broker for the place, or for another URL, with the place's options and these."""
+        both = {**self.place.options, **(options or {})}
+        return self.keep(self.harness.connect(self.place.url if url is None else url, both))
 
     def keep(self, role: R) -> R:
         """Close this role at the end, if the test has not."""
@@ -78,9 +79,9 @@ class Subject:
 
     # --- sending ---
 
-    def batch(self, messages: Sequence[Message], *, isolate: bool = False) -> Batch:
+    def batch(self, messages: Sequence[Message], *, isolate: bool = False, ordered: bool = False) -> Batch:
         """A batch with a number of its own."""
-        return Batch.of(messages, number=next(self._numbers), isolate=isolate)
+        return Batch.of(messages, number=next(self._numbers), isolate=isolate, ordered=ordered)
 
     def deadline(self, seconds: float | None = None) -> float:
         """A deadline from now; a patient one if nothing is said."""
@@ -110,9 +111,9 @@ class Subject:
         with self.broker.sender() as own:
             return self.settle(own, batch)[batch.number]
 
-    def deliver(self, *messages: Message, url: str | None = None) -> None:
+    def deliver(self, *messages: Message, url: str | None = None, options: Mapping[str, str] | None = None) -> None:
         """Send messages that must all be taken."""
-        with self.connect(url) as broker, broker.sender() as sender:
+        with self.connect(url, options) as broker, broker.sender() as sender:
             settled = self.send(*messages, sender=sender)
         assert settled.error is None, f"a good batch was refused: {settled.error!r}"
         assert not settled.failures, f"good rows were refused: {settled.failures!r}"

@@ -2,32 +2,50 @@
 
 from __future__ import annotations
 
+from redelivery_conformance.suite.attempts import Attempts, Retrying
 from redelivery_conformance.suite.closing import Closing
 from redelivery_conformance.suite.destinations import Destinations
 from redelivery_conformance.suite.failures import Failures
 from redelivery_conformance.suite.headers import Headers
 from redelivery_conformance.suite.ids import Ids
+from redelivery_conformance.suite.leases import Extending, Leases
 from redelivery_conformance.suite.letters import Browsing, DeadLetterPlaces
 from redelivery_conformance.suite.opening import Opening
+from redelivery_conformance.suite.ordering import Ordering
 from redelivery_conformance.suite.provisioning import Provisioning
 from redelivery_conformance.suite.publishing import Publishing
+from redelivery_conformance.suite.receiving import Receiving, ReceivingEnds
+from redelivery_conformance.suite.redriving import Redriving
 from redelivery_conformance.suite.settling import Settling
 from redelivery_conformance.suite.spark import SparkWrites
+from redelivery_conformance.suite.subscribing import Subscribing
+from redelivery_conformance.suite.terminating import Limiting, Terminating
 
 __all__ = [
+    "Attempts",
     "BrokerSuite",
     "Browsing",
     "Closing",
     "DeadLetterPlaces",
     "Destinations",
+    "Extending",
     "Failures",
     "Headers",
     "Ids",
+    "Leases",
+    "Limiting",
     "Opening",
+    "Ordering",
     "Provisioning",
     "Publishing",
+    "Receiving",
+    "ReceivingEnds",
+    "Redriving",
+    "Retrying",
     "Settling",
     "SparkWrites",
+    "Subscribing",
+    "Terminating",
 ]
 
 
@@ -39,10 +57,21 @@ class BrokerSuite(
     Destinations,
     Settling,
     Failures,
+    Ordering,
+    Receiving,
+    ReceivingEnds,
+    Leases,
+    Extending,
+    Attempts,
+    Retrying,
+    Terminating,
+    Limiting,
     DeadLetterPlaces,
     Browsing,
+    Redriving,
     Provisioning,
     Closing,
+    Subscribing,
     SparkWrites,
 ):
     """Every statement. A plugin's test names its broker: `broker = "carrier"`."""

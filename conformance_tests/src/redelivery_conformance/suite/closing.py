@@ -29,6 +29,8 @@ class Closing(Statements):
         roles: list[Role] = []
         if has.send:
             roles.append(broker.sender())
+        if has.receive:
+            roles.append(broker.receiver())
         if has.provision:
             roles.append(broker.admin())
         if has.browse:
