@@ -18,6 +18,7 @@ from typing import Protocol
 
 from pyspark.sql import DataFrame, SparkSession
 
+from redelivery.plugins import registry
 from redelivery.spark.java import local_session
 
 HERE = Path(__file__).parent
@@ -72,7 +73,7 @@ def main() -> int:
     args = parser.parse_args()
     module: Ways = importlib.import_module(f"ways_{args.broker}")
     results = through_spark(module, args.rows or module.ROWS, args.repeat)
-    results += in_process(args.broker, memory=not args.skip_memory)
+    results += in_process(args.broker, memory=not args.skip_memory) if hasattr(module, "IN_PROCESS") else []
     show(results)
     if args.json:
         args.json.write_text(json.dumps([asdict(each) for each in results], indent=1) + "\n")
@@ -124,6 +125,15 @@ def in_process(broker: str, *, memory: bool) -> list[Result]:
         "engine over plugin, no Spark", int(each["rows"]), round(each["engine"]), each["ratio"], plugin.name
     )
     results = [plugin, engine]
+    if registry().plugins.get(broker) and registry().plugins[broker].capabilities.receive:
+        each = run("receive")
+        hand = Result(
+            "receive and accept by hand", int(each["rows"]), round(each["hand"]), 1.0, "receive and accept by hand"
+        )
+        results += [
+            hand,
+            Result("subscription", int(each["rows"]), round(each["subscription"]), each["ratio"], hand.name),
+        ]
     if memory:
         small, large = (run("memory", str(rows)) for rows in (100_000, 10_000_000))
         grown = (large["peak"] - small["peak"]) / (large["rows"] - small["rows"])

@@ -1,4 +1,4 @@
-"""Without Spark, in a process of its own: `inprocess.py BROKER overhead` and `inprocess.py BROKER memory ROWS`.
+"""Without Spark, in a process of its own: `inprocess.py BROKER overhead | memory ROWS | receive`.
 
 Prints one JSON object. The rows are made beforehand as Arrow batches, as Spark would hand them over.
 """
@@ -17,7 +17,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from redelivery import plugins
+from redelivery import Subscription, plugins
+from redelivery.broker import Accept
 from redelivery.delivery import Delivery, Origin
 from redelivery.message import Batch, Column
 from redelivery.spec import DeliverySpec
@@ -107,6 +108,42 @@ def memory(broker: str, rows: int) -> dict[str, float]:
     }
 
 
+def receive(broker: str) -> dict[str, float]:
+    """Messages/s through a subscription, against the same leases taken and ended by hand, 100 at a time."""
+    rows = 30_000
+    hand_times: list[float] = []
+    our_times: list[float] = []
+    for turn in range(6):
+        for run, times in ((by_hand, hand_times), (subscribed, our_times)):
+            with tempfile.TemporaryDirectory() as folder:
+                target = url(broker, folder)
+                through_engine(target, list(batches(rows, f"{turn}")))
+                seen: list[bytes | None] = []
+                began = time.perf_counter()
+                run(target, seen)
+                took = time.perf_counter() - began
+                if len(seen) != rows:
+                    raise SystemExit(f"{run.__name__}: handled {len(seen)} messages of {rows}")
+            if turn:
+                times.append(took)
+    hand, ours = statistics.median(hand_times), statistics.median(our_times)
+    return {"rows": rows, "hand": rows / hand, "subscription": rows / ours, "ratio": round(hand / ours, 3)}
+
+
+def subscribed(target: str, seen: list[bytes | None]) -> None:
+    """Ours: one handler, its outcomes settled together as they come."""
+    Subscription(target, lambda message: seen.append(message.value)).run(until_empty=True)
+
+
+def by_hand(target: str, seen: list[bytes | None]) -> None:
+    """What people write: lease some, handle each, end all leases; no retry, no account, no lease kept alive."""
+    with plugins.connect(target) as broker, broker.receiver() as receiver:
+        while leased := receiver.receive(100, wait=0.5):
+            seen.extend(received.message.value for received in leased)
+            receiver.settle([(received, Accept()) for received in leased])
+
+
 if __name__ == "__main__":
     broker_name, what, *rest = sys.argv[1:]
-    print(json.dumps(overhead(broker_name) if what == "overhead" else memory(broker_name, int(rest[0]))))
+    found = {"overhead": overhead, "receive": receive}.get(what)
+    print(json.dumps(memory(broker_name, int(rest[0])) if found is None else found(broker_name)))

@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 ROWS = 2_000_000
+IN_PROCESS = True
 
 _folder = tempfile.mkdtemp()
 atexit.register(shutil.rmtree, _folder, ignore_errors=True)

@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 ROWS = 400_000
+IN_PROCESS = True
 
 
 def rows(spark: SparkSession, count: int) -> DataFrame:
