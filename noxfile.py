@@ -93,12 +93,15 @@ import nox  # noqa: E402 - what runs as a script has no nox yet
 nox.needs_version = ">=2025.2.9"
 nox.options.default_venv_backend = os.environ.get("NOX_DEFAULT_VENV_BACKEND", "uv|virtualenv")
 nox.options.reuse_venv = "yes"
-nox.options.sessions = ["lint", "types", "unit", "conformance"]
+nox.options.sessions = ["lint", "types", "unit", "conformance", "stranger"]
 
+#: A plugin that is not ours: outside the workspace, as its author would have it.
+STRANGER = "examples/third_party_plugin"
 PLUGINS = sorted(path.parent.name for path in ROOT.glob("plugins/*/pyproject.toml"))
 DISTRIBUTIONS = [
     "pyproject.toml",
     "conformance_tests/pyproject.toml",
+    f"{STRANGER}/pyproject.toml",
     *(f"plugins/{name}/pyproject.toml" for name in PLUGINS),
 ]
 GROUPS = nox.project.load_toml("pyproject.toml")
@@ -112,10 +115,15 @@ def install(session: nox.Session, *what: str, groups: tuple[str, ...] = ()) -> N
 
 
 def install_project(session: nox.Session, *groups: str) -> None:
-    """Install every distribution of the workspace, editable, and see to Spark's Python and Java."""
+    """Install every distribution of the workspace, editable, and what Spark needs."""
     folders = ["core[spark]", "conformance_tests", *(f"plugins/{name}" for name in PLUGINS), "."]
     editable = [argument for folder in folders for argument in ("--editable", folder)]
     install(session, *editable, groups=groups)
+    provide_spark(session)
+
+
+def provide_spark(session: nox.Session) -> None:
+    """See to Spark's Python and Java."""
     python = shutil.which("python", path=session.bin)
     session.env["PYSPARK_PYTHON"] = session.env["PYSPARK_DRIVER_PYTHON"] = python
     find = "from redelivery.spark.java import ensure_java; print(ensure_java())"
@@ -190,13 +198,29 @@ def plugin(session: nox.Session) -> None:
     session.run("pytest", str(folder / "tests"), *rest)
 
 
+@nox.session(reuse_venv=False)
+def stranger(session: nox.Session) -> None:
+    """A plugin that is not ours, and the tutorial on it, in a fresh environment with nothing editable."""
+    install(session, "./core[spark]", "./conformance_tests", f"./{STRANGER}[testing]", groups=("test", "types"))
+    provide_spark(session)
+    with session.chdir(STRANGER):
+        session.run("mypy", "src")
+        session.run("pytest", "--require-brokers", *session.posargs)
+
+
 @nox.session
 def constraints(session: nox.Session) -> None:
     """Pin anew what every session installs. `-- --upgrade` takes the newest."""
     command = ["uv", "pip", "compile", "--quiet", "--universal", "--python-version", "3.11", "--all-extras"]
     command += ["--no-header", "--no-annotate", "--no-emit-index-url", "--no-emit-find-links"]
     command += [argument for group in GROUPS["dependency-groups"] for argument in ("--group", group)]
-    for own in ("redelivery", "redelivery-core", "redelivery-conformance", *(f"redelivery-{name}" for name in PLUGINS)):
+    for own in (
+        "redelivery",
+        "redelivery-core",
+        "redelivery-conformance",
+        "redelivery-lmdb",
+        *(f"redelivery-{name}" for name in PLUGINS),
+    ):
         command += ["--no-emit-package", own]
     session.install("uv")
     session.run(*command, "--output-file", "constraints.txt", *session.posargs, *DISTRIBUTIONS)

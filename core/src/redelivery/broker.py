@@ -4,6 +4,12 @@ A plugin registers a `BrokerPlugin` (see `plugins.py`): URL schemes and a factor
 machine that will use it; a broker gives up to four small roles and says by `Capabilities` which of them, how well,
 and within which limits. The suite in `redelivery_conformance` proves each statement made here.
 
+Besides this file a plugin needs `hookimpl` (`redelivery.plugins`), the classes of `redelivery.errors`, and for its URL
+`split_url`, `redact` and `unknown` (`redelivery.settings`). `docs/adding_a_broker.md` goes through one step by step.
+
+Every call returns or raises within its stated time: `send` by its deadline, `collect` and `receive` by their wait,
+any other within 30 seconds, by timeouts that the plugin gives its client. Waiting so long, by polling too, is no sleep.
+
 What a plugin must never do, because core does it once for all brokers:
 
 - never retry, sleep to back off, or let its client library retry without bound;
@@ -18,10 +24,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from enum import StrEnum
-from typing import Any, Literal, Self
+from typing import Any, Final, Literal, Self
 
 from redelivery.context import ErrorContext
 from redelivery.errors import BrokerError, LeaseLost, Unsupported
@@ -35,8 +41,8 @@ CONTRACT_VERSION = 1
 class Support(StrEnum):
     """How well a broker does a thing."""
 
-    NATIVE = "native"  #: the broker itself does it
-    EMULATED = "emulated"  #: the plugin does it with other means of the broker
+    NATIVE = "native"  #: the broker itself does it, in one step: nothing is between two places if the plugin dies
+    EMULATED = "emulated"  #: by other means: several steps (send, confirm, then remove), or an encoding of its own
     LOWER_BOUND = "lower-bound"  #: a count that may be too low, never too high
     NONE = "none"  #: it does not: asking raises `Unsupported`
 
@@ -88,7 +94,6 @@ class Capabilities:
         deduplicate: a message whose id was already taken within `deduplication_window` is taken but not doubled.
         order: messages of one key are received in the order in which they were sent; one that comes again after a
             retry comes behind those given meanwhile. Native: the sender keeps `Batch.ordered`.
-        atomic_batches: a batch is stored whole or not at all.
         settle_any_order: received messages may be settled in any order.
         attempts: the attempt number of a received message.
         first_delivery: `Received.first_ms` is told, so that a retry timeout can be kept across deliveries.
@@ -123,7 +128,6 @@ class Capabilities:
     deduplicate: Support = Support.NONE
     deduplication_window: timedelta | None = None
     order: Support = Support.NONE
-    atomic_batches: Support = Support.NONE
     settle_any_order: Support = Support.NONE
     attempts: Support = Support.NONE
     first_delivery: Support = Support.NONE
@@ -139,6 +143,10 @@ class Capabilities:
     cloudevents_prefix: str | None = "ce-"
     columns: Mapping[str, type] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
+
+
+#: The capabilities that say how well a thing is done.
+FEATURES: Final = tuple(each.name for each in fields(Capabilities) if isinstance(each.default, Support))
 
 
 # --- sending -------------------------------------------------------------------------------------------------------
@@ -379,10 +387,11 @@ class Letter:
     """A dead letter as it lies in its place.
 
     Attributes:
-        position: names it within its place, for `remove`; opaque text.
+        position: names it within its place, for `remove`; opaque text, never used again for another letter.
         message: as stored, its context headers included.
         context: what only the broker itself knows of why it is there; None where it says nothing. What is
-            written in headers is read by core, whichever dialect wrote it.
+            written in headers is read by core, whichever dialect wrote it. A letter that cannot be decoded is given as
+            far as it can be read, with kind "invalid" and a reason here.
         dead_lettered_ms: when it came there, milliseconds since the epoch; None where unknown.
     """
 
@@ -414,6 +423,9 @@ class DeadLetters(Role):
 class Broker(Role):
     """One destination, opened. A role that is not overridden is not there, and asking for it raises `Unsupported`.
 
+    One process may have several brokers of one destination. A broker may be inherited by a fork, and the child then
+    makes roles of its own; a role is used in the process that made it, and harms nothing in another.
+
     Attributes:
         capabilities: what it can do, here and now; may refine the plugin's static ones.
         name: the plugin's name, for messages.
@@ -421,6 +433,9 @@ class Broker(Role):
 
     name: str
     capabilities: Capabilities
+
+    def close(self) -> None:
+        """Give back what the broker itself holds, besides its roles; by default nothing."""
 
     def sender(self) -> Sender:
         """A new sender; the first I/O may happen here. Raises BrokerError, Unsupported."""
@@ -449,7 +464,8 @@ class Broker(Role):
     def dead_letters(self, *, direct: bool = False) -> DeadLetters:  # noqa: ARG002
         """The dead letters of this destination, from its native place.
 
-        With `direct` the URL itself names the place that letters were sent to (a sink given by URL).
+        With `direct` the URL itself names the place that letters were sent to (a sink given by URL). Without it, a URL
+        that is what `native_sink` gives for another is that very place.
         Raises BrokerError, Unsupported.
         """
         raise self._without("dead letters role")

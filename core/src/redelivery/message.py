@@ -44,9 +44,14 @@ class Message:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of value, key and headers, and a fixed overhead: what bounds are counted in."""
-        headers = sum(len(name) + len(value or b"") for name, value in self.headers)
-        return len(self.value or b"") + len(self.key or b"") + headers + ROW_OVERHEAD
+        """`size` and a fixed overhead: what bounds are counted in."""
+        return self.size + ROW_OVERHEAD
+
+    @property
+    def size(self) -> int:
+        """Bytes of value, key and headers: what `Limits.message_bytes` is of."""
+        headers = sum(len(name.encode("utf-8", "surrogatepass")) + len(value or b"") for name, value in self.headers)
+        return len(self.value or b"") + len(self.key or b"") + headers
 
 
 class Column(Generic[T]):
@@ -93,8 +98,8 @@ class Batch:
         nbytes: what it weighs in `maxInFlightBytes`.
         first: position of the first row among all that the engine has taken.
         isolate: each row must be sent on its own, so that a failure can be told to be its own.
-        ordered: rows of one key must be stored in their order: when one fails, every later row of its key that is not
-            yet stored fails with `NotSent`, in this batch and in those behind it.
+        ordered: where the broker's `order` is native, rows of one key must be stored in their order: when one fails,
+            every later row of its key that is not yet stored fails with `NotSent`, in this batch and in those behind.
         value, key, headers, id, destination, timestamp_ms, extra: as in `Message`, a column each.
     """
 
@@ -116,7 +121,7 @@ class Batch:
         return self.length
 
     def row(self, index: int) -> Message:
-        """Row `index` as a message. For the exceptional path: never called for a row that is delivered at once."""
+        """Row `index` as a message. The engine asks only for rows that failed."""
 
         def at(column: Column[T] | None) -> T | None:
             return None if column is None else column.values[index]

@@ -14,7 +14,7 @@ from functools import cache
 import pluggy
 
 from redelivery import dialects
-from redelivery.broker import CONTRACT_VERSION, Broker, BrokerPlugin
+from redelivery.broker import CONTRACT_VERSION, FEATURES, Broker, BrokerPlugin, Support
 from redelivery.errors import PluginError, UnknownScheme
 from redelivery.settings import nearest, redact, resolve_secrets, scheme_of, unknown
 
@@ -152,6 +152,9 @@ def _check(plugin: BrokerPlugin, plugins: Mapping[str, BrokerPlugin], schemes: M
             "install matching versions of both"
         )
         raise PluginError(msg)
+    for feature in FEATURES:
+        if not isinstance(getattr(plugin.capabilities, feature), Support):
+            raise PluginError(f"its capability {feature!r} is not a Support (native, emulated, lower-bound or none)")
     dialect = plugin.capabilities.context_dialect
     if dialect not in dialects.NAMES:
         raise PluginError(str(unknown("context_dialect", dialect, dialects.NAMES)))

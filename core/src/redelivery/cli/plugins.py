@@ -14,7 +14,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from redelivery import durations
-from redelivery.broker import CONTRACT_VERSION, BrokerPlugin, Capabilities, Limits, Support
+from redelivery.broker import CONTRACT_VERSION, FEATURES, BrokerPlugin, Capabilities, Limits, Support
 from redelivery.plugins import Registry, registry
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 #: Columns of a terminal that the table keeps within.
 WIDTH = 80
 
-_FEATURES = [item.name for item in fields(Capabilities) if isinstance(item.default, Support)]
 _GAP = "  "
 
 
@@ -100,7 +99,7 @@ def _matrix(plugins: Sequence[BrokerPlugin]) -> list[tuple[str, ...]]:
     """What each can do, a row a capability; rows that say something of no plugin here are left out."""
     all_of = [plugin.capabilities for plugin in plugins]
     rows: list[tuple[str, ...]] = [("capability", *(plugin.name for plugin in plugins))]
-    rows += [(_words(name), *(_support(getattr(each, name)) for each in all_of)) for name in _FEATURES]
+    rows += [(_words(name), *(_support(getattr(each, name)) for each in all_of)) for name in FEATURES]
     rows += [
         ("settles per", *(each.settles for each in all_of)),
         ("several hosts", *("yes" if each.shared else "no" for each in all_of)),

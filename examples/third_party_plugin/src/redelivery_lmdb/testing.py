@@ -1,0 +1,94 @@
+"""LMDB for the conformance suite: a folder for each test, read by LMDB itself and not by the plugin.
+
+A process may open a file once only, and the plugin has it open; so it is a copy of the file that is read here.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import filelock
+import lmdb
+import msgpack
+
+from redelivery.message import Message
+from redelivery_conformance.harness import Harness, Kind, Place, Runtime
+
+DAMAGE = """
+import lmdb, sys
+with lmdb.open(sys.argv[1]).begin(write=True) as transaction:
+    transaction.put(b"test\\0" + b"\\xff" * 12, b"?")
+"""
+
+
+class LmdbPlace(Place):
+    """A folder of its own."""
+
+    patience = 3.0  # an outage is waited for twice as long
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.url = f"lmdb:{folder}?queue=test"
+        self.options = {}
+
+    def stored(self, destination: str | None = None) -> Sequence[Message]:
+        prefix = (destination or "test").encode() + b"\0"
+        return [
+            Message(value=value, key=key, headers=headers, id=id_, timestamp_ms=timestamp_ms)
+            for at, data in self.snapshot()
+            if at.startswith(prefix)
+            for value, key, headers, id_, timestamp_ms, *_ in [msgpack.unpackb(data, use_list=False)]
+        ]
+
+    def snapshot(self) -> list[tuple[bytes, bytes]]:
+        if not (self.folder / "data.mdb").exists():
+            return []
+        with tempfile.TemporaryDirectory(dir=self.folder.parent) as copy:
+            shutil.copy(self.folder / "data.mdb", copy)
+            with lmdb.open(copy, readonly=True, lock=False) as environment, environment.begin() as transaction:
+                return list(transaction.cursor())
+
+    def unreachable(self) -> str:
+        return f"lmdb:{self.folder}/missing/folder?queue=test"
+
+    @contextmanager
+    def outage(self) -> Iterator[None]:
+        self.folder.mkdir(exist_ok=True)
+        with filelock.FileLock(self.folder / "writer.lock"):
+            yield
+
+    def damage(self) -> None:
+        command = [sys.executable, "-c", DAMAGE, str(self.folder)]  # another process: this one may have the file open
+        subprocess.run(command, check=True)  # noqa: S603 - it is our own code
+
+    def close(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class LmdbRuntime(Runtime):
+    """Nothing has to be started."""
+
+    kind: Kind = "embedded"
+    description = f"LMDB {'.'.join(map(str, lmdb.version()))}, in this process"
+
+    def __init__(self, scratch: Path) -> None:
+        self.scratch = scratch
+
+    def place(self) -> Place:
+        return LmdbPlace(self.scratch / uuid.uuid4().hex)
+
+
+class LmdbHarness(Harness):
+    """What the entry point `lmdb` of the group `redelivery_testing` names."""
+
+    name = "lmdb"
+
+    def starts(self) -> Mapping[Kind, Callable[[Path], Runtime]]:
+        return {"embedded": LmdbRuntime}
