@@ -291,7 +291,7 @@ class HangsOnClose(Broken):
     class SenderRole(MemorySender):
         def close(self) -> None:
             if self.settled:
-                time.sleep(2.1)
+                time.sleep(0.9)
             super().close()
 
 

@@ -104,7 +104,7 @@ class SleepsBetweenBatches(Broken):
 
     class SenderRole(MemorySender):
         def store_batch(self, store: Store, batch: Batch) -> Settled:
-            time.sleep(0.11)
+            time.sleep(0.05)
             return super().store_batch(store, batch)
 
 

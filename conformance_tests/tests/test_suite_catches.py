@@ -40,6 +40,10 @@ def failed() -> dict[str, set[str]]:
     return outcomes.failed
 
 
+def test_broken_brokers_have_names_of_their_own():
+    assert len({broken.__name__ for broken in Broken.all}) == len(Broken.all)
+
+
 @pytest.mark.parametrize("broken", Broken.all, ids=lambda broken: broken.__name__)
 def test_a_broken_broker_is_caught_by_the_statement_meant_for_it(broken, failed):
     assert nodeid(broken) in failed[f"Test{broken.__name__}"]

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import pytest
 
-from redelivery.broker import Capabilities, Support
+from redelivery.broker import Capabilities, Limits, Support
 from redelivery_conformance import BrokerSuite
 from redelivery_conformance.containers import Container, image_for
 from redelivery_conformance.harness import KINDS, Harness, NotHere, Runtime, start
@@ -18,13 +18,13 @@ pytest_plugins = ["pytester"]
 
 STATEMENTS = {name: test for name, test in inspect.getmembers(BrokerSuite) if name.startswith("test_")}
 #: Nothing is asked for where it is absent, so nothing can raise.
-WITHOUT_COUNTERPART = {"atomic_batches"}
+WITHOUT_COUNTERPART: set[str] = set()
 
 
-def marks(name, statements=STATEMENTS.values()):
+def marks(name, *statements):
     return {
         arg
-        for test in statements
+        for test in statements or STATEMENTS.values()
         for mark in getattr(test, "pytestmark", ())
         if mark.name == name
         for arg in mark.args
@@ -48,7 +48,7 @@ def run(pytester, text, *arguments):
 
 
 def test_there_are_at_least_25_statements_of_sending_and_30_of_receiving():
-    receiving = {name for name in STATEMENTS if "receive" in marks("broker_has", [STATEMENTS[name]])}
+    receiving = {name for name in STATEMENTS if "receive" in marks("broker_has", STATEMENTS[name])}
     assert len(receiving) >= 30
     assert len(STATEMENTS.keys() - receiving) >= 25
 
@@ -62,7 +62,8 @@ def test_every_capability_has_a_statement_where_it_is_none():
 
 
 def test_marks_name_capabilities_that_there_are():
-    assert marks("broker_has") | marks("broker_lacks") <= set(Capabilities.__dataclass_fields__)
+    limits = {f"limits.{name}" for name in Limits.__dataclass_fields__}
+    assert marks("broker_has") | marks("broker_lacks") <= set(Capabilities.__dataclass_fields__) | limits
 
 
 def test_a_statement_cannot_be_replaced():
@@ -149,10 +150,10 @@ def test_what_does_not_apply_is_told_with_the_capability_and_never_fails(pyteste
 
 
 def test_what_a_runtime_cannot_show_is_told_and_fails_where_brokers_are_required(pytester):
-    result = run(pytester, MEMORY, "-k", "a_fork_with")
+    result = run(pytester, MEMORY, "-k", "fork_with_an_open_sender")
     assert result.ret == 0
     result.stdout.fnmatch_lines(["*not shown: anything from another process*"])
-    run(pytester, MEMORY, "-k", "a_fork_with", "--require-brokers").assert_outcomes(failed=1)
+    run(pytester, MEMORY, "-k", "fork_with_an_open_sender", "--require-brokers").assert_outcomes(failed=1)
 
 
 def test_a_broker_that_is_not_named_is_left_out(pytester):

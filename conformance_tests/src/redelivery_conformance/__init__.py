@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 __all__ = ["BrokerSuite"]
 
-pytest.register_assert_rewrite("redelivery_conformance.suite", "redelivery_conformance.subject")
+pytest.register_assert_rewrite(
+    *(f"redelivery_conformance.{name}" for name in ("suite", "subject", "taking", "forking"))
+)
 
 
 def __getattr__(name: str) -> Any:

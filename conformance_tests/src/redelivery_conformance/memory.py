@@ -39,6 +39,8 @@ from redelivery_conformance.memory_sender import MemorySender
 from redelivery_conformance.memory_store import Queue, Store
 
 DEAD_LETTERS: Final = "-dead-letters"
+#: Seconds that it needs at most, on a busy machine.
+PATIENCE: Final = 2.0
 OPTIONS: Final = {
     "deliveries": "deliveries after which a message goes to the dead letters; 0: no bound (0)",
     "latency": "milliseconds that each call of a receiver takes (0)",
@@ -282,10 +284,10 @@ class MemoryPlace(Place):
     """A store of its own, read past the broker."""
 
     options: Mapping[str, str] = {}
-    patience = 2.0
-    lease = 0.25
+    lease = 0.2
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, patience: float) -> None:
+        self.patience = patience
         self.name = f"store{number}"
         self.url = f"memory://{self.name}/orders"
         self.store = Store.by_name[self.name] = Store()
@@ -336,17 +338,21 @@ class MemoryRuntime(Runtime):
     across_processes = False
     _numbers = count(1)
 
+    def __init__(self, patience: float = PATIENCE) -> None:
+        self._patience = patience
+
     def place(self) -> MemoryPlace:
-        return MemoryPlace(next(self._numbers))
+        return MemoryPlace(next(self._numbers), self._patience)
 
 
 class MemoryHarness(Unregistered):
-    """Brings a broker in memory, or a variant of it."""
+    """Brings a broker in memory, or a variant of it. `patience` is its places', in seconds."""
 
     name = "memory"
 
-    def __init__(self, broker: type[MemoryBroker] = MemoryBroker) -> None:
+    def __init__(self, broker: type[MemoryBroker] = MemoryBroker, *, patience: float = PATIENCE) -> None:
         super().__init__(plugin(broker))
+        self._patience = patience
 
     def starts(self) -> Mapping[Kind, Callable[[Path], Runtime]]:
-        return {"embedded": lambda _: MemoryRuntime()}
+        return {"embedded": lambda _: MemoryRuntime(self._patience)}

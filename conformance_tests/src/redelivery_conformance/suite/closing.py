@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import threading
 import time
-import warnings
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 
-import pytest
-
 from redelivery.broker import Role
 from redelivery.errors import BrokerError, RedeliveryError
 from redelivery.message import Message
+from redelivery_conformance.forking import in_a_fork
 from redelivery_conformance.statements import Statements, broker_has
 from redelivery_conformance.subject import Subject, confirmed
 
@@ -99,9 +96,6 @@ class Closing(Statements):
     @broker_has("send")
     def test_a_fork_with_an_open_sender_harms_neither_side(self, subject: Subject) -> None:
         """Python workers are forked. The child makes a sender of its own from the broker that it inherited."""
-        subject.other_processes()
-        if "fork" not in multiprocessing.get_all_start_methods():
-            pytest.skip("this system has no fork")
         sender = subject.sender()
         subject.send(Message(value=b"parent 1"), sender=sender)
 
@@ -110,17 +104,7 @@ class Closing(Statements):
                 settled = subject.send(Message(value=b"child"), sender=own)
             raise SystemExit(0 if settled.error is None and not settled.failures else 3)
 
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of forking a process with threads: that is the point
-            process = multiprocessing.get_context("fork").Process(target=child)
-            process.start()
-        process.join(subject.place.patience * 2)
-        hung = process.is_alive()
-        if hung:
-            process.kill()
-            process.join()
-        assert not hung, "the child never came to an end"
-        assert process.exitcode == 0, "the child could not send with a sender of its own"
+        assert in_a_fork(subject, child) == 0, "the child could not send with a sender of its own"
         settled = subject.send(Message(value=b"parent 2"), sender=sender)
         assert settled.error is None, "the child's end harmed the parent's sender"
         assert subject.values() == Counter([b"parent 1", b"child", b"parent 2"])

@@ -1,0 +1,225 @@
+"""Redrive: a letter goes back to work under an id of its own, is confirmed there, and only then leaves its place."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+
+from redelivery import dialects
+from redelivery.broker import Accept, Broker, DeadLetters, Letter, Sender, Terminate
+from redelivery.context import ErrorContext
+from redelivery.deadletters import HOP_MARK, LetterBox, dead_letters
+from redelivery.errors import Retriable
+from redelivery.message import Message
+from redelivery_conformance.statements import Statements, broker_has
+from redelivery_conformance.subject import Subject
+from redelivery_conformance.suite.letters import CONTEXT, original
+from redelivery_conformance.taking import Taker
+
+#: What a place of letters must have for redrive.
+NEEDS = ("send", "browse", "remove", "dead_letter", "headers")
+
+
+class Killed(Retriable):
+    """Stands for a process that ends here."""
+
+
+class Redriving(Statements):
+    """`redelivery.dead_letters(url).redrive()` over this broker's roles."""
+
+    @broker_has(*NEEDS)
+    def test_a_redriven_letter_is_back_at_work_and_gone_from_its_place(self, subject: Subject) -> None:
+        """As it was sent: its bytes, key and own headers, without the context that we wrote."""
+        self._bury(subject, original(subject))
+        with self._box(subject) as box:
+            report = box.redrive()
+        assert (report.considered, report.redriven, report.removed, report.failed) == (1, 1, 1, 0)
+        assert not subject.browse(direct=False)
+        (there,) = subject.place.stored()
+        sent = original(subject)
+        assert (there.value, there.key) == (sent.value, sent.key)
+        assert [each for each in there.headers if each in sent.headers] == list(sent.headers)
+        assert dialects.read(there) is None, "the error context came along"
+
+    @broker_has(*NEEDS)
+    def test_totals_and_hops_survive_each_redrive(self, subject: Subject) -> None:
+        message, total = original(subject), 0
+        for hop in (1, 2, 3):
+            total += 3
+            self._bury(subject, message, replace(CONTEXT, hops=hop - 1, attempts_total=total))
+            with self._box(subject) as box:
+                assert box.redrive().removed == 1
+            message = next(each for each in subject.place.stored() if dialects.lives(each).hops == hop)
+            assert dialects.lives(message) == dialects.Lives(attempts_total=total, hops=hop)
+
+    @broker_has(*NEEDS, "ids")
+    def test_each_hop_has_an_id_of_its_own(self, subject: Subject) -> None:
+        self._bury(subject, original(subject), replace(CONTEXT, hops=0))
+        with self._box(subject) as box:
+            box.redrive()
+        (there,) = subject.place.stored()
+        assert there.id == f"{original(subject).id}{HOP_MARK}1"
+        self._bury(subject, there, replace(CONTEXT, hops=1))
+        with self._box(subject) as box:
+            box.redrive()
+        names = {message.id for message in subject.place.stored()}
+        assert f"{original(subject).id}{HOP_MARK}2" in names, names
+
+    @broker_has(*NEEDS, "receive", "terminate", "deduplicate")
+    def test_a_redriven_letter_is_not_taken_for_the_message_that_it_was(self, subject: Subject) -> None:
+        """Its id is still remembered: under that id it would be taken, and dropped."""
+        subject.provision()
+        subject.deliver(original(subject))
+        taker = Taker(subject)
+        received = taker.one()
+        taker.settle(Terminate(self._letter(subject, received.message, CONTEXT)), received)
+        with self._box(subject) as box:
+            assert box.redrive().redriven == 1
+        again = taker.one()
+        assert again.message.value == original(subject).value
+        assert not subject.browse(direct=False)
+        taker.settle(Accept(), again)
+
+    @broker_has(*NEEDS, "receive", "attempts")
+    def test_a_redriven_letter_starts_again_at_the_first_attempt(self, subject: Subject) -> None:
+        self._bury(subject, original(subject))
+        with self._box(subject) as box:
+            box.redrive()
+        assert Taker(subject).one().attempt == 1
+
+    @broker_has(*NEEDS)
+    def test_a_letter_is_removed_only_after_it_was_stored(self, subject: Subject) -> None:
+        """As the independent reader sees it at the moment of removing."""
+        self._bury(subject, original(subject))
+        seen: list[Counter[bytes | None]] = []
+        with self._box(subject, before_removing=lambda: seen.append(subject.values())) as box:
+            box.redrive()
+        assert seen == [Counter([original(subject).value])]
+
+    @broker_has(*NEEDS)
+    def test_killed_before_it_removes_a_redrive_leaves_the_letter_in_both_places(self, subject: Subject) -> None:
+        """And the next one sends it under the same id, so that it is found once where ids are compared."""
+        self._bury(subject, original(subject))
+
+        def die() -> None:
+            raise Killed("killed")
+
+        with self._box(subject, before_removing=die) as box, pytest.raises(Killed):
+            box.redrive()
+        assert len(subject.browse(direct=False)) == 1
+        assert subject.values().total() == 1
+        with self._box(subject) as box:
+            box.redrive()
+        assert not subject.browse(direct=False)
+        stored = subject.place.stored()
+        assert len(stored) == 1 if subject.capabilities.deduplicate else len(stored) == 2
+        if subject.capabilities.ids:
+            assert len({message.id for message in stored}) == 1
+
+    @broker_has(*NEEDS)
+    def test_a_second_redrive_finds_nothing(self, subject: Subject) -> None:
+        self._bury(subject, original(subject))
+        for count in (1, 0):
+            with self._box(subject) as box:
+                assert box.redrive().redriven == count
+        assert subject.values().total() == 1
+
+    @broker_has(*NEEDS)
+    def test_a_redrive_of_some_leaves_the_others(self, subject: Subject) -> None:
+        self._bury(subject, *(Message(value=b"%d" % at) for at in range(4)))
+        chosen = [each.position for each in subject.browse(direct=False) if each.message.value in {b"1", b"3"}]
+        with self._box(subject) as box:
+            assert box.redrive(chosen).removed == 2
+        assert sorted(each.message.value or b"" for each in subject.browse(direct=False)) == [b"0", b"2"]
+        assert subject.values() == Counter([b"1", b"3"])
+
+    @broker_has(*NEEDS)
+    def test_a_letter_sent_back_too_often_stays(self, subject: Subject) -> None:
+        self._bury(subject, original(subject), replace(CONTEXT, hops=5))
+        with self._box(subject) as box:
+            report = box.redrive()
+        assert report.redriven == 0
+        assert sum(report.left.values()) == 1
+        assert len(subject.browse(direct=False)) == 1
+
+    @broker_has(*NEEDS)
+    def test_many_letters_are_redriven_each_once(self, subject: Subject) -> None:
+        """More than are sent at a time; while it goes on, the place is browsed and letters leave it."""
+        count = min(1_200, subject.place.many)
+        rows = [Message(value=b"%d" % at) for at in range(count)]
+        self._bury(subject, *rows)
+        with self._box(subject) as box:
+            assert box.redrive().removed == count
+        assert subject.values() == Counter(row.value for row in rows)
+        assert not subject.browse(direct=False)
+
+    def _bury(self, subject: Subject, first: Message, *rest: Message | ErrorContext) -> None:
+        """Put messages into the native place as letters, with a context where one is given."""
+        subject.provision()
+        context = next((each for each in rest if isinstance(each, ErrorContext)), replace(CONTEXT, hops=0))
+        messages = [first, *(each for each in rest if isinstance(each, Message))]
+        letters = [self._letter(subject, each, replace(context, message_id=each.id)) for each in messages]
+        subject.deliver(*letters, url=subject.broker.native_sink())
+
+    @staticmethod
+    def _letter(subject: Subject, message: Message, context: ErrorContext) -> Message:
+        has = subject.capabilities
+        return dialects.attach(
+            message, context, dialect=has.context_dialect, limits=has.limits, prefix=has.cloudevents_prefix
+        )
+
+    @staticmethod
+    def _box(subject: Subject, *, before_removing: Callable[[], object] | None = None) -> LetterBox:
+        @contextmanager
+        def borrow(url: str, _options: Mapping[str, str]) -> Iterator[Broker]:
+            with subject.harness.connect(url, subject.place.options) as broker:
+                yield broker if before_removing is None else Watched(broker, before_removing)
+
+        return dead_letters(subject.place.url, options=subject.place.options, borrow=borrow)
+
+
+class Watched(Broker):
+    """A broker whose removing is watched."""
+
+    def __init__(self, broker: Broker, before_removing: Callable[[], object]) -> None:
+        self.name = broker.name
+        self.capabilities = broker.capabilities
+        self._broker = broker
+        self._before_removing = before_removing
+
+    def sender(self) -> Sender:
+        return self._broker.sender()
+
+    def native_sink(self) -> str:
+        return self._broker.native_sink()
+
+    def dead_letters(self, *, direct: bool = False) -> DeadLetters:
+        return WatchedLetters(self._broker.dead_letters(direct=direct), self._before_removing)
+
+    def close(self) -> None:
+        """It is the borrower's."""
+
+
+class WatchedLetters(DeadLetters):
+    """Letters that tell before they are removed."""
+
+    def __init__(self, letters: DeadLetters, before_removing: Callable[[], object]) -> None:
+        self._letters = letters
+        self._before_removing = before_removing
+
+    def browse(self) -> Iterator[Letter]:
+        return self._letters.browse()
+
+    def remove(self, positions: Sequence[str]) -> int:
+        self._before_removing()
+        return self._letters.remove(positions)
+
+    def purge(self) -> int:
+        return self._letters.purge()
+
+    def close(self) -> None:
+        self._letters.close()

@@ -1,0 +1,199 @@
+"""Subscriptions, end to end: what a handler raises for is given again, then dead-lettered, and never lost."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from itertools import count
+
+import pytest
+
+from redelivery import dialects
+from redelivery.broker import Broker, Outcome, Received, Receiver, Sender
+from redelivery.errors import BrokerError, LeaseLost, TerminalNack
+from redelivery.message import Message
+from redelivery.report import SubscriptionReport
+from redelivery.spec import DeliverySpec, Sink
+from redelivery.subscription import Handler, Subscription
+from redelivery_conformance.forking import in_a_fork
+from redelivery_conformance.statements import Statements, broker_has
+from redelivery_conformance.subject import GRACE, Subject
+from redelivery_conformance.suite.letters import original
+from redelivery_conformance.suite.receiving import numbered
+from redelivery_conformance.taking import Taker
+
+#: What a child says by its exit: it was killed where it was to be.
+KILLED = 9
+_names = count(1)
+
+
+class Subscribing(Statements):
+    """`redelivery.subscription.Subscription` over this broker's roles."""
+
+    @broker_has("receive", "send")
+    def test_a_subscription_handles_what_is_there(self, subject: Subject) -> None:
+        subject.deliver(*numbered(20))
+        seen: list[bytes | None] = []
+        report = self._run(subject, lambda message: seen.append(message.value))
+        assert sorted(seen, key=repr) == sorted((m.value for m in numbered(20)), key=repr)
+        assert report.accepted == 20
+        assert not subject.values()
+
+    @broker_has("receive", "send", "delay", "attempts", "dead_letter", "browse", "headers")
+    def test_what_a_handler_raises_for_is_retried_and_then_a_letter(self, subject: Subject) -> None:
+        subject.provision()
+        subject.deliver(original(subject), Message(value=b"good"))
+        calls: list[bytes | None] = []
+
+        def handler(message: Message) -> None:
+            calls.append(message.value)
+            if message.value != b"good":
+                raise ValueError("no such airport")
+
+        delay = timedelta(milliseconds=50)
+        spec = self._spec(retry=2, backoff_policy="linear", backoff_delay=delay)
+        dead, end = 0, subject.deadline()
+        while not dead:  # a queue whose messages all wait for their delay looks empty
+            assert time.monotonic() < end + GRACE, "neither given again nor dead-lettered"
+            dead += self._run(subject, handler, spec).dead_lettered
+        assert (calls.count(original(subject).value), calls.count(b"good")) == (3, 1)
+        assert dead == 1
+        (letter,) = subject.browse(direct=False)
+        context = dialects.read(letter.message)
+        assert letter.message.value == original(subject).value
+        assert context is not None
+        assert context.attempts == 3
+        assert "no such airport" in context.reason
+        assert not subject.values()
+
+    @broker_has("receive", "send", "dead_letter", "browse", "headers")
+    def test_what_a_handler_gives_up_is_a_letter_at_once(self, subject: Subject) -> None:
+        subject.provision()
+        subject.deliver(original(subject))
+
+        def handler(_message: Message) -> None:
+            raise TerminalNack("closed in 1969")
+
+        report = self._run(subject, handler, self._spec())
+        assert (report.terms, report.dead_lettered) == (1, 1)
+        (letter,) = subject.browse(direct=False)
+        context = dialects.read(letter.message)
+        assert context is not None
+        assert (context.attempts, context.reason) == (1, "closed in 1969")
+        assert not subject.values()
+
+    @broker_has("receive", "send", "extend")
+    def test_a_slow_handler_keeps_its_message(self, subject: Subject) -> None:
+        """Its lease is prolonged for as long as it works: nobody else gets it."""
+        subject.deliver(Message(value=b"v"))
+        handled: list[bytes | None] = []
+        lease = subject.place.lease * 2
+
+        def handler(message: Message) -> None:
+            Taker(subject).nothing(lease * 1.5)
+            handled.append(message.value)
+
+        report = self._run(subject, handler, lease=lease)
+        assert handled == [b"v"]
+        assert (report.accepted, report.lost) == (1, 0)
+
+    @broker_has("receive", "send", "dead_letter", "browse", "headers")
+    @pytest.mark.parametrize("when", ["before-the-acknowledgement", "after-the-acknowledgement"])
+    def test_a_subscription_killed_as_it_dead_letters_loses_nothing(self, subject: Subject, when: str) -> None:
+        """The sink has confirmed and the process dies: the message is found once or twice, never not at all."""
+        subject.provision()
+        subject.deliver(original(subject))
+        sink = subject.broker.native_sink()  # by its URL: a sink of another broker is killed in the same place
+
+        def child() -> None:
+            spec = DeliverySpec(dead_letter_sink=(Sink(uri=sink),))
+            self._run(subject, _gives_up, spec, lease=subject.place.lease, dies=when)
+
+        assert in_a_fork(subject, child) == KILLED, "the child did not get as far as the acknowledgement"
+        letters = len(subject.browse(direct=False))
+        assert letters == 1, "acknowledged, or about to be, before the sink had it"
+        with Taker(subject) as taker:
+            left = len(taker.drain(subject.place.lease * 2))
+        assert left == (1 if when.startswith("before") else 0)
+
+    @staticmethod
+    def _spec(**fields: object) -> DeliverySpec:
+        return DeliverySpec(dead_letter_sink=(Sink(uri="native"),), **fields)  # type: ignore[arg-type]
+
+    @staticmethod
+    def _run(
+        subject: Subject,
+        handler: Handler,
+        spec: DeliverySpec | None = None,
+        *,
+        lease: float = 30.0,
+        dies: str | None = None,
+    ) -> SubscriptionReport:
+        @contextmanager
+        def borrow(url: str, _options: Mapping[str, str]) -> Iterator[Broker]:
+            with subject.harness.connect(url, subject.place.options) as broker:
+                yield broker if dies is None or url != subject.place.url else Mortal(broker, dies)
+
+        subscription = Subscription(
+            subject.place.url,
+            handler,
+            name=f"conformance-{next(_names)}",
+            spec=spec,
+            options=subject.place.options,
+            lease=timedelta(seconds=lease),
+            borrow=borrow,
+        )
+        return subscription.run(until_empty=True)
+
+
+def _gives_up(_message: Message) -> None:
+    raise TerminalNack("given up")
+
+
+class Mortal(Broker):
+    """A broker whose process dies as it acknowledges."""
+
+    def __init__(self, broker: Broker, when: str) -> None:
+        self.name = broker.name
+        self.capabilities = broker.capabilities
+        self._broker = broker
+        self._when = when
+
+    def sender(self) -> Sender:
+        return self._broker.sender()
+
+    def receiver(self, *, lease: timedelta = timedelta(seconds=30)) -> Receiver:
+        return MortalReceiver(self._broker.receiver(lease=lease), self._when)
+
+    def native_sink(self) -> str:
+        return self._broker.native_sink()
+
+    def close(self) -> None:
+        """It is the borrower's."""
+
+
+class MortalReceiver(Receiver):
+    """Dies before it settles, or behind it."""
+
+    def __init__(self, receiver: Receiver, when: str) -> None:
+        self._receiver = receiver
+        self._when = when
+
+    def receive(self, max_messages: int, *, wait: float) -> Sequence[Received]:
+        return self._receiver.receive(max_messages, wait=wait)
+
+    def settle(self, outcomes: Sequence[tuple[Received, Outcome]]) -> Sequence[LeaseLost | BrokerError | None]:
+        if not outcomes:
+            return []
+        if self._when.startswith("after"):
+            self._receiver.settle(outcomes)
+        os._exit(KILLED)
+
+    def extend(self, leases: Sequence[Received], seconds: float) -> Sequence[Received | LeaseLost]:
+        return self._receiver.extend(leases, seconds)
+
+    def close(self) -> None:
+        self._receiver.close()
