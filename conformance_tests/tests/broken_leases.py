@@ -162,6 +162,16 @@ class StoresWhatItSaysItKeptBack(Broken):
             return settled
 
 
+class PaysNoHeedToOrdered(Broken):
+    """Stores the later rows of a failed key, as in any other batch."""
+
+    caught_by = "a_failed_row_keeps_back_the_later_rows_of_its_key"
+
+    class SenderRole(MemorySender):
+        def store_batch(self, store: Store, batch: Batch) -> Settled:
+            return super().store_batch(store, replace(batch, ordered=False))
+
+
 class KeepsTheWholeBatchBack(Broken):
     """Also the rows of other keys."""
 

@@ -195,6 +195,19 @@ def test_remove_and_purge_say_how_many() -> None:
         assert box.purge() == 1
 
 
+def test_letters_without_an_id_of_their_own_are_never_taken_for_one_another() -> None:
+    context = replace(CONTEXT, message_id="same")
+    messages = [Message(value=bytes([n])) for n in range(3)]
+    letters = [
+        Letter(position=f"{n}", message=dialects.attach(m, context, dialect="json", limits=Limits(), prefix="ce-"))
+        for n, m in enumerate(messages)
+    ]
+    world = World(*letters)
+    with world.box() as box:
+        box.redrive()
+    assert world.work.stored_ids() == {"same~0~1": 1, "same~1~1": 1, "same~2~1": 1}
+
+
 def test_the_mark_of_a_hop_is_taken_off_only_where_it_is_ours() -> None:
     assert original_id("a~2", 2) == "a"
     assert original_id("a~2", 0) == "a~2"

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -379,6 +380,14 @@ def test_what_a_broker_cannot_do_is_said_before_any_message_is_taken() -> None:
     with pytest.raises(Unsupported, match="give a number of retries"):
         world.subscription(fails).run()
     assert world.queue.leases == 0
+
+
+def test_a_delay_is_never_longer_than_the_broker_can_keep() -> None:
+    world = World(message("a"), retry=1, backoff_policy="linear", backoff_delay=timedelta(hours=1))
+    limits = replace(world.queue.capabilities.limits, delay_max=5 * MS)
+    world.queue.capabilities = replace(world.queue.capabilities, limits=limits)
+    world.subscription(fails).run(until_empty=True)
+    assert [outcome.delay for _, outcome in world.queue.settled if isinstance(outcome, Retry)] == [5 * MS]
 
 
 def test_it_is_a_context_manager_that_stops() -> None:

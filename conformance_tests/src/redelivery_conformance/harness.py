@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import ClassVar, Final, Literal, Self, TypeAlias
 
 from redelivery.broker import Broker, BrokerPlugin, Capabilities
@@ -45,13 +46,14 @@ class Place(ABC):
     Attributes:
         url: names it.
         options: the client options to open it with, with their prefix.
-        patience: seconds that a healthy broker needs at most for a batch; also what deadlines are made of.
+        patience: seconds that a healthy broker needs at most for a batch; also what deadlines are made of. The outage
+            statement takes twice as long, so it sets the suite's pace.
         many: rows of a large batch; fewer only where the broker takes them one by one, and slowly.
         lease: the shortest lease worth waiting for, in seconds; longer only where the broker has none so short.
     """
 
     url: str
-    options: Mapping[str, str]
+    options: Mapping[str, str] = MappingProxyType({})
     patience: float = 10.0
     many: int = 10_000
     lease: float = 0.5

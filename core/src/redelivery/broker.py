@@ -307,6 +307,8 @@ class Receiver(Role):
 
         Raises:
             BrokerError: none was settled, or (Ambiguous) it is unknown which.
+            Unsupported: an outcome is one that the capabilities deny, or a delay is over `Limits.delay_max`; none
+                was settled. Core asks for no such thing.
         """
 
     @abstractmethod
@@ -315,6 +317,7 @@ class Receiver(Role):
 
         Raises:
             BrokerError: none was prolonged, or it is unknown which.
+            Unsupported: leases cannot be prolonged here.
         """
 
 

@@ -210,7 +210,10 @@ def sent_back(letter: Letter, columns: Mapping[str, type]) -> Message:
     context = context_of(letter)
     message = dialects.redriven(letter.message)
     hop = dialects.lives(message).hops
-    name = message.id if message.id is not None else context.message_id
+    name = message.id
+    if name is None and context.message_id is not None:
+        # Not the letter's own: another letter may have it, and must not be taken for the same message.
+        name = f"{context.message_id}{HOP_MARK}{letter.position}"
     extra: dict[str, Any] = {
         each: columns[each](value)
         for each, value in context.extra.items()

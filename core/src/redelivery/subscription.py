@@ -118,6 +118,7 @@ class Subscription:
         self._random = random
         self._asked: queue.SimpleQueue[tuple[Hand, str]] = queue.SimpleQueue()
         self._hands: Hands | None = None
+        self._delay_max = timedelta.max
         self._stopping = threading.Event()
         self._stop_by = float("inf")
         self._overrun = 0
@@ -128,7 +129,8 @@ class Subscription:
         """Handle messages until `stop`, or until none is left.
 
         Args:
-            until_empty: end when nothing more arrives and everything in hand is settled.
+            until_empty: end when nothing has arrived for a moment and everything in hand is settled. What waits out
+                a longer delay at the broker is not waited for.
 
         Raises:
             DeliveryFailed: a message could neither be handled nor dead-lettered; it stays unsettled at the broker.
@@ -203,6 +205,7 @@ class Subscription:
         )
         broker = opening.connect()
         self._check(broker)
+        self._delay_max = broker.capabilities.limits.delay_max or timedelta.max
         receiver = broker.receiver(lease=self._lease)
         resources.callback(receiver.close)
         lanes = [Lane(redact(self._url), broker, self._spec, Bounds(), self._clock)]
@@ -306,7 +309,7 @@ class Subscription:
         )
         if isinstance(decision, policy.TryAgain):
             self.report.retried += 1
-            return Retry(timedelta(seconds=max(0.0, decision.at - now)))
+            return Retry(min(timedelta(seconds=max(0.0, decision.at - now)), self._delay_max))
         if isinstance(decision, policy.GiveUp):
             self._give_up(hand, failed, decision.why, hands, engine)
             return None
