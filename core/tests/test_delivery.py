@@ -115,6 +115,15 @@ def test_leaving_by_an_exception_of_the_callers_gives_up_at_once() -> None:
     assert not any(thread.name == "redelivery-engine" for thread in threading.enumerate())
 
 
+def test_closing_badly_never_hides_why_the_caller_gave_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    def close(_self: object) -> None:
+        raise Retriable("close failed")
+
+    monkeypatch.setattr("scripted.ScriptedSender.close", close)
+    with pytest.raises(ValueError, match="the caller's own"), opened(Lent(work=scripted())):
+        raise ValueError("the caller's own")
+
+
 def test_a_destination_that_cannot_be_opened_fails_before_any_row_is_taken() -> None:
     work = scripted()
     work.on_open = Fatal("no access")

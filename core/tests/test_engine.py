@@ -159,6 +159,17 @@ def test_a_failing_sink_surfaces_the_primary_error() -> None:
     assert bench.engine.report.dead_lettered == 0
 
 
+def test_a_sink_that_breaks_while_collecting_never_hides_the_primary_error() -> None:
+    bench = Bench(sinks=2)
+    bench.work.script = {"x": ["permanent"]}
+    bench.sinks[0].latency = 1.0
+    bench.sinks[0].cut = Fatal("credentials revoked")
+    bench.take("x")
+    bench.run()
+    assert bench.sinks[1].stored_ids() == {"x": 1}
+    assert bench.engine.report.dead_lettered == 1
+
+
 def test_a_sink_that_can_never_work_is_not_asked_again() -> None:
     bench = Bench(sinks=2)
     bench.work.script = {"x": ["permanent"], "y": ["permanent"]}

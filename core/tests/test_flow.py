@@ -13,6 +13,7 @@ from redelivery import dialects
 from redelivery.broker import Support
 from redelivery.delivery import Bounds, Engine, Flow, Lane, Origin
 from redelivery.delivery.rate import RateLimit
+from redelivery.errors import Retriable
 from redelivery.message import Batch, Message
 from redelivery.policy import for_sink
 from redelivery.spec import DeliverySpec, Sink
@@ -103,6 +104,20 @@ def test_or_are_parked_with_it_by_option(native: bool) -> None:
     assert context is not None
     assert (context.code, context.attempts) == ("Parked", 0)
     assert bench.engine.report.accounted
+
+
+def test_a_refused_batch_is_never_overtaken_by_the_one_behind_it() -> None:
+    bench = Bench(native=True, bounds=Bounds(waiting_records=10_000))
+    names = [f"{n:05}" for n in range(1501)]
+    bench.work.script = {names[0]: ["retriable"]}
+    bench.take(*((name, b"k") for name in names))
+    bench.engine.turn(0.0)
+    bench.clock.now += 10
+    bench.work.refuse = Retriable("down for a moment")
+    bench.engine.turn(0.0)
+    bench.work.refuse = None
+    bench.engine.drain()
+    assert bench.stored() == names
 
 
 def test_a_successor_goes_on_only_when_the_dead_one_is_confirmed_by_its_sink() -> None:

@@ -28,6 +28,8 @@ from redelivery.errors import (
     Unsupported,
 )
 from redelivery.message import Message
+from redelivery.receiving.hands import Hand
+from redelivery.receiving.workers import Workers
 from redelivery.spec import DeliverySpec, Sink
 from redelivery.subscription import Subscription
 
@@ -265,6 +267,37 @@ def test_a_handler_that_takes_longer_than_the_timeout_has_failed() -> None:
     assert context is not None
     assert "took longer than 0.1 s" in context.reason
     assert (report.dead_lettered, report.accepted) == (1, 1)
+
+
+def test_handlers_that_overrun_and_come_back_cost_no_thread_for_ever() -> None:
+    world = World(*(message(f"m{n}") for n in range(14)), timeout=timedelta(seconds=0.05))
+    before = threading.active_count()
+    report = world.subscription(lambda _: time.sleep(0.12)).run(until_empty=True)
+    assert report.dead_lettered == 14
+    end = time.monotonic() + 5
+    while threading.active_count() > before and time.monotonic() < end:
+        time.sleep(0.01)
+    assert threading.active_count() <= before
+
+
+def test_what_a_neighbour_accepted_is_settled_although_the_subscription_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(message("good"), message("bad"), sinks=0)
+    results = Workers.results
+
+    def both(workers: Workers, wait: float = 0.0) -> list[tuple[Hand, BaseException | None]]:
+        said = results(workers, wait)
+        while len(said) == 1:
+            said += results(workers, 0.05)
+        return said
+
+    def handler(m: Message) -> None:
+        if m.id == "bad":
+            raise ValueError("no such airport")
+
+    monkeypatch.setattr(Workers, "results", both)
+    with pytest.raises(DeliveryFailed):
+        world.subscription(handler).run()
+    assert sorted(world.outcomes()) == [("bad", "GiveBack"), ("good", "Accept")]
 
 
 def test_a_handler_that_exits_stops_the_subscription_and_its_message_comes_again() -> None:

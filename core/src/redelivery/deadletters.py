@@ -131,11 +131,13 @@ class LetterBox:
                     continue
                 places = {engine.report.rows + n: letter.position for n, letter in enumerate(going)}
                 engine.take(Batch.of([sent_back(letter, columns) for letter in going]))
-                engine.drain()
-                report.redriven += len(confirmed)
-                report.failed += len(going) - len(confirmed)
-                report.removed += self._letters.remove([places[row] for row in confirmed])
-                confirmed.clear()
+                try:
+                    engine.drain()
+                finally:  # what is confirmed at work is removed, whatever becomes of its neighbours
+                    report.redriven += len(confirmed)
+                    report.failed += len(going) - len(confirmed)
+                    report.removed += self._letters.remove([places[row] for row in confirmed])
+                    confirmed.clear()
         return report
 
     def close(self) -> None:

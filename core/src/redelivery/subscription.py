@@ -11,6 +11,7 @@ follows from an error.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import queue
@@ -121,7 +122,6 @@ class Subscription:
         self._delay_max = timedelta.max
         self._stopping = threading.Event()
         self._stop_by = float("inf")
-        self._overrun = 0
 
     # --- what anyone may call ---
 
@@ -244,7 +244,7 @@ class Subscription:
             engine.turn(0.0)
             hands.tend()
             if stopping:
-                if time.monotonic() > self._stop_by or all(hand.began is None for hand in hands):
+                if time.monotonic() > self._stop_by or not any(hand.began or hand.decided for hand in hands):
                     return
             elif until_empty and empty and not hands:
                 return
@@ -278,13 +278,18 @@ class Subscription:
         """Turn what handlers said into outcomes, and settle them together. What `terminate` asked for goes first."""
         self._take_requests(hands, engine)
         outcomes: list[tuple[Hand, Outcome]] = []
-        for hand, error in said:
-            if hand.decided:
-                continue
-            hand.decided = True
-            outcome = Accept() if error is None else self._after(hand, error, hands, engine)
-            if outcome is not None:
-                outcomes.append((hand, outcome))
+        try:
+            for hand, error in said:
+                if hand.decided:
+                    continue
+                hand.decided = True
+                outcome = Accept() if error is None else self._after(hand, error, hands, engine)
+                if outcome is not None:
+                    outcomes.append((hand, outcome))
+        except BaseException:  # whatever ends the subscription, what its neighbours said holds
+            with contextlib.suppress(BrokerError):
+                hands.settle([each for each in outcomes if isinstance(each[1], Accept)])
+            raise
         hands.settle(outcomes)
 
     def _after(self, hand: Hand, error: BaseException, hands: Hands, engine: Engine) -> Outcome | None:
@@ -342,7 +347,7 @@ class Subscription:
             first_failure_ms=received.first_ms or now_ms,
             last_failure_ms=now_ms,
             subscriber=self.name,
-            received=received,
+            received=lambda: hand.received,
             rename_type=self._rename_type,
             handled=handled,
             lost=lambda: hands.lose(hand),
@@ -359,11 +364,10 @@ class Subscription:
         limit = self._spec.timeout.total_seconds()
         now = self._clock.monotonic()
         late = [hand for hand in hands if not hand.decided and hand.began is not None and now - hand.began > limit]
-        for _ in late:
-            self._overrun += 1
-            if self._overrun > _MAX_OVERRUN:
-                raise DeliveryFailed(f"{self.name}: {self._overrun} handlers have overrun {limit:g} s and still hang")
-            workers.hire()
+        for hand in late:
+            workers.replace(hand)
+        if workers.overrun > _MAX_OVERRUN:
+            raise DeliveryFailed(f"{self.name}: {workers.overrun} handlers have overrun {limit:g} s and still hang")
         overran = TimeoutError(f"the handler took longer than {limit:g} s")
         self._take_results(hands, [(hand, overran) for hand in late], engine)
 

@@ -27,6 +27,7 @@ from redelivery.delivery.record import Origin
 from redelivery.errors import ContractViolation, DeliveryFailed, Permanent
 from redelivery.message import Batch, Message
 from redelivery.report import DeliveryReport
+from redelivery.settings import redact
 from redelivery.spec import DeliverySpec
 
 log = logging.getLogger("redelivery.delivery")
@@ -52,6 +53,8 @@ class Delivery:
         self._finishing = self._stopping = self._stopped = False
         self._failure: BaseException | None = None
         self._alive = time.monotonic()
+        for lane in lanes:
+            lane.beat = self._beat
         self._thread = threading.Thread(target=self._run, name="redelivery-engine", daemon=True)
         self._thread.start()
 
@@ -152,7 +155,12 @@ class Delivery:
         if self._thread.is_alive():
             log.error("a plugin does not return; its connection at %s is left behind", self._engine.report.primary)
             return
-        self._resources.__exit__(type(error) if error else None, error, None)
+        try:
+            self._resources.__exit__(type(error) if error else None, error, None)
+        except Exception as closing:
+            if error is None:
+                raise
+            log.warning("closing after the failure failed too: %s", redact(str(closing)))
 
     def __enter__(self) -> Self:
         return self
@@ -199,9 +207,13 @@ class Delivery:
             self._stopped = True
             self._changed.notify_all()
 
+    def _beat(self) -> None:
+        """The engine is alive: it is about to call a plugin."""
+        self._alive = time.monotonic()
+
     def _turn(self) -> bool:
         """One round; False when all is done."""
-        self._alive = time.monotonic()
+        self._beat()
         taken = False
         with self._changed:
             if self._stopping:

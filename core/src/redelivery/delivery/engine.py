@@ -219,7 +219,8 @@ class Engine:
 
     def _settle(self, index: int, lane: Lane, landed: Landed) -> None:
         flight = landed.flight
-        good = len(flight.batch) - len(landed.failures)
+        void = sum(record.void for record in flight.records or ())
+        good = len(flight.batch) - len(landed.failures) - void
         account = self.report.at(lane.url)
         account.delivered += good
         account.duplicates += landed.duplicates
@@ -325,7 +326,7 @@ class Engine:
 
     def _kept_back(self, record: Record, order: KeyOrder) -> None:
         """A row was not even tried, because an earlier one of its key failed: no attempt was made."""
-        record.attempts -= 1
+        record.attempts -= record.counted
         if order.is_parked(record):
             self._park(record)
         else:
@@ -355,7 +356,7 @@ class Engine:
         failure = DeliveryFailed(f"{self._story(record)}; {what}")
         failure.__cause__ = record.primary
         for said in record.sink_errors:
-            failure.add_note(f"dead letter sink {said}")
+            failure.add_note(redact(f"dead letter sink {said}"))
         return failure
 
     def _story(self, record: Record) -> str:
@@ -364,7 +365,8 @@ class Engine:
         name = f"record {record.message.id!r}" if record.message.id else "a record"
         tried = f" after {record.sent} attempts" if record.sent > 1 else ""
         kind = error.kind if error else ""
-        return f"{name} could not be delivered to {self.report.primary}{tried}: {error} ({kind}; {record.why}){sinks}"
+        story = f"{name} could not be delivered to {self.report.primary}{tried}: {error} ({kind}; {record.why}){sinks}"
+        return redact(story)
 
     def _log(self, record: Record, fate: str) -> None:
         self.report.errors_logged += 1

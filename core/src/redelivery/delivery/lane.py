@@ -14,7 +14,7 @@ from typing import Final
 from redelivery.broker import Broker, Capabilities, Sender, Settled
 from redelivery.clock import Clock
 from redelivery.delivery.record import Record
-from redelivery.errors import BrokerError, ContractViolation, Fatal, RedeliveryError
+from redelivery.errors import BrokerError, ContractViolation, RedeliveryError
 from redelivery.message import Batch
 from redelivery.policy import attempt_timeout
 from redelivery.spec import DeliverySpec
@@ -76,6 +76,7 @@ class Lane:
         self.spec = spec
         self.broken: RedeliveryError | None = None
         self.ordered = False
+        self.beat: Callable[[], None] = lambda: None
         self.on_wait: Callable[[Record], None] = lambda _record: None
         self.may_go: Callable[[Record], bool] = lambda _record: True
         self._broker = broker
@@ -143,6 +144,7 @@ class Lane:
         batch = replace(batch, number=next(self._numbers))
         flight = Flight(batch, records, now, now + attempt_timeout(self.spec))
         try:
+            self.beat()
             self.open()
             if self._sender is not None:
                 self._sender.send(batch, deadline=flight.deadline)
@@ -166,6 +168,8 @@ class Lane:
         """Send what is due, as far as there is room."""
         now = self._clock.monotonic()
         while self._waiting and self._waiting[0][0] <= now and self.has_room(self._waiting[0][2].outgoing.nbytes):
+            if self.ordered and self._refused:
+                return  # what was refused must not be overtaken by what comes behind it
             records = [record for record in self._take_due(now) if self.may_go(record)]
             if not records:
                 continue
@@ -196,6 +200,7 @@ class Lane:
         if self._sender is None:
             return landed
         try:
+            self.beat()
             told = self._sender.collect(0.0 if landed else wait)
         except BrokerError as error:
             return landed + self._abandon(error)
@@ -229,8 +234,6 @@ class Lane:
         """The sender itself failed: the fate of everything in flight is what its error says."""
         flights, self._flights = list(self._flights.values()), {}
         self._in_flight_bytes = 0
-        if isinstance(error, Fatal):
-            raise error
         return [Landed(flight, dict.fromkeys(range(len(flight.batch)), error), 0) for flight in flights]
 
     def close(self) -> None:

@@ -76,7 +76,10 @@ class KeyOrder:
 
     def begin(self, record: Record) -> None:
         """An admitted row goes by itself and not with its batch."""
-        record.holds = record.message.key is not None and not self._native
+        key = record.message.key
+        record.holds = key is not None
+        if key is not None and self._native:
+            self._held.setdefault(key, _Held()).under_way += 1
         self._release(record)
 
     def delivered(self, keys: Iterable[bytes | None]) -> None:

@@ -46,13 +46,15 @@ class Record:
         attempts, first_attempt: in this lane.
         isolated: to be sent alone.
         isolating: the next attempt only finds the culprit, and does not count.
+        counted: the last attempt was.
         position: among all rows that the engine has taken.
         holds: its key is held because of it (`KeyOrder`).
         sent: attempts at the job's own destination.
         primary: the error that it was given up for; None as long as it has not been.
         sink_errors: what each sink said that could not take it.
         subscriber: the named subscription that gave it up.
-        received: its lease, where it came by a subscription; None once the broker has moved it itself.
+        received: gives its lease as last prolonged, where it came by a subscription; None once the broker has moved it
+            by itself.
         handled: called once a sink has confirmed it, or it was skipped.
         void: it is no longer ours: another consumer has it.
         lost: called when that is found out.
@@ -65,6 +67,7 @@ class Record:
     first_attempt: float = 0.0
     isolated: bool = False
     isolating: bool = False
+    counted: bool = True
     position: int = 0
     holds: bool = False
     retried: bool = False
@@ -76,7 +79,7 @@ class Record:
     last_failure_ms: int = 0
     sink_errors: list[str] = field(default_factory=list)
     subscriber: str | None = None
-    received: Received | None = None
+    received: Callable[[], Received] | None = None
     handled: Callable[[Record], None] = lambda _record: None
     void: bool = False
     lost: Callable[[], None] = lambda: None
@@ -94,7 +97,8 @@ class Record:
         """Count the attempt that begins now."""
         if self.attempts == 0:
             self.first_attempt = now
-        self.attempts += not self.isolating
+        self.counted = not self.isolating
+        self.attempts += self.counted
         self.isolating = False
 
     @property

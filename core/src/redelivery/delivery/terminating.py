@@ -30,7 +30,7 @@ class TerminatingLane(Lane):
 
     def send(self, batch: Batch, records: Sequence[Record] | None = None) -> None:
         now = self._clock.monotonic()
-        leased = [(record, record.received) for record in records or () if record.received is not None]
+        leased = [(record, record.received()) for record in records or () if record.received is not None]
         outcomes = [
             (received, Terminate(record.outgoing, record.reason, str(record.primary or "")))
             for record, received in leased

@@ -13,7 +13,7 @@ from datetime import timedelta
 from redelivery import policy
 from redelivery.broker import Accept, GiveBack, Outcome, Received, Receiver
 from redelivery.clock import Clock
-from redelivery.errors import BrokerError, LeaseLost
+from redelivery.errors import BrokerError, Fatal, LeaseLost, Unsupported
 from redelivery.report import SubscriptionReport
 from redelivery.settings import redact
 from redelivery.spec import DeliverySpec
@@ -28,12 +28,16 @@ class Hand:
     Attributes:
         received: with the lease as last prolonged.
         began: when its handler began, monotonic seconds; None: it has not.
+        ended: its handler has come back.
+        overran: its handler took too long, and another thread has the place of its own.
         decided: what becomes of it is under way; what its handler still says no longer matters.
         dead: it was given up, and a sink has confirmed it.
     """
 
     received: Received
     began: float | None = None
+    ended: bool = False
+    overran: bool = False
     decided: bool = False
     dead: bool = False
 
@@ -76,6 +80,7 @@ class Hands:
         self._clock = clock
         self._random = random
         self._held: dict[Hand, None] = {}
+        self._can_prolong = True
         self._pending: list[_Pending] = []
 
     def __len__(self) -> int:
@@ -169,10 +174,15 @@ class Hands:
     def _prolong(self, now: float) -> None:
         half = now + self._lease / 2
         short = [hand for hand in self._held if hand.received.expires is not None and hand.received.expires < half]
-        if not short:
+        if not short or not self._can_prolong:
             return
         try:
             answers = self._receiver.extend([hand.received for hand in short], self._lease)
+        except Unsupported:
+            self._can_prolong = False  # they last as long as they last
+            return
+        except Fatal:
+            raise
         except BrokerError as error:
             log.warning("leases could not be prolonged: %s", redact(str(error)))
             return

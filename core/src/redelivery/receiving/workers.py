@@ -31,6 +31,9 @@ class Workers:
         self._clock = clock
         self._pid = os.getpid()
         self._threads = 0
+        self._lock = threading.Lock()
+        self._stopped = False
+        self.overrun = 0
         self._todo: queue.SimpleQueue[Hand | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[tuple[Hand, BaseException | None]] = queue.SimpleQueue()
         for _ in range(count):
@@ -52,14 +55,25 @@ class Workers:
 
     def drop(self) -> None:
         """Let nothing more begin."""
+        with self._lock:
+            self._stopped = True
         try:
             while True:
                 self._todo.get_nowait()
         except queue.Empty:
             return
 
+    def replace(self, hand: Hand) -> None:
+        """One thread more, in place of the one whose handler has overrun its time; that one ends when it comes back."""
+        with self._lock:
+            if hand.ended:
+                return
+            hand.overran = True
+            self.overrun += 1
+        self.hire()
+
     def hire(self) -> None:
-        """One thread more, in place of one whose handler does not come back."""
+        """One thread more."""
         self._threads += 1
         threading.Thread(target=self._work, name=f"redelivery-{self._name}", daemon=True).start()
 
@@ -71,9 +85,10 @@ class Workers:
 
     def _work(self) -> None:
         while (hand := self._todo.get()) is not None:
-            if hand.decided:
-                continue
-            hand.began = self._clock.monotonic()
+            with self._lock:
+                if hand.decided or self._stopped:
+                    continue
+                hand.began = self._clock.monotonic()
             said: BaseException | None = None
             try:
                 self._handler(hand.received.message)
@@ -81,4 +96,10 @@ class Workers:
                 said = error
             if os.getpid() != self._pid:  # a handler that forked comes back twice; only the parent settles
                 os._exit(0 if said is None else 1)
+            with self._lock:
+                hand.ended = True
+                self.overrun -= hand.overran
+                self._threads -= hand.overran
             self._done.put((hand, said))
+            if hand.overran:
+                return
