@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scripted import FakeClock, ScriptedBroker
+from scripted import FakeClock, ScriptedBroker, ScriptedSender
 
 from redelivery import dialects
 from redelivery.broker import Support
 from redelivery.delivery import Bounds, Engine, Flow, Lane, Origin
 from redelivery.delivery.rate import RateLimit
-from redelivery.errors import Retriable
+from redelivery.errors import Ambiguous, Retriable
 from redelivery.message import Batch, Message
 from redelivery.policy import for_sink
 from redelivery.spec import DeliverySpec, Sink
@@ -106,16 +106,20 @@ def test_or_are_parked_with_it_by_option(native: bool) -> None:
     assert bench.engine.report.accounted
 
 
-def test_a_refused_batch_is_never_overtaken_by_the_one_behind_it() -> None:
+def test_a_refused_batch_is_never_overtaken_by_the_one_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(native=True, bounds=Bounds(waiting_records=10_000))
     names = [f"{n:05}" for n in range(1501)]
-    bench.work.script = {names[0]: ["retriable"]}
     bench.take(*((name, b"k") for name in names))
+    bench.work.cut = Ambiguous("connection lost")
     bench.engine.turn(0.0)
-    bench.clock.now += 10
-    bench.work.refuse = Retriable("down for a moment")
-    bench.engine.turn(0.0)
-    bench.work.refuse = None
+    send, refusals = ScriptedSender.send, [Retriable("down for a moment")]
+
+    def refuse_once(sender: ScriptedSender, batch: Batch, *, deadline: float) -> None:
+        if refusals:
+            raise refusals.pop()
+        send(sender, batch, deadline=deadline)
+
+    monkeypatch.setattr(ScriptedSender, "send", refuse_once)
     bench.engine.drain()
     assert bench.stored() == names
 
