@@ -12,7 +12,7 @@ from scripted import ScriptedBroker
 from test_delivery import RealClock
 
 from redelivery import dialects, events
-from redelivery.broker import Broker, DeadLetters, Letter, Limits
+from redelivery.broker import Broker, DeadLetters, Letter, Limits, Support
 from redelivery.context import ErrorContext
 from redelivery.deadletters import LetterBox, context_of, dead_letters, original_id
 from redelivery.errors import ConfigurationError, Fatal, Permanent
@@ -47,6 +47,7 @@ class Place(DeadLetters):
 class World:
     def __init__(self, *letters: Letter) -> None:
         self.work = ScriptedBroker(RealClock())
+        object.__setattr__(self.work.capabilities, "dead_letter", Support.NATIVE)
         self.other = ScriptedBroker(RealClock())
         self.place = Place(list(letters), self.work)
         self.work.dead_letters = lambda *, direct=False: self.place  # type: ignore[method-assign]
@@ -193,6 +194,20 @@ def test_remove_and_purge_say_how_many() -> None:
     with world.box() as box:
         assert box.remove(["b", "p-c", "x"]) == 2
         assert box.purge() == 1
+
+
+def test_a_place_without_one_of_its_own_must_be_told_where_its_letters_go() -> None:
+    world = World(letter("a"))
+    object.__setattr__(world.work.capabilities, "dead_letter", Support.NONE)
+    with world.box() as box, pytest.raises(ConfigurationError, match="say where its letters go"):
+        box.redrive()
+    assert len(world.place.letters) == 1
+
+
+def test_one_id_is_written_as_a_list() -> None:
+    world = World(letter("a"))
+    with world.box() as box, pytest.raises(ConfigurationError, match="ids is a list of ids"):
+        box.redrive("a")
 
 
 def test_letters_without_an_id_of_their_own_are_never_taken_for_one_another() -> None:

@@ -111,6 +111,8 @@ class LetterBox:
         """
         if to is None and self._direct:
             raise ConfigurationError("redrive: this is a sink named by its URL; say where its letters go, with `to`")
+        if isinstance(ids, str):
+            raise ConfigurationError(f"redrive: ids is a list of ids, not one text: write [{ids!r}]")
         report = RedriveReport()
         with ExitStack() as resources:
             opening = replace(self._opening, url=to or self._opening.url, spec=spec or _SPEC, resources=resources)
@@ -185,10 +187,12 @@ def dead_letters(
             resources=resources,
         )
         broker = opening.connect()
-        letters = broker.dead_letters(direct=sink is not None)
+        # A destination without a dead letter place of its own is nothing but such a place itself.
+        direct = sink is not None or not broker.capabilities.dead_letter
+        letters = broker.dead_letters(direct=direct)
         resources.callback(letters.close)
         kept = resources.pop_all()
-        return LetterBox(replace(opening, resources=kept), broker, letters, direct=sink is not None)
+        return LetterBox(replace(opening, resources=kept), broker, letters, direct=direct)
     raise AssertionError("unreachable")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias, get_args
 
 from redelivery.errors import InvalidSpec
 from redelivery.settings import redact, redact_options
@@ -117,6 +117,7 @@ class DeliverySpec:
     allow_skip: bool = False
 
     def __post_init__(self) -> None:
+        self._check_types()
         self._check_at_least(UNLIMITED, "retry", "tolerance_limit", "tolerance_rate_limit")
         self._check_at_least(1, "sink_partitions", "sink_replication_factor")
         zero = timedelta(0)
@@ -135,6 +136,24 @@ class DeliverySpec:
         if self.tolerates and not self.dead_letter_sink and not self.allow_skip:
             why = "'all' without a deadLetterSink would lose rows; name a sink, or set allowSkip=true to skip and count"
             _refuse("tolerance", why)
+
+    def _check_types(self) -> None:
+        """What is written in Python is checked here; text is read by `forms/`."""
+        sinks: object = self.dead_letter_sink
+        if not isinstance(sinks, tuple) or not all(isinstance(each, Sink) for each in sinks):
+            _refuse("dead_letter_sink", "must be a tuple of Sink, as in (Sink(uri='native'),)")
+        for name in _DURATIONS:
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, timedelta):
+                _refuse(name, f"must be a timedelta, not {type(value).__name__}")
+        for name in _NUMBERS:
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+                _refuse(name, f"must be an int, not {type(value).__name__}")
+        for name, known in _CHOICES.items():
+            value = getattr(self, name)
+            if value is not None and value not in known:
+                _refuse(name, f"must be one of {', '.join(known)}, not {value!r}")
 
     def _check_at_least(self, least: int, *names: str) -> None:
         for name in names:
@@ -161,6 +180,24 @@ class DeliveryStatus:
 
     dead_letter_sink_uri: str | None = None
     dead_letter_channel: Ref | None = None
+
+
+_DURATIONS: Final = (
+    "backoff_delay",
+    "backoff_max",
+    "timeout",
+    "retry_after_max",
+    "retry_timeout",
+    "retry_delay_max",
+)
+_NUMBERS: Final = ("retry", "tolerance_limit", "tolerance_rate_limit", "sink_partitions", "sink_replication_factor")
+_CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
+    "backoff_policy": get_args(BackoffPolicy),
+    "backoff_profile": get_args(BackoffProfile),
+    "tolerance": get_args(Tolerance),
+    "format": get_args(EventFormat),
+    "tolerance_rate_duration": get_args(RateDuration),
+}
 
 
 def _refuse(name: str, why: str) -> None:

@@ -27,11 +27,10 @@ from redelivery.delivery.rate import RateLimit
 from redelivery.delivery.tolerance import settle_job
 from redelivery.errors import ConfigurationError
 from redelivery.report import DeliveryReport
-from redelivery.settings import redact
+from redelivery.settings import has_scheme, redact
 from redelivery.spark import columns
 from redelivery.spark.connections import task_connections
 from redelivery.spark.options import WriteSettings
-from redelivery.spec import NATIVE
 
 log = logging.getLogger("redelivery.spark")
 
@@ -120,7 +119,7 @@ def deliver_partition(job: Job, batches: Iterable[Any]) -> DeliveryReport:
     origin = _origin(job)
     refuse_one_host(settings.url, local_property("spark.master"), shared_mount=settings.shared_mount)
     for sink in settings.spec.dead_letter_sink:
-        if sink.uri and sink.uri != NATIVE:
+        if has_scheme(sink.uri):
             refuse_one_host(sink.uri, local_property("spark.master"), shared_mount=settings.shared_mount)
     with (
         task_connections() as borrow,

@@ -16,7 +16,7 @@ from redelivery.broker import BrokerPlugin
 from redelivery.delivery import Bounds, Flow
 from redelivery.errors import ConfigurationError, InvalidSpec
 from redelivery.forms import options as forms
-from redelivery.settings import is_reference, redact, redact_options, refuse_password, split_url, unknown
+from redelivery.settings import has_scheme, is_reference, redact, redact_options, refuse_password, split_url, unknown
 from redelivery.spec import NATIVE, DeliverySpec, Sink
 
 ContentMode: TypeAlias = Literal["raw", "binary", "structured"]
@@ -260,6 +260,8 @@ def _with_sinks(spec: DeliverySpec, destination: BrokerPlugin, sink_client: Mapp
                 raise ConfigurationError(
                     f"deadLetterSink: {plugin.name!r} destinations have no native dead letter place; name a URL"
                 )
+        elif sink.uri and not has_scheme(sink.uri):
+            plugin = destination  # another place there, by its own name
         elif sink.uri:
             refuse_password(sink.uri)
             plugin = plugins.registry().by_url(sink.uri)

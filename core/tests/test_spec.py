@@ -1,0 +1,30 @@
+"""A spec written in Python is checked where it is made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from redelivery.errors import InvalidSpec
+from redelivery.spec import DeliverySpec
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"dead_letter_sink": "native"}, "deadLetterSink: must be a tuple of Sink"),
+        ({"dead_letter_sink": ("native",)}, "deadLetterSink: must be a tuple of Sink"),
+        ({"backoff_delay": "PT1S"}, "backoffDelay: must be a timedelta, not str"),
+        ({"timeout": 5}, "timeout: must be a timedelta, not int"),
+        ({"retry": "3"}, "retry: must be an int, not str"),
+        ({"retry": True}, "retry: must be an int, not bool"),
+        ({"retry": -2}, "retry: must be -1 or more"),
+        ({"tolerance": "some"}, "tolerance: must be one of none, all, not 'some'"),
+        ({"backoff_policy": "expo"}, "backoffPolicy: must be one of linear, exponential"),
+        ({"tolerance": "all"}, "would lose rows"),
+    ],
+)
+def test_what_is_wrong_is_named_at_once(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidSpec, match=said):
+        DeliverySpec(**wrong)
