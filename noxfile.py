@@ -105,6 +105,8 @@ DISTRIBUTIONS = [
     *(f"plugins/{name}/pyproject.toml" for name in PLUGINS),
 ]
 GROUPS = nox.project.load_toml("pyproject.toml")
+#: Where brokers are said to be there, as in the continuous integration, one that is missing is a failure.
+REQUIRED = ["--require-brokers"] if os.environ.get("REDELIVERY_REQUIRE_BROKERS") else []
 
 
 def install(session: nox.Session, *what: str, groups: tuple[str, ...] = ()) -> None:
@@ -116,7 +118,7 @@ def install(session: nox.Session, *what: str, groups: tuple[str, ...] = ()) -> N
 
 def install_project(session: nox.Session, *groups: str) -> None:
     """Install every distribution of the workspace, editable, and what Spark needs."""
-    folders = ["core[spark]", "conformance_tests", *(f"plugins/{name}" for name in PLUGINS), "."]
+    folders = ["core[spark]", "conformance_tests", *(f"plugins/{name}[testing]" for name in PLUGINS), "."]
     editable = [argument for folder in folders for argument in ("--editable", folder)]
     install(session, *editable, groups=groups)
     provide_spark(session)
@@ -153,9 +155,15 @@ def types(session: nox.Session) -> None:
 
 @nox.session
 def unit(session: nox.Session) -> None:
-    """The tests of core and of each plugin. What the suite says of Spark is left to `conformance`."""
+    """The tests of core and of each plugin. The suite itself is left to `conformance`."""
     install_project(session, "test")
-    session.run("pytest", *(session.posargs or ["-m", "not spark", "core/tests", "plugins"]))
+    if session.posargs:
+        session.run("pytest", *session.posargs)
+        return
+    brokers = [*REQUIRED, "--ignore-glob=*_conformance.py"]
+    session.run("pytest", "-m", "not spark", *brokers, "core/tests", "plugins")
+    # In a process of their own: Spark does not find the data source again after core's sessions.
+    session.run("pytest", "-m", "spark", *brokers, "plugins")
 
 
 @nox.session
@@ -166,9 +174,9 @@ def conformance(session: nox.Session) -> None:
     if rest and not rest[0].startswith("-"):
         _plugin(session, rest[0])
         which, rest = ["--broker", rest[0]], rest[1:]
-    session.run(
-        "pytest", "--config-file=pyproject.toml", "--rootdir=.", "--pyargs", "redelivery_conformance", *which, *rest
-    )
+    kinds = [f"--broker-kind={kind}" for kind in ("container", "embedded") if REQUIRED]
+    suite = ["--config-file=pyproject.toml", "--rootdir=.", "--pyargs", "redelivery_conformance"]
+    session.run("pytest", *suite, *which, *REQUIRED, *kinds, *rest)
 
 
 @nox.session
@@ -194,8 +202,8 @@ def plugin(session: nox.Session) -> None:
     session.run("redelivery", "plugins")
     found = f"from redelivery.plugins import registry as r; assert list(r().plugins) == [{name!r}], r()"
     session.run("python", "-c", found)
-    install(session, "./core", f"./{folder}", "./conformance_tests", groups=("test",))
-    session.run("pytest", str(folder / "tests"), *rest)
+    install(session, "./core", "./conformance_tests", f"./{folder}[testing]", groups=("test",))
+    session.run("pytest", "-m", "not spark", str(folder / "tests"), *rest)
 
 
 @nox.session(reuse_venv=False)

@@ -212,3 +212,36 @@ def test_without_testcontainers_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "testcontainers.core.container", None)
     with pytest.raises(NotHere, match="pip install testcontainers"):
         Container("carrier", "carrier:1", ports=[1])
+
+
+STAND_IN = """
+import pytest
+from redelivery_conformance.memory import MemoryHarness, MemoryRuntime
+from redelivery_conformance.statements import Statements
+class StandIn(MemoryRuntime):
+    gaps = {"a_thing_*": "it is no Carrier"}
+class H(MemoryHarness):
+    name = "stand-in"
+    def starts(self):
+        return {"embedded": lambda scratch: StandIn(), "process": lambda scratch: MemoryRuntime()}
+class TestIt(Statements):
+    broker = H()
+    def test_a_thing_that_differs(self, subject):
+        assert not FAILS
+"""
+
+
+def test_a_declared_gap_of_a_stand_in_is_run_and_told(pytester):
+    result = run(pytester, STAND_IN + "FAILS = True", "--broker-kind", "embedded")
+    assert result.ret == pytest.ExitCode.OK
+    result.stdout.fnmatch_lines(["*gap of this stand-in: it is no Carrier: a_thing_that_differs*", "*1 xfailed*"])
+
+
+def test_a_declared_gap_that_is_none_fails(pytester):
+    result = run(pytester, STAND_IN + "FAILS = False", "--broker-kind", "embedded")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+
+
+def test_each_kind_of_runtime_asked_for_is_a_target_of_its_own(pytester):
+    result = run(pytester, STAND_IN + "FAILS = True", "--broker-kind", "embedded", "--broker-kind", "process", "-rA")
+    result.stdout.fnmatch_lines(["*FAILED*stand-in-process*", "*1 failed*1 xfailed*"])

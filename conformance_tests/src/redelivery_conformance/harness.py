@@ -145,12 +145,15 @@ class Runtime(ABC):
         kind: what it is; the report says so.
         description: one line: product, version, where.
         cannot_show: what this kind of runtime cannot show, for the report.
+        gaps: what a stand-in does otherwise than the product it stands for: a statement's name without its `test_`,
+            or a pattern of names, and the reason. Such a statement is run and must fail: no gap outlives its cause.
         across_processes: other processes of this host reach it too.
     """
 
     kind: Kind
     description: str
     cannot_show: Sequence[str] = ()
+    gaps: Mapping[str, str] = MappingProxyType({})
     across_processes: bool = True
 
     @abstractmethod
@@ -200,8 +203,12 @@ class Unregistered(Harness):
         return self._plugin.connect(url, resolve_secrets(client_options(self._plugin, options)))
 
 
-def start(harness: Harness, url: str | None, options: Mapping[str, str], scratch: Path) -> Runtime:
+def start(
+    harness: Harness, url: str | None, options: Mapping[str, str], scratch: Path, kind: Kind | None = None
+) -> Runtime:
     """The first runtime that is to be had: the URL if one is given; else container, process, embedded stand-in.
+
+    With a `kind`, that one or none.
 
     Raises:
         NotHere: none; says for each kind why.
@@ -210,12 +217,12 @@ def start(harness: Harness, url: str | None, options: Mapping[str, str], scratch
         return harness.at(url, options, scratch)
     starts = harness.starts()
     reasons = []
-    for kind in KINDS:
-        if kind in starts:
+    for each in KINDS if kind is None else (kind,):
+        if each in starts:
             try:
-                return starts[kind](scratch)
+                return starts[each](scratch)
             except NotHere as error:
-                reasons.append(f"{kind}: {error}")
+                reasons.append(f"{each}: {error}")
     raise NotHere(f"no {harness.name} to test with; {'; '.join(reasons) or 'its harness starts none'}, or --broker-url")
 
 

@@ -63,6 +63,7 @@ FULL: Final = Capabilities(
     deduplicate=Support.NATIVE,
     receive=Support.NATIVE,
     order=Support.NATIVE,
+    competing=Support.NATIVE,
     settle_any_order=Support.NATIVE,
     attempts=Support.NATIVE,
     first_delivery=Support.NATIVE,
@@ -85,7 +86,7 @@ FULL: Final = Capabilities(
 #: A sender and nothing else: what a broker without any feature must still do.
 BARE: Final = Capabilities(send=Support.NATIVE, shared=False, limits=Limits(message_bytes=16 << 20))
 #: A receiver without any feature: leases that are accepted or run out, and no more.
-PLAIN: Final = replace(BARE, receive=Support.NATIVE)
+PLAIN: Final = replace(BARE, receive=Support.NATIVE, competing=Support.NATIVE)
 #: Browsing without its parts, and no sender.
 READ_ONLY: Final = Capabilities(browse=Support.NATIVE, shared=False)
 

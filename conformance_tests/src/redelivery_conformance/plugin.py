@@ -7,6 +7,7 @@ statements is collected. This file must not state anything about brokers.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -37,6 +38,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=[],
         metavar="PLUGIN.NAME=VALUE",
         help="a client option to open --broker-url with; a value may be a reference, as env:NAME. Repeatable",
+    )
+    add(
+        "--broker-kind",
+        action="append",
+        default=[],
+        choices=["container", "process", "embedded"],
+        help="start this kind of runtime, where a plugin has it, and no other; repeatable: each is tested",
     )
     add(
         "--require-brokers",
@@ -103,6 +111,10 @@ def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
             except NotApplicable as error:
                 account.not_applicable.setdefault(str(error), []).append(_short(request.node))
                 pytest.skip(f"{_NOT_APPLICABLE}{error}")
+            gap = next((why for name, why in runtime.gaps.items() if fnmatchcase(_short(request.node), name)), None)
+            if gap is not None:
+                request.applymarker(pytest.mark.xfail(strict=True, reason=gap))
+                account.gaps.setdefault(gap, []).append(_short(request.node))
             account.ran += 1
             yield made
         finally:
@@ -171,6 +183,7 @@ def _targets(config: pytest.Config) -> Targets:
             config.getoption("--broker-url"),
             config.getoption("--broker"),
             options,
+            config.getoption("--broker-kind"),
             lambda name: factory.mktemp(f"broker-{name}"),
         )
     return config.stash[_TARGETS]

@@ -185,7 +185,7 @@ class Subject:
     def other_processes(self) -> None:
         """Go on only where other processes reach the broker."""
         if not self.runtime.across_processes:
-            raise CannotShow("anything from another process: this broker lives within one")
+            raise NotApplicable("this broker lives within one process")
 
 
 def confirmed(batch: Batch, settled: Settled) -> list[Message]:

@@ -107,6 +107,11 @@ class Taker:
             self.receiver.close()
         wait_until(max(ends, default=0.0))
 
+    def make_way(self) -> None:
+        """Let another receiver have what is not in hand here: by closing, where one owns whole partitions."""
+        if not self.subject.capabilities.competing:
+            self.receiver.close()
+
     def close(self) -> None:
         """Close the receiver."""
         self.receiver.close()

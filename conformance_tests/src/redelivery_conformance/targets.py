@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from redelivery.settings import redact, scheme_of
-from redelivery_conformance.harness import GROUP, Harness, NotHere, Runtime, start
+from redelivery_conformance.harness import GROUP, Harness, Kind, NotHere, Runtime, start
 
 
 class NoHarness(Exception):
@@ -21,17 +21,19 @@ class NoHarness(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One broker under test: its harness (None: there is none to be had), and the URL where one was given."""
+    """One broker under test: its harness (None: there is none to be had), and the URL or kind where one was given."""
 
     harness: Harness | None
     url: str | None = None
+    kind: Kind | None = None
 
     @property
     def id(self) -> str:
         """Names it in a test's id."""
         if self.harness is None:
             return "no-broker"
-        return f"{self.harness.name}-url" if self.url else self.harness.name
+        kind = "url" if self.url else self.kind
+        return f"{self.harness.name}-{kind}" if kind else self.harness.name
 
 
 @dataclass(slots=True)
@@ -44,6 +46,7 @@ class Account:
     ran: int = 0
     not_applicable: dict[str, list[str]] = field(default_factory=dict)
     not_shown: dict[str, list[str]] = field(default_factory=dict)
+    gaps: dict[str, list[str]] = field(default_factory=dict)
 
     def lines(self) -> list[str]:
         """The account as text."""
@@ -55,6 +58,8 @@ class Account:
             out.append(f"  not applicable: {reason}: {_few(names)}")
         for reason, names in sorted(self.not_shown.items()):
             out.append(f"  not shown: {reason}: {_few(names)}")
+        for reason, names in sorted(self.gaps.items()):
+            out.append(f"  gap of this stand-in: {reason}: {_few(names)}")
         return out
 
 
@@ -65,18 +70,25 @@ class Targets:
         urls: explicit ones; each is given to the harness of its scheme.
         names: plugins to test; empty: all.
         options: client options for explicit URLs.
+        kinds: of runtime, each a target of its own where a harness starts it; empty: the first to be had.
         scratch: makes a folder for a runtime.
     """
 
     def __init__(
-        self, urls: Sequence[str], names: Sequence[str], options: Mapping[str, str], scratch: Callable[[str], Path]
+        self,
+        urls: Sequence[str],
+        names: Sequence[str],
+        options: Mapping[str, str],
+        kinds: Sequence[Kind],
+        scratch: Callable[[str], Path],
     ) -> None:
         self._urls = urls
         self._names = names
         self._options = options
+        self._kinds = kinds
         self._scratch = scratch
         self._by_name: dict[str, Harness] = {}
-        self.accounts: dict[tuple[int, str | None], Account] = {}
+        self.accounts: dict[tuple[int, str | None, Kind | None], Account] = {}
 
     def of(self, broker: str | Harness | None) -> list[Target]:
         """The targets of a class of statements, by what its `broker` says. Raises NoHarness."""
@@ -92,7 +104,9 @@ class Targets:
         with suppress(KeyError):
             schemes.update(harness.plugin().schemes)
         urls = [url for url in self._urls if scheme_of(url) in schemes]
-        return [Target(harness, url) for url in urls] or [Target(harness)]
+        kinds = [kind for kind in self._kinds if kind in harness.starts()] if self._kinds else []
+        found = [Target(harness, url) for url in urls] or [Target(harness, kind=kind) for kind in kinds]
+        return found or [Target(harness)]
 
     def wanted(self, target: Target) -> bool:
         """Whether the command line leaves this target in."""
@@ -112,7 +126,7 @@ class Targets:
 
     def account(self, target: Target) -> Account:
         """What is kept for the report."""
-        return self.accounts.setdefault((id(target.harness), target.url), Account(target))
+        return self.accounts.setdefault((id(target.harness), target.url, target.kind), Account(target))
 
     def close(self) -> None:
         """Stop what was started."""
@@ -123,7 +137,8 @@ class Targets:
     def _start(self, target: Target) -> Runtime:
         if target.harness is None:
             raise NotHere(f"no plugin is installed that brings a harness (an entry point in the group {GROUP!r})")
-        return start(target.harness, target.url, self._options if target.url else {}, self._scratch(target.id))
+        options = self._options if target.url else {}
+        return start(target.harness, target.url, options, self._scratch(target.id), target.kind)
 
     @staticmethod
     def _installed() -> list[str]:

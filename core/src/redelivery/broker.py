@@ -94,6 +94,8 @@ class Capabilities:
         deduplicate: a message whose id was already taken within `deduplication_window` is taken but not doubled.
         order: messages of one key are received in the order in which they were sent; one that comes again after a
             retry comes behind those given meanwhile. Native: the sender keeps `Batch.ordered`.
+        competing: several receivers of one destination share its messages one by one. None: a receiver owns whole
+            partitions, and another one is given those when it closes.
         settle_any_order: received messages may be settled in any order.
         attempts: the attempt number of a received message.
         first_delivery: `Received.first_ms` is told, so that a retry timeout can be kept across deliveries.
@@ -109,6 +111,7 @@ class Capabilities:
         context_dialect: how an error context is written into headers here (a name in `redelivery.dialects`).
         cloudevents_prefix: header prefix of CloudEvents attributes in binary mode; None: structured mode only.
         columns: the broker's own columns and their Python types, beyond those of `Message`.
+        destination_column: the broker's own word for a row's `destination` ("topic"): that column means the same.
         limits: see `Limits`.
     """
 
@@ -128,6 +131,7 @@ class Capabilities:
     deduplicate: Support = Support.NONE
     deduplication_window: timedelta | None = None
     order: Support = Support.NONE
+    competing: Support = Support.NONE
     settle_any_order: Support = Support.NONE
     attempts: Support = Support.NONE
     first_delivery: Support = Support.NONE
@@ -142,6 +146,7 @@ class Capabilities:
     context_dialect: str = "json"
     cloudevents_prefix: str | None = "ce-"
     columns: Mapping[str, type] = field(default_factory=dict)
+    destination_column: str | None = None
     limits: Limits = field(default_factory=Limits)
 
 

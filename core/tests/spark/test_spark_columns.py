@@ -8,7 +8,9 @@ from redelivery.errors import ConfigurationError, Unsupported
 from redelivery.spark.columns import resolve
 
 Y = Support.NATIVE
-ALL = Capabilities(send=Y, keys=Y, headers=Y, destinations=Y, null_value=Y, columns={"Lane": int})
+ALL = Capabilities(
+    send=Y, keys=Y, headers=Y, destinations=Y, null_value=Y, columns={"Lane": int}, destination_column="road"
+)
 FEW = Capabilities(send=Y, cloudevents_prefix=None)
 TEXT = t.StringType()
 HEADERS = t.ArrayType(t.StructType([t.StructField("key", TEXT), t.StructField("value", t.BinaryType())]))
@@ -33,6 +35,16 @@ def test_names_of_sparks_own_message_sink_are_the_message():
     assert set(found.message) == {"key", "value", "headers", "destination", "timestamp"}
     assert found.extra == {"Lane": 5}
     assert found.row == ()
+
+
+def test_the_brokers_own_word_for_a_destination_is_the_destination():
+    assert layout(value=TEXT, ROAD=TEXT).message == {"value": 0, "destination": 1}
+    assert "mean the same" in refused(value=TEXT, destination=TEXT, road=TEXT)
+    assert "the column 'road' must be string" in refused(value=TEXT, road=t.LongType())
+
+
+def test_without_a_value_the_brokers_own_words_are_data_of_the_row():
+    assert layout(road=TEXT, lane=t.IntegerType(), amount=t.IntegerType()).row == (0, 1, 2)
 
 
 def test_names_count_without_regard_to_case():

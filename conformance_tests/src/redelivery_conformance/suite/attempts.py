@@ -52,6 +52,7 @@ class Attempts(Statements):
             received = taker.one()
             self._counts(subject, received, truth)
             ENDS[end](taker, received)
+            taker.make_way()
 
     @broker_has("receive", "send", "attempts")
     def test_attempts_are_each_messages_own(self, subject: Subject) -> None:
@@ -101,6 +102,7 @@ class Attempts(Statements):
         second = taker.one()
         assert second.first_ms == first.first_ms
         taker.settle(Retry(), second)
+        taker.make_way()
         assert Taker(subject).one().first_ms == first.first_ms
 
     @broker_has("receive", "send")
@@ -135,6 +137,7 @@ class Retrying(Statements):
         received = taker.one()
         before = time.monotonic()
         taker.settle(Retry(timedelta(seconds=DELAY)), received)
+        taker.make_way()
         other.one(within=DELAY + subject.place.patience)
         took = time.monotonic() - before
         early = subject.capabilities.limits.delay_resolution.total_seconds()

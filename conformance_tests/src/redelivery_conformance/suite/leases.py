@@ -192,6 +192,7 @@ class Leases(Statements):
         taker = Taker(subject)
         received = taker.take(3)
         taker.settle(GiveBack(), *received)
+        taker.make_way()
         again = Taker(subject).take(3)
         assert sorted(values(again), key=repr) == sorted(values(received), key=repr)
 

@@ -63,7 +63,15 @@ class Opening(Statements):
         assert has.browse or not any((has.remove, has.purge)), "removing and purging are parts of browsing"
         assert has.deduplicate or has.deduplication_window is None
         assert has.ids or not has.deduplicate, "de-duplication goes by ids"
-        receiving = (has.settle_any_order, has.attempts, has.first_delivery, has.delay, has.terminate, has.extend)
+        receiving = (
+            has.competing,
+            has.settle_any_order,
+            has.attempts,
+            has.first_delivery,
+            has.delay,
+            has.terminate,
+            has.extend,
+        )
         assert has.receive or not any(receiving), "these are parts of receiving"
         assert has.dead_letter or not has.terminate, "terminating moves a message to the native place"
 

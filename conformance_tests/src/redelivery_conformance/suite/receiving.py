@@ -13,7 +13,7 @@ from redelivery.broker import Accept, Received, Terminate
 from redelivery.errors import BrokerError, RedeliveryError
 from redelivery.message import Message
 from redelivery_conformance.forking import in_a_fork
-from redelivery_conformance.statements import Statements, broker_has
+from redelivery_conformance.statements import Statements, broker_has, broker_lacks
 from redelivery_conformance.subject import Subject
 from redelivery_conformance.suite.letters import original
 from redelivery_conformance.suite.settling import AT_ONCE
@@ -45,7 +45,7 @@ class Receiving(Statements):
         subject.deliver(Message(value=None), Message(value=b""))
         assert sorted(map(repr, values(Taker(subject).take(2)))) == ["None", "b''"]
 
-    @broker_has("receive", "send")
+    @broker_has("receive", "send", "competing")
     def test_no_more_are_received_than_were_asked_for(self, subject: Subject) -> None:
         """The rest is neither leased nor lost: another receiver gets it at once."""
         subject.deliver(*numbered(7))
@@ -133,6 +133,21 @@ class Receiving(Statements):
             assert values(taker.take(1)) == [b"%d" % at]
 
     @broker_has("receive", "send")
+    @broker_lacks("competing")
+    def test_a_receiver_that_closes_leaves_its_partitions_to_the_next(self, subject: Subject) -> None:
+        """Which waits meanwhile, and gets what was not settled."""
+        subject.deliver(*numbered(4))
+        first = Taker(subject)
+        received = first.take(3)
+        second = Taker(subject)
+        second.nothing()
+        first.settle(Accept(), received[1])
+        first.close()
+        wanted = Counter(m.value for m in numbered(4)) - Counter([received[1].message.value])
+        assert Counter(values(second.take(3))) == wanted
+        second.nothing()
+
+    @broker_has("receive", "send", "competing")
     def test_two_receivers_share_without_doubling(self, subject: Subject) -> None:
         """In two threads, each with its own broker; each message is given to one of them."""
         subject.deliver(*numbered(100))
@@ -220,7 +235,7 @@ class ReceivingEnds(Statements):
     @broker_has("receive", "send")
     def test_a_receiver_outlives_another_of_the_same_broker(self, subject: Subject) -> None:
         subject.deliver(*numbered(2))
-        first, second = Taker(subject, broker=subject.broker), Taker(subject, broker=subject.broker)
+        second, first = Taker(subject, broker=subject.broker), Taker(subject, broker=subject.broker)
         held = second.one()
         first.close()
         second.settle(Accept(), held)
@@ -245,7 +260,7 @@ class ReceivingEnds(Statements):
                 accepted = taker.answers((received[0], Accept()))[0] is None
             with suppress(BrokerError):
                 taker.receiver.receive(1, wait=0.0)
-        wait_until(_end(received))
+        taker.lapse(*received)
         came = Taker(subject).take(2 if accepted else 3, within=subject.place.patience * 2)
         assert not accepted, "confirmed while the broker was out"
         assert Counter(values(came)) == Counter(m.value for m in numbered(3))
@@ -268,7 +283,7 @@ class ReceivingEnds(Statements):
         thread.join()
         assert said == ["done"]
 
-    @broker_has("receive", "send")
+    @broker_has("receive", "send", "competing")
     def test_a_fork_with_an_open_receiver_harms_neither_side(self, subject: Subject) -> None:
         """The child makes a receiver of its own from the broker that it inherited, and ends."""
         subject.deliver(*numbered(3))

@@ -99,6 +99,10 @@ def resolve(
     if mode == "binary" and capabilities.cloudevents_prefix is None:
         raise Unsupported(f"{broker!r} has no binary mode for CloudEvents; use contentMode=structured")
     whole_row = "value" not in positions
+    if {"destination", capabilities.destination_column} <= positions.keys() and not whole_row:
+        raise ConfigurationError(
+            f"the columns 'destination' and {capabilities.destination_column!r} mean the same here; drop one of them"
+        )
     found = _Found(capabilities, broker, events=mode != "raw", whole_row=whole_row)
     for name, position in positions.items():
         found.place(name, position, schema.fields[position].dataType)
@@ -107,7 +111,8 @@ def resolve(
         for position in others:
             jsonform.check(schema.fields[position].name, schema.fields[position].dataType)
     elif others:
-        known = (*MESSAGE, *ATTRIBUTES, EXTENSIONS, *capabilities.columns)
+        own = [*capabilities.columns, *filter(None, [capabilities.destination_column])]
+        known = (*MESSAGE, *ATTRIBUTES, EXTENSIONS, *own)
         raise _superfluous(schema.fields[others[0]].name, known, mode)
     _check_required(mode, found.attributes, require_attributes)
     if whole_row and not others and mode == "raw":
@@ -137,11 +142,17 @@ class _Found:
         self._events = events
         self._whole_row = whole_row
         self._own = {name.lower(): name for name in capabilities.columns}
+        self._brokers_words = {*self._own, capabilities.destination_column}
 
     def place(self, name: str, position: int, kind: t.DataType) -> None:
         """Find out what one column means. Raises ConfigurationError, Unsupported."""
         if name == "timestamp" and self._whole_row and not isinstance(kind, _INSTANT):
             self.others.append(position)
+        elif self._whole_row and name in self._brokers_words:
+            self.others.append(position)  # a table's own `topic` or `partition` is data as a rule: the row keeps it
+        elif name == self._capabilities.destination_column:
+            _check_message_column("destination", kind, self._capabilities, self._broker, called=name)
+            self.message["destination"] = position
         elif name in MESSAGE:
             _check_message_column(name, kind, self._capabilities, self._broker)
             self.message[name] = position
@@ -174,17 +185,21 @@ def _positions(schema: t.StructType) -> dict[str, int]:
     return positions
 
 
-def _check_message_column(name: str, kind: t.DataType, capabilities: Capabilities, broker: str) -> None:
+def _check_message_column(
+    name: str, kind: t.DataType, capabilities: Capabilities, broker: str, *, called: str | None = None
+) -> None:
     support = {"key": capabilities.keys, "headers": capabilities.headers, "destination": capabilities.destinations}
     if name in support and not support[name]:
         what = "per-row destinations" if name == "destination" else name if name == "headers" else "keys"
-        raise Unsupported(f"{broker!r} destinations have no {what}, so the column {name!r} would be lost; drop it")
+        raise Unsupported(
+            f"{broker!r} destinations have no {what}, so the column {called or name!r} would be lost; drop it"
+        )
     if name == "headers":
         if not _is_headers(kind):
             wanted = "array<struct<key:string,value:binary>>"
             raise ConfigurationError(f"the column 'headers' must be {wanted}, not {kind.simpleString()}; cast it")
         return
-    _check_type(name, kind, *_TYPES[name])
+    _check_type(called or name, kind, *_TYPES[name])
 
 
 def _is_headers(kind: t.DataType) -> bool:

@@ -38,6 +38,7 @@ CAPABILITIES = Capabilities(
     timestamps=Support.EMULATED,
     null_value=Support.EMULATED,
     destinations=Support.EMULATED,  # a queue is a prefix of keys
+    competing=Support.NATIVE,
     settle_any_order=Support.EMULATED,
     attempts=Support.EMULATED,
     first_delivery=Support.EMULATED,

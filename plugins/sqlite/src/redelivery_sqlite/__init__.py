@@ -40,6 +40,7 @@ CAPABILITIES: Final = Capabilities(
     deduplicate=Support.NATIVE,
     deduplication_window=timedelta(days=1),
     order=Support.NATIVE,
+    competing=Support.NATIVE,
     settle_any_order=Support.NATIVE,
     attempts=Support.NATIVE,
     first_delivery=Support.NATIVE,
