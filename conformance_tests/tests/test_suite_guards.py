@@ -150,10 +150,14 @@ def test_what_does_not_apply_is_told_with_the_capability_and_never_fails(pyteste
 
 
 def test_what_a_runtime_cannot_show_is_told_and_fails_where_brokers_are_required(pytester):
-    result = run(pytester, MEMORY, "-k", "fork_with_an_open_sender")
+    text = (
+        MEMORY
+        + "    def test_power(self, subject):\n        subject.place.__class__.__mro__[1].outage(subject.place)\n"
+    )
+    result = run(pytester, text, "-k", "test_power")
     assert result.ret == 0
-    result.stdout.fnmatch_lines(["*not shown: anything from another process*"])
-    run(pytester, MEMORY, "-k", "fork_with_an_open_sender", "--require-brokers").assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*not shown: an outage: its harness has no `outage`*"])
+    run(pytester, text, "-k", "test_power", "--require-brokers").assert_outcomes(failed=1)
 
 
 def test_a_broker_that_is_not_named_is_left_out(pytester):

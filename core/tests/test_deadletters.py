@@ -14,9 +14,10 @@ from test_delivery import RealClock
 from redelivery import dialects, events
 from redelivery.broker import Broker, DeadLetters, Letter, Limits, Support
 from redelivery.context import ErrorContext
-from redelivery.deadletters import LetterBox, context_of, dead_letters, original_id
+from redelivery.deadletters import LetterBox, dead_letters
 from redelivery.errors import ConfigurationError, Fatal, Permanent
 from redelivery.message import Message
+from redelivery.redriving import context_of, original_id
 
 
 class Place(DeadLetters):

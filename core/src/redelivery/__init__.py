@@ -5,11 +5,13 @@ What most programs need is here; Spark's side is `redelivery.spark`, and what a 
 
 from __future__ import annotations
 
-from redelivery.deadletters import LetterBox, RedriveReport, dead_letters
+from redelivery.deadletters import LetterBox, dead_letters
 from redelivery.errors import RedeliveryError, TerminalNack
 from redelivery.message import Message
 from redelivery.plugins import connect
+from redelivery.redriving import Pace, RedriveReport
 from redelivery.report import DeliveryReport, SubscriptionReport
+from redelivery.selection import Selection
 from redelivery.spec import DeliverySpec, DeliveryStatus, Sink
 from redelivery.subscription import Subscription
 
@@ -19,8 +21,10 @@ __all__ = [
     "DeliveryStatus",
     "LetterBox",
     "Message",
+    "Pace",
     "RedeliveryError",
     "RedriveReport",
+    "Selection",
     "Sink",
     "Subscription",
     "SubscriptionReport",

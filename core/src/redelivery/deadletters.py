@@ -1,66 +1,42 @@
-"""Dead letters of any broker: look at them, send them back, remove them.
+"""Dead letters of any broker: look at them, send them back, forward, remove them.
 
-Redrive sends a letter back, waits until the destination has confirmed it, and only then removes the letter: killed
-between the two, it is in both places under one id, never in none. This file must not know any broker or dialect.
+This file opens a place and hands it to people; how letters are moved is in `redriving.py`, which of them in
+`selection.py`. It must not know any broker or dialect.
 """
 
 from __future__ import annotations
 
-import itertools
-import random as random_module
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Final, Self
 
-from redelivery import dialects, events
 from redelivery.broker import Broker, DeadLetters, Letter
 from redelivery.clock import SystemClock
-from redelivery.context import ErrorContext
-from redelivery.delivery.engine import Engine
 from redelivery.delivery.lane import Bounds
 from redelivery.delivery.opening import Borrow, Opening, connected
-from redelivery.delivery.record import Origin
 from redelivery.errors import ConfigurationError
-from redelivery.message import Batch, Message
+from redelivery.ledger import Ledger
+from redelivery.message import Message
+from redelivery.redriving import (
+    HOP_LIMIT,
+    Pace,
+    RedriveReport,
+    Transfer,
+    context_of,
+    forwarded,
+    sent_back,
+    why_left,
+    why_not_forwarded,
+)
+from redelivery.selection import Selection
 from redelivery.settings import redact
 from redelivery.spec import DeliverySpec
 
-#: Letters that are sent and then removed together.
-_CHUNK: Final = 500
-#: A letter that was sent back this often is not sent again unless told to.
-HOP_LIMIT: Final = 5
-#: Separates an id from the number of its hop.
-HOP_MARK: Final = "~"
-#: How a letter is sent back where nothing else is said.
+#: How a letter is sent where nothing else is said; one that fails for good stays in its place.
 _SPEC: Final = DeliverySpec(retry=3, tolerance="all", allow_skip=True, log_enable=False)
-_ORIGIN: Final = Origin(run="redrive")
-
-
-@dataclass(slots=True, kw_only=True)
-class RedriveReport:
-    """The account of a redrive. `considered == redriven + failed + sum(left.values())`.
-
-    Attributes:
-        considered: letters that the ids named, or all.
-        redriven: confirmed at their destination.
-        removed: of those, removed from the dead letter place; fewer only where somebody else was faster.
-        failed: refused by the destination; they stay.
-        left: letters that were not sent, by reason; they stay.
-    """
-
-    considered: int = 0
-    redriven: int = 0
-    removed: int = 0
-    failed: int = 0
-    left: dict[str, int] = field(default_factory=dict)
-
-    def leave(self, why: str | None) -> bool:
-        """Count a letter that is not sent; False where there is no reason for that."""
-        if why is not None:
-            self.left[why] = self.left.get(why, 0) + 1
-        return why is not None
 
 
 class LetterBox:
@@ -77,9 +53,19 @@ class LetterBox:
         for letter in self._letters.browse():
             yield replace(letter, context=context_of(letter))
 
+    def select(self, where: Selection | None = None) -> Iterator[Letter]:
+        """Those that a selection means, oldest first, left in place, each with its whole context."""
+        now_ms = self._opening.clock.wall_ms()
+        return (letter for letter in self if where is None or where.admits(letter, now_ms))
+
+    @property
+    def place(self) -> str:
+        """URL of the place that the letters are in, redacted. Raises BrokerError, ConfigurationError."""
+        return redact(self._place())
+
     def remove(self, ids: Collection[str]) -> int:
         """Remove letters by message id or position; returns how many."""
-        positions = [letter.position for letter in self._letters.browse() if _is_named(letter, ids)]
+        positions = [letter.position for letter in self.select(Selection().of(ids))]
         return self._letters.remove(positions)
 
     def purge(self) -> int:
@@ -91,6 +77,9 @@ class LetterBox:
         ids: Collection[str] | None = None,
         to: str | None = None,
         *,
+        where: Selection | None = None,
+        pace: Pace | None = None,
+        ledger: Path | None = None,
         spec: DeliverySpec | None = None,
         hop_limit: int = HOP_LIMIT,
     ) -> RedriveReport:
@@ -102,45 +91,56 @@ class LetterBox:
         Args:
             ids: message ids or positions; None: all that lie there now.
             to: another destination; None: where they failed.
+            where: of these, only those that it means.
+            pace: limit, rate, dry run, and when to stop.
+            ledger: a file that lets a run that was killed go on where it was, and keeps a second run away.
             spec: how they are sent; a letter that fails for good stays where it is.
             hop_limit: letters sent back so often already are left.
 
         Raises:
-            ConfigurationError: it is not clear where to, or that is the dead letter place itself.
+            ConfigurationError: it is not clear where to, or that is the dead letter place itself, or the ledger is
+                another place's or in use.
             BrokerError: the destination or the place cannot be used; letters not removed are still there.
         """
         if to is None and self._direct:
             raise ConfigurationError("redrive: this is a sink named by its URL; say where its letters go, with `to`")
         if isinstance(ids, str):
             raise ConfigurationError(f"redrive: ids is a list of ids, not one text: write [{ids!r}]")
-        report = RedriveReport()
-        with ExitStack() as resources:
-            opening = replace(self._opening, url=to or self._opening.url, spec=spec or _SPEC, resources=resources)
-            if to is not None and to == self._place():
-                raise ConfigurationError(f"redrive: {redact(to)} is the place that the letters are in")
-            broker = opening.connect() if to is not None else self._broker
-            lane = opening.destination(broker)
-            columns = broker.capabilities.columns
-            confirmed: list[int] = []
-            engine = Engine(
-                [lane], opening.spec, _ORIGIN, opening.clock, random_module.random, delivered=confirmed.extend
-            )
-            letters = (each for each in self._letters.browse() if ids is None or _is_named(each, ids))
-            while chunk := list(itertools.islice(letters, _CHUNK)):
-                report.considered += len(chunk)
-                going = [letter for letter in chunk if not report.leave(why_left(letter, hop_limit))]
-                if not going:
-                    continue
-                places = {engine.report.rows + n: letter.position for n, letter in enumerate(going)}
-                engine.take(Batch.of([sent_back(letter, columns) for letter in going]))
-                try:
-                    engine.drain()
-                finally:  # what is confirmed at work is removed, whatever becomes of its neighbours
-                    report.redriven += len(confirmed)
-                    report.failed += len(going) - len(confirmed)
-                    report.removed += self._letters.remove([places[row] for row in confirmed])
-                    confirmed.clear()
-        return report
+        selection = where or Selection()
+        return self._transfer(
+            "redrive",
+            to,
+            selection if ids is None else selection.of(ids),
+            lambda broker: lambda letter: sent_back(letter, broker.capabilities.columns),
+            lambda letter: why_left(letter, hop_limit),
+            pace or Pace(),
+            ledger,
+            spec or _SPEC,
+        )
+
+    def forward(
+        self,
+        to: str,
+        *,
+        where: Selection | None = None,
+        pace: Pace | None = None,
+        ledger: Path | None = None,
+        spec: DeliverySpec | None = None,
+    ) -> RedriveReport:
+        """Move what the broker itself dead-lettered (expired, delivered too often) to a sink, with its context.
+
+        Each is removed once the sink has confirmed it. Arguments and errors are those of `redrive`.
+        """
+        return self._transfer(
+            "forward",
+            to,
+            where or Selection(),
+            lambda broker: lambda letter: forwarded(letter, broker.capabilities),
+            why_not_forwarded,
+            pace or Pace(max_returns=None),
+            ledger,
+            spec or _SPEC,
+        )
 
     def close(self) -> None:
         """Close the connection."""
@@ -153,6 +153,36 @@ class LetterBox:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _transfer(
+        self,
+        doing: str,
+        to: str | None,
+        selection: Selection,
+        prepare: Callable[[Broker], Callable[[Letter], Message]],
+        leave: Callable[[Letter], str | None],
+        pace: Pace,
+        ledger: Path | None,
+        spec: DeliverySpec,
+    ) -> RedriveReport:
+        with ExitStack() as resources:
+            opening = replace(self._opening, url=to or self._opening.url, spec=spec, resources=resources)
+            if to is not None and to == self._place():
+                raise ConfigurationError(f"{doing}: {redact(to)} is the place that the letters are in")
+            broker = opening.connect() if to is not None else self._broker
+            lane = None if pace.dry_run else opening.destination(broker)
+            book = resources.enter_context(Ledger(ledger, self.place)) if ledger and not pace.dry_run else None
+            transfer = Transfer(
+                self._letters,
+                look=lambda: self._broker.dead_letters(direct=self._direct),
+                selection=selection,
+                prepare=prepare(broker),
+                why_left=leave,
+                pace=pace,
+                ledger=book,
+                clock=opening.clock,
+            )
+            return transfer.run(lane, spec)
 
     def _place(self) -> str:
         return self._opening.url if self._direct else self._broker.native_sink()
@@ -194,58 +224,3 @@ def dead_letters(
         kept = resources.pop_all()
         return LetterBox(replace(opening, resources=kept), broker, letters, direct=direct)
     raise AssertionError("unreachable")
-
-
-def context_of(letter: Letter) -> ErrorContext:
-    """Why a letter is there: what its headers say, and what only its broker knows."""
-    written, native = dialects.read(letter.message), letter.context
-    if written is None or native is None:
-        return written or native or ErrorContext()
-    empty = ErrorContext()
-    unsaid = [each.name for each in fields(ErrorContext) if getattr(written, each.name) == getattr(empty, each.name)]
-    return replace(written, **{name: getattr(native, name) for name in unsaid})
-
-
-def sent_back(letter: Letter, columns: Mapping[str, type]) -> Message:
-    """The message of a letter as it is sent again: without our context, one hop further, to its own target.
-
-    Args:
-        letter: as it lies.
-        columns: the destination's own columns; what of them the message had is restored.
-    """
-    context = context_of(letter)
-    message = dialects.redriven(letter.message)
-    hop = dialects.lives(message).hops
-    name = message.id
-    if name is None and context.message_id is not None:
-        # Not the letter's own: another letter may have it, and must not be taken for the same message.
-        name = f"{context.message_id}{HOP_MARK}{letter.position}"
-    extra: dict[str, Any] = {
-        each: columns[each](value)
-        for each, value in context.extra.items()
-        if each in columns and columns[each] is not bytes
-    }
-    return replace(
-        message,
-        id=None if name is None else f"{original_id(name, hop - 1)}{HOP_MARK}{hop}",
-        destination=message.destination or context.target,
-        extra={**extra, **message.extra},
-    )
-
-
-def original_id(name: str, hop: int) -> str:
-    """An id without the mark of its last hop."""
-    return name.removesuffix(f"{HOP_MARK}{hop}") if hop > 0 else name
-
-
-def _is_named(letter: Letter, ids: Collection[str]) -> bool:
-    return letter.position in ids or (letter.message.id is not None and letter.message.id in ids)
-
-
-def why_left(letter: Letter, hop_limit: int) -> str | None:
-    """Why a letter is not sent back; None where it is."""
-    if dialects.lives(letter.message).hops >= hop_limit:
-        return f"it was sent back {hop_limit} times already"
-    if events.to_event(letter.message).get_type() == events.UNDELIVERABLE:
-        return "its row never became a message: mend it and write it again"
-    return None

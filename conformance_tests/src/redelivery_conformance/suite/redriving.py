@@ -6,18 +6,22 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from redelivery import dialects
 from redelivery.broker import Accept, Broker, DeadLetters, Letter, Sender, Terminate
 from redelivery.context import ErrorContext
-from redelivery.deadletters import HOP_MARK, LetterBox, dead_letters
+from redelivery.deadletters import LetterBox, dead_letters
 from redelivery.errors import Retriable
 from redelivery.message import Message
+from redelivery.redriving import HOP_MARK, Pace
+from redelivery.selection import Selection
 from redelivery_conformance.statements import Statements, broker_has
 from redelivery_conformance.subject import Subject
 from redelivery_conformance.suite.letters import CONTEXT, original
+from redelivery_conformance.suite.receiving import numbered
 from redelivery_conformance.taking import Taker
 
 #: What a place of letters must have for redrive.
@@ -121,6 +125,40 @@ class Redriving(Statements):
             assert len({message.id for message in stored}) == 1
 
     @broker_has(*NEEDS)
+    @pytest.mark.parametrize("when", ["before-removing", "after-removing"])
+    def test_a_killed_redrive_goes_on_by_its_ledger_and_sends_nothing_twice(
+        self, subject: Subject, tmp_path: Path, when: str
+    ) -> None:
+        """The letter that it had sent is removed, and the others are sent."""
+        self._bury(subject, *numbered(3))
+
+        def die() -> None:
+            raise Killed("killed")
+
+        hook = {"before_removing": die} if when == "before-removing" else {"after_removing": die}
+        ledger = tmp_path / "ledger.db"
+        with self._box(subject, **hook) as box, pytest.raises(Killed):
+            box.redrive(pace=Pace(limit=1), ledger=ledger)
+        assert subject.values().total() == 1
+        with self._box(subject) as box:
+            report = box.redrive(ledger=ledger)
+        assert (report.resumed, report.redriven) == (1 if when == "before-removing" else 0, 2)
+        assert not subject.browse(direct=False)
+        assert subject.values() == Counter(message.value for message in numbered(3))
+
+    @broker_has(*NEEDS)
+    def test_only_the_letters_that_a_selection_means_are_redriven(self, subject: Subject) -> None:
+        self._bury(subject, Message(value=b"mine", headers=(("tenant", b"acme"),)), Message(value=b"other"))
+        where = Selection.parse(f"reason={CONTEXT.reason}", "header.tenant=acme")
+        with self._box(subject) as box:
+            planned = box.redrive(where=where, pace=Pace(dry_run=True))
+            assert (planned.selected, planned.redriven) == (1, 0)
+            assert len(subject.browse(direct=False)) == 2, "a dry run changed something"
+            assert box.redrive(where=where).removed == 1
+        assert subject.values() == Counter([b"mine"])
+        assert [letter.message.value for letter in subject.browse(direct=False)] == [b"other"]
+
+    @broker_has(*NEEDS)
     def test_a_second_redrive_finds_nothing(self, subject: Subject) -> None:
         self._bury(subject, original(subject))
         for count in (1, 0):
@@ -173,11 +211,16 @@ class Redriving(Statements):
         )
 
     @staticmethod
-    def _box(subject: Subject, *, before_removing: Callable[[], object] | None = None) -> LetterBox:
+    def _box(
+        subject: Subject,
+        *,
+        before_removing: Callable[[], object] = lambda: None,
+        after_removing: Callable[[], object] = lambda: None,
+    ) -> LetterBox:
         @contextmanager
         def borrow(url: str, _options: Mapping[str, str]) -> Iterator[Broker]:
             with subject.harness.connect(url, subject.place.options) as broker:
-                yield broker if before_removing is None else Watched(broker, before_removing)
+                yield Watched(broker, before_removing, after_removing)
 
         return dead_letters(subject.place.url, options=subject.place.options, borrow=borrow)
 
@@ -185,11 +228,11 @@ class Redriving(Statements):
 class Watched(Broker):
     """A broker whose removing is watched."""
 
-    def __init__(self, broker: Broker, before_removing: Callable[[], object]) -> None:
+    def __init__(self, broker: Broker, *watches: Callable[[], object]) -> None:
         self.name = broker.name
         self.capabilities = broker.capabilities
         self._broker = broker
-        self._before_removing = before_removing
+        self._watches = watches
 
     def sender(self) -> Sender:
         return self._broker.sender()
@@ -198,25 +241,28 @@ class Watched(Broker):
         return self._broker.native_sink()
 
     def dead_letters(self, *, direct: bool = False) -> DeadLetters:
-        return WatchedLetters(self._broker.dead_letters(direct=direct), self._before_removing)
+        return WatchedLetters(self._broker.dead_letters(direct=direct), *self._watches)
 
     def close(self) -> None:
         """It is the borrower's."""
 
 
 class WatchedLetters(DeadLetters):
-    """Letters that tell before they are removed."""
+    """Letters that tell before and after they are removed."""
 
-    def __init__(self, letters: DeadLetters, before_removing: Callable[[], object]) -> None:
+    def __init__(self, letters: DeadLetters, before: Callable[[], object], after: Callable[[], object]) -> None:
         self._letters = letters
-        self._before_removing = before_removing
+        self._before = before
+        self._after = after
 
     def browse(self) -> Iterator[Letter]:
         return self._letters.browse()
 
     def remove(self, positions: Sequence[str]) -> int:
-        self._before_removing()
-        return self._letters.remove(positions)
+        self._before()
+        removed = self._letters.remove(positions)
+        self._after()
+        return removed
 
     def purge(self) -> int:
         return self._letters.purge()

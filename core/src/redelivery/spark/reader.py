@@ -21,9 +21,9 @@ from pyspark.sql.pandas.types import to_arrow_type
 from redelivery import dialects, events, plugins
 from redelivery.broker import Letter
 from redelivery.context import ErrorContext
-from redelivery.deadletters import context_of
 from redelivery.errors import ConfigurationError
 from redelivery.message import Message
+from redelivery.redriving import context_of
 from redelivery.settings import unknown
 from redelivery.spark.job import local_property, refuse_one_host
 from redelivery.spark.options import ATTRIBUTES, EXTENSIONS, ReadSettings

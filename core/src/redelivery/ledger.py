@@ -1,0 +1,114 @@
+"""`Ledger`: what a redrive has sent and not yet removed, on disk, so that one that was killed goes on where it was.
+
+A letter is written here after its destination has confirmed it and before it is removed: what is found here at the
+next start is removed and not sent again. An SQLite file, for its durable transactions, and for a lock that a killed
+process does not keep. This file must not send or remove a letter.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sqlite3
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, Self
+
+from redelivery.errors import ConfigurationError
+
+#: Marks the file as ours (SQLite's `application_id`).
+_MARK: Final = 0x72644C67
+_BUSY: Final = 0.5
+
+
+def default_path(source: str) -> Path:
+    """Where the ledger of a dead letter place lies if nothing else is said: the user's state folder.
+
+    One place has one file, so two redrives of it by one user of one host meet there.
+    """
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(state) / "redelivery" / f"redrive-{hashlib.sha256(source.encode()).hexdigest()[:16]}.db"
+
+
+class Ledger:
+    """The ledger of one dead letter place, locked for as long as it is open.
+
+    Args:
+        path: made where it is missing, with its folder.
+        source: redacted URL of the place that is redriven.
+
+    Raises:
+        ConfigurationError: it is another place's, in use by another redrive, no ledger, or cannot be written.
+    """
+
+    def __init__(self, path: Path, source: str) -> None:
+        self.path = path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = sqlite3.connect(path, timeout=_BUSY, isolation_level=None)
+        except (OSError, sqlite3.Error) as error:
+            raise ConfigurationError(f"the ledger {str(path)!r} cannot be opened: {error}") from error
+        try:
+            self._claim(source)
+        except sqlite3.OperationalError as error:
+            self._file.close()
+            why = (
+                "is in use: another redrive of this place is running" if _locked(error) else f"cannot be used: {error}"
+            )
+            raise ConfigurationError(f"the ledger {str(path)!r} {why}") from error
+        except sqlite3.DatabaseError as error:
+            self._file.close()
+            raise ConfigurationError(f"{str(path)!r} is no ledger: {error}; name another file") from error
+        except ConfigurationError:
+            self._file.close()
+            raise
+
+    def _claim(self, source: str) -> None:
+        run = self._file.execute
+        run("PRAGMA locking_mode = EXCLUSIVE")
+        run("BEGIN EXCLUSIVE")
+        (mark,) = run("PRAGMA application_id").fetchone()
+        (tables,) = run("SELECT count(*) FROM sqlite_master").fetchone()
+        if mark != _MARK and tables:
+            raise ConfigurationError(f"{str(self.path)!r} is another program's file, and no ledger; name another file")
+        run(f"PRAGMA application_id = {_MARK}")
+        run("CREATE TABLE IF NOT EXISTS place (source TEXT NOT NULL)")
+        run("CREATE TABLE IF NOT EXISTS sent (position TEXT PRIMARY KEY) WITHOUT ROWID")
+        run("INSERT INTO place SELECT ? WHERE NOT EXISTS (SELECT 1 FROM place)", (source,))
+        (known,) = run("SELECT source FROM place").fetchone()
+        if known != source:
+            run("ROLLBACK")
+            raise ConfigurationError(
+                f"the ledger {str(self.path)!r} belongs to {known}, not to {source}; name another file"
+            )
+        run("COMMIT")
+
+    def sent(self, positions: Sequence[str]) -> None:
+        """These letters are confirmed at their destination. Durable when this returns."""
+        self._file.execute("BEGIN")
+        self._file.executemany("INSERT OR IGNORE INTO sent VALUES (?)", [(each,) for each in positions])
+        self._file.execute("COMMIT")
+
+    def removed(self, positions: Sequence[str]) -> None:
+        """These letters are no longer in their place."""
+        self._file.execute("BEGIN")
+        self._file.executemany("DELETE FROM sent WHERE position = ?", [(each,) for each in positions])
+        self._file.execute("COMMIT")
+
+    def pending(self) -> list[str]:
+        """What a redrive that was killed had sent and not yet removed."""
+        return [position for (position,) in self._file.execute("SELECT position FROM sent")]
+
+    def close(self) -> None:
+        """Give the lock back."""
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _locked(error: sqlite3.Error) -> bool:
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}

@@ -1,0 +1,315 @@
+"""Moving letters out of their place: back to work (redrive), or on to a sink (forward).
+
+A letter is sent, then confirmed by where it goes, then noted in the ledger, then removed: killed between any two of
+these it is in one of both places, or in both under one id, never in none. This file must not open a connection, nor
+know any broker or dialect.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random as random_module
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Final
+
+from redelivery import dialects, events
+from redelivery.broker import Capabilities, DeadLetters, Letter
+from redelivery.clock import Clock
+from redelivery.context import ErrorContext
+from redelivery.delivery.engine import Engine
+from redelivery.delivery.lane import Lane
+from redelivery.delivery.rate import RateLimit
+from redelivery.delivery.record import Origin
+from redelivery.errors import ConfigurationError
+from redelivery.ledger import Ledger
+from redelivery.message import Batch, Message
+from redelivery.selection import Selection, dead_since_ms
+from redelivery.spec import DeliverySpec
+
+#: A letter that was sent back this often is not sent again unless told to.
+HOP_LIMIT: Final = 5
+#: A redrive stops when so many of its letters were refused, or are dead letters again.
+MAX_RETURNS: Final = 100
+#: Separates an id from the number of its hop.
+HOP_MARK: Final = "~"
+#: Letters that are sent and then removed together.
+_CHUNK: Final = 500
+#: Looking for letters that came back takes this part of the time at most, and no look comes sooner than that.
+_LOOKING: Final = 0.1
+_LOOK_AFTER: Final = 1.0
+#: The longest time without a look at `Pace.stop`, in seconds.
+_NAP: Final = 0.2
+_ORIGIN: Final = Origin(run="redrive")
+
+
+@dataclass(slots=True, kw_only=True)
+class RedriveReport:
+    """The account of a redrive. `considered == redriven + failed + sum(left.values())`, but for a dry run.
+
+    Attributes:
+        considered: letters that were meant, as far as the run came.
+        selected: of those, letters that were sent, or would have been in a dry run.
+        redriven: confirmed at their destination.
+        removed: of those, removed from the dead letter place; fewer only where somebody else was faster.
+        failed: refused by the destination; they stay.
+        left: letters that were not sent, by reason; they stay.
+        resumed: letters that an earlier run had sent, and this one removed.
+        returned: letters that are dead again since the run began.
+        stopped: why it ended before all were considered; None where it did not.
+    """
+
+    considered: int = 0
+    selected: int = 0
+    redriven: int = 0
+    removed: int = 0
+    failed: int = 0
+    left: dict[str, int] = field(default_factory=dict)
+    resumed: int = 0
+    returned: int = 0
+    stopped: str | None = None
+
+    def leave(self, why: str | None) -> bool:
+        """Count a letter that is not sent; False where there is no reason for that."""
+        if why is not None:
+            self.left[why] = self.left.get(why, 0) + 1
+        return why is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How far and how fast letters are moved.
+
+    Attributes:
+        limit: letters that are sent, at most.
+        rate: letters a second, at most.
+        dry_run: send and remove nothing.
+        max_returns: stop when more than so many were refused or came back; None: go on whatever happens.
+        stop: asked again and again; True ends the run, what is in flight settled.
+        on_progress: called with the report as it grows.
+    """
+
+    limit: int | None = None
+    rate: float | None = None
+    dry_run: bool = False
+    max_returns: int | None = MAX_RETURNS
+    stop: Callable[[], bool] = lambda: False
+    on_progress: Callable[[RedriveReport], None] = lambda _: None
+
+    def __post_init__(self) -> None:
+        for name, value in (("limit", self.limit), ("rate", self.rate)):
+            if value is not None and not value > 0:
+                raise ConfigurationError(f"{name}: must be more than 0, not {value}")
+        if self.max_returns is not None and self.max_returns < 0:
+            raise ConfigurationError(f"max_returns: must be 0 or more, not {self.max_returns}")
+
+
+class Transfer:
+    """One run over the letters of a place.
+
+    Args:
+        letters: the place.
+        look: opens the place again, to see what came back.
+        selection: which letters are meant.
+        prepare: a letter as the message that is sent.
+        why_left: why a letter is not sent; None where it is.
+        pace: how far and how fast.
+        ledger: remembers what was sent and not yet removed; None: nothing does.
+    """
+
+    def __init__(
+        self,
+        letters: DeadLetters,
+        *,
+        look: Callable[[], DeadLetters],
+        selection: Selection,
+        prepare: Callable[[Letter], Message],
+        why_left: Callable[[Letter], str | None],
+        pace: Pace,
+        ledger: Ledger | None,
+        clock: Clock,
+    ) -> None:
+        self.report = RedriveReport()
+        self._letters = letters
+        self._look = look
+        self._selection = selection
+        self._prepare = prepare
+        self._why_left = why_left
+        self._pace = pace
+        self._ledger = ledger
+        self._clock = clock
+        self._began_ms = clock.wall_ms()
+        self._next_look = clock.monotonic() + _LOOK_AFTER
+
+    def run(self, lane: Lane | None, spec: DeliverySpec) -> RedriveReport:
+        """Move the letters over this lane; without one, which is a dry run, only count them."""
+        confirmed: list[int] = []
+        engine = None
+        if lane is not None:
+            self._resume()
+            engine = Engine([lane], spec, _ORIGIN, self._clock, random_module.random, delivered=confirmed.extend)
+        rate = RateLimit(self._pace.rate)
+        meant = self._meant()
+        while chunk := list(itertools.islice(meant, self._size(rate))):
+            going = self._going(chunk)
+            if engine is not None and going and self._may_send(rate, len(going)):
+                self._send(engine, going, confirmed)
+            self._pace.on_progress(self.report)
+            if self._must_stop():
+                break
+        if engine is not None and self.report.redriven:
+            self._count_returned()
+            self._pace.on_progress(self.report)
+        return self.report
+
+    def _meant(self) -> Iterator[Letter]:
+        for letter in self._letters.browse():
+            whole = replace(letter, context=context_of(letter))
+            if self._selection.admits(whole, self._began_ms):
+                yield letter
+
+    def _size(self, rate: RateLimit) -> int:
+        size = min(_CHUNK, rate.piece or _CHUNK)
+        return size if self._pace.limit is None else min(size, self._pace.limit - self.report.selected)
+
+    def _going(self, chunk: Sequence[Letter]) -> list[Letter]:
+        self.report.considered += len(chunk)
+        going = [letter for letter in chunk if not self.report.leave(self._why_left(letter))]
+        self.report.selected += len(going)
+        return going
+
+    def _send(self, engine: Engine, going: Sequence[Letter], confirmed: list[int]) -> None:
+        places = {engine.report.rows + n: letter.position for n, letter in enumerate(going)}
+        engine.take(Batch.of([self._prepare(letter) for letter in going]))
+        try:
+            engine.drain()
+        finally:  # what is confirmed is removed, whatever becomes of its neighbours
+            self.report.redriven += len(confirmed)
+            self.report.failed += len(going) - len(confirmed)
+            self._remove([places[row] for row in confirmed])
+            confirmed.clear()
+
+    def _remove(self, positions: Sequence[str]) -> None:
+        if self._ledger is not None:
+            self._ledger.sent(positions)
+        self.report.removed += self._letters.remove(positions)
+        if self._ledger is not None:
+            self._ledger.removed(positions)
+
+    def _resume(self) -> None:
+        """Remove what an earlier run had sent when it was killed."""
+        if self._ledger is None:
+            return
+        pending = self._ledger.pending()
+        for at in range(0, len(pending), _CHUNK):
+            some = pending[at : at + _CHUNK]
+            self.report.resumed += self._letters.remove(some)
+            self._ledger.removed(some)
+
+    def _may_send(self, rate: RateLimit, count: int) -> bool:
+        """Wait for the rate's turn; False where the run is stopped meanwhile."""
+        while (left := rate.next(self._clock.monotonic()) - self._clock.monotonic()) > 0:
+            if self._pace.stop():
+                self.report.selected -= count
+                self.report.considered -= count
+                return False
+            self._clock.sleep(min(left, _NAP))
+        rate.take(count, self._clock.monotonic())
+        return True
+
+    def _must_stop(self) -> bool:
+        report, pace = self.report, self._pace
+        if pace.stop():
+            report.stopped = "it was interrupted"
+        elif pace.limit is not None and report.selected >= pace.limit:
+            report.stopped = f"the limit of {pace.limit} letters is reached"
+        elif pace.max_returns is not None and not pace.dry_run:
+            if self._clock.monotonic() >= self._next_look and report.redriven:
+                self._count_returned()
+            if report.failed + report.returned > pace.max_returns:
+                report.stopped = (
+                    f"{report.failed} letters were refused and {report.returned} are dead letters again: "
+                    "mend the cause first"
+                )
+        return report.stopped is not None
+
+    def _count_returned(self) -> None:
+        began = self._clock.monotonic()
+        returned = 0
+        with self._look() as place:
+            for letter in place.browse():
+                whole = replace(letter, context=context_of(letter))
+                if dialects.lives(letter.message).hops and (dead_since_ms(whole) or 0) >= self._began_ms:
+                    returned += 1
+        self.report.returned = returned
+        now = self._clock.monotonic()
+        self._next_look = now + max(_LOOK_AFTER, (now - began) / _LOOKING)
+
+
+def context_of(letter: Letter) -> ErrorContext:
+    """Why a letter is there: what its headers say, and what only its broker knows."""
+    written, native = dialects.read(letter.message), letter.context
+    if written is None or native is None:
+        return written or native or ErrorContext()
+    empty = ErrorContext()
+    unsaid = [each.name for each in fields(ErrorContext) if getattr(written, each.name) == getattr(empty, each.name)]
+    return replace(written, **{name: getattr(native, name) for name in unsaid})
+
+
+def sent_back(letter: Letter, columns: Mapping[str, type]) -> Message:
+    """The message of a letter as it is sent again: without our context, one hop further, to its own target.
+
+    Args:
+        letter: as it lies.
+        columns: the destination's own columns; what of them the message had is restored.
+    """
+    context = context_of(letter)
+    message = dialects.redriven(letter.message)
+    hop = dialects.lives(message).hops
+    name = message.id
+    if name is None and context.message_id is not None:
+        # Not the letter's own: another letter may have it, and must not be taken for the same message.
+        name = f"{context.message_id}{HOP_MARK}{letter.position}"
+    extra: dict[str, Any] = {
+        each: columns[each](value)
+        for each, value in context.extra.items()
+        if each in columns and columns[each] is not bytes
+    }
+    return replace(
+        message,
+        id=None if name is None else f"{original_id(name, hop - 1)}{HOP_MARK}{hop}",
+        destination=message.destination or context.target,
+        extra={**extra, **message.extra},
+    )
+
+
+def forwarded(letter: Letter, there: Capabilities) -> Message:
+    """A letter of the broker's own as a sink takes it: with its context in the headers, as core writes it."""
+    return dialects.attach(
+        letter.message,
+        letter.context or ErrorContext(),
+        dialect=there.context_dialect,
+        limits=there.limits,
+        prefix=there.cloudevents_prefix,
+    )
+
+
+def original_id(name: str, hop: int) -> str:
+    """An id without the mark of its last hop."""
+    return name.removesuffix(f"{HOP_MARK}{hop}") if hop > 0 else name
+
+
+def why_left(letter: Letter, hop_limit: int) -> str | None:
+    """Why a letter is not sent back; None where it is."""
+    if dialects.lives(letter.message).hops >= hop_limit:
+        return f"it was sent back {hop_limit} times already"
+    if events.to_event(letter.message).get_type() == events.UNDELIVERABLE:
+        return "its row never became a message: mend it and write it again"
+    return None
+
+
+def why_not_forwarded(letter: Letter) -> str | None:
+    """Why a letter is not forwarded; None where it is."""
+    if dialects.read(letter.message) is not None or letter.context is None:
+        return "it was not put there by the broker itself"
+    return None

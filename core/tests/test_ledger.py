@@ -1,0 +1,81 @@
+"""A ledger remembers what was sent and not yet removed, keeps a second run away, and is its own place's."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from redelivery.errors import ConfigurationError
+from redelivery.ledger import Ledger, default_path
+
+PLACE = "carrier://host/orders-dead-letters"
+
+
+def test_what_was_sent_and_not_removed_is_pending_for_the_next_run(tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "ledger.db"
+    with Ledger(path, PLACE) as ledger:
+        assert ledger.pending() == []
+        ledger.sent(["1", "2", "3"])
+        ledger.removed(["2"])
+    with Ledger(path, PLACE) as ledger:
+        assert ledger.pending() == ["1", "3"]
+        ledger.sent(["1"])
+        ledger.removed(["1", "3", "never"])
+        assert ledger.pending() == []
+
+
+def test_it_is_durable_and_unlocked_when_its_process_is_killed(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.db"
+    code = (
+        "import os, sys, pathlib; from redelivery.ledger import Ledger; "
+        f"Ledger(pathlib.Path(sys.argv[1]), {PLACE!r}).sent(['1']); os._exit(9)"
+    )
+    assert subprocess.run([sys.executable, "-c", code, str(path)], check=False).returncode == 9
+    with Ledger(path, PLACE) as ledger:
+        assert ledger.pending() == ["1"]
+
+
+def test_two_redrives_of_one_place_at_once_are_refused(tmp_path: Path) -> None:
+    with Ledger(tmp_path / "l", PLACE), pytest.raises(ConfigurationError, match="another redrive of this place"):
+        Ledger(tmp_path / "l", PLACE)
+    Ledger(tmp_path / "l", PLACE).close()
+
+
+def test_a_ledger_of_another_place_is_refused(tmp_path: Path) -> None:
+    Ledger(tmp_path / "l", PLACE).close()
+    with pytest.raises(ConfigurationError, match="belongs to carrier://host/orders-dead-letters, not to carrier://x"):
+        Ledger(tmp_path / "l", "carrier://x")
+    Ledger(tmp_path / "l", PLACE).close()
+
+
+def test_another_programs_file_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    text, other = tmp_path / "text", tmp_path / "other.db"
+    text.write_text("dear diary, today nothing happened at all\n" * 50)
+    connection = sqlite3.connect(other)
+    connection.execute("CREATE TABLE mine (x)")
+    connection.commit()
+    connection.close()
+    for path in (text, other):
+        before = path.read_bytes()
+        with pytest.raises(ConfigurationError, match="ledger"):
+            Ledger(path, PLACE)
+        assert path.read_bytes() == before
+
+
+@pytest.mark.skipif(os.name == "nt", reason="folders have no such permissions there")
+def test_a_ledger_that_cannot_be_written_says_so(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigurationError, match="cannot be opened"):
+        Ledger(tmp_path / "file" / "ledger.db", PLACE)
+
+
+def test_the_default_path_is_one_a_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert default_path(PLACE) == default_path(PLACE)
+    assert default_path(PLACE) != default_path(PLACE + "2")
+    assert default_path(PLACE).is_relative_to(tmp_path)

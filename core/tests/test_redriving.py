@@ -1,0 +1,174 @@
+"""A redrive keeps to its limit and rate, stops when it does harm, and leaves every letter in a place."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from test_deadletters import CONTEXT, World, letter
+
+from redelivery import dialects
+from redelivery.broker import Letter, Limits
+from redelivery.context import ErrorContext
+from redelivery.errors import ConfigurationError, Retriable
+from redelivery.message import Message
+from redelivery.redriving import Pace, RedriveReport
+from redelivery.selection import Selection
+
+
+def world(count: int) -> World:
+    return World(*(letter(f"n{at}") for at in range(count)))
+
+
+def test_a_dry_run_sends_and_removes_nothing_and_says_what_would_go() -> None:
+    here = World(letter("a"), letter("b", replace(CONTEXT, hops=9)))
+    with here.box() as box:
+        report = box.redrive(pace=Pace(dry_run=True))
+    assert (report.considered, report.selected, report.redriven) == (2, 1, 0)
+    assert sum(report.left.values()) == 1
+    assert not here.work.stored
+    assert len(here.place.letters) == 2
+
+
+def test_no_more_than_the_limit_are_sent() -> None:
+    here = world(5)
+    with here.box() as box:
+        report = box.redrive(pace=Pace(limit=2))
+    assert (report.redriven, len(here.work.stored), len(here.place.letters)) == (2, 2, 3)
+    assert report.stopped == "the limit of 2 letters is reached"
+
+
+def test_letters_go_no_faster_than_the_rate() -> None:
+    here = world(6)
+    began = time.monotonic()
+    with here.box() as box:
+        assert box.redrive(pace=Pace(rate=20)).redriven == 6
+    assert time.monotonic() - began >= 0.19, "six letters at twenty a second, in pieces of two"
+
+
+def test_an_interrupted_run_settles_what_is_in_flight_and_accounts_for_it() -> None:
+    here = world(600)
+    asked = iter([False, True])
+    with here.box() as box:
+        report = box.redrive(pace=Pace(stop=lambda: next(asked, True), rate=2_000))
+    assert report.stopped == "it was interrupted"
+    assert report.considered == report.selected == report.redriven == report.removed == len(here.work.stored)
+    assert len(here.place.letters) == 600 - report.redriven
+
+
+def test_it_stops_when_too_many_are_refused() -> None:
+    here = world(30)
+    here.work.script = {f"n{at}~1": ["permanent"] for at in range(30)}
+    with here.box() as box:
+        report = box.redrive(pace=Pace(max_returns=3, rate=50))
+    assert report.stopped is not None
+    assert "mend the cause first" in report.stopped
+    assert 3 < report.failed < 30
+    assert len(here.place.letters) == 30, "what is refused stays"
+
+
+def test_it_stops_when_too_many_come_back() -> None:
+    here = world(60)
+
+    def bounce(report: RedriveReport) -> None:
+        """A consumer that fails again on everything."""
+        while len(here.work.stored) > bounce.seen:  # type: ignore[attr-defined]
+            message = here.work.stored[bounce.seen]  # type: ignore[attr-defined]
+            bounce.seen += 1  # type: ignore[attr-defined]
+            again = dialects.attach(message, replace(CONTEXT, hops=1), dialect="json", limits=Limits(), prefix="ce-")
+            here.place.letters.append(
+                Letter(position=f"back-{bounce.seen}", message=again, dead_lettered_ms=time.time_ns() // 1_000_000)  # type: ignore[attr-defined]
+            )
+
+    bounce.seen = 0  # type: ignore[attr-defined]
+    with here.box() as box:
+        report = box.redrive(pace=Pace(max_returns=5, rate=20, on_progress=bounce))
+    assert report.returned > 5
+    assert report.stopped is not None
+    assert report.redriven < 60
+
+
+def test_progress_is_told_as_it_is_made() -> None:
+    here = world(3)
+    seen: list[int] = []
+    with here.box() as box:
+        box.redrive(pace=Pace(on_progress=lambda report: seen.append(report.redriven)))
+    assert seen[-1] == 3
+
+
+def test_with_a_ledger_what_was_sent_is_not_sent_again(tmp_path: Path) -> None:
+    here = world(2)
+    remove, ledger = here.place.remove, tmp_path / "ledger"
+
+    def fails(positions: object) -> int:
+        raise Retriable("the place is down")
+
+    here.place.remove = fails  # type: ignore[method-assign]
+    with here.box() as box, pytest.raises(Retriable):
+        box.redrive(ledger=ledger)
+    here.place.remove = remove  # type: ignore[method-assign]
+    with here.box() as box:
+        report = box.redrive(ledger=ledger)
+    assert (report.resumed, report.redriven) == (2, 0)
+    assert (len(here.work.stored), here.place.letters) == (2, [])
+
+
+def test_a_ledger_serves_one_place_and_one_run_at_a_time(tmp_path: Path) -> None:
+    here = world(2)
+    with here.box() as box:
+        box.redrive(ledger=tmp_path / "ledger")
+    with here.box(sink="scripted:sink") as other, pytest.raises(ConfigurationError, match="belongs to scripted:"):
+        other.redrive(to="scripted:other", ledger=tmp_path / "ledger")
+
+    def again(_: RedriveReport) -> None:
+        with here.box() as second, pytest.raises(ConfigurationError, match="another redrive"):
+            second.redrive(ledger=tmp_path / "ledger")
+
+    here.place.letters.append(letter("late"))
+    with here.box() as box:
+        assert box.redrive(ledger=tmp_path / "ledger", pace=Pace(on_progress=again)).redriven == 1
+
+
+def test_what_the_broker_itself_gave_up_is_forwarded_with_its_context() -> None:
+    native = Letter(
+        position="p-native",
+        message=Message(value=b"old", id="old", headers=(("mine", b"1"),)),
+        context=ErrorContext(kind="expired", reason="its time to live had run out"),
+    )
+    here = World(letter("ours"), native)
+    with here.box() as box:
+        report = box.forward("scripted:other")
+    assert (report.redriven, report.removed) == (1, 1)
+    assert [each.position for each in here.place.letters] == ["p-ours"]
+    (there,) = here.other.stored
+    context = dialects.read(there)
+    assert (there.value, there.headers[0]) == (b"old", ("mine", b"1"))
+    assert context is not None
+    assert (context.kind, context.reason) == ("expired", "its time to live had run out")
+
+
+def test_a_letter_written_while_it_runs_is_left_for_the_next_run() -> None:
+    here = world(2)
+
+    def late(_: RedriveReport) -> None:
+        here.place.letters.append(letter(f"late{len(here.place.letters)}"))
+
+    with here.box() as box:
+        report = box.redrive(pace=Pace(on_progress=late))
+    assert report.considered == 2
+    assert here.place.letters
+
+
+@pytest.mark.parametrize("wrong", [{"limit": 0}, {"rate": 0.0}, {"rate": -1.0}, {"max_returns": -1}])
+def test_a_pace_that_cannot_be_kept_is_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ConfigurationError, match=next(iter(wrong))):
+        Pace(**wrong)  # type: ignore[arg-type]
+
+
+def test_a_selection_and_ids_must_both_hold() -> None:
+    here = World(letter("a"), letter("b"), letter("c"))
+    with here.box() as box:
+        assert box.redrive(["a", "b"], where=Selection.parse("id~[bc]")).redriven == 1
+    assert [each.id for each in here.work.stored] == ["b~1"]

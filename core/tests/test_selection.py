@@ -1,0 +1,123 @@
+"""Conditions mean what they say, and one that cannot be meant is refused with what to write."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from redelivery.broker import Letter
+from redelivery.context import ErrorContext
+from redelivery.errors import ConfigurationError
+from redelivery.message import Message
+from redelivery.selection import NUMBERS, TEXTS, Selection
+
+NOW = 1_700_000_000_000
+CONTEXT = ErrorContext(
+    reason="read timed out", kind="permanent", code="TOO_LARGE", attempts=3, attempts_total=7, hops=1
+)
+LETTER = Letter(
+    position="p-1",
+    message=Message(value=b"12345", id="order-7", headers=(("tenant", b"acme"), ("tenant", b"zeta"), ("empty", None))),
+    context=CONTEXT,
+    dead_lettered_ms=NOW - 7_200_000,
+)
+
+
+def admits(*texts: str, letter: Letter = LETTER) -> bool:
+    return Selection.parse(*texts).admits(letter, NOW)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "kind=permanent",
+        " kind = permanent ",
+        "kind!=retriable",
+        "reason~timed?.out",
+        "id=order-7",
+        "position=p-1",
+        "attempts=3",
+        "attempts>=3",
+        "attempts_total>3",
+        "hops<=1",
+        "size<1000",
+        "age>PT1H",
+        "age<PT3H",
+        "header.tenant=acme",
+        "header.tenant=zeta",
+        "header.tenant~^z",
+        "header.empty=",
+        "header.none=",
+        "stage=",
+        "run!=x",
+    ],
+)
+def test_a_condition_that_is_true_admits(text: str) -> None:
+    assert admits(text)
+    assert str(Selection.parse(text)) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["kind=permanen", "kind!=permanent", "reason~^out", "attempts>3", "age>PT3H", "header.tenant!=acme", "code~^LARGE"],
+)
+def test_a_condition_that_is_false_does_not_admit(text: str) -> None:
+    assert not admits(text)
+
+
+def test_all_conditions_must_be_true() -> None:
+    assert admits("kind=permanent", "attempts=3")
+    assert not admits("kind=permanent", "attempts=4")
+    assert admits()
+    assert str(Selection()) == "all"
+
+
+def test_what_is_unknown_is_neither_old_nor_young_nor_counted() -> None:
+    bare = Letter(position="p", message=Message(value=b"v"), context=ErrorContext())
+    for text in ("age>PT0S", "age<P1D", "attempts<9", "attempts!=1"):
+        assert not admits(text, letter=bare)
+
+
+def test_letters_are_named_by_id_or_position() -> None:
+    for names in (["order-7"], ["p-1", "x"]):
+        assert Selection().of(names).admits(LETTER, NOW)
+    assert not Selection().of(["order-8"]).admits(LETTER, NOW)
+    assert not Selection().of([]).admits(LETTER, NOW)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "is no condition; write NAME=VALUE"),
+        ("permanent", "is no condition"),
+        ("knd=permanent", "did you mean 'kind'"),
+        ("kind>permanent", "compared by =, != or ~"),
+        ("reason~(", "no regular expression"),
+        ("attempts~3", "a number is compared by"),
+        ("attempts=three", "no whole number"),
+        ("age=PT1H", "compared by < or >"),
+        ("age>1h", "ISO-8601"),
+    ],
+)
+def test_a_condition_that_does_not_parse_says_what_to_write(text: str, says: str) -> None:
+    with pytest.raises(ConfigurationError, match=says):
+        Selection.parse(text)
+
+
+@given(st.text(max_size=30))
+def test_any_text_is_a_condition_or_a_clear_error(text: str) -> None:
+    with contextlib.suppress(ConfigurationError):
+        assert admits(text) in {True, False}
+
+
+@given(st.sampled_from([*TEXTS, "header.x"]), st.text(max_size=10))
+def test_equal_and_unequal_exclude_each_other(name: str, value: str) -> None:
+    assert admits(f"{name}={value}") != admits(f"{name}!={value}")
+
+
+@given(st.sampled_from([*NUMBERS]), st.integers(-5, 10))
+def test_a_number_is_less_equal_or_greater(name: str, value: int) -> None:
+    assert [admits(f"{name}{sign}{value}") for sign in "<=>"].count(True) == 1
