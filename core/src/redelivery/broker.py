@@ -87,7 +87,9 @@ class Capabilities:
         send: the sender role.
         receive: the receiver role.
         provision: the admin role.
-        browse: the dead letters role; `remove` and `purge` are its parts.
+        browse: the dead letters role; `remove` and `purge` are its parts. Lower bound: letters may lie behind others
+            (the first ones of a group), and are shown when those are removed.
+        redrive: the broker itself moves all letters of the native place back to work, as they are (`move_back`).
         dead_letter: this destination has a native dead letter place (`deadLetterSink: native`).
         keys, headers, ids, timestamps, null_value: travel with the message and come back unchanged.
         destinations: a row may name a target other than the URL's.
@@ -121,6 +123,7 @@ class Capabilities:
     browse: Support = Support.NONE
     remove: Support = Support.NONE
     purge: Support = Support.NONE
+    redrive: Support = Support.NONE
     dead_letter: Support = Support.NONE
     keys: Support = Support.NONE
     headers: Support = Support.NONE
@@ -355,11 +358,20 @@ class NativeObject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What a spec means natively: the objects it needs, and which part of it is only approximated."""
+    """What a spec means natively.
+
+    Attributes:
+        objects: what it needs at the broker.
+        status: what its sink is resolved to.
+        approximations: what of the spec is done otherwise than it says, a sentence each.
+        warnings: what an operator should see to, though nothing differs from the spec: letters forgotten earlier
+            than the messages of their source, dead-lettering that may lose, rights that were missing to look.
+    """
 
     objects: Sequence[NativeObject]
     status: DeliveryStatus
     approximations: Sequence[str] = ()
+    warnings: Sequence[str] = ()
 
     @property
     def drift(self) -> bool:
@@ -423,6 +435,19 @@ class DeadLetters(Role):
     @abstractmethod
     def purge(self) -> int:
         """Remove all letters; returns how many."""
+
+    def move_back(self, *, wait: float) -> int:  # noqa: ARG002
+        """Have the broker itself move all letters back to work, as they are; returns how many, when it is done.
+
+        Args:
+            wait: how long it may take, in seconds.
+
+        Raises:
+            Ambiguous: it goes on; the text says how far it is.
+            BrokerError: it was not begun, or ended early; what was not moved is still there.
+            Unsupported: the capability `redrive` is none.
+        """
+        raise Unsupported("this broker does not move its letters back by itself (capability `redrive`)")
 
 
 # --- the broker ----------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 
-from redelivery.cli import plugins, run
+from redelivery.cli import letters, plugins, provision, run
 from redelivery.errors import RedeliveryError
 from redelivery.settings import redact
 
@@ -33,6 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     plugins.add(commands)
     run.add(commands)
+    provision.add(commands)
+    letters.add(commands)
     parsed = parser.parse_args(arguments)
     command: Callable[[argparse.Namespace], int] = parsed.run
     try:

@@ -13,13 +13,10 @@ import os
 import signal
 import sys
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from redelivery import plugins
+from redelivery.cli.arguments import add_spec, spec_and_client
 from redelivery.errors import ConfigurationError
-from redelivery.forms import knative, options
-from redelivery.spec import DeliverySpec
 from redelivery.subscription import Handler, Subscription
 
 if TYPE_CHECKING:
@@ -35,14 +32,7 @@ def add(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     parser.add_argument("url", help="where messages come from")
     parser.add_argument("handler", metavar="MODULE:HANDLER", help="a function of one redelivery.Message")
-    parser.add_argument("--spec", type=Path, help="a delivery spec, YAML or JSON, as Knative writes it")
-    parser.add_argument(
-        "--option",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="an option of the delivery spec or of the client (<plugin>.<name>); may be repeated",
-    )
+    add_spec(parser)
     parser.add_argument("--name", default="default", help="of the subscription, in letters and metrics")
     parser.add_argument("--workers", type=int, default=1, help="handlers side by side (default 1)")
     parser.add_argument("--until-empty", action="store_true", help="end when nothing more arrives")
@@ -51,7 +41,7 @@ def add(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    spec, client = _settings(arguments)
+    spec, client = spec_and_client(arguments)
     subscription = Subscription(
         arguments.url,
         _handler(arguments.handler),
@@ -69,26 +59,6 @@ def _run(arguments: argparse.Namespace) -> int:
     account = asdict(report) | {"delivery": report.delivery.to_dict()}
     print(json.dumps(account, indent=2))
     return 0
-
-
-def _settings(arguments: argparse.Namespace) -> tuple[DeliverySpec, dict[str, str]]:
-    """The spec, and the client's options."""
-    plugin = plugins.registry().by_url(arguments.url)
-    spec_options: dict[str, str] = {}
-    client: dict[str, str] = {}
-    for given in arguments.option:
-        name, sign, value = given.partition("=")
-        if not sign:
-            raise ConfigurationError(f"--option {given!r}: it is written NAME=VALUE")
-        (client if name.lower().startswith(f"{plugin.name}.") else spec_options)[name] = value
-    if arguments.spec is None:
-        return options.read(spec_options), client
-    if spec_options:
-        raise ConfigurationError(f"the delivery spec is given twice: by --spec, and by {', '.join(spec_options)}")
-    try:
-        return knative.read(arguments.spec.read_text(encoding="utf-8")), client
-    except OSError as error:
-        raise ConfigurationError(f"--spec {arguments.spec}: {error.strerror}") from error
 
 
 def _handler(name: str) -> Handler:

@@ -1,0 +1,113 @@
+"""Arguments that several commands share: a destination, its delivery spec, its client options.
+
+This file must not do what a command does.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from redelivery import plugins
+from redelivery.deadletters import LetterBox, dead_letters
+from redelivery.errors import ConfigurationError
+from redelivery.forms import connect, knative, options
+from redelivery.selection import Selection
+from redelivery.spec import DeliverySpec
+
+
+def add_spec(parser: argparse.ArgumentParser) -> None:
+    """`--spec` and `--option`."""
+    parser.add_argument(
+        "--spec", type=Path, help="a delivery spec: YAML or JSON as Knative writes it, or Connect's .properties"
+    )
+    _add_option(parser, "an option of the delivery spec or of the client (<plugin>.<name>); may be repeated")
+
+
+def add_client(parser: argparse.ArgumentParser) -> None:
+    """`--option` for the client alone."""
+    _add_option(parser, "an option of the client, <plugin>.<name>=VALUE; a secret as env:NAME; may be repeated")
+
+
+def _add_option(parser: argparse.ArgumentParser, text: str) -> None:
+    parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help=text)
+
+
+def add_place(parser: argparse.ArgumentParser) -> None:
+    """The place that is looked at."""
+    parser.add_argument("url", help="the destination whose dead letters are meant")
+    parser.add_argument("--sink", metavar="URL", help="where its letters went, if not to its native place")
+    add_client(parser)
+
+
+def add_where(parser: argparse.ArgumentParser) -> None:
+    """Which letters are meant."""
+    parser.add_argument(
+        "--where",
+        action="append",
+        default=[],
+        metavar="CONDITION",
+        help="only letters of which this is true, as kind=permanent, reason~timeout, age>PT1H, header.tenant=acme; "
+        "may be repeated, and then all must be",
+    )
+    parser.add_argument("--id", action="append", default=[], metavar="ID", help="only this one; may be repeated")
+
+
+def client_of(arguments: argparse.Namespace) -> dict[str, str]:
+    """The client's options. Raises ConfigurationError."""
+    return dict(_pairs(arguments))
+
+
+def spec_and_client(arguments: argparse.Namespace) -> tuple[DeliverySpec, dict[str, str]]:
+    """The spec, and the client's options. Raises ConfigurationError."""
+    names = plugins.registry().plugins.keys()
+    spec_options: dict[str, str] = {}
+    client: dict[str, str] = {}
+    for name, value in _pairs(arguments):
+        (client if name.lower().partition(".")[0] in names else spec_options)[name] = value
+    if arguments.spec is None:
+        return options.read(spec_options), client
+    if spec_options:
+        raise ConfigurationError(f"the delivery spec is given twice: by --spec, and by {', '.join(spec_options)}")
+    try:
+        text = arguments.spec.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ConfigurationError(f"--spec {arguments.spec}: {reason}") from error
+    return connect.read(_properties(text)) if arguments.spec.suffix == ".properties" else knative.read(text), client
+
+
+def _pairs(arguments: argparse.Namespace) -> list[tuple[str, str]]:
+    pairs = []
+    for given in arguments.option:
+        name, sign, value = given.partition("=")
+        if not sign:
+            raise ConfigurationError(f"--option {given!r}: it is written NAME=VALUE")
+        pairs.append((name, value))
+    return pairs
+
+
+def _properties(text: str) -> dict[str, str]:
+    """Lines NAME=VALUE as Connect's worker files have them; `#` and `!` begin comments."""
+    found: dict[str, str] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip() or line.lstrip().startswith(("#", "!")):
+            continue
+        name, sign, value = line.partition("=")
+        if not sign:
+            raise ConfigurationError(f"--spec: line {number} is no property: it is written NAME=VALUE")
+        if name.strip() in found:
+            raise ConfigurationError(f"--spec: line {number}: {name.strip()} is written twice; keep one")
+        found[name.strip()] = value.strip()
+    return found
+
+
+def opened(arguments: argparse.Namespace) -> LetterBox:
+    """The place that the arguments name."""
+    return dead_letters(arguments.url, sink=arguments.sink, options=client_of(arguments))
+
+
+def selection_of(arguments: argparse.Namespace) -> Selection:
+    """The letters that the arguments mean."""
+    where = Selection.parse(*arguments.where)
+    return where.of(arguments.id) if arguments.id else where

@@ -1,0 +1,22 @@
+"""Asking before something is gone for good. Without a terminal nothing is asked, and nothing is done."""
+
+from __future__ import annotations
+
+import sys
+
+from redelivery.errors import ConfigurationError
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Go on only where the answer is yes.
+
+    Raises:
+        ConfigurationError: it is not, or there is no terminal to ask at.
+    """
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise ConfigurationError(f"{question} There is no terminal to ask at; add --yes if that is meant")
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
+        raise ConfigurationError("nothing was done")

@@ -1,0 +1,266 @@
+"""`redelivery dead-letters list|show|stats|export URL`: look at dead letters; nothing here moves one.
+
+What moves them is in `moving.py`. This file must not know any broker.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from datetime import UTC, datetime
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from redelivery.broker import Letter
+from redelivery.cli import moving
+from redelivery.cli.arguments import add_place, add_where, opened, selection_of
+from redelivery.cli.asking import confirm
+from redelivery.cli.showing import body, columns, harmless, one_line, padded
+from redelivery.context import ErrorContext
+from redelivery.errors import ConfigurationError
+from redelivery.export import as_json
+from redelivery.selection import Selection, dead_since_ms
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+
+_AGES: Final = ((60, "under a minute"), (3600, "under an hour"), (86400, "under a day"), (7 * 86400, "under a week"))
+_OLDER: Final = "a week and more"
+_UNKNOWN: Final = "unknown"
+
+
+def add(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the subcommand and its own ones."""
+    parser = commands.add_parser(
+        "dead-letters",
+        help="look at dead letters, send them back, remove them",
+        description="Dead letters of one destination: look at them, send them back to work, forward, export, remove.",
+    )
+    what = parser.add_subparsers(title="what to do", required=True, metavar="WHAT")
+    for name, text, run, extra in (
+        ("list", "one line a letter, oldest first", _list, _add_list),
+        ("show", "one letter whole: why it is there, its headers, its body", _show, _add_show),
+        ("stats", "how many, by reason, age and source", _stats, _add_json),
+        ("export", "JSON lines, into a file or to stdout", _export, _add_export),
+    ):
+        each = what.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}. Nothing is moved.")
+        each.set_defaults(run=run)
+        add_place(each)
+        if name != "show":
+            add_where(each)
+        extra(each)
+    moving.add(what)
+
+
+def _add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print it as JSON")
+
+
+def _add_list(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--limit", type=int, default=100, help="letters, at most (default 100; 0: all)")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="one JSON array")
+    form.add_argument("--jsonl", action="store_true", help="JSON, a line a letter, as they are read")
+
+
+def _add_show(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("letter", metavar="ID", help="its message id or position, as `list` shows it")
+    parser.add_argument("--all", action="store_true", help="the whole body, however long")
+    _add_json(parser)
+
+
+def _add_export(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--output", type=Path, metavar="FILE", help="instead of stdout; complete, or not there at all")
+    parser.add_argument("--yes", action="store_true", help="replace a file that is there without asking")
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    if arguments.limit < 0:
+        raise ConfigurationError(f"--limit: must be 0 or more, not {arguments.limit}")
+    where = selection_of(arguments)
+    with opened(arguments) as box:
+        letters = islice(box.select(where), arguments.limit or None)
+        if arguments.jsonl:
+            for letter in letters:
+                print(json.dumps(as_json(letter)))
+        elif arguments.json:
+            print(json.dumps([as_json(letter) for letter in letters], indent=2))
+        else:
+            for line in _table(letters, columns()):
+                print(line)
+    return 0
+
+
+def _table(letters: Iterator[Letter], width: int) -> Iterator[str]:
+    now = time.time()
+    found = False
+    for letter in letters:
+        if not found:
+            yield f"{'AGE':>6}  {'KIND':<12}  {'TRIES':>5}  {'ID':<24}  REASON"
+        found = True
+        context = letter.context or ErrorContext()
+        name = letter.message.id or context.message_id or letter.position
+        tries = "" if context.attempts_total is None else str(context.attempts_total)
+        head = f"{_age(letter, now):>6}  {padded(one_line(context.kind or '-', 12), 12)}  {tries:>5}  "
+        head += padded(one_line(name, 24), 24)
+        said = f"{context.code}: {context.reason}" if context.code else context.reason
+        yield f"{head}  {one_line(said or '-', width - len(head) - 2)}".rstrip()
+    if not found:
+        yield "No dead letters."
+
+
+def _age(letter: Letter, now: float) -> str:
+    since = dead_since_ms(letter)
+    if since is None:
+        return "-"
+    seconds = max(0, int(now - since / 1000))
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
+        if seconds >= size:
+            return f"{seconds // size}{unit}"
+    return f"{seconds}s"
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    with opened(arguments) as box:
+        letter = next(box.select(Selection().of([arguments.letter])), None)
+        if letter is None:
+            named = (each for each in box if (each.context or ErrorContext()).message_id == arguments.letter)
+            letter = next(named, None)
+    if letter is None:
+        raise ConfigurationError(f"there is no letter {arguments.letter!r}; `redelivery dead-letters list` shows them")
+    if arguments.json:
+        print(json.dumps(as_json(letter), indent=2))
+        return 0
+    _head(as_json(letter))
+    _part("key", letter.message.key, arguments)
+    if letter.message.headers:
+        print("\nheaders")
+    for name, value in letter.message.headers:
+        lines = list(body(value, most=None if arguments.all else 200))
+        _line(harmless(name), lines[0] if len(lines) == 1 else "")
+        for line in lines if len(lines) > 1 else ():
+            print(f"    {line}")
+    _part("body", letter.message.value, arguments, always=True)
+    return 0
+
+
+def _head(found: dict[str, Any]) -> None:
+    """Where the letter lies, and why."""
+    for name in ("position", "id", "destination", "timestamp_ms", "dead_lettered_ms"):
+        if name in found:
+            _field(name, found[name])
+    print("\nerror")
+    for name, value in found["error"].items():
+        if name != "extra":
+            _field(name, value)
+
+
+def _field(name: str, value: Any) -> None:
+    _line(name.removesuffix("_ms"), _moment(value) if name.endswith("_ms") else value)
+
+
+def _part(title: str, value: bytes | None, arguments: argparse.Namespace, *, always: bool = False) -> None:
+    if value is None and not always:
+        return
+    print(f"\n{title}" + ("" if value is None else f" ({len(value):,} bytes)"))
+    for line in body(value, **({"most": None} if arguments.all else {})):
+        print(f"  {line}")
+
+
+def _line(name: str, value: Any) -> None:
+    first, *rest = harmless(str(value), keep="\n").split("\n")
+    print(f"  {name:<18} {first}")
+    for line in rest:
+        print(f"  {'':<18} {line}")
+
+
+def _moment(millis: int) -> str:
+    with suppress(ValueError, OverflowError, OSError):
+        return datetime.fromtimestamp(millis / 1000, UTC).isoformat(timespec="milliseconds")
+    return str(millis)
+
+
+def _stats(arguments: argparse.Namespace) -> int:
+    where = selection_of(arguments)
+    counts: dict[str, Counter[str]] = {"by reason": Counter(), "by age": Counter(), "by source": Counter()}
+    total = nbytes = 0
+    now = time.time()
+    with opened(arguments) as box:
+        for letter in box.select(where):
+            total += 1
+            nbytes += letter.message.size
+            for name, of in _GROUPS.items():
+                counts[name][of(letter, now)] += 1
+    if arguments.json:
+        groups = {name.replace(" ", "_"): dict(found.most_common()) for name, found in counts.items()}
+        print(json.dumps({"count": total, "bytes": nbytes, **groups}, indent=2))
+        return 0
+    print(f"{total:,} dead letters, {nbytes:,} bytes")
+    for name, found in counts.items() if total else ():
+        print(f"\n{name}")
+        for group, count in found.most_common():
+            print(f"  {count:>9,}  {one_line(group, columns() - 14)}")
+    return 0
+
+
+def _reason(letter: Letter, _: float) -> str:
+    context = letter.context or ErrorContext()
+    return ": ".join(filter(None, (context.kind, context.code))) or context.reason or _UNKNOWN
+
+
+def _how_old(letter: Letter, now: float) -> str:
+    since = dead_since_ms(letter)
+    if since is None:
+        return _UNKNOWN
+    return next((name for seconds, name in _AGES if now - since / 1000 < seconds), _OLDER)
+
+
+def _source(letter: Letter, _: float) -> str:
+    context = letter.context or ErrorContext()
+    said = context.subscriber and f"subscription {context.subscriber}"
+    return said or context.destination or context.source_topic or _UNKNOWN
+
+
+_GROUPS: Final[dict[str, Callable[[Letter, float], str]]] = {
+    "by reason": _reason,
+    "by age": _how_old,
+    "by source": _source,
+}
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    where = selection_of(arguments)
+    output: Path | None = arguments.output
+    with opened(arguments) as box:
+        lines = (json.dumps(as_json(letter)) + "\n" for letter in box.select(where))
+        if output is None:
+            for line in lines:
+                print(line, end="")
+            return 0
+        if output.exists():
+            confirm(f"Replace {str(output)!r}?", yes=arguments.yes)
+        count = _write(output, lines)
+    print(f"{count:,} letters in {output}. They are still in their place.")
+    return 0
+
+
+def _write(output: Path, lines: Iterator[str]) -> int:
+    """Into a file beside, which takes the name only when it is whole."""
+    beside = output.with_name(f".{output.name}.part")
+    try:
+        with beside.open("w", encoding="utf-8") as file:
+            count = sum(1 for line in lines if file.write(line))
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(output)
+    except OSError as error:
+        raise ConfigurationError(f"--output {str(output)!r}: {error.strerror}") from error
+    finally:
+        beside.unlink(missing_ok=True)
+    return count

@@ -1,0 +1,168 @@
+"""`redelivery dead-letters redrive|forward|remove|purge URL`: what takes letters out of their place.
+
+Ctrl-C lets what is in flight be settled; what is not yet sent stays. This file must not move a letter itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Final
+
+from redelivery.cli.arguments import add_place, add_where, opened, selection_of
+from redelivery.cli.asking import confirm
+from redelivery.cli.showing import columns
+from redelivery.errors import ConfigurationError
+from redelivery.ledger import default_path
+from redelivery.redriving import HOP_LIMIT, MAX_RETURNS, Pace, RedriveReport
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+
+#: Exit status where not all that was meant could be moved.
+INCOMPLETE: Final = 1
+
+
+def add(what: _SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the subcommands."""
+    redrive = what.add_parser(
+        "redrive",
+        help="send letters back to work",
+        description="Send letters back to where they failed. Each is removed once its destination has confirmed it; "
+        "a run that was interrupted or killed goes on where it was when it is started again.",
+    )
+    forward = what.add_parser(
+        "forward",
+        help="move what the broker itself dead-lettered to a sink",
+        description="Move letters of the broker's own (expired, delivered too often) to a sink, with their reason in "
+        "the headers. Each is removed once the sink has confirmed it.",
+    )
+    redrive.set_defaults(run=_redrive)
+    forward.set_defaults(run=_forward)
+    redrive.add_argument("--to", metavar="URL", help="another destination than the one where they failed")
+    redrive.add_argument("--hop-limit", type=int, default=HOP_LIMIT, help="leave what came back so often (default 5)")
+    forward.add_argument("--to", metavar="URL", required=True, help="the sink")
+    for parser, returns in ((redrive, MAX_RETURNS), (forward, None)):
+        add_place(parser)
+        add_where(parser)
+        parser.add_argument("--limit", type=int, help="letters, at most")
+        parser.add_argument("--rate", type=float, help="letters a second, at most")
+        parser.add_argument("--dry-run", action="store_true", help="only say how many would go")
+        parser.add_argument(
+            "--max-returns",
+            type=int,
+            default=returns,
+            help="stop when more than so many are refused or dead again (default 100)",
+        )
+        parser.add_argument(
+            "--ledger", type=Path, metavar="FILE", help="where to note what was sent (default: one a place)"
+        )
+        parser.add_argument("--json", action="store_true", help="print the account as JSON")
+    remove = what.add_parser("remove", help="remove letters", description="Remove the letters that are named.")
+    remove.set_defaults(run=_remove)
+    add_place(remove)
+    add_where(remove)
+    purge = what.add_parser("purge", help="remove all letters", description="Remove all letters of a place.")
+    purge.set_defaults(run=_purge)
+    add_place(purge)
+    for parser in (remove, purge):
+        parser.add_argument("--yes", action="store_true", help="do not ask")
+
+
+def _redrive(arguments: argparse.Namespace) -> int:
+    where = selection_of(arguments)
+    with opened(arguments) as box, _pace(arguments) as pace:
+        ledger = arguments.ledger or default_path(box.place)
+        report = box.redrive(to=arguments.to, where=where, pace=pace, ledger=ledger, hop_limit=arguments.hop_limit)
+    return _account(arguments, report)
+
+
+def _forward(arguments: argparse.Namespace) -> int:
+    where = selection_of(arguments)
+    with opened(arguments) as box, _pace(arguments) as pace:
+        ledger = arguments.ledger or default_path(box.place)
+        report = box.forward(arguments.to, where=where, pace=pace, ledger=ledger)
+    return _account(arguments, report)
+
+
+@contextmanager
+def _pace(arguments: argparse.Namespace) -> Iterator[Pace]:
+    """How far and how fast; the first Ctrl-C stops gently, the second at once. Progress is shown at a terminal."""
+    asked: list[int] = []
+
+    def stop(number: int, _: FrameType | None) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(number)
+
+    shows = sys.stderr.isatty()
+    pace = Pace(
+        limit=arguments.limit,
+        rate=arguments.rate,
+        dry_run=arguments.dry_run,
+        max_returns=arguments.max_returns,
+        stop=lambda: bool(asked),
+        on_progress=_progress if shows else lambda _: None,
+    )
+    previous = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield pace
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+        if shows:
+            print("\r" + " " * (columns() - 1), end="\r", file=sys.stderr, flush=True)
+
+
+def _progress(report: RedriveReport) -> None:
+    text = f"{report.redriven:,} moved, {report.failed:,} refused, {sum(report.left.values()):,} left"
+    print(f"\r{text[: columns() - 1]:<{columns() - 1}}", end="", file=sys.stderr, flush=True)
+
+
+def _account(arguments: argparse.Namespace, report: RedriveReport) -> int:
+    if arguments.json:
+        print(json.dumps(asdict(report), indent=2))
+    else:
+        verb = "would be sent" if arguments.dry_run else "were meant"
+        print(f"{report.selected if arguments.dry_run else report.considered:>9,}  {verb}")
+        for count, text in (
+            (report.resumed, "had been sent by an earlier run, and are removed now"),
+            (report.redriven, "are confirmed at their destination"),
+            (report.failed, "were refused there, and stay"),
+            *((count, f"stay: {why}") for why, count in report.left.items()),
+            (report.returned, "are dead letters again"),
+        ):
+            if count:
+                print(f"{count:>9,}  {text}")
+        if report.stopped:
+            print(f"Stopped: {report.stopped}.")
+    limited = report.stopped is not None and arguments.limit is not None and report.selected >= arguments.limit
+    return INCOMPLETE if report.failed or (report.stopped and not limited) else 0
+
+
+def _remove(arguments: argparse.Namespace) -> int:
+    if not arguments.id and not arguments.where:
+        raise ConfigurationError("remove: name letters by --id or --where; `purge` removes all")
+    where = selection_of(arguments)
+    with opened(arguments) as box:
+        positions = [letter.position for letter in box.select(where)]
+        if positions:
+            confirm(f"Remove {len(positions):,} letters of {box.place} for good?", yes=arguments.yes)
+        print(f"{box.remove(positions) if positions else 0:,} letters removed.")
+    return 0
+
+
+def _purge(arguments: argparse.Namespace) -> int:
+    with opened(arguments) as box:
+        count = sum(1 for _ in box)
+        if count:
+            confirm(f"Remove all {count:,} letters of {box.place} for good?", yes=arguments.yes)
+        print(f"{box.purge() if count else 0:,} letters removed.")
+    return 0

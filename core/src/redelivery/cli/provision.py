@@ -1,0 +1,132 @@
+"""`redelivery plan|apply|drift URL`: what a delivery spec needs at a broker: shown, made, compared.
+
+This file must not decide anything about a broker: `provisioning.py` does, with the plugin.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import textwrap
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from redelivery import provisioning
+from redelivery.broker import NativeObject
+from redelivery.cli.arguments import add_spec, spec_and_client
+from redelivery.forms import knative
+from redelivery.provisioning import Provisioning
+from redelivery.settings import redact
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+
+#: Exit status of `drift` where the broker differs from the spec.
+DIFFERS = 1
+_WIDTH = 80
+_SIGNS = {"create": "+", "keep": " ", "differs": "!"}
+
+
+def add(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the three subcommands."""
+    plan = commands.add_parser(
+        "plan",
+        help="show what a delivery spec needs at a broker",
+        description="Show the native objects that a delivery spec needs, what of them is missing (+) or differs (!), "
+        "how well each part is done, and what to see to. Reads only.",
+    )
+    plan.set_defaults(run=_plan)
+    drift = commands.add_parser(
+        "drift",
+        help="exit with 1 where a broker differs from a delivery spec",
+        description="Show only what is missing (+) or differs (!); exit with 1 where anything is or does. Reads only.",
+    )
+    drift.set_defaults(run=_drift)
+    for parser in (plan, drift):
+        parser.add_argument("--json", action="store_true", help="print it as JSON")
+        parser.add_argument(
+            "--reads", action="append", default=[], metavar="URL", help="what the job itself reads; may be repeated"
+        )
+    apply = commands.add_parser(
+        "apply",
+        help="make what a delivery spec needs at a broker",
+        description="Make what is missing, and print the delivery status. What exists is never altered.",
+    )
+    apply.set_defaults(run=_apply)
+    for parser in (plan, drift, apply):
+        parser.add_argument("url", help="the destination")
+        add_spec(parser)
+
+
+def _found(arguments: argparse.Namespace) -> Provisioning:
+    spec, client = spec_and_client(arguments)
+    return provisioning.plan(arguments.url, spec, options=client, reads=arguments.reads)
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    found = _found(arguments)
+    print(json.dumps(as_dict(found), indent=2) if arguments.json else "\n".join(as_text(found)))
+    return 0
+
+
+def _drift(arguments: argparse.Namespace) -> int:
+    found = _found(arguments)
+    changed = [item for item in found.plan.objects if item.action != "keep"]
+    if arguments.json:
+        print(json.dumps(as_dict(found), indent=2))
+    else:
+        print("\n".join(line for item in changed for line in _object(item)) or f"{found.url} is as the spec wants it.")
+    return DIFFERS if changed else 0
+
+
+def _apply(arguments: argparse.Namespace) -> int:
+    spec, client = spec_and_client(arguments)
+    status = provisioning.apply(arguments.url, spec, options=client)
+    print(json.dumps(knative.status_to_dict(status), indent=2))
+    return 0
+
+
+def as_dict(found: Provisioning) -> dict[str, object]:
+    """A JSON-ready form of a plan."""
+    return {
+        "url": found.url,
+        "drift": found.plan.drift,
+        "objects": [asdict(item) for item in found.plan.objects],
+        "status": knative.status_to_dict(found.plan.status),
+        "support": {part: each.value for part, each in found.support.items()},
+        "approximations": list(found.plan.approximations),
+        "warnings": [redact(each) for each in found.warnings],
+    }
+
+
+def as_text(found: Provisioning) -> Iterator[str]:
+    """A plan for people, 80 columns wide but for names that are longer."""
+    yield f"{found.url}"
+    for item in found.plan.objects:
+        yield from _object(item)
+    missing = sum(item.action == "create" for item in found.plan.objects)
+    differing = sum(item.action == "differs" for item in found.plan.objects)
+    yield f"{missing} to be made, {differing} that differ (never altered), of {len(found.plan.objects)}."
+    if found.plan.status.dead_letter_sink_uri:
+        yield f"Dead letters go to {found.plan.status.dead_letter_sink_uri}"
+    yield ""
+    width = max(map(len, found.support))
+    for part, support in found.support.items():
+        yield f"  {part:<{width}}  {support.value}"
+    for title, lines in (("Done otherwise", found.plan.approximations), ("See to", found.warnings)):
+        if lines:
+            yield ""
+            yield f"{title}:"
+        for line in lines:
+            yield from textwrap.wrap(redact(line), _WIDTH, initial_indent="  - ", subsequent_indent="    ")
+
+
+def _object(item: NativeObject) -> Iterator[str]:
+    yield f"{_SIGNS[item.action]} {item.kind} {item.name}"
+    different = {each.attribute: each for each in item.differences}
+    for name, value in item.attributes.items():
+        if name not in different:
+            yield f"{_SIGNS[item.action]}     {name} = {value}"
+    for each in item.differences:
+        yield f"!     {each.attribute} = {each.found}, and should be {each.wanted}"

@@ -1,0 +1,134 @@
+"""Provisioning: what a delivery spec needs at a broker, made and compared, with what an operator should know.
+
+The broker's own part is its admin role's; here is what is true of every broker: loops, sinks that the job itself reads,
+and how well each part of the spec is done. This file must not alter what exists, nor know any broker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from redelivery import plugins
+from redelivery.broker import Broker, Capabilities, Plan, Support
+from redelivery.errors import BrokerError, ConfigurationError, Unsupported
+from redelivery.settings import has_scheme, redact
+from redelivery.spec import NATIVE, DeliverySpec, DeliveryStatus, Sink
+
+#: The parts of the vocabulary, and the capability that does each.
+_PARTS: Final[Mapping[str, str]] = {
+    "a dead letter place of the destination's own": "dead_letter",
+    "moving a received message there": "terminate",
+    "a reason of the place's own": "reason",
+    "retries after a delay": "delay",
+    "counting attempts": "attempts",
+    "a limit of deliveries behind core's own": "backstop",
+    "expiry into the dead letters": "expiry",
+    "order by key": "order",
+    "recognising a message sent twice": "deduplicate",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provisioning:
+    """What a spec means at one destination.
+
+    Attributes:
+        url: the destination, redacted.
+        plan: the broker's own part.
+        support: how well each part of the vocabulary is done there.
+        warnings: what an operator should see to.
+    """
+
+    url: str
+    plan: Plan
+    support: Mapping[str, Support]
+    warnings: Sequence[str]
+
+
+def plan(
+    url: str, spec: DeliverySpec, *, options: Mapping[str, str] | None = None, reads: Sequence[str] = ()
+) -> Provisioning:
+    """Compare what a spec needs with what there is. Reads only.
+
+    Args:
+        url: the destination.
+        spec: how it is delivered to.
+        options: client options, with their plugin's prefix.
+        reads: URLs that the job itself reads.
+
+    Raises:
+        ConfigurationError: a sink is the destination itself.
+        BrokerError, Unsupported
+    """
+    with plugins.connect(url, options or {}) as broker:
+        sinks = _sinks(url, spec, broker)
+        with broker.admin() as admin:
+            native = admin.plan(spec)
+        place = None
+        with contextlib.suppress(BrokerError, ConfigurationError, Unsupported):
+            place = broker.native_sink()
+        can = broker.capabilities
+    warnings = [*native.warnings, *_of_spec(spec, can), *_of_sinks(url, sinks, place, reads, options or {})]
+    return Provisioning(url=redact(url), plan=native, support=_support(can), warnings=warnings)
+
+
+def apply(url: str, spec: DeliverySpec, *, options: Mapping[str, str] | None = None) -> DeliveryStatus:
+    """Make what is missing; what exists is never altered. Idempotent.
+
+    Raises:
+        ConfigurationError, BrokerError, Unsupported
+    """
+    with plugins.connect(url, options or {}) as broker:
+        sinks = _sinks(url, spec, broker)
+        with broker.admin() as admin:
+            status = admin.provision(spec)
+    return status if not sinks or sinks[0] == NATIVE else DeliveryStatus(dead_letter_sink_uri=redact(sinks[0]))
+
+
+def _sinks(url: str, spec: DeliverySpec, broker: Broker) -> list[str]:
+    """The URLs of a spec's sinks. Raises ConfigurationError where one is the destination."""
+    sinks = [_url(sink, broker) for sink in spec.dead_letter_sink]
+    if url in sinks:
+        raise ConfigurationError(f"deadLetterSink: {redact(url)} is the destination itself; name another place")
+    return sinks
+
+
+def _url(sink: Sink, broker: Broker) -> str:
+    """A sink's URL; `native` as it is, for its place may not be there yet."""
+    if sink.ref is not None:
+        return broker.sibling(sink.ref.name)
+    return sink.uri if sink.uri == NATIVE or has_scheme(sink.uri) else broker.sibling(sink.uri)
+
+
+def _support(capabilities: Capabilities) -> dict[str, Support]:
+    return {part: getattr(capabilities, name) for part, name in _PARTS.items()}
+
+
+def _of_spec(spec: DeliverySpec, can: Capabilities) -> Iterator[str]:
+    if not spec.dead_letter_sink:
+        yield "there is no deadLetterSink: a message that fails for good fails the job, or stays where it is"
+    elif any(sink.uri == NATIVE for sink in spec.dead_letter_sink) and not can.dead_letter:
+        yield "deadLetterSink: this destination has no dead letter place of its own: name a URL instead of 'native'"
+    if spec.retry and can.receive and not can.delay:
+        yield "retry: what is received here cannot be kept away for a delay, so a subscription has no retries"
+
+
+def _of_sinks(
+    url: str, sinks: Sequence[str], place: str | None, reads: Sequence[str], options: Mapping[str, str]
+) -> Iterator[str]:
+    for sink in sinks:
+        there = place if sink == NATIVE else sink
+        if there is not None and there in reads:
+            yield f"the job reads its own dead letter sink, {redact(there)}: each letter comes back as a message"
+        if sink == NATIVE:
+            continue
+        yield f"the sink {redact(sink)} is not made here; see to it: redelivery plan {redact(sink)}"
+        same = plugins.registry().by_url(sink) is plugins.registry().by_url(url)
+        with contextlib.suppress(BrokerError, ConfigurationError, Unsupported):
+            with plugins.connect(sink, options if same else {}) as broker:
+                loop = broker.native_sink() == url
+            if loop:
+                yield f"a loop: letters that the sink {redact(sink)} itself gives up go to {redact(url)}"

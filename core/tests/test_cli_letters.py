@@ -1,0 +1,286 @@
+"""`redelivery dead-letters`: what operators see and do, on the embedded default."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from redelivery import cli, dialects
+from redelivery.context import ErrorContext
+from redelivery.deadletters import dead_letters
+from redelivery.message import Batch, Message
+from redelivery.plugins import connect
+
+CONTEXT = ErrorContext(
+    reason="no such airport: größe", kind="permanent", code="NO_AIRPORT", attempts=3, attempts_total=3, run="r1"
+)
+EVIL = b"\x1b]0;owned\x07\x1b[2Jharmless \xe2\x80\xae text"
+
+
+@pytest.fixture
+def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("COLUMNS", "80")
+    return f"sqlite:{tmp_path}/q.db?queue=orders"
+
+
+def bury(url: str, *messages: Message, context: ErrorContext = CONTEXT) -> None:
+    with connect(url) as broker:
+        limits = broker.capabilities.limits
+        letters = [dialects.attach(each, context, dialect="json", limits=limits, prefix="ce-") for each in messages]
+        with connect(broker.native_sink()) as sink, sink.sender() as sender:
+            sender.send(Batch.of(letters), deadline=time.monotonic() + 10)
+            assert [settled.failures for settled in sender.collect(1.0)] == [()]
+
+
+def at_work(url: str) -> list[str | None]:
+    with connect(url) as broker, broker.dead_letters(direct=True) as place:
+        return [letter.message.id for letter in place.browse()]
+
+
+def lying(url: str) -> list[str | None]:
+    with dead_letters(url) as box:
+        return [letter.message.id for letter in box]
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    status = cli.main(["dead-letters", *arguments])
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def rows(count: int) -> list[Message]:
+    return [Message(value=b"body", id=f"n{at}") for at in range(count)]
+
+
+def test_a_list_keeps_within_the_terminal_and_cannot_drive_it(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    bury(url, Message(value=EVIL, id="evil\x1b[31m"), context=replace(CONTEXT, reason=EVIL.decode() * 9))
+    bury(url, Message(value=b"v", id="漢字" * 30))
+    status, out, _ = run(capsys, "list", url)
+    assert status == 0
+    assert "\x1b" not in out
+    assert "\\x1b" in out
+    assert out.isprintable() or set(out) - {"\n"} == {each for each in out if each.isprintable()}
+    assert all(len(line) <= 80 for line in out.splitlines())
+    assert "NO_AIRPORT" in out
+
+
+def test_without_letters_it_says_so(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    bury(url, *rows(1))
+    run(capsys, "purge", url, "--yes")
+    assert run(capsys, "list", url)[1] == "No dead letters.\n"
+
+
+@pytest.mark.parametrize("form", ["--json", "--jsonl"])
+def test_pipes_get_json(url: str, capsys: pytest.CaptureFixture[str], form: str) -> None:
+    bury(url, *rows(2), Message(value=b"\xff\0", id="bytes", key=b"k", headers=(("h", b"\xfe"), ("none", None))))
+    out = run(capsys, "list", url, form)[1]
+    found: list[dict[str, Any]] = (
+        json.loads(out) if form == "--json" else [json.loads(line) for line in out.splitlines()]
+    )
+    assert [each["id"] for each in found] == ["n0", "n1", "bytes"]
+    assert found[0]["value"] == "body"
+    assert (found[2]["value_base64"], found[2]["key"]) == ("/wA=", "k")
+    assert {"name": "h", "value_base64": "/g=="} in found[2]["headers"]
+    assert {"name": "none", "value": None} in found[2]["headers"]
+    assert found[0]["error"]["reason"] == CONTEXT.reason
+
+
+def test_a_list_is_filtered_and_limited(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    bury(url, *rows(3))
+    bury(url, Message(value=b"v", id="other"), context=replace(CONTEXT, kind="expired"))
+    found = json.loads(run(capsys, "list", url, "--json", "--where", "kind=permanent", "--limit", "2")[1])
+    assert [each["id"] for each in found] == ["n0", "n1"]
+    assert [each["id"] for each in json.loads(run(capsys, "list", url, "--json", "--id", "other")[1])] == ["other"]
+
+
+def test_one_letter_is_shown_whole_and_harmless(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    bury(url, Message(value=EVIL, id="evil", key=b"\xff", headers=(("trace\x1b", b"\x1b[31m"),)))
+    bury(url, Message(value=bytes(range(256)) * 40, id="binary"))
+    out = run(capsys, "show", url, "evil")[1]
+    assert "\x1b" not in out
+    assert "\u202e" not in out
+    for each in ("NO_AIRPORT", "größe", "body (", "key (1 bytes)", "trace", "\\x1b[31m"):
+        assert each in out
+    out = run(capsys, "show", url, "binary")[1]
+    assert "00000010  10 11 12" in out
+    assert "6,144 more bytes: --all shows them" in out
+    assert "more bytes" not in run(capsys, "show", url, "binary", "--all")[1]
+    assert json.loads(run(capsys, "show", url, "binary", "--json")[1])["id"] == "binary"
+    status, _, err = run(capsys, "show", url, "nobody")
+    assert (status, "there is no letter 'nobody'" in err) == (2, True)
+
+
+def test_stats_count_by_reason_age_and_source(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    bury(url, *rows(3), context=replace(CONTEXT, destination="sqlite:orders"))
+    bury(url, Message(value=b"v", id="old"), context=ErrorContext(kind="expired"))
+    out = run(capsys, "stats", url)[1]
+    assert "4 dead letters" in out
+    assert "3  permanent: NO_AIRPORT" in out
+    found = json.loads(run(capsys, "stats", url, "--json")[1])
+    assert found["by_reason"] == {"permanent: NO_AIRPORT": 3, "expired": 1}
+    assert found["by_source"]["sqlite:orders"] == 3
+    assert found["by_age"] == {"under a minute": 4}
+
+
+def test_an_export_is_whole_or_not_there_and_replaces_nothing_unasked(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bury(url, *rows(2))
+    output = tmp_path / "letters.jsonl"
+    assert run(capsys, "export", url, "--output", str(output))[0] == 0
+    assert [json.loads(line)["id"] for line in output.read_text().splitlines()] == ["n0", "n1"]
+    output.write_text("mine")
+    status, _, err = run(capsys, "export", url, "--output", str(output))
+    assert (status, output.read_text()) == (2, "mine")
+    assert "add --yes" in err
+    assert run(capsys, "export", url, "--output", str(output), "--yes", "--where", "id=n1")[0] == 0
+    assert json.loads(output.read_text())["id"] == "n1"
+    assert sorted(each.name for each in tmp_path.iterdir() if each.name.startswith(".")) == []
+    assert run(capsys, "export", url)[1].count("\n") == 2
+    assert lying(url) == ["n0", "n1"]
+
+
+def test_redrive_sends_back_and_prints_the_account(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    bury(url, *rows(3))
+    status, out, _ = run(capsys, "redrive", url, "--dry-run")
+    assert (status, "3  would be sent" in out, lying(url)) == (0, True, ["n0", "n1", "n2"])
+    status, out, _ = run(capsys, "redrive", url, "--where", "id!=n1", "--limit", "1", "--rate", "100")
+    assert (status, at_work(url), lying(url)) == (0, ["n0~1"], ["n1", "n2"])
+    assert "Stopped: the limit of 1 letters is reached." in out
+    status, out, _ = run(capsys, "redrive", url, "--json")
+    assert (status, json.loads(out)["redriven"], lying(url)) == (0, 2, [])
+
+
+def test_what_stays_is_said_with_its_reason(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    bury(url, *rows(1), context=replace(CONTEXT, hops=5))
+    status, out, _ = run(capsys, "redrive", url)
+    assert (status, "1  stay: it was sent back 5 times already" in out) == (0, True)
+
+
+def test_letters_go_to_another_destination_where_one_is_named(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    bury(url, *rows(1))
+    other = url.replace("orders", "other")
+    assert run(capsys, "redrive", url, "--to", other)[0] == 0
+    assert (at_work(other), lying(url)) == (["n0~1"], [])
+
+
+def test_the_place_itself_is_no_destination(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    bury(url, *rows(1))
+    with connect(url) as broker:
+        place = broker.native_sink()
+    status, _, err = run(capsys, "redrive", url, "--to", place)
+    assert (status, "is the place that the letters are in" in err, lying(url)) == (2, True, ["n0"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["list", "--where", "knd=x"], "did you mean 'kind'"),
+        (["redrive", "--where", "reason~("], "no regular expression"),
+        (["list", "--limit", "-1"], "must be 0 or more"),
+        (["redrive", "--limit", "0"], "must be more than 0"),
+        (["remove"], "name letters by --id or --where"),
+        (["purge"], "add --yes"),
+        (["remove", "--id", "n0"], "add --yes"),
+    ],
+)
+def test_what_cannot_be_done_is_one_clear_line(
+    url: str, capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
+) -> None:
+    bury(url, *rows(1))
+    what, *rest = arguments
+    status, _, err = run(capsys, what, url, *rest)
+    assert (status, says in err, err.count("\n")) == (2, True, 1)
+    assert lying(url) == ["n0"]
+
+
+def test_remove_and_purge_say_how_many(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    bury(url, *rows(4))
+    assert run(capsys, "remove", url, "--id", "n1", "--yes")[1] == "1 letters removed.\n"
+    assert lying(url) == ["n0", "n2", "n3"]
+    assert run(capsys, "purge", url, "--yes")[1] == "3 letters removed.\n"
+    assert lying(url) == []
+
+
+@pytest.mark.parametrize(("answer", "left"), [("y", []), ("n", ["n0"]), ("", ["n0"])])
+def test_at_a_terminal_it_asks_before_letters_are_gone(url: str, answer: str, left: list[str]) -> None:
+    bury(url, *rows(1))
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-m", "redelivery", "dead-letters", "purge", url],
+        stdin=theirs,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        os.write(ours, answer.encode() + b"\n")
+        _, err = process.communicate(timeout=30)
+    os.close(ours)
+    os.close(theirs)
+    assert b"Remove all 1 letters" in err
+    assert (process.returncode, lying(url)) == (0 if answer == "y" else 2, left)
+
+
+def test_ctrl_c_leaves_every_letter_in_one_place_and_the_rest_for_the_next_run(url: str) -> None:
+    bury(url, *rows(200))
+    command = [sys.executable, "-m", "redelivery", "dead-letters", "redrive", url, "--rate", "50", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        end = time.monotonic() + 20
+        while not at_work(url):
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=20)
+    assert process.returncode == 1, err
+    report = json.loads(out)
+    assert report["stopped"] == "it was interrupted"
+    assert len(at_work(url)) == report["redriven"] < 200
+    assert len(lying(url)) == 200 - report["redriven"]
+
+
+KILLED = """
+import os, sys
+from redelivery import cli, ledger, redriving
+step, url = sys.argv[1:]
+from redelivery_sqlite.letters import SqliteDeadLetters as Place
+def die(*_): os._exit(9)
+def after(call):
+    def both(*arguments):
+        call(*arguments)
+        os._exit(9)
+    return both
+where = {
+    "before-it-is-sent": lambda: setattr(redriving.Transfer, "_send", die),
+    "before-it-is-noted": lambda: setattr(ledger.Ledger, "sent", die),
+    "before-it-is-removed": lambda: setattr(Place, "remove", die),
+    "after-it-is-removed": lambda: setattr(Place, "remove", after(Place.remove)),
+}
+where[step]()
+cli.main(["dead-letters", "redrive", url])
+"""
+
+
+@pytest.mark.parametrize(
+    "step", ["before-it-is-sent", "before-it-is-noted", "before-it-is-removed", "after-it-is-removed"]
+)
+def test_killed_between_any_two_steps_no_letter_is_lost_and_the_next_run_goes_on(
+    url: str, step: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bury(url, *rows(3))
+    assert subprocess.run([sys.executable, "-c", KILLED, step, url], check=False).returncode == 9
+    ids = {f"n{at}" for at in range(3)}
+    there = {(name or "").removesuffix("~1") for name in at_work(url)}
+    assert there | set(lying(url)) == ids, "a letter is nowhere"
+    assert run(capsys, "redrive", url)[0] == 0
+    assert sorted(map(str, at_work(url))) == ["n0~1", "n1~1", "n2~1"]
+    assert lying(url) == []

@@ -1,0 +1,112 @@
+"""`redelivery plan|apply|drift`: one spec, in any of its forms, shown, made and compared."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from redelivery import cli
+
+FORMS = {
+    "delivery.yaml": "deadLetterSink: native\nretry: 3\n",
+    "delivery.json": '{"spec": {"delivery": {"deadLetterSink": {"uri": "native"}, "retry": 3}}}',
+    "delivery.properties": "# as a connector has it\nerrors.tolerance=all\n"
+    "errors.retry.limit=3\nerrors.deadletterqueue.topic.name = native\n",
+}
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:{tmp_path}/q.db?queue=orders"
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    status = cli.main(list(arguments))
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_spec_of_any_form_is_planned_applied_and_compared(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    spec = tmp_path / name
+    spec.write_text(FORMS[name])
+    status, out, _ = run(capsys, "plan", url, "--spec", str(spec))
+    assert status == 0
+    for each in ("+ queue orders", "max_deliveries = 14", "to be made", "retries after a delay"):
+        assert each in out
+    assert all(len(line) <= 80 or str(tmp_path) in line for line in out.splitlines())
+    assert not (tmp_path / "q.db").exists(), "planning made something"
+    assert run(capsys, "drift", url, "--spec", str(spec))[0] == 1
+    status, out, _ = run(capsys, "apply", url, "--spec", str(spec))
+    assert json.loads(out)["deadLetterSinkUri"].endswith("queue=orders-dead-letters")
+    status, out, _ = run(capsys, "drift", url, "--spec", str(spec))
+    assert (status, "is as the spec wants it" in out) == (0, True)
+
+
+def test_what_differs_is_named_and_never_altered(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, "apply", url, "--option", "retry=3")[0] == 0
+    status, out, _ = run(capsys, "drift", url, "--option", "retry=9")
+    assert (status, "max_deliveries = 14, and should be 20" in out) == (1, True)
+    status, _, err = run(capsys, "apply", url, "--option", "retry=9")
+    assert (status, "max_deliveries is '14', not '20'" in err) == (2, True)
+    connection = sqlite3.connect(tmp_path / "q.db")
+    assert connection.execute("SELECT max_deliveries FROM queue WHERE name = 'orders'").fetchone() == (14,)
+    connection.close()
+
+
+def test_json_says_all_of_it(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found = json.loads(run(capsys, "plan", url, "--json", "--option", "deadLetterSink=native")[1])
+    assert found["drift"] is True
+    assert found["support"]["retries after a delay"] == "native"
+    assert {each["action"] for each in found["objects"]} == {"create"}
+    assert found["status"]["deadLetterSinkUri"]
+
+
+def warnings(capsys: pytest.CaptureFixture[str], url: str, *arguments: str) -> str:
+    return " ".join(json.loads(run(capsys, "plan", url, "--json", *arguments)[1])["warnings"])
+
+
+def test_it_warns_of_what_an_operator_should_see_to(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    place = f"{url.replace('sqlite:', 'sqlite://')}-dead-letters"
+    assert "there is no deadLetterSink" in warnings(capsys, url)
+    assert not warnings(capsys, url, "--option", "deadLetterSink=native")
+    reads = ("--option", "deadLetterSink=native", "--reads", place)
+    assert "the job reads its own dead letter sink" in warnings(capsys, url, *reads)
+    other = url.replace("orders", "other")
+    said = warnings(capsys, url, "--option", f"deadLetterSink={other}", "--reads", other)
+    assert "is not made here" in said
+    assert "the job reads its own dead letter sink" in said
+
+
+def test_a_loop_of_dead_letters_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sink = f"sqlite://{tmp_path}/q.db?queue=orders"
+    url = f"{sink}-dead-letters"
+    assert "a loop" in warnings(capsys, url, "--option", f"deadLetterSink={sink}")
+    status, _, err = run(capsys, "plan", url, "--option", f"deadLetterSink={url}")
+    assert (status, "is the destination itself" in err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [("retry=1\nretry=2\n", "line 2: retry is written twice"), ("nonsense\n", "line 1 is no property")],
+)
+def test_properties_that_do_not_parse_say_where(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, says: str
+) -> None:
+    spec = tmp_path / "x.properties"
+    spec.write_text(text)
+    status, _, err = run(capsys, "plan", url, "--spec", str(spec))
+    assert (status, says in err) == (2, True)
+
+
+def test_a_spec_is_given_once(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spec = tmp_path / "delivery.yaml"
+    spec.write_text("retry: 3\n")
+    assert "given twice" in run(capsys, "plan", url, "--spec", str(spec), "--option", "retry=3")[2]
+    assert "No such file" in run(capsys, "plan", url, "--spec", str(tmp_path / "none.yaml"))[2]
+    assert "NAME=VALUE" in run(capsys, "plan", url, "--option", "retry")[2]
