@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from redelivery import dialects
 from redelivery import plugins as redelivery_plugins
 from redelivery.broker import CONTRACT_VERSION, Broker, BrokerPlugin, Capabilities
+from redelivery.context import ErrorContext
 from redelivery.errors import ConfigurationError, InvalidURL, UnknownOption, UnknownScheme
+from redelivery.message import Message
 from redelivery.plugins import GROUP, Registry, client_options, connect, discover
 
 Install = Callable[..., importlib.metadata.EntryPoint]
@@ -205,3 +209,46 @@ def test_connect_refuses_a_secret_that_is_not_there_without_guessing(
     monkeypatch.delenv("A_TOKEN", raising=False)
     with pytest.raises(ConfigurationError, match=r"env:A_TOKEN.*not set on this machine"):
         connect("alpha:q", {"alpha.token": "env:A_TOKEN"})
+
+
+DIALECT = """
+from redelivery.dialects import HeaderDialect
+from redelivery.plugins import hookimpl
+
+def read(found):
+    return {{"reason": found.get("x-why", ""), "attempts": {attempts}, "nonsense": 1}}
+
+@hookimpl
+def redelivery_dialect():
+    return HeaderDialect(name={name!r}, names=frozenset({{"x-why"}}), read=read)
+"""
+
+
+def test_a_header_dialect_of_a_plugin_is_read_without_a_change_in_core(
+    install: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = discover([install("theirs", DIALECT.format(name="theirs", attempts="7"))])
+    assert not found.failed
+    assert not found.plugins
+    monkeypatch.setattr(redelivery_plugins, "registry", lambda: found)
+    letter = Message(value=b"v", headers=(("x-why", b"no such airport"), ("other", b"1")))
+    assert dialects.read(letter) == ErrorContext(reason="no such airport", attempts=7)
+    assert dialects.read(replace(letter, headers=())) is None
+    assert dialects.strip(letter) == letter, "what others wrote is not ours to take away"
+
+
+def test_a_header_dialect_that_fails_or_is_wrong_hides_no_letter(
+    install: Install, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = discover([install("theirs", DIALECT.format(name="theirs", attempts="1 / 0"))])
+    monkeypatch.setattr(redelivery_plugins, "registry", lambda: found)
+    assert dialects.read(Message(value=b"v", headers=(("x-why", b"x"),))) is None
+    assert "'theirs' could not read a letter" in caplog.text
+
+
+def test_two_header_dialects_of_one_name_are_refused(install: Install) -> None:
+    text = DIALECT.format(name="theirs", attempts="1")
+    found = discover([install("one", text), install("two", text), install("x", text.replace("'theirs'", "'connect'"))])
+    assert list(found.dialects) == ["theirs"]
+    assert causes(found).keys() == {"two", "x"}
+    assert all("is already there" in each for each in causes(found).values())

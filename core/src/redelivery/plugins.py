@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 
 import pluggy
 
 from redelivery import dialects
 from redelivery.broker import CONTRACT_VERSION, FEATURES, Broker, BrokerPlugin, Support
+from redelivery.dialects import HeaderDialect
 from redelivery.errors import PluginError, UnknownScheme
 from redelivery.settings import nearest, redact, resolve_secrets, scheme_of, unknown
 
@@ -34,6 +35,11 @@ class Hooks:
         """The broker that this module brings. Called once, at discovery; no I/O."""
         raise NotImplementedError
 
+    @_hookspec
+    def redelivery_dialect(self) -> HeaderDialect:
+        """A header dialect that this module reads. Called once, at discovery; no I/O."""
+        raise NotImplementedError
+
 
 @dataclass(frozen=True, slots=True)
 class FailedPlugin:
@@ -45,11 +51,12 @@ class FailedPlugin:
 
 @dataclass(frozen=True, slots=True)
 class Registry:
-    """What is installed: plugins by name and by scheme, and those that failed."""
+    """What is installed: plugins by name and by scheme, those that failed, and header dialects by name."""
 
     plugins: Mapping[str, BrokerPlugin]
     schemes: Mapping[str, BrokerPlugin]
     failed: tuple[FailedPlugin, ...]
+    dialects: Mapping[str, HeaderDialect] = field(default_factory=dict)
 
     def by_url(self, url: str) -> BrokerPlugin:
         """The plugin that opens a URL.
@@ -83,17 +90,24 @@ def discover(entry_points: Iterable[importlib.metadata.EntryPoint] | None = None
     plugins: dict[str, BrokerPlugin] = {}
     schemes: dict[str, BrokerPlugin] = {}
     failed: list[FailedPlugin] = []
+    read: dict[str, HeaderDialect] = {}
     for entry_point in sorted(entry_points, key=lambda each: each.name):
         try:
-            plugin = _load(entry_point)
-            _check(plugin, plugins, schemes)
+            plugin, dialect = _load(entry_point)
+            if plugin is not None:
+                _check(plugin, plugins, schemes)
+            if dialect is not None:
+                _check_dialect(dialect, read)
         except Exception as error:  # noqa: BLE001 - whatever a plugin raises at import is reported, by name
             cause = str(error) if isinstance(error, PluginError) else f"{type(error).__name__}: {error}"
             failed.append(FailedPlugin(entry_point.name, redact(cause)))
             continue
-        plugins[plugin.name] = plugin
-        schemes.update(dict.fromkeys(plugin.schemes, plugin))
-    return Registry(plugins, schemes, tuple(failed))
+        if plugin is not None:
+            plugins[plugin.name] = plugin
+            schemes.update(dict.fromkeys(plugin.schemes, plugin))
+        if dialect is not None:
+            read[dialect.name] = dialect
+    return Registry(plugins, schemes, tuple(failed), read)
 
 
 @cache
@@ -132,17 +146,25 @@ def client_options(plugin: BrokerPlugin, options: Mapping[str, str]) -> dict[str
     return own
 
 
-def _load(entry_point: importlib.metadata.EntryPoint) -> BrokerPlugin:
-    """Import one plugin's module and call its hook, apart from all others."""
+def _load(entry_point: importlib.metadata.EntryPoint) -> tuple[BrokerPlugin | None, HeaderDialect | None]:
+    """Import one plugin's module and call its hooks, apart from all others."""
     manager = pluggy.PluginManager(GROUP)
     manager.add_hookspecs(Hooks)
     manager.register(entry_point.load(), entry_point.name)
     manager.check_pending()
-    found = manager.hook.redelivery_plugin()
-    if len(found) != 1 or not isinstance(found[0], BrokerPlugin):
-        msg = f"{entry_point.value} must implement redelivery_plugin() and return a BrokerPlugin"
-        raise PluginError(msg)
-    return found[0]
+    brokers, read = manager.hook.redelivery_plugin(), manager.hook.redelivery_dialect()
+    for found, hook, kind in (
+        (brokers, "redelivery_plugin", BrokerPlugin),
+        (read, "redelivery_dialect", dialects.HeaderDialect),
+    ):
+        if not all(isinstance(each, kind) for each in found) or not (brokers or read):
+            raise PluginError(f"{entry_point.value} must implement {hook}() and return a {kind.__name__}")
+    return next(iter(brokers), None), next(iter(read), None)
+
+
+def _check_dialect(dialect: HeaderDialect, known: Mapping[str, HeaderDialect]) -> None:
+    if dialect.name in known or dialect.name in dialects.NAMES:
+        raise PluginError(f"the header dialect {dialect.name!r} is already there")
 
 
 def _check(plugin: BrokerPlugin, plugins: Mapping[str, BrokerPlugin], schemes: Mapping[str, BrokerPlugin]) -> None:

@@ -2,6 +2,7 @@
 
 One small module a dialect: `connect`, `deadletter`, `knativeerror`, `json_context`. Each maps fields to its own names;
 what a dialect has no name for goes into one JSON header beside it, so that every dialect gives back the whole context.
+What others write is read by dialects that plugins bring (`HeaderDialect`).
 A marker header lists what we wrote: a user's own header is never overwritten, nor removed.
 
 This file must not decide that a message is dead, nor raise for what a message holds.
@@ -10,7 +11,7 @@ This file must not decide that a message is dead, nor raise for what a message h
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -24,7 +25,7 @@ from redelivery.errors import ContractViolation
 from redelivery.events import PREFIXES, is_structured
 from redelivery.message import Headers, Message
 
-__all__ = ["NAMES", "Lives", "attach", "lives", "read", "redriven", "strip"]
+__all__ = ["NAMES", "HeaderDialect", "Lives", "attach", "lives", "read", "redriven", "strip"]
 
 log = logging.getLogger("redelivery.dialects")
 
@@ -38,6 +39,24 @@ _DIALECTS: Final[Mapping[str, Dialect]] = {
 NAMES: Final = tuple(_DIALECTS)
 
 _EXTENSIONS: Final = frozenset().union(*(each.names for each in _DIALECTS.values() if each.extensions))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeaderDialect:
+    """How somebody else's software says in headers why a message is dead: read here, never written.
+
+    A plugin brings one by the hook `redelivery_dialect`.
+
+    Attributes:
+        name: short, lower case.
+        names: the headers that it reads.
+        read: fields of an `ErrorContext` by name, from the text of those headers that are there; nothing where they
+            say nothing.
+    """
+
+    name: str
+    names: frozenset[str]
+    read: Callable[[Mapping[str, str]], Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +131,22 @@ def read(message: Message) -> ErrorContext | None:
         return _read_ours(message, found[1])
     for dialect in _DIALECTS.values():
         given = dialect.read(_texts(message, dialect))
+        if given:
+            return ErrorContext(**given)
+    return _read_others(message)
+
+
+def _read_others(message: Message) -> ErrorContext | None:
+    """What the dialects that plugins bring make of a message."""
+    from redelivery.plugins import registry  # noqa: PLC0415 - which needs the names of ours to check plugins by
+
+    for dialect in registry().dialects.values() if message.headers else ():
+        there = {n: v.decode("utf-8", "replace") for n, v in message.headers if n in dialect.names and v is not None}
+        try:
+            given = checked(dialect.read(there)) if there else {}
+        except Exception:
+            log.exception("the header dialect %r could not read a letter; it is shown without its reason", dialect.name)
+            continue
         if given:
             return ErrorContext(**given)
     return None
