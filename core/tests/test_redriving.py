@@ -10,7 +10,7 @@ import pytest
 from test_deadletters import CONTEXT, World, letter
 
 from redelivery import dialects
-from redelivery.broker import Letter, Limits
+from redelivery.broker import Letter, Limits, Support
 from redelivery.context import ErrorContext
 from redelivery.errors import ConfigurationError, Retriable
 from redelivery.message import Message
@@ -172,3 +172,15 @@ def test_a_selection_and_ids_must_both_hold() -> None:
     with here.box() as box:
         assert box.redrive(["a", "b"], where=Selection.parse("id~[bc]")).redriven == 1
     assert [each.id for each in here.work.stored] == ["b~1"]
+
+
+def test_letters_that_lie_behind_others_go_too_and_each_is_counted_once() -> None:
+    """A place may show the first ones only, until those are gone; those that stay are shown again each time."""
+    here = world(10)
+    here.work.script = {"n1~1": ["permanent"]}
+    object.__setattr__(here.work.capabilities, "browse", Support.LOWER_BOUND)
+    here.place.browse = lambda: iter(list(here.place.letters[:4]))  # type: ignore[method-assign]
+    with here.box() as box:
+        report = box.redrive()
+    assert (report.considered, report.redriven, report.removed, report.failed) == (10, 9, 9, 1)
+    assert len(here.place.letters) == 1

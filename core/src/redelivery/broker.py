@@ -366,12 +366,14 @@ class Plan:
         approximations: what of the spec is done otherwise than it says, a sentence each.
         warnings: what an operator should see to, though nothing differs from the spec: letters forgotten earlier
             than the messages of their source, dead-lettering that may lose, rights that were missing to look.
+        sinks: URLs of those of the spec's sinks, other than `native`, that are among the objects.
     """
 
     objects: Sequence[NativeObject]
     status: DeliveryStatus
     approximations: Sequence[str] = ()
     warnings: Sequence[str] = ()
+    sinks: Sequence[str] = ()
 
     @property
     def drift(self) -> bool:

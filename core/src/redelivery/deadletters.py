@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from redelivery.broker import Broker, DeadLetters, Letter
+from redelivery.broker import Broker, DeadLetters, Letter, Support
 from redelivery.clock import SystemClock
 from redelivery.delivery.lane import Bounds
 from redelivery.delivery.opening import Borrow, Opening, connected
@@ -118,6 +118,24 @@ class LetterBox:
             spec or _SPEC,
         )
 
+    def move_back(self, *, wait: float = 300.0) -> int:
+        """Have the broker itself move all letters back to work, as they are; returns how many.
+
+        Faster than `redrive`, and without its account: a letter keeps the error context that we wrote, and no hop is
+        counted, so nothing ends its returns but you.
+
+        Args:
+            wait: how long it may take, in seconds.
+
+        Raises:
+            ConfigurationError: this is a sink named by its URL.
+            Unsupported: the broker has no such thing.
+            BrokerError: see `redelivery.broker.DeadLetters.move_back`.
+        """
+        if self._direct:
+            raise ConfigurationError("move_back: this is a sink named by its URL; `redrive` takes `to`")
+        return self._letters.move_back(wait=wait)
+
     def forward(
         self,
         to: str,
@@ -181,6 +199,7 @@ class LetterBox:
                 pace=pace,
                 ledger=book,
                 clock=opening.clock,
+                partial=self._broker.capabilities.browse is Support.LOWER_BOUND,
             )
             return transfer.run(lane, spec)
 

@@ -71,7 +71,8 @@ def plan(
         with contextlib.suppress(BrokerError, ConfigurationError, Unsupported):
             place = broker.native_sink()
         can = broker.capabilities
-    warnings = [*native.warnings, *_of_spec(spec, can), *_of_sinks(url, sinks, place, reads, options or {})]
+    of_sinks = _of_sinks(url, sinks, native.sinks, place, reads, options or {})
+    warnings = [*native.warnings, *_of_spec(spec, can), *of_sinks]
     return Provisioning(url=redact(url), plan=native, support=_support(can), warnings=warnings)
 
 
@@ -117,7 +118,12 @@ def _of_spec(spec: DeliverySpec, can: Capabilities) -> Iterator[str]:
 
 
 def _of_sinks(
-    url: str, sinks: Sequence[str], place: str | None, reads: Sequence[str], options: Mapping[str, str]
+    url: str,
+    sinks: Sequence[str],
+    made: Sequence[str],
+    place: str | None,
+    reads: Sequence[str],
+    options: Mapping[str, str],
 ) -> Iterator[str]:
     for sink in sinks:
         there = place if sink == NATIVE else sink
@@ -125,7 +131,8 @@ def _of_sinks(
             yield f"the job reads its own dead letter sink, {redact(there)}: each letter comes back as a message"
         if sink == NATIVE:
             continue
-        yield f"the sink {redact(sink)} is not made here; see to it: redelivery plan {redact(sink)}"
+        if sink not in made:
+            yield f"the sink {redact(sink)} is not made here; see to it: redelivery plan {redact(sink)}"
         same = plugins.registry().by_url(sink) is plugins.registry().by_url(url)
         with contextlib.suppress(BrokerError, ConfigurationError, Unsupported):
             with plugins.connect(sink, options if same else {}) as broker:

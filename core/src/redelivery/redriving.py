@@ -115,6 +115,7 @@ class Transfer:
         why_left: why a letter is not sent; None where it is.
         pace: how far and how fast.
         ledger: remembers what was sent and not yet removed; None: nothing does.
+        partial: the place shows some letters only when those before them are gone.
     """
 
     def __init__(
@@ -128,6 +129,7 @@ class Transfer:
         pace: Pace,
         ledger: Ledger | None,
         clock: Clock,
+        partial: bool = False,
     ) -> None:
         self.report = RedriveReport()
         self._letters = letters
@@ -138,6 +140,8 @@ class Transfer:
         self._pace = pace
         self._ledger = ledger
         self._clock = clock
+        self._partial = partial
+        self._stay: set[str] = set()
         self._began_ms = clock.wall_ms()
         self._next_look = clock.monotonic() + _LOOK_AFTER
 
@@ -149,14 +153,18 @@ class Transfer:
             self._resume()
             engine = Engine([lane], spec, _ORIGIN, self._clock, random_module.random, delivered=confirmed.extend)
         rate = RateLimit(self._pace.rate)
-        meant = self._meant()
-        while chunk := list(itertools.islice(meant, self._size(rate))):
-            going = self._going(chunk)
-            if engine is not None and going and self._may_send(rate, len(going)):
-                self._send(engine, going, confirmed)
-            self._pace.on_progress(self.report)
-            if self._must_stop():
-                break
+        again = True
+        while again:
+            removed = self.report.removed
+            meant = self._meant()
+            while not self.report.stopped and (chunk := list(itertools.islice(meant, self._size(rate)))):
+                going = self._going(chunk)
+                if engine is not None and going and self._may_send(rate, len(going)):
+                    self._send(engine, going, confirmed)
+                self._pace.on_progress(self.report)
+                self._must_stop()
+            # What was behind those that are gone is shown now.
+            again = self._partial and not self.report.stopped and self.report.removed > removed
         if engine is not None and self.report.redriven:
             self._count_returned()
             self._pace.on_progress(self.report)
@@ -165,7 +173,7 @@ class Transfer:
     def _meant(self) -> Iterator[Letter]:
         for letter in self._letters.browse():
             whole = replace(letter, context=context_of(letter))
-            if self._selection.admits(whole, self._began_ms):
+            if letter.position not in self._stay and self._selection.admits(whole, self._began_ms):
                 yield letter
 
     def _size(self, rate: RateLimit) -> int:
@@ -175,6 +183,8 @@ class Transfer:
     def _going(self, chunk: Sequence[Letter]) -> list[Letter]:
         self.report.considered += len(chunk)
         going = [letter for letter in chunk if not self.report.leave(self._why_left(letter))]
+        if self._partial:  # those that stay are shown again
+            self._stay.update({letter.position for letter in chunk} - {letter.position for letter in going})
         self.report.selected += len(going)
         return going
 
@@ -186,6 +196,8 @@ class Transfer:
         finally:  # what is confirmed is removed, whatever becomes of its neighbours
             self.report.redriven += len(confirmed)
             self.report.failed += len(going) - len(confirmed)
+            if self._partial:
+                self._stay.update(places[row] for row in places.keys() - set(confirmed))
             self._remove([places[row] for row in confirmed])
             confirmed.clear()
 

@@ -4,6 +4,7 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as f
 
+from redelivery import dialects
 from redelivery.errors import ConfigurationError
 from redelivery.spark import deliver, events, undelivered
 from redelivery.spec import DeliverySpec, Sink
@@ -24,7 +25,7 @@ def orders(spark):
 
 def test_letters_hold_the_original_and_why(spark, shelf, orders):
     report = deliver(orders, shelf.url(), deadLetterSink="native")
-    found = {row["id"]: row for row in letters(spark, shelf.url()).collect()}
+    found = {row["_error"]["message_id"]: row for row in letters(spark, shelf.url()).collect()}
     assert set(found) == {"id0", "id2"}
     row = found["id2"]
     assert (row["key"], row["value"], row["destination"]) == (b"k2", b"permanent 2", "to2")
@@ -60,10 +61,11 @@ def test_mended_rows_can_be_written_again(spark, shelf, orders):
         .drop("_error", "_position")
     )
     assert deliver(mended, shelf.url("again")).delivered == 2
-    message = next(m for m in shelf.messages("again") if m.id == "id2")
+    message = next(m for m in shelf.messages("again") if m.id == "id2~1")
     assert (message.key, message.value, message.destination) == (b"k2", b"mended 2", "to2")
     assert message.headers[0] == ("own", b"\xff")
     assert message.extra["row"] == 2
+    assert dialects.lives(message) == dialects.Lives(attempts_total=1, hops=1), "a redelivery, as it were"
 
 
 def test_events_that_became_none_can_be_mended(spark, shelf):
@@ -94,7 +96,7 @@ def test_events_are_unpacked_into_their_columns_and_packed_again(spark, shelf, m
     else:
         deliver(df, shelf.url("x"), contentMode=mode, deadLetterSink="native")
         row = letters(spark, shelf.url("x")).collect()[0]
-    assert (row["type"], row["source"], row["subject"], row["id"]) == ("t", "/s", "x", "e1")
+    assert (row["type"], row["source"], row["subject"], row["id"]) == ("t", "/s", "x", "e1~1")
     assert row["time"].isoformat() == "2024-01-31T12:00:00.250000"
     assert (row["value"], row["datacontenttype"], row["specversion"]) == (b"permanent", "text/plain", "1.0")
     assert row["extensions"] == {"traceid": "abc"}

@@ -1,7 +1,8 @@
 """Dead letters as a DataFrame: the original columns unchanged, `_error` (why) and `_position` (where it lies).
 
 What the writer packs, this unpacks: an event's attributes are columns and its data is `value`; a plain message has no
-`specversion`. So rows can be mended with ordinary DataFrame code and written again without `_error` and `_position`.
+`specversion`. So rows can be mended with ordinary DataFrame code and written again without `_error` and `_position`:
+a redelivery, one hop further. So `id` is `<id>~<hop>`, the id of that hop; the first one is `_error.message_id`.
 Reading leaves the letters in place. This file must not remove anything.
 """
 
@@ -23,7 +24,7 @@ from redelivery.broker import Letter
 from redelivery.context import ErrorContext
 from redelivery.errors import ConfigurationError
 from redelivery.message import Message
-from redelivery.redriving import context_of
+from redelivery.redriving import HOP_MARK, context_of, original_id
 from redelivery.settings import unknown
 from redelivery.spark.job import local_property, refuse_one_host
 from redelivery.spark.options import ATTRIBUTES, EXTENSIONS, ReadSettings
@@ -120,19 +121,21 @@ class DeadLetterReader(DataSourceReader):
 def unpack(letter: Letter) -> dict[str, Any]:
     """One letter as the columns of a row."""
     context = context_of(letter)
-    message = dialects.strip(letter.message)
+    message = dialects.redriven(letter.message)
+    hop = dialects.lives(message).hops
     attributes, message = _event(message)
+    name = message.id or context.message_id or attributes.get("id")
     row: dict[str, Any] = dict.fromkeys(_FIELDS)
     row |= attributes
     row |= message.extra
     row |= {
-        "id": message.id or context.message_id or attributes.get("id"),
+        "id": name and f"{original_id(name, hop - 1)}{HOP_MARK}{hop}",
         "key": message.key,
         "value": message.value,
         "headers": [{"key": name, "value": value} for name, value in message.headers] or None,
         "destination": message.destination or context.target,
         "timestamp": _micros(message.timestamp_ms),
-        "_error": _error(context, letter.dead_lettered_ms),
+        "_error": _error(context, letter.dead_lettered_ms) | {"message_id": context.message_id or letter.message.id},
         "_position": letter.position,
     }
     return row
