@@ -105,6 +105,8 @@ DISTRIBUTIONS = [
     *(f"plugins/{name}/pyproject.toml" for name in PLUGINS),
 ]
 GROUPS = nox.project.load_toml("pyproject.toml")
+#: Without deadlines for single examples, which say how busy a machine is.
+PYTEST = ["pytest", "--hypothesis-profile=ci"]
 #: Where brokers are said to be there, as in the continuous integration, one that is missing is a failure.
 REQUIRED = ["--require-brokers"] if os.environ.get("REDELIVERY_REQUIRE_BROKERS") else []
 
@@ -158,12 +160,12 @@ def unit(session: nox.Session) -> None:
     """The tests of core and of each plugin. The suite itself is left to `conformance`."""
     install_project(session, "test")
     if session.posargs:
-        session.run("pytest", *session.posargs)
+        session.run(*PYTEST, *session.posargs)
         return
     brokers = [*REQUIRED, "--ignore-glob=*_conformance.py"]
-    session.run("pytest", "-m", "not spark", *brokers, "core/tests", "plugins")
+    session.run(*PYTEST, "-m", "not spark", *brokers, "core/tests", "plugins")
     # In a process of their own: Spark does not find the data source again after core's sessions.
-    session.run("pytest", "-m", "spark", *brokers, "plugins")
+    session.run(*PYTEST, "-m", "spark", *brokers, "plugins")
 
 
 @nox.session
@@ -176,7 +178,7 @@ def conformance(session: nox.Session) -> None:
         which, rest = ["--broker", rest[0]], rest[1:]
     kinds = [f"--broker-kind={kind}" for kind in ("container", "embedded") if REQUIRED]
     suite = ["--config-file=pyproject.toml", "--rootdir=.", "--pyargs", "redelivery_conformance"]
-    session.run("pytest", *suite, *which, *REQUIRED, *kinds, *rest)
+    session.run(*PYTEST, *suite, *which, *REQUIRED, *kinds, *rest)
 
 
 @nox.session
@@ -203,7 +205,7 @@ def plugin(session: nox.Session) -> None:
     found = f"from redelivery.plugins import registry as r; assert list(r().plugins) == [{name!r}], r()"
     session.run("python", "-c", found)
     install(session, "./core", "./conformance_tests", f"./{folder}[testing]", groups=("test",))
-    session.run("pytest", "-m", "not spark", str(folder / "tests"), *rest)
+    session.run(*PYTEST, "-m", "not spark", str(folder / "tests"), *rest)
 
 
 @nox.session(reuse_venv=False)
@@ -213,7 +215,7 @@ def stranger(session: nox.Session) -> None:
     provide_spark(session)
     with session.chdir(STRANGER):
         session.run("mypy", "src")
-        session.run("pytest", "--require-brokers", *session.posargs)
+        session.run(*PYTEST, "--require-brokers", *session.posargs)
 
 
 @nox.session
