@@ -189,6 +189,13 @@ def demo(session: nox.Session) -> None:
 
 
 @nox.session
+def mend(session: nox.Session) -> None:
+    """Dead letters mended with Spark on a real broker: examples/mend_with_spark.py. `-- --broker NAME` picks it."""
+    install_project(session, "demo")
+    session.run("python", "examples/mend_with_spark.py", *session.posargs)
+
+
+@nox.session
 def bench(session: nox.Session) -> None:
     """`-- BROKER [--json FILE]`: rows/s and memory, against loops written by hand, in one run."""
     install_project(session, "demo")

@@ -83,7 +83,8 @@ def main() -> int:
 def through_spark(module: Ways, count: int, repeat: int) -> list[Result]:
     """Rows/s of every way: medians of `repeat` runs in turns, after a warm-up each."""
     times: dict[str, list[float]] = {}
-    with contextlib.closing(_Session(local_session("bench", master="local[2]"))) as session:
+    config = module.config() if hasattr(module, "config") else None
+    with contextlib.closing(_Session(local_session("bench", master="local[2]", config=config))) as session:
         df = module.rows(session.spark, count)
         for turn in range(repeat + 1):
             for way in module.ways():

@@ -17,6 +17,7 @@ from redelivery.broker import (
     Received,
     Receiver,
     Retry,
+    Source,
     Support,
     Terminate,
 )
@@ -50,6 +51,7 @@ class LeasingBroker(Broker):
         self.settle_errors: list[BrokerError] = []
         self.revoked: set[str] = set()
         self.undecodable: dict[str, str] = {}
+        self.source: Source | None = None
         self.leases = 0
         self.lock = threading.Lock()
         self.capabilities = Capabilities(
@@ -108,6 +110,7 @@ class LeasingReceiver(Receiver):
                             expires=item.visible,
                             first_ms=item.first_ms,
                             undecodable=broker.undecodable.get(item.message.id or ""),
+                            source=broker.source,
                         )
                     )
         return taken

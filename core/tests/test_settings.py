@@ -24,6 +24,7 @@ from redelivery.settings import (
 SECRET_NAMES = [
     *("password", "PASSWORD", "sasl.password", "client_secret", "access_key", "accessKey", "SharedAccessKey"),
     *("aws.session.token", "sas", "connection_string", "sasl.jaas.config", "ssl.key.passphrase", "credentials"),
+    *("SharedAccessSignature", "sas_token", "sasToken", "sasl.oauthbearer.config", "ssl.key.pem"),
 ]
 #: What may stand in a password in a URL without ending it.
 PASSWORDS = st.text(st.characters(codec="ascii", categories=["L", "N"]), min_size=8, max_size=30).map("s3cr3t".__add__)
@@ -59,6 +60,12 @@ def test_no_value_of_a_secret_name_is_shown(name: str, between: str, secret: str
 )
 def test_what_holds_no_secret_stays_as_it_is(text: str) -> None:
     assert redact(text) == text
+
+
+@pytest.mark.parametrize("name", ["sasl.mechanism", "sasl.mechanisms", "sasl.username", "client.SASL.mechanism"])
+def test_how_a_client_identifies_itself_is_shown(name: str) -> None:
+    assert redact_options({name: "PLAIN"}) == {name: "PLAIN"}
+    assert redact(f"refused: {name}=PLAIN") == f"refused: {name}=PLAIN"
 
 
 def test_redaction_is_idempotent() -> None:

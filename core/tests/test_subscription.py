@@ -17,7 +17,7 @@ from scripted import ScriptedBroker
 from test_delivery import RealClock
 
 from redelivery import dialects
-from redelivery.broker import Broker, Retry, Terminate
+from redelivery.broker import Broker, Retry, Source, Terminate
 from redelivery.errors import (
     ConfigurationError,
     DeliveryFailed,
@@ -90,6 +90,15 @@ def test_what_a_handler_raises_for_is_retried_with_the_specs_backoff_then_dead_l
     assert (context.subscriber, context.attempts, context.kind) == ("billing", 3, "retriable")
     assert "ValueError: no such airport" in context.reason
     assert (report.failures, report.retried, report.dead_lettered, report.accepted, report.terms) == (3, 2, 1, 0, 0)
+
+
+def test_a_letter_says_where_its_message_was_read() -> None:
+    world = World(message("a"), **QUICK)
+    world.queue.source = Source(topic="orders", partition=3, offset=41)
+    world.subscription(fails).run(until_empty=True)
+    context = dialects.read(world.sinks[0].stored[0])
+    assert context is not None
+    assert (context.source_topic, context.source_partition, context.source_offset) == ("orders", 3, 41)
 
 
 def test_a_terminal_nack_bypasses_the_retries_and_is_counted_apart() -> None:

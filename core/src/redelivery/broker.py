@@ -110,6 +110,7 @@ class Capabilities:
         settles: "batch": `collect` tells of each batch as it is settled. "quiescence": the client reports errors
             only, so batches count as settled when its queue has emptied; the engine drains at its bound.
         shared: reachable from several hosts; False: a file of one host (refused on a cluster).
+        depth_counts_leased: `Admin.depth` counts what receivers have in hand; False: the broker does not tell it.
         context_dialect: how an error context is written into headers here (a name in `redelivery.dialects`).
         cloudevents_prefix: header prefix of CloudEvents attributes in binary mode; None: structured mode only.
         columns: the broker's own columns and their Python types, beyond those of `Message`.
@@ -146,6 +147,7 @@ class Capabilities:
     backstop: Support = Support.NONE
     settles: Literal["batch", "quiescence"] = "batch"
     shared: bool = True
+    depth_counts_leased: bool = True
     context_dialect: str = "json"
     cloudevents_prefix: str | None = "ce-"
     columns: Mapping[str, type] = field(default_factory=dict)
@@ -272,6 +274,15 @@ Outcome = Accept | Retry | Terminate | GiveBack
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where a message was read, where the broker's places are numbered: the context of its letter says so."""
+
+    topic: str
+    partition: int | None = None
+    offset: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Received:
     """A message under a lease.
 
@@ -283,6 +294,7 @@ class Received:
         position: names the message for people and logs.
         first_ms: when it was first delivered, milliseconds since the epoch; None where the broker does not tell.
         undecodable: what of it the plugin could not decode; core dead-letters it unhandled, with this reason.
+        source: where it was read; None where that has no numbers.
     """
 
     message: Message
@@ -292,6 +304,7 @@ class Received:
     position: str = ""
     first_ms: int | None = None
     undecodable: str | None = None
+    source: Source | None = None
 
 
 class Receiver(Role):
@@ -398,7 +411,7 @@ class Admin(Role):
 
     @abstractmethod
     def depth(self) -> int:
-        """Messages waiting at this destination; leased ones included, dead letters not."""
+        """Messages waiting at this destination; leased ones included where that can be told, dead letters not."""
 
 
 # --- dead letters --------------------------------------------------------------------------------------------------

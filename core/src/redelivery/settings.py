@@ -18,7 +18,12 @@ from redelivery.errors import ConfigurationError, InvalidURL, UnknownOption
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*):")
 # Each begins only where a run of its characters begins: else a long run is read again from every place in it.
 _USERINFO = re.compile(r"(?<![A-Za-z0-9+.-])(?P<scheme>[A-Za-z0-9+.-]++://)(?P<user>[^\s:/@]*):(?P<password>[^\s]*)@")
-_SECRET_WORDS = "secret|passw|passphrase|token|credential|access.?key|private.?key|sas|connection.?string|jaas"  # noqa: S105
+# How a client identifies itself (`sasl.mechanism`, `sasl.username`) is no secret, though it begins like a signature.
+_SIGNATURE = r"sas(?!l[._-]?(?:mechanism|username))"
+_SECRET_WORDS = (
+    r"secret|passw|passphrase|token|credential|access.?key|access.?signature|private.?key|key\.pem|"
+    rf"{_SIGNATURE}|connection.?string|jaas"
+)
 _VALUE = r"""\"[^\"]*\"|'[^']*'|[^\s;,&\"'}]+"""
 _SECRET_NAME = re.compile(f"(?i:{_SECRET_WORDS})")
 # Only pairs with a secret name match: another pair must not swallow one that begins in its value (`url: x?sas=...`).

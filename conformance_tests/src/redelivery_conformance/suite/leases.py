@@ -103,6 +103,7 @@ class Leases(Statements):
     @pytest.mark.parametrize("name", OUTCOMES)
     def test_settling_twice_is_a_lost_lease(self, subject: Subject, name: str) -> None:
         """Also when what ended it first has the message given again."""
+        subject.provision()
         subject.deliver(Message(value=b"v"))
         taker = Taker(subject)
         received = taker.one()
@@ -197,6 +198,14 @@ class Leases(Statements):
         assert sorted(values(again), key=repr) == sorted(values(received), key=repr)
 
     @broker_has("receive", "send", "provision")
+    @broker_lacks("depth_counts_leased")
+    def test_depth_leaves_out_what_is_in_hand_and_says_so(self, subject: Subject) -> None:
+        subject.provision()
+        subject.deliver(*numbered(3))
+        Taker(subject).take(2)
+        assert subject.keep(subject.broker.admin()).depth() == 1
+
+    @broker_has("receive", "send", "provision", "depth_counts_leased")
     def test_depth_counts_what_is_in_hand(self, subject: Subject) -> None:
         subject.provision()
         subject.deliver(*numbered(3))

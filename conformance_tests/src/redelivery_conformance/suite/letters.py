@@ -143,10 +143,26 @@ class Browsing(Statements):
     @broker_has("send", "browse")
     def test_a_thousand_letters_are_each_shown_once(self, subject: Subject) -> None:
         values = [b"%d" % at for at in range(1_000)]
-        subject.deliver(*(Message(value=value) for value in values))
+        keys = subject.capabilities.keys  # where letters lie behind others, those are of one key
+        subject.deliver(*(Message(value=value, key=value if keys else None) for value in values))
         found = subject.browse(direct=True)
         assert Counter(letter.message.value for letter in found) == Counter(values)
         assert len({letter.position for letter in found}) == 1_000, "positions must differ"
+
+    @broker_has("send", "browse", "remove")
+    def test_removing_what_is_shown_again_and_again_empties_a_place(self, subject: Subject) -> None:
+        """Also where letters of one key lie behind each other; the oldest are shown before."""
+        values = [b"%d" % at for at in range(25)]
+        key = b"k" if subject.capabilities.keys else None
+        for value in values:
+            subject.deliver(Message(value=value, key=key))
+        shown: list[bytes | None] = []
+        while page := subject.browse(direct=True):
+            shown += [letter.message.value for letter in page]
+            with subject.broker.dead_letters(direct=True) as letters:
+                assert letters.remove([letter.position for letter in page]) == len(page)
+        assert shown == values
+        assert not subject.values()
 
     @broker_has("browse", "provision")
     def test_an_empty_place_has_no_letters(self, subject: Subject) -> None:

@@ -121,10 +121,18 @@ class Publishing(Statements):
 
     @broker_has("send", "timestamps")
     def test_timestamps_come_back_to_the_millisecond(self, subject: Subject) -> None:
-        stamps = (0, 1_700_000_000_123, 1_700_000_000_124)
+        stamps = (1, 1_700_000_000_123, 1_700_000_000_124)
         messages = [Message(value=b"%d" % at, timestamp_ms=stamp) for at, stamp in enumerate(stamps)]
         subject.deliver(*messages)
         subject.returns(*messages)
+
+    @broker_has("send", "timestamps")
+    @pytest.mark.parametrize("stamp", [0, -1])
+    def test_a_timestamp_at_or_before_the_epoch_comes_back_or_is_refused_alone(
+        self, subject: Subject, stamp: int
+    ) -> None:
+        """Some clients mean "now" or "none" by these: a broker refuses what it would change."""
+        subject.kept_or_refused(Message(value=b"v", timestamp_ms=stamp))
 
     @broker_has("send")
     @broker_lacks("timestamps")

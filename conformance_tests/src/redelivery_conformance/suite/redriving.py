@@ -18,7 +18,7 @@ from redelivery.errors import Retriable
 from redelivery.message import Message
 from redelivery.redriving import HOP_MARK, Pace
 from redelivery.selection import Selection
-from redelivery_conformance.statements import Statements, broker_has
+from redelivery_conformance.statements import Statements, broker_has, broker_lacks
 from redelivery_conformance.subject import Subject
 from redelivery_conformance.suite.letters import CONTEXT, original
 from redelivery_conformance.suite.receiving import numbered
@@ -184,11 +184,29 @@ class Redriving(Statements):
         assert sum(report.left.values()) == 1
         assert len(subject.browse(direct=False)) == 1
 
+    @broker_has(*NEEDS, "redrive")
+    def test_a_broker_moves_all_letters_back_by_itself(self, subject: Subject) -> None:
+        """As they are, and only those of the place; it is done when the call returns."""
+        self._bury(subject, *(Message(value=b"%d" % at) for at in range(12)))
+        subject.deliver(Message(value=b"live"))
+        with self._box(subject) as box:
+            assert box.move_back(wait=60.0) == 12
+            assert box.move_back(wait=60.0) == 0
+        assert subject.values() == Counter([b"live", *(b"%d" % at for at in range(12))])
+        assert not subject.browse(direct=False)
+
+    @broker_has("browse")
+    @broker_lacks("redrive")
+    def test_without_redrive_of_its_own_asking_for_it_is_unsupported(self, subject: Subject) -> None:
+        letters = subject.dead_letters(direct=not subject.capabilities.dead_letter)
+        subject.is_unsupported(lambda: letters.move_back(wait=1.0))
+
     @broker_has(*NEEDS)
     def test_many_letters_are_redriven_each_once(self, subject: Subject) -> None:
         """More than are sent at a time; while it goes on, the place is browsed and letters leave it."""
         count = min(1_200, subject.place.many)
-        rows = [Message(value=b"%d" % at) for at in range(count)]
+        keys = subject.capabilities.keys  # where letters lie behind others, those are of one key
+        rows = [Message(value=b"%d" % at, key=b"%d" % at if keys else None) for at in range(count)]
         self._bury(subject, *rows)
         with self._box(subject) as box:
             assert box.redrive().removed == count
@@ -266,6 +284,9 @@ class WatchedLetters(DeadLetters):
 
     def purge(self) -> int:
         return self._letters.purge()
+
+    def move_back(self, *, wait: float) -> int:
+        return self._letters.move_back(wait=wait)
 
     def close(self) -> None:
         self._letters.close()

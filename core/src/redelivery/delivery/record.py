@@ -111,6 +111,7 @@ class Record:
         """Why the row was given up, for its letter."""
         error = self.primary
         lives = dialects.lives(self.message)
+        source = None if self.received is None else self.received().source
         extra = {name: str(value) for name, value in self.message.extra.items() if value is not None}
         return ErrorContext(
             reason=redact(str(error)),
@@ -133,6 +134,9 @@ class Record:
             batch=origin.batch,
             partition=origin.partition,
             position=self.position,
+            source_topic=None if source is None else source.topic,
+            source_partition=None if source is None else source.partition,
+            source_offset=None if source is None else source.offset,
             subscriber=self.subscriber,
             extra=extra,
         )

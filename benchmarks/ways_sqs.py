@@ -1,0 +1,199 @@
+"""`sqs:` against loops over boto3 by hand, on ElasticMQ: from Spark, and in this process alone.
+
+The server comes from the plugin's harness. It is the limit of the fastest ways, so they are compared with each other.
+"""
+
+from __future__ import annotations
+
+import atexit
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache, partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import boto3
+from bench import Way
+from botocore.config import Config
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from redelivery.message import Batch, Column
+from redelivery.plugins import connect
+from redelivery_conformance.harness import start
+from redelivery_sqs.testing import SqsHarness, SqsRuntime
+
+ROWS = 20_000
+PARTITIONS = 2
+_BYTES = 1024
+_THREADS = 16
+_AT_ONCE = 1000
+_BATCHES = 8
+
+Send = Callable[[Iterable[bytes], Any, str], None]
+
+
+@cache
+def _runtime() -> SqsRuntime:
+    found = start(SqsHarness(), None, {}, Path(tempfile.mkdtemp()))
+    if not isinstance(found, SqsRuntime):
+        raise TypeError(found)
+    atexit.register(found.close)
+    return found
+
+
+def rows(spark: SparkSession, count: int) -> DataFrame:
+    """`count` rows of a 1 KiB value of text in two partitions."""
+    number = f.col("id").cast("string")
+    return spark.range(0, count, 1, PARTITIONS).select(f.lpad(number, _BYTES, "x").cast("binary").alias("value"))
+
+
+def _client(options: dict[str, str]) -> Any:
+    config = Config(max_pool_connections=_THREADS, retries={"total_max_attempts": 1}, parameter_validation=False)
+    return boto3.client(
+        "sqs",
+        endpoint_url=options["sqs.endpoint_url"],
+        region_name=options["sqs.region"],
+        aws_access_key_id=options["sqs.access_key_id"],
+        aws_secret_access_key=options["sqs.secret_access_key"],
+        config=config,
+    )
+
+
+def _tens(values: Iterable[bytes]) -> Iterator[list[dict[str, str]]]:
+    iterator = iter(values)
+    while ten := list(islice(iterator, 10)):
+        yield [{"Id": str(at), "MessageBody": value.decode()} for at, value in enumerate(ten)]
+
+
+def _sent(answer: Any) -> None:
+    if answer.get("Failed"):
+        raise RuntimeError(f"{len(answer['Failed'])} rows failed")
+
+
+def one_by_one(values: Iterable[bytes], client: Any, url: str) -> None:
+    """A request a row."""
+    for value in values:
+        client.send_message(QueueUrl=url, MessageBody=value.decode())
+
+
+def in_sequence(values: Iterable[bytes], client: Any, url: str) -> None:
+    """Ten rows a request, one request after another."""
+    for entries in _tens(values):
+        _sent(client.send_message_batch(QueueUrl=url, Entries=entries))
+
+
+def by_threads(values: Iterable[bytes], client: Any, url: str) -> None:
+    """Ten rows a request, each thread taking the next ten: the fastest loop that we could make."""
+    lock, tens = threading.Lock(), _tens(values)
+    errors: list[Exception] = []
+
+    def work() -> None:
+        try:
+            while True:
+                with lock:
+                    entries = next(tens, None)
+                if entries is None or errors:
+                    return
+                _sent(client.send_message_batch(QueueUrl=url, Entries=entries))
+        except Exception as error:  # noqa: BLE001 - raised below
+            errors.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(_THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+def by_our_sender(values: Iterable[bytes], queue: str) -> None:
+    """Our sender without the engine: up to eight batches of 1,000 rows in flight."""
+    iterator, flying = iter(values), 0
+    chunks = iter(lambda: list(islice(iterator, _AT_ONCE)), [])
+    with connect(_runtime().address(queue).url, _runtime().options) as broker, broker.sender() as sender:
+
+        def collect() -> int:
+            settled = sender.collect(1.0)
+            if any(each.error or each.failures for each in settled):
+                raise RuntimeError("rows failed")
+            return len(settled)
+
+        for number, chunk in enumerate(chunks):
+            values_ = Column[bytes | None](len(chunk), partial(list, chunk))
+            batch = Batch(number=number, length=len(chunk), nbytes=len(chunk) * _BYTES, value=values_)
+            sender.send(batch, deadline=time.monotonic() + 60)
+            flying += 1
+            while flying >= _BATCHES:
+                flying -= collect()
+        while flying:
+            flying -= collect()
+
+
+def _queue(folder: Path) -> str:
+    """A fresh queue, named after the folder."""
+    name = f"bench-{folder.name}".replace("_", "-")
+    _runtime().sqs.create_queue(QueueName=name)
+    return name
+
+
+def from_spark(send: Send, df: DataFrame, folder: Path) -> None:
+    """A loop by hand in each task."""
+    options = dict(_runtime().options)
+    url = f"{options['sqs.endpoint_url']}/000000000000/{_queue(folder)}"
+
+    def write(batches: Iterator[Any]) -> Iterator[Any]:
+        client = _client(options)
+        for batch in batches:
+            send(batch.column("value").to_pylist(), client, url)
+            yield batch.slice(0, 0)
+
+    df.mapInArrow(write, df.schema).count()
+
+
+def ours(df: DataFrame, folder: Path) -> None:
+    """Our writer, as it comes: an id a row, and an account of each."""
+    writer = df.write.format("redelivery").option("url", _runtime().address(_queue(folder)).url)
+    writer.options(**_runtime().options).mode("append").save()
+
+
+def _values(df: DataFrame) -> Iterable[bytes]:
+    return (b"%0*d" % (_BYTES, at) for at in range(df.count()))
+
+
+def alone(send: Send, df: DataFrame, folder: Path) -> None:
+    """A loop by hand in this process; of Spark only the number of rows."""
+    options = dict(_runtime().options)
+    send(_values(df), _client(options), f"{options['sqs.endpoint_url']}/000000000000/{_queue(folder)}")
+
+
+def alone_ours(df: DataFrame, folder: Path) -> None:
+    """Our sender in this process."""
+    by_our_sender(_values(df), _queue(folder))
+
+
+def count(folder: Path) -> int:
+    """Messages in the queue, as the server counts them; then the queue is removed."""
+    sqs = _runtime().sqs
+    url = sqs.get_queue_url(QueueName=_queue(folder))["QueueUrl"]
+    name = "ApproximateNumberOfMessages"
+    found = int(sqs.get_queue_attributes(QueueUrl=url, AttributeNames=[name])["Attributes"][name])
+    sqs.delete_queue(QueueUrl=url)
+    return found
+
+
+def ways() -> list[Way]:
+    """By hand one by one, in sequence, by threads; ours from Spark and alone, each to the fastest of its kind."""
+    one, hand, lone = "boto3, one by one", "boto3, tens, 16 threads", "boto3, tens, 16 threads, no Spark"
+    return [
+        Way(one, partial(from_spark, one_by_one), count, one),
+        Way("boto3, tens in sequence", partial(from_spark, in_sequence), count, one),
+        Way(hand, partial(from_spark, by_threads), count, one),
+        Way("redelivery", ours, count, hand),
+        Way(lone, partial(alone, by_threads), count, lone),
+        Way("redelivery's sender, no Spark", alone_ours, count, lone),
+    ]

@@ -1,0 +1,145 @@
+"""The URL of a topic at a cluster. This file must not do I/O, nor know client settings but the bootstrap servers."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import Final
+from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
+
+from redelivery.errors import ConfigurationError, InvalidURL
+from redelivery.settings import redact, unknown
+
+#: What is put behind a topic's name to name its dead letter topic.
+DEAD_LETTERS: Final = "-dead-letters"
+PORT: Final = 9092
+GROUP: Final = "redelivery."
+
+#: Kafka's own bound for the name of a topic.
+TOPIC_LENGTH: Final = 249
+_TOPIC: Final = re.compile(r"[A-Za-z0-9._-]+")
+_HOST: Final = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+)(?::(?P<port>[0-9]{1,5}))?")
+_EXAMPLE: Final = (
+    "it is written 'kafka://host:9092,other:9092/topic' or, with kafka.bootstrap.servers, 'kafka:///topic'"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """One topic at one cluster, and the consumer group that receives from it.
+
+    Attributes:
+        named_group: the group that the URL names; empty: one of the topic's own, since members of one group wait for
+            each other whatever they receive.
+    """
+
+    bootstrap: str
+    topic: str
+    named_group: str = ""
+
+    @property
+    def group(self) -> str:
+        """The consumer group."""
+        return self.named_group or f"{GROUP}{self.topic}"
+
+    @property
+    def url(self) -> str:
+        """The URL that names it."""
+        group = f"?group={quote(self.named_group, safe='')}" if self.named_group else ""
+        return f"kafka://{self.bootstrap}/{self.topic}{group}"
+
+    @property
+    def is_dead_letters(self) -> bool:
+        """Whether it is a dead letter topic."""
+        return self.topic.endswith(DEAD_LETTERS)
+
+    @property
+    def dead_letters(self) -> Address:
+        """Where its dead letters lie: its own topic, if it is a dead letter topic already."""
+        return self if self.is_dead_letters else self.at(self.topic + DEAD_LETTERS)
+
+    def at(self, topic: str) -> Address:
+        """Another topic of the same cluster.
+
+        Raises:
+            ConfigurationError: no topic can have this name.
+        """
+        fault = topic_fault(topic)
+        if fault is not None:
+            raise ConfigurationError(f"kafka: {fault}")
+        return replace(self, topic=topic)
+
+    @classmethod
+    def parse(cls, url: str, bootstrap: str | None = None) -> Address:
+        """Read a URL.
+
+        Args:
+            url: `kafka://host:port,.../topic?group=...`.
+            bootstrap: the servers as the client options give them. They win over the URL's: a dead letter topic given
+                by its name alone, with client options of its own, may lie at another cluster than the job's topic.
+
+        Raises:
+            InvalidURL, UnknownOption: an unknown parameter.
+        """
+        parts = _split(url)
+        shown = redact(url)
+        if "@" in parts.netloc:
+            text = "put them into kafka.sasl.username and kafka.sasl.password (a reference, as in 'env:NAME')"
+            raise InvalidURL(f"kafka: {shown!r} holds credentials; {text}")
+        if parts.fragment:
+            raise InvalidURL(f"kafka: {shown!r} has a part behind '#', which means nothing here; {_EXAMPLE}")
+        servers = _servers(parts.netloc, f"{shown!r}") if parts.netloc else ""
+        given = _servers(bootstrap, "kafka.bootstrap.servers") if bootstrap else ""
+        if not servers and not given:
+            raise InvalidURL(f"kafka: {shown!r} names no host, and kafka.bootstrap.servers is not set; {_EXAMPLE}")
+        topic = unquote(parts.path.removeprefix("/"))
+        fault = topic_fault(topic)
+        if fault is not None:
+            raise InvalidURL(f"kafka: {shown!r}: {fault}; {_EXAMPLE}")
+        return cls(given or servers, topic, _group(parts.query, shown))
+
+
+def topic_fault(name: str) -> str | None:
+    """Why no topic can have this name; None where one can."""
+    if not name:
+        return "the topic has an empty name"
+    if len(name) > TOPIC_LENGTH:
+        return f"a topic's name has at most {TOPIC_LENGTH} characters, not {len(name)}"
+    if name in {".", ".."} or _TOPIC.fullmatch(name) is None:
+        return f"{name!r} is no name of a topic: it has letters (a to z), digits, '.', '_' and '-' only"
+    return None
+
+
+def _split(url: str) -> SplitResult:
+    # Not `split_url`: it reads the port, and there may be several hosts.
+    try:
+        return urlsplit(url)
+    except ValueError as error:
+        text = f"not a valid URL: {redact(url)!r}: {redact(str(error))}; {_EXAMPLE}"
+        raise InvalidURL(f"kafka: {text}") from None  # the original text may hold a password
+
+
+def _servers(text: str, where: str) -> str:
+    """Host and port of each server, comma separated, the port filled in."""
+    found = []
+    for each in text.split(","):
+        match = _HOST.fullmatch(each.strip())
+        port = int(match["port"] or PORT) if match else 0
+        if match is None or not 0 < port < 1 << 16:
+            raise InvalidURL(f"kafka: {where}: {redact(each)!r} is no host:port; {_EXAMPLE}")
+        found.append(f"{match['host']}:{port}")
+    return ",".join(found)
+
+
+def _group(query: str, shown: str) -> str:
+    given: dict[str, str] = {}
+    for name, value in parse_qsl(query, keep_blank_values=True):
+        if name != "group":
+            raise unknown("URL parameter", name, ["group"])
+        if name in given:
+            raise InvalidURL(f"kafka: {shown!r}: 'group' is given twice")
+        given[name] = value
+    group = given.get("group", "")
+    if not group and given:
+        raise InvalidURL(f"kafka: {shown!r}: the consumer group has an empty name")
+    return group

@@ -1,0 +1,304 @@
+"""The admin role: the topic and its dead letter topic. This file must not alter what exists.
+
+A dead letter topic is made to keep its letters for ever: Kafka deletes by a record's own time, and a letter has that of
+the message that died. One that exists is right if it keeps them at least as long as the topic would.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Final
+
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # the client's own way to name them
+    AdminClient,
+    ConfigResource,
+    NewTopic,
+    ResourceType,
+)
+
+from redelivery.broker import Admin, Difference, NativeObject, Plan
+from redelivery.errors import BrokerError, ConfigurationError, Fatal, Retriable
+from redelivery.settings import has_scheme, redact, scheme_of
+from redelivery.spec import NATIVE, DeliverySpec, DeliveryStatus, Ref, Sink
+from redelivery_kafka.address import Address
+from redelivery_kafka.config import Settings
+from redelivery_kafka.errors import REFUSED, classified, classify
+from redelivery_kafka.offsets import waiting
+
+#: Seconds for one question, and for a new topic to be known.
+_QUESTION: Final = 8.0
+_LOOK: Final = 0.05
+#: What keeps a record for ever, as a value of `retention.ms` and `retention.bytes`.
+_EVER: Final = -1
+#: Beside a record in its batch.
+_ROOM: Final = 65_536
+_RIGHTS: Final = frozenset({"TOPIC_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED"})
+_REF: Final = Ref(api_version="kafka.strimzi.io/v1beta2", kind="KafkaTopic", name="")
+
+
+@dataclass(frozen=True, slots=True)
+class _Topic:
+    """A topic as it is."""
+
+    partitions: int
+    replicas: int
+    config: Mapping[str, str]
+
+    @property
+    def compacted(self) -> bool:
+        return self.config.get("cleanup.policy", "delete") == "compact"
+
+
+class KafkaAdmin(Admin):
+    """Makes and checks the topic of one address and its dead letter topic."""
+
+    def __init__(self, address: Address, settings: Settings) -> None:
+        self._address = address
+        self._settings = settings
+        self._question = min(_QUESTION, int(settings.values.get("socket.timeout.ms", _QUESTION * 1000)) / 1000)
+        self._client: AdminClient | None = None
+        self._refused: list[KafkaError] = []
+        self._closed = False
+        self._pid = os.getpid()
+
+    def plan(self, spec: DeliverySpec) -> Plan:
+        letters, sinks = self._letters(spec)
+        topic = self._look(self._address)
+        objects = [
+            NativeObject(kind="topic", name=self._address.topic, action="keep" if topic else "create"),
+            *(self._letter_topic(each, spec, topic) for each in letters if each != self._address),
+        ]
+        return Plan(
+            objects=objects,
+            status=_status(letters[0] if letters else self._address.dead_letters),
+            warnings=list(self._warnings(letters, spec, topic)),
+            sinks=sinks,
+        )
+
+    def provision(self, spec: DeliverySpec) -> DeliveryStatus:
+        plan = self.plan(spec)
+        differences = [
+            f"{item.name}: {each.attribute} is {each.found}, not {each.wanted}"
+            for item in plan.objects
+            for each in item.differences
+        ]
+        if differences:
+            raise Fatal(f"kafka: not altered, though it differs: {'; '.join(differences)}", code="DIFFERS")
+        made = False
+        for item in plan.objects:
+            if item.action == "create":
+                # What a dead letter topic takes over from the topic is known once that is there.
+                again = next(each for each in self.plan(spec).objects if each.name == item.name) if made else item
+                self._make(again)
+                made = True
+        return plan.status
+
+    def depth(self) -> int:
+        doing = f"counting what waits in topic {self._address.topic!r}"
+        topic = self._look(self._address)
+        if topic is None:
+            text = "there is no such topic; provision it, or correct the URL"
+            raise Fatal(f"kafka: {doing}: {text}", code="UNKNOWN_TOPIC_OR_PART")
+        with classified(doing, reading=True):
+            consumer = self._settings.consumer(self._address, **{"enable.auto.commit": False})
+            try:
+                here = [TopicPartition(self._address.topic, each) for each in range(topic.partitions)]
+                count = 0
+                for each in consumer.committed(here, timeout=self._question):
+                    if each.error is not None:
+                        raise KafkaException(each.error)
+                    low, high = consumer.get_watermark_offsets(each, timeout=self._question)
+                    count += waiting(each.offset, each.metadata, low, high)
+            finally:
+                consumer.close()
+        return count
+
+    def close(self) -> None:
+        self._closed = True
+        if os.getpid() == self._pid:
+            self._client = None
+
+    # --- what a spec needs ---
+
+    def _letters(self, spec: DeliverySpec) -> tuple[list[Address], list[str]]:
+        """The dead letter topics of this cluster, and the URLs of those sinks that are not the native one.
+
+        Raises:
+            ConfigurationError: a sink is the topic itself.
+        """
+        found: list[Address] = []
+        urls = []
+        for sink in spec.dead_letter_sink or (Sink(uri=NATIVE),):
+            address = self._sink(sink)
+            if address is None:
+                continue
+            if address.topic == self._address.topic and not self._address.is_dead_letters:
+                text = "the job would read its own dead letters as rows; name another topic"
+                raise ConfigurationError(f"deadLetterSink: {address.topic!r} is the topic itself: {text}")
+            found.append(address)
+            if sink.uri != NATIVE:
+                urls.append(sink.uri if has_scheme(sink.uri) else address.url)
+        return list(dict.fromkeys(found)), urls
+
+    def _sink(self, sink: Sink) -> Address | None:
+        """The topic that a sink is; None where it is elsewhere."""
+        if sink.ref is not None:
+            return self._address.at(sink.ref.name)
+        if sink.uri == NATIVE:
+            return self._address.dead_letters
+        options = {name.lower().removeprefix("kafka."): value for name, value in sink.options.items()}
+        bootstrap = options.get("bootstrap.servers", self._address.bootstrap)
+        if not has_scheme(sink.uri):
+            address = Address.parse(f"kafka://{bootstrap}/{self._address.at(sink.uri).topic}")
+        elif scheme_of(sink.uri) == "kafka":
+            address = Address.parse(sink.uri, options.get("bootstrap.servers"))
+        else:
+            return None
+        return self._address.at(address.topic) if address.bootstrap == self._address.bootstrap else None
+
+    def _letter_topic(self, address: Address, spec: DeliverySpec, topic: _Topic | None) -> NativeObject:
+        found = self._look(address)
+        if found is None:
+            wanted = {"cleanup.policy": "delete", "retention.ms": str(_EVER), "retention.bytes": str(_EVER)}
+            partitions = spec.sink_partitions or (topic.partitions if topic else None)
+            replicas = spec.sink_replication_factor or (topic.replicas if topic else None)
+            if partitions is not None:
+                wanted["partitions"] = str(partitions)
+            if replicas is not None:
+                wanted["replication.factor"] = str(replicas)
+            # What was too large for the topic must fit here, with its context: the client's own limit bounds both.
+            most = max(_number(topic.config, "max.message.bytes") if topic else 0, self._settings.message_bytes + _ROOM)
+            wanted["max.message.bytes"] = str(most)
+            return NativeObject(kind="topic", name=address.topic, action="create", attributes=wanted)
+        differences = list(_differences(found, spec, topic))
+        return NativeObject(
+            kind="topic", name=address.topic, action="differs" if differences else "keep", differences=differences
+        )
+
+    def _warnings(self, letters: Sequence[Address], spec: DeliverySpec, topic: _Topic | None) -> Iterator[str]:
+        for address in letters:
+            found = self._look(address)
+            if found is None:
+                continue
+            if topic and found.partitions < topic.partitions and spec.sink_partitions is None:
+                yield (
+                    f"{address.topic} has fewer partitions ({found.partitions}) than {self._address.topic} "
+                    f"({topic.partitions}): letters of the others are placed by their key"
+                )
+            most = _number(found.config, "max.message.bytes")
+            if most < self._settings.message_bytes:
+                yield (
+                    f"{address.topic} takes {most} bytes, the client {self._settings.message_bytes}: a row too large "
+                    "for both topics fails the job"
+                )
+            if _kept(found) != _EVER:
+                yield (
+                    f"{address.topic} keeps letters for {_kept(found)} ms of their own time, that of the message that "
+                    "died: the broker may delete them unread"
+                )
+
+    # --- the cluster ---
+
+    def _look(self, address: Address) -> _Topic | None:
+        """A topic as it is; None where there is none."""
+        doing = f"looking at topic {address.topic!r}"
+        client = self._admin(doing)
+        try:
+            with classified(doing, reading=True):
+                found = client.list_topics(address.topic, timeout=self._question).topics[address.topic]
+                if found.error is not None and found.error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                    return None
+                if found.error is not None:
+                    raise KafkaException(found.error)
+                resource = ConfigResource(ResourceType.TOPIC, address.topic)
+                answer: Future[Any] = client.describe_configs([resource], request_timeout=self._question)[resource]
+                config = answer.result()
+        except BrokerError as error:
+            self._say_refused(error, doing)
+            raise
+        replicas = [len(each.replicas) for each in found.partitions.values()]
+        return _Topic(len(replicas), min(replicas), {n: e.value for n, e in config.items() if e.value is not None})
+
+    def _make(self, item: NativeObject) -> None:
+        doing = f"making topic {item.name!r}"
+        config = dict(item.attributes)
+        partitions, replicas = int(config.pop("partitions", -1)), int(config.pop("replication.factor", -1))
+        new = NewTopic(item.name, num_partitions=partitions, replication_factor=replicas, config=config)
+        try:
+            with classified(doing):
+                self._admin(doing).create_topics([new], request_timeout=self._question)[item.name].result()
+        except BrokerError as error:
+            if error.code == "TOPIC_ALREADY_EXISTS":
+                return
+            self._say_refused(error, doing)
+            if error.code in _RIGHTS:
+                raise Fatal(
+                    f"{error}; or let who may do it run: {_command(item, self._address)}", code=error.code
+                ) from error
+            raise
+        deadline = time.monotonic() + self._question
+        while self._look(self._address.at(item.name)) is None:
+            if time.monotonic() > deadline:
+                raise Retriable(f"kafka: {doing}: it was made, but the brokers do not know it yet", code="_TIMED_OUT")
+            time.sleep(_LOOK)
+
+    def _admin(self, doing: str) -> AdminClient:
+        if self._closed or os.getpid() != self._pid:
+            raise Fatal(f"kafka: {doing}: this role is closed, or another process's; open another", code="CLOSED")
+        if self._client is None:
+            self._client = self._settings.admin(self._address, on_error=self._refused.append)
+        return self._client
+
+    def _say_refused(self, error: BrokerError, doing: str) -> None:
+        """Where the brokers refuse who we are, the client tells a question only that nobody answered."""
+        if self._client is not None:
+            self._client.poll(0)
+        for each in self._refused:
+            if each.name() in REFUSED:
+                raise classify(each, doing) from error
+
+
+def _differences(found: _Topic, spec: DeliverySpec, topic: _Topic | None) -> Iterator[Difference]:
+    """What a dead letter topic has otherwise than it should."""
+    if spec.sink_partitions not in {None, found.partitions}:
+        yield Difference("partitions", str(spec.sink_partitions), str(found.partitions))
+    if spec.sink_replication_factor not in {None, found.replicas}:
+        yield Difference("replication.factor", str(spec.sink_replication_factor), str(found.replicas))
+    if "compact" in found.config.get("cleanup.policy", ""):
+        yield Difference("cleanup.policy", "delete", found.config["cleanup.policy"])
+    if topic is None:
+        return
+    for name in ("retention.ms", "retention.bytes"):
+        # A topic that is only compacted deletes nothing by time or size.
+        wanted = _EVER if topic.compacted else _number(topic.config, name)
+        has = _number(found.config, name)
+        if has != _EVER and (wanted == _EVER or has < wanted):
+            yield Difference(name, f"{wanted} or more" if wanted != _EVER else str(_EVER), str(has))
+    name = "max.message.bytes"
+    if name in topic.config and _number(found.config, name) < _number(topic.config, name):
+        yield Difference(name, f"{topic.config[name]} or more", found.config.get(name, "missing"))
+
+
+def _kept(topic: _Topic) -> int:
+    return _number(topic.config, "retention.ms")
+
+
+def _number(config: Mapping[str, str], name: str) -> int:
+    return int(config.get(name, _EVER))
+
+
+def _status(letters: Address) -> DeliveryStatus:
+    reference = Ref(api_version=_REF.api_version, kind=_REF.kind, name=letters.topic)
+    return DeliveryStatus(dead_letter_sink_uri=redact(letters.url), dead_letter_channel=reference)
+
+
+def _command(item: NativeObject, address: Address) -> str:
+    """What makes the topic by Kafka's own tool."""
+    said = {"partitions": "--partitions", "replication.factor": "--replication-factor"}
+    parts = [f"{said[n]} {v}" if n in said else f"--config {n}={v}" for n, v in item.attributes.items()]
+    return " ".join([f"kafka-topics.sh --bootstrap-server {address.bootstrap} --create --topic {item.name}", *parts])

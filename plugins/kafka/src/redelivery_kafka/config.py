@@ -1,0 +1,193 @@
+"""The client options: librdkafka's own settings, checked, and the clients that are made of them.
+
+Settings are checked when they are read, by the library itself and without I/O. This file must not keep a promise for a
+role: it only refuses settings under which a role could not keep its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
+from confluent_kafka.admin import AdminClient
+
+from redelivery.errors import ConfigurationError, UnknownOption
+from redelivery.settings import redact, unknown
+from redelivery_kafka.address import Address
+from redelivery_kafka.known import CONSUMER_ONLY, JAVA_ONLY, KNOWN, OURS, PRODUCER_ONLY
+
+_Client = TypeVar("_Client")
+
+log: Final = logging.getLogger("redelivery.kafka")
+
+
+class _Demoted(logging.Filter):
+    """The client repeats itself many times a second in an outage; what it broke is told as an error of ours."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno > logging.INFO:
+            record.levelno, record.levelname = logging.INFO, logging.getLevelName(logging.INFO)
+        return True
+
+
+_client_log: Final = logging.getLogger("redelivery.kafka.client")
+_client_log.addFilter(_Demoted())
+
+#: Set last, so that the library refuses it when it has found nothing wrong with those before: no client is made.
+_PROBE: Final = "redelivery.probe"
+_NAMED: Final = re.compile(r'No such configuration property: "(?P<name>[^"]*)"')
+
+#: For every client. A connection that answers nothing is given up within these, which are below the contract's 30 s.
+_BOUNDS: Final[Mapping[str, Any]] = {
+    "socket.timeout.ms": 20_000,
+    "socket.connection.setup.timeout.ms": 10_000,
+    "socket.keepalive.enable": True,
+    "reconnect.backoff.max.ms": 2_000,
+}
+#: Unless the user says otherwise. The JVM's partitioner, so that its clients and ours place a key alike.
+_PRODUCER: Final[Mapping[str, Any]] = {
+    "enable.idempotence": True,
+    "partitioner": "murmur2_random",
+    "queue.buffering.max.messages": 1_000_000,
+    "topic.metadata.propagation.max.ms": 2_000,
+}
+_MESSAGE_BYTES: Final = 1_000_000
+_MOST_BYTES: Final = 1_000_000_000
+#: The client counts some bytes for each header besides its name and value; the sender, which does not, refuses first.
+_HEADERS_BYTES: Final = 4_096
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The client options, read and checked. Values are never shown: some are secret."""
+
+    values: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> Settings:
+        """Read the options.
+
+        Raises:
+            UnknownOption: names the nearest known one, or what stands for a setting that only Java's client has.
+            ConfigurationError: a value that the library does not take, or under which a promise could not be kept.
+        """
+        for name, value in options.items():
+            _check(name, value)
+        acks = options.get("acks", options.get("request.required.acks", "all"))
+        if acks not in {"all", "-1"} and options.get("enable.idempotence", "true").lower() != "false":
+            text = "set kafka.enable.idempotence=false too, and retries may then double or reorder rows"
+            raise ConfigurationError(f"kafka.acks={acks}: an idempotent producer needs acks=all; {text}")
+        _probe(options)
+        return cls(dict(options))
+
+    @property
+    def message_bytes(self) -> int:
+        """The largest message that the client takes, its own overhead included."""
+        return int(self.values.get("message.max.bytes", _MESSAGE_BYTES))
+
+    @property
+    def message_timeout(self) -> float | None:
+        """Seconds in which the user lets the client deliver a message; None: not said."""
+        given = self.values.get("message.timeout.ms", self.values.get("delivery.timeout.ms"))
+        milliseconds = int(given) if given is not None else 0
+        return milliseconds / 1000 if milliseconds > 0 else None  # 0 means for ever, which a deadline bounds
+
+    def producer(
+        self, address: Address, *, timeout: float = 300.0, on_error: Callable[[KafkaError], None] | None = None
+    ) -> Producer:
+        """A producer that tells of failed messages only, and of each within `timeout` seconds.
+
+        Raises:
+            ConfigurationError
+        """
+        bound = min(timeout, self.message_timeout or timeout)
+        conf = {
+            **_PRODUCER,
+            **self._common(address, without=CONSUMER_ONLY | {"message.timeout.ms", "delivery.timeout.ms"}),
+            "message.timeout.ms": max(1, int(bound * 1000)),
+            "message.max.bytes": min(self.message_bytes + _HEADERS_BYTES, _MOST_BYTES),
+            "delivery.report.only.error": True,
+            "error_cb": on_error or _say,
+        }
+        if "linger.ms" not in conf and "queue.buffering.max.ms" not in conf:
+            conf["linger.ms"] = min(5, conf["message.timeout.ms"])
+        return _make(Producer, conf)
+
+    def consumer(self, address: Address, **overrides: Any) -> Consumer:
+        """A consumer in the address's group; `overrides` are settings that its role insists on.
+
+        Raises:
+            ConfigurationError
+        """
+        conf = {
+            **self._common(address, without=PRODUCER_ONLY),
+            "group.id": address.group,
+            "enable.auto.commit": False,
+            "error_cb": _say,
+            **overrides,
+        }
+        return _make(Consumer, conf)
+
+    def admin(self, address: Address, *, on_error: Callable[[KafkaError], None] | None = None) -> AdminClient:
+        """An admin client.
+
+        Raises:
+            ConfigurationError
+        """
+        conf = {**self._common(address, without=PRODUCER_ONLY | CONSUMER_ONLY), "error_cb": on_error or _say}
+        return _make(AdminClient, conf)
+
+    def _common(self, address: Address, *, without: frozenset[str] | set[str]) -> dict[str, Any]:
+        own = {name: value for name, value in self.values.items() if name not in without}
+        own.pop("metadata.broker.list", None)
+        return {**_BOUNDS, **own, "bootstrap.servers": address.bootstrap}
+
+
+def _check(name: str, value: str) -> None:
+    if name in OURS or name.endswith("_cb"):
+        hint = OURS.get(name, "a function cannot be an option")
+        if (name, value.lower()) not in {("enable.auto.commit", "false"), ("auto.commit.enable", "false")}:
+            raise ConfigurationError(f"kafka.{name} cannot be set: {hint}")
+    if name in JAVA_ONLY:
+        raise UnknownOption(f"kafka.{name} is a setting of Java's client; {JAVA_ONLY[name]}")
+    if name in {"acks", "request.required.acks"} and value == "0":
+        text = "a row would count as delivered that no broker has confirmed; write 'all', or 1"
+        raise ConfigurationError(f"kafka.{name}=0 cannot be set: {text}")
+
+
+def _probe(options: Mapping[str, str]) -> None:
+    """Let the library check names and values one by one. It never gets as far as making a client."""
+    try:
+        Producer({**options, _PROBE: ""})
+    except KafkaException as error:
+        said = redact(str(error.args[0].str())).strip()
+        match = _NAMED.search(said)
+        if match is None:
+            raise ConfigurationError(f"kafka: {said}") from error
+        if match["name"] != _PROBE:
+            raise _unknown(match["name"]) from error
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"kafka: a setting that the client does not take: {redact(str(error))}") from error
+
+
+def _unknown(name: str) -> UnknownOption:
+    return unknown("option", f"kafka.{name}", [f"kafka.{each}" for each in KNOWN])
+
+
+def _make(client: Callable[..., _Client], conf: Mapping[str, Any]) -> _Client:
+    """Make a client; its own words go to Python's logging."""
+    try:
+        return client(dict(conf), logger=_client_log)
+    except KafkaException as error:
+        raise ConfigurationError(f"kafka: {redact(str(error.args[0].str())).strip()}") from error
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"kafka: the client cannot be made: {redact(str(error))}") from error
+
+
+def _say(error: KafkaError) -> None:
+    """Errors of the connection: the client mends them, and what they broke is told by the call that needed it."""
+    log.info("%s", redact(f"{error.name()}: {error.str()}"))

@@ -1,0 +1,145 @@
+"""Names of settings: which there are, whose they are, and what stands for those of Java's client.
+
+Tables only. A name that is missing here still works: the library checks names itself, and this only helps to say what
+was meant. This file must not read a setting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+#: Client options with their help: the ones most used. All others of librdkafka's work too.
+OPTIONS: Final[Mapping[str, str]] = {
+    "bootstrap.servers": "host:port, comma separated, where the URL names none",
+    "security.protocol": "plaintext, ssl, sasl_plaintext or sasl_ssl (plaintext)",
+    "sasl.mechanism": "PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, GSSAPI or OAUTHBEARER",
+    "sasl.username": "for PLAIN and SCRAM",
+    "sasl.password": "for PLAIN and SCRAM; a reference: env:NAME or file:PATH",
+    "sasl.oauthbearer.method": "oidc: fetch tokens by client credentials",
+    "sasl.oauthbearer.token.endpoint.url": "where the tokens are had",
+    "sasl.oauthbearer.client.id": "who asks for tokens",
+    "sasl.oauthbearer.client.secret": "its secret; a reference: env:NAME or file:PATH",
+    "sasl.oauthbearer.scope": "what the tokens are for",
+    "sasl.kerberos.keytab": "path of the keytab, for GSSAPI",
+    "sasl.kerberos.principal": "of the client, for GSSAPI",
+    "sasl.kerberos.service.name": "of the brokers, for GSSAPI (kafka)",
+    "ssl.ca.location": "path of the CA's certificates (PEM)",
+    "ssl.certificate.location": "path of the client's certificate (PEM)",
+    "ssl.key.location": "path of the client's key (PEM)",
+    "ssl.key.password": "of the client's key; a reference",
+    "ssl.keystore.location": "path of a PKCS#12 key store, in place of certificate and key",
+    "ssl.keystore.password": "of the key store; a reference",
+    "ssl.endpoint.identification.algorithm": "https: check the broker's name; none (https)",
+    "client.id": "how the client calls itself",
+    "acks": "all; 1 only with enable.idempotence=false; 0 is refused (all)",
+    "enable.idempotence": "false: the client's own retries may double and reorder rows (true)",
+    "linger.ms": "how long rows wait for others to fill a request (5)",
+    "batch.size": "bytes of one request's rows for a partition (1000000)",
+    "compression.type": "none, gzip, snappy, lz4 or zstd (none)",
+    "message.max.bytes": "the largest message; the topic's max.message.bytes must allow it (1000000)",
+    "message.timeout.ms": "how long the client tries, at most; the spec's timeout bounds it",
+    "partitioner": "where a key goes: murmur2_random, as Java's client; consistent_random, murmur2, fnv1a, random",
+    "auto.offset.reset": "where a new consumer group begins",
+    "session.timeout.ms": "how long a consumer may be silent before its partitions go to others",
+    "max.poll.interval.ms": "how long a consumer may work between two polls",
+}
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+#: Of the producer: other clients only warn of them.
+PRODUCER_ONLY: Final = _names(
+    "acks batch.num.messages batch.size compression.codec compression.level compression.type delivery.timeout.ms "
+    "enable.gapless.guarantee enable.idempotence linger.ms message.send.max.retries message.timeout.ms partitioner "
+    "queue.buffering.backpressure.threshold queue.buffering.max.kbytes queue.buffering.max.messages "
+    "queue.buffering.max.ms queuing.strategy request.required.acks request.timeout.ms retries "
+    "sticky.partitioning.linger.ms transaction.timeout.ms"
+)
+#: Of the consumer, likewise.
+CONSUMER_ONLY: Final = _names(
+    "auto.commit.enable auto.commit.interval.ms auto.offset.reset check.crcs coordinator.query.interval.ms "
+    "enable.auto.commit fetch.error.backoff.ms fetch.max.bytes fetch.message.max.bytes fetch.min.bytes "
+    "fetch.queue.backoff.ms fetch.wait.max.ms group.instance.id group.protocol group.protocol.type "
+    "group.remote.assignor heartbeat.interval.ms isolation.level max.partition.fetch.bytes max.poll.interval.ms "
+    "partition.assignment.strategy queued.max.messages.kbytes queued.min.messages session.timeout.ms"
+)
+_EITHER: Final = _names(
+    "allow.auto.create.topics broker.address.family broker.address.ttl client.dns.lookup client.rack "
+    "connections.max.idle.ms debug enable.ssl.certificate.verification https.ca.location max.in.flight "
+    "max.in.flight.requests.per.connection metadata.max.age.ms receive.message.max.bytes reconnect.backoff.max.ms "
+    "reconnect.backoff.ms retry.backoff.max.ms retry.backoff.ms sasl.mechanisms sasl.oauthbearer.config "
+    "sasl.oauthbearer.extensions sasl.oauthbearer.grant.type socket.connection.setup.timeout.ms "
+    "socket.keepalive.enable socket.nagle.disable socket.receive.buffer.bytes socket.send.buffer.bytes "
+    "socket.timeout.ms ssl.ca.certificate.stores ssl.ca.pem ssl.certificate.pem ssl.cipher.suites ssl.crl.location "
+    "ssl.curves.list ssl.key.pem ssl.sigalgs.list topic.metadata.propagation.max.ms "
+    "topic.metadata.refresh.interval.ms"
+)
+KNOWN: Final = frozenset(OPTIONS) | PRODUCER_ONLY | CONSUMER_ONLY | _EITHER
+
+_ACCOUNT: Final = "the account of rows rests on it"
+_FUNCTION: Final = "a function cannot be an option"
+#: What we set ourselves, and why nobody else may.
+OURS: Final[Mapping[str, str]] = {
+    "delivery.report.only.error": _ACCOUNT,
+    "enable.auto.commit": "what is not settled would be committed; settling commits",
+    "auto.commit.enable": "what is not settled would be committed; settling commits",
+    "enable.auto.offset.store": "what is not settled would be committed; settling commits",
+    "enable.partition.eof": _ACCOUNT,
+    "group.id": "the URL names the group: kafka://host/topic?group=name",
+    "transactional.id": "rows are not sent in transactions",
+    "on_delivery": _FUNCTION,
+    "on_commit": _FUNCTION,
+    "logger": _FUNCTION,
+    "default.topic.config": "write its settings one by one",
+    "default_topic_conf": "write its settings one by one",
+    "partitioner_callback": _FUNCTION,
+    "opaque": _FUNCTION,
+    "interceptors": _FUNCTION,
+    "log.queue": "the client's log goes to Python's logging",
+    "enabled_events": _ACCOUNT,
+    "internal.termination.signal": "signals belong to the process, not to a client of it",
+    "plugin.library.paths": "code from an option is refused",
+}
+
+_STORE: Final = "write kafka.ssl.ca.location, the path of the CA's certificates in PEM, in place of a trust store"
+_LEAVE_OUT: Final = "leave it out: nothing stands for it here"
+_OIDC: Final = "write kafka.sasl.oauthbearer.method=oidc with .client.id, .client.secret and .token.endpoint.url"
+_SERIALIZER: Final = "leave it out: keys and values are bytes"
+#: What Spark users have in their jobs, and what to write in its place.
+JAVA_ONLY: Final[Mapping[str, str]] = {
+    "sasl.jaas.config": "write kafka.sasl.username and kafka.sasl.password (kafka.sasl.kerberos.* for Kerberos)",
+    "sasl.login.callback.handler.class": _OIDC,
+    "sasl.client.callback.handler.class": _OIDC,
+    "sasl.login.class": _OIDC,
+    "ssl.truststore.location": _STORE,
+    "ssl.truststore.password": _STORE,
+    "ssl.truststore.type": _STORE,
+    "ssl.truststore.certificates": "write kafka.ssl.ca.pem",
+    "ssl.keystore.type": "write kafka.ssl.certificate.location and kafka.ssl.key.location (PEM), or leave it out: "
+    "kafka.ssl.keystore.location is PKCS#12",
+    "ssl.keystore.key": "write kafka.ssl.key.pem",
+    "ssl.keystore.certificate.chain": "write kafka.ssl.certificate.pem",
+    "ssl.enabled.protocols": _LEAVE_OUT,
+    "ssl.protocol": _LEAVE_OUT,
+    "ssl.provider": "write kafka.ssl.providers",
+    "security.providers": _LEAVE_OUT,
+    "buffer.memory": "write kafka.queue.buffering.max.kbytes (maxInFlightBytes bounds what is on its way anyway)",
+    "max.block.ms": "the delivery spec's timeout bounds a batch",
+    "max.request.size": "write kafka.message.max.bytes",
+    "partitioner.class": "write kafka.partitioner; keys are placed as Java's client does anyway",
+    "partitioner.ignore.keys": "leave the key out, or name partitions in the column 'partition'",
+    "partitioner.adaptive.partitioning.enable": _LEAVE_OUT,
+    "interceptor.classes": _LEAVE_OUT,
+    "metric.reporters": _LEAVE_OUT,
+    "key.serializer": _SERIALIZER,
+    "value.serializer": _SERIALIZER,
+    "key.deserializer": _SERIALIZER,
+    "value.deserializer": _SERIALIZER,
+    "send.buffer.bytes": "write kafka.socket.send.buffer.bytes",
+    "receive.buffer.bytes": "write kafka.socket.receive.buffer.bytes",
+    "default.api.timeout.ms": "write kafka.socket.timeout.ms",
+    "max.poll.records": "the subscription says how many it takes",
+}

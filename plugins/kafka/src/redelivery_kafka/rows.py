@@ -1,0 +1,103 @@
+"""Rows as the client takes them, and what no client could take. This file must not call a client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import repeat
+from typing import Any, Final
+
+from confluent_kafka import KafkaError, KafkaException
+
+from redelivery.errors import BrokerError, Permanent
+from redelivery.message import Batch, Headers
+
+#: Begins the names of the error context's headers.
+_CONTEXT: Final = "__connect.errors."
+#: What the client reckons for the frame of one record.
+_FRAME: Final = 36
+#: Rows are measured one by one only where key and value alone come this near to the limit; headers are seldom larger.
+_NEAR: Final = 65_536
+
+
+def largest(message_bytes: int) -> int:
+    """The largest message (value, key and headers) that a client with this `message.max.bytes` takes."""
+    return message_bytes - _FRAME
+
+
+def plain(batch: Batch) -> bool:
+    """Whether rows are key and value only."""
+    return batch.headers is None and batch.destination is None and batch.timestamp_ms is None and not batch.extra
+
+
+def is_letter(headers: Sequence[tuple[str, Any]] | None) -> bool:
+    """Whether a row is a dead letter: its partition is a wish, for the dead letter topic may have fewer."""
+    return any(name.startswith(_CONTEXT) for name, _ in headers or ())
+
+
+def unknown_partition(error: Exception) -> bool:
+    """Whether the client knows no such partition."""
+    found = error.args[0] if isinstance(error, KafkaException) else None
+    return isinstance(found, KafkaError) and found.name() == "_UNKNOWN_PARTITION"
+
+
+def calls(batch: Batch, slots: Sequence[Any], topic: str) -> Iterator[tuple[Any, ...]]:
+    """What `produce` is called with for each row: slot, topic, value, key, partition, timestamp, headers."""
+    topics: Iterable[str] = repeat(topic)
+    if batch.destination is not None:
+        topics = [topic if each is None else each for each in batch.destination.values]
+    partitions: Iterable[int] = repeat(-1)
+    if "partition" in batch.extra:
+        partitions = [-1 if each is None else each for each in batch.extra["partition"].values]
+    stamps: Iterable[int] = repeat(0)  # which stands for now
+    if batch.timestamp_ms is not None:
+        stamps = [0 if each is None else each for each in batch.timestamp_ms.values]
+    keys: Iterable[bytes | None] = repeat(None) if batch.key is None else batch.key.values
+    headers = repeat(None) if batch.headers is None else map(list, batch.headers.values)
+    return zip(slots, topics, batch.value.values, keys, partitions, stamps, headers, strict=False)
+
+
+def faults(batch: Batch, limit: int, nowhere: Mapping[str, BrokerError]) -> dict[int, BrokerError]:
+    """Rows that the client could not be given: it would change them, or fail by them."""
+    found: dict[int, BrokerError] = {}
+    if _may_be_large(batch, limit):
+        for index, row in enumerate(batch.rows()):
+            if row.size > limit:
+                what = f"a message of {row.size} bytes is over the limit of {limit}; kafka.message.max.bytes sets it"
+                found[index] = Permanent(f"kafka: {what}", code="MSG_SIZE_TOO_LARGE")
+    if batch.headers is not None and batch.headers.arrow is None:  # core has looked through names that come from Arrow
+        found |= _bad_headers(batch.headers.values)
+    if batch.timestamp_ms is not None:
+        found |= _bad_timestamps(batch.timestamp_ms.values)
+    if nowhere and batch.destination is not None:
+        names = enumerate(batch.destination.values)
+        found |= {index: nowhere[name] for index, name in names if name is not None and name in nowhere}
+    return found
+
+
+def _bad_timestamps(stamps: Sequence[int | None]) -> dict[int, BrokerError]:
+    if 0 not in stamps and min((each for each in stamps if each is not None), default=1) > 0:
+        return {}
+    text = "kafka: a timestamp must lie after 1970-01-01T00:00:00Z: the client takes 0 for now"
+    bad = (index for index, each in enumerate(stamps) if each is not None and each <= 0)
+    return {index: Permanent(text, code="TIMESTAMP") for index in bad}
+
+
+def _bad_headers(column: Sequence[Headers]) -> dict[int, BrokerError]:
+    bad = {name for name in {name for headers in column for name, _ in headers} if not _is_name(name)}
+    if not bad:
+        return {}
+    text = "kafka: a header's name is text without NUL and lone surrogates: the client would cut it, or crash"
+    rows = (index for index, headers in enumerate(column) if any(name in bad for name, _ in headers))
+    return {index: Permanent(text, code="HEADER") for index in rows}
+
+
+def _is_name(name: str) -> bool:
+    return "\0" not in name and name.encode("utf-8", "replace").decode("utf-8") == name
+
+
+def _may_be_large(batch: Batch, limit: int) -> bool:
+    if batch.nbytes <= limit:
+        return False
+    columns = [column.values for column in (batch.value, batch.key) if column is not None]
+    most = sum(max(map(len, filter(None, values)), default=0) for values in columns)
+    return most > limit - _NEAR

@@ -1,0 +1,395 @@
+"""The sender role: rows go to librdkafka's queue, and batches are settled when that queue has emptied.
+
+The client tells of failed rows only. Each row in flight has a slot, whose callback names it, so a failure is told of
+exactly that row; slots are used again when nothing is in flight. At the first deadline that passes, what is still in
+the queue is taken back, and another producer goes on. This file must not retry: the client does, within the deadline.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import repeat
+from typing import Any, Final
+
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from redelivery.broker import Failure, Sender, Settled
+from redelivery.errors import Ambiguous, BrokerError, Fatal, NotSent, Permanent, Retriable
+from redelivery.message import Batch
+from redelivery_kafka import rows
+from redelivery_kafka.address import Address, topic_fault
+from redelivery_kafka.config import Settings
+from redelivery_kafka.errors import ERRORS, LOST_COUNT, REFUSED, ROW_ERRORS, classify
+
+#: What is in the queue this long before a deadline is taken back, so that it is told of in time.
+_MARGIN: Final = 0.25
+#: For what was taken back to be told of.
+_PURGED: Final = 2.0
+#: How long one question for a topic waits, so that a refused connection is seen between two.
+_ASK: Final = 1.0
+#: A topic that was only just made is not known to every broker yet.
+_NEW: Final = 1.0
+_STEP: Final = 0.1
+#: Errors of a row of which is sure, where it had no partition yet, that it never left.
+_UNDELIVERED: Final = frozenset({"_MSG_TIMED_OUT", "_PURGE_QUEUE"})
+#: An idempotent producer without the right to write is told so before its first row is sent.
+_RIGHTS: Final = frozenset({"CLUSTER_AUTHORIZATION_FAILED", "TRANSACTIONAL_ID_AUTHORIZATION_FAILED"})
+
+#: Slot, error, and whether the row had a partition yet.
+_Report = tuple[int, KafkaError, bool]
+#: What `produce` is called with: slot, topic, value, key, partition, timestamp, headers.
+_Row = tuple[Any, str, bytes | None, bytes | None, int, int, Any]
+
+#: Producers of this process and, in a child, of its parent: one that is freed in a child would wait for ever for
+#: threads that only the parent has.
+_alive: Final[dict[int, Producer]] = {}
+
+
+@dataclass(slots=True)
+class _Flight:
+    """A batch on its way; its rows have the slots from `base` on."""
+
+    batch: Batch
+    base: int
+    deadline: float
+    failures: dict[int, BrokerError] = field(default_factory=dict)
+
+
+class KafkaSender(Sender):
+    """Sends to the topic of `address`, or to the one that a row names."""
+
+    def __init__(self, address: Address, settings: Settings) -> None:
+        self._address = address
+        self._settings = settings
+        self._limit = rows.largest(settings.message_bytes)
+        self._doing = f"storing in {address.topic!r}"
+        self._pid = os.getpid()
+        self._closed = False
+        self._producer: Producer | None = None
+        self._topics: set[str] = set()  # that the producer has seen
+        self._said = ""  # what the connection said last
+        self._stop: KafkaError | None = None  # why the producer can go on no more
+        self._refused: KafkaError | None = None
+        self._flights: list[_Flight] = []
+        self._settled: list[Settled] = []
+        self._failed_keys: set[bytes] = set()  # of rows whose failure `collect` has yet to tell
+        self._reports: list[_Report] = []
+        self._slots: list[Any] = []
+        self._used = 0
+        self._slot = _slot_type(self._reports)
+
+    # --- the role ---
+
+    def send(self, batch: Batch, *, deadline: float) -> None:
+        self._usable()
+        producer = self._open()
+        failures = rows.faults(batch, self._limit, self._nowhere(producer, batch, deadline))
+        self._poll(producer, 0)
+        self._absorb()
+        flight = _Flight(batch, self._take_slots(batch.length), deadline, failures)
+        self._flights.append(flight)
+        if batch.isolate:
+            self._hand_over_alone(producer, flight)
+        else:
+            self._hand_over(producer, flight)
+            self._poll(producer, 0)
+
+    def collect(self, wait: float) -> Sequence[Settled]:
+        self._usable()
+        end = time.monotonic() + wait
+        producer = self._producer
+        while producer is not None and self._flights:
+            now = time.monotonic()
+            first = min(flight.deadline for flight in self._flights) - _MARGIN
+            if self._stop is None and now < first and len(producer):
+                self._poll(producer, max(0.0, min(end - now, first - now, _STEP)))
+            if self._stop is not None or time.monotonic() >= first:
+                self._take_back(producer)
+            elif not len(producer):
+                self._settle()
+            elif time.monotonic() < end:
+                continue
+            break
+        else:
+            if producer is not None:
+                self._poll(producer, 0)
+        settled, self._settled = self._settled, []
+        return settled
+
+    def close(self) -> None:
+        self._closed = True
+        if self._pid == os.getpid():
+            self._flights.clear()
+            self._discard()
+
+    # --- the producer ---
+
+    def _usable(self) -> None:
+        if self._closed:
+            raise Fatal(f"kafka: {self._doing}: this sender is closed; open another", code="CLOSED")
+        if self._pid != os.getpid():
+            raise Fatal(f"kafka: {self._doing}: this sender is of another process; open another", code="FORKED")
+
+    def _open(self) -> Producer:
+        if self._stop is not None and self._producer is not None:
+            self._take_back(self._producer)
+        if self._producer is None:
+            self._stop = self._refused = None
+            self._producer = self._settings.producer(self._address, on_error=self._heard)
+            _alive[id(self)] = self._producer
+        return self._producer
+
+    def _poll(self, producer: Producer, wait: float) -> None:
+        """Have the client tell what there is to be told. What ends a producer it raises."""
+        try:
+            producer.poll(wait)
+        except KafkaException as error:
+            self._heard(error.args[0])
+
+    def _heard(self, error: KafkaError) -> None:
+        """An error of the connection, or one after which the producer is of no more use."""
+        self._said = str(error.str())
+        if error.fatal() or error.name() in LOST_COUNT:
+            self._stop = error
+        elif error.name() in REFUSED:
+            self._refused = error
+
+    def _nowhere(self, producer: Producer, batch: Batch, deadline: float) -> dict[str, BrokerError]:
+        """The topics of a batch that rows cannot go to. Raises BrokerError where it is the URL's own."""
+        own = self._address.topic
+        names = {own} if batch.destination is None else {own if n is None else n for n in set(batch.destination.values)}
+        found: dict[str, BrokerError] = {}
+        for name in names - self._topics:
+            error = self._look(producer, name, deadline)
+            if error is None:
+                self._topics.add(name)
+            elif name == own:
+                raise error
+            else:
+                found[name] = error
+        return found
+
+    def _look(self, producer: Producer, topic: str, deadline: float) -> BrokerError | None:
+        """Whether there is such a topic: asked once, since a missing one is told of much later otherwise."""
+        doing = f"storing in {topic!r}"
+        fault = topic_fault(topic)
+        if fault is not None:
+            return Permanent(f"kafka: {doing}: {fault}", code="TOPIC_EXCEPTION")
+        own = topic == self._address.topic
+        patience = time.monotonic() + (_NEW if own else 0)
+        last: KafkaException | None = None
+        while (left := deadline - _MARGIN - time.monotonic()) > 0:
+            try:
+                error = producer.list_topics(topic, timeout=min(_ASK, left)).topics[topic].error
+            except KafkaException as failed:
+                last = failed
+                self._poll(producer, 0)
+                if self._refused is not None:
+                    raise classify(self._refused, doing) from failed
+                continue
+            if error is None:
+                return None
+            found = classify(error, doing, own=own)
+            if time.monotonic() >= patience and not isinstance(found, Retriable):
+                return found
+            self._said = str(error.str())
+            self._poll(producer, _STEP)
+        text = (
+            f"kafka: {doing}: no broker answered by the deadline, so nothing was sent; {self._said or 'no word of why'}"
+        )
+        raise Retriable(text, code="_TRANSPORT") from last
+
+    def _discard(self) -> None:
+        producer, self._producer = self._producer, None
+        _alive.pop(id(self), None)
+        self._topics.clear()
+        if producer is not None:
+            producer.purge()
+            producer.flush(_STEP)
+
+    # --- handing over ---
+
+    def _take_slots(self, count: int) -> int:
+        base, self._used = self._used, self._used + count
+        self._slots.extend(map(self._slot, range(len(self._slots), self._used)))
+        return base
+
+    def _hand_over(self, producer: Producer, flight: _Flight) -> None:
+        batch, produce, topic = flight.batch, producer.produce, self._address.topic
+        slots = self._slots[flight.base : flight.base + batch.length]
+        rest: Iterator[_Row] = rows.calls(batch, slots, topic)
+        if flight.failures or (batch.ordered and self._failed_keys):
+            self._go_on(producer, flight, rest)
+            return
+        keys: Iterable[bytes | None] = repeat(None) if batch.key is None else batch.key.values
+        pairs = zip(slots, batch.value.values, keys, strict=False)
+        partition, timestamp, headers = -1, 0, None
+        try:
+            # Two loops without a call of ours: here the time goes.
+            if rows.plain(batch):
+                rest = ((slot, topic, value, key, -1, 0, None) for slot, value, key in pairs)
+                for slot, value, key in pairs:
+                    produce(topic, value, key, -1, slot)
+            else:
+                for slot, topic, value, key, partition, timestamp, headers in rest:
+                    produce(topic, value, key, partition, slot, slot, timestamp, headers)
+        except ERRORS as error:
+            if self._refusal(producer, flight, (slot, topic, value, key, partition, timestamp, headers), error):
+                self._go_on(producer, flight, rest)
+
+    def _go_on(self, producer: Producer, flight: _Flight, rest: Iterator[_Row]) -> None:
+        """Hand over row by row, past those that failed and those that these keep back."""
+        produce = producer.produce
+        for row in self._passing(flight, rest):
+            slot, topic, value, key, partition, timestamp, headers = row
+            try:
+                produce(topic, value, key, partition, slot, slot, timestamp, headers)
+            except ERRORS as error:
+                if not self._refusal(producer, flight, row, error):
+                    return
+
+    def _passing(self, flight: _Flight, rest: Iterator[_Row]) -> Iterator[_Row]:
+        """Rows that have not failed, and in an ordered batch are not kept back by one that has."""
+        failures, base, failed, ordered = flight.failures, flight.base, self._failed_keys, flight.batch.ordered
+        for row in rest:
+            index, key = int(row[0]) - base, row[3]
+            if index in failures:
+                if ordered and key is not None:
+                    failed.add(key)
+            elif ordered and key is not None and key in failed:
+                text = f"kafka: {self._doing}: not sent, because an earlier row of its key has failed"
+                failures[index] = NotSent(text, code="ORDER")
+            else:
+                yield row
+
+    def _refusal(self, producer: Producer, flight: _Flight, row: _Row, error: Exception) -> bool:
+        """The client itself refused a row. Wait where its queue is full; else it is the row's fault, or all over.
+
+        Returns:
+            Whether to go on with the next row.
+        """
+        again: Exception | None = error
+        if rows.is_letter(row[6]) and rows.unknown_partition(error):
+            row = (*row[:4], -1, *row[5:])
+            again = _produce(producer, row)
+        while isinstance(again, BufferError) and self._stop is None:
+            left = flight.deadline - _MARGIN - time.monotonic()
+            if left <= 0:
+                break
+            self._poll(producer, min(left, _STEP))
+            again = _produce(producer, row)
+        if again is None:
+            return True
+        slot, topic, error = row[0], row[1], again
+        index = int(slot) - flight.base
+        found = classify(error, f"storing in {topic!r}", own=topic == self._address.topic)
+        found.__cause__ = error
+        if isinstance(error, ROW_ERRORS) or isinstance(found, Permanent):
+            self._fail(flight, index, found)
+            return True
+        if isinstance(found, Ambiguous):  # a producer that stopped took nothing
+            found = Retriable(f"{found}; this row was not handed over", code=found.code)
+        for at in range(index, flight.batch.length):
+            flight.failures.setdefault(at, found)
+        return False
+
+    def _hand_over_alone(self, producer: Producer, flight: _Flight) -> None:
+        """Each row when the one before it is settled, so that no other is in its request."""
+        producer.flush(max(0.0, flight.deadline - _MARGIN - time.monotonic()))
+        slots = self._slots[flight.base : flight.base + flight.batch.length]
+        for row in self._passing(flight, rows.calls(flight.batch, slots, self._address.topic)):
+            left = flight.deadline - _MARGIN - time.monotonic()
+            if left <= 0 or self._stop is not None or len(producer):
+                text = f"kafka: {self._doing}: not sent by the deadline, because those before it took so long"
+                for at in range(int(row[0]) - flight.base, flight.batch.length):
+                    flight.failures.setdefault(at, Retriable(text, code="deadline"))
+                return
+            self._go_on(producer, flight, iter([row]))
+            producer.flush(left)
+            self._absorb()
+
+    # --- settling ---
+
+    def _absorb(self) -> None:
+        """Give each failure that was told to its batch."""
+        if not self._reports:
+            return
+        bases = [flight.base for flight in self._flights]
+        for slot, error, placed in self._reports:
+            flight = self._flights[bisect_right(bases, slot) - 1]
+            index = slot - flight.base
+            name = error.name()
+            if error.fatal() or name in LOST_COUNT:
+                self._stop = error
+            target = None if flight.batch.destination is None else flight.batch.destination.values[index]
+            topic = target or self._address.topic
+            own = topic == self._address.topic
+            found = classify(error, f"storing in {topic!r}", alone=flight.batch.isolate, own=own)
+            if name in _UNDELIVERED and self._stop is not None and self._stop.name() in _RIGHTS:
+                found = classify(self._stop, f"storing in {topic!r}", own=own)
+            elif name in _UNDELIVERED and not placed:
+                text = f"{found}; it had no partition yet, so it was never sent; {self._said}".rstrip("; ")
+                found = Retriable(text, code=name)
+            elif name == "_PURGE_QUEUE":  # it may have been sent before, and waited there to be sent again
+                found = Ambiguous(
+                    f"kafka: storing in {topic!r}: not confirmed by the deadline; {self._said}", code=name
+                )
+            found.__cause__ = KafkaException(error)
+            self._fail(flight, index, found)
+        self._reports.clear()
+
+    def _fail(self, flight: _Flight, index: int, error: BrokerError) -> None:
+        flight.failures[index] = error
+        if flight.batch.ordered and flight.batch.key is not None:
+            key = flight.batch.key.values[index]
+            if key is not None:
+                self._failed_keys.add(key)
+
+    def _take_back(self, producer: Producer) -> None:
+        """Settle all now: what the queue still holds is taken out of it, and another producer goes on."""
+        producer.purge()
+        end = time.monotonic() + _PURGED
+        while len(producer) and (left := end - time.monotonic()) > 0:
+            self._poll(producer, min(left, _STEP))
+        unknown = None
+        if len(producer):
+            unknown = Ambiguous(f"kafka: {self._doing}: the client does not tell what became of it", code="_TIMED_OUT")
+        self._settle(unknown)
+        self._discard()
+
+    def _settle(self, error: BrokerError | None = None) -> None:
+        """Every batch is settled: what was not told to have failed is stored, unless there is an error for it."""
+        self._absorb()
+        for flight in self._flights:
+            failures = [Failure(index, each) for index, each in flight.failures.items()]
+            self._settled.append(Settled(batch=flight.batch.number, failures=failures, error=error))
+        self._flights.clear()
+        self._failed_keys.clear()
+        self._used = 0
+
+
+def _produce(producer: Producer, row: _Row) -> Exception | None:
+    """Hand one row over; returns what the client said against it."""
+    slot, topic, value, key, partition, timestamp, headers = row
+    try:
+        producer.produce(topic, value, key, partition, slot, slot, timestamp, headers)
+    except ERRORS as error:
+        return error
+    return None
+
+
+def _slot_type(reports: list[_Report]) -> Callable[[int], Any]:
+    """A number that is a callback: the cheapest thing that a client's C code can call and that names its row."""
+    add = reports.append
+
+    class Slot(int):
+        __slots__ = ()
+
+        def __call__(self, error: KafkaError, message: Any) -> None:
+            add((int(self), error, message.partition() is not None))
+
+    return Slot

@@ -1,0 +1,389 @@
+"""How this broker is had for a test: a container, the topics beside an explicit URL, or librdkafka's mock cluster.
+
+It needs the extra `testing`. What is stored is read in `reading.py`, not with the plugin's code.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from itertools import count
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from confluent_kafka import KafkaError, KafkaException, libversion
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # the client's own way to name them
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewTopic,
+    ResourceType,
+)
+
+from redelivery.message import Message
+from redelivery.plugins import registry
+from redelivery.settings import redact, resolve_secrets
+from redelivery_conformance.containers import Container, free_port
+from redelivery_conformance.harness import CannotShow, Harness, Kind, NotHere, Place, Runtime
+from redelivery_kafka.testing.damage import send_damaged
+from redelivery_kafka.testing.gaps import GAPS
+from redelivery_kafka.testing.mock import MockCluster
+from redelivery_kafka.testing.reading import PATIENCE, Reader
+
+IMAGE: Final = "apache/kafka:4.1.0"
+#: Seconds for a broker to come up, on a busy machine.
+START: Final = 120.0
+DEAD_LETTERS: Final = "-dead-letters"
+#: The listener without credentials.
+CLIENT: Final = "CLIENT"
+
+
+class Cluster:
+    """A running cluster, as this harness's own clients see it."""
+
+    def __init__(self, bootstrap: str, settings: Mapping[str, str]) -> None:
+        self.bootstrap = bootstrap
+        self.settings: dict[str, Any] = {**settings, "bootstrap.servers": bootstrap, "log_level": "0"}
+        self.reader = Reader(self.settings)
+        self._admin: AdminClient | None = None
+
+    @property
+    def admin(self) -> AdminClient:
+        """The admin client, made when first used."""
+        if self._admin is None:
+            self._admin = AdminClient(self.settings)
+        return self._admin
+
+    def answers(self) -> bool:
+        """Whether topics can be made and groups asked about."""
+        client = AdminClient(self.settings)
+        brokers = client.list_topics(timeout=2).brokers
+        return bool(brokers) and client.describe_cluster(request_timeout=2).result().controller is not None
+
+    def make(self, topic: str, partitions: int = 1, **config: str) -> None:
+        """Make a topic and wait until it can be written to."""
+        new = NewTopic(topic, partitions, 1, config=config)
+        with suppress_codes(KafkaError.TOPIC_ALREADY_EXISTS):
+            self.admin.create_topics([new], request_timeout=PATIENCE)[topic].result()
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline:
+            found = self.admin.list_topics(topic, timeout=PATIENCE).topics[topic]
+            if found.error is None and all(each.leader >= 0 for each in found.partitions.values()):
+                return
+            time.sleep(0.02)
+        raise RuntimeError(f"the topic {topic} did not come up")
+
+    def remove(self, *topics: str) -> None:
+        """Remove topics, those that are there."""
+        for each in self.admin.delete_topics(list(topics), request_timeout=PATIENCE).values():
+            with suppress_codes(KafkaError.UNKNOWN_TOPIC_OR_PART):
+                each.result()
+
+    def names(self, prefix: str) -> dict[str, int]:
+        """Topics whose names begin so, with the number of their partitions."""
+        found = self.admin.list_topics(timeout=PATIENCE).topics
+        return {name: len(each.partitions) for name, each in sorted(found.items()) if name.startswith(prefix)}
+
+    def config(self, topic: str) -> dict[str, str | None]:
+        """What is set of a topic itself."""
+        resource = ConfigResource(ResourceType.TOPIC, topic)
+        found: Future[Any] = self.admin.describe_configs([resource], request_timeout=PATIENCE)[resource]
+        return {name: each.value for name, each in found.result().items() if not each.is_default}
+
+    def alter(self, topic: str, **config: str) -> None:
+        """Set some of it."""
+        entries = [
+            ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET) for name, value in config.items()
+        ]
+        resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
+        self.admin.incremental_alter_configs([resource], request_timeout=PATIENCE)[resource].result()
+
+    def close(self) -> None:
+        """Close its clients."""
+        self.reader.close()
+
+
+class KafkaPlace(Place):
+    """A topic of its own with one partition. Its dead letter topic is left to provisioning."""
+
+    def __init__(self, runtime: KafkaRuntime, topic: str) -> None:
+        self._runtime = runtime
+        self._cluster = runtime.cluster
+        self.topic = topic
+        # A member of another test's that died would be waited for whenever its group is shared out anew.
+        self.group = f"redelivery.{topic}"
+        self.url = f"kafka://{self._cluster.bootstrap}/{topic}?group={self.group}"
+        self._closed_port = free_port()
+        self.options = runtime.options
+        self.patience = runtime.patience
+        runtime.make(topic)
+
+    def stored(self, destination: str | None = None) -> Sequence[Message]:
+        return self._log(destination or self.topic)
+
+    def snapshot(self) -> object:
+        names = self._cluster.names(self.topic)
+        return [
+            (
+                name,
+                partitions,
+                self._runtime.config(name),
+                self._log(name),
+                self._cluster.reader.committed(name, self.group),
+            )
+            for name, partitions in names.items()
+        ]
+
+    def destination(self, label: str) -> str:
+        name = f"{self.topic}-{label}"
+        self._runtime.make(name)
+        return name
+
+    def impossible_destination(self) -> str | None:
+        return "no topic can be called so"
+
+    def unreachable(self) -> str:
+        return f"kafka://127.0.0.1:{self._closed_port}/{self.topic}"
+
+    def outage(self) -> Any:
+        return self._runtime.outage()
+
+    def alter(self) -> None:
+        self._cluster.alter(self.topic + DEAD_LETTERS, **{"retention.ms": "3600000"})
+
+    def damage(self) -> None:
+        send_damaged(self._cluster.settings, self.topic)
+
+    def close(self) -> None:
+        self._runtime.remove(self.topic)
+
+    def _log(self, topic: str) -> list[Message]:
+        return [_message(each) for each in self._cluster.reader.left(topic, self.group)]
+
+
+class KafkaRuntime(Runtime):
+    """A cluster whose topics can be made and removed."""
+
+    def __init__(
+        self,
+        kind: Kind,
+        cluster: Cluster,
+        description: str,
+        *,
+        prefix: str = "",
+        options: Mapping[str, str] | None = None,
+    ) -> None:
+        self.kind = kind
+        self.cluster = cluster
+        self.description = description
+        self.options = options or {}
+        self.patience = 10.0
+        self._prefix = f"{prefix}conformance-{secrets.token_hex(4)}-"
+        self._numbers = count(1)
+
+    def place(self) -> KafkaPlace:
+        return KafkaPlace(self, f"{self._prefix}{next(self._numbers)}")
+
+    def make(self, topic: str) -> None:
+        """Make a topic with one partition."""
+        self.cluster.make(topic)
+
+    def remove(self, prefix: str) -> None:
+        """Remove the topics of a place."""
+        names = self.cluster.names(prefix)
+        if names:
+            self.cluster.remove(*names)
+
+    def config(self, topic: str) -> object:
+        """What is set of a topic."""
+        return self.cluster.config(topic)
+
+    def outage(self) -> Any:
+        """A context manager. Raises CannotShow."""
+        raise CannotShow("an outage: a cluster named by a URL is not stopped")
+
+    def close(self) -> None:
+        self.cluster.close()
+
+
+class ContainerRuntime(KafkaRuntime):
+    """One node in a container."""
+
+    cannot_show = (
+        "several brokers: replication, elections and one host of three down need a cluster",
+        "power loss: a container is killed, its disk's cache is not",
+    )
+
+    def __init__(self, container: Container, cluster: Cluster, where: str, ports: Mapping[str, int]) -> None:
+        super().__init__("container", cluster, f"Kafka in {container.image}, {where}")
+        self.container = container
+        self.ports = ports
+
+    @contextmanager
+    def outage(self) -> Iterator[None]:
+        """The container is killed, and started again."""
+        with self.container.stopped(self.cluster.answers, START):
+            yield
+
+    def close(self) -> None:
+        super().close()
+        self.container.close()
+
+
+class MockRuntime(KafkaRuntime):
+    """librdkafka's mock cluster."""
+
+    cannot_show = (
+        "what brokers check: sizes, names, rights, retention; a real broker does, in a container or by --broker-url",
+        "provisioning and drift: it has no topic administration",
+    )
+    gaps = GAPS
+
+    def __init__(self, mock: MockCluster) -> None:
+        description = f"librdkafka {libversion()[0]}'s mock cluster, in this process"
+        # What it does not answer is not waited for as long as a cluster would be.
+        options = {"kafka.socket.timeout.ms": "1500"}
+        super().__init__("embedded", Cluster(mock.bootstrap, {}), description, options=options)
+        self.mock = mock
+
+    def make(self, topic: str) -> None:
+        with suppress(RuntimeError):  # it is there
+            self.mock.make(topic, 1)
+
+    def remove(self, prefix: str) -> None:
+        """It cannot; it ends with the process."""
+
+    def config(self, topic: str) -> object:  # noqa: ARG002 - it knows none
+        return None
+
+    @contextmanager
+    def outage(self) -> Iterator[None]:
+        for broker in self.mock.brokers:
+            self.mock.down(broker)
+        try:
+            yield
+        finally:
+            for broker in self.mock.brokers:
+                self.mock.up(broker)
+
+    def close(self) -> None:
+        super().close()
+        self.mock.close()
+
+
+class KafkaHarness(Harness):
+    """A container first; with no engine, the mock cluster, which needs nothing."""
+
+    name = "kafka"
+
+    def starts(self) -> Mapping[Kind, Callable[[Path], Runtime]]:
+        return {"container": lambda _: in_container(), "embedded": lambda _: embedded()}
+
+    def at(self, url: str, options: Mapping[str, str], scratch: Path) -> Runtime:  # noqa: ARG002 - nothing is kept
+        parts = urlsplit(url)
+        plugin = registry().plugins[self.name]
+        mine = {name: value for name, value in options.items() if name.lower().startswith(f"{plugin.name}.")}
+        settings = {name.partition(".")[2]: value for name, value in resolve_secrets(mine).items()}
+        bootstrap = parts.netloc or settings.get("bootstrap.servers", "")
+        cluster = Cluster(bootstrap, settings)
+        try:
+            cluster.answers()
+        except KafkaException as error:
+            raise NotHere(f"no Kafka at {redact(url)}: {error.args[0].str()}") from error
+        prefix = parts.path.strip("/") + "-"
+        return KafkaRuntime("url", cluster, f"Kafka at {bootstrap}", prefix=prefix, options=mine)
+
+
+def in_container(
+    listeners: Mapping[str, str] | None = None,
+    environment: Mapping[str, str] | None = None,
+    files: Mapping[str, bytes] | None = None,
+) -> ContainerRuntime:
+    """A node of its own, reached without credentials, and by what `listeners` adds (name -> protocol).
+
+    Raises:
+        NotHere
+    """
+    port, others = free_port(), {name: free_port() for name in listeners or {}}
+    container = Container(
+        "kafka",
+        IMAGE,
+        bind={each: each for each in (port, *others.values())},
+        environment={
+            **node({CLIENT: port, **others}, {CLIENT: "PLAINTEXT", **(listeners or {})}),
+            **(environment or {}),
+        },
+        files=files,
+    )
+    cluster = Cluster(f"127.0.0.1:{port}", {})
+    try:
+        container.wait(cluster.answers, START)
+    except BaseException:
+        container.close()
+        raise
+    return ContainerRuntime(container, cluster, f"at {cluster.bootstrap}", others)
+
+
+def node(ports: Mapping[str, int], protocols: Mapping[str, str]) -> dict[str, str]:
+    """Settings of a single node with these listeners, each reached by the same port of the host.
+
+    A name of a listener has no underscore and does not end in SSL, so that each image makes the same settings of these.
+    """
+    controller = "CONTROLLER"
+    return {
+        "KAFKA_NODE_ID": "1",
+        "KAFKA_PROCESS_ROLES": "broker,controller",
+        "KAFKA_CONTROLLER_QUORUM_VOTERS": "1@localhost:9093",
+        "KAFKA_CONTROLLER_LISTENER_NAMES": controller,
+        "KAFKA_LISTENERS": ",".join(f"{name}://:{port}" for name, port in {**ports, controller: 9093}.items()),
+        "KAFKA_ADVERTISED_LISTENERS": ",".join(f"{name}://127.0.0.1:{port}" for name, port in ports.items()),
+        "KAFKA_LISTENER_SECURITY_PROTOCOL_MAP": ",".join(
+            f"{name}:{protocol}" for name, protocol in {**protocols, controller: "PLAINTEXT"}.items()
+        ),
+        "KAFKA_INTER_BROKER_LISTENER_NAME": CLIENT,
+        "KAFKA_AUTO_CREATE_TOPICS_ENABLE": "false",
+        "KAFKA_NUM_PARTITIONS": "1",
+        "KAFKA_OFFSETS_TOPIC_NUM_PARTITIONS": "1",
+        "KAFKA_OFFSETS_TOPIC_REPLICATION_FACTOR": "1",
+        "KAFKA_TRANSACTION_STATE_LOG_REPLICATION_FACTOR": "1",
+        "KAFKA_TRANSACTION_STATE_LOG_MIN_ISR": "1",
+        "KAFKA_GROUP_INITIAL_REBALANCE_DELAY_MS": "0",
+        # A killed node is not let in again before its old session has ended.
+        "KAFKA_BROKER_SESSION_TIMEOUT_MS": "4000",
+        "KAFKA_BROKER_HEARTBEAT_INTERVAL_MS": "500",
+    }
+
+
+def embedded() -> MockRuntime:
+    """The mock cluster. Raises NotHere."""
+    try:
+        return MockRuntime(MockCluster())
+    except (OSError, AttributeError, RuntimeError) as error:
+        raise NotHere(f"this confluent-kafka has no mock cluster ({error}); install its wheel from PyPI") from error
+
+
+@contextmanager
+def suppress_codes(*codes: int) -> Iterator[None]:
+    """Go on where the broker answered with one of these."""
+    try:
+        yield
+    except KafkaException as error:
+        if error.args[0].code() not in codes:
+            raise
+
+
+def _message(found: Any) -> Message:
+    headers: Any = ()
+    with suppress(SystemError):  # a name is not UTF-8; asking twice would give a list with a hole in it
+        headers = found.headers()
+    return Message(
+        value=found.value(),
+        key=found.key(),
+        headers=tuple(headers or ()),
+        timestamp_ms=found.timestamp()[1],
+    )

@@ -1,0 +1,140 @@
+"""What truly lies in a topic, read by a plain consumer: the log, less what its groups have settled or removed.
+
+Their progress is decoded here anew, not with the plugin's code. This file must not import the plugin.
+"""
+
+from __future__ import annotations
+
+import base64
+import threading
+import time
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+#: Behind a topic's name: the group whose progress says which of its letters are removed.
+REMOVED: Final = ".redelivery-removed"
+_END: Final = KafkaError._PARTITION_EOF  # noqa: SLF001 - its public name
+#: Seconds for one answer of a broker, and for reading a whole topic.
+PATIENCE: Final = 15.0
+
+
+class Reader:
+    """Reads topics from their beginning. It never joins a group, nor commits."""
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._clients: tuple[Consumer, AdminClient] | None = None
+
+    def left(self, topic: str, group: str) -> Sequence[Any]:
+        """The client's messages that the group has not settled and nobody has removed; none where there is no topic."""
+        with self._lock:
+            return sorted(self._left(topic, group), key=lambda each: (each.partition(), each.offset()))
+
+    def committed(self, topic: str, group: str) -> Sequence[tuple[str, int, int, str | None]]:
+        """What the group has committed, and the one for what is removed: (group, partition, offset, metadata)."""
+        with self._lock:
+            return self._committed(topic, group)
+
+    def close(self) -> None:
+        """Close the clients."""
+        with self._lock:
+            if self._clients is not None:
+                self._clients[0].close()
+                self._clients = None
+
+    def _left(self, topic: str, group: str) -> Iterator[Any]:
+        consumer, _ = self._connected()
+        places = self._places(topic)
+        if not places:
+            return
+        ends = {at.partition: consumer.get_watermark_offsets(at, timeout=PATIENCE) for at in places}
+        settled: dict[int, list[tuple[int, frozenset[int]]]] = {}
+        for _, partition, offset, metadata in self._committed(topic, group):
+            settled.setdefault(partition, []).append(settled_offsets(offset, metadata))
+        open_ = {partition for partition, (low, high) in ends.items() if low < high}
+        consumer.assign([TopicPartition(topic, partition, ends[partition][0]) for partition in open_])
+        deadline = time.monotonic() + PATIENCE
+        while open_:
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"{topic}: the partitions {open_} were not read to their end in time")
+            for message in consumer.consume(10_000, timeout=0.02):
+                record: Any = message
+                partition, offset, error = record.partition(), record.offset(), record.error()
+                if error is None:
+                    taken = any(offset < below or offset in apart for below, apart in settled.get(partition, ()))
+                    if not taken and offset < ends[partition][1]:
+                        yield record
+                elif error.code() != _END:
+                    raise KafkaException(error)
+                # The end is told by an event of its own; what an aborted transaction left behind is no message.
+                if offset + (error is None) >= ends[partition][1]:
+                    open_.discard(partition)
+        consumer.unassign()
+
+    def _committed(self, topic: str, group: str) -> list[tuple[str, int, int, str | None]]:
+        _, admin = self._connected()
+        places, found = self._places(topic), []
+        for name in (group, topic + REMOVED) if places else ():
+            asked = [ConsumerGroupTopicPartitions(name, places)]
+            (answer,) = admin.list_consumer_group_offsets(asked, request_timeout=PATIENCE).values()
+            found += [(name, each.partition, each.offset, each.metadata) for each in answer.result().topic_partitions]
+        return found
+
+    def _places(self, topic: str) -> list[TopicPartition]:
+        found = self._connected()[0].list_topics(topic, timeout=PATIENCE).topics[topic]
+        if found.error is not None:
+            if found.error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                return []
+            raise KafkaException(found.error)
+        return [TopicPartition(topic, partition) for partition in found.partitions]
+
+    def _connected(self) -> tuple[Consumer, AdminClient]:
+        if self._clients is None:
+            own = {
+                **self._settings,
+                "group.id": "never-joined",
+                "enable.auto.commit": False,
+                "enable.partition.eof": True,
+                "auto.offset.reset": "earliest",
+                "fetch.wait.max.ms": 10,
+            }
+            self._clients = Consumer(own), AdminClient(dict(self._settings))
+        return self._clients
+
+
+def settled_offsets(base: int, metadata: str | None) -> tuple[int, frozenset[int]]:
+    """All offsets below the first are settled, and those of the second.
+
+    Beside the committed offset lies `r1:`, or `z1:` if deflated, and in base85 a list of runs. A run is a varint, four
+    times its length and its kind: 0 untouched, 1 settled, 2 given, 3 waiting. After 2 come two more varints, after 3
+    three.
+    """
+    if metadata is None or metadata[:3] not in {"r1:", "z1:"}:
+        return max(base, 0), frozenset()
+    data = base64.b85decode(metadata[3:])
+    numbers = _varints(zlib.decompress(data) if metadata[0] == "z" else data)
+    settled: set[int] = set()
+    at = base
+    for head in numbers:
+        length, kind = divmod(head, 4)
+        if kind == 1:
+            settled.update(range(at, at + length))
+        for _ in range({2: 2, 3: 3}.get(kind, 0)):
+            next(numbers)
+        at += length
+    return base, frozenset(settled)
+
+
+def _varints(data: bytes) -> Iterator[int]:
+    number = shift = 0
+    for byte in data:
+        number += (byte & 127) << shift
+        shift = shift + 7 if byte & 128 else 0
+        if not shift:
+            yield number
+            number = 0

@@ -1,0 +1,7 @@
+"""The conformance suite against `kafka:`."""
+
+from redelivery_conformance import BrokerSuite
+
+
+class TestKafka(BrokerSuite):
+    broker = "kafka"

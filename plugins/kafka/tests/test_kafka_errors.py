@@ -1,0 +1,100 @@
+"""Every error of confluent-kafka is mapped, and says what to do."""
+
+from __future__ import annotations
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from redelivery.errors import Ambiguous, BrokerError, Fatal, Permanent, Retriable, Throttled, Unattributed
+from redelivery_kafka.errors import BY_NAME, ERRORS, LOST_COUNT, REFUSED, TARGET, classified, classify, classify_reading
+
+CODES = {name: value for name in dir(KafkaError) if isinstance(value := getattr(KafkaError, name), int)}
+
+
+def test_the_client_has_the_codes_that_we_walk() -> None:
+    assert len(CODES) > 150
+
+
+@pytest.mark.parametrize("name", sorted(CODES))
+def test_each_code_of_the_client_is_mapped(name: str) -> None:
+    error = KafkaError(CODES[name])
+    assert error.name() == name
+    assert name in BY_NAME, f"{name} is a code that Kafka grew: give it a class in errors.py"
+    found = classify(KafkaException(error), "storing in 't'")
+    assert isinstance(found, BrokerError)
+    assert found.code == name
+    assert str(found).startswith("kafka: storing in 't': ")
+    assert str(found).endswith(BY_NAME[name][1])
+
+
+def test_no_name_is_mapped_that_the_client_has_not() -> None:
+    assert BY_NAME.keys() <= CODES.keys()
+    assert BY_NAME.keys() >= TARGET | LOST_COUNT | REFUSED
+
+
+def test_a_code_of_a_later_version_may_have_happened() -> None:
+    assert type(classify(KafkaError(9999), "storing")) is Ambiguous
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("NOT_LEADER_FOR_PARTITION", Retriable),
+        ("NOT_ENOUGH_REPLICAS", Retriable),
+        ("NOT_ENOUGH_REPLICAS_AFTER_APPEND", Ambiguous),
+        ("REQUEST_TIMED_OUT", Ambiguous),
+        ("_MSG_TIMED_OUT", Ambiguous),
+        ("_PURGE_INFLIGHT", Ambiguous),
+        ("_UNKNOWN_PARTITION", Permanent),
+        ("SASL_AUTHENTICATION_FAILED", Fatal),
+        ("TOPIC_AUTHORIZATION_FAILED", Fatal),
+        ("UNKNOWN_TOPIC_OR_PART", Fatal),
+        ("THROTTLING_QUOTA_EXCEEDED", Throttled),
+    ],
+)
+def test_a_code_has_the_class_that_its_meaning_asks_for(name: str, kind: type[BrokerError]) -> None:
+    assert type(classify(KafkaError(CODES[name]), "storing")) is kind
+
+
+@pytest.mark.parametrize("name", ["MSG_SIZE_TOO_LARGE", "INVALID_RECORD", "INVALID_TIMESTAMP"])
+def test_what_one_record_causes_is_its_own_only_where_it_was_alone(name: str) -> None:
+    error = KafkaError(CODES[name])
+    assert type(classify(error, "storing", alone=False)) is Unattributed
+    assert type(classify(error, "storing", alone=True)) is Permanent
+
+
+@pytest.mark.parametrize("name", sorted(TARGET))
+def test_a_missing_topic_is_fatal_where_it_is_the_urls_own_and_a_rows_fault_else(name: str) -> None:
+    error = KafkaError(CODES[name])
+    assert type(classify(error, "storing", own=True)) is Fatal
+    assert type(classify(error, "storing", own=False)) is Permanent
+
+
+def test_reading_can_be_tried_again_where_sending_would_be_ambiguous() -> None:
+    assert type(classify_reading(KafkaError(CODES["_TRANSPORT"]), "reading")) is Retriable
+    assert type(classify_reading(KafkaError(CODES["_AUTHENTICATION"]), "reading")) is Fatal
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (BufferError("full"), Retriable),
+        (TypeError("not bytes"), Permanent),
+        (ValueError("odd"), Permanent),
+        (OverflowError("large"), Permanent),
+        (RuntimeError("closed"), Fatal),
+        (NotImplementedError("old"), Fatal),
+        (KafkaException("no code"), Fatal),
+    ],
+)
+def test_what_the_clients_python_part_raises_is_mapped_too(error: Exception, kind: type[BrokerError]) -> None:
+    assert isinstance(error, ERRORS)
+    with pytest.raises(kind) as caught, classified("storing"):
+        raise error
+    assert type(caught.value) is kind
+    assert caught.value.__cause__ is error
+
+
+def test_no_secret_of_a_clients_error_is_shown() -> None:
+    error = KafkaError(CODES["_AUTHENTICATION"], "refused: sasl.password=hunter2")
+    assert "hunter2" not in str(classify(error, "storing"))

@@ -1,0 +1,140 @@
+"""What the dead letters role promises beyond the suite: letters stay in the log, and what is removed is remembered."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+
+import pytest
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewPartitions
+
+from redelivery import deadletters, dialects
+from redelivery.errors import ConfigurationError, Retriable
+from redelivery.message import Message
+from redelivery_conformance.statements import Statements, broker_has
+from redelivery_conformance.subject import Subject
+from redelivery_kafka import KafkaBroker
+from redelivery_kafka.letters import REMOVED
+
+
+def opened(subject: Subject) -> KafkaBroker:
+    assert isinstance(subject.broker, KafkaBroker)
+    return subject.broker
+
+
+def records(subject: Subject) -> int:
+    """How many its dead letter topic's log holds."""
+    broker = opened(subject)
+    consumer = broker.settings.consumer(broker.address)
+    try:
+        topic = broker.address.dead_letters.topic
+        found = consumer.list_topics(topic, timeout=10).topics[topic]
+        marks = [consumer.get_watermark_offsets(TopicPartition(topic, each), timeout=10) for each in found.partitions]
+        return sum(high - low for low, high in marks)
+    finally:
+        consumer.close()
+
+
+class TestKafkaLetters(Statements):
+    broker = "kafka"
+
+    @broker_has("browse", "remove")
+    def test_a_letter_is_redriven_by_its_topic_partition_and_offset_once(self, subject: Subject) -> None:
+        self._bury(subject, 0, 1, 2)
+        wanted = subject.browse(direct=False)[1].position
+        topic, partition, offset = wanted.split("/")
+        assert topic.endswith("-dead-letters")
+        assert partition.isdigit()
+        assert offset.isdigit()
+        for count in (1, 0):
+            with deadletters.dead_letters(subject.place.url, options=subject.place.options) as box:
+                report = box.redrive([wanted])
+                assert (report.redriven, report.removed) == (count, count)
+        assert subject.values() == {b"1": 1}
+        assert [each.message.value for each in subject.browse(direct=False)] == [b"0", b"2"]
+        assert records(subject) == 3, "letters stay in the log"
+
+    @broker_has("browse", "remove")
+    def test_what_is_removed_is_remembered_by_a_group_of_its_own(self, subject: Subject) -> None:
+        """So a receiver of the dead letter topic is not concerned, nor is its group."""
+        self._bury(subject, 0, 1)
+        with subject.broker.dead_letters() as letters:
+            assert letters.purge() == 2
+        broker = opened(subject)
+        admin: AdminClient = broker.settings.admin(broker.address)
+        groups = admin.list_consumer_groups(request_timeout=10).result().valid
+        assert broker.address.dead_letters.topic + REMOVED in {each.group_id for each in groups}
+        self._bury(subject, 2)
+        assert [each.message.value for each in subject.browse(direct=False)] == [b"2"]
+
+    @broker_has("browse", "remove")
+    def test_letters_of_several_partitions_come_oldest_first(self, subject: Subject) -> None:
+        """More of one partition than are read ahead, before the first of another."""
+        subject.provision()
+        broker = opened(subject)
+        topic = broker.address.dead_letters.topic
+        admin: AdminClient = broker.settings.admin(broker.address)
+        admin.create_partitions([NewPartitions(topic, 4)])[topic].result()
+        settings = {"bootstrap.servers": broker.address.bootstrap, "topic.metadata.propagation.max.ms": 10_000}
+        producer = Producer(settings)
+        for at in range(2_000):
+            partition = 0 if at < 1_500 else at % 4
+            producer.produce(topic, b"%d" % at, partition=partition, timestamp=1_700_000_000_000 + at)
+        assert producer.flush(20) == 0
+        end = time.monotonic() + subject.place.patience
+        values: list[int] = []
+        while not values:
+            with suppress(Retriable):  # a partition made just now has no leader for a moment
+                values = [int(each.message.value or b"") for each in subject.browse(direct=False)]
+            assert time.monotonic() < end
+        assert values == list(range(2_000))
+
+    @broker_has("browse")
+    def test_letters_that_connect_wrote_are_read(self, subject: Subject) -> None:
+        subject.provision()
+        broker = opened(subject)
+        producer = Producer({"bootstrap.servers": broker.address.bootstrap})
+        said = {"topic": "orders", "partition": "2", "offset": "17", "stage": "VALUE_CONVERTER"}
+        said["exception.message"] = "no"
+        headers = [("__connect.errors." + name, text.encode()) for name, text in said.items()]
+        producer.produce(broker.address.dead_letters.topic, b"v", key=b"k", headers=headers)
+        assert producer.flush(20) == 0
+        (letter,) = subject.browse(direct=False)
+        context = dialects.read(letter.message)
+        assert context is not None
+        assert (context.source_topic, context.source_partition, context.source_offset) == ("orders", 2, 17)
+        assert (context.reason, context.stage) == ("no", "VALUE_CONVERTER")
+
+    @broker_has("browse", "remove")
+    @pytest.mark.parametrize("position", ["", "1", "other/0/1", "0/1", "{topic}/0/-1", "{topic}/0/x", "{topic}/0"])
+    def test_a_position_of_another_topic_is_an_error_and_removes_nothing(self, subject: Subject, position: str) -> None:
+        self._bury(subject, 0)
+        topic = opened(subject).address.dead_letters.topic
+        with subject.broker.dead_letters() as letters, pytest.raises(ConfigurationError, match="position"):
+            letters.remove([f"{topic}/0/0", position.format(topic=topic)])
+        assert len(subject.browse(direct=False)) == 1
+
+    @broker_has("browse", "remove")
+    def test_removing_what_is_not_there_counts_nothing(self, subject: Subject) -> None:
+        self._bury(subject, 0)
+        (there,) = [each.position for each in subject.browse(direct=False)]
+        with subject.broker.dead_letters() as letters:
+            assert letters.remove([f"{there}7", f"{there.split('/')[0]}/99/0"]) == 0
+            assert letters.remove([there, there]) == 1
+
+    @broker_has("browse")
+    def test_closing_ends_a_browse_that_was_left_in_its_middle(self, subject: Subject) -> None:
+        self._bury(subject, *range(20))
+        letters = subject.broker.dead_letters()
+        shown = letters.browse()
+        next(shown)
+        began = time.monotonic()
+        letters.close()
+        letters.close()
+        assert time.monotonic() - began < 5
+
+    @staticmethod
+    def _bury(subject: Subject, *numbers: int) -> None:
+        subject.provision()
+        subject.deliver(*(Message(value=b"%d" % each) for each in numbers), url=subject.broker.native_sink())

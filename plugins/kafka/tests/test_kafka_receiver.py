@@ -1,0 +1,186 @@
+"""What the receiver promises beyond the suite: killed owners, several partitions, and what is committed."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from datetime import timedelta
+
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient, NewPartitions
+
+from redelivery.broker import Accept, GiveBack, Received, Retry, Terminate
+from redelivery.errors import LeaseLost
+from redelivery.message import Message
+from redelivery_conformance.forking import in_a_fork
+from redelivery_conformance.statements import Statements, broker_has
+from redelivery_conformance.subject import Subject
+from redelivery_conformance.taking import Taker, values, wait_until
+from redelivery_kafka import KafkaBroker
+from redelivery_kafka.offsets import Ledger
+
+#: A session is no shorter, in seconds; who dies is waited for as long.
+SESSION = 6.0
+
+
+def keyed(key: bytes | None, *numbers: int) -> list[Message]:
+    return [Message(value=b"%d" % each, key=key) for each in numbers]
+
+
+def committed(subject: Subject, partition: int = 0) -> tuple[int, Ledger]:
+    """What the group has committed, asked for by a client that is not in it."""
+    broker = subject.broker
+    assert isinstance(broker, KafkaBroker)
+    consumer = broker.settings.consumer(broker.address)
+    try:
+        (found,) = consumer.committed([TopicPartition(broker.address.topic, partition)], timeout=10)
+    finally:
+        consumer.close()
+    return found.offset, Ledger.read(found.offset, found.metadata)
+
+
+def partitions(subject: Subject, count: int) -> None:
+    broker = subject.broker
+    assert isinstance(broker, KafkaBroker)
+    admin: AdminClient = broker.settings.admin(broker.address)
+    admin.create_partitions([NewPartitions(broker.address.topic, count)])[broker.address.topic].result()
+    end = time.monotonic() + 10
+    while len(admin.list_topics(broker.address.topic, timeout=5).topics[broker.address.topic].partitions) < count:
+        assert time.monotonic() < end
+
+
+class TestKafkaReceiver(Statements):
+    broker = "kafka"
+
+    @broker_has("receive")
+    def test_what_a_killed_process_had_in_hand_was_an_attempt(self, subject: Subject) -> None:
+        """And what it had accepted, out of order, does not come again; its delays go on."""
+        subject.deliver(*keyed(None, 0, 1, 2, 3))
+
+        def child() -> None:
+            taker = Taker(subject, lease=SESSION)
+            received = taker.take(4)
+            taker.settle(Accept(), received[1])
+            taker.settle(Retry(timedelta(minutes=5)), received[2])
+            os._exit(9)
+
+        assert in_a_fork(subject, child) == 9
+        taker = Taker(subject)
+        again = taker.take(2, within=SESSION + subject.place.patience)
+        assert [(each.message.value, each.attempt) for each in again] == [(b"0", 2), (b"3", 2)]
+        taker.nothing()
+        assert committed(subject)[0] == 0
+
+    @broker_has("receive")
+    def test_the_committed_offset_is_the_lowest_unsettled_one(self, subject: Subject) -> None:
+        subject.deliver(*keyed(None, 0, 1, 2, 3, 4))
+        taker = Taker(subject)
+        received = taker.take(5)
+        for settled, base, done in (
+            (1, 0, {1}),
+            (4, 0, {1, 4}),
+            (0, 2, {4}),
+            (3, 2, {3, 4}),
+            (2, 5, set()),
+        ):
+            taker.settle(Accept(), received[settled])
+            offset, ledger = committed(subject)
+            assert offset == base, "committed past an unsettled record, or not as far as it may"
+            assert {at for at in range(base, 5) if ledger.is_done(at)} == done
+
+    @broker_has("receive")
+    def test_a_delayed_record_holds_back_its_own_key_alone(self, subject: Subject) -> None:
+        subject.deliver(*keyed(b"a", 0), *keyed(b"b", 1), *keyed(b"a", 2), *keyed(None, 3), *keyed(b"b", 4))
+        taker = Taker(subject)
+        first = taker.one()
+        before = time.monotonic()
+        taker.settle(Retry(timedelta(seconds=1)), first)
+        assert values(taker.take(3)) == [b"1", b"3", b"4"]
+        taker.nothing()
+        assert values(taker.take(2)) == [b"0", b"2"]
+        assert time.monotonic() - before >= 1 - subject.capabilities.limits.delay_resolution.total_seconds()
+
+    @broker_has("receive")
+    def test_what_a_delay_held_back_is_held_back_from_the_next_owner_too(self, subject: Subject) -> None:
+        subject.deliver(*keyed(b"a", 0, 1), *keyed(b"b", 2))
+        with Taker(subject) as taker:
+            first = taker.one()
+            taker.settle(Retry(timedelta(seconds=3)), first)
+            due = time.monotonic() + 3
+        other = Taker(subject)
+        assert values(other.take(1)) == [b"2"]
+        wait_until(due)
+        assert [(each.message.value, each.attempt) for each in other.take(2)] == [(b"0", 2), (b"1", 1)]
+
+    @broker_has("receive")
+    def test_a_revoked_partition_is_a_lost_lease_and_its_records_the_others(self, subject: Subject) -> None:
+        """With work in hand on both partitions; what stays ours is settled as if nothing had happened."""
+        partitions(subject, 2)
+        subject.deliver(*(Message(value=b"%d" % at, extra={"partition": at % 2}) for at in range(10)))
+        first = Taker(subject, lease=SESSION)
+        received = first.take(10)
+        assert {self._partition(each) for each in received} == {0, 1}
+        second = Taker(subject, lease=SESSION)
+        came: list[Received] = []
+        end = time.monotonic() + SESSION + subject.place.patience
+        while len(came) < 5:
+            assert time.monotonic() < end, "the second member got no partition"
+            came += second.receiver.receive(10, wait=0.1)
+            first.receiver.receive(1, wait=0.0)
+        moved = {self._partition(each) for each in came}
+        assert len(moved) == 1
+        answers = first.answers(*((each, Accept()) for each in received))
+        assert {self._partition(each) for each, answer in zip(received, answers, strict=True) if answer} == moved
+        assert all(answer is None or isinstance(answer, LeaseLost) for answer in answers)
+        assert Counter(each.attempt for each in came) == Counter({2: 5})
+        second.settle(Accept(), *came)
+        assert not subject.values()
+
+    @broker_has("receive")
+    def test_a_member_without_a_partition_leaves_the_group_when_it_closes(self, subject: Subject) -> None:
+        """Else the next one would wait for it until its session ends."""
+        subject.deliver(Message(value=b"v"))
+        first, second = Taker(subject), Taker(subject)
+        received = first.one()
+        second.nothing()
+        second.close()
+        first.settle(GiveBack(), received)
+        first.close()
+        began = time.monotonic()
+        assert Taker(subject).one().attempt == 1
+        assert time.monotonic() - began < SESSION
+
+    @broker_has("receive", "terminate", "browse")
+    def test_a_letter_goes_to_the_partition_of_its_record(self, subject: Subject) -> None:
+        partitions(subject, 2)
+        subject.provision()
+        subject.deliver(*(Message(value=b"%d" % at, extra={"partition": 1}) for at in range(3)))
+        taker = Taker(subject)
+        received = taker.take(3)
+        taker.settle(Terminate(received[0].message, "no"), received[0])
+        (letter,) = subject.browse(direct=False)
+        assert letter.position.split("/")[1:] == ["1", "0"]
+
+    @broker_has("receive")
+    def test_no_more_is_given_than_can_be_remembered(self, subject: Subject) -> None:
+        """However it is settled then, it fits; and when it is settled the rest comes."""
+        count = 1_000
+        subject.deliver(*keyed(None, *range(count)))
+        taker = Taker(subject)
+        received = taker.drain()
+        assert 100 < len(received) < count
+        odd = received[1::2]
+        taker.settle(Retry(timedelta(milliseconds=1)), *received[::2])
+        taker.settle(Accept(), *odd)
+        seen = Counter(values(odd))
+        while seen.total() < count:
+            more = taker.take(1) + list(taker.receiver.receive(500, wait=0.0))
+            taker.settle(Accept(), *more)
+            seen.update(values(more))
+        assert max(seen.values()) == 1
+        assert not subject.values()
+
+    @staticmethod
+    def _partition(received: Received) -> int:
+        return int(received.position.split("/")[1])

@@ -1,0 +1,243 @@
+"""The sender of `kafka:` beyond what every broker must do."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from redelivery.broker import Settled
+from redelivery.errors import Fatal, NotSent, Permanent, Retriable, Unattributed
+from redelivery.message import Batch, Message
+from redelivery_conformance.forking import in_a_fork
+from redelivery_conformance.statements import Statements
+from redelivery_conformance.subject import Subject
+from redelivery_kafka.address import Address
+from redelivery_kafka.rows import largest
+
+SMALL = 2_000
+
+
+def made(subject: Subject, label: str, partitions: int = 1, **config: str) -> str:
+    """Another topic of the place's cluster, removed with the place."""
+    address = Address.parse(subject.place.url)
+    topic = f"{address.topic}-{label}"
+    admin = AdminClient({"bootstrap.servers": address.bootstrap})
+    config = {name.replace("_", "."): value for name, value in config.items()}
+    admin.create_topics([NewTopic(topic, partitions, 1, config=config)])[topic].result(15)
+    return topic
+
+
+def beside(subject: Subject, topic: str) -> str:
+    return Address.parse(subject.place.url).at(topic).url
+
+
+def send_to(subject: Subject, url: str, *messages: Message, isolate: bool = False, **options: str) -> Settled:
+    """Send to a URL, as one batch."""
+    named = {f"kafka.{name.replace('_', '.')}": value for name, value in options.items()}
+    with subject.connect(url, {**subject.place.options, **named}) as broker, broker.sender() as sender:
+        return subject.send(*messages, isolate=isolate, sender=sender)
+
+
+def partitions(subject: Subject, topic: str, count: int) -> dict[bytes | None, int]:
+    """In which partition each value lies."""
+    settings = {"bootstrap.servers": Address.parse(subject.place.url).bootstrap, "group.id": "partitions"}
+    consumer = Consumer(settings)
+    try:
+        consumer.assign([TopicPartition(topic, at, 0) for at in range(count)])
+        ends = [consumer.get_watermark_offsets(TopicPartition(topic, at), timeout=15)[1] for at in range(count)]
+        found: dict[bytes | None, int] = {}
+        until = time.monotonic() + 15
+        while len(found) < sum(ends):
+            assert time.monotonic() < until
+            found.update((each.value(), each.partition() or 0) for each in consumer.consume(100, 0.1))
+        return found
+    finally:
+        consumer.close()
+
+
+class TestRows(Statements):
+    """Single rows that cannot be stored, and their neighbours."""
+
+    broker = "kafka"
+
+    def test_one_record_over_the_topics_limit_among_a_hundred_is_found_by_sending_each_alone(
+        self, subject: Subject
+    ) -> None:
+        topic = made(subject, "small", max_message_bytes=str(SMALL))
+        rows = [Message(value=b"%d" % at) for at in range(100)]
+        rows[50] = Message(value=bytes(2 * SMALL))
+        whole = send_to(subject, beside(subject, topic), *rows)
+        assert len(whole.failures) == 100
+        assert {type(each.error) for each in whole.failures} == {Unattributed}
+        assert not subject.values(topic), "Unattributed means that nothing was stored"
+        subject.refused(send_to(subject, beside(subject, topic), *rows, isolate=True), 50)
+        assert subject.values(topic) == Counter(row.value for at, row in enumerate(rows) if at != 50)
+
+    def test_a_request_that_a_broker_refuses_fails_its_own_rows_and_no_others(self, subject: Subject) -> None:
+        """Rows that differ in their headers only are told apart."""
+        topic = made(subject, "small", max_message_bytes=str(SMALL))
+        rows = [Message(value=bytes(2 * SMALL), headers=(("n", b"%d" % at),)) for at in range(20)]
+        mixed = [Message(value=row.value, headers=row.headers, destination=topic if at % 2 else None)
+                 for at, row in enumerate(rows)]  # fmt: skip
+        settled = subject.send(*mixed)
+        assert sorted(each.index for each in settled.failures) == list(range(1, 20, 2))
+        stored = [message.headers for message in subject.place.stored()]
+        assert sorted(stored) == sorted(rows[at].headers for at in range(0, 20, 2))
+
+    def test_a_message_of_exactly_the_limit_is_taken_with_headers_too(self, subject: Subject) -> None:
+        limit = subject.capabilities.limits.message_bytes
+        assert limit == largest(1_000_000)
+        headers = tuple((f"h{at}", b"12345678") for at in range(10))
+        room = limit - 10 * 10
+        subject.deliver(Message(value=bytes(limit)), Message(value=bytes(room), headers=headers))
+        subject.refused(
+            subject.send(
+                Message(value=b"good"),
+                Message(value=bytes(limit + 1)),
+                Message(value=bytes(room + 1), headers=headers),
+                Message(value=bytes(limit - 3), key=b"four"),
+            ),
+            1,
+            2,
+            3,
+        )
+        assert Counter(len(message.value or b"") for message in subject.place.stored()) == Counter([limit, room, 4])
+
+    def test_a_partition_that_is_not_there_is_the_rows_own_fault(self, subject: Subject) -> None:
+        topic = made(subject, "two", 2)
+        rows = [Message(value=b"%d" % at, extra={"partition": at}) for at in (0, 1, 2, -2, 1 << 40)]
+        settled = send_to(subject, beside(subject, topic), *rows, Message(value=b"any", extra={"partition": None}))
+        subject.refused(settled, 2, 3, 4)
+        there = partitions(subject, topic, 2)
+        assert there.keys() == {b"0", b"1", b"any"}
+        assert (there[b"0"], there[b"1"]) == (0, 1)
+
+    def test_keys_are_placed_as_javas_client_places_them(self, subject: Subject) -> None:
+        topic = made(subject, "five", 5)
+        keys = [b"k%d" % at for at in range(50)] + [b"", b"\xff\xfe", b"abc" * 9]
+        send_to(subject, beside(subject, topic), *(Message(value=key, key=key) for key in keys))
+        there = partitions(subject, topic, 5)
+        assert there == {key: (murmur2(key) & 0x7FFFFFFF) % 5 for key in keys}
+
+    @pytest.mark.parametrize("name", ["nul\0", "\ud800", "a\udfffb"])
+    def test_a_header_name_that_the_client_would_cut_or_crash_on_is_refused(self, subject: Subject, name: str) -> None:
+        subject.refuses_alone(Message(value=b"v", headers=(("good", b"1"), (name, b"2"))))
+
+    @pytest.mark.parametrize("stamp", [0, -1, -5, 1 << 65])
+    def test_a_timestamp_that_kafka_has_not_is_refused_and_not_changed(self, subject: Subject, stamp: int) -> None:
+        subject.refuses_alone(Message(value=b"v", timestamp_ms=stamp))
+
+    @pytest.mark.parametrize("name", ["", ".", "no such", "a" * 250, "nowhere-at-all"])
+    def test_a_rows_topic_that_cannot_be_is_its_own_fault(self, subject: Subject, name: str) -> None:
+        began = time.monotonic()
+        subject.refuses_alone(Message(value=b"v", destination=name))
+        assert time.monotonic() - began < 8
+
+    def test_behind_a_refused_row_the_later_ones_of_its_key_wait(self, subject: Subject) -> None:
+        """And so do those of a batch behind, until the failure is told."""
+        bad = Message(value=b"bad", key=b"k", extra={"partition": 99})
+        rows = [Message(value=b"1", key=b"k"), bad, Message(value=b"2", key=b"k"), Message(value=b"3", key=b"j")]
+        first = Batch.of(rows, number=1, ordered=True)
+        behind = Batch.of([Message(value=b"4", key=b"k"), Message(value=b"5")], number=2, ordered=True)
+        settled = subject.settle(subject.sender(), first, behind)
+        assert [(each.index, type(each.error)) for each in settled[1].failures] == [(1, Permanent), (2, NotSent)]
+        assert [(each.index, type(each.error)) for each in settled[2].failures] == [(0, NotSent)]
+        assert subject.values() == Counter([b"1", b"3", b"5"])
+
+
+class TestSender(Statements):
+    """The producer behind the sender."""
+
+    broker = "kafka"
+
+    def test_the_urls_own_missing_topic_is_fatal_and_soon_told(self, subject: Subject) -> None:
+        began = time.monotonic()
+        settled = send_to(subject, beside(subject, "nowhere-at-all"), Message(value=b"v"))
+        assert isinstance(settled.error, Fatal)
+        assert "provision" in str(settled.error)
+        assert time.monotonic() - began < 8
+
+    def test_a_full_queue_is_back_pressure_and_no_failure(self, subject: Subject) -> None:
+        rows = [Message(value=b"%d" % at, key=b"k") for at in range(2_000)]
+        settled = send_to(subject, subject.place.url, *rows, queue_buffering_max_messages="10")
+        assert settled.error is None
+        assert not settled.failures
+        assert subject.values() == Counter(row.value for row in rows)
+
+    def test_many_batches_in_flight_are_each_settled_once(self, subject: Subject) -> None:
+        sender = subject.sender()
+        for _ in range(3):
+            batches = [subject.batch([Message(value=b"%d" % at) for at in range(500)]) for _ in range(20)]
+            settled = subject.settle(sender, *batches)
+            assert all(each.error is None and not each.failures for each in settled.values())
+        assert subject.values().total() == 30_000
+
+    def test_without_idempotence_and_with_one_ack_rows_are_stored_too(self, subject: Subject) -> None:
+        settled = send_to(subject, subject.place.url, Message(value=b"v"), acks="1", enable_idempotence="false")
+        assert settled.error is None
+        assert subject.values() == Counter([b"v"])
+
+    def test_with_one_host_of_three_that_answers_rows_are_delivered(self, subject: Subject) -> None:
+        address = Address.parse(subject.place.url)
+        url = f"kafka://localhost:1,{address.bootstrap},localhost:2/{address.topic}"
+        settled = send_to(subject, url, Message(value=b"v"))
+        assert settled.error is None
+        assert subject.values() == Counter([b"v"])
+
+    def test_an_unreachable_bootstrap_is_told_by_the_deadline_with_its_cause(self, subject: Subject) -> None:
+        sender = subject.keep(subject.connect("kafka://localhost:1/t")).sender()
+        began = time.monotonic()
+        with sender, pytest.raises(Retriable, match="refused"):
+            sender.send(Batch.of([Message(value=b"v")]), deadline=time.monotonic() + 2)
+        assert time.monotonic() - began < 3
+
+    def test_a_wrong_sasl_mechanism_is_fatal_and_shows_no_password(self, subject: Subject) -> None:
+        began = time.monotonic()
+        settled = send_to(
+            subject,
+            subject.place.url,
+            Message(value=b"v"),
+            security_protocol="sasl_plaintext",
+            sasl_mechanism="SCRAM-SHA-512",
+            sasl_username="me",
+            sasl_password="hunter2",  # noqa: S106 - made up, to see that it is not shown
+        )
+        assert isinstance(settled.error, Fatal), settled.error
+        assert "kafka.sasl" in str(settled.error)
+        assert "hunter2" not in repr(settled.error)
+        assert time.monotonic() - began < 5
+
+    def test_a_sender_from_before_a_fork_is_of_no_use_in_the_child_and_harms_nothing(self, subject: Subject) -> None:
+        sender = subject.sender()
+        subject.send(Message(value=b"before"), sender=sender)
+
+        def child() -> None:
+            for use in (lambda: sender.collect(0), lambda: sender.send(Batch.of([Message(value=b"x")]), deadline=1e9)):
+                with pytest.raises(Fatal, match="process"):
+                    use()
+            sender.close()
+            subject.deliver(Message(value=b"child"))
+
+        assert in_a_fork(subject, child) == 0
+        subject.send(Message(value=b"after"), sender=sender)
+        assert subject.values() == Counter([b"before", b"child", b"after"])
+
+
+def murmur2(data: bytes) -> int:
+    """The hash of Java's client, written anew from its definition (seed 0x9747b28c, 32 bits)."""
+    multiplier, mask = 0x5BD1E995, 0xFFFFFFFF
+    found = (0x9747B28C ^ len(data)) & mask
+    whole = len(data) // 4 * 4
+    for at in range(0, whole, 4):
+        part = int.from_bytes(data[at : at + 4], "little") * multiplier & mask
+        part = (part ^ part >> 24) * multiplier & mask
+        found = (found * multiplier & mask) ^ part
+    if whole < len(data):
+        found = (found ^ int.from_bytes(data[whole:], "little")) * multiplier & mask
+    found = (found ^ found >> 13) * multiplier & mask
+    return found ^ found >> 15
