@@ -190,6 +190,7 @@ def test_the_place_itself_is_no_destination(url: str, capsys: pytest.CaptureFixt
         (["redrive", "--where", "reason~("], "no regular expression"),
         (["list", "--limit", "-1"], "must be 0 or more"),
         (["redrive", "--limit", "0"], "must be more than 0"),
+        (["move-back"], "redrive"),
         (["remove"], "name letters by --id or --where"),
         (["purge"], "add --yes"),
         (["remove", "--id", "n0"], "add --yes"),

@@ -147,6 +147,8 @@ class Runtime(ABC):
         cannot_show: what this kind of runtime cannot show, for the report.
         gaps: what a stand-in does otherwise than the product it stands for: a statement's name without its `test_`,
             or a pattern of names, and the reason. Such a statement is run and must fail: no gap outlives its cause.
+        absent: capabilities that a stand-in lacks as a whole, though the product has them, and the reason: what is
+            stated of them does not apply to it. Without `provision` its places are made provisioned.
         across_processes: other processes of this host reach it too.
     """
 
@@ -154,6 +156,7 @@ class Runtime(ABC):
     description: str
     cannot_show: Sequence[str] = ()
     gaps: Mapping[str, str] = MappingProxyType({})
+    absent: Mapping[str, str] = MappingProxyType({})
     across_processes: bool = True
 
     @abstractmethod

@@ -107,7 +107,7 @@ def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
         made = Subject(target.harness, runtime, place)
         try:
             try:
-                check_applies(request.node, made.capabilities)
+                check_applies(request.node, made.capabilities, runtime.absent)
             except NotApplicable as error:
                 account.not_applicable.setdefault(str(error), []).append(_short(request.node))
                 pytest.skip(f"{_NOT_APPLICABLE}{error}")

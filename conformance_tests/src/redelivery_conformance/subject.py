@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import pytest
 
-from redelivery.broker import Broker, Capabilities, DeadLetters, Letter, Role, Sender, Settled
+from redelivery.broker import Broker, Capabilities, DeadLetters, Letter, Role, Sender, Settled, Support
 from redelivery.errors import BrokerError, Permanent, Unattributed, Unsupported
 from redelivery.message import Batch, Message
 from redelivery.spec import DeliverySpec
@@ -48,8 +48,8 @@ class Subject:
 
     @property
     def capabilities(self) -> Capabilities:
-        """What the broker says of itself."""
-        return self.broker.capabilities
+        """What the broker says of itself, less what this stand-in for it lacks."""
+        return replace(self.broker.capabilities, **dict.fromkeys(self.runtime.absent, Support.NONE))  # type: ignore[arg-type]
 
     # --- opening ---
 
@@ -208,13 +208,16 @@ def has(capabilities: Capabilities, name: str) -> bool:
     return bool(getattr(capabilities, name))
 
 
-def check_applies(item: pytest.Item, capabilities: Capabilities) -> None:
+def check_applies(item: pytest.Item, capabilities: Capabilities, absent: Mapping[str, str]) -> None:
     """Raises NotApplicable, with the capability's own word, where a statement speaks of another kind of broker."""
     for mark in item.iter_markers():
+        lacking = [name for name in mark.args if name in absent] if mark.name in {"broker_has", "broker_lacks"} else []
+        if lacking:
+            raise NotApplicable(f"this stand-in lacks {lacking[0]}: {absent[lacking[0]]}")
         if mark.name == "broker_has":
-            absent = [name for name in mark.args if not has(capabilities, name)]
-            if absent:
-                raise NotApplicable(f"capability {absent[0]} is none")
+            missing = [name for name in mark.args if not has(capabilities, name)]
+            if missing:
+                raise NotApplicable(f"capability {missing[0]} is none")
         elif mark.name == "broker_lacks":
             there = [name for name in mark.args if has(capabilities, name)]
             if there:

@@ -114,6 +114,7 @@ class Capabilities:
         context_dialect: how an error context is written into headers here (a name in `redelivery.dialects`).
         cloudevents_prefix: header prefix of CloudEvents attributes in binary mode; None: structured mode only.
         columns: the broker's own columns and their Python types, beyond those of `Message`.
+        routes: those of `columns` that say where a row goes, as `destination` does: its letter goes without them.
         destination_column: the broker's own word for a row's `destination` ("topic"): that column means the same.
         limits: see `Limits`.
     """
@@ -151,6 +152,7 @@ class Capabilities:
     context_dialect: str = "json"
     cloudevents_prefix: str | None = "ce-"
     columns: Mapping[str, type] = field(default_factory=dict)
+    routes: frozenset[str] = frozenset()
     destination_column: str | None = None
     limits: Limits = field(default_factory=Limits)
 

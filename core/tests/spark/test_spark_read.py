@@ -6,7 +6,7 @@ from pyspark.sql import functions as f
 
 from redelivery import dialects
 from redelivery.errors import ConfigurationError
-from redelivery.spark import deliver, events, undelivered
+from redelivery.spark import dead_letters, deliver, events, undelivered
 from redelivery.spec import DeliverySpec, Sink
 
 
@@ -41,6 +41,18 @@ def test_letters_hold_the_original_and_why(spark, shelf, orders):
     assert (error["attempts"], error["stage"], error["run"]) == (1, "TASK_PUT", report.run)
     assert error["first_failure"] <= error["last_failure"]
     assert row["_position"] in ("0", "1")
+
+
+def test_letters_of_several_destinations_are_one_dataframe(spark, shelf, orders, tmp_path):
+    file = f"sqlite:{tmp_path}/q.db?queue=orders"
+    deliver(orders, shelf.url(), deadLetterSink="native")
+    plain = orders.where("id = 'id0'").drop("row")
+    deliver(plain.selectExpr("value", "id"), f"{file}-dead-letters")
+    found = dead_letters(spark, shelf.url(), file, **{"sqlite.busy_timeout": 2}).collect()
+    assert sorted(row["id"] for row in found) == ["id0~1", "id0~1", "id2~1"]
+    assert {row["row"] for row in found} == {0, 2, None}, "a column that only one of them has"
+    with pytest.raises(ConfigurationError, match="give the URL"):
+        dead_letters(spark)
 
 
 def test_looking_twice_sends_nothing(spark, shelf, orders):

@@ -196,9 +196,6 @@ class TestSparkDeadLetters(Statements):
         assert Counter(bytes(each["value"]) for each in rows) == Counter([b"v1", b"v3", b"v5"])
         assert {each["_error"]["stage"] for each in rows} == {"TASK_PUT"}
 
-    @pytest.mark.xfail(
-        strict=True, reason="core tells topic, partition and offset of a received message in no letter yet"
-    )
     def test_what_a_subscription_gives_up_has_all_ten_of_connects_headers(self, subject):
         provision(subject)
         subject.deliver(Message(value=b"bad", key=b"k", headers=(("own", b"1"),)))

@@ -65,6 +65,15 @@ def add(what: _SubParsersAction[argparse.ArgumentParser]) -> None:
             "--ledger", type=Path, metavar="FILE", help="where to note what was sent (default: one a place)"
         )
         parser.add_argument("--json", action="store_true", help="print the account as JSON")
+    back = what.add_parser(
+        "move-back",
+        help="have the broker itself move all letters back, where it can",
+        description="Have the broker itself move all letters back to work: fast, and without redrive's account. "
+        "Letters keep their error context, and no hop is counted.",
+    )
+    back.set_defaults(run=_move_back)
+    add_place(back)
+    back.add_argument("--wait", type=float, default=300.0, help="seconds that it may take (default 300)")
     remove = what.add_parser("remove", help="remove letters", description="Remove the letters that are named.")
     remove.set_defaults(run=_remove)
     add_place(remove)
@@ -145,6 +154,12 @@ def _account(arguments: argparse.Namespace, report: RedriveReport) -> int:
             print(f"Stopped: {report.stopped}.")
     limited = report.stopped is not None and arguments.limit is not None and report.selected >= arguments.limit
     return INCOMPLETE if report.failed or (report.stopped and not limited) else 0
+
+
+def _move_back(arguments: argparse.Namespace) -> int:
+    with opened(arguments) as box:
+        print(f"{box.move_back(wait=arguments.wait):,} letters moved back by the broker.")
+    return 0
 
 
 def _remove(arguments: argparse.Namespace) -> int:

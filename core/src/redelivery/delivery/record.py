@@ -145,7 +145,8 @@ class Record:
         self, context: ErrorContext, spec: DeliverySpec, capabilities: Capabilities, configs: Mapping[str, str]
     ) -> Message:
         """The message with its context, in the form that a sink takes."""
-        columns = {name: value for name, value in self.message.extra.items() if name in capabilities.columns}
+        kept = capabilities.columns.keys() - capabilities.routes
+        columns = {name: value for name, value in self.message.extra.items() if name in kept}
         prefix = capabilities.cloudevents_prefix
         message = dialects.strip(replace(self.message, destination=None, extra=columns))
         if self.rename_type is not None:

@@ -5,6 +5,7 @@ This file only puts together what the others do.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql import functions as f
 
 from redelivery.errors import ConfigurationError
+from redelivery.plugins import registry
 from redelivery.report import DeliveryReport
 from redelivery.settings import unknown
 from redelivery.spark import job as jobs
@@ -162,6 +164,29 @@ def undelivered(
     return read.option("deadLetterSink", sink).load()
 
 
+def dead_letters(spark: SparkSession, *urls: str, **options: Any) -> DataFrame:
+    """The dead letters of several destinations, of any brokers, as one DataFrame with the same columns.
+
+    A column that only some brokers have is null for the others. Which place a letter is in, `_error.destination` says.
+
+    Args:
+        spark: the session.
+        urls: destinations, whose native places are read.
+        options: client options of any of the plugins, by keyword, or `**{"kafka.sasl.username": ...}` as for reading.
+
+    Raises:
+        ConfigurationError: no URL is given.
+    """
+    if not urls:
+        raise ConfigurationError("dead_letters: give the URL of one destination, or of several")
+    found = []
+    for url in urls:
+        prefix = f"{registry().by_url(url).name}."
+        own = {name: _text(value) for name, value in options.items() if "." not in name or name.startswith(prefix)}
+        found.append(spark.read.format(FORMAT).options(url=url, deadLetters="true", **own).load())
+    return functools.reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), found)
+
+
 def _encode_rows(df: DataFrame, layout: Layout) -> tuple[DataFrame, Layout]:
     """Have Spark itself encode the rows as JSON, where there is no `value` column."""
     if not layout.row:
@@ -202,4 +227,4 @@ def _text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-__all__ = ["deliver", "events", "register", "undelivered"]
+__all__ = ["dead_letters", "deliver", "events", "register", "undelivered"]

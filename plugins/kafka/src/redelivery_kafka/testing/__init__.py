@@ -31,7 +31,7 @@ from redelivery.settings import redact, resolve_secrets
 from redelivery_conformance.containers import Container, free_port
 from redelivery_conformance.harness import CannotShow, Harness, Kind, NotHere, Place, Runtime
 from redelivery_kafka.testing.damage import send_damaged
-from redelivery_kafka.testing.gaps import GAPS
+from redelivery_kafka.testing.gaps import ABSENT, GAPS
 from redelivery_kafka.testing.mock import MockCluster
 from redelivery_kafka.testing.reading import PATIENCE, Reader
 
@@ -243,6 +243,7 @@ class MockRuntime(KafkaRuntime):
         "provisioning and drift: it has no topic administration",
     )
     gaps = GAPS
+    absent = ABSENT
 
     def __init__(self, mock: MockCluster) -> None:
         description = f"librdkafka {libversion()[0]}'s mock cluster, in this process"
@@ -252,8 +253,9 @@ class MockRuntime(KafkaRuntime):
         self.mock = mock
 
     def make(self, topic: str) -> None:
-        with suppress(RuntimeError):  # it is there
-            self.mock.make(topic, 1)
+        for name in (topic, topic + DEAD_LETTERS):
+            with suppress(RuntimeError):  # it is there
+                self.mock.make(name, 1)
 
     def remove(self, prefix: str) -> None:
         """It cannot; it ends with the process."""
