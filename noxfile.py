@@ -10,6 +10,7 @@ named on its command line, or the default ones::
 Sessions install what `constraints.txt` pins, into environments in `.nox` that the next run finds ready.
 """
 
+import concurrent.futures
 import importlib.util
 import os
 import shutil
@@ -126,6 +127,24 @@ def install_project(session: nox.Session, *groups: str) -> None:
     provide_spark(session)
 
 
+def side_by_side(session: nox.Session, runs: list[list[str]]) -> None:
+    """Run test commands two at a time: most of a broker's tests is waiting. What each says comes when it ends."""
+    environment = {**os.environ, **{name: value for name, value in session.env.items() if value is not None}}
+    environment["PATH"] = os.pathsep.join([*(session.bin_paths or []), environment.get("PATH", os.defpath)])
+
+    def run(command: list[str]) -> int:
+        done = subprocess.run(
+            command, env=environment, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        print(f"{' '.join(command)}\n{done.stdout}", flush=True)
+        return done.returncode
+
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        failed = [command for command, code in zip(runs, pool.map(run, runs), strict=True) if code]
+    if failed:
+        session.error("failed: " + "; ".join(" ".join(command) for command in failed))
+
+
 def provide_spark(session: nox.Session) -> None:
     """See to Spark's Python and Java."""
     python = shutil.which("python", path=session.bin)
@@ -163,22 +182,26 @@ def unit(session: nox.Session) -> None:
         session.run(*PYTEST, *session.posargs)
         return
     brokers = [*REQUIRED, "--ignore-glob=*_conformance.py"]
-    session.run(*PYTEST, "-m", "not spark", *brokers, "core/tests", "plugins")
-    # In a process of their own: Spark does not find the data source again after core's sessions.
-    session.run(*PYTEST, "-m", "spark", *brokers, "plugins")
+    # Each with a process of its own: Spark does not find the data source again after core's sessions.
+    runs = [[*PYTEST, "-m", "not spark", *brokers, "core/tests"]]
+    for name in PLUGINS:
+        runs.append([*PYTEST, "-m", "not spark", *brokers, f"plugins/{name}/tests"])
+        runs += [[*PYTEST, *REQUIRED, str(path)] for path in Path("plugins", name, "tests").glob("*_spark.py")]
+    side_by_side(session, runs)
 
 
 @nox.session
 def conformance(session: nox.Session) -> None:
     """The suite against every broker that is to be had here, and the broken ones; `-- BROKER` runs one alone."""
     install_project(session, "test")
-    which, rest = ["conformance_tests/tests"], session.posargs
+    kinds = [f"--broker-kind={kind}" for kind in ("container", "embedded") if REQUIRED]
+    suite = [*PYTEST, "--config-file=pyproject.toml", "--rootdir=.", *REQUIRED, *kinds, "--pyargs"]
+    names, rest = PLUGINS, session.posargs
     if rest and not rest[0].startswith("-"):
         _plugin(session, rest[0])
-        which, rest = ["--broker", rest[0]], rest[1:]
-    kinds = [f"--broker-kind={kind}" for kind in ("container", "embedded") if REQUIRED]
-    suite = ["--config-file=pyproject.toml", "--rootdir=.", "--pyargs", "redelivery_conformance"]
-    session.run(*PYTEST, *suite, *which, *REQUIRED, *kinds, *rest)
+        names, rest = [rest[0]], rest[1:]
+    runs = [[*suite, "redelivery_conformance", "--broker", name, *rest] for name in names]
+    side_by_side(session, runs if len(names) == 1 else [*runs, [*suite, "conformance_tests/tests", *rest]])
 
 
 @nox.session

@@ -71,7 +71,7 @@ class KafkaBroker(Broker):
         return self.address.at(name).url
 
     def receiver(self, *, lease: timedelta = timedelta(seconds=30)) -> Receiver:
-        return KafkaReceiver(self.address, self.settings, lease)
+        return KafkaReceiver(self.address, self.settings, lease).open()
 
     def admin(self) -> Admin:
         return KafkaAdmin(self.address, self.settings)

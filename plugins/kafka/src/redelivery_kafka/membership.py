@@ -320,7 +320,7 @@ class Membership:
             while self._subscribed and self._consumer.memberid() and time.monotonic() < end:
                 self._consumer.poll(_GLANCE)
             self._consumer.close()
-        except (KafkaException, RuntimeError) as error:
+        except (KafkaException, KafkaError, RuntimeError) as error:  # type: ignore[misc]  # so raised by a callback
             log.warning("kafka: %s: leaving the group: %s", self._doing, error)
         _alive.pop(id(self), None)
 

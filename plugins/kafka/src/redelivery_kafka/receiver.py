@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
-from typing import Final
+from typing import Final, Self
 
 from redelivery.broker import Accept, GiveBack, Outcome, Received, Receiver, Retry, Source, Terminate
 from redelivery.errors import BrokerError, Fatal, LeaseLost, Retriable, Unsupported
@@ -49,6 +50,18 @@ class KafkaReceiver(Receiver):
         self._closed = False
         self._pid = os.getpid()
         self._turn = 0
+
+    def open(self) -> Self:
+        """Join the group, and see what lies in its partitions: the first `receive` then keeps to its wait.
+
+        What keeps it from joining, the first `receive` tells.
+        """
+        with suppress(BrokerError):
+            member = self._joined()
+            with member.lock:
+                while not member.ready and member.failure is None and (left := member.patience - time.monotonic()) > 0:
+                    member.poll(min(left, 1.0))
+        return self
 
     def receive(self, max_messages: int, *, wait: float) -> Sequence[Received]:
         self._check_open()
