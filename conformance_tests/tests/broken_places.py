@@ -71,7 +71,7 @@ class BrowsesForEver(Broken):
 
 
 class ShowsTheFirstPage(Broken):
-    caught_by = "a_thousand_letters_are_each_shown_once"
+    caught_by = "many_letters_are_each_shown_once"
 
     class LettersRole(MemoryDeadLetters):
         def browse(self) -> Iterator[Letter]:

@@ -175,6 +175,17 @@ def test_letters_go_to_another_destination_where_one_is_named(url: str, capsys: 
     assert (at_work(other), lying(url)) == (["n0~1"], [])
 
 
+def test_options_go_to_the_plugin_of_their_prefix(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bury(url, *rows(1))
+    letters = tmp_path / "letters"
+    letters.mkdir()
+    options = ("--option", "sqlite.busy_timeout=1")
+    status, _, err = run(capsys, "redrive", url, "--to", f"file:{letters}", *options)
+    assert (status, err, len(list(letters.iterdir()))) == (0, "", 1)
+    status, _, err = run(capsys, "list", url, "--option", "sqlte.busy_timeout=1")
+    assert (status, "did you mean 'sqlite.busy_timeout'" in err) == (2, True)
+
+
 def test_the_place_itself_is_no_destination(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     bury(url, *rows(1))
     with connect(url) as broker:

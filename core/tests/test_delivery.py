@@ -152,6 +152,13 @@ def test_a_sink_equal_to_the_destination_is_refused() -> None:
         Delivery.open("scripted:work", spec, origin=Origin(run="r"), borrow=Lent(work=scripted()))
 
 
+def test_a_sink_that_is_the_destination_by_another_spelling_is_refused() -> None:
+    work, sink = scripted(), scripted()
+    work.canonical_url = sink.canonical_url = "scripted:the-same"
+    with pytest.raises(ConfigurationError, match="is the destination itself"):
+        opened(Lent(work=work, sink=sink))
+
+
 def test_a_native_sink_is_the_one_that_the_broker_names() -> None:
     lent = Lent(work=scripted(a=["permanent"]), native=scripted())
     spec = DeliverySpec(dead_letter_sink=(Sink(uri="native"),))

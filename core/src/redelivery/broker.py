@@ -105,6 +105,8 @@ class Capabilities:
         terminate: `Terminate(letter)` moves a received message to the dead letter place.
         reason: the native dead letter place keeps a reason of its own, besides our headers.
         extend: a lease can be prolonged.
+        leases_as_asked: a lease lasts as long as was asked for; False: as long as the destination itself says, however
+            it was asked for or prolonged, and `Received.expires` tells.
         expiry: messages can expire, and then go to the dead letter place.
         backstop: a native limit of deliveries catches what core cannot see.
         settles: "batch": `collect` tells of each batch as it is settled. "quiescence": the client reports errors
@@ -144,6 +146,7 @@ class Capabilities:
     terminate: Support = Support.NONE
     reason: Support = Support.NONE
     extend: Support = Support.NONE
+    leases_as_asked: bool = True
     expiry: Support = Support.NONE
     backstop: Support = Support.NONE
     settles: Literal["batch", "quiescence"] = "batch"
@@ -479,10 +482,17 @@ class Broker(Role):
     Attributes:
         capabilities: what it can do, here and now; may refine the plugin's static ones.
         name: the plugin's name, for messages.
+        canonical_url: the destination as the plugin itself writes it, so that two spellings of one place are
+            recognised as such; None: URLs are compared as they are written.
     """
 
     name: str
     capabilities: Capabilities
+    canonical_url: str | None = None
+
+    def is_at(self, other: Broker) -> bool:
+        """Whether another broker is opened at this very place."""
+        return self.canonical_url is not None and self.canonical_url == other.canonical_url
 
     def close(self) -> None:
         """Give back what the broker itself holds, besides its roles; by default nothing."""

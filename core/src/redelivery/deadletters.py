@@ -20,6 +20,7 @@ from redelivery.delivery.opening import Borrow, Opening, connected
 from redelivery.errors import ConfigurationError
 from redelivery.ledger import Ledger
 from redelivery.message import Message
+from redelivery.plugins import own_options
 from redelivery.redriving import (
     HOP_LIMIT,
     Pace,
@@ -42,8 +43,11 @@ _SPEC: Final = DeliverySpec(retry=3, tolerance="all", allow_skip=True, log_enabl
 class LetterBox:
     """The dead letters of one destination. Use it as a context manager, or `close` it."""
 
-    def __init__(self, opening: Opening, broker: Broker, letters: DeadLetters, *, direct: bool) -> None:
+    def __init__(
+        self, opening: Opening, broker: Broker, letters: DeadLetters, options: Mapping[str, str], *, direct: bool
+    ) -> None:
         self._opening = opening
+        self._options = options
         self._broker = broker
         self._letters = letters
         self._direct = direct
@@ -184,7 +188,9 @@ class LetterBox:
         spec: DeliverySpec,
     ) -> RedriveReport:
         with ExitStack() as resources:
-            opening = replace(self._opening, url=to or self._opening.url, spec=spec, resources=resources)
+            url = to or self._opening.url
+            options = self._options if to is None else own_options(to, self._options)
+            opening = replace(self._opening, url=url, options=options, spec=spec, resources=resources)
             if to is not None and to == self._place():
                 raise ConfigurationError(f"{doing}: {redact(to)} is the place that the letters are in")
             broker = opening.connect() if to is not None else self._broker
@@ -219,7 +225,7 @@ def dead_letters(
     Args:
         url: the destination; its native dead letter place is read.
         sink: URL of the sink that its letters went to, where that was not the native place.
-        options: client options, with their plugin's prefix.
+        options: client options, with their plugin's prefix; also of the plugins that letters are sent to.
         borrow: how a connection is had; plainly, where not given.
 
     Raises:
@@ -229,7 +235,7 @@ def dead_letters(
         opening = Opening(
             url=sink or url,
             spec=_SPEC,
-            options=options or {},
+            options=own_options(sink or url, options or {}),
             bounds=Bounds(),
             clock=SystemClock(),
             borrow=borrow or connected,
@@ -241,5 +247,5 @@ def dead_letters(
         letters = broker.dead_letters(direct=direct)
         resources.callback(letters.close)
         kept = resources.pop_all()
-        return LetterBox(replace(opening, resources=kept), broker, letters, direct=direct)
+        return LetterBox(replace(opening, resources=kept), broker, letters, options or {}, direct=direct)
     raise AssertionError("unreachable")

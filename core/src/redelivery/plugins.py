@@ -130,6 +130,26 @@ def connect(url: str, options: Mapping[str, str] | None = None) -> Broker:
     return plugin.connect(url, resolve_secrets(client_options(plugin, options or {})))
 
 
+def own_options(url: str, options: Mapping[str, str]) -> dict[str, str]:
+    """Of the client options of several plugins, those of the one that opens a URL; all with their prefix.
+
+    Raises:
+        InvalidURL, UnknownScheme, UnknownOption: the prefix is no plugin's.
+    """
+    if not options:
+        return {}
+    found = registry()
+    mine = found.by_url(url).name
+    own = {}
+    for name, value in options.items():
+        prefix = name.partition(".")[0].lower()
+        if prefix not in found.plugins:
+            raise unknown("option", name, [f"{each}.{name.partition('.')[2]}" for each in found.plugins])
+        if prefix == mine:
+            own[name] = value
+    return own
+
+
 def client_options(plugin: BrokerPlugin, options: Mapping[str, str]) -> dict[str, str]:
     """The options of one plugin, without their prefix; case is restored to the plugin's own spelling.
 

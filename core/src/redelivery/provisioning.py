@@ -63,7 +63,7 @@ def plan(
         ConfigurationError: a sink is the destination itself.
         BrokerError, Unsupported
     """
-    with plugins.connect(url, options or {}) as broker:
+    with plugins.connect(url, plugins.own_options(url, options or {})) as broker:
         sinks = _sinks(url, spec, broker)
         with broker.admin() as admin:
             native = admin.plan(spec)
@@ -82,7 +82,7 @@ def apply(url: str, spec: DeliverySpec, *, options: Mapping[str, str] | None = N
     Raises:
         ConfigurationError, BrokerError, Unsupported
     """
-    with plugins.connect(url, options or {}) as broker:
+    with plugins.connect(url, plugins.own_options(url, options or {})) as broker:
         sinks = _sinks(url, spec, broker)
         with broker.admin() as admin:
             status = admin.provision(spec)
@@ -92,7 +92,7 @@ def apply(url: str, spec: DeliverySpec, *, options: Mapping[str, str] | None = N
 def _sinks(url: str, spec: DeliverySpec, broker: Broker) -> list[str]:
     """The URLs of a spec's sinks. Raises ConfigurationError where one is the destination."""
     sinks = [_url(sink, broker) for sink in spec.dead_letter_sink]
-    if url in sinks:
+    if url in sinks or broker.canonical_url in sinks:
         raise ConfigurationError(f"deadLetterSink: {redact(url)} is the destination itself; name another place")
     return sinks
 
@@ -133,9 +133,8 @@ def _of_sinks(
             continue
         if sink not in made:
             yield f"the sink {redact(sink)} is not made here; see to it: redelivery plan {redact(sink)}"
-        same = plugins.registry().by_url(sink) is plugins.registry().by_url(url)
         with contextlib.suppress(BrokerError, ConfigurationError, Unsupported):
-            with plugins.connect(sink, options if same else {}) as broker:
+            with plugins.connect(sink, plugins.own_options(sink, options)) as broker:
                 loop = broker.native_sink() == url
             if loop:
                 yield f"a loop: letters that the sink {redact(sink)} itself gives up go to {redact(url)}"

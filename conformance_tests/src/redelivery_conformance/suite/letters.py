@@ -141,13 +141,14 @@ class Browsing(Statements):
         assert shown == 5
 
     @broker_has("send", "browse")
-    def test_a_thousand_letters_are_each_shown_once(self, subject: Subject) -> None:
-        values = [b"%d" % at for at in range(1_000)]
+    def test_many_letters_are_each_shown_once(self, subject: Subject) -> None:
+        count = min(1_000, subject.place.many)
+        values = [b"%d" % at for at in range(count)]
         keys = subject.capabilities.keys  # where letters lie behind others, those are of one key
         subject.deliver(*(Message(value=value, key=value if keys else None) for value in values))
         found = subject.browse(direct=True)
         assert Counter(letter.message.value for letter in found) == Counter(values)
-        assert len({letter.position for letter in found}) == 1_000, "positions must differ"
+        assert len({letter.position for letter in found}) == count, "positions must differ"
 
     @broker_has("send", "browse", "remove")
     def test_removing_what_is_shown_again_and_again_empties_a_place(self, subject: Subject) -> None:

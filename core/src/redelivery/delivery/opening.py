@@ -67,6 +67,8 @@ class Opening:
         if url == self.url:
             raise ConfigurationError(f"deadLetterSink: {redact(url)} is the destination itself; name another place")
         there = self.resources.enter_context(self.borrow(url, options))
+        if there.is_at(broker):
+            raise ConfigurationError(f"deadLetterSink: {redact(url)} is the destination itself; name another place")
         lane = Lane(redact(url), there, policy.for_sink(self.spec), self.bounds, self.clock)
         self.resources.callback(lane.close)
         # A sink that is down may be up again when it is needed; one that can never work is said now.

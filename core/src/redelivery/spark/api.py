@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql import functions as f
 
 from redelivery.errors import ConfigurationError
-from redelivery.plugins import registry
+from redelivery.plugins import own_options
 from redelivery.report import DeliveryReport
 from redelivery.settings import unknown
 from redelivery.spark import job as jobs
@@ -181,8 +181,7 @@ def dead_letters(spark: SparkSession, *urls: str, **options: Any) -> DataFrame:
         raise ConfigurationError("dead_letters: give the URL of one destination, or of several")
     found = []
     for url in urls:
-        prefix = f"{registry().by_url(url).name}."
-        own = {name: _text(value) for name, value in options.items() if "." not in name or name.startswith(prefix)}
+        own = own_options(url, {name: _text(value) for name, value in options.items()})
         found.append(spark.read.format(FORMAT).options(url=url, deadLetters="true", **own).load())
     return functools.reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), found)
 

@@ -58,6 +58,7 @@ class KafkaBroker(Broker):
     def __init__(self, address: Address, settings: Settings) -> None:
         self.address = address
         self.settings = settings
+        self.canonical_url = replace(address, named_group="").url
         limits = replace(CAPABILITIES.limits, message_bytes=largest(settings.message_bytes))
         self.capabilities = replace(CAPABILITIES, limits=limits)
 

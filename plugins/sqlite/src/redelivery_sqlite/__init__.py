@@ -64,6 +64,7 @@ class SqliteBroker(Broker):
     def __init__(self, address: Address, settings: Settings) -> None:
         self.address = address
         self.settings = settings
+        self.canonical_url = address.url
         self.capabilities = replace(CAPABILITIES, deduplication_window=settings.deduplication_window)
 
     def sender(self) -> Sender:
