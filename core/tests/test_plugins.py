@@ -216,7 +216,7 @@ from redelivery.dialects import HeaderDialect
 from redelivery.plugins import hookimpl
 
 def read(found):
-    return {{"reason": found.get("x-why", ""), "attempts": {attempts}, "nonsense": 1}}
+    return {{"reason": found.get("x-why", b"").decode(), "attempts": {attempts}, "nonsense": 1}}
 
 @hookimpl
 def redelivery_dialect():

@@ -50,13 +50,13 @@ class HeaderDialect:
     Attributes:
         name: short, lower case.
         names: the headers that it reads.
-        read: fields of an `ErrorContext` by name, from the text of those headers that are there; nothing where they
-            say nothing.
+        read: fields of an `ErrorContext` by name, from those headers that are there, as bytes; nothing where they say
+            nothing.
     """
 
     name: str
     names: frozenset[str]
-    read: Callable[[Mapping[str, str]], Mapping[str, Any]]
+    read: Callable[[Mapping[str, bytes]], Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ def _read_others(message: Message) -> ErrorContext | None:
     from redelivery.plugins import registry  # noqa: PLC0415 - which needs the names of ours to check plugins by
 
     for dialect in registry().dialects.values() if message.headers else ():
-        there = {n: v.decode("utf-8", "replace") for n, v in message.headers if n in dialect.names and v is not None}
+        there = {name: value for name, value in message.headers if name in dialect.names and value is not None}
         try:
             given = checked(dialect.read(there)) if there else {}
         except Exception:

@@ -12,6 +12,7 @@ from importlib.metadata import version
 from typing import Final
 
 from redelivery.broker import Admin, Broker, BrokerPlugin, Capabilities, DeadLetters, Limits, Receiver, Sender, Support
+from redelivery.dialects import HeaderDialect
 from redelivery.plugins import hookimpl
 from redelivery_kafka.address import Address
 from redelivery_kafka.admin import KafkaAdmin
@@ -21,6 +22,7 @@ from redelivery_kafka.letters import KafkaDeadLetters
 from redelivery_kafka.receiver import KafkaReceiver
 from redelivery_kafka.rows import largest
 from redelivery_kafka.sender import KafkaSender
+from redelivery_kafka.spring import DIALECT
 
 CAPABILITIES: Final = Capabilities(
     send=Support.NATIVE,
@@ -100,3 +102,9 @@ def redelivery_plugin() -> BrokerPlugin:
         options=OPTIONS,
         open_options=True,
     )
+
+
+@hookimpl
+def redelivery_dialect() -> HeaderDialect:
+    """How Spring's applications, the other writers of dead letter topics, say why."""
+    return DIALECT
