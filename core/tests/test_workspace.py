@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.metadata
 import re
+import sys
 import tomllib
 from collections.abc import Iterator
 from itertools import chain
@@ -226,7 +227,7 @@ def test_the_bootstrap_needs_nothing_but_a_python() -> None:
         alias.name.partition(".")[0] for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names
     }
     names |= {(node.module or "").partition(".")[0] for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    assert names <= {"importlib", "os", "shutil", "subprocess", "sys", "pathlib"}
+    assert names <= sys.stdlib_module_names
 
 
 def text(path: Path) -> str:

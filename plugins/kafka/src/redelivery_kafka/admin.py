@@ -245,7 +245,7 @@ class KafkaAdmin(Admin):
         while self._look(self._address.at(item.name)) is None:
             if time.monotonic() > deadline:
                 raise Retriable(f"kafka: {doing}: it was made, but the brokers do not know it yet", code="_TIMED_OUT")
-            time.sleep(_LOOK)
+            self._admin(doing).poll(_LOOK)
 
     def _admin(self, doing: str) -> AdminClient:
         if self._closed or os.getpid() != self._pid:

@@ -75,7 +75,7 @@ class Cluster:
             found = self.admin.list_topics(topic, timeout=PATIENCE).topics[topic]
             if found.error is None and all(each.leader >= 0 for each in found.partitions.values()):
                 return
-            time.sleep(0.02)
+            self.admin.poll(0.02)
         raise RuntimeError(f"the topic {topic} did not come up")
 
     def remove(self, *topics: str) -> None:
