@@ -69,6 +69,9 @@ class Taker:
         end = time.monotonic() + quiet
         while time.monotonic() < end:
             more = self.receiver.receive(100, wait=max(0.0, min(_LOOK, end - time.monotonic())))
+            if not self.subject.capabilities.leases_as_asked:  # what comes again, its lease over meanwhile, is not news
+                there = {each.position for each in taken}
+                more = [each for each in more if each.position not in there]
             if more:
                 taken += more
                 end = time.monotonic() + quiet

@@ -226,9 +226,9 @@ class Retrying(Statements):
         subject.deliver(Message(value=b"v"))
         taker = Taker(subject)
         taker.settle(Retry(timedelta(seconds=DELAY)), taker.one())
-        for _ in range(3):
-            taker.receiver.receive(1, wait=0.0)  # looks that find nothing must not count
-        received = taker.one(within=DELAY + subject.place.patience)
+        # Looks that find nothing must not count; where a look takes its time, one of them finds it.
+        looks = [each for _ in range(3) for each in taker.receiver.receive(1, wait=0.0)]
+        received = looks[0] if looks else taker.one(within=DELAY + subject.place.patience)
         if subject.capabilities.attempts is Support.LOWER_BOUND:
             raise NotApplicable("capability attempts is lower-bound")
         assert received.attempt == 2

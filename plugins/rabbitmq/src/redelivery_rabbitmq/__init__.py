@@ -1,0 +1,109 @@
+"""redelivery to RabbitMQ: its dead letter exchange, with publisher confirms.
+
+This file is the plugin: its capabilities, and the broker that makes the roles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import timedelta
+from importlib.metadata import version
+from typing import Final
+
+from redelivery.broker import Admin, Broker, BrokerPlugin, Capabilities, DeadLetters, Limits, Receiver, Sender, Support
+from redelivery.plugins import hookimpl
+from redelivery_rabbitmq.address import SCHEMES, Address
+from redelivery_rabbitmq.admin import RabbitmqAdmin
+from redelivery_rabbitmq.config import OPTIONS, Settings
+from redelivery_rabbitmq.headers import HEADERS_BYTES, SHORT
+from redelivery_rabbitmq.letters import RabbitmqDeadLetters
+from redelivery_rabbitmq.receiver import RabbitmqReceiver
+from redelivery_rabbitmq.sender import RabbitmqSender
+from redelivery_rabbitmq.topology import DELAY_MAX
+
+CAPABILITIES: Final = Capabilities(
+    send=Support.NATIVE,
+    receive=Support.NATIVE,
+    provision=Support.NATIVE,
+    browse=Support.EMULATED,  # taken, and given back
+    remove=Support.EMULATED,
+    purge=Support.NATIVE,
+    dead_letter=Support.NATIVE,
+    keys=Support.EMULATED,  # a header
+    headers=Support.NATIVE,
+    ids=Support.NATIVE,
+    timestamps=Support.EMULATED,  # to the second natively, the milliseconds in a header
+    null_value=Support.EMULATED,  # a header
+    destinations=Support.NATIVE,
+    order=Support.EMULATED,  # the engine keeps one unsettled row a key: a refusal comes when others are on their way
+    competing=Support.NATIVE,
+    settle_any_order=Support.NATIVE,
+    attempts=Support.NATIVE,
+    delay=Support.NATIVE,
+    terminate=Support.EMULATED,  # published and confirmed, then acknowledged
+    expiry=Support.NATIVE,
+    backstop=Support.NATIVE,
+    depth_counts_leased=False,
+    context_dialect="json",
+    cloudevents_prefix="ce-",
+    columns={"exchange": str, "routing_key": str},
+    routes=frozenset({"exchange", "routing_key"}),
+    destination_column="queue",
+    limits=Limits(message_bytes=128 << 20, headers_bytes=HEADERS_BYTES, id_bytes=SHORT, delay_max=DELAY_MAX),
+)
+
+
+class RabbitmqBroker(Broker):
+    """One queue, or one exchange, of one virtual host."""
+
+    name = "rabbitmq"
+
+    def __init__(self, address: Address, settings: Settings) -> None:
+        self.address = address
+        self.settings = settings
+        self.canonical_url = replace(address, username=None, password=None, parameters={}).url
+        limits = replace(CAPABILITIES.limits, message_bytes=settings.message_bytes)
+        self.capabilities = replace(CAPABILITIES, limits=limits)
+        if settings.queue_type == "classic":  # it only tells that a message was given before
+            self.capabilities = replace(self.capabilities, attempts=Support.LOWER_BOUND, backstop=Support.NONE)
+
+    def sender(self) -> Sender:
+        return RabbitmqSender(self.address, self.settings).open()
+
+    def native_sink(self) -> str:
+        return self.address.dead_letters.full_url
+
+    def sibling(self, name: str) -> str:
+        return self.address.at(name).full_url
+
+    def receiver(self, *, lease: timedelta = timedelta(seconds=30)) -> Receiver:
+        self.address.needs_queue("receiving")
+        return RabbitmqReceiver(self.address, self.settings, lease)
+
+    def admin(self) -> Admin:
+        self.address.needs_queue("provisioning")
+        return RabbitmqAdmin(self.address, self.settings)
+
+    def dead_letters(self, *, direct: bool = False) -> DeadLetters:
+        self.address.needs_queue("a dead letter place")
+        return RabbitmqDeadLetters(self.address, self.settings, direct=direct)
+
+
+def connect(url: str, options: Mapping[str, str]) -> Broker:
+    """A broker for a URL and this plugin's options. No I/O."""
+    address = Address.parse(url)
+    return RabbitmqBroker(address, Settings.parse(options, address.parameters))
+
+
+@hookimpl
+def redelivery_plugin() -> BrokerPlugin:
+    """What this distribution brings."""
+    return BrokerPlugin(
+        name="rabbitmq",
+        schemes=SCHEMES,
+        version=version("redelivery-rabbitmq"),
+        capabilities=CAPABILITIES,
+        connect=connect,
+        options=OPTIONS,
+    )

@@ -1,0 +1,177 @@
+"""The URL of a queue or an exchange at a RabbitMQ. This file must not do I/O, nor show a password.
+
+RabbitMQ's URI specification, and the destination by name::
+
+    amqp://user:password@host:5672/vhost?queue=orders
+    amqp://host/vhost?exchange=shop&routing_key=orders.new
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlencode, urlsplit
+
+from redelivery.errors import ConfigurationError, InvalidURL
+from redelivery.settings import REDACTED, unknown
+from redelivery_rabbitmq.config import QUERY, Settings
+
+__all__ = ["SCHEMES", "Address", "Settings"]
+
+SCHEMES: Final = ("rabbitmq", "amqp", "amqps")
+#: What is put behind a queue's name to name its dead letter place.
+DEAD_LETTERS: Final = "-dead-letters"
+#: Longest name of a queue or exchange, longest routing key: an AMQP short string.
+SHORT: Final = 255
+
+_NAMES: Final = ("queue", "exchange", "routing_key")
+_PORT: Final = 5672
+_TLS_PORT: Final = 5671
+_EXAMPLE: Final = "it is written 'rabbitmq://user@host:5672/vhost?queue=orders', or '?exchange=shop&routing_key=new'"
+_ESCAPE: Final = "in a user, password or vhost write '/' as %2F, '#' as %23, '@' as %40, '?' as %3F and ':' as %3A"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """One destination of one virtual host.
+
+    Attributes:
+        host, port, vhost, tls: where the broker is.
+        username, password: as in the URL; None: the options', or `guest`.
+        queue: what is received from, and sent to where there is no exchange; "" where the URL names none.
+        exchange: what is sent to; "" is the default exchange, which routes to the queue of the routing key's name.
+        routing_key: what is sent with.
+        parameters: the URL's further parameters, in RabbitMQ's names.
+    """
+
+    host: str = "localhost"
+    port: int = _PORT
+    vhost: str = "/"
+    tls: bool = False
+    username: str | None = None
+    password: str | None = field(default=None, repr=False)
+    queue: str = ""
+    exchange: str = ""
+    routing_key: str = ""
+    parameters: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def url(self) -> str:
+        """The URL that names it, without the password: for people."""
+        return self._url(None if self.password is None else REDACTED)
+
+    @property
+    def full_url(self) -> str:
+        """The URL that opens it, with the password if it was given in a URL: never for people."""
+        return self._url(None if self.password is None else quote(self.password, safe=""))
+
+    @property
+    def where(self) -> str:
+        """The broker and virtual host, for messages."""
+        return f"{self.host}:{self.port}, vhost {self.vhost!r}"
+
+    @property
+    def is_dead_letters(self) -> bool:
+        """Whether it is a dead letter place."""
+        return self.queue.endswith(DEAD_LETTERS)
+
+    @property
+    def dead_letters(self) -> Address:
+        """Where its dead letters lie: its own place, if it is one already. Raises ConfigurationError."""
+        queue = self.needs_queue("a dead letter place")
+        return self if self.is_dead_letters else self.at(queue + DEAD_LETTERS)
+
+    def at(self, queue: str) -> Address:
+        """Another queue of the same virtual host."""
+        return replace(self, queue=queue, exchange="", routing_key=queue)
+
+    def needs_queue(self, what: str) -> str:
+        """The queue's name. Raises ConfigurationError where the URL names only an exchange."""
+        if not self.queue:
+            text = f"names an exchange only; {what} is a queue's: add '&queue=<name>' to the URL"
+            raise ConfigurationError(f"rabbitmq: {self.url} {text}")
+        return self.queue
+
+    def _url(self, password: str | None) -> str:
+        user = "" if self.username is None else quote(self.username, safe="")
+        if password is not None:
+            user += f":{password}"
+        host = f"[{self.host}]" if ":" in self.host else quote(self.host, safe="")
+        place = f"{user}@{host}" if user else host
+        port = "" if self.port == (_TLS_PORT if self.tls else _PORT) else f":{self.port}"
+        vhost = "" if self.vhost == "/" else f"/{quote(self.vhost, safe='')}"
+        given = {"queue": self.queue, "exchange": self.exchange}
+        if self.exchange:
+            given["routing_key"] = self.routing_key
+        query = urlencode({name: text for name, text in given.items() if text} | dict(self.parameters), quote_via=quote)
+        return f"{'amqps' if self.tls else 'rabbitmq'}://{place}{port}{vhost}?{query}"
+
+    @classmethod
+    def parse(cls, url: str) -> Address:
+        """Read a URL.
+
+        Raises:
+            InvalidURL: it names no destination, or does not parse; the URL itself is not shown, as nobody knows which
+                part of it is a password. UnknownOption: an unknown parameter.
+        """
+        parts = _split(url)
+        user, at, _ = parts.netloc.rpartition("@")
+        name, colon, password = user.partition(":")
+        if "@" in user or "@" in parts.path + parts.query or parts.fragment:
+            raise InvalidURL(f"rabbitmq: the URL has an '@' or '#' where none can be; {_ESCAPE}")
+        if "/" in parts.path[1:]:
+            raise InvalidURL(f"rabbitmq: the URL has more than one '/' behind its host; {_ESCAPE}")
+        if not parts.hostname:
+            raise InvalidURL(f"rabbitmq: the URL names no host; {_EXAMPLE}")
+        given = _parameters(parts.query)
+        tls = parts.scheme.lower() == "amqps"
+        address = cls(
+            host=unquote(parts.hostname),
+            port=parts.port or (_TLS_PORT if tls else _PORT),
+            vhost=_text(parts.path[1:], "vhost") or "/",
+            tls=tls,
+            username=_text(name, "user") if at else None,
+            password=_text(password, "password") if colon else None,
+            queue=given.pop("queue", ""),
+            exchange=given.pop("exchange", ""),
+            routing_key=given.pop("routing_key", ""),
+            parameters=given,
+        )
+        if not address.queue and not address.exchange:
+            raise InvalidURL(f"rabbitmq: the URL names neither a queue nor an exchange; {_EXAMPLE}")
+        if address.exchange:
+            return address
+        if address.routing_key:
+            raise InvalidURL(f"rabbitmq: the URL has a routing_key, but no exchange that would read it; {_EXAMPLE}")
+        return replace(address, routing_key=address.queue)
+
+
+def _split(url: str) -> SplitResult:
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError:
+        raise InvalidURL(f"rabbitmq: the URL does not parse; {_EXAMPLE}; {_ESCAPE}") from None  # may show a password
+    return parts
+
+
+def _parameters(query: str) -> dict[str, str]:
+    given: dict[str, str] = {}
+    known = (*_NAMES, *QUERY)
+    for name, value in parse_qsl(query, keep_blank_values=True):
+        if name not in known:
+            raise unknown("URL parameter", name, known)
+        if name in given:
+            raise InvalidURL(f"rabbitmq: the URL gives {name!r} twice")
+        if name in _NAMES and len(value.encode("utf-8", "surrogatepass")) > SHORT:
+            raise InvalidURL(f"rabbitmq: the URL's {name} is longer than {SHORT} bytes")
+        given[name] = value
+    return given
+
+
+def _text(quoted: str, what: str) -> str:
+    text = unquote(quoted, errors="strict") if quoted.isascii() else unquote(quoted)
+    if "\0" in text or len(text.encode("utf-8", "surrogatepass")) > SHORT:
+        raise InvalidURL(f"rabbitmq: the URL's {what} is longer than {SHORT} bytes or holds a NUL")
+    return text

@@ -1,0 +1,202 @@
+"""The admin role: makes and checks the queues of one destination. This file must not alter what exists.
+
+AMQP has no way to read a queue's arguments. But declaring one that exists changes nothing, and is refused where an
+argument differs, naming the first that does: each is read by declaring with what the refusal said, until all are equal.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, Final
+
+from pika.adapters.blocking_connection import BlockingConnection
+from pika.exceptions import ChannelClosedByBroker, ConnectionClosedByBroker
+
+from redelivery.broker import Admin, Difference, NativeObject, Plan
+from redelivery.errors import Fatal
+from redelivery.spec import DeliverySpec, DeliveryStatus
+from redelivery_rabbitmq.address import Address, Settings
+from redelivery_rabbitmq.connection import opened
+from redelivery_rabbitmq.link import Link
+from redelivery_rabbitmq.topology import Argument, Queue, Shape, wanted
+
+_REFUSED: Final = 403
+_NOT_FOUND: Final = 404
+_DIFFERS: Final = 406
+#: As in: inequivalent arg 'x' for queue 'q' in vhost '/': received none but current is the value '5' of type 'long'
+_INEQUIVALENT: Final = re.compile(
+    r"inequivalent arg '(?P<name>[^']+)' for .*: received .* but current is (?P<found>.*)$"
+)
+_FOUND: Final = re.compile(r"(?:none|(?:the value )?'(?P<value>.*?)'(?: of type '(?P<type>\w+)')?)$")
+#: Attributes that are no arguments.
+_FLAGS: Final = {"durable": "true", "auto_delete": "false"}
+#: More attributes than a queue has; the broker names one at a time.
+_MOST: Final = 40
+#: Before this one, dead-lettering at least once rests on a feature flag, and falls back silently.
+_FLAG_NEEDED: Final = (3, 12)
+_FLAG: Final = "stream_queue"
+
+
+class RabbitmqAdmin(Admin):
+    """Makes and checks the queues of one address. No I/O until it is asked."""
+
+    def __init__(self, address: Address, settings: Settings) -> None:
+        self._address = address
+        self._settings = settings
+        self._link = Link(address, settings)
+
+    def plan(self, spec: DeliverySpec) -> Plan:
+        with self._link.using(self._doing("looking at")) as connection:
+            notes = [
+                "a retry may come late where a longer one waits before it: by its own delay, or by 1 s, at most",
+                "policies of the broker's operator are not seen over AMQP, and may add to what is declared",
+            ]
+            objects = [self._look(connection, each, notes) for each in self._wanted(spec)]
+        return Plan(objects=objects, status=self._status(), approximations=notes)
+
+    def provision(self, spec: DeliverySpec) -> DeliveryStatus:
+        plan = self.plan(spec)
+        differences = [f"{item.name}: {each}" for item in plan.objects for each in map(_say, item.differences)]
+        if differences:
+            text = f"rabbitmq: {self._address.url} is not altered, though it differs: {'; '.join(differences)}"
+            raise Fatal(text, code="DIFFERS")
+        missing = {item.name for item in plan.objects if item.action == "create"}
+        for queue in self._wanted(spec):
+            if queue.name in missing:
+                if "x-dead-letter-strategy" in queue.arguments and not self._keeps(queue):
+                    text = f"the broker's feature flag {_FLAG} is off, so it would lose dead letters; enable it first"
+                    raise Fatal(f"rabbitmq: making the queue {queue.name!r}: {text}", code="FEATURE_FLAG")
+                with self._link.using(f"making the queue {queue.name!r}", needs=_needed(queue)) as connection:
+                    _declare(connection, queue.name, _FLAGS, queue.arguments)
+        return self._status()
+
+    def depth(self) -> int:
+        """Messages that wait; AMQP does not tell how many others have in hand."""
+        with self._link.using(self._doing("counting")) as connection:
+            return _count(connection, self._address.queue)
+
+    def close(self) -> None:
+        self._link.close()
+
+    def _wanted(self, spec: DeliverySpec) -> list[Queue]:
+        return wanted(self._address.queue, spec, self._shape())
+
+    def _shape(self) -> Shape:
+        settings = self._settings
+        return Shape(
+            kind=settings.queue_type,
+            dead_letters=self._address.dead_letters.queue,
+            ttl_ms=settings.queue_ttl_ms,
+            length=settings.queue_length,
+            version=self._link.version,
+        )
+
+    def _status(self) -> DeliveryStatus:
+        return DeliveryStatus(dead_letter_sink_uri=self._address.dead_letters.url)
+
+    def _doing(self, what: str) -> str:
+        return f"{what} queue {self._address.queue!r}"
+
+    def _look(self, connection: BlockingConnection, queue: Queue, notes: list[str]) -> NativeObject:
+        texts = {name: str(value) for name, value in queue.arguments.items()}
+        try:
+            _count(connection, queue.name)
+        except ChannelClosedByBroker as error:
+            if error.reply_code != _NOT_FOUND:
+                raise
+            return NativeObject(kind="queue", name=queue.name, action="create", attributes=texts)
+        differences = []
+        try:
+            differences = _differences(connection, queue)
+            if not differences and "x-dead-letter-strategy" in texts and not self._keeps(queue):
+                found = f"at-most-once, as the broker's feature flag {_FLAG} is off"
+                differences = [Difference("x-dead-letter-strategy", texts["x-dead-letter-strategy"], found)]
+        except ChannelClosedByBroker as error:
+            if error.reply_code != _REFUSED:
+                raise
+            notes.append(f"queue {queue.name!r} is there; what it is like is told only to who may configure it")
+        return NativeObject(
+            kind="queue",
+            name=queue.name,
+            action="differs" if differences else "keep",
+            attributes=texts,
+            differences=differences,
+        )
+
+    def _keeps(self, queue: Queue) -> bool:
+        """Whether the broker can dead-letter at least once: it is asked for what it never makes, and says why not."""
+        if not self._link.version or self._link.version >= _FLAG_NEEDED:
+            return True
+        # A connection of its own: it is closed where the flag is off.
+        with suppress(ChannelClosedByBroker), opened(self._address, self._settings) as connection:
+            try:
+                with connection.channel() as channel:
+                    channel.queue_declare(f"{queue.name}-flag", durable=False, arguments={"x-queue-type": "stream"})
+            except ConnectionClosedByBroker as error:
+                return "feature flag" not in error.reply_text
+        return True
+
+
+def _differences(connection: BlockingConnection, queue: Queue) -> list[Difference]:
+    """What differs, attribute by attribute. Declaring is a read here: the queue exists."""
+    flags, arguments = dict(_FLAGS), dict(queue.arguments)
+    differences = []
+    for _ in range(_MOST):
+        try:
+            _declare(connection, queue.name, flags, arguments)
+        except ChannelClosedByBroker as error:
+            match = _INEQUIVALENT.search(error.reply_text) if error.reply_code == _DIFFERS else None
+            found = match and _FOUND.match(match["found"])
+            if not match or not found:
+                raise
+            name, text = match["name"], found["value"]
+            ours = str(flags.get(name, arguments.get(name, "none")))
+            if name not in queue.free:
+                differences.append(Difference(name, ours, "none" if text is None else text))
+            _mend(flags, arguments, name, text, found["type"])
+        else:
+            break
+    return differences
+
+
+def _mend(flags: dict[str, str], arguments: dict[str, Argument], name: str, text: str | None, kind: str | None) -> None:
+    """Take over what was found."""
+    if name in flags:
+        flags[name] = text or ""
+    elif text is None:
+        arguments.pop(name, None)
+    else:
+        is_number = isinstance(arguments.get(name), int) if kind is None else kind != "longstr"
+        arguments[name] = int(text) if is_number else text
+
+
+def _declare(
+    connection: BlockingConnection, name: str, flags: Mapping[str, str], arguments: Mapping[str, Argument]
+) -> None:
+    # A channel of its own: it is closed by a refusal.
+    with connection.channel() as channel:
+        channel.queue_declare(
+            name,
+            durable=flags["durable"] == "true",
+            auto_delete=flags["auto_delete"] == "true",
+            arguments=dict[str, Any](arguments),
+        )
+
+
+def _count(connection: BlockingConnection, name: str) -> int:
+    with connection.channel() as channel:
+        return int(channel.queue_declare(name, passive=True).method.message_count)
+
+
+def _needed(queue: Queue) -> str:
+    """Which permissions declaring it takes; the broker's refusal does not say."""
+    needed = f"configure permission on {queue.name!r}"
+    if "x-dead-letter-exchange" in queue.arguments:
+        needed += f", read permission on {queue.name!r} and write permission on 'amq.default', its dead letter exchange"
+    return needed
+
+
+def _say(difference: Difference) -> str:
+    return f"{difference.attribute} is {difference.found!r}, not {difference.wanted!r}"

@@ -1,0 +1,231 @@
+"""How this broker is had for a test: a container, a private node of a local RabbitMQ, or an explicit URL.
+
+It needs the extra `testing`. What is stored is read in `reading.py`, not with the plugin's code.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from itertools import count
+from pathlib import Path
+from typing import Final, Protocol
+from urllib.parse import urlencode
+
+import pika
+
+from redelivery.message import Message
+from redelivery.plugins import connect
+from redelivery.settings import redact, resolve_secrets
+from redelivery.spec import DeliverySpec
+from redelivery_conformance.containers import Container
+from redelivery_conformance.harness import CannotShow, Harness, Kind, NotHere, Place, Runtime
+from redelivery_rabbitmq.address import Address
+from redelivery_rabbitmq.config import Settings, parameters
+from redelivery_rabbitmq.testing.node import Node
+from redelivery_rabbitmq.testing.reading import Cluster
+
+IMAGE: Final = "rabbitmq:4"
+PORT: Final = 5672
+#: Seconds for a broker to come up, on a busy machine.
+START: Final = 120.0
+DEAD_LETTERS: Final = "-dead-letters"
+_PREFIX: Final = "conformance-"
+
+
+class Operator(Protocol):
+    """What can be done to a broker that was started here."""
+
+    def execute(self, *command: str) -> str:
+        """Run one of the broker's own tools, as `rabbitmqctl status`; returns what it wrote."""
+
+    def paused(self) -> AbstractContextManager[None]:
+        """While entered, it is frozen."""
+
+
+class RabbitmqPlace(Place):
+    """A queue of its own, with its dead letter place, as provisioning makes them."""
+
+    patience = 5.0
+    many = 3_000
+    lease = 0.5
+
+    def __init__(self, runtime: RabbitmqRuntime, queue: str) -> None:
+        self.runtime = runtime
+        self.cluster = runtime.cluster
+        self.queue = queue
+        self.url = runtime.url(queue)
+        self.options: Mapping[str, str] = {
+            "rabbitmq.connection_timeout": "3",
+            "rabbitmq.blocked_connection_timeout": "3",
+            **runtime.options,
+        }
+        self._made = [queue, queue + DEAD_LETTERS, *(f"{queue}-retry-{1 << step}s" for step in range(8))]
+        self._provision({})
+
+    def stored(self, destination: str | None = None) -> Sequence[Message]:
+        return self.cluster.messages(self.queue if destination is None else destination)
+
+    def snapshot(self) -> object:
+        return [(name, None if self.cluster.count(name) is None else self.stored(name)) for name in self._made]
+
+    def destination(self, label: str) -> str:
+        name = f"{self.queue}-{label}"
+        self._made.append(name)
+        self.cluster.make(name, {"x-queue-type": self.runtime.queue_type})
+        return name
+
+    def impossible_destination(self) -> str | None:
+        return f"{self.queue}-that-was-never-made"
+
+    def secret_url(self, secret: str) -> str:
+        return f"rabbitmq://someone:{secret}@localhost:1/place?queue=orders"
+
+    def unreachable(self) -> str:
+        return "rabbitmq://localhost:1?queue=orders"
+
+    @contextmanager
+    def outage(self) -> Iterator[None]:
+        """The broker is frozen: connections stay, and nothing answers."""
+        if self.runtime.operator is None:
+            raise CannotShow("an outage: a broker that was not started here is not stopped")
+        with self.runtime.operator.paused():
+            yield
+
+    def alter(self) -> None:
+        self.cluster.make(self.queue, {**self._arguments(), "x-max-length": 1_000_000})
+
+    def expiring(self, seconds: float) -> Mapping[str, str]:
+        options = {"rabbitmq.queue_ttl": str(seconds)}
+        self.cluster.remove(self.queue)
+        self._provision(options)
+        return options
+
+    def limiting(self, deliveries: int) -> Mapping[str, str]:
+        # The broker counts those that were given back, and lets one more go out than its limit says.
+        self.cluster.make(self.queue, {**self._arguments(), "x-delivery-limit": deliveries - 1})
+        return {}
+
+    def damage(self) -> None:
+        headers: dict[str, object] = {b"\xff": "a name that is not UTF-8"}  # type: ignore[dict-item]
+        properties = pika.BasicProperties(headers=headers, delivery_mode=2)  # type: ignore[no-untyped-call]
+        self.cluster.put(self.queue, b"damaged", properties)
+
+    def close(self) -> None:
+        with suppress(pika.exceptions.AMQPError):
+            self.cluster.remove(*self._made)
+
+    def _provision(self, options: Mapping[str, str]) -> None:
+        broker = connect(self.url, {**self.options, **options})
+        with broker, broker.admin() as admin:
+            admin.provision(DeliverySpec())
+
+    def _arguments(self) -> dict[str, object]:
+        """As provisioning makes the queue, said once more."""
+        kept = {"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
+        return {
+            "x-queue-type": self.runtime.queue_type,
+            "x-dead-letter-exchange": "",
+            "x-dead-letter-routing-key": self.queue + DEAD_LETTERS,
+            **(kept if self.runtime.queue_type == "quorum" else {}),
+        }
+
+
+class RabbitmqRuntime(Runtime):
+    """One broker that was started here, or that a URL names.
+
+    Attributes:
+        operator: what can be done to it; None where it was not started here.
+    """
+
+    cannot_show = ("several nodes: a quorum of one never loses its leader",)
+
+    def __init__(
+        self,
+        kind: Kind,
+        cluster: Cluster,
+        url: Callable[[str], str],
+        *,
+        where: str,
+        operator: Operator | None = None,
+        options: Mapping[str, str] | None = None,
+        close: Callable[[], None] | None = None,
+    ) -> None:
+        self.kind = kind
+        self.cluster = cluster
+        self.url = url
+        self.operator = operator
+        self.options = options or {}
+        self.queue_type = self.options.get("rabbitmq.queue_type", "quorum")
+        self.description = f"{cluster.version()}, {self.queue_type} queues, {where}"
+        self._close = close
+        self._run = secrets.token_hex(4)
+        self._numbers = count(1)
+
+    def place(self) -> RabbitmqPlace:
+        return RabbitmqPlace(self, f"{_PREFIX}{self._run}-{next(self._numbers)}")
+
+    def close(self) -> None:
+        if self._close is not None:
+            self._close()
+
+
+class RabbitmqHarness(Harness):
+    """A container, else a node of a RabbitMQ that is installed here.
+
+    Args:
+        queue_type: of the queues under test.
+    """
+
+    name = "rabbitmq"
+
+    def __init__(self, queue_type: str = "quorum") -> None:
+        self._options = {} if queue_type == "quorum" else {"rabbitmq.queue_type": queue_type}
+
+    def starts(self) -> Mapping[Kind, Callable[[Path], Runtime]]:
+        return {"container": self._container, "process": self._process}
+
+    def at(self, url: str, options: Mapping[str, str], scratch: Path) -> Runtime:  # noqa: ARG002 - nothing is written
+        given = {**self._options, **options}
+        there = Address.parse(url)
+        cluster = Cluster(parameters(there, Settings.parse(_own(given), there.parameters)))
+        try:
+            cluster.version()
+        except (pika.exceptions.AMQPError, OSError) as error:
+            raise NotHere(f"rabbitmq: nothing answers at {redact(url)}: {error!r}") from None
+        return RabbitmqRuntime("url", cluster, lambda queue: there.at(queue).full_url, where=redact(url), options=given)
+
+    def _container(self, scratch: Path) -> Runtime:  # noqa: ARG002 - nothing is written
+        container = Container(self.name, IMAGE, ports=[PORT])
+        runtime = self._local("container", container.host, container.port(PORT), container.wait)
+        return self._runtime(*runtime, where=f"container of {container.image}", operator=container)
+
+    def _process(self, scratch: Path) -> Runtime:
+        node = Node(scratch)
+        runtime = self._local("process", "localhost", node.port, node.wait)
+        return self._runtime(*runtime, where=f"node of {node.program}", operator=node)
+
+    @staticmethod
+    def _local(
+        kind: Kind, host: str, port: int, wait: Callable[[Callable[[], object], float], None]
+    ) -> tuple[Kind, Cluster, str]:
+        cluster = Cluster(pika.ConnectionParameters(host=host, port=port, socket_timeout=5, stack_timeout=5))
+        wait(lambda: cluster.greets() and cluster.version(), START)
+        return kind, cluster, f"{host}:{port}"
+
+    def _runtime(self, kind: Kind, cluster: Cluster, at: str, *, where: str, operator: Container | Node) -> Runtime:
+        return RabbitmqRuntime(
+            kind,
+            cluster,
+            lambda queue: f"rabbitmq://{at}?{urlencode({'queue': queue})}",
+            where=where,
+            operator=operator,
+            options=self._options,
+            close=operator.close,
+        )
+
+
+def _own(options: Mapping[str, str]) -> dict[str, str]:
+    """Client options without their prefix, secrets resolved."""
+    return {name.removeprefix("rabbitmq."): value for name, value in resolve_secrets(options).items()}

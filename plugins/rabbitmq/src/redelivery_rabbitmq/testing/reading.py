@@ -1,0 +1,131 @@
+"""What truly lies in a queue, read with pika alone and not with the plugin's code.
+
+AMQP cannot look without taking. So messages are taken, and given back by closing the channel: that keeps their order,
+but counts as a delivery. This file must not import the plugin.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from typing import Any, Final
+
+import pika
+from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
+
+from redelivery.message import Message
+
+_KEY: Final = "x-redelivery-key"
+_NULL: Final = "x-redelivery-null"
+_ORDER: Final = "x-redelivery-order"
+_STAMP: Final = "timestamp_in_ms"
+#: Written by the broker on the way; a message is told without them.
+_BROKERS: Final = ("x-death", "x-first-death-", "x-last-death-", "x-delivery-count", "x-acquired-count")
+_NONE: Final = 404
+#: Seconds to wait for the broker's first byte.
+_GREETING: Final = 5.0
+
+
+class Cluster:
+    """A running broker, as this harness's own client sees it. Each question has a connection of its own."""
+
+    def __init__(self, parameters: pika.ConnectionParameters) -> None:
+        self.parameters = parameters
+
+    def connect(self) -> BlockingConnection:
+        """A new connection."""
+        return pika.BlockingConnection(self.parameters)
+
+    def greets(self) -> bool:
+        """Whether AMQP is spoken there; not asked by pika, which forgets its socket where one that starts resets it."""
+        address = (self.parameters.host, self.parameters.port)
+        with socket.create_connection(address, timeout=_GREETING) as there:
+            there.sendall(b"AMQP\0\0\x09\x01")
+            return bool(there.recv(1))
+
+    def version(self) -> str:
+        """What product and version it is."""
+        with self.connect() as connection:
+            told: Any = connection._impl.server_properties  # noqa: SLF001 - pika tells it nowhere else
+        return f"{told.get('product', 'AMQP')} {told.get('version', '')}"
+
+    def count(self, queue: str) -> int | None:
+        """Messages that wait in a queue; None: there is no such queue."""
+        try:
+            with self.connect() as connection:
+                return int(connection.channel().queue_declare(queue, passive=True).method.message_count)
+        except pika.exceptions.ChannelClosedByBroker as error:
+            if error.reply_code != _NONE:
+                raise
+            return None
+
+    def make(self, queue: str, arguments: Mapping[str, Any]) -> None:
+        """Make a durable queue, in place of one of this name."""
+        with self.connect() as connection, connection.channel() as channel:
+            channel.queue_delete(queue)
+            channel.queue_declare(queue, durable=True, arguments=dict(arguments))
+
+    def remove(self, *queues: str) -> None:
+        """Remove these queues."""
+        with self.connect() as connection, connection.channel() as channel:
+            for queue in queues:
+                channel.queue_delete(queue)
+
+    def put(self, queue: str, body: bytes, properties: pika.BasicProperties) -> None:
+        """Put a message into a queue."""
+        with self.connect() as connection, connection.channel() as channel:
+            channel.confirm_delivery()
+            channel.basic_publish("", queue, body, properties, mandatory=True)
+
+    def messages(self, queue: str) -> list[Message]:
+        """What waits in a queue, in its order; it is given back."""
+        left = self.count(queue)
+        found: list[Message] = []
+        if not left:
+            return found
+        with self.connect() as connection, connection.channel() as channel:
+            self._take(channel, queue, left, found)
+        self._back(queue, left)
+        return found
+
+    @staticmethod
+    def _take(channel: BlockingChannel, queue: str, left: int, found: list[Message]) -> None:
+        # What the queue holds, and not one more: a message that comes meanwhile is not touched.
+        channel.basic_qos(prefetch_count=min(left, 0xFFFF))
+        for _, properties, body in channel.consume(queue, inactivity_timeout=5.0):
+            if properties is None or body is None:
+                break
+            found.append(_message(properties, body))
+            if len(found) == left:
+                break
+
+    def _back(self, queue: str, count: int) -> None:
+        """Wait until the queue counts again what was given back to it."""
+        for _ in range(100):
+            if (self.count(queue) or 0) >= count:
+                return
+
+
+def _message(properties: pika.BasicProperties, body: bytes) -> Message:
+    headers: dict[Any, Any] = {
+        name: value for name, value in (properties.headers or {}).items() if not str(name).startswith(_BROKERS)
+    }
+    key = headers.pop(_KEY, None)
+    is_null = headers.pop(_NULL, 0) is None
+    order = headers.pop(_ORDER, None)
+    if order is not None:
+        names = sorted(headers, key=str.encode)
+        headers = {names[int(place)]: headers[names[int(place)]] for place in order.split(",")}
+    second = properties.timestamp
+    stamp = headers.pop(_STAMP) if isinstance(headers.get(_STAMP), int) else None
+    return Message(
+        value=None if is_null else body,
+        key=key.encode() if isinstance(key, str) else key,
+        headers=tuple((str(name), _bytes(value)) for name, value in headers.items()),
+        id=properties.message_id,
+        timestamp_ms=stamp if stamp is not None else None if second is None else 1000 * int(second),
+    )
+
+
+def _bytes(value: Any) -> bytes | None:
+    return value if value is None or isinstance(value, bytes) else str(value).encode()

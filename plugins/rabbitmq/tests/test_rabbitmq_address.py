@@ -1,0 +1,155 @@
+"""What a URL and the options mean, and what of them never shows."""
+
+import ssl
+import traceback
+
+import pika
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from redelivery.errors import ConfigurationError, InvalidURL, UnknownOption
+from redelivery.plugins import connect
+from redelivery.settings import redact
+from redelivery_rabbitmq.address import Address
+from redelivery_rabbitmq.config import OPTIONS, Settings, parameters
+
+TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=40)
+SECRET = "s3cr3t"  # noqa: S105 - a made-up one
+
+OTHER = {"username": "other", "password": "else"}
+
+
+def settings(**options: str) -> Settings:
+    return Settings.parse({name.replace("__", "."): value for name, value in options.items()})
+
+
+@given(TEXT, TEXT, TEXT, TEXT, st.booleans())
+def test_what_a_url_is_made_of_comes_back(vhost, user, password, queue, tls):
+    address = Address(vhost=vhost, username=user, password=password, queue=queue, routing_key=queue, tls=tls, port=1)
+    assert Address.parse(address.full_url) == address
+
+
+@given(TEXT, TEXT)
+def test_the_password_is_in_no_text_but_the_full_url(user, password):
+    address = Address(username=user, password=f"{SECRET}{password}", queue="q", routing_key="q")
+    assert SECRET not in address.url + repr(address) + str(address)
+    assert address.url == redact(address.full_url)
+
+
+@pytest.mark.parametrize(
+    ("url", "address"),
+    [
+        ("amqp://h?queue=q", Address(host="h", queue="q", routing_key="q")),
+        ("rabbitmq://h/?queue=q", Address(host="h", queue="q", routing_key="q")),
+        ("amqps://h/a%2Fb?queue=q", Address(host="h", port=5671, tls=True, vhost="a/b", queue="q", routing_key="q")),
+        ("amqp://[::1]:5/v?exchange=e", Address(host="::1", port=5, vhost="v", exchange="e")),
+        ("amqp://h?exchange=e&routing_key=k&queue=q", Address(host="h", queue="q", exchange="e", routing_key="k")),
+        ("AMQP://h?queue=q&heartbeat=5", Address(host="h", queue="q", routing_key="q", parameters={"heartbeat": "5"})),
+    ],
+)
+def test_a_url_is_read(url, address):
+    assert Address.parse(url) == address
+
+
+@pytest.mark.parametrize("mark", ["/", "#", "@", "?", ":x/", " /", "[", "%"])
+@pytest.mark.parametrize("rest", ["@h/v?queue=q", "@h?queue=q", "9@h:5/v?queue=q"])
+@pytest.mark.parametrize("begin", ["12", SECRET])
+def test_an_unescaped_password_is_refused_without_being_shown(mark, rest, begin):
+    """Never taken for a host, a port or a virtual host, whatever it begins with."""
+    url = f"rabbitmq://user:{begin}{mark}{SECRET}{rest}"
+    if mark != "%":  # read as itself where no digits follow
+        with pytest.raises(ConfigurationError) as caught:
+            Address.parse(url)
+        assert SECRET not in "".join(traceback.format_exception(caught.value))
+    else:
+        address = Address.parse(url)
+        assert (address.host, (address.password or "")[: len(begin)]) == ("h", begin)
+
+
+@pytest.mark.parametrize("url", ["amqp://u:p@h/v/w?queue=q", "amqp://u:1/p@h?queue=q", "amqp://u:1#p@h?queue=q"])
+def test_a_mark_where_none_can_be_says_how_it_is_escaped(url):
+    with pytest.raises(InvalidURL, match="%2F"):
+        Address.parse(url)
+
+
+@pytest.mark.parametrize(
+    "rest", ["//h", "//h/v", "//?queue=q", "//h?routing_key=k", "//h?queue=", "//h?queue=a&queue=b", "//h/%00?queue=q"]
+)
+def test_a_url_that_names_no_destination_is_refused(rest):
+    with pytest.raises(InvalidURL, match="rabbitmq: "):
+        Address.parse(f"rabbitmq:{rest}")
+
+
+def test_an_unknown_parameter_names_the_nearest():
+    with pytest.raises(UnknownOption, match="heartbeat"):
+        Address.parse("amqp://h?queue=q&heartbeet=1")
+
+
+def test_names_longer_than_amqp_can_write_are_refused():
+    for name in ("queue", "exchange"):
+        with pytest.raises(InvalidURL, match="255"):
+            Address.parse(f"amqp://h?{name}={'x' * 256}")
+
+
+def test_dead_letters_of_an_exchange_need_a_queue():
+    broker = connect("amqp://h?exchange=e")
+    for ask in (broker.native_sink, broker.receiver, broker.admin, broker.dead_letters):
+        with pytest.raises(ConfigurationError, match="queue"):
+            ask()
+
+
+def test_the_dead_letter_place_is_its_own():
+    place = Address.parse("amqp://h?queue=q").dead_letters
+    assert (place.queue, place.dead_letters) == ("q-dead-letters", place)
+
+
+def test_two_spellings_of_a_place_are_one_place():
+    spellings = ("amqp://h?queue=q", "rabbitmq://me:pw@h:5672/%2F?queue=q&heartbeat=5")
+    one, other = map(connect, spellings)
+    assert one.is_at(other)
+    assert not one.is_at(connect("amqp://h/v?queue=q"))
+
+
+def test_an_option_goes_before_the_urls_parameter():
+    address = Address.parse("amqp://h?queue=q&heartbeat=5&connection_timeout=1500&verify=verify_none")
+    read = Settings.parse({"heartbeat": "7"}, address.parameters)
+    assert (read.heartbeat, read.connection_timeout, read.ssl_verify) == (7, 1.5, False)
+
+
+@pytest.mark.parametrize("name", sorted(set(OPTIONS) - {"username", "password", "connection_name"}))
+def test_an_option_out_of_range_is_named(name):
+    if name in {"ssl.ca", "ssl.cert", "ssl.key", "ssl.server_name"}:
+        options = {"ssl": "true", "ssl.ca": "/no/such/file", "ssl.cert": "/no/such/file", name: "/no/such/file"}
+    else:
+        options = {name: "-1"}
+    with pytest.raises(ConfigurationError, match="rabbitmq.ssl" if "ssl." in name else f"rabbitmq.{name}"):
+        parameters(Address(queue="q"), Settings.parse(options))
+
+
+def test_credentials_are_the_urls_else_the_options_else_guest(monkeypatch):
+    monkeypatch.setenv("RABBIT_SECRET", SECRET)
+    in_url = Address.parse("amqp://me:env%3ARABBIT_SECRET@h?queue=q")
+    for address, read, wanted in (
+        (in_url, settings(**OTHER), ("me", SECRET)),
+        (Address(queue="q"), settings(**OTHER), ("other", "else")),
+        (Address(queue="q"), settings(), ("guest", "guest")),
+    ):
+        given_ = parameters(address, read).credentials
+        assert (given_.username, given_.password) == wanted
+        assert SECRET not in repr(address) + repr(read) + repr(parameters(address, read))
+
+
+def test_external_login_sends_no_password():
+    assert isinstance(
+        parameters(Address(queue="q"), settings(auth="external")).credentials, pika.credentials.ExternalCredentials
+    )
+
+
+def test_tls_checks_the_broker_unless_told_not_to():
+    checked = parameters(Address(queue="q", host="h", tls=True), settings()).ssl_options
+    assert (checked.context.verify_mode, checked.server_hostname) == (ssl.CERT_REQUIRED, "h")
+    trusting = parameters(
+        Address(queue="q"), settings(ssl="true", ssl__verify="false", ssl__server_name="n")
+    ).ssl_options
+    assert (trusting.context.verify_mode, trusting.server_hostname) == (ssl.CERT_NONE, "n")

@@ -1,0 +1,185 @@
+"""What RabbitMQ's admin makes, reads and says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import timedelta
+
+import pika
+import pytest
+from pika.adapters.blocking_connection import BlockingChannel
+
+from redelivery.broker import Difference, NativeObject
+from redelivery.errors import BrokerError, Fatal
+from redelivery.message import Message
+from redelivery.spec import UNLIMITED, DeliverySpec
+from redelivery_conformance.statements import Statements
+from redelivery_conformance.subject import Subject
+from redelivery_rabbitmq import topology
+from redelivery_rabbitmq.address import Address, Settings
+from redelivery_rabbitmq.config import parameters
+
+SPEC = DeliverySpec(retry=3)
+
+
+@contextmanager
+def raw(subject: Subject) -> Iterator[BlockingChannel]:
+    """A channel of the test's own, at the place's broker."""
+    options = {name.removeprefix("rabbitmq."): value for name, value in subject.place.options.items()}
+    with pika.BlockingConnection(parameters(Address.parse(subject.place.url), Settings.parse(options))) as connection:
+        yield connection.channel()
+
+
+def fresh(subject: Subject, name: str = "-made") -> str:
+    """URL of a queue that is not there; it and what belongs to it are removed when the test ends."""
+    queue = Address.parse(subject.place.url).queue + name
+
+    def remove() -> None:
+        with raw(subject) as channel:
+            for each in (queue, f"{queue}-dead-letters", *(f"{queue}-retry-{2**n}s" for n in range(8))):
+                channel.queue_delete(each)
+
+    subject._stack.callback(remove)
+    return subject.place.url.replace(f"queue={Address.parse(subject.place.url).queue}", f"queue={queue}")
+
+
+def planned(subject: Subject, url: str, spec: DeliverySpec = SPEC, **options: str) -> dict[str, NativeObject]:
+    """What is planned, by name without the queue's own."""
+    queue = Address.parse(url).queue
+    with subject.connect(url, {f"rabbitmq.{name}": value for name, value in options.items()}).admin() as admin:
+        return {item.name.removeprefix(queue): item for item in admin.plan(spec).objects}
+
+
+def provision(subject: Subject, url: str, spec: DeliverySpec = SPEC, **options: str) -> None:
+    """Make it."""
+    with subject.connect(url, {f"rabbitmq.{name}": value for name, value in options.items()}).admin() as admin:
+        admin.provision(spec)
+
+
+class TestProvisioning(Statements):
+    """Queues as they are made, and differences as they are told."""
+
+    broker = "rabbitmq"
+
+    def test_a_work_queue_dead_letters_at_least_once_with_a_limit_above_cores_own(self, subject: Subject) -> None:
+        url = fresh(subject)
+        provision(subject, url, queue_type="quorum")
+        queue = Address.parse(url).queue
+        wanted = {
+            "x-queue-type": "quorum",
+            "x-dead-letter-exchange": "",
+            "x-dead-letter-routing-key": f"{queue}-dead-letters",
+            "x-dead-letter-strategy": "at-least-once",
+            "x-overflow": "reject-publish",
+            "x-delivery-limit": SPEC.retry + 11 if SPEC.retry else 0,
+        }
+        with raw(subject) as channel:  # equal, or refused
+            channel.queue_declare(queue, durable=True, arguments=wanted)
+
+    def test_every_attribute_that_differs_is_named_with_what_is_wanted_and_found(self, subject: Subject) -> None:
+        url = fresh(subject)
+        queue = Address.parse(url).queue
+        with raw(subject) as channel:
+            arguments = {"x-queue-type": "quorum", "x-delivery-limit": 2, "x-max-length": 9, "x-overflow": "drop-head"}
+            channel.queue_declare(queue, durable=True, arguments=arguments)
+        differences = planned(subject, url, queue_type="quorum", queue_ttl="60")[""].differences
+        assert set(differences) == {
+            Difference("x-delivery-limit", "14", "2"),
+            Difference("x-max-length", "none", "9"),
+            Difference("x-overflow", "reject-publish", "drop-head"),
+            Difference("x-dead-letter-exchange", "", "none"),
+            Difference("x-dead-letter-routing-key", f"{queue}-dead-letters", "none"),
+            Difference("x-dead-letter-strategy", "at-least-once", "none"),
+            Difference("x-message-ttl", "60000", "none"),
+        }
+        with pytest.raises(Fatal) as caught:
+            provision(subject, url, queue_type="quorum", queue_ttl="60")
+        assert all(each.attribute in str(caught.value) for each in differences)
+
+    @pytest.mark.parametrize(("there", "wanted"), [("classic", "quorum"), ("quorum", "classic")])
+    def test_a_queue_of_another_type_is_told_in_words(self, subject: Subject, there: str, wanted: str) -> None:
+        url = fresh(subject)
+        provision(subject, url, queue_type=there)
+        (found,) = [
+            each
+            for each in planned(subject, url, queue_type=wanted)[""].differences
+            if each.attribute == "x-queue-type"
+        ]
+        assert found == Difference("x-queue-type", wanted, there)
+
+    def test_a_queue_that_outlives_no_restart_differs(self, subject: Subject) -> None:
+        url = fresh(subject)
+        with raw(subject) as channel:
+            arguments = {
+                "x-dead-letter-exchange": "",
+                "x-dead-letter-routing-key": f"{Address.parse(url).queue}-dead-letters",
+            }
+            channel.queue_declare(Address.parse(url).queue, durable=False, arguments=arguments)
+        assert planned(subject, url, queue_type="classic")[""].differences == [Difference("durable", "true", "false")]
+
+    def test_a_limit_that_the_spec_says_nothing_of_is_no_difference(self, subject: Subject) -> None:
+        url = fresh(subject)
+        provision(subject, url, queue_type="quorum")
+        assert planned(subject, url, DeliverySpec(), queue_type="quorum")[""].action == "keep"
+        assert planned(subject, url, DeliverySpec(retry=4), queue_type="quorum")[""].differences == [
+            Difference("x-delivery-limit", "15", "14")
+        ]
+
+    def test_length_and_time_to_live_are_made_by_option(self, subject: Subject) -> None:
+        url = fresh(subject)
+        provision(subject, url, queue_length="2", queue_ttl="90")
+        assert planned(subject, url, queue_length="2", queue_ttl="90")[""].action == "keep"
+        with pytest.raises(AssertionError, match="refused"):
+            for value in (b"1", b"2", b"3", b"4", b"5", b"6", b"7", b"8"):
+                subject.deliver(Message(value=value), url=url)
+
+    def test_planning_what_is_missing_makes_nothing(self, subject: Subject) -> None:
+        url = fresh(subject)
+        spec = DeliverySpec(retry=2, backoff_policy="linear", backoff_delay=timedelta(seconds=1))
+        plan = planned(subject, url, spec)
+        assert {item.action for item in plan.values()} == {"create"}
+        assert {"", "-dead-letters", "-retry-1s", "-retry-2s"} <= set(plan)
+        with raw(subject) as channel:
+            for item in plan.values():
+                with pytest.raises(pika.exceptions.ChannelClosedByBroker, match="NOT_FOUND"):
+                    channel.connection.channel().queue_declare(item.name, passive=True)
+
+    def test_depth_of_a_missing_queue_says_what_to_do(self, subject: Subject) -> None:
+        url = fresh(subject)
+        with subject.connect(url).admin() as admin, pytest.raises(Fatal, match="provision it"):
+            admin.depth()
+
+    def test_a_wrong_password_is_told_and_never_shown(self, subject: Subject) -> None:
+        self._refused(subject, lambda address: replace(address, username="guest", password="s3/c#r@t"))  # noqa: S106
+
+    def test_a_wrong_virtual_host_is_told(self, subject: Subject) -> None:
+        assert "nowhere" in self._refused(subject, lambda address: replace(address, vhost="nowhere"))
+
+    def _refused(self, subject: Subject, change: Callable[[Address], Address]) -> str:
+        url = change(Address.parse(subject.place.url)).full_url
+        for role in (subject.connect(url).admin().depth, lambda: subject.connect(url).receiver().receive(1, wait=0.0)):
+            with pytest.raises(BrokerError) as caught:
+                role()
+            assert "s3" not in repr(caught.value) + str(caught.value.__cause__)
+        return str(caught.value)
+
+
+SHAPE = topology.Shape(kind="quorum", dead_letters="q-dead-letters")
+
+
+@pytest.mark.parametrize(
+    ("version", "retry", "limit"),
+    [((3, 10), UNLIMITED, None), ((4, 0), UNLIMITED, -1), ((3, 10), 0, 11), ((4, 0), None, None), ((4, 2), 5, 16)],
+)
+def test_a_limit_is_written_as_the_version_reads_it(version: tuple[int, ...], retry: int, limit: int | None) -> None:
+    """From 4.0 a queue has a limit of 20 unless told otherwise, by -1; before, -1 is a limit of 0 deliveries."""
+    queue = topology.work_queue("q", DeliverySpec(retry=retry), replace(SHAPE, version=version))
+    assert queue.arguments.get("x-delivery-limit") == limit
+    letters = topology.dead_letter_queue(replace(SHAPE, version=version))
+    assert letters.arguments.get("x-delivery-limit") == (-1 if version >= (4, 0) else None), "looking must not lose any"
+
+
+def test_a_dead_letter_place_has_no_dead_letter_place() -> None:
+    assert [each.name for each in topology.wanted("q-dead-letters", SPEC, SHAPE)] == ["q-dead-letters"]

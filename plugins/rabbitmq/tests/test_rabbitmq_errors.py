@@ -1,0 +1,116 @@
+"""Every error of pika has a class of ours, and what the broker refuses at the door is told clearly."""
+
+import inspect
+
+import pika
+import pytest
+from pika import exceptions
+from pika.adapters.utils import connection_workflow as workflow
+
+from redelivery.errors import Ambiguous, BrokerError, Fatal, Retriable
+from redelivery.message import Message
+from redelivery.plugins import connect
+from redelivery_conformance.statements import Statements
+from redelivery_conformance.subject import Subject
+from redelivery_rabbitmq.address import Address
+from redelivery_rabbitmq.errors import BY_CLASS, BY_CODE, classified, classify
+
+SECRET = "not-to-be-shown"  # noqa: S105 - a made-up one
+
+
+def classes(module):
+    return {each for _, each in inspect.getmembers(module, inspect.isclass) if issubclass(each, Exception)}
+
+
+def test_every_exception_of_pika_is_mapped():
+    assert classes(exceptions) <= set(BY_CLASS), "pika has new exceptions"
+
+
+def test_every_exception_of_an_attempt_to_connect_is_mapped():
+    unmapped = {each for each in classes(workflow) if not set(each.__mro__) & (set(BY_CLASS) - {Exception, object})}
+    assert not unmapped
+
+
+@pytest.mark.parametrize(
+    "code", [311, 312, 313, 320, 402, 403, 404, 405, 406, 501, 502, 503, 504, 505, 506, 530, 540, 541]
+)
+def test_every_reply_code_of_amqp_is_mapped(code):
+    assert code in BY_CODE
+    error = exceptions.ChannelClosedByBroker(code, "WHY - because")
+    assert "because" in str(classify(error, "doing"))
+
+
+@pytest.mark.parametrize("kind", sorted(classes(exceptions), key=lambda each: each.__name__))
+def test_nothing_is_ambiguous_before_a_connection_is_open(kind):
+    error = kind.__new__(kind)
+    error.args = (320, "text")
+    assert not isinstance(classify(error, "connecting", opening=True), Ambiguous)
+
+
+@pytest.mark.parametrize(
+    ("error", "opening", "kind"),
+    [
+        (exceptions.StreamLostError("x"), False, Ambiguous),
+        (exceptions.StreamLostError("x"), True, Retriable),
+        (exceptions.AMQPHeartbeatTimeout("x"), False, Ambiguous),
+        (exceptions.ConnectionClosedByBroker(320, "CONNECTION_FORCED - bye"), False, Ambiguous),
+        (exceptions.ConnectionClosedByBroker(320, "CONNECTION_FORCED - bye"), True, Retriable),
+        (exceptions.ConnectionClosedByBroker(530, "NOT_ALLOWED - connection limit (1) is reached"), True, Retriable),
+        (exceptions.ProbableAuthenticationError("StreamLostError: x"), True, Retriable),
+        (exceptions.IncompatibleProtocolError("StreamLostError: x"), True, Retriable),
+        (exceptions.ChannelClosedByBroker(403, "ACCESS_REFUSED - x"), False, Fatal),
+        (ConnectionRefusedError(111, "refused"), True, Retriable),
+    ],
+)
+def test_a_class_depends_on_what_was_being_done(error, opening, kind):
+    found = classify(error, "doing", opening=opening)
+    assert type(found) is kind
+    assert "doing" in str(found)
+
+
+def test_a_socket_that_is_reset_as_soon_as_it_is_connected_is_retriable():
+    """pika says ValueError then, or what the socket says."""
+    with pytest.raises(Retriable, match="nothing was sent"), classified("connecting", opening=True):
+        raise ValueError("Expected connected socket, but getpeername() failed")
+
+
+class TestAtTheDoor(Statements):
+    """Against the broker: wrong credentials, wrong virtual host."""
+
+    broker = "rabbitmq"
+
+    @pytest.mark.parametrize("password", [SECRET, f"{SECRET}/#@", f"#{SECRET}"])
+    def test_a_wrong_password_is_fatal_and_never_shown(self, subject: Subject, password: str, caplog) -> None:
+        with caplog.at_level("DEBUG"):
+            error = self._refused(subject, username="guest", password=password)
+        assert "rabbitmq.password" in str(error)
+        for shown in (str(error), repr(error), repr(error.__cause__), caplog.text):
+            assert SECRET not in shown
+
+    def test_a_wrong_virtual_host_is_fatal_and_named(self, subject: Subject) -> None:
+        assert "no/such" in str(self._refused(subject, vhost="no/such"))
+
+    def test_a_port_where_nothing_listens_is_retriable(self, subject: Subject) -> None:
+        broker = connect(subject.place.unreachable())
+        with pytest.raises(Retriable, match="localhost:1"):
+            broker.sender()
+
+    @staticmethod
+    def _refused(subject: Subject, **changes: str) -> BrokerError:
+        address = Address.parse(subject.place.url)
+        wrong = Address(**{each: getattr(address, each) for each in ("host", "port", "queue", "routing_key")} | changes)
+        broker = connect(wrong.full_url)
+        errors = []
+        for ask in (broker.sender, lambda: broker.receiver().receive(1, wait=0), lambda: broker.admin().depth()):
+            with pytest.raises(Fatal) as caught:
+                ask()
+            errors.append(caught.value)
+        subject.deliver(Message(value=b"the right one"))
+        return errors[0]
+
+
+def test_pika_still_has_what_is_used_of_it_beneath():
+    """These are not public; a release without them fails here, and not in a job."""
+    for name in ("_output_marshaled_frames", "_terminate_stream", "_get_write_buffer_size"):
+        assert callable(getattr(pika.SelectConnection, name))
+    assert "bytes_received" in pika.connection.Connection.__init__.__code__.co_names

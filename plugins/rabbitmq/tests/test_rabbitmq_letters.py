@@ -1,0 +1,140 @@
+"""What RabbitMQ's dead letters role tells of the broker's own letters, and how it keeps all in their order."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice
+
+import pika
+import pytest
+from pika.adapters.blocking_connection import BlockingChannel
+
+from redelivery.broker import Letter
+from redelivery.errors import ConfigurationError
+from redelivery.message import Message
+from redelivery_conformance.statements import Statements
+from redelivery_conformance.subject import Subject
+from redelivery_rabbitmq.address import Address, Settings
+from redelivery_rabbitmq.config import parameters
+
+
+@contextmanager
+def raw(subject: Subject) -> Iterator[BlockingChannel]:
+    """A channel of the test's own, at the place's broker."""
+    options = {name.removeprefix("rabbitmq."): value for name, value in subject.place.options.items()}
+    with pika.BlockingConnection(parameters(Address.parse(subject.place.url), Settings.parse(options))) as connection:
+        yield connection.channel()
+
+
+def queue_of(subject: Subject) -> str:
+    """The name of the place's queue."""
+    return Address.parse(subject.place.url).queue
+
+
+class TestNativeLetters(Statements):
+    """What the broker itself dead-lettered."""
+
+    broker = "rabbitmq"
+
+    def test_an_expired_message_says_so_with_time_and_count(self, subject: Subject) -> None:
+        subject.provision()
+        before = time.time_ns() // 1_000_000
+        with raw(subject) as channel:
+            given = pika.BasicProperties(delivery_mode=2, message_id="id-1", expiration="20")
+            channel.basic_publish("", queue_of(subject), b"v", given)
+        letter = self._letter(subject)
+        context = letter.context
+        assert context is not None
+        assert (context.kind, context.message_id, context.broker) == ("expired", "id-1", "rabbitmq")
+        assert queue_of(subject) in context.reason
+        assert letter.dead_lettered_ms is not None
+        assert before - 2_000 <= letter.dead_lettered_ms <= before + 60_000
+        assert (context.extra["x-death-count"], context.extra["x-death-original-expiration"]) == ("1", "20")
+        assert letter.message == Message(value=b"v", id="id-1"), "what the broker added is no part of it"
+
+    def test_a_rejected_message_says_so(self, subject: Subject) -> None:
+        subject.provision()
+        subject.deliver(Message(value=b"v"))
+        with raw(subject) as channel:
+            method, _, _ = channel.basic_get(queue_of(subject))
+            assert method is not None
+            channel.basic_reject(method.delivery_tag, requeue=False)
+        context = self._letter(subject).context
+        assert context is not None
+        assert context.kind == "rejected"
+
+    def test_a_message_sent_back_with_its_old_deaths_is_counted_anew_by_the_newest(self, subject: Subject) -> None:
+        """3.10 goes on counting what a client sends along, one entry a queue and reason; we send none along."""
+        subject.provision()
+        for count in (1, 2):
+            with raw(subject) as channel:
+                properties = pika.BasicProperties(delivery_mode=2, expiration="10")
+                channel.basic_publish("", queue_of(subject), b"%d" % count, properties)
+            letter = self._letter(subject)
+            assert letter.context is not None
+            assert letter.context.extra["x-death-count"] == "1"
+            with subject.broker.dead_letters() as letters:
+                letters.purge()
+
+    @staticmethod
+    def _letter(subject: Subject) -> Letter:
+        end = time.monotonic() + subject.place.patience
+        while not (found := subject.browse(direct=False)):
+            assert time.monotonic() < end, "no letter came"
+        (letter,) = found
+        return letter
+
+
+class TestKeepingOrder(Statements):
+    """AMQP looks by taking: all goes back to where it was."""
+
+    broker = "rabbitmq"
+
+    def test_hundreds_of_letters_keep_their_order_however_they_are_looked_at(self, subject: Subject) -> None:
+        """In more pages than a quorum queue gives back in order by itself."""
+        values = [b"%d" % at for at in range(1_500)]
+        subject.deliver(*(Message(value=value) for value in values))
+        with subject.broker.dead_letters(direct=True) as letters:
+            list(islice(letters.browse(), 250))
+        for _ in range(2):
+            found = subject.browse(direct=True)
+            assert [letter.message.value for letter in found] == values
+        with subject.broker.dead_letters(direct=True) as letters:
+            list(islice(letters.browse(), 450))
+        gone = {letter.position for letter in found[::7]}
+        with subject.broker.dead_letters(direct=True) as letters:
+            assert letters.remove(list(gone)) == len(gone)
+        left = [letter.message.value for letter in found if letter.position not in gone]
+        assert [letter.message.value for letter in subject.browse(direct=True)] == left
+
+    def test_what_is_shown_is_removed_while_it_is_shown(self, subject: Subject) -> None:
+        subject.deliver(*(Message(value=b"%d" % at) for at in range(10)))
+        with subject.broker.dead_letters(direct=True) as letters:
+            for letter in letters.browse():
+                if letter.message.value in {b"2", b"5", b"9"}:
+                    assert letters.remove([letter.position]) == 1
+                    assert letters.remove([letter.position]) == 0
+        left = [b"0", b"1", b"3", b"4", b"6", b"7", b"8"]
+        assert [letter.message.value for letter in subject.browse(direct=True)] == left
+
+    def test_letters_that_are_equal_in_all_are_told_apart(self, subject: Subject) -> None:
+        subject.deliver(*(Message(value=b"same", id="same") for _ in range(3)))
+        positions = [letter.position for letter in subject.browse(direct=True)]
+        assert len(set(positions)) == 3
+        with subject.broker.dead_letters(direct=True) as letters:
+            assert letters.remove(positions[1:]) == 2
+        assert len(subject.browse(direct=True)) == 1
+
+    def test_a_position_that_is_none_is_refused(self, subject: Subject) -> None:
+        with subject.broker.dead_letters(direct=True) as letters, pytest.raises(ConfigurationError, match="'12'"):
+            letters.remove(["12"])
+
+    def test_a_letter_that_cannot_be_read_is_shown_with_its_fault(self, subject: Subject) -> None:
+        subject.provision()
+        subject.place.damage()
+        (letter,) = subject.browse(direct=True)
+        assert letter.context is not None
+        assert letter.context.kind == "invalid"
+        assert letter.context.reason

@@ -1,0 +1,333 @@
+"""What RabbitMQ's receiver does beyond the contract: how it counts, waits, passes on, and refuses."""
+
+from __future__ import annotations
+
+import datetime as dt
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import timedelta
+from decimal import Decimal
+
+import pika
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pika.adapters.blocking_connection import BlockingChannel
+
+from redelivery.broker import Accept, GiveBack, Retry, Terminate
+from redelivery.errors import Ambiguous, BrokerError, ConfigurationError, Fatal
+from redelivery.message import Message
+from redelivery.spec import DeliverySpec
+from redelivery_conformance.harness import CannotShow
+from redelivery_conformance.statements import Statements
+from redelivery_conformance.subject import Subject
+from redelivery_conformance.taking import Taker, values
+from redelivery_rabbitmq import native, topology
+from redelivery_rabbitmq.address import Address, Settings
+from redelivery_rabbitmq.config import parameters
+
+
+@contextmanager
+def raw(subject: Subject) -> Iterator[BlockingChannel]:
+    """A channel of the test's own, at the place's broker."""
+    options = {name.removeprefix("rabbitmq."): value for name, value in subject.place.options.items()}
+    with pika.BlockingConnection(parameters(Address.parse(subject.place.url), Settings.parse(options))) as connection:
+        yield connection.channel()
+
+
+def queue_of(subject: Subject) -> str:
+    """The name of the place's queue."""
+    return Address.parse(subject.place.url).queue
+
+
+def operate(subject: Subject, *command: str) -> None:
+    """Do what an operator does."""
+    operator = getattr(subject.runtime, "operator", None)
+    if operator is None:
+        raise CannotShow("what an operator does: a broker that was not started here has its own")
+    operator.execute("rabbitmqctl", *command)
+
+
+class TestRetrying(Statements):
+    """Retries, with and without a delay."""
+
+    broker = "rabbitmq"
+
+    def test_attempts_go_on_counting_over_delayed_and_undelayed_retries(self, subject: Subject) -> None:
+        subject.provision()
+        subject.deliver(Message(value=b"v", headers=(("a", b"b"),), id="id-1"))
+        taker = Taker(subject)
+        first = received = taker.one()
+        for attempt, delay in ((2, 0.05), (3, 0.0), (4, 0.05), (5, 0.0)):
+            taker.settle(Retry(timedelta(seconds=delay)), received)
+            received = taker.one()
+            assert received.attempt == attempt
+            assert received.message == first.message, "what is added on the way must not be seen"
+
+    def test_a_retry_waits_in_the_queue_of_its_delay_and_is_nowhere_else(self, subject: Subject) -> None:
+        subject.provision()
+        subject.deliver(Message(value=b"v"))
+        taker = Taker(subject)
+        taker.settle(Retry(timedelta(seconds=100)), taker.one())
+        name = f"{queue_of(subject)}-retry-128s"
+        with raw(subject) as channel:
+            counts = [
+                channel.queue_declare(each, passive=True).method.message_count for each in (queue_of(subject), name)
+            ]
+            channel.queue_delete(name)
+        assert counts == [0, 1]
+
+    def test_a_queue_of_the_retry_queues_name_that_is_none_takes_no_message(self, subject: Subject) -> None:
+        """It would never give it back."""
+        subject.provision()
+        name = f"{queue_of(subject)}-retry-1s"
+        with raw(subject) as channel:
+            channel.queue_declare(name, durable=True)
+        subject.deliver(Message(value=b"v"))
+        taker = Taker(subject)
+        received = taker.one()
+        (answer,) = taker.answers((received, Retry(timedelta(seconds=0.1))))
+        assert isinstance(answer, Fatal)
+        assert name in str(answer)
+        assert "inequivalent arg" in str(answer)
+        with raw(subject) as channel:
+            assert channel.queue_delete(name).method.message_count == 0
+        taker.settle(Accept(), received)
+
+    def test_without_a_dead_letter_queue_nothing_is_terminated_and_the_message_stays(self, subject: Subject) -> None:
+        subject.provision()
+        with raw(subject) as channel:
+            channel.queue_delete(f"{queue_of(subject)}-dead-letters")
+        subject.deliver(Message(value=b"v"), Message(value=b"w"))
+        taker = Taker(subject)
+        received, neighbour = taker.take(2)
+        answers = taker.answers((received, Terminate(received.message, "why")), (neighbour, Accept()))
+        assert isinstance(answers[0], Fatal)
+        assert "provision" in str(answers[0])
+        assert answers[1] is None
+        taker.settle(GiveBack(), received)
+        assert values(taker.take(1)) == [b"v"]
+
+
+class TestReceiving(Statements):
+    """What comes, and how."""
+
+    broker = "rabbitmq"
+
+    def test_what_is_returned_at_a_close_was_never_more_than_what_was_asked_for(self, subject: Subject) -> None:
+        """A consumer that had taken more than was asked for would have had the others counted as delivered."""
+        subject.provision()
+        subject.deliver(*(Message(value=b"%d" % at) for at in range(50)))
+        with Taker(subject) as taker:
+            held = taker.take(7)
+        again = Taker(subject).take(50)
+        counted = {each.message.value for each in again if each.attempt == 2}
+        assert counted == set(values(held))
+
+    def test_what_several_calls_took_comes_again_in_its_order(self, subject: Subject) -> None:
+        """A quorum queue takes back what consumers had in the order of their names."""
+        wanted = [b"%d" % at for at in range(30)]
+        subject.deliver(*(Message(value=value) for value in wanted))
+        with Taker(subject) as taker:
+            received = [each for count in (1, 1, 3, 5, 1, 7, 6) for each in taker.take(count)]
+            taker.settle(GiveBack(), *received)
+        assert values(Taker(subject).take(30)) == wanted
+
+    def test_a_broker_that_falls_silent_bounds_a_request_without_heartbeats_too(self, subject: Subject) -> None:
+        options = {"rabbitmq.heartbeat": "0", "rabbitmq.blocked_connection_timeout": "1"}
+        subject.deliver(Message(value=b"v"))
+        admin = subject.keep(subject.connect(options=options).admin())
+        assert admin.depth() == 1
+        with subject.place.outage():
+            began = time.monotonic()
+            with pytest.raises(Ambiguous, match="no answer for 1 s"):
+                admin.depth()
+            assert time.monotonic() - began < 5
+        assert admin.depth() == 1
+
+    def test_waiting_for_a_message_is_no_silence(self, subject: Subject) -> None:
+        options = {"rabbitmq.heartbeat": "0", "rabbitmq.blocked_connection_timeout": "0.2"}
+        taker = Taker(subject, options=options)
+        assert not taker.receiver.receive(1, wait=1.0)
+        subject.deliver(Message(value=b"v"))
+        taker.settle(Accept(), taker.one())
+
+    def test_a_deleted_queue_is_told(self, subject: Subject) -> None:
+        subject.provision()
+        taker = Taker(subject)
+        with raw(subject) as channel:
+            channel.queue_delete(queue_of(subject))
+        with pytest.raises(BrokerError, match=queue_of(subject)):
+            taker.receiver.receive(1, wait=0.0)
+
+    def test_a_queue_deleted_while_it_waits_ends_the_wait(self, subject: Subject) -> None:
+        subject.provision()
+        taker = Taker(subject)
+        assert taker.receiver.receive(1, wait=0.0) == []
+        with raw(subject) as channel:
+            channel.queue_delete(queue_of(subject))
+        began = time.monotonic()
+        with pytest.raises(BrokerError):
+            taker.receiver.receive(5, wait=5.0)
+        assert time.monotonic() - began < 4.0
+
+    def test_a_connection_that_an_operator_closes_loses_the_leases_and_no_message(self, subject: Subject) -> None:
+        """The next call has a new connection."""
+        subject.provision()
+        subject.deliver(Message(value=b"v"))
+        taker = Taker(subject)
+        received = taker.one()
+        operate(subject, "close_all_connections", "test")
+        with pytest.raises(BrokerError):
+            taker.receiver.settle([(received, Accept())])
+        again = taker.one()
+        taker.is_lost(received, Accept())
+        taker.settle(Accept(), again)
+        assert not subject.values()
+
+    def test_an_exchange_without_a_queue_cannot_be_received_from(self, subject: Subject) -> None:
+        url = subject.place.url.replace("?queue=", "?exchange=")
+        with pytest.raises(ConfigurationError, match="queue"):
+            subject.connect(url).receiver()
+
+    def test_headers_of_any_kind_from_others_are_read_and_come_again_after_a_retry(self, subject: Subject) -> None:
+        """Nested tables, lists, times, numbers, and 100 KB in one value."""
+        subject.provision()
+        headers = {
+            "table": {"deep": {"deeper": [1, "two", {"three": None}]}},
+            "when": dt.datetime(2026, 1, 2, 3, 4, 5, tzinfo=dt.UTC),
+            "price": Decimal("1.25"),
+            "number": -(2**40),
+            "flag": True,
+            "bytes": b"\xff\0",
+            "large": "x" * 100_000,
+        }
+        with raw(subject) as channel:
+            channel.confirm_delivery()
+            given_ = pika.BasicProperties(
+                headers=headers, delivery_mode=2, message_id="m", correlation_id="c", priority=3
+            )
+            channel.basic_publish("", queue_of(subject), b"v", given_, mandatory=True)
+        taker = Taker(subject)
+        first = taker.one()
+        found = dict(first.message.headers)
+        assert first.undecodable is None
+        assert first.message.id == "m"
+        assert found["table"] == b'{"deep": {"deeper": [1, "two", {"three": null}]}}'
+        assert found["large"] == b"x" * 100_000
+        taker.settle(Retry(timedelta(milliseconds=20)), first)
+        again = taker.one()
+        assert again.message == first.message
+        taker.settle(Retry(timedelta(milliseconds=20)), again)
+        with raw(subject) as channel:
+            end = time.monotonic() + subject.place.patience
+            properties = None
+            while properties is None and time.monotonic() < end:
+                _, properties, _ = channel.basic_get(queue_of(subject), auto_ack=True)
+        assert properties is not None
+        assert {name: properties.headers[name] for name in headers} == headers, "a copy is the same, to the type"
+        assert (properties.correlation_id, properties.priority) == ("c", 3)
+
+
+class TestPermissions(Statements):
+    """A user who may not configure anything, and one who may do even less."""
+
+    broker = "rabbitmq"
+
+    def test_without_configure_all_goes_on_as_long_as_nothing_need_be_made(self, subject: Subject) -> None:
+        spec = DeliverySpec(retry_timeout=timedelta(seconds=1))
+        with subject.broker.admin() as admin:
+            admin.provision(DeliverySpec())
+            names = [item.name for item in admin.plan(spec).objects if item.action == "create"]
+        subject.deliver(*(Message(value=b"%d" % at) for at in range(4)))
+        url = self._user(subject, "^$", r"^amq\.default$", f"^{queue_of(subject)}$")
+        with subject.connect(url).admin() as admin:
+            plan = admin.plan(DeliverySpec())
+            assert admin.provision(DeliverySpec()) == plan.status
+            assert not plan.drift
+            assert any("may configure" in each for each in plan.approximations), "it says what it could not check"
+            with pytest.raises(Fatal, match="configure permission on"):
+                admin.provision(spec)
+        taker = Taker(subject, broker=subject.connect(url))
+        accepted, retried, terminated, delayed = taker.take(4)
+        answers = taker.answers(
+            (accepted, Accept()),
+            (retried, Retry()),
+            (terminated, Terminate(terminated.message, "why")),
+            (delayed, Retry(timedelta(seconds=1))),
+        )
+        assert answers[:3] == [None, None, None]
+        assert isinstance(answers[3], Fatal)
+        assert "provision" in str(answers[3])
+        with subject.broker.admin() as admin:
+            assert names
+            admin.provision(spec)
+        taker.settle(Retry(timedelta(seconds=0.1)), delayed)
+        assert {each.message.value for each in taker.take(2)} == {retried.message.value, delayed.message.value}
+
+    def test_a_permission_that_is_missing_is_named(self, subject: Subject) -> None:
+        subject.provision()
+        subject.deliver(Message(value=b"v"))
+        read = self._user(subject, "^$", "^$", "^$")
+        with pytest.raises(Fatal, match=f"read permission on '{queue_of(subject)}'"):
+            subject.connect(read).receiver().receive(1, wait=0.0)
+        with subject.connect(read).dead_letters() as letters, pytest.raises(Fatal, match="read permission on"):
+            letters.purge()
+        write = self._user(subject, "^$", "^$", ".*")
+        taker = Taker(subject, broker=subject.connect(write))
+        received = taker.one()
+        (answer,) = taker.answers((received, Terminate(received.message, "why")))
+        assert "write permission on 'amq.default'" in str(answer)
+        taker.settle(Accept(), received)
+
+    @staticmethod
+    def _user(subject: Subject, configure: str, write: str, read: str) -> str:
+        """The place's URL as a user with these permissions."""
+        operate(subject, "add_user", name := f"user-{time.monotonic_ns()}", "secret")
+        subject._stack.callback(lambda: operate(subject, "delete_user", name))
+        operate(subject, "set_permissions", "-p", "/", name, configure, write, read)
+        return replace(Address.parse(subject.place.url), username=name, password="secret").full_url  # noqa: S106
+
+
+class TestProvisionedRetries(Statements):
+    """Retry queues, made before they are needed."""
+
+    broker = "rabbitmq"
+
+    def test_a_specs_own_delays_need_no_further_queue(self, subject: Subject) -> None:
+        spec = DeliverySpec(retry=3, backoff_policy="exponential", backoff_delay=timedelta(seconds=1))
+        with subject.broker.admin() as admin:
+            names = {item.name for item in admin.plan(spec).objects}
+        queue = queue_of(subject)
+        wanted = {f"{queue}-retry-{topology.step(timedelta(seconds=2**n))}s" for n in (1, 2, 3)}
+        assert wanted <= names
+
+
+@given(st.integers(0, 60 * 86_400_000).map(lambda ms: timedelta(milliseconds=ms)))
+def test_a_delay_waits_in_the_smallest_power_of_two_that_holds_it(delay: timedelta) -> None:
+    step = topology.step(delay)
+    assert step & (step - 1) == 0
+    assert timedelta(seconds=step) >= min(delay, topology.DELAY_MAX)
+    assert step == 1 or timedelta(seconds=step // 2) < delay
+    assert 1000 * step < 2**32, "the broker takes no longer time to live"
+
+
+@pytest.mark.parametrize(
+    ("headers", "redelivered", "attempt"),
+    [
+        (None, False, 1),
+        (None, True, 2),
+        ({"x-delivery-count": 0}, False, 1),
+        ({"x-delivery-count": 4}, True, 5),
+        ({"x-delivery-count": 4, native.RETRIED: 3}, True, 8),
+        ({native.RETRIED: 3}, True, 5),
+        ({native.RETRIED: "many", "x-delivery-count": -1}, False, 1),
+    ],
+)
+def test_attempts_are_the_queues_count_and_what_was_before_the_last_delay(
+    headers: dict[str, object] | None, redelivered: bool, attempt: int
+) -> None:
+    _, found = native.split(pika.BasicProperties(headers=headers))
+    assert found.attempt(redelivered=redelivered) == attempt

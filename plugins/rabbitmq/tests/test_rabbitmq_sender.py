@@ -1,0 +1,330 @@
+"""What RabbitMQ's sender publishes, and what becomes of each row: confirms, returns, nacks, lost connections."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import quote
+
+import pika
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pika.adapters.blocking_connection import BlockingChannel
+
+from redelivery.broker import Settled
+from redelivery.errors import Ambiguous, BrokerError, Fatal, Permanent, Retriable
+from redelivery.message import Batch, Message
+from redelivery_conformance.statements import Statements
+from redelivery_conformance.subject import Subject
+from redelivery_rabbitmq.flight import Flight
+from redelivery_rabbitmq.headers import decode, encode
+
+HEADER_NAMES = st.text(st.characters(codec="utf-8"), max_size=20).filter(
+    lambda name: name.lower() not in {"cc", "bcc"} and not name.lower().startswith(("x-", "redelivery", "timestamp"))
+)
+MESSAGES = st.builds(
+    Message,
+    value=st.none() | st.binary(max_size=50),
+    key=st.none() | st.binary(max_size=20),
+    headers=st.lists(st.tuples(HEADER_NAMES, st.none() | st.binary(max_size=20)), unique_by=lambda each: each[0]).map(
+        tuple
+    ),
+    id=st.none() | st.text(st.characters(codec="utf-8"), max_size=40),
+    timestamp_ms=st.none() | st.integers(0, 4_000_000_000_000),
+)
+
+
+@given(MESSAGES)
+def test_what_is_encoded_is_decoded_as_it_was(message):
+    body, properties = encode(message)
+    read = pika.BasicProperties().decode(b"".join(properties.encode()))
+    read.headers = dict(sorted((read.headers or {}).items(), key=lambda each: each[0].encode()))  # as quorum queues do
+    assert decode(read, body) == (message, None)
+
+
+@given(st.integers(0, 30), st.lists(st.tuples(st.integers(0, 45), st.booleans()), max_size=60))
+def test_confirms_in_any_order_leave_exactly_what_was_not_confirmed(count, confirms):
+    flight = Flight(Batch.of([Message(value=b"")] * max(count, 1)), 10, 0.0)
+    flight.published(list(range(count)))
+    left = set(range(10, 10 + count))
+    for tag, multiple in confirms:
+        flight.confirm(tag, multiple=multiple)
+        left -= {each for each in left if each == tag or (multiple and each <= tag)}
+        assert [each for each, _ in flight.unconfirmed()] == sorted(left)
+        assert flight.left == len(left)
+
+
+@contextmanager
+def channel(subject: Subject) -> Iterator[BlockingChannel]:
+    """A channel of our own."""
+    with subject.place.cluster.connect() as connection:  # type: ignore[attr-defined]
+        yield connection.channel()
+
+
+def control(subject: Subject, *command: str) -> str:
+    return subject.place.runtime.operator.execute("rabbitmqctl", *command)  # type: ignore[attr-defined, no-any-return]
+
+
+def sent(subject: Subject, url: str, *messages: Message) -> Settled:
+    with subject.connect(url) as broker, broker.sender() as sender:
+        return subject.send(*messages, sender=sender)
+
+
+def errors(settled: Settled) -> Mapping[int, BrokerError]:
+    assert settled.error is None
+    return {each.index: each.error for each in settled.failures}
+
+
+def row(number: int, **extra: Any) -> Message:
+    return Message(value=b"%d" % number, extra=extra)
+
+
+class TestRouting(Statements):
+    """Where rows go, and what is said of those that go nowhere."""
+
+    broker = "rabbitmq"
+
+    @pytest.fixture
+    def exchange(self, subject: Subject) -> Iterator[str]:
+        """A topic exchange; what begins with `in.` comes to the place's queue."""
+        name = f"{subject.place.queue}-exchange"  # type: ignore[attr-defined]
+        with channel(subject) as own:
+            own.exchange_declare(name, "topic")
+            own.queue_bind(subject.place.queue, name, "in.#")  # type: ignore[attr-defined]
+            yield name
+            own.exchange_delete(name)
+
+    def test_rows_name_an_exchange_and_a_routing_key(self, subject: Subject, exchange: str) -> None:
+        rows = [row(0), row(1, exchange=exchange, routing_key="in.a"), row(2, exchange=exchange, routing_key="out")]
+        settled = sent(subject, subject.place.url, *rows)
+        (error,) = errors(settled).values()
+        assert type(error) is Permanent
+        assert "out" in str(error)
+        assert settled.failures[0].index == 2
+        assert subject.values() == Counter([b"0", b"1"])
+
+    def test_a_url_names_an_exchange_and_rows_the_routing_key(self, subject: Subject, exchange: str) -> None:
+        url = subject.place.url.partition("?")[0] + f"?exchange={quote(exchange)}&routing_key=in.default"
+        settled = sent(subject, url, row(0), row(1, routing_key="in.b"), row(2, routing_key="out"))
+        assert {at: type(error) for at, error in errors(settled).items()} == {2: Permanent}
+        assert subject.values() == Counter([b"0", b"1"])
+
+    def test_a_missing_exchange_of_a_row_harms_no_neighbour(self, subject: Subject) -> None:
+        settled = sent(subject, subject.place.url, row(0), row(1, exchange="no-such", routing_key="k"), row(2))
+        assert {at: error.code for at, error in errors(settled).items()} == {1: "NO_EXCHANGE"}
+        assert type(errors(settled)[1]) is Permanent
+        assert subject.values() == Counter([b"0", b"2"])
+
+    def test_a_missing_exchange_of_the_url_is_fatal_at_once(self, subject: Subject) -> None:
+        with pytest.raises(Fatal, match="no-such"):
+            subject.sender(subject.place.url.partition("?")[0] + "?exchange=no-such")
+
+    def test_a_missing_queue_of_the_url_is_fatal(self, subject: Subject) -> None:
+        settled = sent(subject, subject.place.url + "-no-such", row(0), row(1))
+        assert {type(error) for error in errors(settled).values()} == {Fatal}
+        assert len(settled.failures) == 2
+
+    def test_an_exchange_deleted_on_the_way_blames_nobody_and_the_next_send_says_it(
+        self, subject: Subject, exchange: str
+    ) -> None:
+        sender = subject.sender()
+        there = row(0, exchange=exchange, routing_key="in.a")
+        assert not subject.send(there, sender=sender).failures
+        with channel(subject) as own:
+            own.exchange_delete(exchange)
+        first = subject.send(there, row(1), sender=sender)
+        assert {type(error) for error in errors(first).values()} == {Ambiguous}
+        again = subject.send(there, row(2), sender=sender)
+        assert {at: type(error) for at, error in errors(again).items()} == {0: Permanent}
+        assert subject.values()[b"2"] == 1
+
+    @pytest.mark.parametrize(
+        "message",
+        [
+            row(1, exchange="e", routing_key="k" * 256),
+            row(1, exchange="x" * 256, routing_key="k"),
+            Message(value=b"1", destination="q", extra={"exchange": "e"}),
+            Message(value=b"1", destination="\ud800"),
+            Message(value=b"1", headers=(("CC", b"somebody"),)),
+            Message(value=b"1", headers=(("x-death", b"mine"),)),
+            Message(value=b"1", headers=(("h", bytes(100_000)),)),
+            Message(value=b"1", headers=tuple((f"{at:05}", b"") for at in range(13_000))),
+            Message(value=b"1", timestamp_ms=-1),
+            Message(value=b"1", id="\ud800"),
+        ],
+        ids=lambda message: str(message)[:60],
+    )
+    def test_what_amqp_cannot_carry_is_refused_alone_before_it_is_sent(
+        self, subject: Subject, message: Message
+    ) -> None:
+        sender = subject.sender()
+        settled = subject.send(row(0), message, row(2), sender=sender)
+        subject.refused(settled, 1)
+        assert subject.values() == Counter([b"0", b"2"])
+
+    def test_each_of_many_unroutable_rows_is_told_and_no_other(self, subject: Subject) -> None:
+        rows = [
+            Message(value=b"%d" % (at // 7), id=str(at // 3), destination="nowhere" if at % 5 == 0 else None)
+            for at in range(500)
+        ]
+        settled = subject.send(*rows)
+        assert set(errors(settled)) == set(range(0, 500, 5))
+
+
+class TestRefusing(Statements):
+    """What the broker refuses when it has it."""
+
+    broker = "rabbitmq"
+
+    def test_a_full_queue_is_retriable_and_holds_what_was_confirmed(self, subject: Subject) -> None:
+        name = subject.place.destination("full")
+        with channel(subject) as own:
+            own.queue_delete(name)
+            own.queue_declare(name, durable=True, arguments={"x-max-length": 5, "x-overflow": "reject-publish"})
+        settled = subject.send(*(Message(value=b"%d" % at, destination=name) for at in range(20)))
+        failed = errors(settled)
+        assert failed
+        assert {(type(error), error.code) for error in failed.values()} == {(Retriable, "NACK")}
+        assert subject.values(name) == Counter(b"%d" % at for at in range(20) if at not in failed)
+
+    def test_a_nack_of_several_queues_is_ambiguous(self, subject: Subject) -> None:
+        name = subject.place.destination("full")
+        with channel(subject) as own:
+            own.queue_delete(name)
+            own.queue_declare(name, durable=True, arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
+            own.exchange_declare(name, "fanout")
+            own.queue_bind(name, name)
+            own.queue_bind(subject.place.queue, name)  # type: ignore[attr-defined]
+            settled = subject.send(*(row(at, exchange=name) for at in range(10)))
+            own.exchange_delete(name)
+        assert {(type(error), error.code) for error in errors(settled).values()} == {(Ambiguous, "NACK")}
+        assert subject.values().total() == 10
+
+    def test_a_body_over_the_brokers_own_limit_is_blamed_exactly(self, subject: Subject) -> None:
+        """Ours is set too high here. What came before may be stored; what came behind was not read."""
+        control(subject, "eval", "application:set_env(rabbit, max_message_size, 1000).")
+        try:
+            sender = subject.sender()
+            settled = subject.send(row(0), Message(value=bytes(2000)), row(2), sender=sender)
+            failed = errors(settled)
+            assert type(failed[1]) is Permanent
+            assert type(failed[2]) is Retriable
+            assert type(failed.get(0, Ambiguous(""))) is Ambiguous
+            assert not subject.send(row(3), sender=sender).failures
+        finally:
+            control(subject, "eval", "application:set_env(rabbit, max_message_size, 134217728).")
+        found = subject.values()
+        assert found[b"2"] == 0
+        assert found[b"3"] == 1
+        assert found[b"0"] or 0 in failed
+
+    def test_a_refused_permission_says_which_and_leaves_neighbours_unblamed(self, subject: Subject) -> None:
+        user = "may-only-publish-to-the-default-exchange"
+        control(subject, "add_user", user, "pw")
+        try:
+            control(subject, "set_permissions", user, "^$", "^amq.default$", "^$")
+            options = {"rabbitmq.username": user, "rabbitmq.password": "pw"}
+            sender = subject.keep(subject.connect(options=options).sender())
+            assert not subject.send(row(0), sender=sender).failures
+            settled = subject.send(row(1, exchange="amq.fanout"), row(2), sender=sender)
+            failed = errors(settled)
+            assert type(failed[0]) is Permanent
+            assert "amq.fanout" in str(failed[0])
+            assert type(failed[1]) is Retriable
+            url = subject.place.url.partition("?")[0] + "?exchange=amq.fanout"
+            other = subject.keep(subject.connect(url, options).sender())
+            assert {type(error) for error in errors(subject.send(row(3), sender=other)).values()} == {Fatal}
+        finally:
+            control(subject, "delete_user", user)
+        assert subject.values() == Counter([b"0"])
+
+
+class TestLosing(Statements):
+    """Connections that end, and a broker that takes no more."""
+
+    broker = "rabbitmq"
+
+    def test_a_closed_connection_makes_ambiguous_what_was_in_flight_and_nothing_is_lost(self, subject: Subject) -> None:
+        sender = subject.sender()
+        batches = [subject.batch([Message(value=b"%d %d" % (at, n)) for n in range(2_000)]) for at in range(5)]
+        for batch in batches:
+            sender.send(batch, deadline=subject.deadline(30))
+        control(subject, "close_all_connections", "by the operator")
+        told = {each.batch: each for each in subject_settled(subject, sender, batches)}
+        found = subject.values()
+        for batch in batches:
+            failed = errors(told[batch.number])
+            assert {type(error) for error in failed.values()} <= {Ambiguous, Retriable}
+            for at, message in enumerate(batch.rows()):
+                error = failed.get(at)
+                assert found[message.value] == 1 or error is not None, "confirmed, but not there"
+                assert found[message.value] == 0 or type(error) is not Retriable, "said not to be stored, but there"
+        assert not subject.send(row(1), sender=sender).failures, "it did not connect anew"
+
+    def test_a_connection_closed_while_idle_costs_no_row(self, subject: Subject) -> None:
+        sender = subject.sender()
+        assert not subject.send(row(0), sender=sender).failures
+        control(subject, "close_all_connections", "by the operator")
+        time.sleep(0.2)
+        sender.collect(0)
+        assert not subject.send(row(1), sender=sender).failures
+        assert subject.values() == Counter([b"0", b"1"])
+
+    def test_an_idle_sender_answers_heartbeats(self, subject: Subject) -> None:
+        sender = subject.keep(subject.connect(options={"rabbitmq.heartbeat": "1"}).sender())
+        assert not subject.send(row(0), sender=sender).failures
+        stream = sender._stream  # type: ignore[attr-defined]
+        end = time.monotonic() + 5
+        while time.monotonic() < end:
+            assert not sender.collect(0)
+            time.sleep(0.5)
+        assert not subject.send(row(1), sender=sender).failures
+        assert sender._stream is stream, "the connection was lost"  # type: ignore[attr-defined]
+
+    def test_an_alarm_makes_the_write_wait_and_fail_clearly_and_closing_does_not_hang(self, subject: Subject) -> None:
+        sender = subject.sender()
+        control(subject, "set_vm_memory_high_watermark", "0.00001")
+        try:
+            batches = [subject.batch([Message(value=bytes(1000))] * 3_000) for _ in range(2)]
+            told = []
+            for batch in batches:
+                deadline = subject.deadline(2)
+                settled = subject.settle(sender, batch, deadline=deadline)[batch.number]
+                assert deadline - 1 < time.monotonic() < deadline + 1
+                told.append(settled)
+            began = time.monotonic()
+            sender.close()
+            assert time.monotonic() - began < 5
+        finally:
+            control(subject, "set_vm_memory_high_watermark", "0.4")
+        first, second = ({type(error) for error in errors(each).values()} or {type(each.error)} for each in told)
+        assert first <= {Ambiguous, Retriable}
+        assert second == {Retriable}, "nothing is written to a connection that is known to be blocked"
+        texts = [str(error) for error in errors(told[1]).values()]
+        assert "alarm" in texts[0]
+        sure = sum(type(error) is Retriable for each in told for error in errors(each).values())
+        end = time.monotonic() + 2
+        while time.monotonic() < end:
+            assert subject.values().total() <= 6_000 - sure, "said not to be stored, but there"
+        subject.deliver(row(1))
+
+    def test_a_deadline_tells_what_was_not_confirmed_and_the_sender_goes_on(self, subject: Subject) -> None:
+        sender = subject.sender()
+        with subject.place.outage():
+            batch = subject.batch([row(0), row(1)])
+            settled = subject.settle(sender, batch, deadline=subject.deadline(1))[batch.number]
+        assert {type(error) for error in errors(settled).values()} == {Ambiguous}
+        assert not subject.send(row(2), sender=sender).failures
+        assert subject.values() == Counter([b"0", b"1", b"2"])
+
+
+def subject_settled(subject: Subject, sender: Any, batches: list[Batch]) -> list[Settled]:
+    told: list[Settled] = []
+    end = subject.deadline(30)
+    while len(told) < len(batches) and time.monotonic() < end:
+        told += sender.collect(1)
+    return told

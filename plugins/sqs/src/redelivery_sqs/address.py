@@ -1,0 +1,155 @@
+"""The URL of a queue: by its name, its queue URL or its ARN. This file must not do I/O."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import Final
+from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlencode, urlsplit
+
+from redelivery.errors import InvalidURL
+from redelivery.settings import redact, split_url, unknown
+
+#: What is put behind a queue's name to name its dead letter queue.
+DEAD_LETTERS: Final = "-dead-letters"
+#: What the name of a FIFO queue ends with; SQS itself goes by it.
+FIFO: Final = ".fifo"
+#: The longest name of a queue.
+NAME_LENGTH: Final = 80
+
+_NAME = re.compile(r"[A-Za-z0-9_-]+(?:\.fifo)?")
+_ARN = re.compile(r"arn:[a-z0-9-]+:sqs:([a-z0-9-]+):([0-9]{12}):([^:]+)")
+#: The hosts of AWS itself; an interface endpoint (vpce) is one that has to be named.
+_HOST = re.compile(r"(?P<vpce>vpce-[a-z0-9.-]+\.)?sqs\.(?P<region>[a-z0-9-]+)\.(?:vpce\.)?amazonaws\.com(?:\.cn)?")
+_PARAMETERS = {
+    "account": "account",
+    "endpoint_url": "endpoint",
+    "profile": "profile",
+    "region": "region",
+    "role_arn": "role",
+}
+_EXAMPLE = (
+    "it is written 'sqs:orders', 'sqs:https://sqs.eu-west-1.amazonaws.com/123456789012/orders' or "
+    "'sqs:arn:aws:sqs:eu-west-1:123456789012:orders'"
+)
+
+
+def fault(name: str) -> str | None:
+    """What is wrong with a queue's name; None where nothing is."""
+    if not name:
+        return "its name is empty"
+    if len(name) > NAME_LENGTH:
+        return f"a queue's name has {NAME_LENGTH} characters at most, and this one {len(name)}"
+    if not _NAME.fullmatch(name):
+        return "a queue's name is made of letters, digits, '-' and '_', and may end with '.fifo'"
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """One queue.
+
+    Attributes:
+        queue: its name.
+        account: that it belongs to; None: the caller's own.
+        region, endpoint, profile, role: as the URL says; None where the options or boto3's own chain say it.
+    """
+
+    queue: str
+    account: str | None = None
+    region: str | None = None
+    endpoint: str | None = None
+    profile: str | None = None
+    role: str | None = None
+
+    @property
+    def url(self) -> str:
+        """The URL that names it, always in the same form."""
+        given = {name: getattr(self, field) for name, field in _PARAMETERS.items()}
+        query = urlencode({name: value for name, value in given.items() if value is not None}, quote_via=quote)
+        return f"sqs:{self.queue}" + (f"?{query}" if query else "")
+
+    @property
+    def fifo(self) -> bool:
+        """Whether it is a FIFO queue."""
+        return self.queue.endswith(FIFO)
+
+    @property
+    def is_dead_letters(self) -> bool:
+        """Whether its name is that of a dead letter queue."""
+        return self.queue.removesuffix(FIFO).endswith(DEAD_LETTERS)
+
+    @property
+    def dead_letters(self) -> Address:
+        """Where its dead letters lie: its own place, if it is one already."""
+        if self.is_dead_letters:
+            return self
+        stem = self.queue.removesuffix(FIFO)
+        return self.at(stem + DEAD_LETTERS + (FIFO if self.fifo else ""))
+
+    def at(self, queue: str) -> Address:
+        """Another queue at the same place."""
+        return replace(self, queue=queue)
+
+    @classmethod
+    def parse(cls, url: str) -> Address:
+        """Read a URL.
+
+        Raises:
+            InvalidURL: no queue, a name that no queue has, a user or password, a parameter given twice.
+            UnknownOption: an unknown parameter.
+        """
+        parts = split_url(url)
+        shown = redact(url)
+        given: dict[str, str] = {}
+        if parts.fragment or "@" in parts.netloc:
+            raise InvalidURL(f"sqs: {shown!r} holds a fragment or a user; {_EXAMPLE}")
+        for name, value in parse_qsl(parts.query, keep_blank_values=True):
+            if name not in _PARAMETERS:
+                raise unknown("URL parameter", name, _PARAMETERS)
+            if _PARAMETERS[name] in given or not value:
+                raise InvalidURL(f"sqs: {shown!r}: {name!r} is given twice, or is empty")
+            given[_PARAMETERS[name]] = value
+        if "endpoint" in given:
+            _endpoint(given["endpoint"], shown)
+        target = unquote(parts.netloc + parts.path)
+        found = _from_arn(target) or (_from_url(target, shown) if "://" in target else {"queue": target})
+        twice = found.keys() & given.keys()
+        if twice:
+            raise InvalidURL(f"sqs: {shown!r} says twice what its {min(twice)} is")
+        address = cls(**{**given, **found})
+        wrong = fault(address.queue)
+        if wrong is not None:
+            raise InvalidURL(f"sqs: {shown!r}: {wrong}; {_EXAMPLE}")
+        return address
+
+
+def _from_arn(target: str) -> dict[str, str] | None:
+    match = _ARN.fullmatch(target)
+    return None if match is None else {"region": match[1], "account": match[2], "queue": match[3]}
+
+
+def _from_url(target: str, shown: str) -> dict[str, str]:
+    parts = _endpoint(target, shown)
+    match parts.path.strip("/").split("/"):
+        case [account, queue]:
+            found = {"account": account, "queue": queue}
+        case _:
+            raise InvalidURL(f"sqs: {shown!r}: a queue's URL ends with '/<account>/<name>'; {_EXAMPLE}")
+    host = _HOST.fullmatch(parts.hostname or "")
+    if host is not None:
+        found["region"] = host["region"]
+    if host is None or host["vpce"]:
+        found["endpoint"] = f"{parts.scheme}://{parts.netloc}"
+    return found
+
+
+def _endpoint(url: str, shown: str) -> SplitResult:
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError:
+        raise InvalidURL(f"sqs: {shown!r}: its endpoint is no URL") from None  # the original text may hold a password
+    if parts.scheme not in {"http", "https"} or not parts.hostname or "@" in parts.netloc:
+        raise InvalidURL(f"sqs: {shown!r}: an endpoint is written 'https://host:port', without a user")
+    return parts

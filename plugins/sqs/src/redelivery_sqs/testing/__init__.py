@@ -1,0 +1,298 @@
+"""How this broker is had for a test: ElasticMQ in a container, moto's server in this process, or an explicit endpoint.
+
+It needs the extra `testing`. What is stored is read here by other means than the plugin's code (`reading.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from itertools import count
+from pathlib import Path
+from typing import Any, Final
+
+import boto3
+from botocore.config import Config
+
+from redelivery.message import Message
+from redelivery.plugins import connect
+from redelivery.settings import resolve_secrets
+from redelivery.spec import DeliverySpec
+from redelivery_conformance.containers import Container
+from redelivery_conformance.harness import CannotShow, Harness, Kind, NotHere, Place, Runtime
+from redelivery_conformance.subject import Subject
+from redelivery_sqs.address import Address
+from redelivery_sqs.testing import reading
+
+IMAGE: Final = "softwaremill/elasticmq-native:1.6.14"
+_PORT = 9324
+_READY_SECONDS = 60.0
+_FIFO = ".fifo"
+#: What holds the stand-ins' secret: Spark takes secrets as references only.
+_CREDENTIAL = "REDELIVERY_SQS_STAND_IN_SECRET"
+
+_STAND_IN = ("Amazon SQS itself: this is a stand-in", "KMS keys, IAM policies, throttling: it has none")
+
+
+class SqsPlace(Place):
+    """A queue of its own with its dead letter queue, both made as provisioning makes them."""
+
+    lease = 1.0
+
+    def __init__(self, runtime: SqsRuntime, queue: str) -> None:
+        self._runtime = runtime
+        self._sqs = runtime.sqs
+        self.queue = queue
+        self.options: Mapping[str, str] = {**runtime.options, "sqs.message_group": "*"}
+        self.url = runtime.address(queue).url
+        self.patience = runtime.patience
+        self.many = runtime.many
+        stem, fifo, _ = queue.partition(_FIFO)
+        self._made = [queue, f"{stem}-dead-letters{fifo}"]
+        with connect(self.url, self.options) as broker, broker.admin() as admin:
+            admin.provision(DeliverySpec())
+
+    def stored(self, destination: str | None = None) -> Sequence[Message]:
+        return self._runtime.read(destination or self.queue)
+
+    def snapshot(self) -> object:
+        names = sorted(each for each in self._made if self._url(each))
+        return [(name, self._attributes(name), self._runtime.read(name)) for name in names]
+
+    def consumed(self) -> Sequence[Message]:
+        """What lies there, taken away: of a FIFO queue it tells all of a group, and in their order."""
+        return reading.by_consuming(self._sqs, self.queue)
+
+    def unreachable(self) -> str:
+        return f"sqs:{self.queue}?endpoint_url=http%3A//127.0.0.1%3A1&region=eu-west-1"
+
+    def destination(self, label: str) -> str:
+        stem, fifo, _ = self.queue.partition(_FIFO)
+        name = f"{stem}-{label}{fifo}"
+        self._sqs.create_queue(QueueName=name, Attributes={"FifoQueue": "true"} if fifo else {})
+        self._made.append(name)
+        return name
+
+    def impossible_destination(self) -> str | None:
+        stem, fifo, _ = self.queue.partition(_FIFO)
+        return f"{stem}-is-not-there{fifo}"
+
+    def outage(self) -> AbstractContextManager[None]:
+        return self._runtime.outage()
+
+    def alter(self) -> None:
+        """Its letters go elsewhere."""
+        other = self.destination("elsewhere")
+        arn = self._attributes(other)["QueueArn"]
+        self._redrive(deadLetterTargetArn=arn)
+
+    def limiting(self, deliveries: int) -> Mapping[str, str]:
+        self._redrive(maxReceiveCount=deliveries)
+        return {}
+
+    def _redrive(self, **changes: object) -> None:
+        policy = {**json.loads(self._attributes(self.queue)["RedrivePolicy"]), **changes}
+        url = self._url(self.queue)
+        self._sqs.set_queue_attributes(QueueUrl=url, Attributes={"RedrivePolicy": json.dumps(policy)})
+
+    def damage(self) -> None:
+        attributes = {"redelivery": {"DataType": "String", "StringValue": "{oops"}}
+        more = {"MessageGroupId": "g", "MessageDeduplicationId": "d"} if self.queue.endswith(_FIFO) else {}
+        url = self._url(self.queue)
+        self._sqs.send_message(QueueUrl=url, MessageBody="damaged", MessageAttributes=attributes, **more)
+
+    def close(self) -> None:
+        for name in self._made:
+            with suppress(Exception):  # a test may have removed it, or stopped the server
+                self._sqs.delete_queue(QueueUrl=self._url(name))
+
+    def _url(self, queue: str) -> str:
+        return reading.url(self._sqs, queue)
+
+    def _attributes(self, queue: str) -> dict[str, str]:
+        found = self._sqs.get_queue_attributes(QueueUrl=self._url(queue), AttributeNames=["All"])["Attributes"]
+        return {name: value for name, value in found.items() if not name.startswith("Approximate")}
+
+
+def consumed(subject: Subject) -> Sequence[Message]:
+    """`SqsPlace.consumed` of a statement's place."""
+    place = subject.place
+    if not isinstance(place, SqsPlace):
+        raise TypeError(place)
+    return place.consumed()
+
+
+class SqsRuntime(Runtime):
+    """An SQS server.
+
+    Args:
+        kind: what it is.
+        description: one line.
+        options: how the plugin reaches it.
+        fifo: whether its places are FIFO queues.
+        beside: the queue that a URL names; places are put beside it.
+    """
+
+    def __init__(
+        self, kind: Kind, description: str, options: Mapping[str, str], *, fifo: bool, beside: Address | None = None
+    ) -> None:
+        self.kind = kind
+        self.description = description + (", FIFO queues" if fifo else "")
+        self.options = dict(options)
+        self.patience = 10.0
+        self.many = 1000
+        self.sqs = self._client(beside)
+        self._fifo = fifo
+        self._beside = beside
+        self._run = secrets.token_hex(4)
+        self._numbers = count(1)
+
+    def address(self, queue: str) -> Address:
+        """Where a queue is."""
+        return self._beside.at(queue) if self._beside else Address(queue)
+
+    def place(self) -> SqsPlace:
+        stem = self._beside.queue.removesuffix(_FIFO)[:40] if self._beside else "rd"
+        return SqsPlace(self, f"{stem}-{self._run}-{next(self._numbers)}" + (_FIFO if self._fifo else ""))
+
+    def read(self, queue: str) -> Sequence[Message]:
+        """What lies in a queue."""
+        return reading.by_receiving(self.sqs, queue)
+
+    def outage(self) -> AbstractContextManager[None]:
+        """While entered, it takes nothing."""
+        raise CannotShow("an outage: this server is not ours to stop")
+
+    def _client(self, address: Address | None) -> Any:
+        options = resolve_secrets(self.options)
+
+        def option(name: str) -> str | None:
+            return options.get(f"sqs.{name}")
+
+        return boto3.Session(profile_name=(address and address.profile) or option("profile")).client(
+            "sqs",
+            region_name=(address and address.region) or option("region"),
+            endpoint_url=(address and address.endpoint) or option("endpoint_url"),
+            aws_access_key_id=option("access_key_id"),
+            aws_secret_access_key=option("secret_access_key"),
+            aws_session_token=option("session_token"),
+            config=Config(connect_timeout=5, read_timeout=25),
+        )
+
+
+class ElasticMq(SqsRuntime):
+    """ElasticMQ in a container."""
+
+    cannot_show: Sequence[str] = _STAND_IN
+
+    def __init__(self, container: Container, *, fifo: bool) -> None:
+        self._container = container
+        options = _options(f"http://{container.host}:{container.port(_PORT)}", "elasticmq")
+        # ElasticMQ, strict, keeps SQS's old limit.
+        super().__init__(
+            "container", f"ElasticMQ, {container.image}", {**options, "sqs.max_message_bytes": "262144"}, fifo=fifo
+        )
+        container.wait(lambda: self.sqs.list_queues(MaxResults=1), _READY_SECONDS)
+        if fifo:
+            self.many = 100
+            slow = "large FIFO queues: ElasticMQ takes seconds a request while hundreds of groups are in hand"
+            self.cannot_show = (*_STAND_IN, slow)
+            nothing = "ElasticMQ answers to a FIFO queue's move task that it is done, and moves nothing"
+            self.gaps = {"a_broker_moves_all_letters_back_by_itself*": nothing}
+
+    def outage(self) -> AbstractContextManager[None]:
+        return self._container.paused()
+
+    def close(self) -> None:
+        self.sqs.close()
+        self._container.close()
+
+
+class Moto(SqsRuntime):
+    """moto's server, in a thread of this process."""
+
+    cannot_show: Sequence[str] = _STAND_IN
+    gaps: Mapping[str, str] = {
+        "a_broker_moves_all_letters_back_by_itself*": "moto answers 500 to the move tasks that AWS has",
+        "an_id_stays_taken_when_its_message_is_removed*": "moto forgets a de-duplication id with its message",
+    }
+
+    def __init__(self, *, fifo: bool) -> None:
+        try:
+            import moto  # noqa: PLC0415 - an extra
+            from moto.server import ThreadedMotoServer  # noqa: PLC0415 - an extra
+        except ImportError:
+            raise NotHere("pip install 'moto[server]'") from None
+        self._new: Callable[[int], Any] = lambda port: ThreadedMotoServer("127.0.0.1", port, verbose=False)
+        self._server = self._new(0)
+        self._server.start()
+        host, self._port = self._server.get_host_and_port()
+        # It shares this process's interpreter with its clients: more of them only wait longer.
+        busy = {"sqs.concurrency": "4", "sqs.read_timeout": "10"}
+        options = {**_options(f"http://{host}:{self._port}", "eu-west-1"), **busy}
+        super().__init__("embedded", f"moto {moto.__version__}'s server in this process", options, fifo=fifo)
+        self.many = 50
+        if fifo:
+            self.patience = 30.0
+            slow = "large FIFO queues: moto takes seconds a request once a hundred messages are there"
+            self.cannot_show = (*_STAND_IN, slow)
+
+    def read(self, queue: str) -> Sequence[Message]:
+        return reading.of_moto(queue)
+
+    @contextmanager
+    def outage(self) -> Iterator[None]:
+        """Its port is closed; what it holds outlives that, in this process's memory."""
+        self._server.stop()
+        try:
+            yield
+        finally:
+            self._server = self._new(self._port)
+            self._server.start()
+
+    def close(self) -> None:
+        self.sqs.close()
+        self._server.stop()
+
+
+class SqsHarness(Harness):
+    """Standard queues."""
+
+    name = "sqs"
+    fifo = False
+
+    def starts(self) -> Mapping[Kind, Callable[[Path], Runtime]]:
+        return {
+            "container": lambda _: ElasticMq(Container("sqs", IMAGE, ports=[_PORT]), fifo=self.fifo),
+            "embedded": lambda _: Moto(fifo=self.fifo),
+        }
+
+    def at(self, url: str, options: Mapping[str, str], scratch: Path) -> Runtime:  # noqa: ARG002 - needs no folder
+        address = Address.parse(url)
+        shown = address.endpoint or options.get("sqs.endpoint_url") or "AWS"
+        return SqsRuntime("url", f"SQS at {shown}", options, fifo=self.fifo, beside=address)
+
+
+class SqsFifoHarness(SqsHarness):
+    """FIFO queues: on the container alone, where they are as quick as standard ones."""
+
+    fifo = True
+
+    def starts(self) -> Mapping[Kind, Callable[[Path], Runtime]]:
+        """Without the embedded server: it takes seconds for ten messages behind some hundred others."""
+        return {kind: begin for kind, begin in super().starts().items() if kind != "embedded"}
+
+
+def _options(endpoint: str, region: str) -> dict[str, str]:
+    os.environ.setdefault(_CREDENTIAL, "test")
+    return {
+        "sqs.endpoint_url": endpoint,
+        "sqs.region": region,
+        "sqs.access_key_id": "test",
+        "sqs.secret_access_key": f"env:{_CREDENTIAL}",
+        "sqs.connect_timeout": "2",
+        "sqs.read_timeout": "5",
+    }

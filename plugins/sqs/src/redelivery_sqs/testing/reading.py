@@ -1,0 +1,134 @@
+"""What lies in a queue, read by other means than the plugin's code, and decoded as its README says.
+
+moto keeps its messages in this process's memory, where they are looked at. Any other server is asked as every consumer
+does: all is received, then made visible again, which counts one receipt each. This file must not import the plugin.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from redelivery.message import Message
+
+#: Seconds for which a message is hidden while the others are read.
+_HIDDEN = 20
+
+
+def url(sqs: Any, queue: str) -> str:
+    """SQS's URL of a queue; empty where there is none."""
+    try:
+        return str(sqs.get_queue_url(QueueName=queue)["QueueUrl"])
+    except sqs.exceptions.QueueDoesNotExist:
+        return ""
+
+
+def by_receiving(sqs: Any, queue: str) -> Sequence[Message]:
+    """All that may be received now, in order of arrival."""
+    where = url(sqs, queue)
+    if not where:
+        return []
+    found: list[dict[str, Any]] = []
+    while True:
+        answer = sqs.receive_message(
+            QueueUrl=where,
+            MaxNumberOfMessages=10,
+            VisibilityTimeout=_HIDDEN,
+            AttributeNames=["All"],
+            MessageAttributeNames=["All"],
+        )
+        if not answer.get("Messages"):
+            break
+        found += answer["Messages"]
+    for at in range(0, len(found), 10):
+        some = found[at : at + 10]
+        entries = [
+            {"Id": str(n), "ReceiptHandle": each["ReceiptHandle"], "VisibilityTimeout": 0}
+            for n, each in enumerate(some)
+        ]
+        sqs.change_message_visibility_batch(QueueUrl=where, Entries=entries)
+
+    def arrived(each: Mapping[str, Any]) -> tuple[int, int]:
+        known = each["Attributes"]
+        return (int(known["SentTimestamp"]), int(known.get("SequenceNumber", 0)))
+
+    return [message(each["Body"], each.get("MessageAttributes", {})) for each in sorted(found, key=arrived)]
+
+
+def by_consuming(sqs: Any, queue: str) -> Sequence[Message]:
+    """All that lies in a queue, in the order in which it is given, and taken away.
+
+    So it also shows what is behind others of its message group, which `by_receiving` cannot.
+    """
+    where = url(sqs, queue)
+    found: list[Message] = []
+    while True:
+        answer = sqs.receive_message(
+            QueueUrl=where, MaxNumberOfMessages=10, WaitTimeSeconds=1, MessageAttributeNames=["All"]
+        )
+        came = answer.get("Messages") or []
+        if not came:
+            return found
+        found += [message(each["Body"], each.get("MessageAttributes", {})) for each in came]
+        entries = [{"Id": str(at), "ReceiptHandle": each["ReceiptHandle"]} for at, each in enumerate(came)]
+        sqs.delete_message_batch(QueueUrl=where, Entries=entries)
+
+
+def of_moto(queue: str) -> Sequence[Message]:
+    """All that moto's memory holds, leased messages included."""
+    from moto.sqs.models import sqs_backends  # noqa: PLC0415 - an extra
+
+    for regions in sqs_backends.values():
+        for backend in regions.values():
+            if queue in backend.queues:
+                return [_of_moto(each) for each in list(backend.queues[queue]._messages)]  # noqa: SLF001 - no other way
+    return []
+
+
+def _of_moto(found: Any) -> Message:
+    attributes = {
+        name: {"StringValue": each.get("StringValue"), "BinaryValue": each.get("BinaryValue")}
+        for name, each in found.message_attributes.items()
+    }
+    return message(found.body, attributes)
+
+
+def message(body: str, attributes: Mapping[str, Any]) -> Message:
+    """The message, by what the README says of its form."""
+    packed: dict[str, Any] = {}
+    if "redelivery" in attributes:
+        try:
+            packed = json.loads(attributes["redelivery"]["StringValue"])
+        except ValueError:
+            packed = {}
+    texts = {name: each for name, each in attributes.items() if name != "redelivery"}
+    value: bytes | None = body.encode()
+    if (texts.get("content-transfer-encoding") or {}).get("StringValue") == "base64":
+        value = base64.b64decode(body)
+        del texts["content-transfer-encoding"]
+    elif "body" in packed:
+        value = {"null": None, "empty": b""}[packed["body"]]
+    listed = packed.get("headers", sorted(texts))
+    headers = tuple(
+        (each, _native(texts[each])) if isinstance(each, str) else (each[0], _bytes(each[1])) for each in listed
+    )
+    return Message(
+        value=value,
+        key=_bytes(packed.get("key")),
+        headers=headers,
+        id=packed.get("id"),
+        timestamp_ms=packed.get("timestamp"),
+    )
+
+
+def _native(attribute: Mapping[str, Any]) -> bytes:
+    text = attribute.get("StringValue")
+    return bytes(attribute["BinaryValue"]) if text is None else str(text).encode()
+
+
+def _bytes(value: Any) -> bytes | None:
+    if isinstance(value, dict):
+        return base64.b64decode(value["base64"])
+    return None if value is None else str(value).encode("utf-8", "surrogatepass")

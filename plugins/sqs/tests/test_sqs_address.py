@@ -1,0 +1,153 @@
+"""The URL of a queue, the options, and what they make of a client."""
+
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from redelivery.errors import ConfigurationError, Fatal, InvalidURL, UnknownOption
+from redelivery.plugins import connect
+from redelivery_sqs.address import Address
+from redelivery_sqs.config import Settings, client, queue_url
+
+ACCOUNT = "123456789012"
+KEYS = {"access_key_id": "AKIDEXAMPLE", "secret_access_key": "hidden-key"}
+
+
+@pytest.mark.parametrize(
+    ("url", "address"),
+    [
+        ("sqs:orders", Address("orders")),
+        ("sqs://orders", Address("orders")),
+        ("sqs:orders.fifo?region=eu-west-1", Address("orders.fifo", region="eu-west-1")),
+        (
+            f"sqs:https://sqs.eu-west-1.amazonaws.com/{ACCOUNT}/orders",
+            Address("orders", account=ACCOUNT, region="eu-west-1"),
+        ),
+        (
+            f"sqs:https://sqs.cn-north-1.amazonaws.com.cn/{ACCOUNT}/orders",
+            Address("orders", account=ACCOUNT, region="cn-north-1"),
+        ),
+        (
+            f"sqs:https://vpce-1a-2b.sqs.us-east-1.vpce.amazonaws.com/{ACCOUNT}/orders",
+            Address(
+                "orders",
+                account=ACCOUNT,
+                region="us-east-1",
+                endpoint="https://vpce-1a-2b.sqs.us-east-1.vpce.amazonaws.com",
+            ),
+        ),
+        (
+            "sqs:http://localhost:9324/000000000000/orders",
+            Address("orders", account="000000000000", endpoint="http://localhost:9324"),
+        ),
+        (f"sqs:arn:aws:sqs:eu-west-1:{ACCOUNT}:orders", Address("orders", account=ACCOUNT, region="eu-west-1")),
+        (
+            "sqs:orders?profile=dev&role_arn=arn%3Aaws%3Aiam%3A%3A1%3Arole/r",
+            Address("orders", profile="dev", role="arn:aws:iam::1:role/r"),
+        ),
+    ],
+)
+def test_a_queue_is_named_by_its_name_its_url_or_its_arn(url: str, address: Address) -> None:
+    assert Address.parse(url) == address
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "sqs:",
+        "sqs:no spaces",
+        "sqs:" + "x" * 81,
+        "sqs:orders#part",
+        "sqs:orders?region=a&region=b",
+        "sqs:orders?region=",
+        "sqs:arn:aws:sns:eu-west-1:123456789012:orders",
+        "sqs:https://sqs.eu-west-1.amazonaws.com/orders",
+        "sqs:orders?endpoint_url=localhost",
+        f"sqs:arn:aws:sqs:eu-west-1:{ACCOUNT}:orders?region=eu-west-2",
+    ],
+)
+def test_what_names_no_queue_is_refused(url: str) -> None:
+    with pytest.raises(InvalidURL, match="sqs"):
+        Address.parse(url)
+
+
+def test_an_unknown_parameter_or_option_is_refused_with_the_nearest() -> None:
+    with pytest.raises(UnknownOption, match="'region'"):
+        Address.parse("sqs:orders?regoin=eu-west-1")
+    with pytest.raises(UnknownOption, match=r"sqs\.read_timeout"):
+        Settings.parse({"read_timeuot": "1"})
+
+
+names = st.text("abcXYZ019-_", min_size=1, max_size=60)
+
+
+@given(names, st.booleans(), st.sampled_from([None, "eu-west-1"]), st.sampled_from([None, "http://localhost:1"]))
+def test_an_address_is_read_back_from_its_url(name: str, fifo: bool, region: str | None, endpoint: str | None) -> None:
+    address = Address(name + ".fifo" * fifo, region=region, endpoint=endpoint)
+    assert Address.parse(address.url) == address
+    letters = address.dead_letters
+    assert letters.fifo == address.fifo, "SQS wants FIFO with FIFO"
+    assert letters.dead_letters == letters
+    assert Address.parse(letters.url) == letters
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"read_timeout": "soon"},
+        {"read_timeout": "nan"},
+        {"concurrency": "0"},
+        {"tcp_keepalive": "perhaps"},
+        {"proxies": "http://proxy"},
+        {"access_key_id": "AKID"},
+        {"region": ""},
+    ],
+)
+def test_an_option_out_of_range_is_refused_by_its_name(options: dict[str, str]) -> None:
+    with pytest.raises(ConfigurationError, match=f"sqs.{next(iter(options))}"):
+        Settings.parse(options)
+
+
+def test_settings_never_show_secrets() -> None:
+    options = {**KEYS, "session_token": "hidden-token", "external_id": "hidden-id", "proxies": '{"https": "hidden"}'}
+    assert "hidden" not in repr(Settings.parse(options))
+    assert "hidden" not in repr(connect("sqs:orders", {f"sqs.{name}": value for name, value in options.items()}))
+
+
+def test_botocore_itself_never_retries() -> None:
+    made = client(Address("orders", region="eu-west-1"), Settings.parse(KEYS))
+    assert made.meta.config.retries["total_max_attempts"] == 1
+
+
+def test_one_place_has_one_client_in_a_process_and_another_one_in_a_fork() -> None:
+    address, settings = Address("orders", region="eu-west-1"), Settings.parse(KEYS)
+    own = client(address, settings)
+    assert client(address.at("others"), settings) is own
+    assert client(Address("orders", region="eu-west-2"), settings) is not own
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if client(address, settings) is not own else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_queue_whose_account_is_known_is_not_looked_for() -> None:
+    url = queue_url(Address("orders", account=ACCOUNT, region="eu-west-1"), Settings.parse(KEYS))
+    assert url == f"https://sqs.eu-west-1.amazonaws.com/{ACCOUNT}/orders"
+
+
+def test_without_credentials_the_error_says_where_to_give_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looking for them ends: here nothing answers for the machine's own."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    for name, value in {"AWS_EC2_METADATA_SERVICE_ENDPOINT": "http://127.0.0.1:1/"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nowhere")
+    monkeypatch.setenv("AWS_CONFIG_FILE", "/nowhere")
+    with pytest.raises(Fatal, match=r"sqs\.access_key_id"):
+        client(Address("orders", region="eu-west-1"), Settings())
+    with pytest.raises(Fatal, match=r"sqs\.region"):
+        client(Address("orders"), Settings.parse(KEYS))
+    with pytest.raises(Fatal, match="profile"):
+        client(Address("orders", profile="nobody"), Settings.parse({"region": "eu-west-1"}))

@@ -1,0 +1,133 @@
+"""Every error of SQS and of botocore is one of redelivery's classes."""
+
+import botocore.exceptions
+import botocore.session
+import pytest
+from botocore.exceptions import BotoCoreError, ClientError
+
+from redelivery.errors import Ambiguous, BrokerError, Fatal, Permanent, Retriable, Throttled, Unattributed
+from redelivery_sqs.errors import BY_CLASS, BY_CODE, classify, classify_entry, is_target
+
+#: What every AWS service may answer (its "Common Errors" page), and what a throttled one does.
+COMMON = [
+    "AccessDeniedException",
+    "ExpiredTokenException",
+    "IncompleteSignature",
+    "InternalFailure",
+    "NotAuthorized",
+    "OptInRequired",
+    "RequestExpired",
+    "ServiceUnavailable",
+    "ThrottlingException",
+    "UnrecognizedClientException",
+    "ValidationError",
+]
+
+
+def answer(code: str, status: int = 400, operation: str = "SendMessageBatch", **headers: str) -> ClientError:
+    metadata = {"HTTPStatusCode": status, "HTTPHeaders": headers}
+    return ClientError({"Error": {"Code": code, "Message": "m"}, "ResponseMetadata": metadata}, operation)
+
+
+def descendants(kind: type[Exception]) -> set[type[Exception]]:
+    return {kind}.union(*(descendants(each) for each in kind.__subclasses__()))
+
+
+def test_every_code_of_the_services_model_is_mapped() -> None:
+    shapes = botocore.session.get_session().get_service_model("sqs").error_shapes
+    assert shapes
+    assert {shape.name for shape in shapes} - BY_CODE.keys() == set()
+    assert set(COMMON) - BY_CODE.keys() == set()
+
+
+def test_every_class_of_botocore_is_mapped_and_none_about_the_wire_by_accident() -> None:
+    """A class that falls to the base is one of configuration: it must not be about HTTP."""
+    for kind in descendants(BotoCoreError):
+        base = next(each for each in kind.__mro__ if each in BY_CLASS)
+        if base is BotoCoreError:
+            assert not issubclass(kind, botocore.exceptions.HTTPClientError | ConnectionError), kind
+            assert "Connect" not in kind.__name__, kind
+            assert "Timeout" not in kind.__name__, kind
+
+
+def test_a_botocore_error_of_the_wire_is_ambiguous_once_something_was_sent() -> None:
+    url = {"endpoint_url": "http://h"}
+    assert type(classify(botocore.exceptions.EndpointConnectionError(**url), "x")) is Retriable
+    assert type(classify(botocore.exceptions.ConnectTimeoutError(**url), "x")) is Retriable
+    assert type(classify(botocore.exceptions.ReadTimeoutError(**url), "x")) is Ambiguous
+    assert type(classify(botocore.exceptions.ConnectionClosedError(**url), "x")) is Ambiguous
+    assert type(classify(botocore.exceptions.SSLError(**url, error="CERTIFICATE_VERIFY_FAILED"), "x")) is Fatal
+    assert type(classify(botocore.exceptions.SSLError(**url, error="EOF"), "x")) is Ambiguous
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "kind"),
+    [
+        ("RequestThrottled", 403, Throttled),
+        ("ThrottlingException", 400, Throttled),
+        ("AWS.SimpleQueueService.NonExistentQueue", 400, Fatal),
+        ("com.amazonaws.sqs#QueueDoesNotExist", 400, Fatal),
+        ("AccessDenied", 403, Fatal),
+        ("ExpiredToken", 403, Fatal),
+        ("InternalFailure", 500, Ambiguous),
+        ("ServiceUnavailable", 503, Retriable),
+        ("AWS.SimpleQueueService.BatchRequestTooLong", 400, Unattributed),
+        ("InvalidMessageContents", 400, Unattributed),
+        ("ReceiptHandleIsInvalid", 400, Permanent),
+        ("SomethingNew", 400, Fatal),
+        ("SomethingNew", 413, Unattributed),
+        ("SomethingNew", 429, Throttled),
+        ("", 502, Ambiguous),
+    ],
+)
+def test_an_answer_to_a_whole_request_is_sorted(code: str, status: int, kind: type[BrokerError]) -> None:
+    found = classify(answer(code, status), "sending")
+    assert type(found) is kind
+    assert "sending" in str(found)
+
+
+def test_only_a_send_can_be_unattributed() -> None:
+    assert type(classify(answer("InvalidAttributeValue", operation="CreateQueue"), "making")) is Fatal
+
+
+def test_a_denied_action_is_named_as_a_policy_names_it() -> None:
+    assert "sqs:SendMessage is denied" in str(classify(answer("AccessDenied", 403), "x"))
+    assert "sqs:GetQueueUrl is denied" in str(classify(answer("AccessDeniedException", 400, "GetQueueUrl"), "x"))
+
+
+def test_a_throttled_request_says_how_long_to_wait() -> None:
+    found = classify(answer("Throttling", 400, **{"retry-after": "3"}), "x")
+    assert isinstance(found, Throttled)
+    assert found.retry_after == 3.0
+    assert classify(answer("Throttling", 400, **{"retry-after": "soon"}), "x").retry_after == 0.0  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("code", "sender_fault", "kind"),
+    [
+        ("InvalidMessageContents", True, Permanent),
+        ("InvalidAttributeValue", True, Permanent),
+        ("SomethingNew", True, Permanent),
+        ("SomethingNew", False, Retriable),
+        ("InternalError", False, Retriable),
+        ("RequestThrottled", False, Throttled),
+        ("KmsAccessDenied", True, Fatal),
+        ("AccessDenied", True, Fatal),
+    ],
+)
+def test_an_entry_is_sorted_by_its_code_and_whose_fault_it_is(
+    code: str, sender_fault: bool, kind: type[BrokerError]
+) -> None:
+    found = classify_entry({"Id": "0", "Code": code, "SenderFault": sender_fault, "Message": "m"}, "x")
+    assert type(found) is kind
+
+
+def test_only_a_missing_or_forbidden_queue_is_about_the_target() -> None:
+    assert is_target(classify(answer("QueueDoesNotExist"), "x"))
+    assert is_target(classify(answer("AccessDenied", 403), "x"))
+    assert not is_target(classify(answer("ExpiredToken", 403), "x"))
+
+
+def test_a_secret_in_an_errors_text_is_redacted() -> None:
+    error = ClientError({"Error": {"Code": "X", "Message": "secret_access_key=hidden"}}, "SendMessage")
+    assert "hidden" not in str(classify(error, "x"))

@@ -1,0 +1,67 @@
+"""An assumed role: STS is asked for its credentials, and they sign what goes to SQS. moto's server is both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import boto3
+import pytest
+from moto.server import ThreadedMotoServer
+
+from redelivery.errors import BrokerError
+from redelivery_sqs.address import Address
+from redelivery_sqs.config import Settings, client, queue_url
+
+OWN = "own-key"
+ROLE = "arn:aws:iam::210987654321:role/writer"
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Where STS and SQS are reached."""
+    moto = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    moto.start()
+    host, port = moto.get_host_and_port()
+    monkeypatch.setenv("AWS_ENDPOINT_URL_STS", f"http://{host}:{port}")
+    yield f"http://{host}:{port}"
+    moto.stop()
+
+
+def made(endpoint: str, region: str = "eu-west-1") -> Settings:
+    return Settings.parse(
+        {
+            "access_key_id": "AKIAEXAMPLE",
+            "secret_access_key": OWN,
+            "endpoint_url": endpoint,
+            "external_id": "outside",
+            "region": region,
+            "role_arn": ROLE,
+            "read_timeout": "10",
+        }
+    )
+
+
+def test_a_role_is_assumed_and_its_queues_are_those_of_its_account(server: str) -> None:
+    sqs = client(Address("orders"), made(server))
+    assert "210987654321" in sqs.create_queue(QueueName="orders")["QueueUrl"]
+    own = boto3.client(
+        "sqs",
+        region_name="eu-west-1",
+        endpoint_url=server,
+        aws_access_key_id="AKIAEXAMPLE",
+        aws_secret_access_key=OWN,
+    )
+    assert not own.list_queues().get("QueueUrls")
+    own.close()
+
+
+def test_a_role_in_the_url_comes_before_the_option(server: str) -> None:
+    address = Address.parse("sqs:orders?role_arn=arn:aws:iam::555555555555:role/other")
+    assert "555555555555" in client(address, made(server)).create_queue(QueueName="orders")["QueueUrl"]
+
+
+def test_an_sts_that_does_not_answer_is_told_without_a_secret(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_STS", "http://127.0.0.1:1")
+    with pytest.raises(BrokerError) as caught:
+        queue_url(Address("orders"), made(server, "eu-west-2"))
+    assert OWN not in str(caught.value)
