@@ -147,6 +147,24 @@ class TestReceiving(Statements):
             assert time.monotonic() - began < 5
         assert admin.depth() == 1
 
+    def test_a_queue_that_does_not_answer_bounds_a_request_though_heartbeats_come(self, subject: Subject) -> None:
+        options = {"rabbitmq.heartbeat": "1", "rabbitmq.blocked_connection_timeout": "3"}
+        queue = f"{queue_of(subject)}-hung"
+        of_it = f'{{ok, Q}} = rabbit_amqqueue:lookup(rabbit_misc:r(<<"/">>, queue, <<"{queue}">>)), sys:'
+        subject.place.runtime.cluster.make(queue, {"x-queue-type": "classic"})  # type: ignore[attr-defined]
+        admin = subject.keep(subject.connect(subject.place.runtime.url(queue), options).admin())  # type: ignore[attr-defined]
+        assert admin.depth() == 0
+        operate(subject, "eval", f"{of_it}suspend(amqqueue:get_pid(Q)).")
+        try:
+            began = time.monotonic()
+            with pytest.raises(Ambiguous, match="no answer for 3 s"):
+                admin.depth()
+            assert time.monotonic() - began < 8
+        finally:
+            operate(subject, "eval", f"{of_it}resume(amqqueue:get_pid(Q)).")
+        assert admin.depth() == 0
+        subject.place.runtime.cluster.remove(queue)  # type: ignore[attr-defined]
+
     def test_waiting_for_a_message_is_no_silence(self, subject: Subject) -> None:
         options = {"rabbitmq.heartbeat": "0", "rabbitmq.blocked_connection_timeout": "0.2"}
         taker = Taker(subject, options=options)

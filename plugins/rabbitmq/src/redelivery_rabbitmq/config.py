@@ -25,7 +25,7 @@ OPTIONS: Mapping[str, str] = {
     "auth": "PLAIN, or EXTERNAL: log in as whom the TLS certificate names (PLAIN)",
     "heartbeat": "seconds between heartbeats; a connection that is silent for longer is lost; 0: none (10)",
     "connection_timeout": "seconds that opening a connection may take (10)",
-    "blocked_connection_timeout": "seconds that the broker may be silent in a request of the receiving side (10)",
+    "blocked_connection_timeout": "seconds that a request of the receiving side may get no answer (10)",
     "connection_name": "what the broker's operator sees the connection as (redelivery)",
     "ssl": "true: TLS, also where the URL's scheme is not amqps (false)",
     "ssl.ca": "file of the authorities that the broker's certificate is checked with (the system's)",

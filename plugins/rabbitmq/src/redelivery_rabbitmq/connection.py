@@ -50,20 +50,20 @@ def opened(address: Address, settings: Settings) -> BlockingConnection:
 
 @contextmanager
 def unless_silent(connection: BlockingConnection, seconds: float) -> Iterator[None]:
-    """While entered, the connection is lost once nothing has come by it for so long, or up to twice so long.
+    """While entered, the connection is lost once nothing has moved on it for so long, or up to twice so long.
 
-    A heartbeat tells that too, but much later, and not if there are none.
+    Heartbeats tell of a lost connection much later, and nothing of a queue that does not answer.
     """
     below: Any = connection._impl  # noqa: SLF001 - see `Bounded`
-    seen = below.bytes_received
+    seen = _moved(below)
     timer: Any = None
 
     def look() -> None:
         nonlocal seen, timer
-        if below.bytes_received == seen:
+        if (now := _moved(below)) == seen:
             _drop(below, f"no answer for {seconds:g} s")
             return
-        seen = below.bytes_received
+        seen = now
         timer = below.ioloop.call_later(seconds, look)
 
     timer = below.ioloop.call_later(seconds, look)
@@ -233,6 +233,13 @@ class Stream:
 
     def _unblock(self, *_: object) -> None:
         self.blocked = False
+
+
+def _moved(connection: Any) -> tuple[int, int]:
+    """What changes when a frame comes that is no heartbeat, or when what was written leaves."""
+    checker = connection._heartbeat_checker  # noqa: SLF001 - see `write`
+    beats = checker._heartbeat_frames_received if checker else 0  # noqa: SLF001 - see `write`
+    return connection.frames_received - beats, connection._get_write_buffer_size()  # noqa: SLF001 - see `write`
 
 
 def _drop(connection: Any, why: str) -> None:
