@@ -16,7 +16,4 @@ GAPS: Final[Mapping[str, str]] = {
     "a_receiver_that_closes_leaves_its_partitions_to_the_next[[]*": (
         "the mock coordinator gave a waiting member nothing within 10 s of the other one's leaving"
     ),
-    "a_subscription_killed_as_it_dead_letters_loses_nothing[[]*": (
-        "the mock coordinator let nobody join within 40 s of a member's death"
-    ),
 }

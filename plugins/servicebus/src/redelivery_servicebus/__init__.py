@@ -1,0 +1,122 @@
+"""redelivery to Azure Service Bus: its dead-letter queue, with reasons.
+
+This file is the plugin: its capabilities, and the broker that makes the roles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import timedelta
+from importlib.metadata import version
+from typing import Final
+
+from redelivery.broker import Admin, Broker, BrokerPlugin, Capabilities, DeadLetters, Limits, Receiver, Sender, Support
+from redelivery.plugins import hookimpl
+from redelivery_servicebus.address import SCHEME, Address
+from redelivery_servicebus.admin import ServicebusAdmin, native_sink
+from redelivery_servicebus.config import OPTIONS, Settings
+from redelivery_servicebus.encoding import HEADER_VALUE_BYTES, HEADERS_BYTES, ID_LENGTH, RESERVE
+from redelivery_servicebus.letters import ServicebusDeadLetters
+from redelivery_servicebus.receiver import ServicebusReceiver
+from redelivery_servicebus.sender import BATCH, ServicebusSender
+
+_STANDARD: Final = 256 << 10
+
+CAPABILITIES: Final = Capabilities(
+    send=Support.NATIVE,
+    receive=Support.NATIVE,
+    provision=Support.NATIVE,
+    browse=Support.NATIVE,
+    remove=Support.EMULATED,  # received, and completed
+    purge=Support.EMULATED,
+    dead_letter=Support.NATIVE,
+    keys=Support.EMULATED,
+    headers=Support.EMULATED,  # text natively; what is no text, and the order, in a property of ours
+    ids=Support.NATIVE,
+    timestamps=Support.EMULATED,
+    null_value=Support.EMULATED,
+    destinations=Support.NATIVE,
+    deduplicate=Support.NATIVE,  # where the queue has it: see the broker
+    deduplication_window=timedelta(minutes=10),
+    competing=Support.NATIVE,
+    settle_any_order=Support.NATIVE,
+    attempts=Support.NATIVE,
+    delay=Support.EMULATED,  # a scheduled copy is sent and confirmed, then the message is completed
+    terminate=Support.NATIVE,
+    reason=Support.NATIVE,
+    extend=Support.NATIVE,
+    leases_as_asked=False,
+    expiry=Support.NATIVE,
+    backstop=Support.NATIVE,
+    context_dialect="json",
+    cloudevents_prefix="cloudEvents_",
+    destination_column="queue",
+    limits=Limits(
+        message_bytes=_STANDARD - RESERVE,
+        batch_messages=BATCH,
+        batch_bytes=_STANDARD,
+        headers_bytes=HEADERS_BYTES,
+        header_value_bytes=HEADER_VALUE_BYTES,
+        id_bytes=ID_LENGTH,
+    ),
+)
+
+
+class ServicebusBroker(Broker):
+    """One queue."""
+
+    name = "servicebus"
+
+    def __init__(self, address: Address, settings: Settings) -> None:
+        self.address = address
+        self.settings = settings
+        self.canonical_url = address.url
+        has = settings.duplicate_detection
+        self.capabilities = replace(
+            CAPABILITIES,
+            deduplicate=Support.NATIVE if has else Support.NONE,
+            deduplication_window=timedelta(seconds=settings.duplicate_detection_window) if has else None,
+            cloudevents_prefix=settings.cloudevents_prefix,
+            limits=replace(CAPABILITIES.limits, message_bytes=settings.max_message_bytes - RESERVE),
+        )
+
+    def sender(self) -> Sender:
+        return ServicebusSender(self.address, self.settings)
+
+    def native_sink(self) -> str:
+        return native_sink(self.address, self.settings)
+
+    def sibling(self, name: str) -> str:
+        return self.address.sibling(name).url
+
+    def receiver(self, *, lease: timedelta = timedelta(seconds=30)) -> Receiver:  # noqa: ARG002 - a lock's length is its queue's
+        receiver = ServicebusReceiver(self.address, self.settings)
+        receiver.open()
+        return receiver
+
+    def admin(self) -> Admin:
+        return ServicebusAdmin(self.address, self.settings)
+
+    def dead_letters(self, *, direct: bool = False) -> DeadLetters:
+        return ServicebusDeadLetters(self.address, self.settings, direct)
+
+
+def connect(url: str, options: Mapping[str, str]) -> Broker:
+    """A broker for a URL and this plugin's options. No I/O."""
+    address, settings = Address.parse(url), Settings.parse(options)
+    settings.check(address)
+    return ServicebusBroker(address, settings)
+
+
+@hookimpl
+def redelivery_plugin() -> BrokerPlugin:
+    """What this distribution brings."""
+    return BrokerPlugin(
+        name="servicebus",
+        schemes=(SCHEME,),
+        version=version("redelivery-servicebus"),
+        capabilities=CAPABILITIES,
+        connect=connect,
+        options=OPTIONS,
+    )

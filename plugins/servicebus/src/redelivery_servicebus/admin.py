@@ -1,0 +1,304 @@
+"""The admin role: the queue, the queue for its dead letters, and the forwarding between them.
+
+It needs the claim Manage; without it, it says what could not be checked. This file must not alter what exists.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, Final
+
+from azure.servicebus.management import QueueProperties, ServiceBusAdministrationClient
+
+from redelivery.broker import Admin, Difference, NativeObject, Plan
+from redelivery.errors import BrokerError, ConfigurationError, Fatal
+from redelivery.spec import UNLIMITED, DeliverySpec, DeliveryStatus
+from redelivery_servicebus.address import Address
+from redelivery_servicebus.config import Settings, admin_client, client
+from redelivery_servicebus.errors import classified, is_denied, is_missing
+from redelivery_servicebus.links import Link
+
+#: Deliveries beyond core's own limit: only handlers that never come back to core get so far.
+MARGIN: Final = 10
+#: The most that Service Bus takes as MaxDeliveryCount.
+MOST_DELIVERIES: Final = 2_000
+
+_COUNT, _LOCK, _TTL = "MaxDeliveryCount", "LockDuration", "DefaultMessageTimeToLive"
+_EXPIRED, _DUPLICATES = "DeadLetteringOnMessageExpiration", "RequiresDuplicateDetection"
+_WINDOW, _FORWARD, _SESSION = (
+    "DuplicateDetectionHistoryTimeWindow",
+    "ForwardDeadLetteredMessagesTo",
+    "RequiresSession",
+)
+#: What a queue is made with where nothing says otherwise: seconds.
+_LOCK_SECONDS: Final = 60
+_LETTER_LOCK_SECONDS: Final = 300
+
+log = logging.getLogger("redelivery.servicebus")
+
+
+class ServicebusAdmin(Admin):
+    """Makes and checks the queue of an address and the queue for its dead letters."""
+
+    def __init__(self, address: Address, settings: Settings) -> None:
+        self._address = address
+        self._place = address.dead_letters
+        self._settings = settings
+        self._client: ServiceBusAdministrationClient | None = None
+
+    def plan(self, spec: DeliverySpec) -> Plan:
+        notes: list[str] = []
+        objects = [self._letters(notes)]
+        if not self._address.is_dead_letters:
+            objects.append(self._work(spec, notes))
+        return Plan(objects=objects, status=self._status(), approximations=_limits(spec), warnings=notes)
+
+    def provision(self, spec: DeliverySpec) -> DeliveryStatus:
+        plan = self.plan(spec)
+        for note in plan.warnings:
+            log.warning("servicebus: %s", note)
+        differences = [f"{item.name}: {_say(each)}" for item in plan.objects for each in item.differences]
+        if differences:
+            text = f"queue {self._address.queue!r} is not altered, though it differs: {'; '.join(differences)}"
+            raise Fatal(f"servicebus: {text}", code="DIFFERS")
+        for item in plan.objects:
+            if item.action == "create":
+                self._create(item)
+        return self._status()
+
+    def depth(self) -> int:
+        doing = f"counting queue {self._address.queue!r}"
+        with classified(doing, claim="Manage"), self._asking() as asked:
+            found = asked.get_queue_runtime_properties(self._address.queue)
+        return (found.active_message_count or 0) + (found.scheduled_message_count or 0)
+
+    def forwards_to(self) -> str | None:
+        """Name of the queue that dead letters are forwarded to; None where they are not. Raises BrokerError."""
+        found = self._get(self._address)
+        if found is None:
+            text = f"there is no queue {self._address.queue!r} in {self._address.namespace}: provision it"
+            raise Fatal(f"servicebus: {text}", code="amqp:not-found")
+        return _name(found.forward_dead_lettered_messages_to)
+
+    def exists(self, address: Address) -> bool:
+        """Whether there is such a queue, by the claim Listen alone. Raises BrokerError."""
+        connected = client(address, self._settings)
+        link = Link(lambda: connected.get_queue_receiver(address.queue), f"looking at {address.queue!r}", "Listen")
+        try:
+            link.open(self._settings.operation_timeout)
+        except BrokerError as error:
+            if is_missing(error):
+                return False
+            raise
+        finally:
+            link.drop()
+        return True
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+    # --- comparing ---
+
+    def _letters(self, notes: list[str]) -> NativeObject:
+        """The queue for dead letters: what looks at it must never be taken for too many deliveries."""
+        wanted = {_COUNT: str(MOST_DELIVERIES), _LOCK: f"{_LETTER_LOCK_SECONDS}s"}
+        name = self._place.queue
+        try:
+            found = self._get(self._place)
+        except BrokerError as error:
+            return self._unchecked(self._place, wanted, error, notes)
+        if found is None:
+            return NativeObject(kind="queue", name=name, action="create", attributes=wanted)
+        if (found.max_delivery_count or 0) < MOST_DELIVERIES:
+            text = (
+                f"{name} gives a letter {found.max_delivery_count} times at most: removing letters behind others counts"
+            )
+            notes.append(f"{text}, and what is over it goes to its own sub-queue (which is read, too)")
+        differences = [Difference(_SESSION, "false", "true")] if found.requires_session else []
+        if found.forward_to:
+            differences.append(Difference("ForwardTo", "none", str(_name(found.forward_to))))
+        return _compared(name, wanted, differences)
+
+    def _work(self, spec: DeliverySpec, notes: list[str]) -> NativeObject:
+        wanted = self._wanted(spec)
+        name = self._address.queue
+        try:
+            found = self._get(self._address)
+        except BrokerError as error:
+            return self._unchecked(self._address, wanted, error, notes)
+        if found is None:
+            return NativeObject(kind="queue", name=name, action="create", attributes=wanted)
+        there = _told(found)
+        differences = [
+            Difference(attribute, value, there[attribute])
+            for attribute, value in wanted.items()
+            if there[attribute].lower() != value.lower() and attribute in self._asked(spec)
+        ]
+        if found.requires_session:
+            differences.append(Difference(_SESSION, "false", "true"))
+        if there[_EXPIRED] == "false" and _EXPIRED not in self._asked(spec):
+            notes.append(f"{name} forgets what expires: {_EXPIRED} is false")
+        return _compared(name, wanted, differences)
+
+    def _wanted(self, spec: DeliverySpec) -> dict[str, str]:
+        settings = self._settings
+        wanted = {
+            _COUNT: str(_max_deliveries(spec)),
+            _LOCK: f"{settings.lock_duration or _LOCK_SECONDS}s",
+            _EXPIRED: "true",
+            _FORWARD: self._place.queue,
+        }
+        if settings.message_ttl is not None:
+            wanted[_TTL] = f"{settings.message_ttl}s"
+        if settings.duplicate_detection:
+            wanted |= {_DUPLICATES: "true", _WINDOW: f"{settings.duplicate_detection_window}s"}
+        return wanted
+
+    def _asked(self, spec: DeliverySpec) -> set[str]:
+        """What the spec or an option asks for; all else is as good as it is."""
+        settings = self._settings
+        asked = {_FORWARD}
+        asked |= {_COUNT} if spec.retry is not None else set()
+        asked |= {_LOCK} if settings.lock_duration is not None else set()
+        asked |= {_TTL, _EXPIRED} if settings.message_ttl is not None else set()
+        return asked | ({_DUPLICATES, _WINDOW} if settings.duplicate_detection else set())
+
+    def _unchecked(
+        self, address: Address, wanted: dict[str, str], error: BrokerError, notes: list[str]
+    ) -> NativeObject:
+        """Without Manage: whether it is there can be seen, and no more."""
+        if not is_denied(error):
+            raise error
+        there = self.exists(address)
+        if there:
+            notes.append(f"{', '.join(wanted)} of {address.queue} could not be checked: the claim Manage is missing")
+        return NativeObject(kind="queue", name=address.queue, action="keep" if there else "create", attributes=wanted)
+
+    # --- asking ---
+
+    def _get(self, address: Address) -> QueueProperties | None:
+        """A queue as the namespace has it; None where it has none."""
+        with self._asking() as asked:
+            try:
+                with classified(f"looking at queue {address.queue!r}", claim="Manage", asked=False):
+                    return asked.get_queue(address.queue)
+            except Fatal as error:
+                if is_missing(error):
+                    return None
+                raise
+
+    def _create(self, item: NativeObject) -> None:
+        wanted = item.attributes
+        forward = wanted.get(_FORWARD)
+        given: dict[str, Any] = {
+            "max_delivery_count": int(wanted[_COUNT]),
+            "lock_duration": _timed(wanted[_LOCK]),
+            "default_message_time_to_live": _timed(wanted.get(_TTL)),
+            "dead_lettering_on_message_expiration": wanted.get(_EXPIRED) == "true" or None,
+            "requires_duplicate_detection": wanted.get(_DUPLICATES) == "true" or None,
+            "duplicate_detection_history_time_window": _timed(wanted.get(_WINDOW)),
+            "forward_dead_lettered_messages_to": forward,
+        }
+        with classified(f"making queue {item.name!r}", claim="Manage"), self._asking() as asked:
+            asked.create_queue(item.name, **{name: value for name, value in given.items() if value is not None})
+
+    @contextmanager
+    def _asking(self) -> Iterator[ServiceBusAdministrationClient]:
+        self._client = self._client or admin_client(self._address, self._settings)
+        yield self._client
+
+    def _status(self) -> DeliveryStatus:
+        return DeliveryStatus(dead_letter_sink_uri=self._place.url)
+
+
+def native_sink(address: Address, settings: Settings) -> str:
+    """URL of the queue that a queue's dead letters are forwarded to.
+
+    Raises:
+        ConfigurationError: they are not; the text holds the command that sees to it.
+        BrokerError: it cannot be found out.
+    """
+    place = address.dead_letters
+    if place == address:
+        return place.url
+    with ServicebusAdmin(address, settings) as admin:
+        try:
+            target = admin.forwards_to()
+        except Fatal as error:
+            if not is_denied(error):
+                raise
+            if admin.exists(place):
+                text = (
+                    "servicebus: whether the dead letters of %r are forwarded to %r was not checked: Manage is missing"
+                )
+                log.warning(text, address.queue, place.queue)
+                return place.url
+            target = None
+    if target is not None and target.lower() == place.queue.lower():
+        return place.url
+    found = "nowhere" if target is None else f"to {target!r}"
+    text = (
+        f"servicebus: letters of {address.queue!r} are forwarded {found}, not to {place.queue!r}, and its dead-letter "
+        f"sub-queue cannot be sent to. Run: redelivery apply {address.url} --option deadLetterSink=native"
+    )
+    raise ConfigurationError(text if target is None else f"{text}, or name {address.at(target).url} as the sink")
+
+
+def _told(found: QueueProperties) -> Mapping[str, str]:
+    ttl = found.default_message_time_to_live
+    return {
+        _COUNT: str(found.max_delivery_count),
+        _LOCK: _seconds(found.lock_duration),
+        _TTL: _seconds(ttl),
+        _EXPIRED: str(bool(found.dead_lettering_on_message_expiration)).lower(),
+        _DUPLICATES: str(bool(found.requires_duplicate_detection)).lower(),
+        _WINDOW: _seconds(found.duplicate_detection_history_time_window),
+        _FORWARD: _name(found.forward_dead_lettered_messages_to) or "none",
+    }
+
+
+def _name(target: str | None) -> str | None:
+    """A queue's name, of the URI that the administration endpoint tells."""
+    if not target:
+        return None
+    return target.partition("://")[2].partition("/")[2].strip("/") if "://" in target else target.strip("/")
+
+
+def _seconds(value: Any) -> str:
+    return f"{value.total_seconds():.15g}s" if isinstance(value, timedelta) else str(value)
+
+
+def _timed(text: str | None) -> timedelta | None:
+    return None if text is None else timedelta(seconds=float(text.removesuffix("s")))
+
+
+def _compared(name: str, wanted: Mapping[str, str], differences: list[Difference]) -> NativeObject:
+    return NativeObject(
+        kind="queue",
+        name=name,
+        action="differs" if differences else "keep",
+        attributes=wanted,
+        differences=differences,
+    )
+
+
+def _max_deliveries(spec: DeliverySpec) -> int:
+    if spec.retry is None or spec.retry == UNLIMITED:
+        return MOST_DELIVERIES
+    return min(spec.retry + 1 + MARGIN, MOST_DELIVERIES)
+
+
+def _limits(spec: DeliverySpec) -> list[str]:
+    if spec.retry is None or 0 <= spec.retry <= MOST_DELIVERIES - 1 - MARGIN:
+        return []
+    said = "without a limit" if spec.retry == UNLIMITED else f"{spec.retry} times"
+    return [f"retried {said}, but Service Bus itself dead-letters what it has given {MOST_DELIVERIES} times"]
+
+
+def _say(difference: Difference) -> str:
+    return f"{difference.attribute} is {difference.found!r}, not {difference.wanted!r}"

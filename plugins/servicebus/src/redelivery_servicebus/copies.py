@@ -1,0 +1,73 @@
+"""A message of a queue as it is sent again: whole, whoever wrote it, and under an id that is not taken for a repeat.
+
+This file must not send.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from azure.servicebus import ServiceBusMessage, ServiceBusReceivedMessage
+from azure.servicebus.amqp import (
+    AmqpAnnotatedMessage,
+    AmqpMessageBodyType,
+    AmqpMessageHeader,
+    AmqpMessageProperties,
+)
+
+from redelivery.errors import Permanent
+from redelivery_servicebus.encoding import PACKED, texts
+
+
+def copy_of(raw: ServiceBusReceivedMessage, attempt: int) -> ServiceBusMessage:
+    """The message as it is sent again, after `attempt` deliveries.
+
+    Its message id names the delivery that ends with it, so that duplicate detection drops no copy but one that was sent
+    twice. Its own id is kept in our property.
+
+    Raises:
+        Permanent: it holds what the SDK cannot send.
+    """
+    source = raw.raw_amqp_message
+    properties = texts(source.application_properties)
+    try:
+        packed = dict(json.loads(properties.get(PACKED, "{}")))
+    except (ValueError, TypeError):  # it cannot be decoded, and is not ours to mend
+        packed = None
+    message_id = f"redelivery-retry-{raw.sequence_number}"
+    if packed is not None:
+        packed.setdefault("id", raw.message_id if raw.message_id is not None else False)
+        if packed["id"] is True:
+            packed["id"] = raw.message_id
+        packed["attempt"] = attempt
+        properties[PACKED] = json.dumps(packed, separators=(",", ":"), ensure_ascii=False)
+    bad = [name for name, value in properties.items() if isinstance(value, bytes) or _is_large(value)]
+    if bad:
+        text = f"its property {bad[0]!r} is of a type that the SDK cannot send; retry it without a delay"
+        raise Permanent(f"servicebus: message {raw.sequence_number} cannot be sent again: {text}", code="TYPE")
+    annotated = AmqpAnnotatedMessage(**_body(source))
+    annotated.header, annotated.properties = AmqpMessageHeader(), AmqpMessageProperties()
+    copy = ServiceBusMessage(None)
+    copy._raw_amqp_message = annotated  # noqa: SLF001 - the only way to keep a body of another kind
+    copy.application_properties = dict(properties.items())
+    copy.message_id = message_id
+    copy.content_type, copy.correlation_id, copy.subject = raw.content_type, raw.correlation_id, raw.subject
+    copy.to, copy.reply_to, copy.time_to_live = raw.to, raw.reply_to, raw.time_to_live
+    copy.session_id, copy.reply_to_session_id = raw.session_id, raw.reply_to_session_id
+    copy.partition_key = raw.partition_key
+    return copy
+
+
+def _body(source: Any) -> dict[str, Any]:
+    match source.body_type:
+        case AmqpMessageBodyType.DATA:
+            return {"data_body": list(source.body)}
+        case AmqpMessageBodyType.SEQUENCE:
+            return {"sequence_body": list(source.body)}
+        case _:
+            return {"value_body": source.body}
+
+
+def _is_large(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and not -(1 << 31) <= value < 1 << 31

@@ -1,0 +1,136 @@
+"""`Link`: one sender or receiver of the SDK, opened when it is needed and dropped when it fails.
+
+The SDK waits without end for a peer that takes the connection and says nothing, so a link is opened by a thread of its
+own, and whoever needs it waits for that with a bound. This file must not send, receive, retry, nor know an error.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final, Generic, TypeVar
+
+from azure.servicebus import ServiceBusReceiver, ServiceBusSender
+
+from redelivery.errors import Retriable
+from redelivery_servicebus.errors import classified
+
+Handler = TypeVar("Handler", ServiceBusSender, ServiceBusReceiver)
+
+#: Service Bus detaches a link that was not used for ten minutes: one that is nearly so old is opened anew.
+_IDLE: Final = 480.0
+
+
+class Link(Generic[Handler]):
+    """Used by one thread at a time.
+
+    Args:
+        make: gives a handler that is not open yet; no I/O.
+        doing: what it is for, for errors.
+        claim: what it needs.
+    """
+
+    def __init__(self, make: Callable[[], Handler], doing: str, claim: str) -> None:
+        self.doing = doing
+        self.claim = claim
+        self._make: Callable[[], Handler] = make
+        self._handler: Handler | None = None
+        self._opening: _Opening[Handler] | None = None
+        self._used = 0.0
+        self._socket: Any = None
+
+    def open(self, within: float) -> Handler:
+        """The handler, open.
+
+        Raises:
+            BrokerError: it cannot be opened, or was not within so many seconds.
+        """
+        if self._handler is not None and time.monotonic() - self._used > _IDLE:
+            self.drop()
+        if self._handler is None:
+            self._opening = self._opening or _Opening(self._make)
+            if not self._opening.done.wait(max(0.0, within)):  # it goes on; whoever asks next finds it further
+                text = f"servicebus: {self.doing}: no link within {within:.1f} s; nothing was done"
+                raise Retriable(text, code="OPEN_TIMEOUT")
+            opening, self._opening = self._opening, None
+            with classified(self.doing, claim=self.claim, asked=False):
+                self._handler = opening.result()
+            self._socket = _socket(self._handler)
+        self._used = time.monotonic()
+        return self._handler
+
+    def drop(self, *, wait: bool = False) -> None:
+        """Close it; the next `open` makes another."""
+        if self._opening is not None:
+            self._opening.abandon()
+            self._opening = None
+        handler, self._handler = self._handler, None
+        if handler is not None:
+            given = (handler, self._socket)
+            closing = threading.Thread(target=_close, args=given, name="servicebus-close", daemon=True)
+            closing.start()
+            if wait:
+                closing.join(_CLOSE)
+
+
+#: Seconds that a close may take: the SDK drains a receiver.
+_CLOSE: Final = 5.0
+
+
+class _Opening(Generic[Handler]):
+    """A handler that is being opened, in a thread of its own."""
+
+    def __init__(self, make: Callable[[], Handler]) -> None:
+        self.done = threading.Event()
+        self._make: Callable[[], Handler] = make
+        self._lock = threading.Lock()
+        self._abandoned = False
+        self._handler: Handler | None = None
+        self._error: BaseException | None = None
+        threading.Thread(target=self._run, name="servicebus-open", daemon=True).start()
+
+    def result(self) -> Handler:
+        """The open handler, or what was raised."""
+        if self._error is not None:
+            raise self._error
+        if self._handler is None:
+            raise RuntimeError("it is not open yet")
+        return self._handler
+
+    def abandon(self) -> None:
+        """Nobody waits for it any more."""
+        with self._lock:
+            self._abandoned = True
+            handler = self._handler
+        if handler is not None:
+            _close(handler, _socket(handler))
+
+    def _run(self) -> None:
+        try:
+            handler = self._make()
+            handler.__enter__()
+        except BaseException as error:  # noqa: BLE001 - told to whoever waits
+            self._error = error
+        else:
+            with self._lock:
+                self._handler = handler
+                abandoned = self._abandoned
+            if abandoned:
+                _close(handler, _socket(handler))
+        self.done.set()
+
+
+def _close(handler: ServiceBusSender | ServiceBusReceiver, socket: Any) -> None:
+    with suppress(Exception):  # it is given up; what the other side thinks of it ends with the connection
+        handler.close()
+    with suppress(Exception):  # the SDK forgets the socket of a connection that was cut
+        socket.close()
+
+
+def _socket(handler: Any) -> Any:
+    """The socket of an open handler, as far as the SDK lets one see it."""
+    for name in ("_handler", "_connection", "_transport", "sock"):
+        handler = getattr(handler, name, None)
+    return handler

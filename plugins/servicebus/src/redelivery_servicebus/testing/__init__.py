@@ -1,0 +1,218 @@
+"""How this broker is had for a test: the stand-in in this process, or a namespace that a connection string names.
+
+It needs the extra `testing`. The stand-in is not Azure Service Bus, nor Microsoft's emulator.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from itertools import count
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from redelivery.message import Message
+from redelivery.settings import resolve_secrets, split_url
+from redelivery_conformance.harness import CannotShow, Harness, Kind, NotHere, Place, Runtime
+from redelivery_servicebus.testing import reading
+from redelivery_servicebus.testing.codec import APPLICATION, DATA, section, write
+from redelivery_servicebus.testing.namespace import Azure
+from redelivery_servicebus.testing.reading import Wire
+from redelivery_servicebus.testing.standin import StandIn
+
+__all__ = ["ServicebusDuplicatesHarness", "ServicebusHarness", "ServicebusPlace", "ServicebusRuntime", "StandIn"]
+
+DEAD: Final = "/$DeadLetterQueue"
+CONNECTION_STRING: Final = "servicebus.connection_string"
+CONNECTION_VERIFY: Final = "servicebus.connection_verify"
+_IMAGE: Final = "REDELIVERY_SERVICEBUS_IMAGE"
+
+
+class Namespace(Protocol):
+    """What a place does to its queues behind the plugin's back."""
+
+    def create_queue(self, name: str, **settings: Any) -> None:
+        """A new queue."""
+
+    def alter_queue(self, name: str, **settings: Any) -> None:
+        """Change some settings."""
+
+    def delete_queue(self, name: str) -> None:
+        """Remove it."""
+
+    def wires(self, path: str) -> Sequence[Wire]:
+        """What lies there, in order; left there."""
+
+    def damage(self, name: str) -> None:
+        """Put a message there that the plugin cannot decode."""
+
+
+class Embedded(StandIn):
+    """The stand-in as a namespace of places."""
+
+    def wires(self, path: str) -> Sequence[Wire]:
+        return [Wire(each.body, each.message_id, each.application_properties) for each in self.messages(path)]
+
+    def damage(self, name: str) -> None:
+        self.put(name, section(APPLICATION, write(dict(reading.DAMAGED))) + section(DATA, write(b"damaged")))
+
+
+class ServicebusPlace(Place):
+    """A queue of its own, and the queue that its dead letters are forwarded to."""
+
+    lease = 2.0  # a queue's lock duration, whatever its receiver asks for
+    many = 2_000
+
+    def __init__(self, runtime: ServicebusRuntime, queue: str) -> None:
+        self._runtime = runtime
+        self._namespace = runtime.namespace
+        self.queue = queue
+        self.letters = f"{queue}-dead-letters"
+        self.options: Mapping[str, str] = runtime.options
+        self.url = runtime.url(queue)
+        self.lease = runtime.lease
+        self._made: list[str] = []
+        self._make(self.letters)
+        self._make(queue, forward_dead_lettered_messages_to=self.letters, **runtime.settings)
+
+    def _make(self, name: str, **settings: Any) -> str:
+        self._namespace.create_queue(name, lock_duration=self.lease, **settings)
+        self._made.append(name)
+        return name
+
+    def stored(self, destination: str | None = None) -> Sequence[Message]:
+        return [reading.message(each) for each in self._namespace.wires(destination or self.queue)]
+
+    def snapshot(self) -> object:
+        return [(name, self._namespace.wires(name), self._namespace.wires(name + DEAD)) for name in sorted(self._made)]
+
+    def unreachable(self) -> str:
+        return f"servicebus://localhost:1/{self.queue}"
+
+    def destination(self, label: str) -> str:
+        return self._make(f"{self.queue}-{label}", **self._runtime.settings)
+
+    def impossible_destination(self) -> str | None:
+        return f"{self.queue}-is-not-there"
+
+    def outage(self) -> AbstractContextManager[None]:
+        return self._runtime.outage()
+
+    def alter(self) -> None:
+        """Its letters stay in the sub-queue."""
+        self._namespace.alter_queue(self.queue, forward_dead_lettered_messages_to=None)
+
+    def expiring(self, seconds: float) -> Mapping[str, str]:
+        self._namespace.alter_queue(
+            self.queue, default_message_time_to_live=seconds, dead_lettering_on_message_expiration=True
+        )
+        return {}
+
+    def limiting(self, deliveries: int) -> Mapping[str, str]:
+        self._namespace.alter_queue(self.queue, max_delivery_count=deliveries)
+        return {}
+
+    def damage(self) -> None:
+        self._namespace.damage(self.queue)
+
+    def close(self) -> None:
+        for name in reversed(self._made):
+            with suppress(Exception):  # a test may have removed it, or stopped the server
+                self._namespace.delete_queue(name)
+
+
+class ServicebusRuntime(Runtime):
+    """A namespace: the stand-in's, or the one of a connection string."""
+
+    def __init__(self, kind: Kind, description: str, namespace: Namespace, options: Mapping[str, str]) -> None:
+        self.kind = kind
+        self.description = description
+        self.namespace = namespace
+        self.options = options
+        self.lease = 4.0
+        self.stem = "rd"
+        self.settings: Mapping[str, Any] = {}
+        self.host = ""
+        self._run = secrets.token_hex(4)
+        self._numbers = count(1)
+
+    def url(self, queue: str) -> str:
+        """Names a queue of it."""
+        return f"servicebus://{self.host}/{queue}"
+
+    def place(self) -> ServicebusPlace:
+        return ServicebusPlace(self, f"{self.stem}-{self._run}-{next(self._numbers)}")
+
+    def outage(self) -> AbstractContextManager[None]:
+        """While entered, it takes nothing."""
+        raise CannotShow("an outage: this namespace is not ours to stop")
+
+
+class StandInRuntime(ServicebusRuntime):
+    """The stand-in, in a thread of this process."""
+
+    cannot_show = (
+        "Azure Service Bus itself: this is a stand-in, written from what the real SDK sends and from the documentation",
+        "topics, sessions, transactions, partitioned queues, AMQP over WebSockets, Azure credentials: it has none",
+        "throttling, failover, idle links being detached, power loss: its queues are in memory",
+    )
+
+    def __init__(self, *, duplicates: bool = False) -> None:
+        self._server = Embedded().start()
+        secret = self._server.certificate.with_name("connection-string")  # by reference, as Spark asks for
+        secret.write_text(self._server.connection_string)
+        options = {
+            CONNECTION_STRING: f"file:{secret}",
+            CONNECTION_VERIFY: str(self._server.certificate),
+        }
+        super().__init__("embedded", "a stand-in of ours on python-qpid-proton, not Azure", self._server, options)
+        self.host = self._server.namespace
+        if duplicates:
+            self.settings = {"requires_duplicate_detection": True}
+            self.options = {**self.options, "servicebus.duplicate_detection": "true"}
+
+    @contextmanager
+    def outage(self) -> Iterator[None]:
+        with self._server.stopped():
+            yield
+
+    def close(self) -> None:
+        self._server.stop()
+
+
+class ServicebusHarness(Harness):
+    """The stand-in, or a namespace given by a connection string."""
+
+    name = "servicebus"
+
+    def starts(self) -> Mapping[Kind, Callable[[Path], Runtime]]:
+        return {"container": _emulator, "embedded": lambda _: StandInRuntime()}
+
+    def at(self, url: str, options: Mapping[str, str], scratch: Path) -> Runtime:  # noqa: ARG002 - needs no folder
+        if CONNECTION_STRING not in options:
+            raise NotHere(f"servicebus: give {CONNECTION_STRING} (env:NAME), with Manage rights, to test at {url}")
+        given = resolve_secrets({CONNECTION_STRING: options[CONNECTION_STRING]})[CONNECTION_STRING]
+        parts = split_url(url)
+        azure = Azure(given, options.get(CONNECTION_VERIFY))
+        runtime = ServicebusRuntime("url", f"Service Bus at {parts.netloc}", azure, options)
+        runtime.host, runtime.lease = parts.netloc, 5.0
+        runtime.stem = parts.path.strip("/")[:40] or "rd"
+        return runtime
+
+
+class ServicebusDuplicatesHarness(ServicebusHarness):
+    """Queues with duplicate detection, of the stand-in."""
+
+    def starts(self) -> Mapping[Kind, Callable[[Path], Runtime]]:
+        return {"embedded": lambda _: StandInRuntime(duplicates=True)}
+
+
+def _emulator(_: Path) -> Runtime:
+    reason = (
+        "Microsoft's emulator needs SQL Server beside it, takes its queues from a file and allows ten connections: "
+        "start it yourself, and give its URL and connection string"
+    )
+    named = os.environ.get(_IMAGE)
+    raise NotHere(f"{named}: {reason}" if named else f"no image named by {_IMAGE}; {reason}")

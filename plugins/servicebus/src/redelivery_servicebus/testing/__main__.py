@@ -1,0 +1,35 @@
+"""`python -m redelivery_servicebus.testing`: the stand-in by itself, for jobs in other processes."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import threading
+
+from redelivery_servicebus.testing.standin import StandIn
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Serve until interrupted."""
+    parser = argparse.ArgumentParser(
+        prog="python -m redelivery_servicebus.testing",
+        description="A stand-in for Azure Service Bus, for tests. It is not Azure: its queues are in memory.",
+    )
+    parser.add_argument("--port", type=int, default=5671, help="0 takes a free one (default: %(default)s)")
+    parser.add_argument("--queue", action="append", default=[], help="make this queue; repeatable")
+    given = parser.parse_args(arguments)
+    ended = threading.Event()
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, lambda *_: ended.set())
+    with StandIn(given.port) as server:
+        for name in given.queue:
+            server.create_queue(name)
+        sys.stdout.write(f"{server.connection_string}\n{server.certificate}\n")
+        sys.stdout.flush()
+        ended.wait()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

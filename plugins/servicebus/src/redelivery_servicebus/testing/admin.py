@@ -1,0 +1,297 @@
+"""The administration endpoint: queues as ATOM entries over https, as the administration client wants them.
+
+It must not touch the store without the lock, nor know AMQP.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler
+from typing import Any, Final
+from urllib.parse import parse_qs, unquote, urlsplit
+from xml.etree import ElementTree as ET
+
+import isodate  # type: ignore[import-untyped] # the SDK brings it
+
+from redelivery_servicebus.testing.auth import Key, Unauthorized, allowed, check_token, entity_path
+from redelivery_servicebus.testing.box import Settings, StoreError
+from redelivery_servicebus.testing.store import Queue, Store, not_found
+
+ATOM: Final = "http://www.w3.org/2005/Atom"
+BUS: Final = "http://schemas.microsoft.com/netservices/2010/10/servicebus/connect"
+COUNTS: Final = "http://schemas.microsoft.com/netservices/2011/06/servicebus"
+INSTANCE: Final = "http://www.w3.org/2001/XMLSchema-instance"
+#: What Service Bus calls "without end".
+FOREVER: Final = "P10675199DT2H48M5.4775807S"
+_BODY: Final = 1 << 20
+
+
+class Refused(Exception):
+    """An HTTP status and why."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class Administration:
+    """Answers requests on the connections that it is given."""
+
+    def __init__(
+        self,
+        store: Store,
+        keys: Mapping[str, Key],
+        lock: threading.RLock,
+        changed: Callable[[], None],
+        tls: ssl.SSLContext,
+    ) -> None:
+        self.store = store
+        self.keys = keys
+        self.lock = lock
+        self.changed = changed
+        self.namespace = ""
+        self._tls = tls
+        self._open: set[socket.socket] = set()
+
+    def serve(self, accepted: socket.socket) -> None:
+        """Serve a connection in a thread of its own."""
+        self._open.add(accepted)
+        threading.Thread(target=self._run, args=(accepted,), name="servicebus-stand-in-admin", daemon=True).start()
+
+    def close(self) -> None:
+        """Cut every connection."""
+        for each in list(self._open):
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+
+    def _run(self, accepted: socket.socket) -> None:
+        try:
+            accepted.settimeout(60)
+            with self._tls.wrap_socket(accepted, server_side=True) as secured:
+                self._open.add(secured)
+                _Handler(secured, ("", 0), self)  # type: ignore[arg-type] # it only keeps its server
+                self._open.discard(secured)
+        except OSError:  # the client went away, or does not trust the certificate
+            pass
+        finally:
+            self._open.discard(accepted)
+            accepted.close()
+
+    def handle(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> tuple[int, bytes]:
+        """Answer one request. Raises Refused."""
+        parts = urlsplit(target)
+        path = unquote(parts.path).strip("/")
+        with self.lock:
+            self._authorize(path, headers.get("Authorization", ""))
+            self.store.advance()
+            if path.lower() == "$resources/queues" and method == "GET":
+                return 200, self._list({name: values[0] for name, values in parse_qs(parts.query).items()})
+            if method == "GET":
+                return 200, self._get(path)
+            if method == "PUT":
+                return self._put(path, body, replacing="If-Match" in headers)
+            if method == "DELETE":
+                self.store.delete(path)
+                self.changed()
+                return 200, b""
+        raise Refused(405, f"The stand-in does not answer {method}.")
+
+    def _authorize(self, path: str, token: str) -> None:
+        now = self.store.clock()
+        try:
+            grant = check_token(token, self.keys, now)
+        except Unauthorized as error:
+            raise Refused(401, str(error)) from error
+        if not allowed([grant], path, "Manage", now):
+            raise Refused(401, "Unauthorized access. 'Manage' claim(s) are required to perform this operation.")
+
+    def _list(self, query: Mapping[str, str]) -> bytes:
+        skip, top = int(query.get("$skip", 0)), int(query.get("$top", 100))
+        queues = sorted(self.store.queues.values(), key=lambda queue: queue.name)
+        feed = ET.Element(f"{{{ATOM}}}feed")
+        _child(feed, ATOM, "title", "Queues")
+        page = f"https://{self.namespace}/$Resources/queues?$skip={{}}&$top={top}"
+        ET.SubElement(feed, f"{{{ATOM}}}link", rel="self", href=page.format(skip))
+        if skip + top < len(queues):
+            ET.SubElement(feed, f"{{{ATOM}}}link", rel="next", href=page.format(skip + top))
+        feed.extend(self._entry(queue) for queue in queues[skip : skip + top])
+        return ET.tostring(feed)
+
+    def _get(self, name: str) -> bytes:
+        queue = self.store.queues.get(name.lower())
+        if queue is None:  # as Azure does: an empty feed, not 404
+            feed = ET.Element(f"{{{ATOM}}}feed")
+            _child(feed, ATOM, "title", "Publicly Listed Services")
+            return ET.tostring(feed)
+        return ET.tostring(self._entry(queue))
+
+    def _put(self, name: str, body: bytes, *, replacing: bool) -> tuple[int, bytes]:
+        try:
+            settings = _settings(ET.fromstring(body))  # noqa: S314 - from a test's own client, on localhost
+        except (ET.ParseError, ValueError) as error:
+            raise Refused(400, f"The body is not as it should be: {error}") from error
+        for target in (settings.forward_to, settings.forward_dead_lettered_messages_to):
+            if target is not None and target.lower() not in self.store.queues:
+                raise Refused(400, f"The queue to forward to, '{target}', could not be found.")
+        if not replacing:
+            queue = self.store.create(name, settings)
+        else:
+            queue = self.store.queues.get(name.lower()) or _raise(not_found(name))
+            for each in ("requires_duplicate_detection", "requires_session"):
+                if getattr(queue.settings, each) != getattr(settings, each):
+                    raise Refused(400, f"The value of '{each}' of an existing queue cannot be changed.")
+            queue.settings = settings
+            queue.updated = self.store.clock()
+        self.changed()
+        return 200 if replacing else 201, ET.tostring(self._entry(queue))
+
+    def _entry(self, queue: Queue) -> ET.Element:
+        entry = ET.Element(f"{{{ATOM}}}entry")
+        _child(entry, ATOM, "id", f"https://{self.namespace}/{queue.name}")
+        _child(entry, ATOM, "title", queue.name)
+        _child(entry, ATOM, "published", _time(queue.created))
+        _child(entry, ATOM, "updated", _time(queue.updated))
+        content = ET.SubElement(entry, f"{{{ATOM}}}content", type="application/xml")
+        description = ET.SubElement(content, f"{{{BUS}}}QueueDescription")
+        for name, value in self._attributes(queue).items():
+            if value is not None:
+                _child(description, BUS, name, value)
+        counts = ET.SubElement(description, f"{{{BUS}}}CountDetails")
+        main = queue.main
+        scheduled = main.count("scheduled")
+        for name, number in (
+            ("ActiveMessageCount", len(main.messages) - scheduled),
+            ("DeadLetterMessageCount", len(queue.dead.messages)),
+            ("ScheduledMessageCount", scheduled),
+            ("TransferMessageCount", 0),
+            ("TransferDeadLetterMessageCount", 0),
+        ):
+            _child(counts, COUNTS, name, str(number))
+        return entry
+
+    def _attributes(self, queue: Queue) -> Mapping[str, str | None]:
+        settings = queue.settings
+        ttl = settings.default_message_time_to_live
+        return {
+            "LockDuration": _duration(settings.lock_duration),
+            "MaxSizeInMegabytes": str(int(settings.max_size_in_megabytes)),
+            "RequiresDuplicateDetection": _boolean(settings.requires_duplicate_detection),
+            "RequiresSession": _boolean(settings.requires_session),
+            "DefaultMessageTimeToLive": FOREVER if ttl is None else _duration(ttl),
+            "DeadLetteringOnMessageExpiration": _boolean(settings.dead_lettering_on_message_expiration),
+            "DuplicateDetectionHistoryTimeWindow": _duration(settings.duplicate_detection_history_time_window),
+            "MaxDeliveryCount": str(settings.max_delivery_count),
+            "EnableBatchedOperations": "true",
+            "SizeInBytes": str(queue.main.bytes + queue.dead.bytes),
+            "MessageCount": str(len(queue.main.messages) + len(queue.dead.messages)),
+            "IsAnonymousAccessible": "false",
+            "Status": settings.status,
+            "ForwardTo": self._uri(settings.forward_to),
+            "UserMetadata": settings.user_metadata,
+            "CreatedAt": _time(queue.created),
+            "UpdatedAt": _time(queue.updated),
+            "AccessedAt": _time(queue.updated),
+            "SupportOrdering": "true",
+            "AutoDeleteOnIdle": FOREVER,
+            "EnablePartitioning": "false",
+            "EntityAvailabilityStatus": "Available",
+            "EnableExpress": "false",
+            "ForwardDeadLetteredMessagesTo": self._uri(settings.forward_dead_lettered_messages_to),
+        }
+
+    def _uri(self, name: str | None) -> str | None:
+        return None if name is None else f"sb://{self.namespace}/{name}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Administration  # type: ignore[assignment] # there is no socketserver behind it
+
+    def _answer(self) -> None:
+        body = self.rfile.read(min(int(self.headers.get("Content-Length") or 0), _BODY))
+        try:
+            status, answer = self.server.handle(self.command, self.path, dict(self.headers.items()), body)
+        except Refused as error:
+            status, answer = error.status, _error(error.status, str(error))
+        except StoreError as error:
+            status, answer = error.status, _error(error.status, str(error))
+        self.send_response(status)
+        self.send_header("Content-Type", "application/atom+xml;type=entry;charset=utf-8")
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    do_GET = do_PUT = do_DELETE = do_POST = _answer  # noqa: N815 - the names http.server looks for
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - its name in http.server
+        """Quiet."""
+
+
+def _raise(error: Exception) -> Any:
+    raise error
+
+
+def _child(parent: ET.Element, namespace: str, name: str, text: str) -> None:
+    ET.SubElement(parent, f"{{{namespace}}}{name}").text = text
+
+
+def _error(code: int, text: str) -> bytes:
+    error = ET.Element("Error")
+    ET.SubElement(error, "Code").text = str(code)
+    ET.SubElement(error, "Detail").text = text
+    return ET.tostring(error)
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
+
+
+def _boolean(value: object) -> str:
+    return str(value).lower()
+
+
+def _duration(seconds: float) -> str:
+    return str(isodate.duration_isoformat(timedelta(seconds=seconds)))
+
+
+def _seconds(text: str) -> float | None:
+    seconds: float = isodate.parse_duration(text).total_seconds()
+    return None if seconds >= timedelta(days=10_000_000).total_seconds() else seconds
+
+
+_READERS: Final[Mapping[str, tuple[str, Callable[[str], Any]]]] = {
+    "LockDuration": ("lock_duration", _seconds),
+    "MaxSizeInMegabytes": ("max_size_in_megabytes", int),
+    "RequiresDuplicateDetection": ("requires_duplicate_detection", lambda text: text.lower() == "true"),
+    "RequiresSession": ("requires_session", lambda text: text.lower() == "true"),
+    "DefaultMessageTimeToLive": ("default_message_time_to_live", _seconds),
+    "DeadLetteringOnMessageExpiration": ("dead_lettering_on_message_expiration", lambda text: text.lower() == "true"),
+    "DuplicateDetectionHistoryTimeWindow": ("duplicate_detection_history_time_window", _seconds),
+    "MaxDeliveryCount": ("max_delivery_count", int),
+    "Status": ("status", str),
+    "ForwardTo": ("forward_to", entity_path),
+    "ForwardDeadLetteredMessagesTo": ("forward_dead_lettered_messages_to", entity_path),
+    "UserMetadata": ("user_metadata", str),
+}
+
+
+def _settings(entry: ET.Element) -> Settings:
+    description = entry.find(f".//{{{BUS}}}QueueDescription")
+    if description is None:
+        raise Refused(400, "The stand-in has queues only.")
+    found: dict[str, Any] = {}
+    for child in description:
+        field, reader = _READERS.get(child.tag.rpartition("}")[2], (None, str))
+        if field is not None and child.text:
+            found[field] = reader(child.text)
+    settings = Settings(**found)
+    if not 0 < settings.lock_duration <= 300:  # noqa: PLR2004 - five minutes
+        raise Refused(400, "The lock duration must be at most five minutes.")
+    if not 1 <= settings.max_delivery_count <= 2000:  # noqa: PLR2004 - Azure's range
+        raise Refused(400, "MaxDeliveryCount must be from 1 to 2000.")
+    return settings

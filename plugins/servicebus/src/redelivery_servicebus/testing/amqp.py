@@ -1,0 +1,370 @@
+"""One client's AMQP connection: its bytes through proton, its links to the store.
+
+All of it runs with the server's lock held. What queues mean is `store.py`; nothing here waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import count
+from typing import Any, Final, Protocol
+
+from proton import Collector, Condition, Delivery, Event, Link, Terminus, Transport, symbol
+from proton import Connection as Endpoint
+
+from redelivery_servicebus.testing import letters, management
+from redelivery_servicebus.testing.auth import Claim, Grant, Key, Unauthorized, allowed, check_token, entity_path
+from redelivery_servicebus.testing.box import Box, StoreError
+from redelivery_servicebus.testing.codec import Malformed, int32, unpack_batch
+from redelivery_servicebus.testing.frames import FrameReader
+from redelivery_servicebus.testing.management import Request
+from redelivery_servicebus.testing.store import Queue, Store
+
+MAX_MESSAGE: Final = 262_144
+CREDIT: Final = 1000
+_MANAGEMENT: Final = "/$management"
+_BATCH_SIZE: Final = "com.microsoft:max-message-batch-size"
+
+
+class Namespace(Protocol):
+    """What a connection needs of the server."""
+
+    store: Store
+    keys: Mapping[str, Key]
+
+
+class Connection:
+    """Bytes in, bytes out."""
+
+    def __init__(self, namespace: Namespace) -> None:
+        self._namespace = namespace
+        self._store = namespace.store
+        self._frames = FrameReader()
+        self._grants: dict[str, Grant] = {}
+        self._outgoing: list[Outgoing] = []
+        self._replies: list[tuple[Link, str]] = []
+        self._transport = Transport(Transport.SERVER)
+        self._transport.max_frame_size = 65_536
+        self._transport.sasl().allowed_mechs("ANONYMOUS")
+        self._collector = Collector()
+        self._endpoint = Endpoint()
+        self._endpoint.collect(self._collector)
+        self._transport.bind(self._endpoint)
+        self._handlers = {
+            Event.CONNECTION_REMOTE_OPEN: self._opened,
+            Event.SESSION_REMOTE_OPEN: lambda event: event.session.open(),
+            Event.LINK_REMOTE_OPEN: lambda event: self._attach(event.link),
+            Event.LINK_FLOW: lambda event: self._pump(event.link),
+            Event.DELIVERY: lambda event: self._delivered(event.delivery),
+            Event.LINK_REMOTE_CLOSE: lambda event: self._detach(event.link),
+            Event.LINK_REMOTE_DETACH: lambda event: self._detach(event.link),
+            Event.SESSION_REMOTE_CLOSE: lambda event: event.session.close(),
+            Event.CONNECTION_REMOTE_CLOSE: lambda event: event.connection.close(),
+        }
+
+    # --- bytes
+
+    def receive(self, data: bytes) -> None:
+        """Take bytes of the client and do what they say."""
+        self._frames.feed(data)
+        while data:
+            capacity = self._transport.capacity()
+            if capacity <= 0:
+                return
+            self._transport.push(data[:capacity])
+            data = data[capacity:]
+            self._process()
+
+    def pending(self) -> bytes:
+        """Bytes for the client, not yet taken."""
+        self._process()
+        size = self._transport.pending()
+        return bytes(self._transport.peek(size) or b"") if size > 0 else b""
+
+    def sent(self, size: int) -> None:
+        """So many of them are on their way."""
+        self._transport.pop(size)
+
+    def tick(self, now: float) -> None:
+        """Heartbeats."""
+        self._transport.tick(now)
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will be sent."""
+        return self._transport.pending() < 0
+
+    def _process(self) -> None:
+        while event := self._collector.peek():
+            handler = self._handlers.get(event.type)
+            if handler is not None:
+                handler(event)  # type: ignore[no-untyped-call] # proton's events have no types
+            self._collector.pop()
+
+    # --- links
+
+    def _opened(self, _: Event) -> None:
+        self._endpoint.container = "redelivery-stand-in"
+        self._endpoint.open()
+
+    def _attach(self, link: Link) -> None:
+        address = (link.remote_target if link.is_receiver else link.remote_source).address
+        path = entity_path(address)
+        try:
+            link.node = self._node(link, path)
+        except StoreError as error:  # with no terminus of ours: it was never there
+            (link.target if link.is_receiver else link.source).type = Terminus.UNSPECIFIED
+            (link.source if link.is_receiver else link.target).copy(
+                link.remote_source if link.is_receiver else link.remote_target
+            )
+            link.condition = _condition(error)
+            link.open()
+            link.close()
+            return
+        link.source.copy(link.remote_source)
+        link.target.copy(link.remote_target)
+        link.snd_settle_mode = link.remote_snd_settle_mode
+        link.rcv_settle_mode = link.remote_rcv_settle_mode
+        link.max_message_size = MAX_MESSAGE
+        link.properties = {symbol(_BATCH_SIZE): MAX_MESSAGE}
+        link.open()
+        if link.is_receiver:
+            link.flow(CREDIT)
+
+    def _node(self, link: Link, path: str) -> Node | Outgoing | None:
+        if link.remote_target.type == Terminus.COORDINATOR:
+            raise StoreError("amqp:not-implemented", 501, "The stand-in has no transactions.")
+        if path == "$cbs" or path.lower().endswith(_MANAGEMENT):
+            if link.is_sender:
+                self._replies.append((link, path.lower()))
+                return None
+            return Tokens(self, link) if path == "$cbs" else Requests(self, link, path[: -len(_MANAGEMENT)])
+        claim: Claim = "Send" if link.is_receiver else "Listen"
+        if not self.allowed(path, claim):
+            text = f"Unauthorized access. '{claim}' claim(s) are required to perform this operation."
+            raise StoreError("amqp:unauthorized-access", 401, text)
+        queue, box = self._store.find(path)
+        if link.is_receiver:
+            if box is queue.dead:
+                raise StoreError("amqp:not-allowed", 400, "A dead-letter queue cannot be sent to.")
+            queue.admit()
+            return Incoming(queue)
+        outgoing = Outgoing(link, queue, box)
+        self._outgoing.append(outgoing)
+        return outgoing
+
+    def _detach(self, link: Link) -> None:
+        self._outgoing = [each for each in self._outgoing if each.link != link]
+        self._replies = [each for each in self._replies if each[0] != link]
+        link.close()
+
+    def refuse(self, link: Link, error: StoreError) -> None:
+        """Detach with an error."""
+        link.condition = _condition(error)
+        self._outgoing = [each for each in self._outgoing if each.link != link]
+        link.close()
+
+    def allowed(self, path: str, claim: Claim) -> bool:
+        """Whether a token put on this connection gives this claim."""
+        return allowed(self._grants.values(), path, claim, self._store.clock())
+
+    def grant(self, token: str) -> None:
+        """Remember what a token allows. Raises Unauthorized."""
+        grant = check_token(token, self._namespace.keys, self._store.clock())
+        self._grants[grant.path] = grant
+
+    def find(self, path: str) -> tuple[Queue, Box]:
+        """Raises StoreError."""
+        return self._store.find(path)
+
+    def answer(self, request_link: Link, path: str, reply_to: str | None, encoded: bytes) -> None:
+        """Send a reply on the link that waits for it: of this node, best of this session and by this name."""
+        candidates = [link for link, node in self._replies if node == path.lower()]
+        candidates.sort(
+            key=lambda link: (
+                link.session == request_link.session,
+                reply_to is not None and reply_to in (link.name, link.remote_target.address),
+            )
+        )
+        if candidates:
+            delivery = candidates[-1].delivery(_tag())  # type: ignore[arg-type] # bytes are what it wants
+            candidates[-1].send(encoded)
+            candidates[-1].advance()
+            delivery.settle()
+
+    # --- messages
+
+    def deliver(self) -> None:
+        """Give every waiting receiver what is there for it."""
+        for outgoing in list(self._outgoing):
+            self._pump(outgoing.link)
+
+    def _pump(self, link: Link) -> None:
+        node = getattr(link, "node", None)
+        if isinstance(node, Outgoing):
+            try:
+                node.pump()
+            except StoreError as error:
+                self.refuse(link, error)
+
+    def _delivered(self, delivery: Delivery) -> None:
+        link = delivery.link
+        node = getattr(link, "node", None)
+        if node is None:
+            if link.is_sender and delivery.updated:
+                delivery.settle()
+        elif isinstance(node, Outgoing):
+            if delivery.updated:
+                node.settle(delivery)
+        elif delivery.aborted:
+            self._frames.is_batch(link.name)
+            delivery.settle()
+        elif delivery.readable and not delivery.partial:
+            self._taken(link, node, delivery)
+
+    def _taken(self, link: Link, node: Node, delivery: Delivery) -> None:
+        encoded = bytes(link.recv(delivery.pending) or b"")
+        link.advance()
+        try:
+            node.take(encoded, batch=self._frames.is_batch(link.name))
+            delivery.update(Delivery.ACCEPTED)
+        except Malformed as error:
+            _reject(delivery, StoreError("amqp:decode-error", 400, str(error)))
+        except StoreError as error:
+            _reject(delivery, error)
+        delivery.settle()
+        if link.credit < CREDIT // 2:
+            link.flow(CREDIT - link.credit)
+
+
+class Node(Protocol):
+    """Where a client's messages go."""
+
+    def take(self, encoded: bytes, *, batch: bool) -> None:
+        """Raises Malformed, StoreError."""
+
+
+class Incoming:
+    """A queue that a client sends to."""
+
+    def __init__(self, queue: Queue) -> None:
+        self._queue = queue
+
+    def take(self, encoded: bytes, *, batch: bool) -> None:
+        """Store a message, or all of a batch, or none."""
+        if len(encoded) > MAX_MESSAGE:
+            text = f"The received message ({len(encoded)} bytes) exceeds the limit ({MAX_MESSAGE} bytes) on the link."
+            raise StoreError("amqp:link:message-size-exceeded", 413, text)
+        letters.take(self._queue, *(unpack_batch(encoded) if batch else (encoded,)))
+
+
+class Outgoing:
+    """A box that a client receives from."""
+
+    def __init__(self, link: Link, queue: Queue, box: Box) -> None:
+        queue.admit_receiver()
+        wanted = link.remote_source.filter
+        filters: Any = wanted.get_object() if wanted.next() else None
+        if queue.settings.requires_session or "com.microsoft:session-filter" in map(str, filters or {}):
+            raise StoreError("amqp:not-implemented", 501, "The stand-in has no sessions.")
+        if queue.settings.forward_to is not None and box is queue.main:
+            raise StoreError("amqp:not-allowed", 400, "A queue that forwards its messages cannot be received from.")
+        self.link = link
+        self._queue = queue
+        self._box = box
+        self._delete = link.remote_snd_settle_mode == Link.SND_SETTLED
+
+    def pump(self) -> None:
+        """Send what there is credit for. Raises StoreError when the queue is gone or disabled."""
+        self._queue.admit_receiver()
+        link = self.link
+        if link.credit > 0:
+            for message in self._box.take(link.credit, delete=self._delete):
+                tag: Any = _tag() if message.token is None else message.token.bytes_le
+                delivery = link.delivery(tag)
+                delivery.token = message.token
+                link.send(letters.give(message))
+                link.advance()
+                if self._delete:
+                    delivery.settle()
+        if link.drain_mode:
+            link.drained()
+
+    def settle(self, delivery: Delivery) -> None:
+        """Do what the client decided, and tell it so: the same outcome again, or that the lock is lost."""
+        state, token = delivery.remote_state, delivery.token
+        remote = delivery.remote
+        try:
+            if state == Delivery.ACCEPTED:
+                self._box.complete(token)
+            elif state == Delivery.RELEASED:
+                self._box.abandon(token, failed=False)
+            elif state == Delivery.MODIFIED:
+                modify = {str(name): value for name, value in (remote.annotations or {}).items()}
+                (self._box.defer if remote.undeliverable else self._box.abandon)(token, modify)
+            elif state == Delivery.REJECTED:
+                info: Any = (remote.condition.info if remote.condition else None) or {}
+                texts = {str(name): value for name, value in info.items()}
+                reason, description = texts.pop("DeadLetterReason", None), texts.pop("DeadLetterErrorDescription", None)
+                self._box.dead_letter(token, reason, description, texts)
+            elif not delivery.settled:
+                return
+            if state == Delivery.MODIFIED:
+                delivery.local.failed, delivery.local.undeliverable = remote.failed, remote.undeliverable
+            delivery.update(state)
+        except StoreError as error:
+            _reject(delivery, error)
+        delivery.settle()
+
+
+class Tokens:
+    """`$cbs`: where tokens are put."""
+
+    def __init__(self, connection: Connection, link: Link) -> None:
+        self._connection = connection
+        self._link = link
+
+    def take(self, encoded: bytes, *, batch: bool) -> None:  # noqa: ARG002 - part of the protocol
+        """Check a token, and answer."""
+        request = Request.parse(encoded)
+        try:
+            self._connection.grant(str(request.body))
+            code, text = 202, "Accepted"
+        except Unauthorized as error:
+            code, text = 401, str(error)
+        reply = management.reply(request, {"status-code": int32(code), "status-description": text})
+        self._connection.answer(self._link, "$cbs", request.reply_to, reply)
+
+
+class Requests:
+    """An entity's `$management` node."""
+
+    def __init__(self, connection: Connection, link: Link, path: str) -> None:
+        self._connection = connection
+        self._link = link
+        self._path = path
+        connection.find(path)
+
+    def take(self, encoded: bytes, *, batch: bool) -> None:  # noqa: ARG002 - part of the protocol
+        """Answer a request."""
+        request = Request.parse(encoded)
+        queue, box = self._connection.find(self._path)
+        reply = management.answer(request, queue, box, lambda claim: self._connection.allowed(self._path, claim))
+        self._connection.answer(self._link, self._path + _MANAGEMENT, request.reply_to, reply)
+
+
+def _condition(error: StoreError) -> Condition:
+    # The clients read all three fields, and one of them fails without an `info`.
+    return Condition(error.condition, str(error), {symbol("stand-in"): True})
+
+
+def _reject(delivery: Delivery, error: StoreError) -> None:
+    delivery.local.condition = _condition(error)
+    delivery.update(Delivery.REJECTED)
+
+
+_tags = count()
+
+
+def _tag() -> bytes:
+    return next(_tags).to_bytes(8)

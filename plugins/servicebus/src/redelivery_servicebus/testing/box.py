@@ -1,0 +1,295 @@
+"""The messages under one address and what time does to them: locks, expiry, schedules, delivery counts.
+
+Pure: the clock is given, and nothing here waits. It must not know AMQP, HTTP, threads, nor any other box.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+from uuid import UUID, uuid4
+
+State = Literal["active", "locked", "deferred", "scheduled"]
+Status = Literal["Active", "Disabled", "SendDisabled", "ReceiveDisabled"]
+
+
+class StoreError(Exception):
+    """What a queue answers instead of doing it.
+
+    Attributes:
+        condition: the AMQP error condition.
+        status: the same in HTTP's numbers, as management answers it.
+    """
+
+    def __init__(self, condition: str, status: int, text: str) -> None:
+        super().__init__(text)
+        self.condition = condition
+        self.status = status
+
+
+def lock_lost() -> StoreError:
+    """The answer to a token that locks nothing."""
+    text = "The lock supplied is invalid. Either the lock expired, or the message has already been removed."
+    return StoreError("com.microsoft:message-lock-lost", 410, text)
+
+
+def missing(numbers: Sequence[int]) -> StoreError:
+    """The answer to sequence numbers that are not there."""
+    return StoreError(
+        "com.microsoft:message-not-found", 404, f"Failed to lock one or more specified messages: {numbers}"
+    )
+
+
+class Letter(Protocol):
+    """What the store must know of a content; it keeps all else as it is."""
+
+    @property
+    def ttl(self) -> float | None:
+        """Seconds to live, where the sender said so."""
+
+    @property
+    def size(self) -> int:
+        """Bytes that it takes of the quota."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """A queue's attributes; durations in seconds, `None` without end. Short ones are allowed, for tests."""
+
+    lock_duration: float = 60.0
+    max_delivery_count: int = 10
+    default_message_time_to_live: float | None = None
+    dead_lettering_on_message_expiration: bool = False
+    requires_duplicate_detection: bool = False
+    duplicate_detection_history_time_window: float = 600.0
+    forward_to: str | None = None
+    forward_dead_lettered_messages_to: str | None = None
+    max_size_in_megabytes: float = 1024
+    requires_session: bool = False
+    status: Status = "Active"
+    user_metadata: str | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Stored:
+    """A message in a box; `sequence` names it there, `origin` where it was first taken."""
+
+    sequence: int
+    content: Any
+    enqueued: float
+    message_id: str
+    origin: int
+    state: State = "active"
+    expires: float | None = None
+    due: float | None = None
+    token: UUID | None = None
+    locked_until: float | None = None
+    deliveries: int = 0
+    was_deferred: bool = False
+    properties: dict[str, Any] = field(default_factory=dict)
+    source: str | None = None
+    hops: int = 0
+
+
+class Box:
+    """Messages under one address: a queue's own, or those in its dead-letter sub-queue."""
+
+    def __init__(self, path: str, settings: Callable[[], Settings], clock: Callable[[], float]) -> None:
+        self.path = path
+        self.messages: dict[int, Stored] = {}
+        self.bytes = 0
+        self._settings = settings
+        self._clock = clock
+        self._next = 1
+        self._ready: list[int] = []
+        self._locks: dict[UUID, Stored] = {}
+        self._timers: list[tuple[float, int]] = []  # may name what has changed since: looked at anew when it is due
+        self.bury: Callable[[Stored, str, str], None] | None = None
+        self.forward: Callable[[Stored], bool] = lambda _: False
+
+    # --- coming
+
+    def add(self, message: Stored) -> int:
+        """Take a message as a new one of this box."""
+        message.sequence = self._next
+        self._next += 1
+        message.origin = message.origin or message.sequence
+        self.messages[message.sequence] = message
+        self.bytes += message.content.size
+        message.token = message.locked_until = None
+        message.was_deferred = False
+        if message.due is not None and message.due > self._clock():
+            message.state = "scheduled"
+            self._watch(message.due, message)
+        else:
+            self._activate(message)
+        return message.sequence
+
+    def _activate(self, message: Stored) -> None:
+        message.state = "active"
+        if message.due is not None:
+            message.enqueued, message.due = max(message.enqueued, message.due), None
+        message.expires = None
+        ttl = self._lifetime(message)
+        if self.bury is not None and ttl is not None:  # in a dead-letter sub-queue nothing expires
+            message.expires = message.enqueued + ttl
+            self._watch(message.expires, message)
+        if not self.forward(message):
+            heapq.heappush(self._ready, message.sequence)
+
+    def _lifetime(self, message: Stored) -> float | None:
+        limits = [
+            each for each in (message.content.ttl, self._settings().default_message_time_to_live) if each is not None
+        ]
+        return min(limits, default=None)
+
+    def _watch(self, when: float, message: Stored) -> None:
+        heapq.heappush(self._timers, (when, message.sequence))
+
+    def remove(self, message: Stored) -> Stored:
+        """Take a message out."""
+        del self.messages[message.sequence]
+        self.bytes -= message.content.size
+        if message.token is not None:
+            self._locks.pop(message.token, None)
+        return message
+
+    # --- time
+
+    def advance(self) -> float | None:
+        """Do what is due: unlock, expire, enqueue what was scheduled. Returns when the next thing may be."""
+        now = self._clock()
+        while self._timers and self._timers[0][0] <= now:
+            _, sequence = heapq.heappop(self._timers)
+            message = self.messages.get(sequence)
+            if message is None:
+                continue
+            if message.state == "locked" and message.locked_until is not None and message.locked_until <= now:
+                self._unlock(message, failed=True)
+            elif message.state == "scheduled" and message.due is not None and message.due <= now:
+                self._activate(message)
+            elif message.state == "active":
+                self._expire(message)
+        return self._timers[0][0] if self._timers else None
+
+    def _expire(self, message: Stored) -> bool:
+        if message.expires is None or message.expires > self._clock() or self.bury is None:
+            return False
+        if self._settings().dead_lettering_on_message_expiration:
+            self.bury(message, "TTLExpiredException", "The message expired and was dead lettered.")
+        else:
+            self.remove(message)
+        return True
+
+    # --- going
+
+    def take(self, count: int, *, delete: bool = False) -> list[Stored]:
+        """The next active messages, oldest first: locked, or removed."""
+        found: list[Stored] = []
+        while self._ready and len(found) < count:
+            message = self.messages.get(heapq.heappop(self._ready))
+            if message is not None and message.state == "active" and not self._expire(message):
+                found.append(self._give(message, delete=delete))
+        return found
+
+    def take_deferred(self, sequences: Sequence[int], *, delete: bool = False) -> list[Stored]:
+        """Deferred messages by their sequence numbers: all of them, or StoreError."""
+        found = [self.messages.get(sequence) for sequence in sequences]
+        deferred = [message for message in found if message is not None and message.state == "deferred"]
+        if len(deferred) < len(sequences):
+            raise missing(sequences)
+        return [self._give(message, delete=delete) for message in deferred]
+
+    def _give(self, message: Stored, *, delete: bool) -> Stored:
+        if delete:
+            return self.remove(message)
+        message.was_deferred = message.state == "deferred"
+        message.state = "locked"
+        message.token = uuid4()
+        self._locks[message.token] = message
+        self._lease(message)
+        return message
+
+    def _lease(self, message: Stored) -> float:
+        message.locked_until = self._clock() + self._settings().lock_duration
+        self._watch(message.locked_until, message)
+        return message.locked_until
+
+    def _unlock(self, message: Stored, *, failed: bool) -> None:
+        if message.token is not None:
+            self._locks.pop(message.token, None)
+        message.token = message.locked_until = None
+        message.deliveries += failed
+        limit = self._settings().max_delivery_count
+        if message.was_deferred:
+            message.state = "deferred"
+        else:
+            message.state = "active"
+            if failed and self.bury is not None and message.deliveries >= limit:
+                text = f"Message could not be consumed after {limit} delivery attempts."
+                self.bury(message, "MaxDeliveryCountExceeded", text)
+            elif not self._expire(message):
+                heapq.heappush(self._ready, message.sequence)
+
+    # --- settling
+
+    def locked(self, token: UUID) -> Stored:
+        """The message that this token locks."""
+        message = self._locks.get(token)
+        if message is None or message.locked_until is None or message.locked_until <= self._clock():
+            raise lock_lost()
+        return message
+
+    def complete(self, token: UUID) -> None:
+        """Forget the message."""
+        self.remove(self.locked(token))
+
+    def abandon(self, token: UUID, properties: Mapping[str, Any] | None = None, *, failed: bool = True) -> None:
+        """Back to its place; one more delivery unless not `failed`."""
+        message = self.locked(token)
+        message.properties.update(properties or {})
+        self._unlock(message, failed=failed)
+
+    def defer(self, token: UUID, properties: Mapping[str, Any] | None = None) -> None:
+        """Kept aside, until asked for by its sequence number."""
+        message = self.locked(token)
+        message.properties.update(properties or {})
+        message.was_deferred = True
+        self._unlock(message, failed=True)
+
+    def dead_letter(
+        self, token: UUID, reason: str | None, description: str | None, properties: Mapping[str, Any] | None = None
+    ) -> None:
+        """To the dead-letter sub-queue."""
+        message = self.locked(token)
+        if self.bury is None:
+            raise StoreError("amqp:not-allowed", 400, "A message of a dead-letter queue cannot be dead-lettered.")
+        message.properties.update(properties or {})
+        message.deliveries += 1
+        self.bury(message, reason or "", description or "")
+
+    def renew(self, token: UUID) -> float:
+        """Lock it for another lock duration from now; returns until when."""
+        return self._lease(self.locked(token))
+
+    # --- looking
+
+    def peek(self, first: int, count: int) -> list[Stored]:
+        """Messages of any state from this sequence number on, in order."""
+        numbers = sorted(number for number in self.messages if number >= first)[:count]
+        return [self.messages[number] for number in numbers]
+
+    def cancel(self, sequences: Sequence[int]) -> None:
+        """Forget scheduled messages: all of them, or StoreError."""
+        found = [self.messages.get(sequence) for sequence in sequences]
+        scheduled = [message for message in found if message is not None and message.state == "scheduled"]
+        if len(scheduled) < len(sequences):
+            raise missing(sequences)
+        for message in scheduled:
+            self.remove(message)
+
+    def count(self, state: State) -> int:
+        """How many messages are in this state."""
+        return sum(message.state == state for message in self.messages.values())

@@ -1,0 +1,56 @@
+"""A stored message as its receiver gets it: annotations, lock and counts, as Service Bus writes them.
+
+It must not change what is stored.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from redelivery_servicebus.testing.box import Stored, StoreError
+from redelivery_servicebus.testing.codec import Content, int32, timestamp
+from redelivery_servicebus.testing.store import Queue
+
+SCHEDULED: Final = "x-opt-scheduled-enqueue-time"
+_GROUP_ID: Final = 10
+_STATES: Final = {"deferred": 1, "scheduled": 2}
+
+
+def take(queue: Queue, *encoded: bytes, scheduled: bool = False) -> list[int]:
+    """Put encoded messages into a queue, all or none; returns their sequence numbers, 0 for a duplicate.
+
+    Raises:
+        Malformed, StoreError
+    """
+    contents = [_parse(queue, each) for each in encoded]
+    queue.admit(sum(content.size for content in contents))
+    numbers = []
+    for content in contents:
+        due = content.annotation(SCHEDULED)
+        if due is None and scheduled:
+            due = 0
+        numbers.append(queue.enqueue(content, str(content.property(0)), None if due is None else due / 1000) or 0)
+    return numbers
+
+
+def _parse(queue: Queue, encoded: bytes) -> Content:
+    content = Content.parse(encoded)
+    if queue.settings.requires_session and content.property(_GROUP_ID) is None:
+        raise StoreError("amqp:not-allowed", 400, "The queue requires sessions, and the message has no session id.")
+    return content
+
+
+def give(message: Stored) -> bytes:
+    """The message as it goes over the wire."""
+    content: Content = message.content
+    annotations: dict[str, Any] = {
+        "x-opt-sequence-number": message.sequence,
+        "x-opt-enqueue-sequence-number": message.origin,
+        "x-opt-enqueued-time": timestamp(message.enqueued),
+        "x-opt-message-state": int32(_STATES.get(message.state, 0) if message.token is None else 0),
+    }
+    if message.locked_until is not None:
+        annotations["x-opt-locked-until"] = timestamp(message.locked_until)
+    if message.source is not None:
+        annotations["x-opt-deadletter-source"] = message.source
+    return content.encode(message.deliveries, annotations, message.properties)

@@ -1,0 +1,85 @@
+"""A namespace that is not ours, by its connection string: its queues through the SDK's own clients.
+
+It must not be the plugin's code: it is what the plugin is checked against.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, Final
+
+from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusSubQueue
+from azure.servicebus.management import ServiceBusAdministrationClient
+
+from redelivery_servicebus.testing import reading
+from redelivery_servicebus.testing.reading import Wire
+
+_DURATIONS: Final = ("lock_duration", "default_message_time_to_live")
+_DEAD: Final = "/$DeadLetterQueue"
+
+
+class Azure:
+    """Queues of a namespace; Manage rights are needed."""
+
+    def __init__(self, connection_string: str, verify: str | None = None) -> None:
+        self._connection_string = connection_string
+        self._transport: dict[str, Any] = {} if verify is None else {"connection_verify": verify}
+
+    def _admin(self) -> ServiceBusAdministrationClient:
+        return ServiceBusAdministrationClient.from_connection_string(self._connection_string, **self._transport)
+
+    def _client(self) -> ServiceBusClient:
+        return ServiceBusClient.from_connection_string(self._connection_string)
+
+    def create_queue(self, name: str, **settings: Any) -> None:
+        """A new queue; durations in seconds."""
+        with self._admin() as admin:
+            admin.create_queue(name, **_timed(settings))
+
+    def alter_queue(self, name: str, **settings: Any) -> None:
+        """Change some settings."""
+        with self._admin() as admin:
+            queue = admin.get_queue(name)
+            for each, value in _timed(settings).items():
+                setattr(queue, each, value)
+            admin.update_queue(queue)
+
+    def delete_queue(self, name: str) -> None:
+        """Remove it."""
+        with self._admin() as admin:
+            admin.delete_queue(name)
+
+    def wires(self, path: str) -> Sequence[Wire]:
+        """What lies there, by peeking."""
+        sub = ServiceBusSubQueue.DEAD_LETTER if path.endswith(_DEAD) else None
+        found: list[Wire] = []
+        with self._client() as client, client.get_queue_receiver(path.removesuffix(_DEAD), sub_queue=sub) as receiver:
+            first = 1
+            while peeked := receiver.peek_messages(250, sequence_number=first):
+                first = (peeked[-1].sequence_number or 0) + 1
+                found += [Wire(b"".join(each.body), each.message_id, _texts(each)) for each in peeked]
+        return found
+
+    def damage(self, name: str) -> None:
+        """Put a message there that the plugin cannot decode."""
+        with self._client() as client, client.get_queue_sender(name) as sender:
+            properties: Any = dict(reading.DAMAGED)
+            sender.send_messages(ServiceBusMessage(b"damaged", application_properties=properties))
+
+
+def _texts(message: Any) -> dict[str, Any]:
+    properties = message.application_properties or {}
+    return {_text(name): _text(value) for name, value in properties.items()}
+
+
+def _text(value: Any) -> Any:
+    # The SDK gives text back as its bytes.
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _timed(settings: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: timedelta(seconds=value) if name in _DURATIONS and value is not None else value
+        for name, value in settings.items()
+    }

@@ -1,0 +1,161 @@
+"""One port for all: AMQP connections in one thread, and TLS ones handed to the administration endpoint.
+
+It must not know what the bytes mean. Everything that touches the store, from any thread, does it under `lock`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import selectors
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from proton import ProtonException
+
+from redelivery_servicebus.testing.amqp import Connection
+from redelivery_servicebus.testing.auth import Key
+from redelivery_servicebus.testing.store import Store
+
+#: A TLS connection begins with this byte, an AMQP one with an "A".
+TLS = b"\x16"
+_READ = 1 << 18
+_IDLE = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+class Server:
+    """Listens from its making on, until it is closed; what is in the store outlives it.
+
+    Args:
+        store: what it serves.
+        keys: who may do what.
+        lock: guards the store.
+        port: 0 takes a free one.
+        secure: is given each TLS connection, to keep.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        keys: Mapping[str, Key],
+        lock: threading.RLock,
+        port: int,
+        secure: Callable[[socket.socket], None],
+    ) -> None:
+        self.store = store
+        self.keys = keys
+        self.paused = False
+        self._lock = lock
+        self._secure = secure
+        self._connections: dict[socket.socket, Connection] = {}
+        self._selector = selectors.DefaultSelector()
+        self._bell, self._waiting = socket.socketpair()
+        self._bell.settimeout(0)
+        self._waiting.settimeout(0)
+        self._listener = socket.create_server(("127.0.0.1", port))
+        self._listener.settimeout(0)
+        self.port: int = self._listener.getsockname()[1]
+        self._running = True
+        self._selector.register(self._waiting, selectors.EVENT_READ)
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._thread = threading.Thread(target=self._run, name="servicebus-stand-in", daemon=True)
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Look at the store now: another thread has changed it."""
+        with contextlib.suppress(BlockingIOError):
+            self._bell.send(b"!")
+
+    def close(self) -> None:
+        """Cut every connection, without a word to the clients, and listen no more."""
+        self._running = False
+        self.wake()
+        self._thread.join()
+        for each in (*self._connections, self._listener, self._bell, self._waiting):
+            each.close()
+        self._connections.clear()
+        self._selector.close()
+
+    def _run(self) -> None:
+        due: float | None = None
+        while self._running:
+            wait = _IDLE if due is None or self.paused else min(max(due - self.store.clock(), 0.0), _IDLE)
+            ready = self._selector.select(wait)
+            with self._lock:
+                for key, events in ready:
+                    if key.fileobj is self._waiting:
+                        with contextlib.suppress(BlockingIOError):
+                            self._waiting.recv(4096)
+                    elif self.paused:
+                        continue
+                    elif key.fileobj is self._listener:
+                        self._accept()
+                    elif events & selectors.EVENT_READ and isinstance(key.fileobj, socket.socket):
+                        self._read(key.fileobj)
+                if not self.paused:
+                    due = self.store.advance()
+                    for each, connection in list(self._connections.items()):
+                        self._guard(each, partial(self._write, each, connection))
+            if self.paused:
+                threading.Event().wait(0.05)  # sockets that nobody reads stay readable
+
+    def _accept(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            accepted, _ = self._listener.accept()
+            accepted.settimeout(0)
+            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._selector.register(accepted, selectors.EVENT_READ)
+
+    def _read(self, each: socket.socket) -> None:
+        connection = self._connections.get(each)
+        if connection is None:
+            self._guard(each, lambda: self._meet(each))
+            connection = self._connections.get(each)
+        if connection is not None:
+            self._guard(each, lambda: self._feed(each, connection))
+
+    def _meet(self, each: socket.socket) -> None:
+        """A new connection has said its first byte."""
+        if each.recv(1, socket.MSG_PEEK) == TLS:
+            self._selector.unregister(each)
+            each.settimeout(None)
+            self._secure(each)
+        else:
+            self._connections[each] = Connection(self)
+
+    def _feed(self, each: socket.socket, connection: Connection) -> None:
+        data = each.recv(_READ)
+        if not data:
+            raise ConnectionResetError
+        connection.receive(data)
+
+    def _write(self, each: socket.socket, connection: Connection) -> None:
+        connection.deliver()
+        connection.tick(self.store.clock())
+        blocked = False
+        while not blocked and (data := connection.pending()):
+            try:
+                connection.sent(each.send(data))
+            except BlockingIOError:
+                blocked = True
+        if connection.ended:
+            raise ConnectionResetError
+        self._selector.modify(each, selectors.EVENT_READ | (selectors.EVENT_WRITE if blocked else 0))
+
+    def _guard(self, each: socket.socket, step: Callable[[], None]) -> None:
+        """A connection that breaks harms no other."""
+        try:
+            step()
+        except BlockingIOError:
+            return
+        except Exception as error:  # noqa: BLE001 - whatever the bytes did to us, the other connections go on
+            if not isinstance(error, OSError | ProtonException):
+                _log.warning("the stand-in cut a connection: %r", error, exc_info=True)
+            self._connections.pop(each, None)
+            with contextlib.suppress(KeyError, ValueError):
+                self._selector.unregister(each)
+            each.close()

@@ -1,0 +1,224 @@
+"""`StandIn`: a small server that speaks Service Bus's protocols, for tests of jobs that use it. It is not Azure.
+
+What it does as Azure does, and what it does not, is in the plugin's README.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import tempfile
+import threading
+import time
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Self
+
+from redelivery_servicebus.testing import certificate, letters
+from redelivery_servicebus.testing.admin import Administration
+from redelivery_servicebus.testing.auth import ALL, Claim, Key, sign
+from redelivery_servicebus.testing.box import Settings, State, Stored
+from redelivery_servicebus.testing.codec import Content, read
+from redelivery_servicebus.testing.server import Server
+from redelivery_servicebus.testing.store import Store
+
+ROOT_KEY = "RootManageSharedAccessKey"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """A message as it lies there, for tests; see `Stored`."""
+
+    sequence: int
+    message_id: str
+    state: State
+    deliveries: int
+    enqueued: float
+    due: float | None
+    body: bytes | None
+    application_properties: Mapping[str, Any]
+    annotations: Mapping[str, Any] = field(default_factory=dict)
+    subject: str | None = None
+    content_type: str | None = None
+    correlation_id: Any = None
+    session_id: str | None = None
+    creation_ms: int | None = None
+
+    @property
+    def reason(self) -> str | None:
+        """Why it was dead-lettered."""
+        return self.application_properties.get("DeadLetterReason")
+
+    @property
+    def description(self) -> str | None:
+        """Why, at length."""
+        return self.application_properties.get("DeadLetterErrorDescription")
+
+
+class StandIn:
+    """A namespace on a port of localhost, from `start` to `stop`; a second `start` takes the same port again.
+
+    Args:
+        port: 0 takes a free one.
+        clock: seconds since the epoch.
+
+    Attributes:
+        certificate: file that the administration client has to trust (its `connection_verify`).
+    """
+
+    def __init__(self, port: int = 0, *, clock: Any = time.time) -> None:
+        self.port = port
+        self.store = Store(clock)
+        self.lock = threading.RLock()
+        self._keys = {ROOT_KEY: Key(ROOT_KEY, secrets.token_urlsafe(32))}
+        self._server: Server | None = None
+        folder = Path(tempfile.mkdtemp(prefix="servicebus-stand-in-"))
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        self.certificate, tls = certificate.make(folder)
+        self._administration = Administration(self.store, self._keys, self.lock, self._wake, tls)
+
+    # --- running
+
+    def start(self) -> Self:
+        """Listen."""
+        if self._server is None:
+            self._server = Server(self.store, self._keys, self.lock, self.port, self._administration.serve)
+            self.port = self._server.port
+            self._administration.namespace = self.namespace
+        return self
+
+    def stop(self) -> None:
+        """Cut all connections and listen no more; queues, messages and locks stay."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+            self._administration.close()
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """While entered, nothing listens."""
+        self.stop()
+        try:
+            yield
+        finally:
+            self.start()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """While entered, connections stay open and nothing is answered."""
+        self._pause(on=True)
+        try:
+            yield
+        finally:
+            self._pause(on=False)
+
+    def _pause(self, *, on: bool) -> None:
+        if self._server is not None:
+            self._server.paused = on
+            self._server.wake()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    # --- reaching it
+
+    @property
+    def namespace(self) -> str:
+        """Host and port."""
+        return f"localhost:{self.port}"
+
+    @property
+    def connection_string(self) -> str:
+        """For the clients of queues, and for the administration client too."""
+        return self.connection(ROOT_KEY)
+
+    def connection(self, key: str, *, secret: str | None = None) -> str:
+        """The connection string with another key."""
+        secret = self._keys[key].secret if secret is None else secret
+        return (
+            f"Endpoint=sb://{self.namespace};SharedAccessKeyName={key};SharedAccessKey={secret};"
+            "UseDevelopmentEmulator=true;"
+        )
+
+    def token(self, path: str = "", *, key: str = ROOT_KEY, seconds: float = 3600.0) -> str:
+        """A shared access signature for an entity, or for all."""
+        return sign(f"sb://{self.namespace}/{path}", self._keys[key], self.store.clock() + seconds)
+
+    def add_key(self, name: str, *claims: Claim) -> str:
+        """A key with these claims only; returns its connection string."""
+        with self.lock:
+            self._keys[name] = Key(name, secrets.token_urlsafe(32), frozenset(claims) or ALL)
+        return self.connection(name)
+
+    # --- queues
+
+    def create_queue(self, name: str, **settings: Any) -> None:
+        """A new queue; the settings are those of `Settings`, durations in seconds, fractions allowed."""
+        with self.lock:
+            self.store.create(name, Settings(**settings))
+
+    def alter_queue(self, name: str, **settings: Any) -> None:
+        """Change settings behind everybody's back."""
+        with self.lock:
+            self.store.alter(name, **settings)
+        self._wake()
+
+    def delete_queue(self, name: str) -> None:
+        """Remove a queue with all that is in it."""
+        with self.lock:
+            self.store.delete(name)
+        self._wake()
+
+    def queue_names(self) -> list[str]:
+        """Names of all queues."""
+        with self.lock:
+            return sorted(queue.name for queue in self.store.queues.values())
+
+    def messages(self, path: str) -> list[Seen]:
+        """All that lies under an address (`q`, `q/$DeadLetterQueue`), in order of sequence numbers; left as it is."""
+        with self.lock:
+            self.store.advance()
+            _, box = self.store.find(path)
+            return [_seen(message) for message in box.peek(0, len(box.messages))]
+
+    def put(self, name: str, encoded: bytes) -> None:
+        """Put an encoded AMQP message there, as a client would have."""
+        with self.lock:
+            letters.take(self.store.queue(name), encoded)
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._server is not None:
+            self._server.wake()
+
+
+def _seen(message: Stored) -> Seen:
+    content = Content.parse(letters.give(message))
+    names = (name for name in map(_text, content.annotations))
+    return Seen(
+        sequence=message.sequence,
+        message_id=message.message_id,
+        state=message.state,
+        deliveries=message.deliveries,
+        enqueued=message.enqueued,
+        due=message.due,
+        body=content.data(),
+        application_properties=MappingProxyType(content.application_properties()),
+        annotations={name: content.annotation(name) for name in names},
+        subject=content.property(3),
+        correlation_id=content.property(5),
+        content_type=content.property(6),
+        creation_ms=content.property(9),
+        session_id=content.property(10),
+    )
+
+
+def _text(encoded: bytes) -> str:
+    return str(read(encoded))

@@ -1,0 +1,136 @@
+"""URLs and options: read without I/O, refused with what is wrong, and no secret is ever shown."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from redelivery.errors import ConfigurationError, InvalidURL, RedeliveryError, UnknownOption
+from redelivery_servicebus import connect
+from redelivery_servicebus.address import Address
+from redelivery_servicebus.config import Settings
+
+SECRET = "c2VjcmV0LWtleS1vZi1vdXJz"  # noqa: S105 - what must not show
+STRING = f"Endpoint=sb://orders.servicebus.windows.net/;SharedAccessKeyName=app;SharedAccessKey={SECRET}"
+URL = "servicebus://orders.servicebus.windows.net/incoming"
+
+
+def test_a_url_names_a_namespace_and_a_queue() -> None:
+    address = Address.parse("servicebus://Orders.servicebus.windows.net/team/incoming")
+    assert (address.namespace, address.queue) == ("orders.servicebus.windows.net", "team/incoming")
+    assert Address.parse(address.url) == address
+    assert address.dead_letters.queue == "team/incoming-dead-letters"
+    assert address.dead_letters.dead_letters == address.dead_letters
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("servicebus:", "namespace"),
+        ("servicebus:///q", "namespace"),
+        ("servicebus://host", "missing"),
+        ("servicebus://host/", "missing"),
+        ("servicebus://host/q#x", "fragment"),
+        ("servicebus://host/a b", "made of"),
+        ("servicebus://host/" + "q" * 261, "260"),
+        ("servicebus://host/q/$DeadLetterQueue", "sub-queue"),
+        ("servicebus://host/orders/Subscriptions/mine", "topics and subscriptions are for later"),
+        ("servicebus://host/orders?subscription=mine", "topics and subscriptions are for later"),
+        ("servicebus://host/orders?session=a", "sessions are for later"),
+    ],
+)
+def test_a_url_that_names_no_queue_is_refused_with_what_is_wrong(url: str, said: str) -> None:
+    with pytest.raises(InvalidURL, match=said):
+        Address.parse(url)
+
+
+def test_a_user_or_a_parameter_in_the_url_is_refused() -> None:
+    with pytest.raises(InvalidURL) as caught:
+        Address.parse(f"servicebus://app:{SECRET}@host/q")
+    assert SECRET not in str(caught.value)
+    with pytest.raises(UnknownOption, match="ttl"):
+        Address.parse("servicebus://host/q?ttl=1")
+
+
+@given(st.text(max_size=40))
+def test_whatever_is_written_as_a_url_is_read_or_refused_by_an_error_of_ours(rest: str) -> None:
+    try:
+        address = Address.parse(f"servicebus:{rest}")
+    except RedeliveryError:
+        return
+    assert Address.parse(address.url) == address
+
+
+def test_a_connection_string_says_who_we_are_and_the_url_where() -> None:
+    settings = Settings.parse({"connection_string": STRING})
+    told = settings.connection_string(Address.parse("servicebus://other.servicebus.windows.net/q"))
+    assert told == f"Endpoint=sb://other.servicebus.windows.net/;SharedAccessKeyName=app;SharedAccessKey={SECRET}"
+    assert SECRET not in repr(settings)
+    assert "UseDevelopmentEmulator" in str(
+        Settings.parse({"connection_string": STRING + ";UseDevelopmentEmulator=true;"}).connection_string(
+            Address.parse("servicebus://localhost:5672/q")
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        SECRET,
+        f"Endpoint=sb://h/;{SECRET}",
+        f"SharedAccessKeyName=app;SharedAccessKey={SECRET}",
+        f"Endpoint=sb://h/;SharedAccessKey={SECRET}",
+        f"Endpoint=sb://h/;SharedAccessKeyName=app;SharedAccessKey={SECRET};SharedAccessSignature={SECRET}",
+        f"Endpoint=sb://h/;SharedAccesKey={SECRET}",
+        f"Endpoint=sb://h/;SharedAccessKey={SECRET};SharedAccessKey={SECRET}",
+    ],
+)
+def test_a_malformed_connection_string_is_told_and_never_shown(text: str) -> None:
+    with pytest.raises(ConfigurationError, match="malformed") as caught:
+        Settings.parse({"connection_string": text})
+    assert SECRET not in str(caught.value)
+    assert caught.value.__cause__ is None
+
+
+def test_a_connection_string_of_one_queue_reaches_no_other() -> None:
+    options = {"connection_string": f"{STRING};EntityPath=incoming"}
+    connect(URL, options).close()
+    with pytest.raises(ConfigurationError, match="'incoming' alone"):
+        connect(URL + "-dead-letters", options)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"credential": "mine"}, "credential: default"),
+        ({"transport_type": "tcp"}, "amqp or websockets"),
+        ({"cloudevents_prefix": "ce-"}, "cloudEvents_ or cloudEvents:"),
+        ({"duplicate_detection": "yes"}, "true or false"),
+        ({"operation_timeout": "60"}, "0.1 to 25"),
+        ({"max_message_bytes": "many"}, "65536"),
+        ({"sas_key": SECRET}, "belong together"),
+        ({"connection_string": STRING, "credential": "default"}, "one of"),
+        ({"sas_token": ""}, "empty"),
+    ],
+)
+def test_an_option_that_does_not_hold_is_named_with_what_it_takes(options: dict[str, str], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said) as caught:
+        Settings.parse(options)
+    assert SECRET not in str(caught.value)
+
+
+def test_a_port_is_the_emulators() -> None:
+    with pytest.raises(ConfigurationError, match="UseDevelopmentEmulator"):
+        connect("servicebus://localhost:5672/q", {"connection_string": STRING})
+
+
+def test_the_capabilities_are_those_of_the_options() -> None:
+    plain = connect(URL, {"connection_string": STRING}).capabilities
+    assert not plain.deduplicate
+    assert plain.cloudevents_prefix == "cloudEvents_"
+    options = {"duplicate_detection": "true", "duplicate_detection_window": "60", "cloudevents_prefix": "cloudEvents:"}
+    other = connect(URL, {"connection_string": STRING, **options, "max_message_bytes": "1048576"}).capabilities
+    assert other.deduplicate
+    assert other.deduplication_window is not None
+    assert other.deduplication_window.total_seconds() == 60
+    assert other.cloudevents_prefix == "cloudEvents:"
+    assert (other.limits.message_bytes or 0) > 1_000_000

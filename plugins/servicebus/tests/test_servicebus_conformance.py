@@ -1,0 +1,15 @@
+"""The conformance suite against `servicebus:`; what rests on ids also against queues with duplicate detection."""
+
+from redelivery_conformance import BrokerSuite
+from redelivery_conformance.suite.attempts import Retrying
+from redelivery_conformance.suite.ids import Ids
+from redelivery_conformance.suite.redriving import Redriving
+from redelivery_servicebus.testing import ServicebusDuplicatesHarness
+
+
+class TestServicebus(BrokerSuite):
+    broker = "servicebus"
+
+
+class TestDuplicateDetection(Ids, Redriving, Retrying):
+    broker = ServicebusDuplicatesHarness()

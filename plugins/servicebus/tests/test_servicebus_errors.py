@@ -1,0 +1,107 @@
+"""Every error of the SDK, and of the HTTP client under its administration, is one of redelivery's classes."""
+
+import pickle
+
+import azure.core.exceptions as core
+import azure.servicebus.exceptions as bus
+import pytest
+
+from redelivery.errors import Ambiguous, BrokerError, Fatal, Permanent, Retriable, Throttled, Unattributed
+from redelivery_servicebus.errors import BY_CLASS, classified, classify, is_lost, is_target
+
+
+def errors_of(module: object) -> set[type[BaseException]]:
+    found = [getattr(module, name) for name in dir(module)]
+    return {each for each in found if isinstance(each, type) and issubclass(each, Exception)}
+
+
+def told(error: BaseException, *, asked: bool = True) -> BrokerError:
+    return classify(error, "doing it", claim="Send", asked=asked)
+
+
+def conditioned(condition: str) -> bus.ServiceBusError:
+    return bus.ServiceBusError("m", condition=condition)
+
+
+@pytest.mark.parametrize("module", [bus, core])
+def test_every_class_is_mapped_by_itself(module: object) -> None:
+    """One that falls to a base would be called ambiguous by accident."""
+    classes = {each for each in errors_of(module) if each.__module__ == module.__name__}  # type: ignore[attr-defined]
+    assert classes
+    assert classes - BY_CLASS.keys() == set()
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (bus.MessageSizeExceededError(), Unattributed),
+        (bus.ServiceBusAuthenticationError(), Fatal),
+        (bus.ServiceBusAuthorizationError(), Fatal),
+        (bus.MessagingEntityNotFoundError(), Fatal),
+        (bus.MessagingEntityDisabledError(), Fatal),
+        (bus.ServiceBusQuotaExceededError(), Retriable),
+        (bus.ServiceBusServerBusyError(), Throttled),
+        (bus.MessageLockLostError(), Permanent),
+        (conditioned("com.microsoft:argument-error"), Unattributed),
+        (conditioned("amqp:not-allowed"), Fatal),
+        (bus.ServiceBusError("Handler failed: Value supplied for int invalid: 1099511627776."), Permanent),
+        (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"), Permanent),
+        (core.ServiceRequestError("m"), Retriable),
+        (core.ClientAuthenticationError("m"), Fatal),
+        (ImportError("websocket"), Fatal),
+    ],
+)
+def test_what_service_bus_has_told_is_sorted_by_it(error: BaseException, kind: type[BrokerError]) -> None:
+    found = told(error)
+    assert type(found) is kind
+    assert "doing it" in str(found)
+    assert type(pickle.loads(pickle.dumps(found))) is kind  # noqa: S301 - our own
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        bus.ServiceBusConnectionError(),
+        bus.ServiceBusCommunicationError(),
+        bus.OperationTimeoutError(),
+        conditioned("amqp:internal-error"),
+        core.ServiceResponseError("m"),
+        OSError("reset"),
+        ValueError("something new"),
+    ],
+)
+def test_a_broken_connection_is_ambiguous_once_something_was_asked(error: BaseException) -> None:
+    assert type(told(error)) is Ambiguous
+    assert type(told(error, asked=False)) is Retriable
+
+
+@pytest.mark.parametrize(("status", "kind"), [(401, Fatal), (404, Fatal), (429, Throttled), (503, Throttled)])
+def test_an_administration_answer_is_sorted_by_its_status(status: int, kind: type[BrokerError]) -> None:
+    error = core.HttpResponseError("m")
+    error.status_code = status
+    assert type(told(error)) is kind
+    error.status_code = 500
+    assert type(told(error)) is Ambiguous
+
+
+def test_a_denied_operation_names_the_claim_that_it_needs() -> None:
+    assert "the claim Send" in str(told(bus.ServiceBusAuthorizationError()))
+    assert "the claim Manage" in str(classify(core.ClientAuthenticationError("m"), "x", claim="Manage", asked=True))
+
+
+def test_only_what_is_about_the_queue_is_about_the_target() -> None:
+    def chained(error: BaseException) -> BrokerError:
+        with pytest.raises(BrokerError) as caught, classified("x", claim="Send"):
+            raise error
+        assert caught.value.__cause__ is error
+        return caught.value
+
+    assert is_target(chained(bus.MessagingEntityNotFoundError()))
+    assert is_target(chained(bus.ServiceBusAuthorizationError()))
+    assert not is_target(chained(bus.ServiceBusAuthenticationError()))
+    assert is_lost(bus.MessageLockLostError())
+    assert not is_lost(bus.ServiceBusConnectionError())
+
+
+def test_a_secret_in_an_errors_text_is_redacted() -> None:
+    assert "hidden" not in str(told(bus.ServiceBusError("SharedAccessKey=hidden;x")))

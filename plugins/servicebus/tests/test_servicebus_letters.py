@@ -1,0 +1,83 @@
+"""Letters of both sides: those that the broker gathered, and those that still lie in the sub-queue."""
+
+from typing import Any
+
+import pytest
+
+from redelivery.broker import Retry
+from redelivery.errors import BrokerError
+from redelivery.message import Message
+from redelivery_conformance.statements import Statements
+from redelivery_conformance.subject import Subject
+from redelivery_conformance.taking import Taker
+from redelivery_servicebus.testing import DEAD, StandIn
+
+
+def namespace(subject: Subject) -> StandIn:
+    runtime: Any = subject.runtime
+    return runtime.namespace  # type: ignore[no-any-return]
+
+
+def queue(subject: Subject) -> str:
+    place: Any = subject.place
+    return str(place.queue)
+
+
+def given_up(subject: Subject, value: bytes) -> None:
+    """A message that the broker itself dead-letters."""
+    namespace(subject).alter_queue(queue(subject), max_delivery_count=1)
+    subject.deliver(Message(value=value))
+    with Taker(subject) as taker:
+        taker.settle(Retry(), taker.one())
+
+
+class TestLetters(Statements):
+    broker = "servicebus"
+
+    def test_both_places_are_browsed_removed_and_purged(self, subject: Subject) -> None:
+        sink = subject.broker.native_sink()
+        given_up(subject, b"forwarded")
+        subject.deliver(Message(value=b"written"), url=sink)
+        subject.place.alter()  # nothing is forwarded any more
+        given_up(subject, b"in the sub-queue")
+        found = {letter.message.value: letter for letter in subject.browse(direct=False)}
+        assert found.keys() == {b"forwarded", b"written", b"in the sub-queue"}
+        assert found[b"in the sub-queue"].position.startswith(f"{queue(subject)}{DEAD}/")
+        assert found[b"forwarded"].position.startswith(f"{queue(subject)}-dead-letters/")
+        with subject.broker.dead_letters() as letters:
+            assert letters.remove([found[b"forwarded"].position, found[b"in the sub-queue"].position]) == 2
+            assert letters.purge() == 1
+        assert subject.browse(direct=False) == []
+
+    def test_the_brokers_own_reasons_are_told_as_kinds(self, subject: Subject) -> None:
+        given_up(subject, b"v")
+        (letter,) = subject.browse(direct=False)
+        assert letter.context is not None
+        assert (letter.context.kind, letter.context.code) == ("delivery-limit", "MaxDeliveryCountExceeded")
+        assert letter.context.source_topic == queue(subject)
+        assert letter.dead_lettered_ms is not None
+
+    def test_removing_one_behind_others_leaves_those(self, subject: Subject) -> None:
+        subject.deliver(*(Message(value=b"%d" % at) for at in range(30)))
+        positions = {letter.message.value: letter.position for letter in subject.browse(direct=True)}
+        with subject.broker.dead_letters(direct=True) as letters:
+            assert letters.remove([positions[b"29"], "elsewhere/1", "nonsense", f"{queue(subject)}/999999"]) == 1
+        assert subject.values().total() == 29
+        with Taker(subject) as taker:
+            assert len(taker.take(29)) == 29, "what was looked at was not given back"
+
+    def test_without_a_queue_for_letters_the_sub_queue_is_read_alone(self, subject: Subject) -> None:
+        name = f"{queue(subject)}-alone"
+        namespace(subject).create_queue(name, max_delivery_count=1)
+        url = subject.broker.sibling(name)
+        subject.deliver(Message(value=b"v"), url=url)
+        with subject.connect(url) as broker, Taker(subject, broker=broker) as taker:
+            taker.settle(Retry(), taker.one())
+        with subject.connect(url) as broker, broker.dead_letters() as letters:
+            assert [letter.message.value for letter in letters.browse()] == [b"v"]
+            assert letters.purge() == 1
+
+    def test_a_queue_that_is_not_there_is_an_error(self, subject: Subject) -> None:
+        told = pytest.raises(BrokerError, match="no such queue")
+        with subject.connect(subject.broker.sibling("nobody")) as broker, broker.dead_letters() as letters, told:
+            list(letters.browse())

@@ -1,0 +1,140 @@
+"""Receiving: locks go by their tokens, copies carry the count, and nothing is between two places in no place."""
+
+import time
+from datetime import timedelta
+from typing import Any
+
+from azure.servicebus import ServiceBusClient, ServiceBusMessage
+
+from redelivery.broker import Accept, Outcome, Received, Retry, Terminate
+from redelivery.errors import LeaseLost, Permanent
+from redelivery.message import Message
+from redelivery_conformance.statements import Statements
+from redelivery_conformance.subject import Subject
+from redelivery_conformance.taking import Taker
+from redelivery_servicebus.testing import StandIn
+
+
+def namespace(subject: Subject) -> StandIn:
+    runtime: Any = subject.runtime
+    return runtime.namespace  # type: ignore[no-any-return]
+
+
+def queue(subject: Subject) -> str:
+    place: Any = subject.place
+    return str(place.queue)
+
+
+def soon(received: Received) -> Retry:
+    return Retry(timedelta(milliseconds=100))
+
+
+class TestReceiving(Statements):
+    broker = "servicebus"
+
+    def test_a_lock_outlives_its_link_and_settles_no_other_message(self, subject: Subject) -> None:
+        """On a new link numbers begin anew: what goes by them would settle what was not asked for."""
+        subject.deliver(Message(value=b"first"), Message(value=b"second"))
+        taker = Taker(subject)
+        first = taker.one()
+        with subject.place.outage():
+            pass
+        again: list[Received] = []
+        for _ in range(3):  # the cut link is told by an error, once
+            try:
+                again = taker.take(1)
+                break
+            except Exception:  # noqa: BLE001, S112 - whichever it is
+                continue
+        assert [each.message.value for each in again] == [b"second"]
+        assert list(taker.receiver.settle([(first, Accept())])) == [None]
+        assert list(subject.values()) == [b"second"]
+
+    def test_attempts_go_on_through_copies_and_abandoned_deliveries(self, subject: Subject) -> None:
+        subject.deliver(Message(value=b"v", id="i", key=b"k", headers=(("h", b"1"),)))
+        taker = Taker(subject)
+        first = received = taker.one()
+        outcomes: list[Outcome] = [soon(received), Retry(), soon(received), Retry(), Accept()]
+        for truth, outcome in enumerate(outcomes, 1):
+            assert received.attempt == truth
+            assert received.message == first.message
+            taker.settle(outcome, received)
+            if not isinstance(outcome, Accept):
+                received = taker.one()
+        assert not subject.values()
+
+    def test_a_copy_is_not_taken_for_a_duplicate_of_its_message(self, subject: Subject) -> None:
+        name = f"{queue(subject)}-once"
+        namespace(subject).create_queue(name, requires_duplicate_detection=True, lock_duration=5.0)
+        url = subject.broker.sibling(name)
+        subject.deliver(Message(value=b"v", id="i"), url=url)
+        with subject.connect(url) as broker:
+            taker = Taker(subject, broker=broker)
+            for _ in range(3):
+                taker.settle(soon(received := taker.one()), received)
+            received = taker.one()
+            assert (received.message.id, received.attempt) == ("i", 4)
+            taker.settle(Accept(), received)
+            taker.close()
+        assert not namespace(subject).messages(name)
+
+    def test_a_retried_message_of_another_maker_stays_as_it_was(self, subject: Subject) -> None:
+        text = namespace(subject).connection_string
+        with ServiceBusClient.from_connection_string(text) as client, client.get_queue_sender(queue(subject)) as theirs:
+            properties: Any = {"n": 42, "ok": True}
+            sent = ServiceBusMessage(b"v", application_properties=properties, subject="s", correlation_id="c")
+            theirs.send_messages(sent)
+        taker = Taker(subject)
+        received = taker.one()
+        taker.settle(soon(received), received)
+        again = taker.one()
+        assert again.message == received.message
+        (seen,) = namespace(subject).messages(queue(subject))
+        assert (seen.subject, seen.correlation_id) == ("s", "c")
+        assert (seen.application_properties["n"], seen.application_properties["ok"]) == (42, True)
+
+    def test_a_message_that_the_sdk_cannot_send_is_retried_without_a_delay_only(self, subject: Subject) -> None:
+        subject.place.damage()
+        taker = Taker(subject)
+        received = taker.one()
+        assert received.undecodable
+        taker.settle(soon(received), received)
+        assert taker.one(within=5).undecodable
+
+    def test_a_lock_that_another_took_is_lost_and_leaves_no_copy(self, subject: Subject) -> None:
+        """Though by our own clock it is ours: a machine that slept, or a clock that is wrong."""
+        subject.deliver(Message(value=b"v"))
+        taker, other = Taker(subject), Taker(subject)
+        received = taker.one()
+        taker.lapse(received)
+        mine = other.one()
+        received.lease.expires = time.monotonic() + 60
+        assert isinstance(taker.receiver.settle([(received, soon(received))])[0], LeaseLost)
+        other.settle(Accept(), mine)
+        assert not subject.values()
+
+    def test_a_reason_and_a_description_are_cut_to_what_service_bus_takes(self, subject: Subject) -> None:
+        subject.provision()
+        subject.deliver(Message(value=b"v"))
+        taker = Taker(subject)
+        received = taker.one()
+        taker.settle(Terminate(received.message, "r" * 5_000, "d" * 5_000), received)
+        (seen,) = namespace(subject).messages(f"{queue(subject)}-dead-letters")
+        assert (seen.reason, seen.description) == ("r" * 4_096, "d" * 4_096)
+
+    def test_a_letter_with_another_body_is_sent_before_its_message_is_completed(self, subject: Subject) -> None:
+        subject.provision()
+        subject.deliver(Message(value=b"v", id="i"))
+        taker = Taker(subject)
+        received = taker.one()
+        taker.settle(Terminate(Message(value=b"mended", id="i"), "reason"), received)
+        assert [letter.message.value for letter in subject.browse(direct=False)] == [b"mended"]
+        assert not subject.values()
+
+    def test_a_context_over_64_kib_is_refused_and_its_message_kept(self, subject: Subject) -> None:
+        subject.deliver(Message(value=b"v"))
+        taker = Taker(subject)
+        received = taker.one()
+        huge = Message(value=b"v", headers=(("context", b"x" * 70_000),))
+        assert isinstance(taker.receiver.settle([(received, Terminate(huge, "r"))])[0], Permanent)
+        taker.settle(Accept(), received)

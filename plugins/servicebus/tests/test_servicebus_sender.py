@@ -1,0 +1,119 @@
+"""Sending: batches filled to the link's limit, rows blamed for what is theirs, and no wait beyond a deadline."""
+
+import time
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from redelivery.broker import Sender
+from redelivery.errors import Ambiguous, BrokerError, Fatal, Permanent, Retriable
+from redelivery.message import Batch, Message
+from redelivery_conformance.statements import Statements
+from redelivery_conformance.subject import Subject
+from redelivery_servicebus.testing import ServicebusPlace, StandIn
+
+
+def namespace(subject: Subject) -> StandIn:
+    found: Any = subject.place
+    assert isinstance(found, ServicebusPlace)
+    server: Any = subject.runtime
+    return server.namespace  # type: ignore[no-any-return]
+
+
+def queue(subject: Subject) -> str:
+    found: Any = subject.place
+    return str(found.queue)
+
+
+def errors(sender: Sender, *messages: Message, seconds: float = 10.0) -> dict[int, BrokerError]:
+    """What became of each that failed."""
+    batch = Batch.of(messages)
+    try:
+        sender.send(batch, deadline=time.monotonic() + seconds)
+    except BrokerError as error:
+        return dict.fromkeys(range(len(messages)), error)
+    (settled,) = sender.collect(0.0)
+    assert settled.error is None
+    return {each.index: each.error for each in settled.failures}
+
+
+class TestSending(Statements):
+    broker = "servicebus"
+
+    def test_a_batch_larger_than_the_link_takes_is_split_and_stored_in_order(self, subject: Subject) -> None:
+        values = [b"%04d" % at + bytes(5_000) for at in range(200)]
+        with subject.connect().sender() as sender:
+            assert not errors(sender, *(Message(value=value) for value in values))
+        assert [each.body for each in namespace(subject).messages(queue(subject))] == values
+
+    def test_a_message_over_the_queues_own_limit_is_refused_alone(self, subject: Subject) -> None:
+        """Also where an option claims that the queue takes more."""
+        options = {"servicebus.max_message_bytes": "1048576"}
+        with subject.connect(options=options).sender() as sender:
+            found = errors(sender, Message(value=b"a"), Message(value=bytes(300_000)), Message(value=b"b"))
+            assert list(found) == [1]
+            assert type(found[1]) is Permanent
+            assert "message-size-exceeded" in str(found[1].code)
+            assert not errors(sender, Message(value=b"c"))
+        assert subject.values() == Counter([b"a", b"b", b"c"])
+
+    def test_a_rows_missing_queue_is_its_own_fault_and_the_urls_is_everybodys(self, subject: Subject) -> None:
+        with subject.connect().sender() as sender:
+            found = errors(sender, Message(value=b"a", destination="nobody"), Message(value=b"b"))
+        assert {at: type(error) for at, error in found.items()} == {0: Permanent}
+        with subject.connect(subject.place.url + "-nobody").sender() as sender:
+            found = errors(sender, Message(value=b"a"), Message(value=b"b"))
+        assert {at: type(error) for at, error in found.items()} == {0: Fatal, 1: Fatal}
+        assert "no such queue" in str(found[0])
+
+    def test_a_full_queue_is_worth_a_retry(self, subject: Subject) -> None:
+        namespace(subject).alter_queue(queue(subject), max_size_in_megabytes=0)
+        with subject.connect().sender() as sender:
+            found = errors(sender, Message(value=b"a"))
+        assert type(found[0]) is Retriable
+        assert "full" in str(found[0])
+
+    def test_a_server_that_says_nothing_is_waited_for_until_the_deadline(self, subject: Subject) -> None:
+        """Open or not; the SDK itself would wait for ever for one that takes a connection and is silent."""
+        with subject.connect().sender() as warm, subject.connect().sender() as cold:
+            assert not errors(warm, Message(value=b"before"))
+            with namespace(subject).paused():
+                for sender, kind in ((warm, Ambiguous), (cold, Retriable)):
+                    began = time.monotonic()
+                    found = errors(sender, Message(value=b"meanwhile"), seconds=1.5)
+                    assert time.monotonic() - began < 3.0
+                    assert type(found[0]) is kind
+            for sender in (warm, cold):
+                assert not errors(sender, Message(value=b"after"))
+        stored = subject.values()
+        assert (stored[b"before"], stored[b"after"]) == (1, 2)
+
+    def test_a_lost_connection_is_ambiguous_for_what_was_sent_and_not_for_the_rest(self, subject: Subject) -> None:
+        with subject.connect().sender() as sender:
+            assert not errors(sender, Message(value=b"before"))
+            with subject.place.outage():
+                found = errors(sender, *(Message(value=bytes(100_000)) for _ in range(6)))
+                kinds = [type(found[at]) for at in range(6)]
+            assert kinds == [Ambiguous, Ambiguous, Retriable, Retriable, Retriable, Retriable]
+            assert not errors(sender, Message(value=b"after"))
+
+    def test_what_was_sent_twice_is_stored_once_where_the_queue_detects_duplicates(self, subject: Subject) -> None:
+        name = f"{queue(subject)}-once"
+        namespace(subject).create_queue(name, requires_duplicate_detection=True)
+        url = subject.broker.sibling(name)
+        options = {"servicebus.duplicate_detection": "true"}
+        for _ in range(2):
+            with subject.connect(url, options=options).sender() as sender:
+                assert not errors(sender, Message(value=b"a", id="1"), Message(value=b"b", id="2"))
+        assert [each.body for each in namespace(subject).messages(name)] == [b"a", b"b"]
+        namespace(subject).delete_queue(name)
+
+    @pytest.mark.parametrize("prefix", ["cloudEvents_", "cloudEvents:"])
+    def test_cloudevents_attributes_are_properties_and_time_is_text(self, subject: Subject, prefix: str) -> None:
+        headers = ((f"{prefix}time", b"2026-01-01T00:00:00Z"), ("content-type", b"application/json"))
+        with subject.connect().sender() as sender:
+            assert not errors(sender, Message(value=b"{}", headers=headers))
+        (seen,) = namespace(subject).messages(queue(subject))
+        assert seen.application_properties[f"{prefix}time"] == "2026-01-01T00:00:00Z"
+        assert seen.content_type == "application/json"

@@ -1,0 +1,617 @@
+"""The stand-in by the real SDK: what its clients see of a queue."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import pytest
+from azure.servicebus import (
+    ServiceBusClient,
+    ServiceBusMessage,
+    ServiceBusReceivedMessage,
+    ServiceBusReceiveMode,
+    ServiceBusReceiver,
+    ServiceBusSender,
+    ServiceBusSubQueue,
+)
+from azure.servicebus.amqp import AmqpAnnotatedMessage
+from azure.servicebus.exceptions import (
+    MessageLockLostError,
+    MessageNotFoundError,
+    MessageSizeExceededError,
+    MessagingEntityDisabledError,
+    MessagingEntityNotFoundError,
+    ServiceBusAuthenticationError,
+    ServiceBusAuthorizationError,
+    ServiceBusConnectionError,
+    ServiceBusError,
+    ServiceBusQuotaExceededError,
+)
+
+from redelivery_servicebus.testing.standin import Seen, StandIn
+
+DEAD = "/$DeadLetterQueue"
+WAIT = 10.0
+
+_numbers = itertools.count(1)
+
+
+class Bench:
+    """A stand-in and one client of it."""
+
+    def __init__(self) -> None:
+        self.server = StandIn().start()
+        self.client = self.connect()
+
+    def connect(self, connection_string: str | None = None) -> ServiceBusClient:
+        return ServiceBusClient.from_connection_string(
+            connection_string or self.server.connection_string, retry_total=0
+        )
+
+    def queue(self, **settings: Any) -> str:
+        name = f"Queue-{next(_numbers)}"
+        self.server.create_queue(name, **settings)
+        return name
+
+    def sender(self, queue: str) -> ServiceBusSender:
+        return self.client.get_queue_sender(queue)
+
+    def receiver(self, queue: str, **options: Any) -> ServiceBusReceiver:
+        return self.client.get_queue_receiver(queue, **options)
+
+    def dead(self, queue: str) -> ServiceBusReceiver:
+        return self.client.get_queue_receiver(queue, sub_queue=ServiceBusSubQueue.DEAD_LETTER)
+
+    def put(self, queue: str, *bodies: bytes, **fields: Any) -> None:
+        with self.sender(queue) as sender:
+            for body in bodies:
+                sender.send_messages(ServiceBusMessage(body, **fields))
+
+    def seen(self, queue: str) -> list[Seen]:
+        return self.server.messages(queue)
+
+    def bodies(self, queue: str) -> list[bytes | None]:
+        return [each.body for each in self.seen(queue)]
+
+
+@pytest.fixture(scope="module")
+def bench() -> Iterator[Bench]:
+    made = Bench()
+    yield made
+    made.client.close()
+    made.server.stop()
+
+
+def body(message: ServiceBusReceivedMessage) -> bytes:
+    return b"".join(message.body)
+
+
+def one(receiver: ServiceBusReceiver) -> ServiceBusReceivedMessage:
+    (message,) = receiver.receive_messages(1, max_wait_time=WAIT)
+    return message
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@contextmanager
+def refused(error: type[ServiceBusError], text: str = "") -> Iterator[None]:
+    with pytest.raises(error, match=text or None) as raised:
+        yield
+    assert type(raised.value) is error
+
+
+# --- sending -------------------------------------------------------------------------------------------------------
+
+
+def test_a_message_comes_back_as_it_was_sent(bench: Bench) -> None:
+    queue = bench.queue()
+    properties: dict[str | bytes, Any] = {"text": "é", "number": 1 << 20, "real": 0.5, "yes": True}
+    sent = ServiceBusMessage(
+        b"\x00\xff body",
+        application_properties=properties,
+        message_id="id-1",
+        subject="subject",
+        content_type="text/plain",
+        correlation_id="c",
+        reply_to="r",
+        to="t",
+        partition_key="p",
+        time_to_live=timedelta(seconds=60),
+    )
+    with bench.sender(queue) as sender, bench.receiver(queue) as receiver:
+        sender.send_messages(sent)
+        got = one(receiver)
+        receiver.complete_message(got)
+    assert body(got) == b"\x00\xff body"
+    assert got.application_properties == {b"text": "é".encode(), b"number": 1 << 20, b"real": 0.5, b"yes": True}
+    assert (got.message_id, got.subject, got.content_type, got.correlation_id) == ("id-1", "subject", "text/plain", "c")
+    assert (got.reply_to, got.to, got.partition_key) == ("r", "t", "p")
+    assert got.time_to_live == timedelta(seconds=60)
+    assert (got.delivery_count, got.sequence_number, got.enqueued_sequence_number) == (0, 1, 1)
+    assert got.enqueued_time_utc is not None
+    assert abs(got.enqueued_time_utc - datetime.now(UTC)) < timedelta(seconds=WAIT)
+    assert got.expires_at_utc == got.enqueued_time_utc + timedelta(seconds=60)
+    assert bench.seen(queue) == []
+
+
+def test_a_batch_is_stored_as_its_messages_in_order(bench: Bench) -> None:
+    queue = bench.queue()
+    with bench.sender(queue) as sender:
+        batch = sender.create_message_batch()
+        for number in range(100):
+            batch.add_message(ServiceBusMessage(b"%d" % number, message_id=str(number)))
+        sender.send_messages(batch)
+    assert [each.message_id for each in bench.seen(queue)] == [str(number) for number in range(100)]
+    assert bench.bodies(queue)[-1] == b"99"
+
+
+def test_a_body_that_looks_like_a_batch_is_one_message(bench: Bench) -> None:
+    queue = bench.queue()
+    inner = b"\x00\x53\x75\xa0\x05hello"
+    with bench.sender(queue) as sender:
+        sender.send_messages(AmqpAnnotatedMessage(data_body=[inner, inner]))
+        sender.send_messages(ServiceBusMessage(inner))
+        sender.send_messages([ServiceBusMessage(inner), ServiceBusMessage(inner)])
+    assert bench.bodies(queue) == [inner * 2, inner, inner, inner]
+
+
+def test_a_batch_as_large_as_the_link_allows_goes_in_several_frames(bench: Bench) -> None:
+    queue = bench.queue()
+    with bench.sender(queue) as sender:
+        batch = sender.create_message_batch()
+        assert batch.max_size_in_bytes == 262_144
+        with pytest.raises(MessageSizeExceededError):
+            while True:
+                batch.add_message(ServiceBusMessage(bytes(30_000)))
+        sender.send_messages(batch)
+        sender.send_messages(ServiceBusMessage(b"after"))
+    assert bench.bodies(queue) == [bytes(30_000)] * len(batch) + [b"after"]
+
+
+def test_a_message_over_the_limit_is_refused_and_the_link_lives(bench: Bench) -> None:
+    queue = bench.queue()
+    with bench.sender(queue) as sender:
+        with refused(MessageSizeExceededError):
+            sender.send_messages(ServiceBusMessage(bytes(262_145)))
+        sender.send_messages(ServiceBusMessage(b"small"))
+    assert bench.bodies(queue) == [b"small"]
+
+
+def test_a_message_without_an_id_is_given_one(bench: Bench) -> None:
+    queue = bench.queue()
+    bench.put(queue, b"a", b"b")
+    first, second = bench.seen(queue)
+    assert first.message_id
+    assert first.message_id != second.message_id
+
+
+def test_a_full_queue_refuses_for_want_of_room(bench: Bench) -> None:
+    queue = bench.queue(max_size_in_megabytes=0.01)
+    with bench.sender(queue) as sender, refused(ServiceBusQuotaExceededError):
+        for _ in range(11):
+            sender.send_messages(ServiceBusMessage(bytes(1000)))
+    assert 9 <= len(bench.seen(queue)) <= 10
+
+
+def test_a_batch_is_stored_wholly_or_not_at_all(bench: Bench) -> None:
+    queue = bench.queue(max_size_in_megabytes=0.01)
+    with bench.sender(queue) as sender:
+        with refused(ServiceBusQuotaExceededError):
+            sender.send_messages([ServiceBusMessage(bytes(1000)) for _ in range(11)])
+        assert bench.seen(queue) == []
+        sender.send_messages([ServiceBusMessage(bytes(1000)) for _ in range(9)])
+    assert len(bench.seen(queue)) == 9
+
+
+def test_an_id_seen_within_the_window_is_taken_but_not_stored(bench: Bench) -> None:
+    queue = bench.queue(requires_duplicate_detection=True, duplicate_detection_history_time_window=1.0)
+    bench.put(queue, b"a", b"b", message_id="same")
+    bench.put(queue, b"c", message_id="other")
+    assert bench.bodies(queue) == [b"a", b"c"]
+    time.sleep(1.0)
+    bench.put(queue, b"d", message_id="same")
+    assert bench.bodies(queue) == [b"a", b"c", b"d"]
+
+
+def test_names_of_queues_have_no_case(bench: Bench) -> None:
+    queue = bench.queue()
+    bench.put(queue.upper(), b"a")
+    with bench.receiver(queue.lower()) as receiver:
+        assert body(one(receiver)) == b"a"
+
+
+# --- receiving and settling ----------------------------------------------------------------------------------------
+
+
+def test_a_locked_message_is_nobody_elses_and_goes_when_completed(bench: Bench) -> None:
+    queue = bench.queue()
+    bench.put(queue, b"a")
+    with bench.receiver(queue) as first, bench.receiver(queue) as second:
+        message = one(first)
+        assert second.receive_messages(1, max_wait_time=0.3) == []
+        first.complete_message(message)
+        assert bench.seen(queue) == []
+
+
+def test_an_abandoned_message_comes_again_counted_and_in_its_place(bench: Bench) -> None:
+    queue = bench.queue()
+    bench.put(queue, b"a", b"b")
+    with bench.receiver(queue) as receiver:
+        receiver.abandon_message(one(receiver))
+        again = one(receiver)
+        assert (body(again), again.delivery_count) == (b"a", 1)
+
+
+def test_a_message_delivered_too_often_is_dead_lettered_by_the_queue(bench: Bench) -> None:
+    queue = bench.queue(max_delivery_count=2)
+    bench.put(queue, b"a")
+    with bench.receiver(queue) as receiver, bench.dead(queue) as dead:
+        receiver.abandon_message(one(receiver))
+        receiver.abandon_message(one(receiver))
+        letter = one(dead)
+        assert letter.dead_letter_reason == "MaxDeliveryCountExceeded"
+        assert letter.dead_letter_error_description == "Message could not be consumed after 2 delivery attempts."
+        assert (body(letter), letter.delivery_count) == (b"a", 2)
+        dead.abandon_message(letter)
+        assert one(dead).delivery_count == 3
+
+
+def test_a_dead_lettered_message_keeps_reason_description_and_itself(bench: Bench) -> None:
+    queue = bench.queue()
+    bench.put(queue, b"a", message_id="m", application_properties={"h": "v"})
+    with bench.receiver(queue) as receiver:
+        receiver.dead_letter_message(one(receiver), reason="why", error_description="because " * 100)
+    assert bench.seen(queue) == []
+    with bench.dead(queue) as dead:
+        letter = one(dead)
+        dead.complete_message(letter)
+    assert letter.dead_letter_reason == "why"
+    assert letter.dead_letter_error_description == "because " * 100
+    assert (body(letter), letter.message_id) == (b"a", "m")
+    assert letter.application_properties is not None
+    assert letter.application_properties[b"h"] == b"v"
+    assert bench.seen(queue + DEAD) == []
+
+
+def test_a_deferred_message_is_had_by_its_number_only(bench: Bench) -> None:
+    queue = bench.queue()
+    bench.put(queue, b"a", b"b")
+    with bench.receiver(queue) as receiver:
+        deferred = one(receiver)
+        number = deferred.sequence_number
+        assert number is not None
+        receiver.defer_message(deferred)
+        assert body(one(receiver)) == b"b"
+        assert [each.state for each in bench.seen(queue)] == ["deferred", "locked"]
+        (again,) = receiver.receive_deferred_messages([number])
+        assert body(again) == b"a"
+        receiver.complete_message(again)
+        with refused(MessageNotFoundError):
+            receiver.receive_deferred_messages([number])
+    assert bench.bodies(queue) == [b"b"]
+
+
+def test_receive_and_delete_leaves_nothing(bench: Bench) -> None:
+    queue = bench.queue()
+    bench.put(queue, b"a", b"b")
+    with bench.receiver(queue, receive_mode=ServiceBusReceiveMode.RECEIVE_AND_DELETE) as receiver:
+        assert body(one(receiver)) == b"a"
+        assert bench.bodies(queue) == [b"b"]
+
+
+def test_a_lock_runs_out_whether_or_not_its_link_lives_and_is_counted(bench: Bench) -> None:
+    queue = bench.queue(lock_duration=0.8)
+    bench.put(queue, b"a")
+    with bench.receiver(queue) as receiver:
+        message = one(receiver)
+        until(lambda: bench.seen(queue)[0].deliveries == 1)
+        with refused(MessageLockLostError):
+            receiver.complete_message(message)
+        one(receiver)
+    assert bench.seen(queue)[0].state == "locked"
+    until(lambda: bench.seen(queue)[0].state == "active")
+    assert bench.seen(queue)[0].deliveries == 2
+
+
+def test_a_renewed_lock_holds(bench: Bench) -> None:
+    queue = bench.queue(lock_duration=1.0)
+    bench.put(queue, b"a")
+    with bench.receiver(queue) as receiver:
+        message = one(receiver)
+        for _ in range(4):
+            time.sleep(0.4)
+            until_then = receiver.renew_message_lock(message)
+            assert until_then > datetime.now(UTC)
+        receiver.complete_message(message)
+    assert bench.seen(queue) == []
+
+
+def test_a_lost_lock_cannot_be_renewed(bench: Bench) -> None:
+    queue = bench.queue(lock_duration=5.0)
+    bench.put(queue, b"a")
+    with bench.receiver(queue) as receiver:
+        message = one(receiver)
+        with bench.server.lock:
+            bench.server.store.queue(queue).main.complete(UUID(str(message.lock_token)))
+        with refused(MessageLockLostError):
+            receiver.renew_message_lock(message)
+
+
+def test_a_lock_can_be_settled_from_another_connection(bench: Bench) -> None:
+    queue = bench.queue()
+    bench.put(queue, b"a", b"b", b"c", b"d")
+    with bench.receiver(queue) as receiver:
+        messages = receiver.receive_messages(4, max_wait_time=WAIT)
+    assert len(messages) == 4
+    with bench.receiver(queue) as other:
+        for message, settle in zip(
+            messages, ("complete_message", "abandon_message", "defer_message", "dead_letter_message"), strict=True
+        ):
+            message._receiver = other  # what it was received with is closed; the SDK then settles by management
+            getattr(other, settle)(message)
+    assert [(each.body, each.state, each.deliveries) for each in bench.seen(queue)] == [
+        (b"b", "active", 1),
+        (b"c", "deferred", 1),
+    ]
+    assert bench.bodies(queue + DEAD) == [b"d"]
+
+
+def test_peeking_changes_nothing_and_sees_all_states(bench: Bench) -> None:
+    queue = bench.queue()
+    bench.put(queue, b"locked", b"deferred", b"active")
+    with bench.sender(queue) as sender:
+        sender.schedule_messages(ServiceBusMessage(b"scheduled"), datetime.now(UTC) + timedelta(minutes=5))
+    with bench.receiver(queue) as receiver, bench.receiver(queue) as looker:
+        one(receiver)
+        receiver.defer_message(one(receiver))
+        before = bench.seen(queue)
+        peeked = looker.peek_messages(10, sequence_number=1)
+        assert [(body(each), each.state.name) for each in peeked] == [
+            (b"locked", "ACTIVE"),
+            (b"deferred", "DEFERRED"),
+            (b"active", "ACTIVE"),
+            (b"scheduled", "SCHEDULED"),
+        ]
+        assert [body(each) for each in looker.peek_messages(1, sequence_number=3)] == [b"active"]
+        assert looker.peek_messages(1, sequence_number=5) == []
+        assert bench.seen(queue) == before
+
+
+def test_a_peek_gives_at_most_what_fits_into_a_reply(bench: Bench) -> None:
+    queue = bench.queue()
+    bench.put(queue, *[bytes(100_000)] * 4)
+    with bench.receiver(queue) as receiver:
+        assert len(receiver.peek_messages(10)) == 2
+
+
+# --- time ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["annotation", "management"])
+def test_a_scheduled_message_is_not_early_and_comes(bench: Bench, how: str) -> None:
+    queue = bench.queue()
+    with bench.sender(queue) as sender, bench.receiver(queue) as receiver:
+        due = datetime.now(UTC) + timedelta(seconds=1)
+        message = ServiceBusMessage(b"a")
+        if how == "annotation":
+            message.scheduled_enqueue_time_utc = due
+            sender.send_messages(message)
+        else:
+            assert sender.schedule_messages(message, due) == [1]
+        assert bench.seen(queue)[0].state == "scheduled"
+        got = one(receiver)
+        assert datetime.now(UTC) >= due - timedelta(milliseconds=1)
+        assert body(got) == b"a"
+        assert got.enqueued_time_utc is not None
+        assert abs(got.enqueued_time_utc - due) < timedelta(milliseconds=2)
+
+
+def test_a_cancelled_schedule_never_comes(bench: Bench) -> None:
+    queue = bench.queue()
+    with bench.sender(queue) as sender:
+        messages = [ServiceBusMessage(b"a"), ServiceBusMessage(b"b")]
+        first, second = sender.schedule_messages(messages, datetime.now(UTC) + timedelta(seconds=60))
+        sender.cancel_scheduled_messages(first)
+        with refused(MessageNotFoundError):
+            sender.cancel_scheduled_messages(first)
+    assert [each.sequence for each in bench.seen(queue)] == [second]
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_an_expired_message_is_dead_lettered_or_dropped(bench: Bench, kept: bool) -> None:
+    queue = bench.queue(dead_lettering_on_message_expiration=kept)
+    bench.put(queue, b"a", time_to_live=timedelta(milliseconds=200))
+    until(lambda: not bench.seen(queue))
+    if kept:
+        (letter,) = bench.seen(queue + DEAD)
+        assert (letter.body, letter.reason) == (b"a", "TTLExpiredException")
+    else:
+        assert bench.seen(queue + DEAD) == []
+
+
+def test_a_locked_message_expires_only_when_it_is_given_back(bench: Bench) -> None:
+    queue = bench.queue(default_message_time_to_live=2.0, dead_lettering_on_message_expiration=True)
+    with bench.receiver(queue) as receiver, bench.sender(queue) as sender:
+        sender.send_messages(ServiceBusMessage(b"a"))
+        message = one(receiver)
+        time.sleep(2.1)
+        assert bench.seen(queue)[0].state == "locked"
+        receiver.abandon_message(message)
+        until(lambda: [each.reason for each in bench.seen(queue + DEAD)] == ["TTLExpiredException"])
+
+
+# --- forwarding ----------------------------------------------------------------------------------------------------
+
+
+def test_a_forwarded_dead_letter_keeps_its_reason_and_tells_its_source(bench: Bench) -> None:
+    letters = bench.queue()
+    queue = bench.queue(forward_dead_lettered_messages_to=letters)
+    bench.put(queue, b"other", b"a")
+    with bench.receiver(queue) as receiver:
+        receiver.complete_message(one(receiver))
+        receiver.dead_letter_message(one(receiver), reason="why", error_description="because")
+    assert bench.seen(queue + DEAD) == []
+    with bench.receiver(letters) as receiver:
+        letter = one(receiver)
+        assert (letter.dead_letter_reason, letter.dead_letter_error_description) == ("why", "because")
+        assert letter.dead_letter_source == queue
+        assert (body(letter), letter.sequence_number, letter.enqueued_sequence_number) == (b"a", 1, 2)
+        assert letter.delivery_count == 0
+
+
+def test_a_queue_that_forwards_passes_all_on_and_has_no_receivers(bench: Bench) -> None:
+    target = bench.queue()
+    queue = bench.queue(forward_to=target)
+    bench.put(queue, b"a")
+    assert bench.bodies(target) == [b"a"]
+    with refused(ServiceBusError, "amqp:not-allowed"), bench.receiver(queue) as receiver:
+        receiver.receive_messages(1, max_wait_time=0.5)
+
+
+# --- refusals ------------------------------------------------------------------------------------------------------
+
+
+def test_an_unknown_queue_is_not_found(bench: Bench) -> None:
+    with refused(MessagingEntityNotFoundError), bench.sender("nowhere"):
+        pass
+    with refused(MessagingEntityNotFoundError), bench.receiver("nowhere"):
+        pass
+
+
+def test_a_disabled_queue_says_so(bench: Bench) -> None:
+    queue = bench.queue(status="Disabled")
+    with refused(MessagingEntityDisabledError), bench.sender(queue):
+        pass
+    with refused(MessagingEntityDisabledError), bench.receiver(queue):
+        pass
+
+
+def test_a_queue_disabled_under_an_open_link_refuses_and_stores_nothing(bench: Bench) -> None:
+    queue = bench.queue()
+    with bench.sender(queue) as sender:
+        bench.server.alter_queue(queue, status="SendDisabled")
+        with refused(MessagingEntityDisabledError):
+            sender.send_messages(ServiceBusMessage(b"a"))
+    assert bench.seen(queue) == []
+
+
+def test_a_queue_deleted_under_open_links_is_not_found(bench: Bench) -> None:
+    queue = bench.queue()
+    with bench.sender(queue) as sender, bench.receiver(queue) as receiver:
+        bench.server.delete_queue(queue)
+        with refused(MessagingEntityNotFoundError):
+            sender.send_messages(ServiceBusMessage(b"a"))
+        with refused(MessagingEntityNotFoundError):
+            receiver.receive_messages(1, max_wait_time=2)
+
+
+def test_a_dead_letter_queue_cannot_be_sent_to(bench: Bench) -> None:
+    with refused(ServiceBusError, "amqp:not-allowed"), bench.sender(bench.queue() + DEAD):
+        pass
+
+
+def test_sessions_are_refused_by_name(bench: Bench) -> None:
+    queue = bench.queue(requires_session=True)
+    with refused(ServiceBusError, "no sessions"), bench.receiver(queue):
+        pass
+    with bench.sender(queue) as sender, refused(ServiceBusError, "session id"):
+        sender.send_messages(ServiceBusMessage(b"a"))
+
+
+def test_a_wrong_key_is_refused(bench: Bench) -> None:
+    queue = bench.queue()
+    wrong = bench.server.connection("RootManageSharedAccessKey", secret="not-the-key")  # noqa: S106 - it opens nothing
+    with bench.connect(wrong) as client, refused(ServiceBusAuthenticationError):
+        client.get_queue_sender(queue).__enter__()
+
+
+def test_an_expired_token_is_refused(bench: Bench) -> None:
+    queue = bench.queue()
+    token = bench.server.token(queue, seconds=-1)
+    string = f"Endpoint=sb://{bench.server.namespace};SharedAccessSignature={token};UseDevelopmentEmulator=true;"
+    with bench.connect(string) as client, refused(ServiceBusAuthenticationError):
+        client.get_queue_sender(queue).__enter__()
+
+
+def test_a_token_is_good_for_its_entity_only(bench: Bench) -> None:
+    queue, other = bench.queue(), bench.queue()
+    token = bench.server.token(queue)
+    string = f"Endpoint=sb://{bench.server.namespace};SharedAccessSignature={token};UseDevelopmentEmulator=true;"
+    with bench.connect(string) as client:
+        with client.get_queue_sender(queue) as sender:
+            sender.send_messages(ServiceBusMessage(b"a"))
+        with refused(ServiceBusAuthorizationError):
+            client.get_queue_sender(other).__enter__()
+
+
+def test_a_key_does_what_its_claims_allow_and_no_more(bench: Bench) -> None:
+    queue = bench.queue()
+    with bench.connect(bench.server.add_key("sends", "Send")) as client:
+        with client.get_queue_sender(queue) as sender:
+            sender.send_messages(ServiceBusMessage(b"a"))
+        with refused(ServiceBusAuthorizationError, "'Listen' claim"):
+            client.get_queue_receiver(queue).__enter__()
+    with bench.connect(bench.server.add_key("listens", "Listen")) as client:
+        with client.get_queue_receiver(queue) as receiver:
+            assert len(receiver.peek_messages(1)) == 1
+        with refused(ServiceBusAuthorizationError, "'Send' claim"):
+            client.get_queue_sender(queue).__enter__()
+
+
+# --- the server ----------------------------------------------------------------------------------------------------
+
+
+# The SDK, when its connection was cut, shuts its socket down, which fails, and then never closes it.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_what_is_stored_and_locked_outlives_a_stop_of_the_server() -> None:
+    server = StandIn().start()
+    server.create_queue("q")
+    with ServiceBusClient.from_connection_string(server.connection_string, retry_total=0) as client:
+        with client.get_queue_sender("q") as sender:
+            sender.send_messages([ServiceBusMessage(b"a"), ServiceBusMessage(b"b")])
+            with server.stopped(), pytest.raises(ServiceBusConnectionError):
+                sender.send_messages(ServiceBusMessage(b"lost"), timeout=5)
+            sender.send_messages(ServiceBusMessage(b"c"))
+        with client.get_queue_receiver("q") as receiver:
+            one(receiver)
+    gc.collect()  # the socket goes here, where its warning is expected
+    with server.stopped():
+        pass
+    assert [(each.body, each.state) for each in server.messages("q")] == [
+        (b"a", "locked"),
+        (b"b", "active"),
+        (b"c", "active"),
+    ]
+    server.stop()
+
+
+def test_a_connection_that_talks_nonsense_harms_no_other(bench: Bench) -> None:
+    queue = bench.queue()
+    with bench.sender(queue) as sender:
+        for nonsense in (b"GET / HTTP/1.1\r\n\r\n", b"AMQP\x00\x01\x00\x00\xff\xff", b"\x16\x03\x01nonsense", b"\x00"):
+            with socket.create_connection(("127.0.0.1", bench.server.port), timeout=WAIT) as other:
+                other.sendall(nonsense)
+        sender.send_messages(ServiceBusMessage(b"a"))
+    assert bench.bodies(queue) == [b"a"]
+
+
+def test_a_paused_server_answers_nothing_and_then_goes_on(bench: Bench) -> None:
+    queue = bench.queue()
+    with bench.sender(queue) as sender:
+        with bench.server.paused(), pytest.raises(ServiceBusError):
+            sender.send_messages(ServiceBusMessage(b"a"), timeout=1)
+        sender.send_messages(ServiceBusMessage(b"b"))
+    until(lambda: b"b" in bench.bodies(queue))
