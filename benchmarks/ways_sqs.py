@@ -6,6 +6,8 @@ The server comes from the plugin's harness. It is the limit of the fastest ways,
 from __future__ import annotations
 
 import atexit
+import os
+import sys
 import tempfile
 import threading
 import time
@@ -18,6 +20,7 @@ from typing import Any
 import boto3
 from bench import Way
 from botocore.config import Config
+from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
@@ -25,6 +28,9 @@ from redelivery.message import Batch, Column
 from redelivery.plugins import connect
 from redelivery_conformance.harness import start
 from redelivery_sqs.testing import SqsHarness, SqsRuntime
+
+os.environ.setdefault("REDELIVERY_SQS_STAND_IN_SECRET", "test")  # before Spark's workers inherit it
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Spark's workers do not have this file
 
 ROWS = 20_000
 PARTITIONS = 2
