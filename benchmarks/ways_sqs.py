@@ -30,7 +30,7 @@ from redelivery_conformance.harness import start
 from redelivery_sqs.testing import SqsHarness, SqsRuntime
 
 os.environ.setdefault("REDELIVERY_SQS_STAND_IN_SECRET", "test")  # before Spark's workers inherit it
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Spark's workers do not have this file
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]  # workers lack this file
 
 ROWS = 20_000
 PARTITIONS = 2

@@ -57,7 +57,7 @@ class Opening(Statements):
         assert subject.broker.name == plugin.name
 
     def test_capabilities_hold_together(self, subject: Subject) -> None:
-        has = subject.capabilities
+        has = subject.broker.capabilities
         assert has.context_dialect in dialects.NAMES
         assert has.send or not any((has.keys, has.headers, has.ids, has.timestamps, has.destinations, has.deduplicate))
         assert has.browse or not any((has.remove, has.purge)), "removing and purging are parts of browsing"
@@ -147,7 +147,7 @@ class Opening(Statements):
     def test_a_closed_broker_can_be_opened_again(self, subject: Subject) -> None:
         subject.connect().close()
         again = subject.connect()
-        assert again.capabilities == subject.capabilities
+        assert again.capabilities == subject.broker.capabilities
         if again.capabilities.send:
             with suppress(BrokerError):
                 again.sender().close()

@@ -1,4 +1,4 @@
-"""What librdkafka's mock cluster lacks, and what it does otherwise than Kafka: statements that are run and must fail.
+"""What librdkafka's mock cluster lacks of Kafka, as a whole.
 
 This file must not excuse anything of a real cluster.
 """
@@ -9,11 +9,6 @@ from collections.abc import Mapping
 from typing import Final
 
 ABSENT: Final[Mapping[str, str]] = {
-    "provision": "it has no controller, so nothing can be provisioned or its settings be read"
-}
-
-GAPS: Final[Mapping[str, str]] = {
-    "a_receiver_that_closes_leaves_its_partitions_to_the_next[[]*": (
-        "the mock coordinator gave a waiting member nothing within 10 s of the other one's leaving"
-    ),
+    "provision": "it has no controller, so nothing can be provisioned or its settings be read",
+    "receive": "its coordinator waits for a session's length for members that have left, and lets commits time out",
 }
