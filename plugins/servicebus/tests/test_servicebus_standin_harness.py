@@ -108,8 +108,3 @@ def test_a_namespace_by_connection_string_has_places_too(runtime: ServicebusRunt
             assert runtime.namespace.wires(place.queue) == there.namespace.wires(place.queue)
         with pytest.raises(NotHere, match="connection_string"):
             ServicebusHarness().at(beside.url, {}, Path())
-
-
-def test_the_emulator_is_not_started_for_you() -> None:
-    with pytest.raises(NotHere, match="SQL Server"):
-        start(ServicebusHarness(), None, {}, Path(), "container")

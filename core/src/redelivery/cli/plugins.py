@@ -152,4 +152,6 @@ def _plain(value: Any) -> Any:
         return durations.write(value)
     if isinstance(value, type):
         return value.__name__
+    if isinstance(value, frozenset):
+        return sorted(value)
     return {name: _plain(each) for name, each in value.items()} if isinstance(value, dict) else value

@@ -5,7 +5,6 @@ It needs the extra `testing`. The stand-in is not Azure Service Bus, nor Microso
 
 from __future__ import annotations
 
-import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -27,7 +26,6 @@ __all__ = ["ServicebusDuplicatesHarness", "ServicebusHarness", "ServicebusPlace"
 DEAD: Final = "/$DeadLetterQueue"
 CONNECTION_STRING: Final = "servicebus.connection_string"
 CONNECTION_VERIFY: Final = "servicebus.connection_verify"
-_IMAGE: Final = "REDELIVERY_SERVICEBUS_IMAGE"
 
 
 class Namespace(Protocol):
@@ -188,7 +186,8 @@ class ServicebusHarness(Harness):
     name = "servicebus"
 
     def starts(self) -> Mapping[Kind, Callable[[Path], Runtime]]:
-        return {"container": _emulator, "embedded": lambda _: StandInRuntime()}
+        """The stand-in. Microsoft's emulator needs a database beside it: start it yourself, and give its URL."""
+        return {"embedded": lambda _: StandInRuntime()}
 
     def at(self, url: str, options: Mapping[str, str], scratch: Path) -> Runtime:  # noqa: ARG002 - needs no folder
         if CONNECTION_STRING not in options:
@@ -207,12 +206,3 @@ class ServicebusDuplicatesHarness(ServicebusHarness):
 
     def starts(self) -> Mapping[Kind, Callable[[Path], Runtime]]:
         return {"embedded": lambda _: StandInRuntime(duplicates=True)}
-
-
-def _emulator(_: Path) -> Runtime:
-    reason = (
-        "Microsoft's emulator needs SQL Server beside it, takes its queues from a file and allows ten connections: "
-        "start it yourself, and give its URL and connection string"
-    )
-    named = os.environ.get(_IMAGE)
-    raise NotHere(f"{named}: {reason}" if named else f"no image named by {_IMAGE}; {reason}")
