@@ -15,6 +15,7 @@ from typing import Any, Final
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
+_LOADING: Final = (KafkaError.COORDINATOR_LOAD_IN_PROGRESS, KafkaError.COORDINATOR_NOT_AVAILABLE)
 #: Behind a topic's name: the group whose progress says which of its letters are removed.
 REMOVED: Final = ".redelivery-removed"
 _END: Final = KafkaError._PARTITION_EOF  # noqa: SLF001 - its public name
@@ -81,9 +82,22 @@ class Reader:
         places, found = self._places(topic), []
         for name in (group, topic + REMOVED) if places else ():
             asked = [ConsumerGroupTopicPartitions(name, places)]
-            (answer,) = admin.list_consumer_group_offsets(asked, request_timeout=PATIENCE).values()
-            found += [(name, each.partition, each.offset, each.metadata) for each in answer.result().topic_partitions]
+            answer = self._answered(admin, asked)
+            found += [(name, each.partition, each.offset, each.metadata) for each in answer.topic_partitions]
         return found
+
+    @staticmethod
+    def _answered(admin: Any, asked: list[Any]) -> Any:
+        """A broker that has just started loads its groups first, and says so."""
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            (answer,) = admin.list_consumer_group_offsets(asked, request_timeout=PATIENCE).values()
+            try:
+                return answer.result()
+            except KafkaException as error:
+                if error.args[0].code() not in _LOADING or time.monotonic() > deadline:
+                    raise
+            admin.poll(0.1)
 
     def _places(self, topic: str) -> list[TopicPartition]:
         found = self._connected()[0].list_topics(topic, timeout=PATIENCE).topics[topic]
