@@ -172,7 +172,7 @@ def dead_letters(spark: SparkSession, *urls: str, **options: Any) -> DataFrame:
     Args:
         spark: the session.
         urls: destinations, whose native places are read.
-        options: client options of any of the plugins, by keyword, or `**{"kafka.sasl.username": ...}` as for reading.
+        options: client options of any of the plugins, by keyword, or `**{"<plugin>.<name>": ...}` as for reading.
 
     Raises:
         ConfigurationError: no URL is given.
