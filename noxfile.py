@@ -16,6 +16,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
@@ -107,7 +108,7 @@ DISTRIBUTIONS = [
 ]
 GROUPS = nox.project.load_toml("pyproject.toml")
 #: Without deadlines for single examples, which say how busy a machine is.
-PYTEST = ["pytest", "--hypothesis-profile=ci"]
+PYTEST = ["pytest", "--hypothesis-profile=ci", "--durations=15", "--durations-min=1"]
 #: Where brokers are said to be there, as in the continuous integration, one that is missing is a failure.
 REQUIRED = ["--require-brokers"] if os.environ.get("REDELIVERY_REQUIRE_BROKERS") else []
 
@@ -133,10 +134,11 @@ def side_by_side(session: nox.Session, runs: list[list[str]]) -> None:
     environment["PATH"] = os.pathsep.join([*(session.bin_paths or []), environment.get("PATH", os.defpath)])
 
     def run(command: list[str]) -> int:
+        begun = time.monotonic()
         done = subprocess.run(
             command, env=environment, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
-        print(f"{' '.join(command)}\n{done.stdout}", flush=True)
+        print(f"{' '.join(command)}\n{done.stdout}({time.monotonic() - begun:.0f} s)\n", flush=True)
         return done.returncode
 
     with concurrent.futures.ThreadPoolExecutor(2) as pool:

@@ -1,13 +1,14 @@
 """Receiving: locks go by their tokens, copies carry the count, and nothing is between two places in no place."""
 
 import time
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
 
 from redelivery.broker import Accept, Outcome, Received, Retry, Terminate
-from redelivery.errors import LeaseLost, Permanent
+from redelivery.errors import Ambiguous, LeaseLost, Permanent, Retriable
 from redelivery.message import Message
 from redelivery_conformance.statements import Statements
 from redelivery_conformance.subject import Subject
@@ -49,6 +50,20 @@ class TestReceiving(Statements):
         assert [each.message.value for each in again] == [b"second"]
         assert list(taker.receiver.settle([(first, Accept())])) == [None]
         assert list(subject.values()) == [b"second"]
+
+    def test_a_link_that_was_idle_too_long_is_opened_anew(self, subject: Subject) -> None:
+        """What was leased over it is still settled: locks are the queue's."""
+        subject.deliver(Message(value=b"first"), Message(value=b"second"))
+        taker = Taker(subject)
+        first = taker.one()
+        namespace(subject).detach_links()
+        again: list[Received] = []
+        for _ in range(2):  # the detached link is told by an error, once
+            with suppress(Retriable, Ambiguous):
+                again = again or list(taker.receiver.receive(1, wait=2.0))
+        assert [each.message.value for each in again] == [b"second"]
+        assert list(taker.receiver.settle([(first, Accept()), (again[0], Accept())])) == [None, None]
+        assert not subject.values()
 
     def test_attempts_go_on_through_copies_and_abandoned_deliveries(self, subject: Subject) -> None:
         subject.deliver(Message(value=b"v", id="i", key=b"k", headers=(("h", b"1"),)))

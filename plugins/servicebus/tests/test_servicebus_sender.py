@@ -2,15 +2,21 @@
 
 import time
 from collections import Counter
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from redelivery.broker import Sender
-from redelivery.errors import Ambiguous, BrokerError, Fatal, Permanent, Retriable
+from redelivery.delivery.delivery import Delivery
+from redelivery.delivery.record import Origin
+from redelivery.errors import Ambiguous, BrokerError, Fatal, Permanent, Retriable, Throttled
 from redelivery.message import Batch, Message
+from redelivery.spec import DeliverySpec
 from redelivery_conformance.statements import Statements
 from redelivery_conformance.subject import Subject
+from redelivery_conformance.taking import Taker
+from redelivery_servicebus.encoding import SCHEDULED
 from redelivery_servicebus.testing import ServicebusPlace, StandIn
 
 
@@ -73,6 +79,48 @@ class TestSending(Statements):
             found = errors(sender, Message(value=b"a"))
         assert type(found[0]) is Retriable
         assert "full" in str(found[0])
+
+    def test_a_row_is_there_from_its_scheduled_time_on(self, subject: Subject) -> None:
+        now = int(time.time() * 1000)
+        times = {b"later": now + 1_500, b"past": now - 60_000, b"unsaid": None, b"never": 10**18}
+        with subject.connect().sender() as sender:
+            found = errors(sender, *(Message(value=v, extra={SCHEDULED: at}) for v, at in times.items()))
+        assert [(index, type(error), SCHEDULED in str(error)) for index, error in found.items()] == [
+            (3, Permanent, True)
+        ]
+        taker = Taker(subject)
+        early = {each.message.value for each in (taker.one(), taker.one())}
+        assert (early, time.time() * 1000 < now + 1_500) == ({b"past", b"unsaid"}, True)
+        assert taker.one().message.value == b"later"
+        assert time.time() * 1000 >= now + 1_500
+
+    def test_a_throttled_server_slows_a_delivery_and_loses_nothing(self, subject: Subject) -> None:
+        """It is told as such, nothing is stored, and the same link goes on."""
+        with subject.connect().sender() as sender:
+            namespace(subject).throttle(1)
+            found = errors(sender, Message(value=b"a"), Message(value=b"b"))
+            assert {type(error) for error in found.values()} == {Throttled}
+            assert not subject.values()
+            assert not errors(sender, Message(value=b"a"), Message(value=b"b"))
+        namespace(subject).throttle(3)
+        rows = [Message(value=b"%d" % at) for at in range(500)]
+        spec = DeliverySpec(retry=5, backoff_policy="linear", backoff_delay=timedelta(milliseconds=50))
+        with Delivery.open(subject.place.url, spec, options=subject.place.options, origin=Origin(run="r")) as delivery:
+            delivery.write(Batch.of(rows, number=1))
+            report = delivery.finish()
+        assert (report.destinations[report.primary].delivered, report.retried > 0) == (500, True)
+        assert subject.values() == Counter([b"a", b"b", *(row.value for row in rows)])
+
+    def test_a_link_that_was_idle_too_long_is_opened_anew(self, subject: Subject) -> None:
+        """The rows at hand when that is told fail in a way that the engine sends again."""
+        with subject.connect().sender() as sender:
+            assert not errors(sender, Message(value=b"a"))
+            namespace(subject).detach_links()
+            found = errors(sender, Message(value=b"b"))
+            assert all(isinstance(error, Retriable | Ambiguous) for error in found.values()), found
+            if found:
+                assert not errors(sender, Message(value=b"b"))
+        assert set(subject.values()) == {b"a", b"b"}
 
     def test_a_server_that_says_nothing_is_waited_for_until_the_deadline(self, subject: Subject) -> None:
         """Open or not; the SDK itself would wait for ever for one that takes a connection and is silent."""

@@ -16,7 +16,7 @@ from redelivery.plugins import hookimpl
 from redelivery_servicebus.address import SCHEME, Address
 from redelivery_servicebus.admin import ServicebusAdmin, native_sink
 from redelivery_servicebus.config import OPTIONS, Settings
-from redelivery_servicebus.encoding import HEADER_VALUE_BYTES, HEADERS_BYTES, ID_LENGTH, RESERVE
+from redelivery_servicebus.encoding import HEADER_VALUE_BYTES, HEADERS_BYTES, ID_LENGTH, RESERVE, SCHEDULED
 from redelivery_servicebus.letters import ServicebusDeadLetters
 from redelivery_servicebus.receiver import ServicebusReceiver
 from redelivery_servicebus.sender import BATCH, ServicebusSender
@@ -51,6 +51,8 @@ CAPABILITIES: Final = Capabilities(
     backstop=Support.NATIVE,
     context_dialect="json",
     cloudevents_prefix="cloudEvents_",
+    columns={SCHEDULED: int},
+    routes=frozenset({SCHEDULED}),  # a letter is there at once
     destination_column="queue",
     limits=Limits(
         message_bytes=_STANDARD - RESERVE,

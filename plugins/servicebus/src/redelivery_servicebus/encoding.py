@@ -18,7 +18,8 @@ import binascii
 import json
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from redelivery.errors import Permanent
@@ -30,6 +31,8 @@ PACKED: Final = "redelivery"
 REASON: Final = "DeadLetterReason"
 DESCRIPTION: Final = "DeadLetterErrorDescription"
 CONTENT_TYPE: Final = "content-type"
+#: The column that says when a row's message is to be there, in milliseconds since the epoch.
+SCHEDULED: Final = "scheduled_enqueue_time_ms"
 #: Bytes of one property, and of all properties of a message, at Service Bus.
 PROPERTY_BYTES: Final = 32 << 10
 PROPERTIES_BYTES: Final = 64 << 10
@@ -41,18 +44,20 @@ HEADER_VALUE_BYTES: Final = 22_500
 #: Kept free of a message's size for what AMQP and our JSON add.
 RESERVE: Final = 16 << 10
 
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _OWN: Final = frozenset({PACKED, REASON, DESCRIPTION})
 _NAME_BYTES: Final = 255
 
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A message as Service Bus carries it."""
+    """A message as Service Bus carries it; `due`: when it becomes one, None: at once."""
 
     body: bytes
     properties: dict[str, str]
     message_id: str
     content_type: str | None
+    due: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +125,15 @@ def encode_row(
         return Encoded(value or b"", properties, id_ or uuid.uuid4().hex, content_type)
     except (TypeError, ValueError, AttributeError) as error:
         raise _refused(f"its key, headers, id or timestamp cannot be written ({error})", "TYPE") from error
+
+
+def scheduled(encoded: Encoded, due_ms: int) -> Encoded:
+    """The same, to be there from `due_ms` on, milliseconds since the epoch. Raises Permanent."""
+    try:
+        return replace(encoded, due=_EPOCH + timedelta(milliseconds=due_ms))
+    except (OverflowError, TypeError) as error:
+        text = f"its {SCHEDULED}, {due_ms!r}, is no time in milliseconds since the epoch"
+        raise _refused(text, "TYPE") from error
 
 
 def decode(raw: Any) -> Decoded:

@@ -18,7 +18,7 @@ from redelivery.errors import Ambiguous, BrokerError, Fatal, Permanent, Retriabl
 from redelivery.message import Batch
 from redelivery_servicebus.address import Address, fault
 from redelivery_servicebus.config import Settings, client
-from redelivery_servicebus.encoding import Encoded, encode_row
+from redelivery_servicebus.encoding import SCHEDULED, Encoded, encode_row, scheduled
 from redelivery_servicebus.errors import classified, is_target
 from redelivery_servicebus.links import Link
 
@@ -74,10 +74,11 @@ class ServicebusSender(Sender):
             nothing if column is None else column.values
             for column in (batch.key, batch.headers, batch.id, batch.timestamp_ms, batch.destination)
         )
+        dues = batch.extra[SCHEDULED].values if SCHEDULED in batch.extra else nothing
         most = self._settings.max_message_bytes
         queues: dict[str, list[Row]] = {}
-        values = zip(batch.value.values, keys, headers, ids, stamps, targets, strict=True)
-        for index, (value, key, pairs, id_, stamp, target) in enumerate(values):
+        values = zip(batch.value.values, keys, headers, ids, stamps, targets, dues, strict=True)
+        for index, (value, key, pairs, id_, stamp, target, due) in enumerate(values):
             queue = self._address.queue if target is None else target
             wrong = None if target is None else fault(target)
             if wrong is not None:
@@ -86,6 +87,8 @@ class ServicebusSender(Sender):
                 continue
             try:
                 encoded = encode_row(value, key, pairs, id_, stamp, most)
+                if due is not None:
+                    encoded = scheduled(encoded, due)
             except Permanent as error:
                 failures.append(Failure(index, error))
             else:
@@ -218,6 +221,7 @@ def outgoing(encoded: Encoded) -> ServiceBusMessage:
         message_id=encoded.message_id,
         content_type=encoded.content_type,
         application_properties=properties or None,
+        scheduled_enqueue_time_utc=encoded.due,
     )
 
 

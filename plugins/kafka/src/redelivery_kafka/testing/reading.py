@@ -9,13 +9,21 @@ import base64
 import threading
 import time
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Final, TypeVar
 
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-_LOADING: Final = (KafkaError.COORDINATOR_LOAD_IN_PROGRESS, KafkaError.COORDINATOR_NOT_AVAILABLE)
+_T = TypeVar("_T")
+#: What a broker says of a topic or a group that was made a moment ago: asked again, it knows.
+_NOT_YET: Final = (
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+)
 #: Behind a topic's name: the group whose progress says which of its letters are removed.
 REMOVED: Final = ".redelivery-removed"
 _END: Final = KafkaError._PARTITION_EOF  # noqa: SLF001 - its public name
@@ -53,7 +61,7 @@ class Reader:
         places = self._places(topic)
         if not places:
             return
-        ends = {at.partition: consumer.get_watermark_offsets(at, timeout=PATIENCE) for at in places}
+        ends = {at.partition: _answer(partial(consumer.get_watermark_offsets, at, timeout=PATIENCE)) for at in places}
         settled: dict[int, list[tuple[int, frozenset[int]]]] = {}
         for _, partition, offset, metadata in self._committed(topic, group):
             settled.setdefault(partition, []).append(settled_offsets(offset, metadata))
@@ -82,30 +90,13 @@ class Reader:
         places, found = self._places(topic), []
         for name in (group, topic + REMOVED) if places else ():
             asked = [ConsumerGroupTopicPartitions(name, places)]
-            answer = self._answered(admin, asked)
+            answer = _answer(partial(_offsets, admin, asked))
             found += [(name, each.partition, each.offset, each.metadata) for each in answer.topic_partitions]
         return found
 
-    @staticmethod
-    def _answered(admin: Any, asked: list[Any]) -> Any:
-        """A broker that has just started loads its groups first, and says so."""
-        deadline = time.monotonic() + PATIENCE
-        while True:
-            (answer,) = admin.list_consumer_group_offsets(asked, request_timeout=PATIENCE).values()
-            try:
-                return answer.result()
-            except KafkaException as error:
-                if error.args[0].code() not in _LOADING or time.monotonic() > deadline:
-                    raise
-            admin.poll(0.1)
-
     def _places(self, topic: str) -> list[TopicPartition]:
-        found = self._connected()[0].list_topics(topic, timeout=PATIENCE).topics[topic]
-        if found.error is not None:
-            if found.error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
-                return []
-            raise KafkaException(found.error)
-        return [TopicPartition(topic, partition) for partition in found.partitions]
+        consumer, _ = self._connected()
+        return [TopicPartition(topic, partition) for partition in _answer(partial(_partitions, consumer, topic))]
 
     def _connected(self) -> tuple[Consumer, AdminClient]:
         if self._clients is None:
@@ -119,6 +110,32 @@ class Reader:
             }
             self._clients = Consumer(own), AdminClient(dict(self._settings))
         return self._clients
+
+
+def _answer(ask: Callable[[], _T]) -> _T:
+    """Ask until whoever knows has been chosen and is ready."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        try:
+            return ask()
+        except KafkaException as error:
+            if error.args[0].code() not in _NOT_YET or time.monotonic() > deadline:
+                raise
+        time.sleep(0.1)
+
+
+def _offsets(admin: Any, asked: list[Any]) -> Any:
+    (answer,) = admin.list_consumer_group_offsets(asked, request_timeout=PATIENCE).values()
+    return answer.result()
+
+
+def _partitions(consumer: Any, topic: str) -> list[int]:
+    found = consumer.list_topics(topic, timeout=PATIENCE).topics[topic]
+    if found.error is None:
+        return list(found.partitions)
+    if found.error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+        return []
+    raise KafkaException(found.error)
 
 
 def settled_offsets(base: int, metadata: str | None) -> tuple[int, frozenset[int]]:

@@ -154,7 +154,7 @@ class StandInRuntime(ServicebusRuntime):
     cannot_show = (
         "Azure Service Bus itself: this is a stand-in, written from what the real SDK sends and from the documentation",
         "topics, sessions, transactions, partitioned queues, AMQP over WebSockets, Azure credentials: it has none",
-        "throttling, failover, idle links being detached, power loss: its queues are in memory",
+        "failover, power loss, throttling by load: its queues are in memory, and it throttles when a test says so",
     )
 
     def __init__(self, *, duplicates: bool = False) -> None:

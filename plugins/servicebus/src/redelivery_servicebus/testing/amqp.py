@@ -32,6 +32,9 @@ class Namespace(Protocol):
     store: Store
     keys: Mapping[str, Key]
 
+    def admit(self) -> None:
+        """A client sends. Raises StoreError where it is throttled."""
+
 
 class Connection:
     """Bytes in, bytes out."""
@@ -164,6 +167,16 @@ class Connection:
         self._outgoing = [each for each in self._outgoing if each.link != link]
         link.close()
 
+    def detach_all(self) -> None:
+        """End every link to a queue, as is done to one that nobody has used for ten minutes."""
+        link = self._endpoint.link_head(Endpoint.LOCAL_ACTIVE)
+        while link is not None:
+            following = link.next(Endpoint.LOCAL_ACTIVE)
+            if isinstance(getattr(link, "node", None), Incoming | Outgoing):
+                text = "The link was idle, and is force detached."
+                self.refuse(link, StoreError("amqp:link:detach-forced", 410, text))
+            link = following
+
     def allowed(self, path: str, claim: Claim) -> bool:
         """Whether a token put on this connection gives this claim."""
         return allowed(self._grants.values(), path, claim, self._store.clock())
@@ -225,8 +238,11 @@ class Connection:
     def _taken(self, link: Link, node: Node, delivery: Delivery) -> None:
         encoded = bytes(link.recv(delivery.pending) or b"")
         link.advance()
+        batch = self._frames.is_batch(link.name)
         try:
-            node.take(encoded, batch=self._frames.is_batch(link.name))
+            if isinstance(node, Incoming):
+                self._namespace.admit()
+            node.take(encoded, batch=batch)
             delivery.update(Delivery.ACCEPTED)
         except Malformed as error:
             _reject(delivery, StoreError("amqp:decode-error", 400, str(error)))

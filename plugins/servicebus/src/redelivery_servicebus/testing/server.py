@@ -17,6 +17,7 @@ from proton import ProtonException
 
 from redelivery_servicebus.testing.amqp import Connection
 from redelivery_servicebus.testing.auth import Key
+from redelivery_servicebus.testing.box import StoreError
 from redelivery_servicebus.testing.store import Store
 
 #: A TLS connection begins with this byte, an AMQP one with an "A".
@@ -49,6 +50,7 @@ class Server:
         self.store = store
         self.keys = keys
         self.paused = False
+        self.busy = 0
         self._lock = lock
         self._secure = secure
         self._connections: dict[socket.socket, Connection] = {}
@@ -69,6 +71,17 @@ class Server:
         """Look at the store now: another thread has changed it."""
         with contextlib.suppress(BlockingIOError):
             self._bell.send(b"!")
+
+    def admit(self) -> None:
+        """Let a client send. Raises StoreError where it is throttled."""
+        if self.busy > 0:
+            self.busy -= 1
+            raise StoreError("com.microsoft:server-busy", 503, "The entity is being throttled. Error code: 50009.")
+
+    def detach_all(self) -> None:
+        """End every link of every connection; with the lock held."""
+        for connection in self._connections.values():
+            connection.detach_all()
 
     def close(self) -> None:
         """Cut every connection, without a word to the clients, and listen no more."""

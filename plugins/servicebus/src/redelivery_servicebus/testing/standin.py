@@ -116,6 +116,19 @@ class StandIn:
         finally:
             self._pause(on=False)
 
+    def throttle(self, requests: int) -> None:
+        """Refuse so many requests to send with `com.microsoft:server-busy`; nothing of them is stored."""
+        with self.lock:
+            if self._server is not None:
+                self._server.busy = requests
+
+    def detach_links(self) -> None:
+        """Detach every link, as Service Bus does with those that were idle for ten minutes; connections stay."""
+        with self.lock:
+            if self._server is not None:
+                self._server.detach_all()
+        self._wake()
+
     def _pause(self, *, on: bool) -> None:
         if self._server is not None:
             self._server.paused = on
