@@ -16,6 +16,7 @@ from redelivery.errors import ConfigurationError, Retriable
 from redelivery.message import Message
 from redelivery.redriving import Pace, RedriveReport
 from redelivery.selection import Selection
+from redelivery.spec import NATIVE, DeliverySpec, Sink
 
 
 def world(count: int) -> World:
@@ -147,6 +148,19 @@ def test_what_the_broker_itself_gave_up_is_forwarded_with_its_context() -> None:
     assert (there.value, there.headers[0]) == (b"old", ("mine", b"1"))
     assert context is not None
     assert (context.kind, context.reason) == ("expired", "its time to live had run out")
+
+
+def test_without_a_target_it_is_forwarded_to_the_first_sink_of_the_spec_that_is_another_place() -> None:
+    here = World(Letter(position="p", message=Message(value=b"old"), context=ErrorContext(kind="expired")))
+    with here.box() as box:
+        for spec in (None, DeliverySpec(dead_letter_sink=(Sink(uri=NATIVE),))):
+            with pytest.raises(ConfigurationError, match="say where to"):
+                box.forward(spec=spec)
+        assert [each.position for each in here.place.letters] == ["p"]
+        sinks = (Sink(uri=NATIVE), Sink(uri="scripted:other"))
+        # A spec's own tolerance is of rows; a letter that fails stays, and fails nothing.
+        assert box.forward(spec=DeliverySpec(dead_letter_sink=sinks, tolerance="none")).removed == 1
+    assert [each.value for each in here.other.stored] == [b"old"]
 
 
 def test_a_letter_written_while_it_runs_is_left_for_the_next_run() -> None:

@@ -11,12 +11,12 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from redelivery.broker import Broker, DeadLetters, Letter, Support
 from redelivery.clock import SystemClock
 from redelivery.delivery.lane import Bounds
-from redelivery.delivery.opening import Borrow, Opening, connected
+from redelivery.delivery.opening import Borrow, Opening, connected, sink_options, sink_url
 from redelivery.errors import ConfigurationError
 from redelivery.ledger import Ledger
 from redelivery.message import Message
@@ -38,6 +38,13 @@ from redelivery.spec import DeliverySpec
 
 #: How a letter is sent where nothing else is said; one that fails for good stays in its place.
 _SPEC: Final = DeliverySpec(retry=3, tolerance="all", allow_skip=True, log_enable=False)
+#: A letter that fails for good fails no run, however many do.
+_TOLERANT: Final[Mapping[str, Any]] = {
+    "tolerance": "all",
+    "tolerance_limit": None,
+    "tolerance_rate_limit": None,
+    "tolerance_rate_duration": None,
+}
 
 
 class LetterBox:
@@ -98,7 +105,7 @@ class LetterBox:
             where: of these, only those that it means.
             pace: limit, rate, dry run, and when to stop.
             ledger: a file that lets a run that was killed go on where it was, and keeps a second run away.
-            spec: how they are sent; a letter that fails for good stays where it is.
+            spec: how they are sent: its retries, backoff and timeouts. A letter that fails for good stays where it is.
             hop_limit: letters sent back so often already are left.
 
         Raises:
@@ -142,7 +149,7 @@ class LetterBox:
 
     def forward(
         self,
-        to: str,
+        to: str | None = None,
         *,
         where: Selection | None = None,
         pace: Pace | None = None,
@@ -151,8 +158,13 @@ class LetterBox:
     ) -> RedriveReport:
         """Move what the broker itself dead-lettered (expired, delivered too often) to a sink, with its context.
 
-        Each is removed once the sink has confirmed it. Arguments and errors are those of `redrive`.
+        Each is removed once the sink has confirmed it. Arguments and errors are those of `redrive`, but for `to`: None
+        means the first deadLetterSink of `spec` that is not the place itself.
         """
+        options = self._options
+        if to is None:
+            to, own = self._named_sink(spec or _SPEC)
+            options = {**options, **own}
         return self._transfer(
             "forward",
             to,
@@ -162,6 +174,7 @@ class LetterBox:
             pace or Pace(max_returns=None),
             ledger,
             spec or _SPEC,
+            options,
         )
 
     def close(self) -> None:
@@ -186,10 +199,13 @@ class LetterBox:
         pace: Pace,
         ledger: Path | None,
         spec: DeliverySpec,
+        options: Mapping[str, str] | None = None,
     ) -> RedriveReport:
+        spec = replace(spec, dead_letter_sink=(), allow_skip=True, **_TOLERANT)
         with ExitStack() as resources:
             url = to or self._opening.url
-            options = self._options if to is None else own_options(to, self._options)
+            options = self._options if options is None else options
+            options = options if to is None else own_options(to, options)
             opening = replace(self._opening, url=url, options=options, spec=spec, resources=resources)
             if to is not None and to == self._place():
                 raise ConfigurationError(f"{doing}: {redact(to)} is the place that the letters are in")
@@ -208,6 +224,16 @@ class LetterBox:
                 partial=self._broker.capabilities.browse is Support.LOWER_BOUND,
             )
             return transfer.run(lane, spec)
+
+    def _named_sink(self, spec: DeliverySpec) -> tuple[str, Mapping[str, str]]:
+        """URL and client options of a spec's sink. Raises ConfigurationError, BrokerError, Unsupported."""
+        for sink in spec.dead_letter_sink:
+            url = sink_url(sink, self._broker)
+            if url != self._place():
+                return url, sink_options(sink, self._broker, own_options(url, self._options))
+        raise ConfigurationError(
+            "forward: say where to, with `to` or with a spec whose deadLetterSink is another place"
+        )
 
     def _place(self) -> str:
         return self._opening.url if self._direct else self._broker.native_sink()

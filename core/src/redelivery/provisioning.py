@@ -13,9 +13,10 @@ from typing import Final
 
 from redelivery import plugins
 from redelivery.broker import Broker, Capabilities, Plan, Support
+from redelivery.delivery.opening import sink_url
 from redelivery.errors import BrokerError, ConfigurationError, Unsupported
-from redelivery.settings import has_scheme, redact
-from redelivery.spec import NATIVE, DeliverySpec, DeliveryStatus, Sink
+from redelivery.settings import redact
+from redelivery.spec import NATIVE, DeliverySpec, DeliveryStatus
 
 #: The parts of the vocabulary, and the capability that does each.
 _PARTS: Final[Mapping[str, str]] = {
@@ -91,17 +92,11 @@ def apply(url: str, spec: DeliverySpec, *, options: Mapping[str, str] | None = N
 
 def _sinks(url: str, spec: DeliverySpec, broker: Broker) -> list[str]:
     """The URLs of a spec's sinks. Raises ConfigurationError where one is the destination."""
-    sinks = [_url(sink, broker) for sink in spec.dead_letter_sink]
+    # The native place may not be there yet.
+    sinks = [NATIVE if sink.uri == NATIVE else sink_url(sink, broker) for sink in spec.dead_letter_sink]
     if url in sinks or broker.canonical_url in sinks:
         raise ConfigurationError(f"deadLetterSink: {redact(url)} is the destination itself; name another place")
     return sinks
-
-
-def _url(sink: Sink, broker: Broker) -> str:
-    """A sink's URL; `native` as it is, for its place may not be there yet."""
-    if sink.ref is not None:
-        return broker.sibling(sink.ref.name)
-    return sink.uri if sink.uri == NATIVE or has_scheme(sink.uri) else broker.sibling(sink.uri)
 
 
 def _support(capabilities: Capabilities) -> dict[str, Support]:

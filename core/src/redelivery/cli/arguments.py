@@ -6,6 +6,7 @@ This file must not do what a command does.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
 
 from redelivery import plugins
@@ -33,11 +34,11 @@ def _add_option(parser: argparse.ArgumentParser, text: str) -> None:
     parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help=text)
 
 
-def add_place(parser: argparse.ArgumentParser) -> None:
-    """The place that is looked at."""
+def add_place(parser: argparse.ArgumentParser, *, with_spec: bool = False) -> None:
+    """The place that is looked at, and with a spec: how its letters are moved."""
     parser.add_argument("url", help="the destination whose dead letters are meant")
     parser.add_argument("--sink", metavar="URL", help="where its letters went, if not to its native place")
-    add_client(parser)
+    (add_spec if with_spec else add_client)(parser)
 
 
 def add_where(parser: argparse.ArgumentParser) -> None:
@@ -102,9 +103,10 @@ def _properties(text: str) -> dict[str, str]:
     return found
 
 
-def opened(arguments: argparse.Namespace) -> LetterBox:
-    """The place that the arguments name."""
-    return dead_letters(arguments.url, sink=arguments.sink, options=client_of(arguments))
+def opened(arguments: argparse.Namespace, client: Mapping[str, str] | None = None) -> LetterBox:
+    """The place that the arguments name; the client's options are read here where they are not given."""
+    options = client_of(arguments) if client is None else client
+    return dead_letters(arguments.url, sink=arguments.sink, options=options)
 
 
 def selection_of(arguments: argparse.Namespace) -> Selection:

@@ -16,12 +16,13 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Final
 
-from redelivery.cli.arguments import add_place, add_where, opened, selection_of
+from redelivery.cli.arguments import add_place, add_where, opened, selection_of, spec_and_client
 from redelivery.cli.asking import confirm
 from redelivery.cli.showing import columns
 from redelivery.errors import ConfigurationError
 from redelivery.ledger import default_path
 from redelivery.redriving import HOP_LIMIT, MAX_RETURNS, Pace, RedriveReport
+from redelivery.spec import DeliverySpec
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -48,9 +49,9 @@ def add(what: _SubParsersAction[argparse.ArgumentParser]) -> None:
     forward.set_defaults(run=_forward)
     redrive.add_argument("--to", metavar="URL", help="another destination than the one where they failed")
     redrive.add_argument("--hop-limit", type=int, default=HOP_LIMIT, help="leave what came back so often (default 5)")
-    forward.add_argument("--to", metavar="URL", required=True, help="the sink")
+    forward.add_argument("--to", metavar="URL", help="the sink, where the delivery spec names none")
     for parser, returns in ((redrive, MAX_RETURNS), (forward, None)):
-        add_place(parser)
+        add_place(parser, with_spec=True)
         add_where(parser)
         parser.add_argument("--limit", type=int, help="letters, at most")
         parser.add_argument("--rate", type=float, help="letters a second, at most")
@@ -86,19 +87,27 @@ def add(what: _SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def _redrive(arguments: argparse.Namespace) -> int:
-    where = selection_of(arguments)
-    with opened(arguments) as box, _pace(arguments) as pace:
+    where, (spec, client) = selection_of(arguments), _spec(arguments)
+    with opened(arguments, client) as box, _pace(arguments) as pace:
         ledger = arguments.ledger or default_path(box.place)
-        report = box.redrive(to=arguments.to, where=where, pace=pace, ledger=ledger, hop_limit=arguments.hop_limit)
+        report = box.redrive(
+            to=arguments.to, where=where, pace=pace, ledger=ledger, spec=spec, hop_limit=arguments.hop_limit
+        )
     return _account(arguments, report)
 
 
 def _forward(arguments: argparse.Namespace) -> int:
-    where = selection_of(arguments)
-    with opened(arguments) as box, _pace(arguments) as pace:
+    where, (spec, client) = selection_of(arguments), _spec(arguments)
+    with opened(arguments, client) as box, _pace(arguments) as pace:
         ledger = arguments.ledger or default_path(box.place)
-        report = box.forward(arguments.to, where=where, pace=pace, ledger=ledger)
+        report = box.forward(arguments.to, where=where, pace=pace, ledger=ledger, spec=spec)
     return _account(arguments, report)
+
+
+def _spec(arguments: argparse.Namespace) -> tuple[DeliverySpec | None, dict[str, str]]:
+    """The spec, None where nothing of one is said, and the client's options. Raises ConfigurationError."""
+    spec, client = spec_and_client(arguments)
+    return None if spec == DeliverySpec() else spec, client
 
 
 @contextmanager

@@ -63,7 +63,13 @@ class Opening:
 
     def sink(self, sink: Sink, broker: Broker) -> Lane:
         """The lane of one of the destination's sinks. Raises ConfigurationError, BrokerError, Unsupported."""
-        url, options = self._resolve(sink, broker)
+        if sink.ref is not None:
+            name = f"{sink.ref.kind}/{sink.ref.name}"
+            raise ConfigurationError(
+                f"deadLetterSink: the ref {name} is resolved by provisioning: run `redelivery apply`, and give the uri "
+                "that it prints"
+            )
+        url, options = sink_url(sink, broker), sink_options(sink, broker, self.options)
         if url == self.url:
             raise ConfigurationError(f"deadLetterSink: {redact(url)} is the destination itself; name another place")
         there = self.resources.enter_context(self.borrow(url, options))
@@ -76,17 +82,26 @@ class Opening:
             lane.open()
         return lane
 
-    def _resolve(self, sink: Sink, broker: Broker) -> tuple[str, Mapping[str, str]]:
-        """URL and client options. A native sink, or one named without a scheme, shares the destination's."""
-        if sink.ref is not None:
-            raise ConfigurationError(
-                f"deadLetterSink: the ref {sink.ref.kind}/{sink.ref.name} must be resolved by provisioning; give a uri"
-            )
-        if sink.uri == NATIVE:
-            return broker.native_sink(), {**self.options, **_prefixed(sink, broker.name)}
-        if not has_scheme(sink.uri):
-            return broker.sibling(sink.uri), {**self.options, **_prefixed(sink, broker.name)}
-        return sink.uri, _prefixed(sink, plugins.registry().by_url(sink.uri).name) if sink.options else {}
+
+def sink_url(sink: Sink, broker: Broker) -> str:
+    """URL of a destination's sink: a ref, and a uri without a scheme, name another place at the destination's broker.
+
+    Raises:
+        ConfigurationError: the native place has not been provisioned.
+        BrokerError, Unsupported
+    """
+    if sink.ref is not None:
+        return broker.sibling(sink.ref.name)
+    if sink.uri == NATIVE:
+        return broker.native_sink()
+    return sink.uri if has_scheme(sink.uri) else broker.sibling(sink.uri)
+
+
+def sink_options(sink: Sink, broker: Broker, options: Mapping[str, str]) -> Mapping[str, str]:
+    """A sink's client options; one at the destination's broker shares those of the destination."""
+    if sink.ref is not None or sink.uri == NATIVE or not has_scheme(sink.uri):
+        return {**options, **_prefixed(sink, broker.name)}
+    return _prefixed(sink, plugins.registry().by_url(sink.uri).name) if sink.options else {}
 
 
 def _prefixed(sink: Sink, plugin: str) -> Mapping[str, str]:
