@@ -170,11 +170,15 @@ class Intake:
             self._connection.process_data_events(left)
         self._connection.process_data_events(0)
         if len(arrived) < most and self._channel.consumer_tags:
+            # What the queue has given and the channel has not passed on when it is told to cancel, a quorum queue takes
+            # back, behind all others. So the queue is asked something first: its answer comes behind what it gave.
+            self.depth()
+            self.confirm()
             # pika's own cancel gives back what arrives meanwhile, and each time counts as a delivery. So the broker is
             # told first, and what it had sent by then is read, before pika is.
             cancel = Basic.Cancel(consumer_tag=name, nowait=True)  # type: ignore[no-untyped-call]
             self._channel._impl._send_method(cancel)  # noqa: SLF001 - see above
-            self._channel.flow(active=True)
+            self.confirm()
             self._connection.process_data_events(0)
         if self._channel.consumer_tags:
             self._channel.basic_cancel(name)
