@@ -104,7 +104,9 @@ def _support(capabilities: Capabilities) -> dict[str, Support]:
 
 
 def _of_spec(spec: DeliverySpec, can: Capabilities) -> Iterator[str]:
-    if not spec.dead_letter_sink:
+    if not spec.dead_letter_sink and spec.tolerates:
+        yield "there is no deadLetterSink, and failures are tolerated: a row that fails for good is counted, and gone"
+    elif not spec.dead_letter_sink:
         yield "there is no deadLetterSink: a message that fails for good fails the job, or stays where it is"
     elif any(sink.uri == NATIVE for sink in spec.dead_letter_sink) and not can.dead_letter:
         yield "deadLetterSink: this destination has no dead letter place of its own: name a URL instead of 'native'"

@@ -10,6 +10,7 @@ from redelivery.plugins import connect
 from redelivery.spec import NATIVE, DeliverySpec, Ref, Sink
 from redelivery_conformance.harness import CannotShow
 from redelivery_conformance.statements import Statements
+from redelivery_kafka.admin import may_be_lost
 
 SPEC = DeliverySpec(dead_letter_sink=(Sink(uri=NATIVE),))
 
@@ -153,6 +154,12 @@ class TestProvisioning(Statements):
         (warning,) = plan(subject).warnings
         assert "may delete them unread" in warning
 
+    def test_a_leader_that_confirms_alone_is_a_warning(self, subject):
+        provision(subject)
+        options = {"kafka.acks": "1", "kafka.enable.idempotence": "false"}
+        with subject.connect(options=options) as broker, broker.admin() as admin:
+            assert "is lost if that broker is" in " ".join(admin.plan(SPEC).warnings)
+
     def test_fewer_partitions_than_the_topic_has_are_a_warning_unless_asked_for(self, subject):
         there = cluster(subject)
         wide = subject.place.topic + "-wide"
@@ -196,6 +203,21 @@ class TestProvisioning(Statements):
         for row in rows:
             subject.deliver(row, url=subject.broker.native_sink())
         assert [each.message.value for each in subject.browse(direct=False)] == [row.value for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("acks", "replicas", "least", "said"),
+    [
+        ("all", 3, "2", []),
+        ("-1", 1, "1", []),
+        ("all", 3, "1", ["with one of its 3 replicas alone"]),
+        ("1", 3, "2", ["kafka.acks=1"]),
+    ],
+)
+def test_what_counts_as_stored_and_may_still_be_lost_is_a_warning(acks, replicas, least, said):
+    """A cluster of one broker cannot show it."""
+    found = list(may_be_lost("orders", acks, replicas, {"min.insync.replicas": least}))
+    assert [text in each for text, each in zip(said, found, strict=True)] == [True] * len(said)
 
 
 def test_an_admin_does_nothing_before_it_is_asked():

@@ -109,6 +109,26 @@ class TestProvisioning(Statements):
         ]
         assert found == Difference("x-queue-type", wanted, there)
 
+    @pytest.mark.parametrize(("kind", "warned"), [("classic", True), ("quorum", False)])
+    def test_dead_lettering_at_most_once_is_a_warning(self, subject: Subject, kind: str, warned: bool) -> None:
+        """Of a queue that is to be made, and of one that is there."""
+        url = fresh(subject)
+        for _ in range(2):
+            with subject.connect(url, {"rabbitmq.queue_type": kind}).admin() as admin:
+                assert ("at most once" in " ".join(admin.plan(SPEC).warnings)) is warned
+                admin.provision(SPEC)
+
+    def test_a_dead_letter_exchange_that_is_not_there_is_a_warning(self, subject: Subject) -> None:
+        url = fresh(subject)
+        for exchange, warned in (("nowhere-to-be-found", True), ("amq.fanout", False)):
+            with raw(subject) as channel:
+                channel.queue_delete(Address.parse(url).queue)
+                arguments = {"x-queue-type": "quorum", "x-dead-letter-exchange": exchange}
+                channel.queue_declare(Address.parse(url).queue, durable=True, arguments=arguments)
+            with subject.connect(url).admin() as admin:
+                text = f"the exchange {exchange!r}, which is not there"
+                assert (text in " ".join(admin.plan(SPEC).warnings)) is warned
+
     def test_a_queue_that_outlives_no_restart_differs(self, subject: Subject) -> None:
         url = fresh(subject)
         with raw(subject) as channel:

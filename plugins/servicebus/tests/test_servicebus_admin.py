@@ -102,6 +102,13 @@ class TestAdmin(Statements):
             with pytest.raises(Fatal, match="the claim Manage"):
                 admin.provision(DeliverySpec())
 
+    def test_letters_that_expire_are_warned_of(self, subject: Subject) -> None:
+        place = f"{queue(subject)}-dead-letters"
+        with subject.broker.admin() as admin:
+            assert "may expire" not in " ".join(admin.plan(DeliverySpec()).warnings)
+            namespace(subject).alter_queue(place, default_message_time_to_live=3_600.0)
+            assert f"{place} keeps a letter for 3600s" in " ".join(admin.plan(DeliverySpec()).warnings)
+
     def test_a_queue_with_sessions_is_told(self, subject: Subject) -> None:
         name = f"{queue(subject)}-sessions"
         namespace(subject).create_queue(name, requires_session=True)

@@ -9,7 +9,7 @@ import pytest
 
 from redelivery.broker import Plan
 from redelivery.errors import Fatal
-from redelivery.spec import UNLIMITED, DeliverySpec
+from redelivery.spec import UNLIMITED, DeliverySpec, Sink
 from redelivery_conformance.statements import Statements
 from redelivery_conformance.subject import Subject
 from redelivery_sqs.address import Address
@@ -219,6 +219,21 @@ def test_a_place_that_does_not_let_its_source_in_is_told(
 
 def test_a_place_that_lets_everybody_in_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ["has no RedriveAllowPolicy" in each for each in told(monkeypatch).warnings] == [True]
+
+
+@pytest.mark.parametrize(
+    ("sink", "says"),
+    [
+        ("letters.fifo", "have no message group there"),
+        ("sqs:letters.fifo", "have no message group there"),
+        ("letters", ""),
+        ("file:/tmp/letters.fifo", ""),
+    ],
+)
+def test_a_sink_of_the_other_kind_is_warned_of(monkeypatch: pytest.MonkeyPatch, sink: str, says: str) -> None:
+    found = told(monkeypatch, DeliverySpec(dead_letter_sink=(Sink(uri=sink),)), RedriveAllowPolicy=allow("allowAll"))
+    assert bool(found.warnings) is bool(says)
+    assert says in " ".join(found.warnings)
 
 
 def test_a_place_that_is_not_encrypted_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -181,6 +181,8 @@ class KafkaAdmin(Admin):
         )
 
     def _warnings(self, letters: Sequence[Address], spec: DeliverySpec, topic: _Topic | None) -> Iterator[str]:
+        if topic is not None:
+            yield from may_be_lost(self._address.topic, self._settings.acks, topic.replicas, topic.config)
         for address in letters:
             found = self._look(address)
             if found is None:
@@ -261,6 +263,18 @@ class KafkaAdmin(Admin):
         for each in self._refused:
             if each.name() in REFUSED:
                 raise classify(each, doing) from error
+
+
+def may_be_lost(name: str, acks: str, replicas: int, config: Mapping[str, str]) -> Iterator[str]:
+    """What a row that counts as stored can still be lost by, silently."""
+    least = config.get("min.insync.replicas", "1")
+    if acks not in {"all", "-1"}:
+        yield f"kafka.acks={acks}: a row counts as stored once its leader has it, and is lost if that broker is"
+    elif least == "1" and replicas > 1:
+        yield (
+            f"{name} has min.insync.replicas=1: a row counts as stored with one of its {replicas} replicas alone, "
+            "and is lost if that broker is"
+        )
 
 
 def _differences(found: _Topic, spec: DeliverySpec, topic: _Topic | None) -> Iterator[Difference]:

@@ -77,12 +77,17 @@ class Settings:
         """
         for name, value in options.items():
             _check(name, value)
-        acks = options.get("acks", options.get("request.required.acks", "all"))
-        if acks not in {"all", "-1"} and options.get("enable.idempotence", "true").lower() != "false":
+        found = cls(dict(options))
+        if found.acks not in {"all", "-1"} and options.get("enable.idempotence", "true").lower() != "false":
             text = "set kafka.enable.idempotence=false too, and retries may then double or reorder rows"
-            raise ConfigurationError(f"kafka.acks={acks}: an idempotent producer needs acks=all; {text}")
+            raise ConfigurationError(f"kafka.acks={found.acks}: an idempotent producer needs acks=all; {text}")
         _probe(options)
-        return cls(dict(options))
+        return found
+
+    @property
+    def acks(self) -> str:
+        """How many replicas confirm a row."""
+        return self.values.get("acks", self.values.get("request.required.acks", "all"))
 
     @property
     def message_bytes(self) -> int:

@@ -7,7 +7,7 @@ argument differs, naming the first that does: each is read by declaring with wha
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
@@ -54,7 +54,8 @@ class RabbitmqAdmin(Admin):
                 "policies of the broker's operator are not seen over AMQP, and may add to what is declared",
             ]
             objects = [self._look(connection, each, notes) for each in self._wanted(spec)]
-        return Plan(objects=objects, status=self._status(), approximations=notes)
+            warnings = [text for item in objects for text in self._lossy(connection, item)]
+        return Plan(objects=objects, status=self._status(), approximations=notes, warnings=warnings)
 
     def provision(self, spec: DeliverySpec) -> DeliveryStatus:
         plan = self.plan(spec)
@@ -125,6 +126,21 @@ class RabbitmqAdmin(Admin):
             differences=differences,
         )
 
+    def _lossy(self, connection: BlockingConnection, item: NativeObject) -> Iterator[str]:
+        """How the broker itself loses letters of a queue without a word."""
+        there = {each.attribute: each.found for each in item.differences}
+        if item.name == self._address.queue != self._address.dead_letters.queue:
+            kind = there.get("x-queue-type", item.attributes["x-queue-type"])
+            if kind == "classic":
+                yield (
+                    f"queue {item.name!r} is a classic one: what the broker itself dead-letters (expired, over the "
+                    "length) it sends on at most once; a quorum queue keeps it until that is confirmed"
+                )
+        exchange = there.get("x-dead-letter-exchange")
+        if exchange and exchange != "none" and not _has_exchange(connection, exchange):
+            where = f"the exchange {exchange!r}, which is not there"
+            yield f"queue {item.name!r} dead-letters to {where}: letters are dropped without a word"
+
     def _keeps(self, queue: Queue) -> bool:
         """Whether the broker can dead-letter at least once: it is asked for what it never makes, and says why not."""
         if not self._link.version or self._link.version >= _FLAG_NEEDED:
@@ -183,6 +199,17 @@ def _declare(
             auto_delete=flags["auto_delete"] == "true",
             arguments=dict[str, Any](arguments),
         )
+
+
+def _has_exchange(connection: BlockingConnection, name: str) -> bool:
+    try:
+        with connection.channel() as channel:
+            channel.exchange_declare(name, passive=True)
+    except ChannelClosedByBroker as error:
+        if error.reply_code != _NOT_FOUND:
+            raise
+        return False
+    return True
 
 
 def _count(connection: BlockingConnection, name: str) -> int:

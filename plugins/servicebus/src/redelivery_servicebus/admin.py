@@ -33,6 +33,8 @@ _WINDOW, _FORWARD, _SESSION = (
     "ForwardDeadLetteredMessagesTo",
     "RequiresSession",
 )
+#: A time to live so long is none: Azure's own default is 10,675,199 days.
+_FOR_EVER: Final = timedelta(days=36_500)
 #: What a queue is made with where nothing says otherwise: seconds.
 _LOCK_SECONDS: Final = 60
 _LETTER_LOCK_SECONDS: Final = 300
@@ -119,6 +121,9 @@ class ServicebusAdmin(Admin):
                 f"{name} gives a letter {found.max_delivery_count} times at most: removing letters behind others counts"
             )
             notes.append(f"{text}, and what is over it goes to its own sub-queue (which is read, too)")
+        kept = found.default_message_time_to_live
+        if isinstance(kept, timedelta) and kept < _FOR_EVER:
+            notes.append(f"{name} keeps a letter for {_seconds(kept)}: it may expire before anybody has looked at it")
         differences = [Difference(_SESSION, "false", "true")] if found.requires_session else []
         if found.forward_to:
             differences.append(Difference("ForwardTo", "none", str(_name(found.forward_to))))

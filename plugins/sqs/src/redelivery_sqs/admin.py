@@ -12,7 +12,8 @@ from typing import Any, Final
 
 from redelivery.broker import Admin, Difference, NativeObject, Plan
 from redelivery.errors import Fatal
-from redelivery.spec import UNLIMITED, DeliverySpec, DeliveryStatus
+from redelivery.settings import has_scheme, scheme_of
+from redelivery.spec import NATIVE, UNLIMITED, DeliverySpec, DeliveryStatus
 from redelivery_sqs.address import Address
 from redelivery_sqs.config import Settings, client, queue_url
 from redelivery_sqs.errors import classified
@@ -53,6 +54,7 @@ class SqsAdmin(Admin):
             objects += [self._queue(self._address, source), self._policy(spec, source)]
             notes += _untold(self._address, source)
             notes += self._forgetful(source or {}, letters or {}) + self._allowing(objects[0], letters)
+            notes += self._mismatched(spec)
         return Plan(objects=objects, status=self._status(), approximations=_limits(spec), warnings=notes)
 
     def provision(self, spec: DeliverySpec) -> DeliveryStatus:
@@ -146,6 +148,18 @@ class SqsAdmin(Admin):
         )
         return [text]
 
+    def _mismatched(self, spec: DeliverySpec) -> list[str]:
+        """Sinks that are queues of the other kind: SQS itself never moves a message from one kind to the other."""
+        names = [sink.ref.name if sink.ref else sink.uri for sink in spec.dead_letter_sink if sink.uri != NATIVE]
+        queues = [Address.parse(each) for each in names if has_scheme(each) and scheme_of(each) == "sqs"]
+        queues += [self._address.at(each) for each in names if not has_scheme(each)]
+        return [
+            f"{each.queue} is {_kind(each)} and {self._address.queue} is {_kind(self._address)}: letters "
+            + ("without a key have no message group there" if each.fifo else "lose their order there")
+            for each in queues
+            if each.fifo != self._address.fifo
+        ]
+
     def _allowing(self, place: NativeObject, letters: Mapping[str, str] | None) -> list[str]:
         if place.action == "create" or _ALLOW in (letters or {}):
             return []
@@ -207,6 +221,10 @@ def _compared(kind: str, name: str, wanted: Mapping[str, str], differences: list
         attributes=wanted,
         differences=differences,
     )
+
+
+def _kind(address: Address) -> str:
+    return "a FIFO queue" if address.fifo else "a standard queue"
 
 
 def _max_receives(spec: DeliverySpec) -> int:
