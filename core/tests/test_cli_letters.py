@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -241,6 +242,30 @@ def test_at_a_terminal_it_asks_before_letters_are_gone(url: str, answer: str, le
     os.close(theirs)
     assert b"Remove all 1 letters" in err
     assert (process.returncode, lying(url)) == (0 if answer == "y" else 2, left)
+
+
+def test_at_a_terminal_it_shows_how_far_it_is_and_leaves_nothing_behind(url: str) -> None:
+    """On one line of the terminal, never wider than it; what is piped has none of it."""
+    bury(url, *rows(60))
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "redelivery", "dead-letters", "redrive", url, "--rate", "100"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=theirs, env={**os.environ, "COLUMNS": "40"}
+    ) as process:
+        os.close(theirs)
+        shown = b""
+        with suppress(OSError):  # what a terminal says whose other side is closed
+            while piece := os.read(ours, 4096):
+                shown += piece
+        out, _ = process.communicate(timeout=30)
+    os.close(ours)
+    lines = shown.decode().split("\r")
+    moved = [int(line.split()[0]) for line in lines if "moved" in line]
+    assert (process.returncode, moved[0] < 60, moved[-1], moved) == (0, True, 60, sorted(moved))
+    assert max(map(len, lines)) < 40
+    assert (lines[-2].strip(), lines[-1]) == ("", ""), "the line is still there"
+    assert b"are confirmed at their destination" in out
+    assert b"\r" not in out
 
 
 def test_ctrl_c_leaves_every_letter_in_one_place_and_the_rest_for_the_next_run(url: str) -> None:

@@ -8,11 +8,14 @@ from __future__ import annotations
 import multiprocessing
 import warnings
 from collections.abc import Callable
+from typing import Final
 
 import pytest
 
 from redelivery_conformance.subject import Subject
 
+#: What a child says by its exit: it was killed where it was to be.
+KILLED: Final = 9
 #: Seconds that a child may take beyond the place's patience.
 _MORE = 10.0
 

@@ -124,6 +124,10 @@ class Place(ABC):
         """
         raise CannotShow("a native limit of deliveries: its harness has no `limiting`")
 
+    def forgetting(self, seconds: float) -> Mapping[str, str]:  # noqa: ARG002
+        """Client options under which letters that a killed process looked at are there again after so many seconds."""
+        return {}
+
     def damage(self) -> None:
         """Put a message there that the plugin cannot decode. Raises CannotShow."""
         raise CannotShow("a message that cannot be decoded: its harness has no `damage`")

@@ -18,15 +18,13 @@ from redelivery.message import Message
 from redelivery.report import SubscriptionReport
 from redelivery.spec import DeliverySpec, Sink
 from redelivery.subscription import Handler, Subscription
-from redelivery_conformance.forking import in_a_fork
+from redelivery_conformance.forking import KILLED, in_a_fork
 from redelivery_conformance.statements import Statements, broker_has
 from redelivery_conformance.subject import GRACE, Subject
 from redelivery_conformance.suite.letters import original
 from redelivery_conformance.suite.receiving import numbered
 from redelivery_conformance.taking import Taker
 
-#: What a child says by its exit: it was killed where it was to be.
-KILLED = 9
 _names = count(1)
 
 

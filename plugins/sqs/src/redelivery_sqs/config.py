@@ -35,6 +35,7 @@ OPTIONS: Final[Mapping[str, str]] = {
     "connect_timeout": "seconds to wait for a connection (5)",
     "ca_bundle": "file of the certificates to trust; by default botocore's own",
     "concurrency": "requests in flight at once, each by a thread of its own (16)",
+    "dead_letter_hold": "seconds that a letter which was looked at stays hidden, where the look was killed (120)",
     "dead_letter_retention": "seconds that a provisioned dead letter queue keeps a letter (1209600, the most)",
     "endpoint_url": "where SQS is reached, if not at AWS",
     "external_id": "what the role of role_arn asks for besides",
@@ -60,6 +61,7 @@ _CONCURRENCY = 16
 _NUMBERS: Final[Mapping[str, tuple[type, float, float]]] = {
     "concurrency": (int, 1, 256),
     "connect_timeout": (float, 0.1, 60),
+    "dead_letter_hold": (int, 1, 43_200),
     "dead_letter_retention": (int, 60, 1_209_600),
     "max_message_bytes": (int, 1024, 1 << 31),
     "max_pool_connections": (int, 1, 1024),
@@ -90,6 +92,7 @@ class Settings:
     max_message_bytes: int = 1 << 20
     message_group: str | None = None
     retention: int = 345_600
+    dead_letter_hold: int = 120
     dead_letter_retention: int = 1_209_600
     kms_key: str | None = None
 

@@ -1,7 +1,7 @@
 """The dead letters role: browse, remove and purge the messages of one queue, and have SQS itself move them all back.
 
-SQS shows a message only by receiving it. So what is looked at is hidden from others, until the look is over or for
-two minutes. This file must not retry.
+SQS shows a message only by receiving it. So what is looked at is hidden from others until the look is over, and for
+`dead_letter_hold` seconds where nobody ends it. This file must not retry.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ from redelivery_sqs.address import Address
 from redelivery_sqs.config import Settings, client, queue_url
 from redelivery_sqs.errors import classified
 
-#: Seconds for which what was looked at stays hidden, if nobody makes it visible before.
-_HOLD: Final = 120
 #: Letters, and at most about so many bytes, that are put in order together.
 _PAGE: Final = 1_000
 _PAGE_BYTES: Final = 8 << 20
@@ -158,12 +156,14 @@ class SqsDeadLetters(DeadLetters):
                 MaxNumberOfMessages=batches.MOST,
                 # A FIFO queue shows no more of a group while its first ones are in hand: waiting shows none of them.
                 WaitTimeSeconds=0 if self._address.fifo and looked.begun else _WAIT,
-                VisibilityTimeout=_HOLD,
+                VisibilityTimeout=self._settings.dead_letter_hold,
                 MessageAttributeNames=["All"],
                 MessageSystemAttributeNames=["All"],
             )
         came = answer.get("Messages") or []
-        self._held.update((raw["MessageId"], (raw["ReceiptHandle"], before + _HOLD)) for raw in came)
+        self._held.update(
+            (raw["MessageId"], (raw["ReceiptHandle"], before + self._settings.dead_letter_hold)) for raw in came
+        )
         if not came:
             looked.ended = True
             return None

@@ -98,6 +98,9 @@ class SqsPlace(Place):
         url = self._url(self.queue)
         self._sqs.set_queue_attributes(QueueUrl=url, Attributes={"RedrivePolicy": json.dumps(policy)})
 
+    def forgetting(self, seconds: float) -> Mapping[str, str]:
+        return {"sqs.dead_letter_hold": str(max(1, int(seconds)))}
+
     def damage(self) -> None:
         attributes = {"redelivery": {"DataType": "String", "StringValue": "{oops"}}
         more = {"MessageGroupId": "g", "MessageDeduplicationId": "d"} if self.queue.endswith(_FIFO) else {}
