@@ -109,6 +109,7 @@ DISTRIBUTIONS = [
 GROUPS = nox.project.load_toml("pyproject.toml")
 #: Without deadlines for single examples, which say how busy a machine is.
 PYTEST = ["pytest", "--hypothesis-profile=ci", "--durations=15", "--durations-min=1"]
+NO_SPARK = ["-m", "not spark"]
 #: Where brokers are said to be there, as in the continuous integration, one that is missing is a failure.
 REQUIRED = ["--require-brokers"] if os.environ.get("REDELIVERY_REQUIRE_BROKERS") else []
 
@@ -183,28 +184,27 @@ def unit(session: nox.Session) -> None:
     if session.posargs:
         session.run(*PYTEST, *session.posargs)
         return
-    brokers = [*REQUIRED, "--ignore-glob=*_conformance.py"]
-    # Each with a process of its own: Spark does not find the data source again after core's sessions.
-    runs = [[*PYTEST, "-m", "not spark", *brokers, "core/tests"]]
-    for name in PLUGINS:
-        runs.append([*PYTEST, "-m", "not spark", *brokers, f"plugins/{name}/tests"])
-        runs += [[*PYTEST, *REQUIRED, str(path)] for path in Path("plugins", name, "tests").glob("*_spark.py")]
-    side_by_side(session, runs)
+    own = [*PYTEST, *NO_SPARK, *REQUIRED, "--ignore-glob=*_conformance.py"]
+    side_by_side(session, [[*own, "core/tests"], *([*own, f"plugins/{name}/tests"] for name in PLUGINS)])
 
 
 @nox.session
 def conformance(session: nox.Session) -> None:
-    """The suite against every broker that is to be had here, and the broken ones; `-- BROKER` runs one alone."""
+    """The suite and Spark against every broker that is to be had here, and the broken ones; `-- BROKER` runs one."""
     install_project(session, "test")
     kinds = [f"--broker-kind={kind}" for kind in ("container", "embedded") if REQUIRED]
     suite = [*PYTEST, *REQUIRED, *kinds]
-    names, rest = PLUGINS, session.posargs
+    rest = session.posargs
+    # A plugin's own module has all that it is tested as: kinds of queues, besides kinds of runtime.
+    modules = {name: f"plugins/{name}/tests/test_{name}_conformance.py" for name in PLUGINS}
     if rest and not rest[0].startswith("-"):
         _plugin(session, rest[0])
-        names, rest = [rest[0]], rest[1:]
-    # A plugin's own module has all that it is tested as: kinds of queues, besides kinds of runtime.
-    runs = [[*suite, f"plugins/{name}/tests/test_{name}_conformance.py", *rest] for name in names]
-    side_by_side(session, runs if len(names) == 1 else [*runs, [*suite, "conformance_tests/tests", *rest]])
+        session.run(*suite, modules[rest[0]], *rest[1:])
+        return
+    # Spark takes half a minute to start, so all that needs it is in one process.
+    runs = [[*suite, "-m", "spark", *(f"plugins/{name}/tests" for name in PLUGINS), *rest]]
+    runs += [[*suite, *NO_SPARK, module, *rest] for module in modules.values()]
+    side_by_side(session, [*runs, [*suite, *NO_SPARK, "conformance_tests/tests", *rest]])
 
 
 @nox.session
@@ -238,7 +238,7 @@ def plugin(session: nox.Session) -> None:
     found = f"from redelivery.plugins import registry as r; assert list(r().plugins) == [{name!r}], r()"
     session.run("python", "-c", found)
     install(session, "./core", "./conformance_tests", f"./{folder}[testing]", groups=("test",))
-    session.run(*PYTEST, "-m", "not spark", str(folder / "tests"), *rest)
+    session.run(*PYTEST, *NO_SPARK, str(folder / "tests"), *rest)
 
 
 @nox.session(reuse_venv=False)

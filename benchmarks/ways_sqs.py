@@ -6,7 +6,6 @@ The server comes from the plugin's harness. It is the limit of the fastest ways,
 from __future__ import annotations
 
 import atexit
-import os
 import sys
 import tempfile
 import threading
@@ -29,7 +28,6 @@ from redelivery.plugins import connect
 from redelivery_conformance.harness import start
 from redelivery_sqs.testing import SqsHarness, SqsRuntime
 
-os.environ.setdefault("REDELIVERY_SQS_STAND_IN_SECRET", "test")  # before Spark's workers inherit it
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]  # workers lack this file
 
 ROWS = 20_000

@@ -122,7 +122,10 @@ class _Opening(Generic[Handler]):
         self.done.set()
 
 
-def _close(handler: ServiceBusSender | ServiceBusReceiver, socket: Any) -> None:
+def _close(handler: Any, socket: Any) -> None:
+    with suppress(AttributeError):
+        # The SDK would wait up to a second for its thread that keeps the connection alive; that ends by itself.
+        handler._handler._keep_alive_thread = None  # noqa: SLF001 - there is no public way
     with suppress(Exception):  # it is given up; what the other side thinks of it ends with the connection
         handler.close()
     with suppress(Exception):  # the SDK forgets the socket of a connection that was cut

@@ -6,7 +6,6 @@ It needs the extra `testing`. What is stored is read here by other means than th
 from __future__ import annotations
 
 import json
-import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -31,8 +30,6 @@ IMAGE: Final = "softwaremill/elasticmq-native:1.6.14"
 _PORT = 9324
 _READY_SECONDS = 60.0
 _FIFO = ".fifo"
-#: What holds the stand-ins' secret: Spark takes secrets as references only.
-_CREDENTIAL = "REDELIVERY_SQS_STAND_IN_SECRET"
 
 _STAND_IN = ("Amazon SQS itself: this is a stand-in", "KMS keys, IAM policies, throttling: it has none")
 
@@ -191,9 +188,9 @@ class ElasticMq(SqsRuntime):
 
     cannot_show: Sequence[str] = _STAND_IN
 
-    def __init__(self, container: Container, *, fifo: bool) -> None:
+    def __init__(self, container: Container, scratch: Path, *, fifo: bool) -> None:
         self._container = container
-        options = _options(f"http://{container.host}:{container.port(_PORT)}", "elasticmq")
+        options = _options(f"http://{container.host}:{container.port(_PORT)}", "elasticmq", scratch)
         # ElasticMQ, strict, keeps SQS's old limit.
         super().__init__(
             "container", f"ElasticMQ, {container.image}", {**options, "sqs.max_message_bytes": "262144"}, fifo=fifo
@@ -224,7 +221,7 @@ class Moto(SqsRuntime):
     }
     absent: Mapping[str, str] = {"competing": "moto gives one message to two requests of the same moment"}
 
-    def __init__(self, *, fifo: bool) -> None:
+    def __init__(self, scratch: Path, *, fifo: bool) -> None:
         try:
             import moto  # noqa: PLC0415 - an extra
             from moto.server import ThreadedMotoServer  # noqa: PLC0415 - an extra
@@ -236,7 +233,7 @@ class Moto(SqsRuntime):
         host, self._port = self._server.get_host_and_port()
         # It shares this process's interpreter with its clients: more of them only wait longer.
         busy = {"sqs.concurrency": "4", "sqs.read_timeout": "10"}
-        options = {**_options(f"http://{host}:{self._port}", "eu-west-1"), **busy}
+        options = {**_options(f"http://{host}:{self._port}", "eu-west-1", scratch), **busy}
         super().__init__("embedded", f"moto {moto.__version__}'s server in this process", options, fifo=fifo)
         self.many = 50
         if fifo:
@@ -270,8 +267,8 @@ class SqsHarness(Harness):
 
     def starts(self) -> Mapping[Kind, Callable[[Path], Runtime]]:
         return {
-            "container": lambda _: ElasticMq(Container("sqs", IMAGE, ports=[_PORT]), fifo=self.fifo),
-            "embedded": lambda _: Moto(fifo=self.fifo),
+            "container": lambda scratch: ElasticMq(Container("sqs", IMAGE, ports=[_PORT]), scratch, fifo=self.fifo),
+            "embedded": lambda scratch: Moto(scratch, fifo=self.fifo),
         }
 
     def at(self, url: str, options: Mapping[str, str], scratch: Path) -> Runtime:  # noqa: ARG002 - needs no folder
@@ -290,13 +287,14 @@ class SqsFifoHarness(SqsHarness):
         return {kind: begin for kind, begin in super().starts().items() if kind != "embedded"}
 
 
-def _options(endpoint: str, region: str) -> dict[str, str]:
-    os.environ.setdefault(_CREDENTIAL, "test")
+def _options(endpoint: str, region: str, scratch: Path) -> dict[str, str]:
+    secret = scratch / "secret"
+    secret.write_text("test")  # by reference, as Spark asks for
     return {
         "sqs.endpoint_url": endpoint,
         "sqs.region": region,
         "sqs.access_key_id": "test",
-        "sqs.secret_access_key": f"env:{_CREDENTIAL}",
+        "sqs.secret_access_key": f"file:{secret}",
         "sqs.connect_timeout": "2",
         "sqs.read_timeout": "5",
     }

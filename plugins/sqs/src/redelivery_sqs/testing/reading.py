@@ -13,8 +13,8 @@ from typing import Any
 
 from redelivery.message import Message
 
-#: Seconds for which a message is hidden while the others are read.
-_HIDDEN = 20
+#: Seconds for which a message is hidden while the others are read: longer than that takes, or they would never end.
+_HIDDEN = 600
 
 
 def url(sqs: Any, queue: str) -> str:
