@@ -202,7 +202,7 @@ def conformance(session: nox.Session) -> None:
         session.run(*suite, modules[rest[0]], *rest[1:])
         return
     # Spark takes half a minute to start, so all that needs it is in one process.
-    runs = [[*suite, "-m", "spark", *(f"plugins/{name}/tests" for name in PLUGINS), *rest]]
+    runs = [[*suite, "-m", "spark", *(f"plugins/{name}/tests" for name in PLUGINS), "conformance_tests/tests", *rest]]
     runs += [[*suite, *NO_SPARK, module, *rest] for module in modules.values()]
     side_by_side(session, [*runs, [*suite, *NO_SPARK, "conformance_tests/tests", *rest]])
 

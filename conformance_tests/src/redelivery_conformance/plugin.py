@@ -7,6 +7,7 @@ statements is collected. This file must not state anything about brokers.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
@@ -119,6 +120,31 @@ def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
             yield made
         finally:
             made.close()
+
+
+@pytest.fixture
+def subjects(request: pytest.FixtureRequest) -> Iterator[list[Subject]]:
+    """One subject of each broker that is to be had here, for what is stated of all of them together."""
+    from redelivery_conformance.harness import NotHere  # noqa: PLC0415 - see above
+    from redelivery_conformance.subject import Subject  # noqa: PLC0415 - see above
+
+    targets = _targets(request.config)
+    found: dict[str, Subject] = {}
+    with ExitStack() as stack:
+        for target in targets.of(None):
+            if target.harness is None or target.harness.name in found:
+                continue
+            try:
+                runtime = targets.runtime(target)
+            except NotHere as error:
+                if request.config.getoption("--require-brokers"):
+                    pytest.fail(f"--require-brokers: {error}", pytrace=False)
+                continue
+            made = Subject(target.harness, runtime, stack.enter_context(runtime.place()))
+            stack.callback(made.close)
+            targets.account(target).ran += 1
+            found[target.harness.name] = made
+        yield list(found.values())
 
 
 @pytest.hookimpl(wrapper=True)
