@@ -23,6 +23,7 @@ from pyspark.sql.types import StructType
 
 from redelivery.errors import ConfigurationError, RedeliveryError
 from redelivery.report import DeliveryReport
+from redelivery.settings import redact
 from redelivery.spark.job import Job, deliver_partition, finish, local_property, summary
 from redelivery.spark.options import read_read_options, read_write_options
 
@@ -122,7 +123,7 @@ class RedeliveryWriter(DataSourceArrowWriter):
         finish(self.job, (each.report for each in done), speculation=any(each.speculation for each in done))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        _log_abort(messages, self.job.run)
+        _log_abort(messages, self.job, self.job.run)
 
 
 class RedeliveryStreamWriter(DataSourceStreamArrowWriter):
@@ -151,7 +152,7 @@ class RedeliveryStreamWriter(DataSourceStreamArrowWriter):
         )
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        _log_abort(messages, f"micro-batch {batchId}")
+        _log_abort(messages, self.job, f"micro-batch {batchId}")
 
 
 def _done(messages: list[WriterCommitMessage | None]) -> list[TaskDone]:
@@ -159,11 +160,12 @@ def _done(messages: list[WriterCommitMessage | None]) -> list[TaskDone]:
     return [each for each in messages if isinstance(each, TaskDone)]
 
 
-def _log_abort(messages: list[WriterCommitMessage | None], run: str) -> None:
+def _log_abort(messages: list[WriterCommitMessage | None], job: Job, run: str) -> None:
     with contextlib.suppress(Exception):  # Spark would show this in place of the job's own error
         _log_to_stderr()
-        account = summary(DeliveryReport.total([each.report for each in _done(messages)], run=run))
-        log.warning("the write failed; what its finished tasks delivered stays delivered: %s", account)
+        report = DeliveryReport.total([each.report for each in _done(messages)], run=run)
+        report.primary = report.primary or redact(job.settings.url)
+        log.warning("the write failed; what its finished tasks delivered stays delivered: %s", summary(report))
 
 
 def _log_to_stderr() -> None:
