@@ -30,7 +30,7 @@ from enum import StrEnum
 from typing import Any, Final, Literal, Self
 
 from redelivery.context import ErrorContext
-from redelivery.errors import BrokerError, LeaseLost, Unsupported
+from redelivery.errors import BrokerError, Fatal, LeaseLost, Unsupported
 from redelivery.message import Batch, Message
 from redelivery.spec import DeliverySpec, DeliveryStatus
 
@@ -358,6 +358,9 @@ class Difference:
     wanted: str
     found: str
 
+    def __str__(self) -> str:
+        return f"{self.attribute} is {self.found!r}, not {self.wanted!r}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeObject:
@@ -372,6 +375,14 @@ class NativeObject:
     action: Literal["create", "keep", "differs"]
     attributes: Mapping[str, str] = field(default_factory=dict)
     differences: Sequence[Difference] = ()
+
+    @classmethod
+    def compared(
+        cls, kind: str, name: str, attributes: Mapping[str, str], differences: Sequence[Difference]
+    ) -> NativeObject:
+        """One that exists."""
+        action: Literal["keep", "differs"] = "differs" if differences else "keep"
+        return cls(kind=kind, name=name, action=action, attributes=attributes, differences=differences)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -397,6 +408,12 @@ class Plan:
     def drift(self) -> bool:
         """Whether the broker differs from the spec in anything."""
         return any(item.action != "keep" for item in self.objects)
+
+    def refuse_differences(self, where: str) -> None:
+        """Raise Fatal, code DIFFERS, naming each attribute, where something exists otherwise than it should be."""
+        found = [f"{item.name}: {each}" for item in self.objects for each in item.differences]
+        if found:
+            raise Fatal(f"{where} is not altered, though it differs: {'; '.join(found)}", code="DIFFERS")
 
 
 class Admin(Role):

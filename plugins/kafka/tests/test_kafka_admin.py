@@ -79,7 +79,7 @@ class TestProvisioning(Statements):
         other = DeliverySpec(dead_letter_sink=(Sink(uri=NATIVE),), sink_partitions=5, sink_replication_factor=3)
         found = item(plan(subject, other), letters(subject))
         assert {each.attribute for each in found.differences} == {"partitions", "replication.factor"}
-        with pytest.raises(Fatal, match=r"partitions is 2, not 5.*replication.factor is 1, not 3"):
+        with pytest.raises(Fatal, match=r"partitions is '2', not '5'.*replication.factor is '1', not '3'"):
             provision(subject, other)
 
     def test_more_replicas_than_brokers_are_refused_in_the_brokers_words(self, subject):

@@ -82,13 +82,7 @@ class KafkaAdmin(Admin):
 
     def provision(self, spec: DeliverySpec) -> DeliveryStatus:
         plan = self.plan(spec)
-        differences = [
-            f"{item.name}: {each.attribute} is {each.found}, not {each.wanted}"
-            for item in plan.objects
-            for each in item.differences
-        ]
-        if differences:
-            raise Fatal(f"kafka: not altered, though it differs: {'; '.join(differences)}", code="DIFFERS")
+        plan.refuse_differences(f"kafka: {self._address.url}")
         made = False
         for item in plan.objects:
             if item.action == "create":
@@ -175,10 +169,7 @@ class KafkaAdmin(Admin):
             most = max(_number(topic.config, "max.message.bytes") if topic else 0, self._settings.message_bytes + _ROOM)
             wanted["max.message.bytes"] = str(most)
             return NativeObject(kind="topic", name=address.topic, action="create", attributes=wanted)
-        differences = list(_differences(found, spec, topic))
-        return NativeObject(
-            kind="topic", name=address.topic, action="differs" if differences else "keep", differences=differences
-        )
+        return NativeObject.compared("topic", address.topic, {}, list(_differences(found, spec, topic)))
 
     def _warnings(self, letters: Sequence[Address], spec: DeliverySpec, topic: _Topic | None) -> Iterator[str]:
         if topic is not None:

@@ -59,10 +59,7 @@ class RabbitmqAdmin(Admin):
 
     def provision(self, spec: DeliverySpec) -> DeliveryStatus:
         plan = self.plan(spec)
-        differences = [f"{item.name}: {each}" for item in plan.objects for each in map(_say, item.differences)]
-        if differences:
-            text = f"rabbitmq: {self._address.url} is not altered, though it differs: {'; '.join(differences)}"
-            raise Fatal(text, code="DIFFERS")
+        plan.refuse_differences(f"rabbitmq: {self._address.url}")
         missing = {item.name for item in plan.objects if item.action == "create"}
         for queue in self._wanted(spec):
             if queue.name in missing:
@@ -118,13 +115,7 @@ class RabbitmqAdmin(Admin):
             if error.reply_code != _REFUSED:
                 raise
             notes.append(f"queue {queue.name!r} is there; what it is like is told only to who may configure it")
-        return NativeObject(
-            kind="queue",
-            name=queue.name,
-            action="differs" if differences else "keep",
-            attributes=texts,
-            differences=differences,
-        )
+        return NativeObject.compared("queue", queue.name, texts, differences)
 
     def _lossy(self, connection: BlockingConnection, item: NativeObject) -> Iterator[str]:
         """How the broker itself loses letters of a queue without a word."""
@@ -223,7 +214,3 @@ def _needed(queue: Queue) -> str:
     if "x-dead-letter-exchange" in queue.arguments:
         needed += f", read permission on {queue.name!r} and write permission on 'amq.default', its dead letter exchange"
     return needed
-
-
-def _say(difference: Difference) -> str:
-    return f"{difference.attribute} is {difference.found!r}, not {difference.wanted!r}"

@@ -62,10 +62,7 @@ class ServicebusAdmin(Admin):
         plan = self.plan(spec)
         for note in plan.warnings:
             log.warning("servicebus: %s", note)
-        differences = [f"{item.name}: {_say(each)}" for item in plan.objects for each in item.differences]
-        if differences:
-            text = f"queue {self._address.queue!r} is not altered, though it differs: {'; '.join(differences)}"
-            raise Fatal(f"servicebus: {text}", code="DIFFERS")
+        plan.refuse_differences(f"servicebus: queue {self._address.queue!r}")
         for item in plan.objects:
             if item.action == "create":
                 self._create(item)
@@ -127,7 +124,7 @@ class ServicebusAdmin(Admin):
         differences = [Difference(_SESSION, "false", "true")] if found.requires_session else []
         if found.forward_to:
             differences.append(Difference("ForwardTo", "none", str(_name(found.forward_to))))
-        return _compared(name, wanted, differences)
+        return NativeObject.compared("queue", name, wanted, differences)
 
     def _work(self, spec: DeliverySpec, notes: list[str]) -> NativeObject:
         wanted = self._wanted(spec)
@@ -148,7 +145,7 @@ class ServicebusAdmin(Admin):
             differences.append(Difference(_SESSION, "false", "true"))
         if there[_EXPIRED] == "false" and _EXPIRED not in self._asked(spec):
             notes.append(f"{name} forgets what expires: {_EXPIRED} is false")
-        return _compared(name, wanted, differences)
+        return NativeObject.compared("queue", name, wanted, differences)
 
     def _wanted(self, spec: DeliverySpec) -> dict[str, str]:
         settings = self._settings
@@ -282,16 +279,6 @@ def _timed(text: str | None) -> timedelta | None:
     return None if text is None else timedelta(seconds=float(text.removesuffix("s")))
 
 
-def _compared(name: str, wanted: Mapping[str, str], differences: list[Difference]) -> NativeObject:
-    return NativeObject(
-        kind="queue",
-        name=name,
-        action="differs" if differences else "keep",
-        attributes=wanted,
-        differences=differences,
-    )
-
-
 def _max_deliveries(spec: DeliverySpec) -> int:
     if spec.retry is None or spec.retry == UNLIMITED:
         return MOST_DELIVERIES
@@ -303,7 +290,3 @@ def _limits(spec: DeliverySpec) -> list[str]:
         return []
     said = "without a limit" if spec.retry == UNLIMITED else f"{spec.retry} times"
     return [f"retried {said}, but Service Bus itself dead-letters what it has given {MOST_DELIVERIES} times"]
-
-
-def _say(difference: Difference) -> str:
-    return f"{difference.attribute} is {difference.found!r}, not {difference.wanted!r}"

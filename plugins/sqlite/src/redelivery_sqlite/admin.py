@@ -43,10 +43,7 @@ class SqliteAdmin(Admin):
 
     def provision(self, spec: DeliverySpec) -> DeliveryStatus:
         plan = self.plan(spec)
-        differences = [f"{item.name}: {each}" for item in plan.objects for each in map(_say, item.differences)]
-        if differences:
-            text = f"sqlite: {str(self._address.path)!r} is not altered, though it differs: {'; '.join(differences)}"
-            raise Fatal(text, code="DIFFERS")
+        plan.refuse_differences(f"sqlite: {str(self._address.path)!r}")
         doing = f"provisioning {str(self._address.path)!r}"
         with self._store.writing(doing) as connection:
             for item in plan.objects:
@@ -116,14 +113,4 @@ def _compare(kind: str, name: str, wanted: dict[str, str], found: dict[str, str]
         if found.get(attribute) != text
     ]
     attributes = {} if kind == "queue" else wanted
-    return NativeObject(
-        kind=kind,
-        name=name,
-        action="differs" if differences else "keep",
-        attributes=attributes,
-        differences=differences,
-    )
-
-
-def _say(difference: Difference) -> str:
-    return f"{difference.attribute} is {difference.found!r}, not {difference.wanted!r}"
+    return NativeObject.compared(kind, name, attributes, differences)

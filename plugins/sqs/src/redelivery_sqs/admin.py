@@ -59,10 +59,7 @@ class SqsAdmin(Admin):
 
     def provision(self, spec: DeliverySpec) -> DeliveryStatus:
         plan = self.plan(spec)
-        differences = [f"{item.name}: {each}" for item in plan.objects for each in map(_say, item.differences)]
-        if differences:
-            text = f"sqs: queue {self._address.queue!r} is not altered, though it differs: {'; '.join(differences)}"
-            raise Fatal(text, code="DIFFERS")
+        plan.refuse_differences(f"sqs: queue {self._address.queue!r}")
         for item in plan.objects:
             if item.action == "create" and item.kind == "queue":
                 self._create(self._address.at(item.name), item.attributes)
@@ -106,7 +103,7 @@ class SqsAdmin(Admin):
         ]
         if address == self._place:
             differences += self._of_place(found)
-        return _compared("queue", address.queue, wanted, differences)
+        return NativeObject.compared("queue", address.queue, wanted, differences)
 
     def _of_place(self, found: Mapping[str, str]) -> list[Difference]:
         """What a dead letter queue must not have."""
@@ -135,7 +132,7 @@ class SqsAdmin(Admin):
         count = str(policy.get("maxReceiveCount", "missing"))
         if spec.retry is not None and count != str(limit):  # a spec that says nothing of retries is met by any limit
             differences.append(Difference("maxReceiveCount", str(limit), count))
-        return _compared("redrive policy", name, wanted, differences)
+        return NativeObject.compared("redrive policy", name, wanted, differences)
 
     def _forgetful(self, source: Mapping[str, str], letters: Mapping[str, str]) -> list[str]:
         keeps = int(source.get(_RETENTION, self._settings.retention))
@@ -213,16 +210,6 @@ class SqsAdmin(Admin):
         return DeliveryStatus(dead_letter_sink_uri=self._place.url)
 
 
-def _compared(kind: str, name: str, wanted: Mapping[str, str], differences: list[Difference]) -> NativeObject:
-    return NativeObject(
-        kind=kind,
-        name=name,
-        action="differs" if differences else "keep",
-        attributes=wanted,
-        differences=differences,
-    )
-
-
 def _kind(address: Address) -> str:
     return "a FIFO queue" if address.fifo else "a standard queue"
 
@@ -255,7 +242,3 @@ def _json(text: str | None) -> Mapping[str, Any]:
 
 def _sibling(arn: str, name: str) -> str:
     return f"{arn.rpartition(':')[0]}:{name}"
-
-
-def _say(difference: Difference) -> str:
-    return f"{difference.attribute} is {difference.found!r}, not {difference.wanted!r}"
