@@ -52,6 +52,7 @@ class TestReceiving(Statements):
 
     def test_a_link_that_was_idle_too_long_is_opened_anew(self, subject: Subject) -> None:
         """What was leased over it is still settled: locks are the queue's."""
+        namespace(subject).alter_queue(queue(subject), lock_duration=60.0)
         subject.deliver(Message(value=b"first"), Message(value=b"second"))
         taker = Taker(subject)
         first = taker.one()
