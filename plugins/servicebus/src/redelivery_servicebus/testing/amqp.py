@@ -164,6 +164,7 @@ class Connection:
     def refuse(self, link: Link, error: StoreError) -> None:
         """Detach with an error."""
         link.condition = _condition(error)
+        link.node = None  # what the client still sends or grants on it comes too late: nothing may be locked for it
         self._outgoing = [each for each in self._outgoing if each.link != link]
         link.close()
 
