@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from azure.servicebus import ServiceBusClient
 
 from redelivery.broker import Retry
 from redelivery.errors import BrokerError
@@ -65,6 +66,21 @@ class TestLetters(Statements):
         assert subject.values().total() == 29
         with Taker(subject) as taker:
             assert len(taker.take(29)) == 29, "what was looked at was not given back"
+
+    def test_a_letter_that_somebody_has_deferred_is_shown_and_removed(self, subject: Subject) -> None:
+        """It is given to nobody who does not name it."""
+        place = f"{queue(subject)}-dead-letters"
+        subject.deliver(Message(value=b"deferred"), Message(value=b"other"), url=subject.broker.native_sink())
+        with (
+            ServiceBusClient.from_connection_string(namespace(subject).connection_string) as client,
+            client.get_queue_receiver(place) as receiver,
+        ):
+            receiver.defer_message(receiver.receive_messages(1)[0])
+        found = {letter.message.value: letter.position for letter in subject.browse(direct=False)}
+        with subject.broker.dead_letters() as letters:
+            assert letters.remove([found[b"deferred"]]) == 1
+            assert letters.remove([found[b"deferred"]]) == 0
+        assert [letter.message.value for letter in subject.browse(direct=False)] == [b"other"]
 
     def test_without_a_queue_for_letters_the_sub_queue_is_read_alone(self, subject: Subject) -> None:
         name = f"{queue(subject)}-alone"

@@ -13,6 +13,7 @@ from typing import Final
 
 from azure.servicebus import (
     ServiceBusClient,
+    ServiceBusMessageState,
     ServiceBusReceivedMessage,
     ServiceBusReceiveMode,
     ServiceBusReceiver,
@@ -161,12 +162,26 @@ class _Place:
                             left.discard(number)
                         else:
                             others[number] = token
+                # Nobody is given what was deferred, unless by its number.
+                removed += sum(self._remove_deferred(handler, each) for each in sorted(left) if time.monotonic() < end)
         except BrokerError:
             self._looking.drop()
             raise
         finally:
             self._give_back(others)
         return removed
+
+    def _remove_deferred(self, handler: ServiceBusReceiver, number: int) -> bool:
+        found = handler.peek_messages(1, sequence_number=number, timeout=self._timeout)
+        if not found or found[0].sequence_number != number or found[0].state is not ServiceBusMessageState.DEFERRED:
+            return False
+        try:
+            (raw,) = handler.receive_deferred_messages([number], timeout=self._timeout)
+        except Exception as error:
+            if is_lost(error):
+                return False
+            raise
+        return _completed(handler, raw.lock_token)
 
     def purge(self) -> int:
         """Receive and delete until nothing comes."""
