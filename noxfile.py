@@ -13,6 +13,7 @@ Sessions install what `constraints.txt` pins, into environments in `.nox` that t
 import concurrent.futures
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -129,8 +130,8 @@ def install_project(session: nox.Session, *groups: str) -> None:
     provide_spark(session)
 
 
-def side_by_side(session: nox.Session, runs: list[list[str]]) -> None:
-    """Run test commands two at a time: most of a broker's tests is waiting. What each says comes when it ends."""
+def side_by_side(session: nox.Session, runs: list[list[str]], *, slots: int) -> None:
+    """Run test commands some at a time: most of a broker's tests is waiting. What each says comes when it ends."""
     environment = {**os.environ, **{name: value for name, value in session.env.items() if value is not None}}
     environment["PATH"] = os.pathsep.join([*(session.bin_paths or []), environment.get("PATH", os.defpath)])
 
@@ -142,7 +143,7 @@ def side_by_side(session: nox.Session, runs: list[list[str]]) -> None:
         print(f"{' '.join(command)}\n{done.stdout}({time.monotonic() - begun:.0f} s)\n", flush=True)
         return done.returncode
 
-    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+    with concurrent.futures.ThreadPoolExecutor(slots) as pool:
         failed = [command for command, code in zip(runs, pool.map(run, runs), strict=True) if code]
     if failed:
         session.error("failed: " + "; ".join(" ".join(command) for command in failed))
@@ -185,7 +186,8 @@ def unit(session: nox.Session) -> None:
         session.run(*PYTEST, *session.posargs)
         return
     own = [*PYTEST, *NO_SPARK, *REQUIRED, "--ignore-glob=*_conformance.py"]
-    side_by_side(session, [[*own, "core/tests"], *([*own, f"plugins/{name}/tests"] for name in PLUGINS)])
+    runs = [[*own, "core/tests"], *([*own, f"plugins/{name}/tests"] for name in PLUGINS)]
+    side_by_side(session, runs, slots=3)
 
 
 @nox.session
@@ -203,8 +205,10 @@ def conformance(session: nox.Session) -> None:
         return
     # Spark takes half a minute to start, so all that needs it is in one process.
     runs = [[*suite, "-m", "spark", *(f"plugins/{name}/tests" for name in PLUGINS), "conformance_tests/tests", *rest]]
-    runs += [[*suite, *NO_SPARK, module, *rest] for module in modules.values()]
-    side_by_side(session, [*runs, [*suite, *NO_SPARK, "conformance_tests/tests", *rest]])
+    for module in reversed(modules.values()):  # which has the longest ones first
+        classes = re.findall(r"^class (\w+)", Path(module).read_text(encoding="utf-8"), re.MULTILINE)
+        runs += [[*suite, *NO_SPARK, f"{module}::{name}", *rest] for name in classes]
+    side_by_side(session, [*runs, [*suite, *NO_SPARK, "conformance_tests/tests", *rest]], slots=4)
 
 
 @nox.session
