@@ -23,6 +23,9 @@ from redelivery_sqs.config import Settings
 from redelivery_sqs.letters import SqsDeadLetters
 from redelivery_sqs.testing import SqsFifoHarness
 
+#: What a look leaves hidden that nobody ends.
+BRIEFLY = {"sqs.dead_letter_hold": "1"}
+
 
 def bury(subject: Subject, count: int, key: bytes | None = None) -> None:
     messages = [Message(value=b"%d" % at, key=key, id=f"n{at}") for at in range(count)]
@@ -63,24 +66,18 @@ class TestLooking(Statements):
                 assert len(list(look())) == 12
                 del open_one
 
-    def test_what_a_crashed_reader_looked_at_comes_into_sight_by_itself(
-        self, subject: Subject, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(module, "_HOLD", 1)
+    def test_what_a_crashed_reader_looked_at_comes_into_sight_by_itself(self, subject: Subject) -> None:
         bury(subject, 3)
-        crashed = subject.dead_letters(direct=False).browse()
+        crashed = subject.keep(subject.connect(options=BRIEFLY).dead_letters()).browse()
         next(crashed)
         with subject.broker.dead_letters() as other:
             end = time.monotonic() + subject.place.patience
             while len(found := shown(other)) < 3:
                 assert time.monotonic() < end, f"only {found} came into sight"
 
-    def test_a_letter_is_removed_also_when_it_was_looked_at_long_ago(
-        self, subject: Subject, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(module, "_HOLD", 1)
+    def test_a_letter_is_removed_also_when_it_was_looked_at_long_ago(self, subject: Subject) -> None:
         bury(subject, 12)
-        with subject.broker.dead_letters() as role:
+        with subject.connect(options=BRIEFLY).dead_letters() as role:
             look = role.browse()
             positions = [next(look).position for _ in range(12)]
             time.sleep(1.2)

@@ -61,7 +61,9 @@ class Reader:
         places = self._places(topic)
         if not places:
             return
-        ends = {at.partition: _answer(partial(consumer.get_watermark_offsets, at, timeout=PATIENCE)) for at in places}
+        ends = {
+            at.partition: self._answer(partial(consumer.get_watermark_offsets, at, timeout=PATIENCE)) for at in places
+        }
         settled: dict[int, list[tuple[int, frozenset[int]]]] = {}
         for _, partition, offset, metadata in self._committed(topic, group):
             settled.setdefault(partition, []).append(settled_offsets(offset, metadata))
@@ -90,13 +92,24 @@ class Reader:
         places, found = self._places(topic), []
         for name in (group, topic + REMOVED) if places else ():
             asked = [ConsumerGroupTopicPartitions(name, places)]
-            answer = _answer(partial(_offsets, admin, asked))
+            answer = self._answer(partial(_offsets, admin, asked))
             found += [(name, each.partition, each.offset, each.metadata) for each in answer.topic_partitions]
         return found
 
     def _places(self, topic: str) -> list[TopicPartition]:
         consumer, _ = self._connected()
-        return [TopicPartition(topic, partition) for partition in _answer(partial(_partitions, consumer, topic))]
+        return [TopicPartition(topic, partition) for partition in self._answer(partial(_partitions, consumer, topic))]
+
+    def _answer(self, ask: Callable[[], _T]) -> _T:
+        """Ask until whoever knows has been chosen and is ready."""
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            try:
+                return ask()
+            except KafkaException as error:
+                if error.args[0].code() not in _NOT_YET or time.monotonic() > deadline:
+                    raise
+            self._connected()[1].poll(0.1)
 
     def _connected(self) -> tuple[Consumer, AdminClient]:
         if self._clients is None:
@@ -110,18 +123,6 @@ class Reader:
             }
             self._clients = Consumer(own), AdminClient(dict(self._settings))
         return self._clients
-
-
-def _answer(ask: Callable[[], _T]) -> _T:
-    """Ask until whoever knows has been chosen and is ready."""
-    deadline = time.monotonic() + PATIENCE
-    while True:
-        try:
-            return ask()
-        except KafkaException as error:
-            if error.args[0].code() not in _NOT_YET or time.monotonic() > deadline:
-                raise
-        time.sleep(0.1)
 
 
 def _offsets(admin: Any, asked: list[Any]) -> Any:
