@@ -18,6 +18,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # the client'
     AdminClient,
     ConfigResource,
     NewTopic,
+    OffsetSpec,
     ResourceType,
 )
 
@@ -35,6 +36,10 @@ _QUESTION: Final = 8.0
 _LOOK: Final = 0.05
 #: What keeps a record for ever, as a value of `retention.ms` and `retention.bytes`.
 _EVER: Final = -1
+#: What is said of a partition whose leader has just been chosen.
+_NOT_YET: Final = frozenset(
+    {KafkaError.LEADER_NOT_AVAILABLE, KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.UNKNOWN_TOPIC_OR_PART}
+)
 #: Beside a record in its batch.
 _ROOM: Final = 65_536
 _RIGHTS: Final = frozenset({"TOPIC_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED"})
@@ -235,10 +240,24 @@ class KafkaAdmin(Admin):
                 ) from error
             raise
         deadline = time.monotonic() + self._question
-        while self._look(self._address.at(item.name)) is None:
+        while not self._is_led(item.name):
             if time.monotonic() > deadline:
                 raise Retriable(f"kafka: {doing}: it was made, but the brokers do not know it yet", code="_TIMED_OUT")
             self._admin(doing).poll(_LOOK)
+
+    def _is_led(self, name: str) -> bool:
+        """Whether a topic that was just made is known, and each of its partitions answers: only then is it of use."""
+        topic = self._look(self._address.at(name))
+        if topic is None:
+            return False
+        asked = {TopicPartition(name, each): OffsetSpec.latest() for each in range(topic.partitions)}  # type: ignore[no-untyped-call]
+        answers = self._admin(f"looking at topic {name!r}").list_offsets(asked, request_timeout=self._question)
+        try:
+            for each in answers.values():
+                each.result()
+        except KafkaException as error:
+            return error.args[0].code() not in _NOT_YET
+        return True
 
     def _admin(self, doing: str) -> AdminClient:
         if self._closed or os.getpid() != self._pid:
