@@ -186,7 +186,9 @@ def unit(session: nox.Session) -> None:
         session.run(*PYTEST, *session.posargs)
         return
     own = [*PYTEST, *NO_SPARK, *REQUIRED, "--ignore-glob=*_conformance.py"]
-    runs = [[*own, "core/tests"], *([*own, f"plugins/{name}/tests"] for name in PLUGINS)]
+    apart = [f"core/tests/spark/test_spark_{name}.py" for name in ("stream_killed", "connect", "cluster")]
+    runs = [[*own, "core/tests", *(f"--ignore={path}" for path in apart)], [*own, *apart]]  # with Sparks of their own
+    runs += [[*own, f"plugins/{name}/tests"] for name in PLUGINS]
     side_by_side(session, runs, slots=3)
 
 
