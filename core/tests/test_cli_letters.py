@@ -19,6 +19,7 @@ import pytest
 from redelivery import cli, dialects
 from redelivery.context import ErrorContext
 from redelivery.deadletters import dead_letters
+from redelivery.ledger import Ledger, default_path
 from redelivery.message import Batch, Message
 from redelivery.plugins import connect
 
@@ -185,6 +186,45 @@ def test_options_go_to_the_plugin_of_their_prefix(url: str, tmp_path: Path, caps
     assert (status, err, len(list(letters.iterdir()))) == (0, "", 1)
     status, _, err = run(capsys, "list", url, "--option", "sqlte.busy_timeout=1")
     assert (status, "did you mean 'sqlite.busy_timeout'" in err) == (2, True)
+
+
+def test_removing_what_is_selected_removes_no_letter_that_is_called_like_its_place(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Here places are numbers, as ids may be."""
+    bury(url, Message(value=b"first", id="3"), Message(value=b"second", id="1"), Message(value=b"third", id="2"))
+    with dead_letters(url) as box:
+        positions = {letter.position: letter.message.id for letter in box}
+    assert set(positions) & set(positions.values()), "this shows nothing"
+    assert run(capsys, "remove", url, "--where", "id=1", "--yes")[1] == "1 letters removed.\n"
+    assert lying(url) == ["3", "2"]
+
+
+def test_a_relative_path_is_another_place_in_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What one redrive had sent when it was killed is not removed from the other's letters."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    relative = "sqlite:q.db?queue=orders"
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        monkeypatch.chdir(tmp_path / folder)
+        bury(relative, *rows(2))
+    with dead_letters(relative) as box, Ledger(default_path(box.place), box.place) as ledger:
+        ledger.sent({letter.position: "whatever" for letter in box})
+    monkeypatch.chdir(tmp_path / "a")
+    assert run(capsys, "redrive", relative)[0] == 0
+    assert (at_work(relative), lying(relative)) == (["n0~1", "n1~1"], [])
+
+
+def test_a_dead_letter_place_by_its_own_name_is_not_sent_into_itself(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bury(url, *rows(1))
+    status, _, err = run(capsys, "redrive", f"{url}-dead-letters")
+    assert (status, "is the place that the letters are in; say where to" in err, lying(url)) == (2, True, ["n0"])
+    assert run(capsys, "redrive", f"{url}-dead-letters", "--to", url)[0] == 0
+    assert (at_work(url), lying(url)) == (["n0~1"], [])
 
 
 def test_the_place_itself_is_no_destination(url: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,25 +19,26 @@ PLACE = "carrier://host/orders-dead-letters"
 def test_what_was_sent_and_not_removed_is_pending_for_the_next_run(tmp_path: Path) -> None:
     path = tmp_path / "folder" / "ledger.db"
     with Ledger(path, PLACE) as ledger:
-        assert ledger.pending() == []
-        ledger.sent(["1", "2", "3"])
+        assert ledger.pending() == {}
+        ledger.sent({"1": "a", "2": "b", "3": "c"})
         ledger.removed(["2"])
     with Ledger(path, PLACE) as ledger:
-        assert ledger.pending() == ["1", "3"]
-        ledger.sent(["1"])
+        assert ledger.pending() == {"1": "a", "3": "c"}
+        ledger.sent({"1": "d"})
+        assert ledger.pending() == {"1": "d", "3": "c"}
         ledger.removed(["1", "3", "never"])
-        assert ledger.pending() == []
+        assert ledger.pending() == {}
 
 
 def test_it_is_durable_and_unlocked_when_its_process_is_killed(tmp_path: Path) -> None:
     path = tmp_path / "ledger.db"
     code = (
         "import os, sys, pathlib; from redelivery.ledger import Ledger; "
-        f"Ledger(pathlib.Path(sys.argv[1]), {PLACE!r}).sent(['1']); os._exit(9)"
+        f"Ledger(pathlib.Path(sys.argv[1]), {PLACE!r}).sent({{'1': 'a'}}); os._exit(9)"
     )
     assert subprocess.run([sys.executable, "-c", code, str(path)], check=False).returncode == 9
     with Ledger(path, PLACE) as ledger:
-        assert ledger.pending() == ["1"]
+        assert ledger.pending() == {"1": "a"}
 
 
 def test_two_redrives_of_one_place_at_once_are_refused(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from redelivery import dialects
 from redelivery.broker import Letter, Limits, Support
 from redelivery.context import ErrorContext
 from redelivery.errors import ConfigurationError, Retriable
+from redelivery.ledger import Ledger
 from redelivery.message import Message
 from redelivery.redriving import Pace, RedriveReport
 from redelivery.selection import Selection
@@ -161,6 +162,42 @@ def test_without_a_target_it_is_forwarded_to_the_first_sink_of_the_spec_that_is_
         # A spec's own tolerance is of rows; a letter that fails stays, and fails nothing.
         assert box.forward(spec=DeliverySpec(dead_letter_sink=sinks, tolerance="none")).removed == 1
     assert [each.value for each in here.other.stored] == [b"old"]
+
+
+def test_a_letter_that_was_sent_and_could_not_be_removed_is_removed_later_and_not_sent_again(tmp_path: Path) -> None:
+    """A dead process hides it for a while, or holds its lock: nothing is removed then, and nothing raised."""
+    here, ledger = world(2), tmp_path / "ledger"
+    remove = here.place.remove
+    here.place.remove = lambda positions: 0  # type: ignore[method-assign]
+    with here.box() as box:
+        report = box.redrive(ledger=ledger)
+    assert (report.redriven, report.removed, len(here.place.letters)) == (2, 0, 2)
+    with here.box() as box:
+        report = box.redrive(ledger=ledger)
+    assert (report.redriven, report.resumed, len(here.work.stored)) == (0, 0, 2)
+    here.place.remove = remove  # type: ignore[method-assign]
+    with here.box() as box:
+        report = box.redrive(ledger=ledger)
+    assert (report.redriven, report.resumed, len(here.work.stored)) == (0, 2, 2)
+    assert not here.place.letters
+
+
+def test_a_ledger_speaks_of_a_letter_and_not_of_whatever_lies_at_its_place_later(tmp_path: Path) -> None:
+    here, ledger = world(1), tmp_path / "ledger"
+    with here.box() as box, Ledger(ledger, box.place) as book:
+        book.sent({"p-n0": "of another letter"})
+    with here.box() as box:
+        report = box.redrive(ledger=ledger)
+    assert (report.resumed, report.redriven, len(here.work.stored)) == (0, 1, 1)
+
+
+def test_elsewhere_a_row_has_no_target_of_its_own() -> None:
+    """`q2` is a target where the letter failed; at the destination that failed it is still one."""
+    for destination, target in (("scripted:work", None), ("scripted:other", "q2"), (None, "q2")):
+        here = World(letter("a", replace(CONTEXT, destination=destination)))
+        with here.box() as box:
+            assert box.redrive(to="scripted:other").removed == 1
+        assert [each.destination for each in here.other.stored] == [target]
 
 
 def test_a_letter_written_while_it_runs_is_left_for_the_next_run() -> None:

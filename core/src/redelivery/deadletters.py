@@ -6,7 +6,7 @@ This file opens a place and hands it to people; how letters are moved is in `red
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -76,8 +76,11 @@ class LetterBox:
 
     def remove(self, ids: Collection[str]) -> int:
         """Remove letters by message id or position; returns how many."""
-        positions = [letter.position for letter in self.select(Selection().of(ids))]
-        return self._letters.remove(positions)
+        return self.remove_at([letter.position for letter in self.select(Selection().of(ids))])
+
+    def remove_at(self, positions: Sequence[str]) -> int:
+        """Remove letters by position alone; returns how many were there."""
+        return self._letters.remove(positions) if positions else 0
 
     def purge(self) -> int:
         """Remove all; returns how many."""
@@ -101,7 +104,7 @@ class LetterBox:
 
         Args:
             ids: message ids or positions; None: all that lie there now.
-            to: another destination; None: where they failed.
+            to: another destination, which then is that of rows with a target of their own too; None: where they failed.
             where: of these, only those that it means.
             pace: limit, rate, dry run, and when to stop.
             ledger: a file that lets a run that was killed go on where it was, and keeps a second run away.
@@ -122,7 +125,7 @@ class LetterBox:
             "redrive",
             to,
             selection if ids is None else selection.of(ids),
-            lambda broker: lambda letter: sent_back(letter, broker.capabilities.columns),
+            lambda broker: lambda letter: sent_back(letter, broker.capabilities, to),
             lambda letter: why_left(letter, hop_limit),
             pace or Pace(),
             ledger,
@@ -207,9 +210,11 @@ class LetterBox:
             options = self._options if options is None else options
             options = options if to is None else own_options(to, options)
             opening = replace(self._opening, url=url, options=options, spec=spec, resources=resources)
-            if to is not None and to == self._place():
-                raise ConfigurationError(f"{doing}: {redact(to)} is the place that the letters are in")
-            broker = opening.connect() if to is not None else self._broker
+            place = self._place()
+            broker = self._broker if to is None or to == place else opening.connect()
+            same = self._direct and to is not None and broker.is_at(self._broker)
+            if same or place in (url, broker.canonical_url):
+                raise ConfigurationError(f"{doing}: {redact(url)} is the place that the letters are in; say where to")
             lane = None if pace.dry_run else opening.destination(broker)
             book = resources.enter_context(Ledger(ledger, self.place)) if ledger and not pace.dry_run else None
             transfer = Transfer(

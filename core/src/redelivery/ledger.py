@@ -1,8 +1,8 @@
 """`Ledger`: what a redrive has sent and not yet removed, on disk, so that one that was killed goes on where it was.
 
 A letter is written here after its destination has confirmed it and before it is removed: what is found here at the
-next start is removed and not sent again. An SQLite file, for its durable transactions, and for a lock that a killed
-process does not keep. This file must not send or remove a letter.
+next start is removed and not sent again, if it is still that letter: hence the digest. An SQLite file, for its durable
+transactions, and for a lock that a killed process does not keep. This file must not send or remove a letter.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, Self
 
@@ -73,7 +73,7 @@ class Ledger:
             raise ConfigurationError(f"{str(self.path)!r} is another program's file, and no ledger; name another file")
         run(f"PRAGMA application_id = {_MARK}")
         run("CREATE TABLE IF NOT EXISTS place (source TEXT NOT NULL)")
-        run("CREATE TABLE IF NOT EXISTS sent (position TEXT PRIMARY KEY) WITHOUT ROWID")
+        run("CREATE TABLE IF NOT EXISTS letter (position TEXT PRIMARY KEY, digest TEXT NOT NULL) WITHOUT ROWID")
         run("INSERT INTO place SELECT ? WHERE NOT EXISTS (SELECT 1 FROM place)", (source,))
         (known,) = run("SELECT source FROM place").fetchone()
         if known != source:
@@ -83,21 +83,21 @@ class Ledger:
             )
         run("COMMIT")
 
-    def sent(self, positions: Sequence[str]) -> None:
-        """These letters are confirmed at their destination. Durable when this returns."""
+    def sent(self, letters: Mapping[str, str]) -> None:
+        """These letters, digests by position, are confirmed at their destination. Durable when this returns."""
         self._file.execute("BEGIN")
-        self._file.executemany("INSERT OR IGNORE INTO sent VALUES (?)", [(each,) for each in positions])
+        self._file.executemany("INSERT OR REPLACE INTO letter VALUES (?, ?)", list(letters.items()))
         self._file.execute("COMMIT")
 
     def removed(self, positions: Sequence[str]) -> None:
         """These letters are no longer in their place."""
         self._file.execute("BEGIN")
-        self._file.executemany("DELETE FROM sent WHERE position = ?", [(each,) for each in positions])
+        self._file.executemany("DELETE FROM letter WHERE position = ?", [(each,) for each in positions])
         self._file.execute("COMMIT")
 
-    def pending(self) -> list[str]:
-        """What a redrive that was killed had sent and not yet removed."""
-        return [position for (position,) in self._file.execute("SELECT position FROM sent")]
+    def pending(self) -> dict[str, str]:
+        """What a redrive that was killed had sent and, as far as it knew, not yet removed."""
+        return dict(self._file.execute("SELECT position, digest FROM letter"))
 
     def close(self) -> None:
         """Give the lock back."""

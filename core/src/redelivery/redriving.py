@@ -7,9 +7,10 @@ know any broker or dialect.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import random as random_module
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
 
@@ -25,6 +26,7 @@ from redelivery.errors import ConfigurationError
 from redelivery.ledger import Ledger
 from redelivery.message import Batch, Message
 from redelivery.selection import Selection, dead_since_ms
+from redelivery.settings import redact
 from redelivery.spec import DeliverySpec
 
 #: A letter that was sent back this often is not sent again unless told to.
@@ -54,7 +56,7 @@ class RedriveReport:
         removed: of those, removed from the dead letter place; fewer only where somebody else was faster.
         failed: refused by the destination; they stay.
         left: letters that were not sent, by reason; they stay.
-        resumed: letters that an earlier run had sent, and this one removed.
+        resumed: letters that had been sent before (by an earlier run, as a rule), and were removed now.
         returned: letters that are dead again since the run began.
         stopped: why it ended before all were considered; None where it did not.
     """
@@ -142,6 +144,10 @@ class Transfer:
         self._clock = clock
         self._partial = partial
         self._stay: set[str] = set()
+        #: Letters that are confirmed where they went and not known to be removed: digests by position.
+        self._pending: dict[str, str] = {}
+        #: Of those, what is shown again.
+        self._again: list[str] = []
         self._began_ms = clock.wall_ms()
         self._next_look = clock.monotonic() + _LOOK_AFTER
 
@@ -150,7 +156,7 @@ class Transfer:
         confirmed: list[int] = []
         engine = None
         if lane is not None:
-            self._resume()
+            self._pending = {} if self._ledger is None else self._ledger.pending()
             engine = Engine([lane], spec, _ORIGIN, self._clock, random_module.random, delivered=confirmed.extend)
         rate = RateLimit(self._pace.rate)
         again = True
@@ -163,6 +169,7 @@ class Transfer:
                     self._send(engine, going, confirmed)
                 self._pace.on_progress(self.report)
                 self._must_stop()
+            self._resume()
             # What was behind those that are gone is shown now.
             again = self._partial and not self.report.stopped and self.report.removed > removed
         if engine is not None and self.report.redriven:
@@ -172,6 +179,8 @@ class Transfer:
 
     def _meant(self) -> Iterator[Letter]:
         for letter in self._letters.browse():
+            if self._was_sent(letter):
+                continue
             whole = replace(letter, context=context_of(letter))
             if letter.position not in self._stay and self._selection.admits(whole, self._began_ms):
                 yield letter
@@ -189,7 +198,7 @@ class Transfer:
         return going
 
     def _send(self, engine: Engine, going: Sequence[Letter], confirmed: list[int]) -> None:
-        places = {engine.report.rows + n: letter.position for n, letter in enumerate(going)}
+        places = {engine.report.rows + n: letter for n, letter in enumerate(going)}
         engine.take(Batch.of([self._prepare(letter) for letter in going]))
         try:
             engine.drain()
@@ -197,26 +206,45 @@ class Transfer:
             self.report.redriven += len(confirmed)
             self.report.failed += len(going) - len(confirmed)
             if self._partial:
-                self._stay.update(places[row] for row in places.keys() - set(confirmed))
-            self._remove([places[row] for row in confirmed])
+                self._stay.update(places[row].position for row in places.keys() - set(confirmed))
+            sent = {places[row].position: _digest(places[row]) for row in confirmed}
             confirmed.clear()
+            self._pending.update(sent)
+            if self._ledger is not None:
+                self._ledger.sent(sent)
+            self.report.removed += self._remove(list(sent))
 
-    def _remove(self, positions: Sequence[str]) -> None:
-        if self._ledger is not None:
-            self._ledger.sent(positions)
-        self.report.removed += self._letters.remove(positions)
+    def _remove(self, positions: Sequence[str]) -> int:
+        """Remove what is confirmed; what was not there to be removed, or in somebody's hand, is not sent again."""
+        removed = self._letters.remove(positions)
+        if removed == len(positions):
+            self._forget(positions)
+        return removed
+
+    def _forget(self, positions: Sequence[str]) -> None:
+        for each in positions:
+            self._pending.pop(each, None)
         if self._ledger is not None:
             self._ledger.removed(positions)
 
+    def _was_sent(self, letter: Letter) -> bool:
+        """Whether this letter only has to be removed, as this run or an earlier one has sent it."""
+        known = self._pending.get(letter.position)
+        if known is None:
+            return False
+        if known != _digest(letter):  # the place was made anew, and counts anew
+            self._forget([letter.position])
+            return False
+        self._again.append(letter.position)
+        if len(self._again) >= _CHUNK:
+            self._resume()
+        return True
+
     def _resume(self) -> None:
-        """Remove what an earlier run had sent when it was killed."""
-        if self._ledger is None:
-            return
-        pending = self._ledger.pending()
-        for at in range(0, len(pending), _CHUNK):
-            some = pending[at : at + _CHUNK]
-            self.report.resumed += self._letters.remove(some)
-            self._ledger.removed(some)
+        """Remove what was sent before and is still there."""
+        some, self._again = self._again, []
+        if some:
+            self.report.resumed += self._remove(some)
 
     def _may_send(self, rate: RateLimit, count: int) -> bool:
         """Wait for the rate's turn; False where the run is stopped meanwhile."""
@@ -258,6 +286,13 @@ class Transfer:
         self._next_look = now + max(_LOOK_AFTER, (now - began) / _LOOKING)
 
 
+def _digest(letter: Letter) -> str:
+    message = letter.message
+    found = hashlib.blake2b(repr((message.id, message.key, message.timestamp_ms)).encode(), digest_size=12)
+    found.update(message.value or b"")
+    return found.hexdigest()
+
+
 def context_of(letter: Letter) -> ErrorContext:
     """Why a letter is there: what its headers say, and what only its broker knows."""
     written, native = dialects.read(letter.message), letter.context
@@ -268,14 +303,17 @@ def context_of(letter: Letter) -> ErrorContext:
     return replace(written, **{name: getattr(native, name) for name in unsaid})
 
 
-def sent_back(letter: Letter, columns: Mapping[str, type]) -> Message:
+def sent_back(letter: Letter, there: Capabilities, to: str | None = None) -> Message:
     """The message of a letter as it is sent again: without our context, one hop further, to its own target.
 
     Args:
         letter: as it lies.
-        columns: the destination's own columns; what of them the message had is restored.
+        there: the destination's; what the message had of its own columns is restored.
+        to: the destination's URL, where it was named: if that is not where the letter failed, it has no target there.
     """
     context = context_of(letter)
+    elsewhere = to is not None and context.destination not in {None, redact(to)}
+    columns = {name: kind for name, kind in there.columns.items() if not elsewhere or name not in there.routes}
     message = dialects.redriven(letter.message)
     hop = dialects.lives(message).hops
     name = message.id
@@ -290,7 +328,7 @@ def sent_back(letter: Letter, columns: Mapping[str, type]) -> Message:
     return replace(
         message,
         id=None if name is None else f"{original_id(name, hop - 1)}{HOP_MARK}{hop}",
-        destination=message.destination or context.target,
+        destination=None if elsewhere else message.destination or context.target,
         extra={**extra, **message.extra},
     )
 

@@ -151,3 +151,10 @@ def test_without_credentials_the_error_says_where_to_give_them(monkeypatch: pyte
         client(Address("orders"), Settings.parse(KEYS))
     with pytest.raises(Fatal, match="profile"):
         client(Address("orders", profile="nobody"), Settings.parse({"region": "eu-west-1"}))
+
+
+@pytest.mark.parametrize("endpoint", ["localhost:4566", "ftp://host", "http://me:secret@host", "http://host:port"])
+def test_an_endpoint_that_is_no_url_is_told_before_anything_is_sent(endpoint: str) -> None:
+    with pytest.raises(InvalidURL, match=r"sqs\.endpoint_url") as caught:
+        Settings.parse({"endpoint_url": endpoint})
+    assert "secret" not in str(caught.value)

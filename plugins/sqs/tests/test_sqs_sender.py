@@ -64,9 +64,11 @@ def behind(subject: Subject, rule: Rule) -> Iterator[Callable[..., Settled]]:
         broker = subject.connect(options={"sqs.endpoint_url": faults.url})
         sender = subject.keep(broker.sender())
 
-        def send(*messages: Message, isolate: bool = False, ordered: bool = False) -> Settled:
+        def send(
+            *messages: Message, isolate: bool = False, ordered: bool = False, seconds: float | None = None
+        ) -> Settled:
             batch = subject.batch(messages, isolate=isolate, ordered=ordered)
-            return subject.settle(sender, batch)[batch.number]
+            return subject.settle(sender, batch, deadline=subject.deadline(seconds))[batch.number]
 
         yield send
 
@@ -232,6 +234,24 @@ class TestFifo(Statements):
             assert isinstance(errors(send(message))[0], Ambiguous)
             assert not send(message).failures
         assert subject.values() == Counter([b"v"])
+
+    def test_a_row_that_waits_at_its_deadline_is_settled_once(self, subject: Subject) -> None:
+        """Its group's request hangs: in flight it is ambiguous, and sent again it has not even been sent."""
+        go_on_ = threading.Event()
+
+        def hang(asked: str, given: dict[str, Any], go_on: Any) -> Answer | None:
+            if asked == "SendMessageBatch":
+                go_on_.wait(10)
+            return None
+
+        message = Message(value=b"v", key=b"k", id="i")
+        try:
+            with behind(subject, hang) as send:
+                for kind in (Ambiguous, Retriable, Retriable):
+                    (failure,) = send(message, ordered=True, seconds=1.0).failures
+                    assert type(failure.error) is kind
+        finally:
+            go_on_.set()
 
     def test_a_group_has_one_request_in_flight(self, subject: Subject) -> None:
         log = Log()

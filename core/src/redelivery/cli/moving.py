@@ -179,7 +179,7 @@ def _remove(arguments: argparse.Namespace) -> int:
         positions = [letter.position for letter in box.select(where)]
         if positions:
             confirm(f"Remove {len(positions):,} letters of {box.place} for good?", yes=arguments.yes)
-        print(f"{box.remove(positions) if positions else 0:,} letters removed.")
+        print(f"{box.remove_at(positions):,} letters removed.")
     return 0
 
 

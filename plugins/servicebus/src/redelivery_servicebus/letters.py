@@ -22,7 +22,7 @@ from azure.servicebus import (
 
 from redelivery.broker import DeadLetters, Letter
 from redelivery.context import ErrorContext
-from redelivery.errors import BrokerError, Fatal
+from redelivery.errors import BrokerError, Fatal, Retriable
 from redelivery_servicebus import encoding, settling
 from redelivery_servicebus.address import SUB_QUEUE, Address
 from redelivery_servicebus.config import Settings, client
@@ -157,18 +157,21 @@ class _Place:
                     if not fresh.keys() - others.keys():
                         break  # nothing more is to be had: what is left is gone, or in somebody's hand
                     for number, token in fresh.items():
-                        if number in left:
+                        if number in left and time.monotonic() < end:
                             removed += _completed(handler, token)
                             left.discard(number)
                         else:
                             others[number] = token
                 # Nobody is given what was deferred, unless by its number.
-                removed += sum(self._remove_deferred(handler, each) for each in sorted(left) if time.monotonic() < end)
+                for each in sorted(left):
+                    if time.monotonic() >= end:
+                        raise self._late("removing from", removed)
+                    removed += self._remove_deferred(handler, each)
         except BrokerError:
             self._looking.drop()
             raise
         finally:
-            self._give_back(others)
+            self._give_back(others, end + _PATIENCE / 2)
         return removed
 
     def _remove_deferred(self, handler: ServiceBusReceiver, number: int) -> bool:
@@ -198,11 +201,18 @@ class _Place:
                     count += len(found)
         finally:
             taking.drop()
+        if time.monotonic() >= end and handler is not None:
+            raise self._late("purging", count)
         return count
 
-    def _give_back(self, others: dict[int, object]) -> None:
+    def _late(self, doing: str, count: int) -> Retriable:
+        text = f"{count} letters were removed in {_PATIENCE:.0f} s, and others may be left: do it again"
+        return Retriable(f"servicebus: {doing} {self.path!r}: {text}", code="LATE")
+
+    def _give_back(self, others: dict[int, object], end: float) -> None:
+        """What is not given back in time is there again when its lock runs out."""
         for token in others.values():
-            handler = self._open()
+            handler = self._open() if time.monotonic() < end else None
             if handler is None:
                 return
             try:

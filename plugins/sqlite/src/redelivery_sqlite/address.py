@@ -82,7 +82,8 @@ class Address:
         queue = given.get("queue", "default")
         if not queue:
             raise InvalidURL(f"sqlite: {shown!r}: the queue has an empty name; {_EXAMPLE}")
-        return cls(Path(path), queue)
+        # Absolute: a relative path names another file in another folder, also to whoever keeps the URL.
+        return cls(Path(path).absolute(), queue)
 
 
 @dataclass(frozen=True, slots=True)

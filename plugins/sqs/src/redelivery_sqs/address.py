@@ -111,7 +111,7 @@ class Address:
                 raise InvalidURL(f"sqs: {shown!r}: {name!r} is given twice, or is empty")
             given[_PARAMETERS[name]] = value
         if "endpoint" in given:
-            _endpoint(given["endpoint"], shown)
+            check_endpoint(given["endpoint"], shown)
         target = unquote(parts.netloc + parts.path)
         found = _from_arn(target) or (_from_url(target, shown) if "://" in target else {"queue": target})
         twice = found.keys() & given.keys()
@@ -130,7 +130,7 @@ def _from_arn(target: str) -> dict[str, str] | None:
 
 
 def _from_url(target: str, shown: str) -> dict[str, str]:
-    parts = _endpoint(target, shown)
+    parts = check_endpoint(target, shown)
     match parts.path.strip("/").split("/"):
         case [account, queue]:
             found = {"account": account, "queue": queue}
@@ -144,7 +144,8 @@ def _from_url(target: str, shown: str) -> dict[str, str]:
     return found
 
 
-def _endpoint(url: str, shown: str) -> SplitResult:
+def check_endpoint(url: str, shown: str) -> SplitResult:
+    """The parts of an endpoint. Raises InvalidURL, which shows `shown` alone."""
     try:
         parts = urlsplit(url)
         _ = parts.port

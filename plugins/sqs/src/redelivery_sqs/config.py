@@ -27,7 +27,7 @@ from botocore.exceptions import NoCredentialsError
 
 from redelivery.errors import ConfigurationError
 from redelivery.settings import unknown
-from redelivery_sqs.address import Address
+from redelivery_sqs.address import Address, check_endpoint
 from redelivery_sqs.errors import classified
 
 OPTIONS: Final[Mapping[str, str]] = {
@@ -115,6 +115,8 @@ class Settings:
             given["proxies"] = _proxies(options["proxies"])
         if "tcp_keepalive" in options:
             given["tcp_keepalive"] = _boolean(options, "tcp_keepalive")
+        if "endpoint_url" in options:
+            check_endpoint(options["endpoint_url"], "sqs.endpoint_url")
         if ("access_key_id" in given) != ("secret_access_key" in given):
             raise ConfigurationError(
                 "sqs.access_key_id and sqs.secret_access_key belong together: give both, or neither"

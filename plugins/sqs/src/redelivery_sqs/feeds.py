@@ -45,14 +45,14 @@ class Work:
         self.groups: set[tuple[GroupFeed, str]] = set()
 
     def fail(self, index: int, error: BrokerError) -> None:
-        """Count a row as failed, if the batch is not settled already."""
-        if not self.settled:
+        """Count a row as failed, if it or the batch is not settled already."""
+        if not self.settled and self.states[index] != DONE:
             self.failures.append(Failure(index, error))
             self.done(index)
 
     def done(self, index: int) -> None:
         """Count a row as settled."""
-        if not self.settled:
+        if not self.settled and self.states[index] != DONE:
             self.states[index] = DONE
             self.left -= 1
 

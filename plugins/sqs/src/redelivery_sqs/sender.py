@@ -156,8 +156,9 @@ class SqsSender(Sender):
         row.work.fail(row.index, error)
         if row.ordered and isinstance(row.feed, GroupFeed):
             for behind in row.feed.hold_back(row.group, row.work):
-                self._not_sent(row.feed, behind)
-                self._settle(behind.work)
+                if behind is not row:  # which may have been waiting itself
+                    self._not_sent(row.feed, behind)
+                    self._settle(behind.work)
 
     @staticmethod
     def _not_sent(feed: GroupFeed, row: Row) -> None:
