@@ -49,6 +49,8 @@ class LeasingBroker(Broker):
         self.letters: list[Message] = []
         self.extended = 0
         self.settle_errors: list[BrokerError] = []
+        #: Leases last as long as the connection.
+        self.endless = False
         self.revoked: set[str] = set()
         self.undecodable: dict[str, str] = {}
         self.source: Source | None = None
@@ -107,7 +109,7 @@ class LeasingReceiver(Receiver):
                             message=item.message,
                             attempt=item.attempts,
                             lease=item.lease,
-                            expires=item.visible,
+                            expires=None if broker.endless else item.visible,
                             first_ms=item.first_ms,
                             undecodable=broker.undecodable.get(item.message.id or ""),
                             source=broker.source,

@@ -224,6 +224,20 @@ def test_a_settlement_that_fails_for_a_moment_is_tried_again() -> None:
     assert world.queue.items == []
 
 
+@pytest.mark.parametrize("endless", [True, False])
+def test_a_settlement_given_up_ends_the_subscription_where_nothing_else_ends_the_lease(endless: bool) -> None:
+    world = World(message("a"), retry=0)
+    world.queue.endless = endless
+    world.queue.settle_errors = [Retriable("busy")]
+    subscription = world.subscription(lambda _: None)
+    threading.Timer(1.0, subscription.stop).start()
+    if endless:
+        with pytest.raises(Retriable, match="busy"):
+            subscription.run()
+    else:
+        assert subscription.run().lost >= 1
+
+
 def test_handlers_run_side_by_side() -> None:
     world = World(*(message(f"m{n}") for n in range(4)))
     together = threading.Barrier(4, timeout=5)

@@ -168,6 +168,8 @@ class Hands:
         if isinstance(decision, policy.TryAgain):
             self._pending.append(_Pending(decision.at, each.attempts + 1, each.first, each.hand, each.outcome))
             return
+        if each.hand.received.expires is None:
+            raise error  # such a lease ends with its connection alone, and else the message would never come again
         log.warning("a message could not be settled and will come again: %s", redact(str(error)))
         self.lose(each.hand)
 
