@@ -6,16 +6,20 @@ import time
 from contextlib import suppress
 
 import pytest
-from confluent_kafka import Producer, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
 
 from redelivery import deadletters, dialects
-from redelivery.errors import ConfigurationError, Retriable
+from redelivery.errors import Ambiguous, ConfigurationError, Fatal, Retriable
 from redelivery.message import Message
 from redelivery_conformance.statements import Statements, broker_has
 from redelivery_conformance.subject import Subject
 from redelivery_kafka import KafkaBroker
+from redelivery_kafka.address import Address
+from redelivery_kafka.burial import Burial
+from redelivery_kafka.config import Settings
 from redelivery_kafka.letters import REMOVED
+from redelivery_kafka.partition import Lease, Partition
 
 
 def opened(subject: Subject) -> KafkaBroker:
@@ -138,3 +142,32 @@ class TestKafkaLetters(Statements):
     def _bury(subject: Subject, *numbers: int) -> None:
         subject.provision()
         subject.deliver(*(Message(value=b"%d" % each) for each in numbers), url=subject.broker.native_sink())
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (KafkaError._FATAL, Ambiguous),
+        (KafkaError._ALL_BROKERS_DOWN, Ambiguous),
+        (KafkaError.CLUSTER_AUTHORIZATION_FAILED, Fatal),
+    ],
+)
+def test_a_client_that_fails_as_it_is_waited_for_leaves_no_letter_without_its_error(code, kind):
+    """A client that is past use raises out of `flush`; no broker does so when asked to, so this one is made."""
+
+    class Ends:
+        def produce(self, *_, **__):
+            pass
+
+        def purge(self):
+            pass
+
+        def flush(self, _):
+            raise KafkaException(KafkaError(code, "it is over"))
+
+    burial = Burial(Address.parse("kafka://localhost:1/letters"), Settings({}))
+    burial._producer = Ends()
+    lease = Lease(Partition(0, None, 0), 0)
+    failed = burial.bury({at: (lease, Message(value=b"v")) for at in (3, 5)})
+    assert {at: type(error) for at, error in failed.items()} == {3: kind, 5: kind}
+    assert burial._producer is None

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections import Counter
 from datetime import timedelta
 
-from confluent_kafka import TopicPartition
+import pytest
+from confluent_kafka import KafkaError, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
 
 from redelivery.broker import Accept, GiveBack, Received, Retry, Terminate
-from redelivery.errors import LeaseLost
+from redelivery.errors import Fatal, LeaseLost, Retriable
 from redelivery.message import Message
 from redelivery_conformance.forking import in_a_fork
 from redelivery_conformance.statements import Statements, broker_has
@@ -180,6 +182,54 @@ class TestKafkaReceiver(Statements):
             seen.update(values(more))
         assert max(seen.values()) == 1
         assert not subject.values()
+
+    @broker_has("receive")
+    def test_a_failure_is_told_without_waiting_for_what_waits_for_us(
+        self, subject: Subject, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        taker = Taker(subject)
+        taker.nothing()
+        member = taker.receiver._membership  # type: ignore[attr-defined]
+        poll = member.poll
+        ours = threading.current_thread()
+
+        def failing(seconds: float) -> None:
+            if threading.current_thread() is ours:
+                member._fail(Retriable("kafka: it ends here"))
+            poll(seconds)
+
+        monkeypatch.setattr(member, "poll", failing)
+        began = time.monotonic()
+        with pytest.raises(Retriable, match="it ends here"):
+            taker.receiver.receive(1, wait=1)
+        assert time.monotonic() - began < 6
+        subject.deliver(Message(value=b"v"))
+        assert values(taker.take(1)) == [b"v"]
+
+    @broker_has("receive")
+    @pytest.mark.parametrize("code", [KafkaError._AUTHENTICATION, KafkaError._SSL])
+    def test_one_refused_connection_does_not_end_a_member(self, subject: Subject, code: int) -> None:
+        """A token could not be renewed, a broker hung up in its handshake: the others still answer."""
+        taker = Taker(subject)
+        taker.nothing()
+        member = taker.receiver._membership  # type: ignore[attr-defined]
+        with member.lock:
+            member._on_error(KafkaError(code, "refused for a moment"))
+        taker.nothing()
+        subject.deliver(Message(value=b"v"))
+        assert values(taker.take(1)) == [b"v"]
+        assert taker.receiver._membership is member  # type: ignore[attr-defined]
+
+    @broker_has("receive")
+    def test_a_member_that_is_refused_for_good_is_told_so(self, subject: Subject) -> None:
+        taker = Taker(subject)
+        taker.nothing()
+        member = taker.receiver._membership  # type: ignore[attr-defined]
+        with subject.place.outage():
+            with member.lock:
+                member._on_error(KafkaError(KafkaError._AUTHENTICATION, "refused"))
+            with member.lock, pytest.raises(Fatal, match="refused"):
+                member.check_reach()
 
     @staticmethod
     def _partition(received: Received) -> int:

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 
 import pytest
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
@@ -211,6 +211,47 @@ class TestSender(Statements):
         assert "kafka.sasl" in str(settled.error)
         assert "hunter2" not in repr(settled.error)
         assert time.monotonic() - began < 5
+
+    def test_a_connection_refused_long_ago_is_no_reason_to_refuse_a_new_topic(self, subject: Subject) -> None:
+        topic = made(subject, "new")
+        sender = subject.sender()
+        subject.send(Message(value=b"before"), sender=sender)
+        sender._heard(KafkaError(KafkaError._AUTHENTICATION, "the token was not renewed"))  # type: ignore[attr-defined]
+        with subject.place.outage(), pytest.raises(Retriable):
+            batch = Batch.of([Message(value=b"v", destination=topic)])
+            settled = subject.settle(sender, batch, deadline=time.monotonic() + 2)[batch.number]
+            raise settled.error or settled.failures[0].error
+        settled = subject.send(Message(value=b"after", destination=topic), sender=sender)
+        assert not settled.error
+        assert not settled.failures
+
+    @pytest.mark.parametrize("isolate", [False, True])
+    def test_a_client_that_fails_as_it_is_waited_for_is_no_bare_exception(
+        self, subject: Subject, monkeypatch: pytest.MonkeyPatch, *, isolate: bool
+    ) -> None:
+        sender = subject.sender()
+        subject.send(Message(value=b"before"), sender=sender)
+        real = sender._producer  # type: ignore[attr-defined]
+
+        class Ends:
+            def __getattr__(self, name: str) -> object:
+                return getattr(real, name)
+
+            def __len__(self) -> int:
+                return len(real)
+
+            def flush(self, _: float) -> int:
+                raise KafkaException(KafkaError(KafkaError._FATAL, "it is over", True))
+
+        monkeypatch.setattr(sender, "_producer", Ends())
+        rows = [Message(value=b"1"), Message(value=b"2")]
+        settled = subject.send(*rows, isolate=isolate, sender=sender)
+        told = {each.index for each in settled.failures}
+        assert settled.error is None
+        found = subject.values()
+        assert all(found[row.value] or at in told for at, row in enumerate(rows))
+        assert not subject.send(Message(value=b"after"), sender=sender).failures
+        sender.close()
 
     def test_a_sender_from_before_a_fork_is_of_no_use_in_the_child_and_harms_nothing(self, subject: Subject) -> None:
         sender = subject.sender()

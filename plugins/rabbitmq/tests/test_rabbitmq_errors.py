@@ -1,6 +1,7 @@
 """Every error of pika has a class of ours, and what the broker refuses at the door is told clearly."""
 
 import inspect
+import ssl
 
 import pika
 import pytest
@@ -60,6 +61,11 @@ def test_nothing_is_ambiguous_before_a_connection_is_open(kind):
         (exceptions.IncompatibleProtocolError("StreamLostError: x"), True, Retriable),
         (exceptions.ChannelClosedByBroker(403, "ACCESS_REFUSED - x"), False, Fatal),
         (ConnectionRefusedError(111, "refused"), True, Retriable),
+        (ssl.SSLEOFError(8, "EOF occurred in violation of protocol"), True, Retriable),
+        (ssl.SSLEOFError(8, "EOF occurred in violation of protocol"), False, Ambiguous),
+        (ssl.SSLZeroReturnError(6, "closed"), True, Retriable),
+        (ssl.SSLSyscallError(5, "reset"), False, Ambiguous),
+        (ssl.SSLCertVerificationError(1, "self-signed certificate"), True, Fatal),
     ],
 )
 def test_a_class_depends_on_what_was_being_done(error, opening, kind):

@@ -66,6 +66,26 @@ class TestRetrying(Statements):
             assert received.attempt == attempt
             assert received.message == first.message, "what is added on the way must not be seen"
 
+    def test_a_message_that_names_its_publisher_is_retried_by_another_user(self, subject: Subject) -> None:
+        """The broker closes the channel of who publishes in another's name."""
+        subject.provision()
+        user = "who-publishes"
+        operate(subject, "add_user", user, "pw")
+        try:
+            operate(subject, "set_permissions", user, ".*", ".*", ".*")
+            options = {name.removeprefix("rabbitmq."): value for name, value in subject.place.options.items()}
+            settings = Settings.parse(options | {"username": user, "password": "pw"})
+            with pika.BlockingConnection(parameters(Address.parse(subject.place.url), settings)) as connection:
+                named = pika.BasicProperties(user_id=user, delivery_mode=2)
+                connection.channel().basic_publish("", queue_of(subject), b"v", named)
+        finally:
+            operate(subject, "delete_user", user)
+        taker = Taker(subject)
+        received = taker.one()
+        taker.settle(Retry(timedelta(seconds=0.05)), received)
+        again = taker.one()
+        assert (again.message, again.attempt) == (received.message, 2)
+
     def test_a_retry_waits_in_the_queue_of_its_delay_and_is_nowhere_else(self, subject: Subject) -> None:
         subject.provision()
         subject.deliver(Message(value=b"v"))

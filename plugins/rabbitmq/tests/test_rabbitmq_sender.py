@@ -18,10 +18,13 @@ from pika.adapters.blocking_connection import BlockingChannel
 from redelivery.broker import Settled
 from redelivery.errors import Ambiguous, BrokerError, Fatal, Permanent, Retriable
 from redelivery.message import Batch, Message
+from redelivery_conformance.forking import in_a_fork
 from redelivery_conformance.statements import Statements
 from redelivery_conformance.subject import Subject
+from redelivery_rabbitmq.address import Address, Settings
 from redelivery_rabbitmq.flight import Flight
 from redelivery_rabbitmq.headers import decode, encode
+from redelivery_rabbitmq.sender import RabbitmqSender
 
 HEADER_NAMES = st.text(st.characters(codec="utf-8"), max_size=20).filter(
     lambda name: name.lower() not in {"cc", "bcc"} and not name.lower().startswith(("x-", "redelivery", "timestamp"))
@@ -56,6 +59,44 @@ def test_confirms_in_any_order_leave_exactly_what_was_not_confirmed(count, confi
         left -= {each for each in left if each == tag or (multiple and each <= tag)}
         assert [each for each, _ in flight.unconfirmed()] == sorted(left)
         assert flight.left == len(left)
+
+
+def came_back(rows: list[Message], *returned: Message, added: Mapping[str, Any]) -> dict[int, BrokerError]:
+    """What is said of published rows of which some come back, with further headers, before all are confirmed."""
+    address = Address.parse("rabbitmq://localhost/?queue=q")
+    sender = RabbitmqSender(address, Settings.parse({}))
+    flight = Flight(Batch.of(rows), 1, 0.0)
+    flight.published(list(range(len(rows))))
+    flight.whole = True
+    sender._flights.append(flight)
+    for each in returned:
+        body, encoded = encode(each)
+        given = pika.BasicProperties().decode(b"".join(encoded.encode()))
+        given.headers = {**(given.headers or {}), **added}
+        method = pika.spec.Basic.Return(312, "NO_ROUTE", "", each.destination or "q")
+        sender._came_back(method, given, body)
+    sender._confirmed(len(rows), True, True)
+    assert flight.landed
+    return {each.index: each.error for each in flight.settled().failures}
+
+
+@pytest.mark.parametrize("added", [{}, {"x-received-by": "node"}])
+def test_a_row_that_comes_back_with_headers_of_the_brokers_own_is_found(added):
+    rows = [Message(value=b"%d" % (at // 2), id=str(at), destination="nowhere" if at % 2 else None) for at in range(9)]
+    told = came_back(rows, rows[3], rows[7], added=added)
+    assert {at: (type(error), error.code) for at, error in told.items()} == {
+        3: (Permanent, "NO_ROUTE"),
+        7: (Permanent, "NO_ROUTE"),
+    }
+
+
+@pytest.mark.parametrize("back", [Message(value=b"changed"), Message(value=b"same", headers=(("n", b"1"),))])
+def test_where_it_cannot_be_told_which_row_came_back_none_counts_as_stored(back):
+    rows = [Message(value=b"same", headers=(("n", b"%d" % at),)) for at in range(3)]
+    told = came_back([*rows, Message(value=b"same", destination="other")], back, added={"x-received-by": "node"})
+    assert {at: (type(error), error.code) for at, error in told.items()} == dict.fromkeys(
+        range(3), (Ambiguous, "RETURNED")
+    )
 
 
 @contextmanager
@@ -311,6 +352,29 @@ class TestLosing(Statements):
         while time.monotonic() < end:
             assert subject.values().total() <= 6_000 - sure, "said not to be stored, but there"
         subject.deliver(row(1))
+
+    def test_a_broker_that_does_not_say_whether_an_exchange_is_there_makes_rows_retriable(
+        self, subject: Subject
+    ) -> None:
+        sender = subject.sender()
+        assert not subject.send(row(0), sender=sender).failures
+        batch = subject.batch([row(1, exchange="amq.fanout")])
+        with subject.place.outage(), pytest.raises(Retriable, match=r"amq\.fanout"):
+            sender.send(batch, deadline=subject.deadline(1))
+        assert not subject.send(row(2), sender=sender).failures
+
+    def test_a_sender_from_before_a_fork_leaves_the_parents_confirms_alone(self, subject: Subject) -> None:
+        sender = subject.sender()
+        batch = subject.batch([row(0)])
+        sender.send(batch, deadline=subject.deadline(20))
+
+        def child() -> None:
+            with pytest.raises(Fatal, match="process"):
+                sender.collect(1)
+
+        assert in_a_fork(subject, child) == 0
+        (settled,) = subject_settled(subject, sender, [batch])
+        assert not errors(settled)
 
     def test_a_deadline_tells_what_was_not_confirmed_and_the_sender_goes_on(self, subject: Subject) -> None:
         sender = subject.sender()

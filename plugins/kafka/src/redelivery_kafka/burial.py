@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from redelivery.errors import Ambiguous, BrokerError, Permanent
+from redelivery.errors import Ambiguous, BrokerError, Fatal, Permanent
 from redelivery.message import Message
 from redelivery_kafka.address import Address
 from redelivery_kafka.config import Settings
@@ -65,10 +66,9 @@ class Burial:
             except (KafkaException, BufferError, TypeError, ValueError) as error:
                 failed[at] = self._told(error)
         # Only failures are reported: what is out of the queue without one is stored.
-        left = producer.flush(max(0.0, end - time.monotonic()))
-        for at in letters.keys() - failed.keys() if left else ():
-            text = f"kafka: {self._doing}: not confirmed within {_STORED:g} s, so it may be stored or not"
-            failed[at] = Ambiguous(text, code="_TIMED_OUT")
+        unknown = self._flush(producer, end)
+        if unknown is not None:
+            failed |= dict.fromkeys(letters.keys() - failed.keys(), unknown)
         if failed:
             self._part()  # whatever is wrong with it, the next letters have a producer of their own
         return failed
@@ -82,7 +82,7 @@ class Burial:
             own = {"acks": "all", "enable.idempotence": "true", "batch.num.messages": "1", "linger.ms": "0"}
             settings = Settings({**self._settings.values, **own})
             producer = settings.producer(self._address, timeout=_STORED - 1)
-            _alive[id(self)] = self._producer = producer
+            _alive[id(producer)] = self._producer = producer
             topics = producer.list_topics(self._address.topic, timeout=_TOPIC).topics
             self._partitions = len(topics[self._address.topic].partitions)
         return self._producer
@@ -109,13 +109,24 @@ class Burial:
             else:
                 return
 
+    def _flush(self, producer: Producer, end: float) -> BrokerError | None:
+        """Wait until all are stored or reported; what is to be said of those that are neither."""
+        try:
+            left = producer.flush(max(0.0, end - time.monotonic()))
+        except KafkaException as error:
+            found = self._told(error)
+            return found if isinstance(found, Ambiguous | Fatal) else Ambiguous(str(found), code=found.code)
+        text = f"kafka: {self._doing}: not confirmed within {_STORED:g} s, so it may be stored or not"
+        return Ambiguous(text, code="_TIMED_OUT") if left else None
+
     def _part(self) -> None:
         producer, self._producer = self._producer, None
         if producer is None or os.getpid() != self._pid:
             return
         producer.purge()
-        producer.flush(1.0)
-        _alive.pop(id(self), None)
+        with suppress(KafkaException):  # it is of no more use
+            producer.flush(1.0)
+        _alive.pop(id(producer), None)
 
     @property
     def _doing(self) -> str:

@@ -19,7 +19,7 @@ from typing import Any, Final
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
 
 from redelivery.errors import Ambiguous, BrokerError, Fatal, Retriable
-from redelivery_kafka.errors import classify, classify_reading
+from redelivery_kafka.errors import REFUSED, classify, classify_reading
 from redelivery_kafka.offsets import Ledger, TooMuch
 from redelivery_kafka.partition import Partition
 from redelivery_kafka.record import message_of
@@ -84,7 +84,7 @@ class Membership:
         self._wanted: dict[int, tuple[Partition, tuple[str, int]]] = {}
         self._answers: dict[Partition, BrokerError | None] | None = None
         self._consumer = make({"error_cb": self._on_error, "on_commit": self._on_commit})
-        _alive[id(self)] = self._consumer
+        _alive[id(self._consumer)] = self._consumer
         self._thread = threading.Thread(target=self._run, name=f"redelivery-kafka-{topic}", daemon=True)
 
     @property
@@ -203,13 +203,14 @@ class Membership:
             partition.paused = False
 
     def check_reach(self) -> None:
-        """Raises BrokerError where all brokers were out of reach, and still are."""
+        """Raises BrokerError where all brokers were out of reach, or refused us, and still do."""
         if self._down is None:
             return
         try:
             self._consumer.list_topics(self.topic, timeout=_QUESTION)
         except KafkaException as error:
-            raise classify_reading(error, self._doing) from error
+            told = self._down if self._down.name() in REFUSED else error
+            raise classify_reading(told, self._doing) from error
         self._down = None
 
     # --- the thread ---
@@ -296,7 +297,8 @@ class Membership:
 
     def _on_error(self, error: KafkaError) -> None:
         """What the client tells by the way: it goes on by itself after most of it."""
-        if error.code() == KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001 - its public name
+        refused = error.name() in REFUSED  # of a member, one connection may be, for a moment
+        if error.code() == KafkaError._ALL_BROKERS_DOWN or (refused and self._joined):  # noqa: SLF001 - its public name
             self._down = error
             return
         told = classify(KafkaException(error), self._doing)
@@ -322,7 +324,7 @@ class Membership:
             self._consumer.close()
         except (KafkaException, KafkaError, RuntimeError) as error:  # type: ignore[misc]  # so raised by a callback
             log.warning("kafka: %s: leaving the group: %s", self._doing, error)
-        _alive.pop(id(self), None)
+        _alive.pop(id(self._consumer), None)
 
 
 def _caused(error: KafkaException, doing: str) -> BrokerError:

@@ -68,22 +68,21 @@ class KafkaReceiver(Receiver):
         end = time.monotonic() + wait
         member = self._joined()
         with member.lock:
-            while True:
-                if member.failure is not None:
-                    self._part()
-                    raise member.failure
+            while member.failure is None:
                 received, due = self._give(member, max_messages)
                 if received or max_messages <= 0:
                     return received
                 now = time.monotonic()
                 if now >= (end if member.ready else max(end, member.patience)):
-                    break
+                    member.check_reach()
+                    if member.ready:
+                        return []
+                    text = "the group has not let us join yet; it waits for a member that died until its session ends"
+                    raise Retriable(f"kafka: {self._doing}: {text}", code="JOINING")
                 member.poll(min(end if member.ready else now + 1.0, due or end) - now)
-            member.check_reach()
-            if not member.ready:
-                text = "the group has not let us join yet; it waits for a member that died until its session ends"
-                raise Retriable(f"kafka: {self._doing}: {text}", code="JOINING")
-            return []
+            failure = member.failure
+        self._part()  # without the lock, which its thread needs to end
+        raise failure
 
     def settle(self, outcomes: Sequence[tuple[Received, Outcome]]) -> Sequence[LeaseLost | BrokerError | None]:
         self._check_open()

@@ -140,13 +140,13 @@ class KafkaSender(Sender):
         if self._producer is None:
             self._stop = self._refused = None
             self._producer = self._settings.producer(self._address, on_error=self._heard)
-            _alive[id(self)] = self._producer
+            _alive[id(self._producer)] = self._producer
         return self._producer
 
-    def _poll(self, producer: Producer, wait: float) -> None:
+    def _poll(self, producer: Producer, wait: float, *, until_empty: bool = False) -> None:
         """Have the client tell what there is to be told. What ends a producer it raises."""
         try:
-            producer.poll(wait)
+            (producer.flush if until_empty else producer.poll)(wait)
         except KafkaException as error:
             self._heard(error.args[0])
 
@@ -182,6 +182,7 @@ class KafkaSender(Sender):
         own = topic == self._address.topic
         patience = time.monotonic() + (_NEW if own else 0)
         last: KafkaException | None = None
+        self._refused = None  # one that has passed is no more than that
         while (left := deadline - _MARGIN - time.monotonic()) > 0:
             try:
                 error = producer.list_topics(topic, timeout=min(_ASK, left)).topics[topic].error
@@ -205,11 +206,11 @@ class KafkaSender(Sender):
 
     def _discard(self) -> None:
         producer, self._producer = self._producer, None
-        _alive.pop(id(self), None)
         self._topics.clear()
         if producer is not None:
             producer.purge()
-            producer.flush(_STEP)
+            self._poll(producer, _STEP, until_empty=True)
+            _alive.pop(id(producer), None)
 
     # --- handing over ---
 
@@ -299,7 +300,7 @@ class KafkaSender(Sender):
 
     def _hand_over_alone(self, producer: Producer, flight: _Flight) -> None:
         """Each row when the one before it is settled, so that no other is in its request."""
-        producer.flush(max(0.0, flight.deadline - _MARGIN - time.monotonic()))
+        self._poll(producer, max(0.0, flight.deadline - _MARGIN - time.monotonic()), until_empty=True)
         slots = self._slots[flight.base : flight.base + flight.batch.length]
         for row in self._passing(flight, rows.calls(flight.batch, slots, self._address.topic)):
             left = flight.deadline - _MARGIN - time.monotonic()
@@ -309,7 +310,7 @@ class KafkaSender(Sender):
                     flight.failures.setdefault(at, Retriable(text, code="deadline"))
                 return
             self._go_on(producer, flight, iter([row]))
-            producer.flush(left)
+            self._poll(producer, left, until_empty=True)
             self._absorb()
 
     # --- settling ---

@@ -154,14 +154,17 @@ class Stream:
         return True
 
     def exchange_error(self, exchange: str, deadline: float) -> BaseException | None:
-        """Ask, on a channel of its own, whether there is such an exchange: None, or what the broker said."""
+        """Ask, on a channel of its own, whether there is such an exchange: None, or what went wrong."""
         asked: list[object] = []
-        channel = self._new_channel(deadline, lambda _, reason: asked.append(reason))
-        channel.exchange_declare(exchange, passive=True, callback=lambda _: asked.append(None))
-        if not self.until(lambda: asked, deadline):
-            return self.error or _Late(f"no answer whether there is an exchange {exchange!r}")
-        if channel.is_open:
-            channel.close()
+        try:
+            channel = self._new_channel(deadline, lambda _, reason: asked.append(reason))
+            channel.exchange_declare(exchange, passive=True, callback=lambda _: asked.append(None))
+            if not self.until(lambda: asked, deadline):
+                return self.error or _Late(f"no answer whether there is an exchange {exchange!r}")
+            if channel.is_open:
+                channel.close()
+        except ERRORS as error:
+            return error
         said = asked[0]
         return said if isinstance(said, BaseException) else None
 

@@ -88,6 +88,9 @@ BY_CLASS: Final[Mapping[type[BaseException], Rule]] = {
     workflow.AMQPConnectorException: _LOST,
     workflow.AMQPConnectionWorkflowFailed: _LOST,
     workflow.AMQPConnectionWorkflowAborted: _LOST,
+    ssl.SSLEOFError: _LOST,
+    ssl.SSLZeroReturnError: _LOST,
+    ssl.SSLSyscallError: _LOST,
     ssl.SSLError: (Fatal, "TLS failed; see the rabbitmq.ssl options"),
     OSError: _LOST,
     ValueError: _LOST,  # what pika says of a socket that was reset as soon as it was connected

@@ -146,6 +146,7 @@ class RabbitmqReceiver(Receiver):
         doing = f"keeping a message in the retry queue {queue.name!r}"
         properties = copy(native.split(delivery.properties)[0])
         properties.headers = {**(properties.headers or {}), native.RETRIED: received.attempt}
+        properties.user_id = None  # the broker closes the channel of another user
         properties.expiration = str(-(-delay // _MILLISECOND))
         self._make(connection, queue, doing)
         if not self._published(connection, queue.name, delivery.body, properties, doing):

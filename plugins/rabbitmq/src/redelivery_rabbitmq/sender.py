@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from redelivery.broker import Failure, Sender, Settled
@@ -59,18 +59,18 @@ class RabbitmqSender(Sender):
         return self
 
     def send(self, batch: Batch, *, deadline: float) -> None:
-        doing = f"sending to {self._target}"
-        if self._closed or self._pid != os.getpid():
-            why = "is closed" if self._closed else "was made by another process"
-            raise Fatal(f"rabbitmq: {doing}: this sender {why}; open another", code="CLOSED")
+        self._usable()
         if time.monotonic() >= deadline:
-            raise Retriable(f"rabbitmq: {doing}: the deadline had passed before it began", code="DEADLINE")
+            raise Retriable(
+                f"rabbitmq: sending to {self._target}: the deadline had passed before it began", code="DEADLINE"
+            )
         if batch.isolate:
             self._isolated(batch, deadline)
         else:
             self._publish(batch, deadline)
 
     def collect(self, wait: float) -> Sequence[Settled]:
+        self._usable()
         end = time.monotonic() + wait
         self._step(0)
         while not self._settled and self._untold() and (left := end - time.monotonic()) > 0:
@@ -83,6 +83,11 @@ class RabbitmqSender(Sender):
         stream, self._stream = self._stream, None
         if stream is not None and self._pid == os.getpid():  # in a fork it is the parent's
             stream.close()
+
+    def _usable(self) -> None:
+        if self._closed or self._pid != os.getpid():
+            why = "is closed" if self._closed else "was made by another process"
+            raise Fatal(f"rabbitmq: sending to {self._target}: this sender {why}; open another", code="CLOSED")
 
     # --- publishing ---
 
@@ -289,20 +294,43 @@ class RabbitmqSender(Sender):
         return Ambiguous(text, code="NACK") if target.exchange else Retriable(text, code="NACK")
 
     def _came_back(self, method: Any, given: Any, body: bytes) -> None:
-        """A `basic.return`: no queue takes it. They come in the order of publishing; the row is told by what it is."""
+        """A `basic.return`: no queue takes it. They come in the order of publishing; the row is told by what it is.
+
+        A broker may add headers to what it returns, and confirms it as taken all the same: where it is not plain which
+        row came back, none that may have counts as stored.
+        """
         message = decode(given, body)[0]
-        for flight in self._flights:
-            batch = flight.batch
-            if batch is None:
+        place = (method.exchange, method.routing_key)
+        alike: list[tuple[Flight, int, int, Message]] = []  # but for their headers
+        for flight, batch, tag, index in self._unconfirmed(self._returned + 1):
+            if batch.value.values[index] != message.value or self._targets.of(batch, index)[:2] != place:
                 continue
-            for tag, index in flight.unconfirmed(start=self._returned + 1):
-                target = self._targets.of(batch, index)
-                if (method.exchange, method.routing_key) == target[:2] and _same(message, batch.row(index)):
-                    self._returned = tag
-                    kind = Permanent if target.own else Fatal
-                    text = f"rabbitmq: no queue takes this row: {target} at {self._address.where}: {method.reply_text}"
-                    flight.failures.setdefault(index, kind(text, code="NO_ROUTE"))
-                    return
+            row = batch.row(index)
+            if _same(message, row):
+                alike = [(flight, tag, index, row)]
+                break
+            if row.id == message.id:
+                alike.append((flight, tag, index, row))
+        if len({(row.key, row.headers) for *_, row in alike}) == 1:
+            flight, self._returned, index, _ = alike[0]
+            target = self._targets.of(flight.batch, index) if flight.batch else self._target
+            kind = Permanent if target.own else Fatal
+            text = f"rabbitmq: no queue takes this row: {target} at {self._address.where}: {method.reply_text}"
+            flight.failures[index] = kind(text, code="NO_ROUTE")
+            return
+        text = (
+            f"rabbitmq: a row to {place} came back ({method.reply_text}), and which one cannot be told; it may be this"
+        )
+        for flight, batch, _, index in self._unconfirmed():
+            if self._targets.of(batch, index)[:2] == place:
+                flight.failures.setdefault(index, Ambiguous(text, code="RETURNED"))
+
+    def _unconfirmed(self, start: int = 0) -> Iterator[tuple[Flight, Batch, int, int]]:
+        """Rows that are not confirmed, of batches not told of: flight, batch, delivery tag, index."""
+        for flight in self._flights:
+            if flight.batch is not None:
+                for tag, index in flight.unconfirmed(start=start):
+                    yield flight, flight.batch, tag, index
 
     def _lost(self, error: BaseException) -> None:
         """The connection or the channel is gone: whatever was not confirmed failed."""
