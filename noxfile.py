@@ -140,7 +140,8 @@ def side_by_side(session: nox.Session, runs: list[list[str]], *, slots: int) -> 
         done = subprocess.run(
             command, env=environment, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
-        print(f"{' '.join(command)}\n{done.stdout}({time.monotonic() - begun:.0f} s)\n", flush=True)
+        took = f"exit {done.returncode}, {time.monotonic() - begun:.0f} s"
+        print(f"{' '.join(command)}\n{done.stdout}({took})\n", flush=True)
         return done.returncode
 
     with concurrent.futures.ThreadPoolExecutor(slots) as pool:
