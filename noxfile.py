@@ -137,7 +137,7 @@ def side_by_side(session: nox.Session, runs: list[list[str]], *, slots: int) -> 
 
     def run(command: list[str]) -> int:
         code = once(command)
-        # Seen once, and not explained: a process with clients in C gone without a word. It is said, and tried once more.
+        # Seen once, not explained: a process with clients in C gone without a word. That is said, and tried once more.
         return code if code >= 0 else once(command)
 
     def once(command: list[str]) -> int:
