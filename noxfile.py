@@ -195,7 +195,7 @@ def unit(session: nox.Session) -> None:
     apart = [f"core/tests/spark/test_spark_{name}.py" for name in ("stream_killed", "connect", "cluster")]
     runs = [[*own, "core/tests", *(f"--ignore={path}" for path in apart)], [*own, *apart]]  # with Sparks of their own
     runs += [[*own, f"plugins/{name}/tests"] for name in PLUGINS]
-    side_by_side(session, runs, slots=3)
+    side_by_side(session, runs, slots=2)
 
 
 @nox.session
@@ -216,7 +216,7 @@ def conformance(session: nox.Session) -> None:
     for module in reversed(modules.values()):  # which has the longest ones first
         classes = re.findall(r"^class (\w+)", Path(module).read_text(encoding="utf-8"), re.MULTILINE)
         runs += [[*suite, *NO_SPARK, f"{module}::{name}", *rest] for name in classes]
-    side_by_side(session, [*runs, [*suite, *NO_SPARK, "conformance_tests/tests", *rest]], slots=4)
+    side_by_side(session, [*runs, [*suite, *NO_SPARK, "conformance_tests/tests", *rest]], slots=3)
 
 
 @nox.session
