@@ -95,7 +95,8 @@ class Container:
             NotHere: it never was, within so many seconds, or the container ended; it is closed then.
             RuntimeError: it was before; the container is kept, so that it can be looked into.
         """
-        deadline = time.monotonic() + seconds
+        began = time.monotonic()
+        deadline = began + seconds
         said: object = None
         while time.monotonic() < deadline and self._status() not in {"exited", "dead"}:
             try:
@@ -108,7 +109,7 @@ class Container:
                     return
             time.sleep(_LOOK)
         text = (
-            f"the container of {self.image!r} is {self._status()} and not ready after {seconds:g} s "
+            f"the container of {self.image!r} is {self._status()} and not ready after {time.monotonic() - began:.0f} s "
             f"(last answer: {said!r}); the end of its log:\n{self.log()}"
         )
         if self._was_ready:

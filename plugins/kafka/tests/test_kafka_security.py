@@ -1,9 +1,13 @@
 """Credentials, TLS and rights at a node that asks for them: the right ones work, wrong ones are fatal and not shown."""
 
-import subprocess
+import base64
+import json
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
+import trustme
 from confluent_kafka.admin import (
     AclBinding,
     AclBindingFilter,
@@ -11,7 +15,11 @@ from confluent_kafka.admin import (
     AclPermissionType,
     ResourcePatternType,
     ResourceType,
+    ScramCredentialInfo,
+    ScramMechanism,
+    UserScramCredentialUpsertion,
 )
+from cryptography.hazmat.primitives import serialization
 
 from redelivery.errors import BrokerError, Fatal
 from redelivery.message import Batch, Message
@@ -23,45 +31,47 @@ from redelivery_kafka.testing import in_container
 PASSWORD = "hunter2-S3cr3t"  # noqa: S105 - what must not show
 PREFIXED = ResourcePatternType.PREFIXED
 WRONG = "an0ther-S3cr3t"
-PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule required"
+FOLDER = "/tmp/guarded"  # noqa: S108 - in the container
+SECURITY = "org.apache.kafka.common.security"
+#: What the node takes: one user's password, passwords that are stored as SCRAM does, and tokens that nobody signed.
+JAAS = f"""
+passwords.KafkaServer {{
+  {SECURITY}.plain.PlainLoginModule required user_alice="{PASSWORD}";
+  {SECURITY}.scram.ScramLoginModule required;
+}};
+tokens.KafkaServer {{
+  {SECURITY}.oauthbearer.OAuthBearerLoginModule required unsecuredLoginStringClaim_sub="node";
+}};
+"""
 SPEC = DeliverySpec(dead_letter_sink=(Sink(uri=NATIVE),))
 
 
 @pytest.fixture(scope="module")
-def certificates(tmp_path_factory):
-    """A CA's certificate, and a key store in PEM whose certificate it has signed."""
-    folder = tmp_path_factory.mktemp("certificates")
-
-    def openssl(*arguments):
-        subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
-
-    new = ("req", "-newkey", "rsa:2048", "-nodes")
-    openssl(*new, "-x509", "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=test CA", "-days", "2")
-    openssl(*new, "-keyout", "server.key", "-out", "server.csr", "-subj", "/CN=broker")
-    (folder / "names").write_text("subjectAltName=IP:127.0.0.1,DNS:localhost")
-    signed = ("-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2", "-extfile", "names")
-    openssl("x509", "-req", "-in", "server.csr", "-out", "server.pem", *signed)
-    store = (folder / "server.key").read_bytes() + (folder / "server.pem").read_bytes()
-    return folder / "ca.pem", store
+def authority():
+    return trustme.CA()
 
 
 @pytest.fixture(scope="module")
-def guarded(request, certificates):
-    """A node with a listener for passwords, one for TLS, and rights."""
+def guarded(request, authority):
+    """A node with a listener for passwords, one for tokens, one for TLS, and rights."""
+    server = authority.issue_cert("localhost", "127.0.0.1")
     environment = {
-        "KAFKA_SASL_ENABLED_MECHANISMS": "PLAIN",
-        "KAFKA_LISTENER_NAME_PASSWORDS_PLAIN_SASL_JAAS_CONFIG": f'{PLAIN} user_alice="{PASSWORD}";',
+        "KAFKA_LISTENER_NAME_PASSWORDS_SASL_ENABLED_MECHANISMS": "PLAIN,SCRAM-SHA-256",
+        "KAFKA_LISTENER_NAME_TOKENS_SASL_ENABLED_MECHANISMS": "OAUTHBEARER",
+        "KAFKA_OPTS": f"-Djava.security.auth.login.config={FOLDER}/jaas.conf",
         "KAFKA_SSL_KEYSTORE_TYPE": "PEM",
-        "KAFKA_SSL_KEYSTORE_LOCATION": "/tmp/certificates/server.pem",  # noqa: S108 - in the container
+        "KAFKA_SSL_KEYSTORE_LOCATION": f"{FOLDER}/server.pem",
         "KAFKA_AUTHORIZER_CLASS_NAME": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
         "KAFKA_SUPER_USERS": "User:ANONYMOUS",
     }
+    key = serialization.load_pem_private_key(server.private_key_pem.bytes(), None).private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )  # Java takes no other form
+    store = key + server.cert_chain_pems[0].bytes()
+    files = {f"{FOLDER}/jaas.conf": JAAS.encode(), f"{FOLDER}/server.pem": store}
+    listeners = {"PASSWORDS": "SASL_PLAINTEXT", "TOKENS": "SASL_PLAINTEXT", "CERTIFIED": "SSL"}
     try:
-        runtime = in_container(
-            {"PASSWORDS": "SASL_PLAINTEXT", "CERTIFIED": "SSL"},
-            environment,
-            {"/tmp/certificates/server.pem": certificates[1]},  # noqa: S108 - in the container
-        )
+        runtime = in_container(listeners, environment, files)
     except NotHere as error:
         if request.config.getoption("--require-brokers"):
             pytest.fail(f"--require-brokers: {error}", pytrace=False)
@@ -192,9 +202,76 @@ def test_without_the_right_to_create_provisioning_says_what_another_must_run(gua
         assert not admin.plan(SPEC).drift
 
 
-def test_tls_works_with_the_cas_certificate_and_fails_without_it(guarded, topic, certificates):
+def test_scram_proves_a_password_that_is_not_sent(guarded, topic, allow):
+    stored = UserScramCredentialUpsertion(
+        "alice", ScramCredentialInfo(ScramMechanism.SCRAM_SHA_256, 4096), PASSWORD.encode()
+    )
+    for each in guarded.cluster.admin.alter_user_scram_credentials([stored]).values():
+        each.result()
+    allow(ResourceType.TOPIC, topic, AclOperation.WRITE)
+    url, scram = url_of(guarded, "PASSWORDS", topic), {"kafka.sasl.mechanism": "SCRAM-SHA-256"}
+    send(url, as_alice(**scram))
+    assert [each.value() for each in guarded.cluster.reader.left(topic, "any")] == [b"v"]
+    with pytest.raises(Fatal, match=r"kafka\.sasl"):
+        send(url, as_alice(**scram, **{"kafka.sasl.password": "env:NOT_ALICE"}))
+
+
+class Tokens(BaseHTTPRequestHandler):
+    """An endpoint that gives alice a token, for her client secret and nothing else."""
+
+    def do_POST(self):
+        asked = self.rfile.read(int(self.headers["Content-Length"])).decode()
+        known = base64.b64encode(f"alice:{PASSWORD}".encode()).decode()
+        right = self.headers["Authorization"] == f"Basic {known}" and "grant_type=client_credentials" in asked
+        now = int(time.time())
+        parts = ({"alg": "none"}, {"sub": "alice", "iat": now, "exp": now + 300})
+        token = ".".join(base64.urlsafe_b64encode(json.dumps(each).encode()).decode().rstrip("=") for each in parts)
+        answer = {"access_token": f"{token}.", "token_type": "Bearer"} if right else {"error": "invalid_client"}
+        self.send_response(200 if right else 401)
+        self.send_header("Content-Type", "application/json")
+        self.end_headers()
+        self.wfile.write(json.dumps(answer).encode())
+
+    def log_message(self, *_):
+        """Say nothing."""
+
+
+@pytest.fixture
+def tokens():
+    """Options by which tokens are fetched."""
+    with HTTPServer(("127.0.0.1", 0), Tokens) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield {
+            "kafka.security.protocol": "sasl_plaintext",
+            "kafka.sasl.mechanism": "OAUTHBEARER",
+            "kafka.sasl.oauthbearer.method": "oidc",
+            "kafka.sasl.oauthbearer.token.endpoint.url": f"http://127.0.0.1:{server.server_port}/token",
+            "kafka.sasl.oauthbearer.client.id": "alice",
+            "kafka.sasl.oauthbearer.client.secret": "env:ALICE",
+        }
+        server.shutdown()
+        thread.join()
+
+
+def test_a_token_that_is_fetched_by_client_credentials_opens_the_door(guarded, topic, allow, tokens):
+    allow(ResourceType.TOPIC, topic, AclOperation.WRITE)
+    send(url_of(guarded, "TOKENS", topic), tokens)
+    assert [each.value() for each in guarded.cluster.reader.left(topic, "any")] == [b"v"]
+
+
+def test_without_a_token_the_job_fails_in_time_and_the_secret_is_not_shown(guarded, topic, tokens, caplog):
+    began = time.monotonic()
+    with pytest.raises(BrokerError, match=r"(?i)oauth|token") as caught:
+        send(url_of(guarded, "TOKENS", topic), {**tokens, "kafka.sasl.oauthbearer.client.secret": "env:NOT_ALICE"})
+    assert time.monotonic() - began < 12
+    assert WRONG not in f"{caught.value!r} {caught.value.__cause__!r} {caplog.text}"
+
+
+def test_tls_works_with_the_authoritys_certificate_and_fails_without_it(guarded, topic, authority, tmp_path):
     url = url_of(guarded, "CERTIFIED", topic)
-    options = {"kafka.security.protocol": "ssl", "kafka.ssl.ca.location": str(certificates[0])}
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    options = {"kafka.security.protocol": "ssl", "kafka.ssl.ca.location": str(tmp_path / "ca.pem")}
     send(url, options)
     with pytest.raises(Fatal, match=r"kafka\.ssl"):
         send(url, {"kafka.security.protocol": "ssl"})

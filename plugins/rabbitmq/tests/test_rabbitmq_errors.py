@@ -59,6 +59,11 @@ def test_nothing_is_ambiguous_before_a_connection_is_open(kind):
         (exceptions.ConnectionClosedByBroker(530, "NOT_ALLOWED - connection limit (1) is reached"), True, Retriable),
         (exceptions.ProbableAuthenticationError("StreamLostError: x"), True, Retriable),
         (exceptions.IncompatibleProtocolError("StreamLostError: x"), True, Retriable),
+        (
+            exceptions.IncompatibleProtocolError("StreamLostError: SSLError(1, '[SSL: TLSV1_ALERT_UNKNOWN_CA]"),
+            True,
+            Fatal,
+        ),
         (exceptions.ChannelClosedByBroker(403, "ACCESS_REFUSED - x"), False, Fatal),
         (ConnectionRefusedError(111, "refused"), True, Retriable),
         (ssl.SSLEOFError(8, "EOF occurred in violation of protocol"), True, Retriable),

@@ -6,6 +6,7 @@ happened yet. Which row an error is of is the sender's to say. This file must no
 
 from __future__ import annotations
 
+import re
 import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -22,7 +23,7 @@ Rule = tuple[type[BrokerError], str]
 _FORCED: Final = (Ambiguous, "somebody closed it: an operator, or the broker as it stops")
 _BUG: Final = (Fatal, "redelivery or pika spoke otherwise than the broker understands; report it")
 _LOST: Final = (Ambiguous, "the connection was lost, so what was under way may have happened or not")
-_LOGIN: Final = (Fatal, "the broker refused the user or password; see rabbitmq.username and rabbitmq.password")
+_LOGIN: Final = (Fatal, "the broker refused the login; see rabbitmq.username, rabbitmq.password and rabbitmq.auth")
 
 #: AMQP's reply codes, of a connection or a channel that the broker closed.
 BY_CODE: Final[Mapping[int, Rule]] = {
@@ -105,6 +106,9 @@ _OPENING: Final = (ValueError,)
 #: Refusals that say Fatal by their code, and something passing by their text.
 _PASSING: Final = ("limit", "is down", "is stopped", "not running")
 _LOGIN_CODE: Final = 403
+#: The broker's TLS alert of our certificate; pika has only its text by then, in an error of another kind.
+_ALERT: Final = re.compile(r"ALERT_\w*(CERTIFICATE|UNKNOWN_CA|ACCESS_DENIED)")
+_CERTIFICATE: Final = (Fatal, "the broker does not take our certificate; see rabbitmq.ssl.cert and rabbitmq.ssl.key")
 #: What pika guesses from the stage at which a connection ended.
 _GUESSES: Final = (pika.ProbableAuthenticationError, pika.ProbableAccessDeniedError)
 
@@ -124,6 +128,8 @@ def classify(error: BaseException, doing: str, *, opening: bool = False) -> Brok
     if opening:
         if code == _LOGIN_CODE:
             kind, advice = _LOGIN
+        if _ALERT.search(text):
+            kind, advice = _CERTIFICATE
         if isinstance(cause, _GUESSES) and "ConnectionClosedByBroker" not in text:
             kind = Ambiguous  # it only hung up at that stage
         if issubclass(kind, Ambiguous) or (code is not None and any(word in text for word in _PASSING)):
