@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,8 +12,9 @@ import pytest
 from test_deadletters import CONTEXT, World, letter
 
 from redelivery import dialects
-from redelivery.broker import Letter, Limits, Support
+from redelivery.broker import Broker, Letter, Limits, Support
 from redelivery.context import ErrorContext
+from redelivery.deadletters import dead_letters
 from redelivery.errors import ConfigurationError, Retriable
 from redelivery.ledger import Ledger
 from redelivery.message import Message
@@ -162,6 +165,21 @@ def test_without_a_target_it_is_forwarded_to_the_first_sink_of_the_spec_that_is_
         # A spec's own tolerance is of rows; a letter that fails stays, and fails nothing.
         assert box.forward(spec=DeliverySpec(dead_letter_sink=sinks, tolerance="none")).removed == 1
     assert [each.value for each in here.other.stored] == [b"old"]
+
+
+def test_a_sink_of_the_spec_is_opened_with_the_options_that_were_given_for_its_broker() -> None:
+    here = World(Letter(position="p", message=Message(value=b"old"), context=ErrorContext(kind="expired")))
+    work, sink = "sqlite:/nowhere.db?queue=work", "sqlite:/nowhere.db?queue=kept"
+    seen: list[tuple[str, Mapping[str, str]]] = []
+
+    @contextmanager
+    def borrow(url: str, options: Mapping[str, str]) -> Iterator[Broker]:
+        seen.append((url, options))
+        yield here.work if url == work else here.other
+
+    with dead_letters(work, options={"sqlite.create": "false"}, borrow=borrow) as box:
+        assert box.forward(spec=DeliverySpec(dead_letter_sink=(Sink(uri=sink),))).removed == 1
+    assert seen == [(work, {"sqlite.create": "false"}), (sink, {"sqlite.create": "false"})]
 
 
 def test_a_letter_that_was_sent_and_could_not_be_removed_is_removed_later_and_not_sent_again(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ This file opens a place and hands it to people; how letters are moved is in `red
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -19,19 +19,8 @@ from redelivery.delivery.lane import Bounds
 from redelivery.delivery.opening import Borrow, Opening, connected, sink_options, sink_url
 from redelivery.errors import ConfigurationError
 from redelivery.ledger import Ledger
-from redelivery.message import Message
 from redelivery.plugins import own_options
-from redelivery.redriving import (
-    HOP_LIMIT,
-    Pace,
-    RedriveReport,
-    Transfer,
-    context_of,
-    forwarded,
-    sent_back,
-    why_left,
-    why_not_forwarded,
-)
+from redelivery.redriving import FORWARDING, HOP_LIMIT, Errand, Pace, RedriveReport, Transfer, context_of, redriving
 from redelivery.selection import Selection
 from redelivery.settings import redact
 from redelivery.spec import DeliverySpec
@@ -121,16 +110,9 @@ class LetterBox:
         if isinstance(ids, str):
             raise ConfigurationError(f"redrive: ids is a list of ids, not one text: write [{ids!r}]")
         selection = where or Selection()
-        return self._transfer(
-            "redrive",
-            to,
-            selection if ids is None else selection.of(ids),
-            lambda broker: lambda letter: sent_back(letter, broker.capabilities, to),
-            lambda letter: why_left(letter, hop_limit),
-            pace or Pace(),
-            ledger,
-            spec or _SPEC,
-        )
+        options = self._options if to is None else own_options(to, self._options)
+        meant = selection if ids is None else selection.of(ids)
+        return self._transfer(redriving(to, hop_limit), to, options, spec or _SPEC, meant, pace or Pace(), ledger)
 
     def move_back(self, *, wait: float = 300.0) -> int:
         """Have the broker itself move all letters back to work, as they are; returns how many.
@@ -164,21 +146,12 @@ class LetterBox:
         Each is removed once the sink has confirmed it. Arguments and errors are those of `redrive`, but for `to`: None
         means the first deadLetterSink of `spec` that is not the place itself.
         """
-        options = self._options
         if to is None:
-            to, own = self._named_sink(spec or _SPEC)
-            options = {**options, **own}
-        return self._transfer(
-            "forward",
-            to,
-            where or Selection(),
-            lambda broker: lambda letter: forwarded(letter, broker.capabilities),
-            why_not_forwarded,
-            pace or Pace(max_returns=None),
-            ledger,
-            spec or _SPEC,
-            options,
-        )
+            to, options = self._named_sink(spec or _SPEC)
+        else:
+            options = own_options(to, self._options)
+        pace = pace or Pace(max_returns=None)
+        return self._transfer(FORWARDING, to, options, spec or _SPEC, where or Selection(), pace, ledger)
 
     def close(self) -> None:
         """Close the connection."""
@@ -194,35 +167,33 @@ class LetterBox:
 
     def _transfer(
         self,
-        doing: str,
+        errand: Errand,
         to: str | None,
+        options: Mapping[str, str],
+        spec: DeliverySpec,
         selection: Selection,
-        prepare: Callable[[Broker], Callable[[Letter], Message]],
-        leave: Callable[[Letter], str | None],
         pace: Pace,
         ledger: Path | None,
-        spec: DeliverySpec,
-        options: Mapping[str, str] | None = None,
     ) -> RedriveReport:
         spec = replace(spec, dead_letter_sink=(), allow_skip=True, **_TOLERANT)
         with ExitStack() as resources:
             url = to or self._opening.url
-            options = self._options if options is None else options
-            options = options if to is None else own_options(to, options)
             opening = replace(self._opening, url=url, options=options, spec=spec, resources=resources)
             place = self._place()
             broker = self._broker if to is None or to == place else opening.connect()
             same = self._direct and to is not None and broker.is_at(self._broker)
             if same or place in (url, broker.canonical_url):
-                raise ConfigurationError(f"{doing}: {redact(url)} is the place that the letters are in; say where to")
+                raise ConfigurationError(
+                    f"{errand.name}: {redact(url)} is the place that the letters are in; say where to"
+                )
             lane = None if pace.dry_run else opening.destination(broker)
             book = resources.enter_context(Ledger(ledger, self.place)) if ledger and not pace.dry_run else None
             transfer = Transfer(
                 self._letters,
                 look=lambda: self._broker.dead_letters(direct=self._direct),
                 selection=selection,
-                prepare=prepare(broker),
-                why_left=leave,
+                errand=errand,
+                there=broker.capabilities,
                 pace=pace,
                 ledger=book,
                 clock=opening.clock,
@@ -235,7 +206,8 @@ class LetterBox:
         for sink in spec.dead_letter_sink:
             url = sink_url(sink, self._broker)
             if url != self._place():
-                return url, sink_options(sink, self._broker, own_options(url, self._options))
+                own = own_options(url, self._options)
+                return url, {**own, **sink_options(sink, self._broker, own)}
         raise ConfigurationError(
             "forward: say where to, with `to` or with a spec whose deadLetterSink is another place"
         )

@@ -106,6 +106,21 @@ class Pace:
             raise ConfigurationError(f"max_returns: must be 0 or more, not {self.max_returns}")
 
 
+@dataclass(frozen=True, slots=True)
+class Errand:
+    """What is done with letters: sent back to work, or forwarded.
+
+    Attributes:
+        name: for messages.
+        prepare: a letter as the message that is sent, to a destination of these capabilities.
+        why_left: why a letter is not sent; None where it is.
+    """
+
+    name: str
+    prepare: Callable[[Letter, Capabilities], Message]
+    why_left: Callable[[Letter], str | None]
+
+
 class Transfer:
     """One run over the letters of a place.
 
@@ -113,8 +128,8 @@ class Transfer:
         letters: the place.
         look: opens the place again, to see what came back.
         selection: which letters are meant.
-        prepare: a letter as the message that is sent.
-        why_left: why a letter is not sent; None where it is.
+        errand: what is done with them.
+        there: what the destination can do.
         pace: how far and how fast.
         ledger: remembers what was sent and not yet removed; None: nothing does.
         partial: the place shows some letters only when those before them are gone.
@@ -126,8 +141,8 @@ class Transfer:
         *,
         look: Callable[[], DeadLetters],
         selection: Selection,
-        prepare: Callable[[Letter], Message],
-        why_left: Callable[[Letter], str | None],
+        errand: Errand,
+        there: Capabilities,
         pace: Pace,
         ledger: Ledger | None,
         clock: Clock,
@@ -137,8 +152,8 @@ class Transfer:
         self._letters = letters
         self._look = look
         self._selection = selection
-        self._prepare = prepare
-        self._why_left = why_left
+        self._errand = errand
+        self._there = there
         self._pace = pace
         self._ledger = ledger
         self._clock = clock
@@ -191,7 +206,7 @@ class Transfer:
 
     def _going(self, chunk: Sequence[Letter]) -> list[Letter]:
         self.report.considered += len(chunk)
-        going = [letter for letter in chunk if not self.report.leave(self._why_left(letter))]
+        going = [letter for letter in chunk if not self.report.leave(self._errand.why_left(letter))]
         if self._partial:  # those that stay are shown again
             self._stay.update({letter.position for letter in chunk} - {letter.position for letter in going})
         self.report.selected += len(going)
@@ -199,7 +214,7 @@ class Transfer:
 
     def _send(self, engine: Engine, going: Sequence[Letter], confirmed: list[int]) -> None:
         places = {engine.report.rows + n: letter for n, letter in enumerate(going)}
-        engine.take(Batch.of([self._prepare(letter) for letter in going]))
+        engine.take(Batch.of([self._errand.prepare(letter, self._there) for letter in going]))
         try:
             engine.drain()
         finally:  # what is confirmed is removed, whatever becomes of its neighbours
@@ -363,3 +378,11 @@ def why_not_forwarded(letter: Letter) -> str | None:
     if dialects.read(letter.message) is not None or letter.context is None:
         return "it was not put there by the broker itself"
     return None
+
+
+def redriving(to: str | None, hop_limit: int) -> Errand:
+    """Letters are sent back to work: to this URL, or where they failed."""
+    return Errand("redrive", lambda letter, there: sent_back(letter, there, to), lambda each: why_left(each, hop_limit))
+
+
+FORWARDING: Final = Errand("forward", forwarded, why_not_forwarded)
