@@ -42,12 +42,14 @@ class Way:
 
 
 class Ways(Protocol):
-    """What a module `ways_<broker>` holds."""
+    """What a module `ways_<broker>` holds; MEMORY (few rows, many) and `target` where memory is measured."""
 
     ROWS: int
+    MEMORY: tuple[int, int]
 
     def ways(self) -> list[Way]: ...
     def rows(self, spark: SparkSession, count: int) -> DataFrame: ...
+    def target(self, folder: Path) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -69,11 +71,15 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write the results here")
     parser.add_argument("--rows", type=int, help="instead of the module's own number")
     parser.add_argument("--repeat", type=int, default=5, help="measured runs of each way")
-    parser.add_argument("--skip-memory", action="store_true", help="leave out the runs of 10^7 rows")
+    parser.add_argument("--only-memory", action="store_true", help="measure nothing but how the memory grows")
+    parser.add_argument("--skip-memory", action="store_true", help="leave out how the memory grows with the rows")
     args = parser.parse_args()
     module: Ways = importlib.import_module(f"ways_{args.broker}")
-    results = through_spark(module, args.rows or module.ROWS, args.repeat)
-    results += in_process(args.broker, memory=not args.skip_memory) if hasattr(module, "IN_PROCESS") else []
+    results = []
+    if not args.only_memory:
+        results += through_spark(module, args.rows or module.ROWS, args.repeat)
+        results += in_process(args.broker) if hasattr(module, "IN_PROCESS") else []
+    results += memory(args.broker, module) if hasattr(module, "MEMORY") and not args.skip_memory else []
     show(results)
     if args.json:
         args.json.write_text(json.dumps([asdict(each) for each in results], indent=1) + "\n")
@@ -111,23 +117,24 @@ class _Session:
         self.spark.stop()
 
 
-def in_process(broker: str, *, memory: bool) -> list[Result]:
-    """What `inprocess.py` finds, each measurement in a process of its own."""
+def run(broker: str, *args: str) -> dict[str, float]:
+    """What `inprocess.py` finds, in a process of its own."""
+    command = [sys.executable, str(HERE / "inprocess.py"), broker, *args]
+    out = subprocess.run(command, check=True, capture_output=True, text=True)  # noqa: S603 - our own file
+    found: dict[str, float] = json.loads(out.stdout)
+    return found
 
-    def run(*args: str) -> dict[str, float]:
-        command = [sys.executable, str(HERE / "inprocess.py"), broker, *args]
-        out = subprocess.run(command, check=True, capture_output=True, text=True)  # noqa: S603 - our own file
-        found: dict[str, float] = json.loads(out.stdout)
-        return found
 
-    each = run("overhead")
+def in_process(broker: str) -> list[Result]:
+    """The engine's part, and receiving."""
+    each = run(broker, "overhead")
     plugin = Result("plugin alone, no Spark", int(each["rows"]), round(each["plugin"]), 1.0, "plugin alone, no Spark")
     engine = Result(
         "engine over plugin, no Spark", int(each["rows"]), round(each["engine"]), each["ratio"], plugin.name
     )
     results = [plugin, engine]
     if registry().plugins.get(broker) and registry().plugins[broker].capabilities.receive:
-        each = run("receive")
+        each = run(broker, "receive")
         hand = Result(
             "receive and accept by hand", int(each["rows"]), round(each["hand"]), 1.0, "receive and accept by hand"
         )
@@ -135,13 +142,23 @@ def in_process(broker: str, *, memory: bool) -> list[Result]:
             hand,
             Result("subscription", int(each["rows"]), round(each["subscription"]), each["ratio"], hand.name),
         ]
-    if memory:
-        small, large = (run("memory", str(rows)) for rows in (100_000, 10_000_000))
-        grown = (large["peak"] - small["peak"]) / (large["rows"] - small["rows"])
-        results.append(
-            Result("memory, 10^5 to 10^7 rows", int(large["rows"]), round(large["rate"]), None, None, round(grown, 3))
-        )
     return results
+
+
+def memory(broker: str, module: Ways) -> list[Result]:
+    """How the peak memory of a process that sends grows between a few rows and many; a broker's count is verified."""
+    found = []
+    for rows in module.MEMORY:
+        with tempfile.TemporaryDirectory() as folder:
+            target = [module.target(Path(folder))] if hasattr(module, "target") else []
+            found.append(run(broker, "memory", str(rows), *target))
+            count = module.ways()[-1].count if target else None
+            if count is not None and (stored := count(Path(folder))) != rows:
+                raise SystemExit(f"memory: stored {stored} rows of {rows}")
+    small, large = found
+    grown = (large["peak"] - small["peak"]) / (large["rows"] - small["rows"])
+    name = f"memory, {small['rows']:,} to {large['rows']:,} rows"
+    return [Result(name, int(large["rows"]), round(large["rate"]), None, None, round(grown, 3))]
 
 
 def show(results: list[Result]) -> None:

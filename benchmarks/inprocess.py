@@ -1,4 +1,4 @@
-"""Without Spark, in a process of its own: `inprocess.py BROKER overhead | memory ROWS | receive`.
+"""Without Spark, in a process of its own: `inprocess.py BROKER overhead | memory ROWS [URL] | receive`.
 
 Prints one JSON object. The rows are made beforehand as Arrow batches, as Spark would hand them over.
 """
@@ -92,11 +92,11 @@ def overhead(broker: str) -> dict[str, float]:
     return {"rows": rows, "plugin": rows / plugin, "engine": rows / through, "ratio": round(plugin / through, 3)}
 
 
-def memory(broker: str, rows: int) -> dict[str, float]:
-    """Peak resident bytes of a process that sends `rows` rows."""
+def memory(broker: str, rows: int, target: str | None = None) -> dict[str, float]:
+    """Peak resident bytes of a process that sends `rows` rows, to this URL or a fresh destination."""
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
-        with Delivery.open(url(broker, folder), DeliverySpec(), origin=Origin(run="bench")) as delivery:
+        with Delivery.open(target or url(broker, folder), DeliverySpec(), origin=Origin(run="bench")) as delivery:
             for batch in batches(rows, "m"):
                 delivery.write(batch)
             delivery.finish()
@@ -146,4 +146,4 @@ def by_hand(target: str, seen: list[bytes | None]) -> None:
 if __name__ == "__main__":
     broker_name, what, *rest = sys.argv[1:]
     found = {"overhead": overhead, "receive": receive}.get(what)
-    print(json.dumps(memory(broker_name, int(rest[0])) if found is None else found(broker_name)))
+    print(json.dumps(memory(broker_name, int(rest[0]), *rest[1:]) if found is None else found(broker_name)))

@@ -27,6 +27,7 @@ from redelivery_conformance.harness import start
 from redelivery_kafka.testing import KafkaHarness
 
 ROWS = 2_000_000
+MEMORY = (100_000, 10_000_000)
 PARTITIONS = 2
 
 #: What runs with PySpark 4.3, without the jars' own dependencies (facts: the versions differ on purpose).
@@ -105,7 +106,12 @@ def jvm(df: DataFrame, folder: Path, options: Mapping[str, str]) -> None:
 
 def ours(df: DataFrame, folder: Path) -> None:
     """Our writer, as it comes."""
-    df.write.format("redelivery").option("url", f"kafka://{_bootstrap()}/{_made(folder)}").mode("append").save()
+    df.write.format("redelivery").option("url", target(folder)).mode("append").save()
+
+
+def target(folder: Path) -> str:
+    """A fresh topic's URL."""
+    return f"kafka://{_bootstrap()}/{_made(folder)}"
 
 
 def three(df: DataFrame) -> DataFrame:

@@ -30,6 +30,7 @@ from redelivery_conformance.harness import start
 from redelivery_rabbitmq.testing import RabbitmqHarness, RabbitmqRuntime
 
 ROWS: Final = 150_000
+MEMORY: Final = (100_000, 1_000_000)
 KINDS: Final = ("quorum", "classic")
 #: Rows that a loop by hand has unconfirmed at a time, and PerfTest too.
 WINDOW: Final = 1_000
@@ -48,6 +49,11 @@ def rows(spark: SparkSession, count: int) -> DataFrame:
     return spark.range(0, count, 1, 2).select(
         f.lpad(f.col("id").cast("string"), 200, "x").cast("binary").alias("value")
     )
+
+
+def target(folder: Path) -> str:
+    """A fresh quorum queue's URL."""
+    return _url(_made(folder, KINDS[0]))
 
 
 def from_spark(df: DataFrame, folder: Path, kind: str) -> None:

@@ -15,6 +15,7 @@ from pyspark.sql import functions as f
 
 ROWS = 400_000
 IN_PROCESS = True
+MEMORY = (100_000, 10_000_000)
 
 
 def rows(spark: SparkSession, count: int) -> DataFrame:
