@@ -21,15 +21,18 @@ from confluent_kafka.admin import (
 )
 from cryptography.hazmat.primitives import serialization
 
+from redelivery.broker import Terminate
 from redelivery.errors import BrokerError, Fatal
 from redelivery.message import Batch, Message
 from redelivery.plugins import connect
 from redelivery.spec import NATIVE, DeliverySpec, Sink
 from redelivery_conformance.harness import NotHere
+from redelivery_kafka.address import GROUP
+from redelivery_kafka.letters import REMOVED
 from redelivery_kafka.testing import in_container
 
 PASSWORD = "hunter2-S3cr3t"  # noqa: S105 - what must not show
-PREFIXED = ResourcePatternType.PREFIXED
+LITERAL = ResourcePatternType.LITERAL
 WRONG = "an0ther-S3cr3t"
 FOLDER = "/tmp/guarded"  # noqa: S108 - in the container
 SECURITY = "org.apache.kafka.common.security"
@@ -87,13 +90,21 @@ def topic(guarded):
 
 
 @pytest.fixture
+def letters_of(guarded, topic):
+    """The topic's dead letter topic, made by somebody who may."""
+    with connect(f"kafka://{guarded.cluster.bootstrap}/{topic}") as broker, broker.admin() as admin:
+        admin.provision(SPEC)
+    return f"{topic}-dead-letters"
+
+
+@pytest.fixture
 def allow(guarded):
     """Gives alice rights; they are taken away at the end."""
     given = []
 
     def give(kind, name, *operations):
         rules = [
-            AclBinding(kind, name, PREFIXED, "User:alice", "*", operation, AclPermissionType.ALLOW)
+            AclBinding(kind, name, LITERAL, "User:alice", "*", operation, AclPermissionType.ALLOW)
             for operation in operations
         ]
         for each in guarded.cluster.admin.create_acls(rules).values():
@@ -104,7 +115,7 @@ def allow(guarded):
     yield give
     filters = [
         AclBindingFilter(
-            each.restype, each.name, PREFIXED, each.principal, each.host, each.operation, each.permission_type
+            each.restype, each.name, LITERAL, each.principal, each.host, each.operation, each.permission_type
         )
         for each in given
     ]
@@ -192,14 +203,57 @@ def test_without_the_right_to_write_nothing_is_sent_and_it_says_so(guarded, topi
 
 
 def test_without_the_right_to_create_provisioning_says_what_another_must_run(guarded, topic, allow):
-    allow(ResourceType.TOPIC, topic, AclOperation.DESCRIBE, AclOperation.DESCRIBE_CONFIGS)
+    for each in (topic, f"{topic}-dead-letters"):
+        allow(ResourceType.TOPIC, each, AclOperation.DESCRIBE, AclOperation.DESCRIBE_CONFIGS)
     url = url_of(guarded, "PASSWORDS", topic)
     with connect(url, as_alice()) as broker, broker.admin() as admin:
         with pytest.raises(Fatal, match=rf"kafka-topics.sh .*--create --topic {topic}-dead-letters .*retention.ms=-1"):
             admin.provision(SPEC)
-        allow(ResourceType.TOPIC, topic, AclOperation.CREATE)
+        allow(ResourceType.TOPIC, f"{topic}-dead-letters", AclOperation.CREATE)
         admin.provision(SPEC)
         assert not admin.plan(SPEC).drift
+
+
+def one(receiver):
+    """The next message, waited for as long as a new member is."""
+    deadline = time.monotonic() + 20
+    while not (found := receiver.receive(1, wait=1)):
+        assert time.monotonic() < deadline
+    return found[0]
+
+
+def test_the_rights_to_receive_are_enough_to_settle_and_to_dead_letter(guarded, topic, letters_of, allow):
+    url = url_of(guarded, "PASSWORDS", topic)
+    send(f"kafka://{guarded.cluster.bootstrap}/{topic}", {})
+    allow(ResourceType.TOPIC, topic, AclOperation.READ)
+    allow(ResourceType.GROUP, GROUP + topic, AclOperation.READ)
+    allow(ResourceType.TOPIC, letters_of, AclOperation.WRITE)
+    with connect(url, as_alice()) as broker, broker.receiver() as receiver:
+        assert receiver.settle([(one(receiver), Terminate(Message(value=b"v")))]) == [None]
+    assert [each.value() for each in guarded.cluster.reader.left(letters_of, "any")] == [b"v"]
+
+
+def test_the_rights_to_look_are_enough_to_browse_and_one_more_to_remove(guarded, topic, letters_of, allow):
+    url = url_of(guarded, "PASSWORDS", topic)
+    send(f"kafka://{guarded.cluster.bootstrap}/{letters_of}", {})
+    allow(ResourceType.TOPIC, letters_of, AclOperation.READ)
+    allow(ResourceType.GROUP, letters_of + REMOVED, AclOperation.DESCRIBE)
+    with connect(url, as_alice()) as broker, broker.dead_letters() as letters:
+        (letter,) = letters.browse()
+        assert letter.message.value == b"v"
+        with pytest.raises(Fatal, match="no right to it"):
+            letters.remove([letter.position])
+        allow(ResourceType.GROUP, letters_of + REMOVED, AclOperation.READ)
+        assert letters.remove([letter.position]) == 1
+        assert not list(letters.browse())
+
+
+def test_the_rights_to_describe_are_enough_for_the_depth(guarded, topic, allow):
+    send(f"kafka://{guarded.cluster.bootstrap}/{topic}", {})
+    allow(ResourceType.TOPIC, topic, AclOperation.DESCRIBE)
+    allow(ResourceType.GROUP, GROUP + topic, AclOperation.DESCRIBE)
+    with connect(url_of(guarded, "PASSWORDS", topic), as_alice()) as broker, broker.admin() as admin:
+        assert admin.depth() == 1
 
 
 def test_scram_proves_a_password_that_is_not_sent(guarded, topic, allow):

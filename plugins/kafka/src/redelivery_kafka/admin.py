@@ -99,14 +99,14 @@ class KafkaAdmin(Admin):
 
     def depth(self) -> int:
         doing = f"counting what waits in topic {self._address.topic!r}"
-        topic = self._look(self._address)
-        if topic is None:
+        replicas = self._replicas(self._address, doing)
+        if replicas is None:
             text = "there is no such topic; provision it, or correct the URL"
             raise Fatal(f"kafka: {doing}: {text}", code="UNKNOWN_TOPIC_OR_PART")
         with classified(doing, reading=True):
             consumer = self._settings.consumer(self._address, **{"enable.auto.commit": False})
             try:
-                here = [TopicPartition(self._address.topic, each) for each in range(topic.partitions)]
+                here = [TopicPartition(self._address.topic, each) for each in range(len(replicas))]
                 count = 0
                 for each in consumer.committed(here, timeout=self._question):
                     if each.error is not None:
@@ -205,22 +205,30 @@ class KafkaAdmin(Admin):
     def _look(self, address: Address) -> _Topic | None:
         """A topic as it is; None where there is none."""
         doing = f"looking at topic {address.topic!r}"
-        client = self._admin(doing)
         try:
+            replicas = self._replicas(address, doing)
+            if replicas is None:
+                return None
+            client = self._admin(doing)
             with classified(doing, reading=True):
-                found = client.list_topics(address.topic, timeout=self._question).topics[address.topic]
-                if found.error is not None and found.error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
-                    return None
-                if found.error is not None:
-                    raise KafkaException(found.error)
                 resource = ConfigResource(ResourceType.TOPIC, address.topic)
                 answer: Future[Any] = client.describe_configs([resource], request_timeout=self._question)[resource]
                 config = answer.result()
         except BrokerError as error:
             self._say_refused(error, doing)
             raise
-        replicas = [len(each.replicas) for each in found.partitions.values()]
         return _Topic(len(replicas), min(replicas), {n: e.value for n, e in config.items() if e.value is not None})
+
+    def _replicas(self, address: Address, doing: str) -> list[int] | None:
+        """How many replicas each partition has; None where there is no such topic."""
+        client = self._admin(doing)
+        with classified(doing, reading=True):
+            found = client.list_topics(address.topic, timeout=self._question).topics[address.topic]
+            if found.error is not None and found.error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                return None
+            if found.error is not None:
+                raise KafkaException(found.error)
+            return [len(each.replicas) for each in found.partitions.values()]
 
     def _make(self, item: NativeObject) -> None:
         doing = f"making topic {item.name!r}"
