@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 
 import pika
 import pytest
-from pika.adapters.blocking_connection import BlockingChannel
+from rabbitmq_operating import raw
 
 from redelivery.broker import Difference, NativeObject
 from redelivery.errors import BrokerError, Fatal
@@ -18,18 +17,9 @@ from redelivery.spec import UNLIMITED, DeliverySpec
 from redelivery_conformance.statements import Statements
 from redelivery_conformance.subject import Subject
 from redelivery_rabbitmq import topology
-from redelivery_rabbitmq.address import Address, Settings
-from redelivery_rabbitmq.config import parameters
+from redelivery_rabbitmq.address import Address
 
 SPEC = DeliverySpec(retry=3)
-
-
-@contextmanager
-def raw(subject: Subject) -> Iterator[BlockingChannel]:
-    """A channel of the test's own, at the place's broker."""
-    options = {name.removeprefix("rabbitmq."): value for name, value in subject.place.options.items()}
-    with pika.BlockingConnection(parameters(Address.parse(subject.place.url), Settings.parse(options))) as connection:
-        yield connection.channel()
 
 
 def fresh(subject: Subject, name: str = "-made") -> str:

@@ -3,34 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import islice
 
 import pika
 import pytest
-from pika.adapters.blocking_connection import BlockingChannel
+from rabbitmq_operating import queue_of, raw
 
 from redelivery.broker import Letter
 from redelivery.errors import ConfigurationError
 from redelivery.message import Message
 from redelivery_conformance.statements import Statements
 from redelivery_conformance.subject import Subject
-from redelivery_rabbitmq.address import Address, Settings
-from redelivery_rabbitmq.config import parameters
-
-
-@contextmanager
-def raw(subject: Subject) -> Iterator[BlockingChannel]:
-    """A channel of the test's own, at the place's broker."""
-    options = {name.removeprefix("rabbitmq."): value for name, value in subject.place.options.items()}
-    with pika.BlockingConnection(parameters(Address.parse(subject.place.url), Settings.parse(options))) as connection:
-        yield connection.channel()
-
-
-def queue_of(subject: Subject) -> str:
-    """The name of the place's queue."""
-    return Address.parse(subject.place.url).queue
 
 
 class TestNativeLetters(Statements):

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
 
@@ -14,40 +11,18 @@ import pika
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pika.adapters.blocking_connection import BlockingChannel
+from rabbitmq_operating import operate, queue_of, raw
 
 from redelivery.broker import Accept, GiveBack, Retry, Terminate
 from redelivery.errors import Ambiguous, BrokerError, ConfigurationError, Fatal
 from redelivery.message import Message
 from redelivery.spec import DeliverySpec
-from redelivery_conformance.harness import CannotShow
 from redelivery_conformance.statements import Statements
 from redelivery_conformance.subject import Subject
 from redelivery_conformance.taking import Taker, values
 from redelivery_rabbitmq import native, topology
 from redelivery_rabbitmq.address import Address, Settings
 from redelivery_rabbitmq.config import parameters
-
-
-@contextmanager
-def raw(subject: Subject) -> Iterator[BlockingChannel]:
-    """A channel of the test's own, at the place's broker."""
-    options = {name.removeprefix("rabbitmq."): value for name, value in subject.place.options.items()}
-    with pika.BlockingConnection(parameters(Address.parse(subject.place.url), Settings.parse(options))) as connection:
-        yield connection.channel()
-
-
-def queue_of(subject: Subject) -> str:
-    """The name of the place's queue."""
-    return Address.parse(subject.place.url).queue
-
-
-def operate(subject: Subject, *command: str) -> None:
-    """Do what an operator does."""
-    operator = getattr(subject.runtime, "operator", None)
-    if operator is None:
-        raise CannotShow("what an operator does: a broker that was not started here has its own")
-    operator.execute("rabbitmqctl", *command)
 
 
 class TestRetrying(Statements):
@@ -267,66 +242,6 @@ class TestReceiving(Statements):
         assert properties is not None
         assert {name: properties.headers[name] for name in headers} == headers, "a copy is the same, to the type"
         assert (properties.correlation_id, properties.priority) == ("c", 3)
-
-
-class TestPermissions(Statements):
-    """A user who may not configure anything, and one who may do even less."""
-
-    broker = "rabbitmq"
-
-    def test_without_configure_all_goes_on_as_long_as_nothing_need_be_made(self, subject: Subject) -> None:
-        spec = DeliverySpec(retry_timeout=timedelta(seconds=1))
-        with subject.broker.admin() as admin:
-            admin.provision(DeliverySpec())
-            names = [item.name for item in admin.plan(spec).objects if item.action == "create"]
-        subject.deliver(*(Message(value=b"%d" % at) for at in range(4)))
-        url = self._user(subject, "^$", r"^amq\.default$", f"^{queue_of(subject)}$")
-        with subject.connect(url).admin() as admin:
-            plan = admin.plan(DeliverySpec())
-            assert admin.provision(DeliverySpec()) == plan.status
-            assert not plan.drift
-            assert any("may configure" in each for each in plan.approximations), "it says what it could not check"
-            with pytest.raises(Fatal, match="configure permission on"):
-                admin.provision(spec)
-        taker = Taker(subject, broker=subject.connect(url))
-        accepted, retried, terminated, delayed = taker.take(4)
-        answers = taker.answers(
-            (accepted, Accept()),
-            (retried, Retry()),
-            (terminated, Terminate(terminated.message, "why")),
-            (delayed, Retry(timedelta(seconds=1))),
-        )
-        assert answers[:3] == [None, None, None]
-        assert isinstance(answers[3], Fatal)
-        assert "provision" in str(answers[3])
-        with subject.broker.admin() as admin:
-            assert names
-            admin.provision(spec)
-        taker.settle(Retry(timedelta(seconds=0.1)), delayed)
-        assert {each.message.value for each in taker.take(2)} == {retried.message.value, delayed.message.value}
-
-    def test_a_permission_that_is_missing_is_named(self, subject: Subject) -> None:
-        subject.provision()
-        subject.deliver(Message(value=b"v"))
-        read = self._user(subject, "^$", "^$", "^$")
-        with pytest.raises(Fatal, match=f"read permission on '{queue_of(subject)}'"):
-            subject.connect(read).receiver().receive(1, wait=0.0)
-        with subject.connect(read).dead_letters() as letters, pytest.raises(Fatal, match="read permission on"):
-            letters.purge()
-        write = self._user(subject, "^$", "^$", ".*")
-        taker = Taker(subject, broker=subject.connect(write))
-        received = taker.one()
-        (answer,) = taker.answers((received, Terminate(received.message, "why")))
-        assert "write permission on 'amq.default'" in str(answer)
-        taker.settle(Accept(), received)
-
-    @staticmethod
-    def _user(subject: Subject, configure: str, write: str, read: str) -> str:
-        """The place's URL as a user with these permissions."""
-        operate(subject, "add_user", name := f"user-{time.monotonic_ns()}", "secret")
-        subject._stack.callback(lambda: operate(subject, "delete_user", name))
-        operate(subject, "set_permissions", "-p", "/", name, configure, write, read)
-        return replace(Address.parse(subject.place.url), username=name, password="secret").full_url  # noqa: S106
 
 
 class TestProvisionedRetries(Statements):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any
 from urllib.parse import quote
 
@@ -13,7 +12,7 @@ import pika
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pika.adapters.blocking_connection import BlockingChannel
+from rabbitmq_operating import operate, raw
 
 from redelivery.broker import Settled
 from redelivery.errors import Ambiguous, BrokerError, Fatal, Permanent, Retriable
@@ -99,17 +98,6 @@ def test_where_it_cannot_be_told_which_row_came_back_none_counts_as_stored(back)
     )
 
 
-@contextmanager
-def channel(subject: Subject) -> Iterator[BlockingChannel]:
-    """A channel of our own."""
-    with subject.place.cluster.connect() as connection:  # type: ignore[attr-defined]
-        yield connection.channel()
-
-
-def control(subject: Subject, *command: str) -> str:
-    return subject.place.runtime.operator.execute("rabbitmqctl", *command)  # type: ignore[attr-defined, no-any-return]
-
-
 def sent(subject: Subject, url: str, *messages: Message) -> Settled:
     with subject.connect(url) as broker, broker.sender() as sender:
         return subject.send(*messages, sender=sender)
@@ -133,7 +121,7 @@ class TestRouting(Statements):
     def exchange(self, subject: Subject) -> Iterator[str]:
         """A topic exchange; what begins with `in.` comes to the place's queue."""
         name = f"{subject.place.queue}-exchange"  # type: ignore[attr-defined]
-        with channel(subject) as own:
+        with raw(subject) as own:
             own.exchange_declare(name, "topic")
             own.queue_bind(subject.place.queue, name, "in.#")  # type: ignore[attr-defined]
             yield name
@@ -175,7 +163,7 @@ class TestRouting(Statements):
         sender = subject.sender()
         there = row(0, exchange=exchange, routing_key="in.a")
         assert not subject.send(there, sender=sender).failures
-        with channel(subject) as own:
+        with raw(subject) as own:
             own.exchange_delete(exchange)
         first = subject.send(there, row(1), sender=sender)
         assert {type(error) for error in errors(first).values()} == {Ambiguous}
@@ -223,7 +211,7 @@ class TestRefusing(Statements):
 
     def test_a_full_queue_is_retriable_and_holds_what_was_confirmed(self, subject: Subject) -> None:
         name = subject.place.destination("full")
-        with channel(subject) as own:
+        with raw(subject) as own:
             own.queue_delete(name)
             own.queue_declare(name, durable=True, arguments={"x-max-length": 5, "x-overflow": "reject-publish"})
         settled = subject.send(*(Message(value=b"%d" % at, destination=name) for at in range(20)))
@@ -234,7 +222,7 @@ class TestRefusing(Statements):
 
     def test_a_nack_of_several_queues_is_ambiguous(self, subject: Subject) -> None:
         name = subject.place.destination("full")
-        with channel(subject) as own:
+        with raw(subject) as own:
             own.queue_delete(name)
             own.queue_declare(name, durable=True, arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
             own.exchange_declare(name, "fanout")
@@ -247,7 +235,7 @@ class TestRefusing(Statements):
 
     def test_a_body_over_the_brokers_own_limit_is_blamed_exactly(self, subject: Subject) -> None:
         """Ours is set too high here. What came before may be stored; what came behind was not read."""
-        control(subject, "eval", "application:set_env(rabbit, max_message_size, 1000).")
+        operate(subject, "eval", "application:set_env(rabbit, max_message_size, 1000).")
         try:
             sender = subject.sender()
             settled = subject.send(row(0), Message(value=bytes(2000)), row(2), sender=sender)
@@ -257,7 +245,7 @@ class TestRefusing(Statements):
             assert type(failed.get(0, Ambiguous(""))) is Ambiguous
             assert not subject.send(row(3), sender=sender).failures
         finally:
-            control(subject, "eval", "application:set_env(rabbit, max_message_size, 134217728).")
+            operate(subject, "eval", "application:set_env(rabbit, max_message_size, 134217728).")
         found = subject.values()
         assert found[b"2"] == 0
         assert found[b"3"] == 1
@@ -265,9 +253,9 @@ class TestRefusing(Statements):
 
     def test_a_refused_permission_says_which_and_leaves_neighbours_unblamed(self, subject: Subject) -> None:
         user = "may-only-publish-to-the-default-exchange"
-        control(subject, "add_user", user, "pw")
+        operate(subject, "add_user", user, "pw")
         try:
-            control(subject, "set_permissions", user, "^$", "^amq.default$", "^$")
+            operate(subject, "set_permissions", user, "^$", "^amq.default$", "^$")
             options = {"rabbitmq.username": user, "rabbitmq.password": "pw"}
             sender = subject.keep(subject.connect(options=options).sender())
             assert not subject.send(row(0), sender=sender).failures
@@ -280,7 +268,7 @@ class TestRefusing(Statements):
             other = subject.keep(subject.connect(url, options).sender())
             assert {type(error) for error in errors(subject.send(row(3), sender=other)).values()} == {Fatal}
         finally:
-            control(subject, "delete_user", user)
+            operate(subject, "delete_user", user)
         assert subject.values() == Counter([b"0"])
 
 
@@ -294,7 +282,7 @@ class TestLosing(Statements):
         batches = [subject.batch([Message(value=b"%d %d" % (at, n)) for n in range(2_000)]) for at in range(5)]
         for batch in batches:
             sender.send(batch, deadline=subject.deadline(30))
-        control(subject, "close_all_connections", "by the operator")
+        operate(subject, "close_all_connections", "by the operator")
         told = {each.batch: each for each in subject_settled(subject, sender, batches)}
         found = subject.values()
         for batch in batches:
@@ -309,7 +297,7 @@ class TestLosing(Statements):
     def test_a_connection_closed_while_idle_costs_no_row(self, subject: Subject) -> None:
         sender = subject.sender()
         assert not subject.send(row(0), sender=sender).failures
-        control(subject, "close_all_connections", "by the operator")
+        operate(subject, "close_all_connections", "by the operator")
         time.sleep(0.2)
         sender.collect(0)
         assert not subject.send(row(1), sender=sender).failures
@@ -328,7 +316,7 @@ class TestLosing(Statements):
 
     def test_an_alarm_makes_the_write_wait_and_fail_clearly_and_closing_does_not_hang(self, subject: Subject) -> None:
         sender = subject.sender()
-        control(subject, "set_vm_memory_high_watermark", "0.00001")
+        operate(subject, "set_vm_memory_high_watermark", "0.00001")
         try:
             batches = [subject.batch([Message(value=bytes(1000))] * 3_000) for _ in range(2)]
             told = []
@@ -341,7 +329,7 @@ class TestLosing(Statements):
             sender.close()
             assert time.monotonic() - began < 5
         finally:
-            control(subject, "set_vm_memory_high_watermark", "0.4")
+            operate(subject, "set_vm_memory_high_watermark", "0.4")
         first, second = ({type(error) for error in errors(each).values()} or {type(each.error)} for each in told)
         assert first <= {Ambiguous, Retriable}
         assert second == {Retriable}, "nothing is written to a connection that is known to be blocked"

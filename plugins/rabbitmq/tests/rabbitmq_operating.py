@@ -1,0 +1,45 @@
+"""What the tests do at a broker besides redelivery: a channel of their own, and what an operator does."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pika
+from pika.adapters.blocking_connection import BlockingChannel
+
+from redelivery_conformance.harness import CannotShow
+from redelivery_conformance.subject import Subject
+from redelivery_rabbitmq.address import Address, Settings
+from redelivery_rabbitmq.config import parameters
+
+
+@contextmanager
+def raw(subject: Subject) -> Iterator[BlockingChannel]:
+    """A channel of the test's own, at the place's broker."""
+    options = {name.removeprefix("rabbitmq."): value for name, value in subject.place.options.items()}
+    with pika.BlockingConnection(parameters(Address.parse(subject.place.url), Settings.parse(options))) as connection:
+        yield connection.channel()
+
+
+def queue_of(subject: Subject) -> str:
+    """The name of the place's queue."""
+    return Address.parse(subject.place.url).queue
+
+
+def operate(subject: Subject, *command: str) -> None:
+    """Do what an operator does."""
+    operator = getattr(subject.runtime, "operator", None)
+    if operator is None:
+        raise CannotShow("what an operator does: a broker that was not started here has its own")
+    operator.execute("rabbitmqctl", *command)
+
+
+def as_user(subject: Subject, configure: str, write: str, read: str) -> str:
+    """The place's URL as a user with these permissions, who is there until the test ends."""
+    operate(subject, "add_user", name := f"user-{time.monotonic_ns()}", "secret")
+    subject._stack.callback(lambda: operate(subject, "delete_user", name))
+    operate(subject, "set_permissions", "-p", "/", name, configure, write, read)
+    return replace(Address.parse(subject.place.url), username=name, password="secret").full_url  # noqa: S106

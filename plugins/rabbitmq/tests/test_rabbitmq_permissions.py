@@ -1,0 +1,129 @@
+"""What each operation needs of a user's permissions, as the README's table says; and what a refusal says."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from rabbitmq_operating import as_user, queue_of, raw
+
+from redelivery.broker import Accept, GiveBack, Retry, Terminate
+from redelivery.errors import Fatal
+from redelivery.message import Message
+from redelivery.spec import DeliverySpec
+from redelivery_conformance.statements import Statements
+from redelivery_conformance.subject import Subject
+from redelivery_conformance.taking import Taker
+
+
+class TestPermissions(Statements):
+    """A user who may not configure anything, and one who may do even less."""
+
+    broker = "rabbitmq"
+
+    def test_without_configure_all_goes_on_as_long_as_nothing_need_be_made(self, subject: Subject) -> None:
+        spec = DeliverySpec(retry_timeout=timedelta(seconds=1))
+        with subject.broker.admin() as admin:
+            admin.provision(DeliverySpec())
+            names = [item.name for item in admin.plan(spec).objects if item.action == "create"]
+        subject.deliver(*(Message(value=b"%d" % at) for at in range(4)))
+        url = as_user(subject, "^$", r"^amq\.default$", f"^{queue_of(subject)}$")
+        with subject.connect(url).admin() as admin:
+            plan = admin.plan(DeliverySpec())
+            assert admin.provision(DeliverySpec()) == plan.status
+            assert not plan.drift
+            assert any("may configure" in each for each in plan.approximations), "it says what it could not check"
+            with pytest.raises(Fatal, match="configure permission on"):
+                admin.provision(spec)
+        taker = Taker(subject, broker=subject.connect(url))
+        accepted, retried, terminated, delayed = taker.take(4)
+        answers = taker.answers(
+            (accepted, Accept()),
+            (retried, Retry()),
+            (terminated, Terminate(terminated.message, "why")),
+            (delayed, Retry(timedelta(seconds=1))),
+        )
+        assert answers[:3] == [None, None, None]
+        assert isinstance(answers[3], Fatal)
+        assert "provision" in str(answers[3])
+        with subject.broker.admin() as admin:
+            assert names
+            admin.provision(spec)
+        taker.settle(Retry(timedelta(seconds=0.1)), delayed)
+        assert {each.message.value for each in taker.take(2)} == {retried.message.value, delayed.message.value}
+
+    def test_a_permission_that_is_missing_is_named(self, subject: Subject) -> None:
+        subject.provision()
+        subject.deliver(Message(value=b"v"))
+        read = as_user(subject, "^$", "^$", "^$")
+        with pytest.raises(Fatal, match=f"read permission on '{queue_of(subject)}'"):
+            subject.connect(read).receiver().receive(1, wait=0.0)
+        with subject.connect(read).dead_letters() as letters, pytest.raises(Fatal, match="read permission on"):
+            letters.purge()
+        write = as_user(subject, "^$", "^$", ".*")
+        taker = Taker(subject, broker=subject.connect(write))
+        received = taker.one()
+        (answer,) = taker.answers((received, Terminate(received.message, "why")))
+        assert "write permission on 'amq.default'" in str(answer)
+        taker.settle(Accept(), received)
+
+    def test_the_right_to_write_to_the_default_exchange_is_enough_to_send(self, subject: Subject) -> None:
+        url = as_user(subject, "^$", r"^amq\.default$", "^$")
+        assert confirmed(subject, url, Message(value=b"v"))
+        assert subject.values() == {b"v": 1}
+
+    def test_the_right_to_write_to_an_exchange_is_enough_to_send_to_it(self, subject: Subject) -> None:
+        exchange = f"{queue_of(subject)}-shop"
+        with raw(subject) as channel:
+            channel.exchange_declare(exchange, "fanout")
+            channel.queue_bind(queue_of(subject), exchange)
+        url = as_user(subject, "^$", f"^{exchange}$", "^$")
+        assert confirmed(subject, url, Message(value=b"v", extra={"exchange": exchange}))
+        assert subject.values() == {b"v": 1}
+        with raw(subject) as channel:
+            channel.exchange_delete(exchange)
+
+    def test_the_right_to_read_is_enough_to_receive_accept_retry_and_give_back(self, subject: Subject) -> None:
+        subject.provision()
+        subject.deliver(*(Message(value=b"%d" % at) for at in range(3)))
+        taker = Taker(subject, broker=subject.connect(as_user(subject, "^$", "^$", f"^{queue_of(subject)}$")))
+        first, second, third = taker.take(3)
+        assert taker.answers((first, Accept()), (second, Retry()), (third, GiveBack())) == [None] * 3
+        for each in taker.take(2):
+            taker.settle(Accept(), each)
+
+    def test_the_right_to_make_retry_queues_is_enough_for_a_delay_that_has_none(self, subject: Subject) -> None:
+        subject.provision()
+        subject.deliver(Message(value=b"v"))
+        queue = queue_of(subject)
+        url = as_user(subject, f"^{queue}-retry-", r"^amq\.default$", rf"^{queue}(-retry-.*)?$")
+        taker = Taker(subject, broker=subject.connect(url))
+        taker.settle(Retry(timedelta(seconds=1)), taker.one())
+        taker.settle(Accept(), taker.one())
+
+    def test_the_right_to_read_dead_letters_is_enough_to_browse_remove_and_purge(self, subject: Subject) -> None:
+        subject.provision()
+        with raw(subject) as channel:
+            for at in range(3):
+                channel.basic_publish("", f"{queue_of(subject)}-dead-letters", b"%d" % at)
+        url = as_user(subject, "^$", "^$", f"^{queue_of(subject)}-dead-letters$")
+        with subject.connect(url).dead_letters() as letters:
+            first, _, _ = letters.browse()
+            assert letters.remove([first.position]) == 1
+            assert letters.purge() == 2
+
+    def test_the_rights_to_provision_are_enough_to_make_all_that_is_missing(self, subject: Subject) -> None:
+        queue, spec = queue_of(subject), DeliverySpec(retry=1)
+        subject.place.cluster.remove(queue)  # type: ignore[attr-defined]
+        with subject.connect(
+            as_user(subject, f"^{queue}(-.*)?$", r"^amq\.default$", f"^{queue}(-.*)?$")
+        ).admin() as admin:
+            admin.provision(spec)
+            assert {item.action for item in admin.plan(spec).objects} == {"keep"}
+
+
+def confirmed(subject: Subject, url: str, message: Message) -> bool:
+    """Whether this was sent by the user of that URL."""
+    with subject.connect(url).sender() as sender:
+        settled = subject.send(message, sender=sender)
+    return settled.error is None and not settled.failures
