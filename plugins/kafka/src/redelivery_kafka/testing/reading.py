@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 _T = TypeVar("_T")
 #: What a broker says of a topic or a group that was made a moment ago: asked again, it knows.
@@ -37,7 +36,7 @@ class Reader:
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._settings = settings
         self._lock = threading.Lock()
-        self._clients: tuple[Consumer, AdminClient] | None = None
+        self._client: Consumer | None = None
 
     def left(self, topic: str, group: str) -> Sequence[Any]:
         """The client's messages that the group has not settled and nobody has removed; none where there is no topic."""
@@ -50,14 +49,14 @@ class Reader:
             return self._committed(topic, group)
 
     def close(self) -> None:
-        """Close the clients."""
+        """Close the client."""
         with self._lock:
-            if self._clients is not None:
-                self._clients[0].close()
-                self._clients = None
+            if self._client is not None:
+                self._client.close()
+                self._client = None
 
     def _left(self, topic: str, group: str) -> Iterator[Any]:
-        consumer, _ = self._connected()
+        consumer = self._connected()
         places = self._places(topic)
         if not places:
             return
@@ -88,16 +87,20 @@ class Reader:
         consumer.unassign()
 
     def _committed(self, topic: str, group: str) -> list[tuple[str, int, int, str | None]]:
-        _, admin = self._connected()
         places, found = self._places(topic), []
         for name in (group, topic + REMOVED) if places else ():
-            asked = [ConsumerGroupTopicPartitions(name, places)]
-            answer = self._answer(partial(_offsets, admin, asked))
-            found += [(name, each.partition, each.offset, each.metadata) for each in answer.topic_partitions]
+            # By a consumer that never joins: the admin client ends the process where the group's coordinator still
+            # loads (librdkafka's issue 5040).
+            asking: Any = Consumer({**self._settings, "group.id": name, "enable.auto.commit": False})
+            try:
+                answer = self._answer(partial(_offsets, asking, places))
+            finally:
+                asking.close()
+            found += [(name, each.partition, each.offset, each.metadata) for each in answer]
         return found
 
     def _places(self, topic: str) -> list[TopicPartition]:
-        consumer, _ = self._connected()
+        consumer = self._connected()
         return [TopicPartition(topic, partition) for partition in self._answer(partial(_partitions, consumer, topic))]
 
     def _answer(self, ask: Callable[[], _T]) -> _T:
@@ -109,10 +112,10 @@ class Reader:
             except KafkaException as error:
                 if error.args[0].code() not in _NOT_YET or time.monotonic() > deadline:
                     raise
-            self._connected()[1].poll(0.1)
+            time.sleep(0.1)
 
-    def _connected(self) -> tuple[Consumer, AdminClient]:
-        if self._clients is None:
+    def _connected(self) -> Consumer:
+        if self._client is None:
             own = {
                 **self._settings,
                 "group.id": "never-joined",
@@ -121,13 +124,16 @@ class Reader:
                 "auto.offset.reset": "earliest",
                 "fetch.wait.max.ms": 10,
             }
-            self._clients = Consumer(own), AdminClient(dict(self._settings))
-        return self._clients
+            self._client = Consumer(own)
+        return self._client
 
 
-def _offsets(admin: Any, asked: list[Any]) -> Any:
-    (answer,) = admin.list_consumer_group_offsets(asked, request_timeout=PATIENCE).values()
-    return answer.result()
+def _offsets(consumer: Any, places: list[TopicPartition]) -> list[Any]:
+    found: list[Any] = consumer.committed(places, timeout=PATIENCE)
+    for each in found:
+        if each.error is not None:
+            raise KafkaException(each.error)
+    return found
 
 
 def _partitions(consumer: Any, topic: str) -> list[int]:
