@@ -9,6 +9,8 @@ import sys
 from collections.abc import Mapping
 from dataclasses import fields
 from datetime import timedelta
+from pathlib import Path
+from typing import IO
 
 import pytest
 from hypothesis import given
@@ -168,3 +170,34 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
     command = f"{sys.executable} -m redelivery plugins --json | true"
     result = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60, check=False)
     assert result.stderr == ""
+
+
+class Gone:
+    """The output, when its reader has gone."""
+
+    def __init__(self, file: IO[str]) -> None:
+        self.fileno = file.fileno
+
+    def flush(self) -> None:
+        raise BrokenPipeError
+
+
+@pytest.mark.parametrize("answer", [0, 1])
+def test_the_status_is_the_commands_own_whether_or_not_somebody_reads_to_the_end(
+    answer: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As in `redelivery drift ... | head -1`."""
+    monkeypatch.setattr(command, "_run", lambda _: answer)
+    with (tmp_path / "output").open("w") as file:
+        monkeypatch.setattr(sys, "stdout", Gone(file))
+        assert cli.main(["plugins"]) == answer
+
+
+def test_a_command_that_could_not_say_all_is_no_success(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def unread(_: object) -> int:
+        raise BrokenPipeError
+
+    monkeypatch.setattr(command, "_run", unread)
+    with (tmp_path / "output").open("w") as file:
+        monkeypatch.setattr(sys, "stdout", Gone(file))
+        assert cli.main(["plugins"]) == cli.UNREAD

@@ -217,6 +217,37 @@ def test_a_relative_path_is_another_place_in_another_folder(
     assert (at_work(relative), lying(relative)) == (["n0~1", "n1~1"], [])
 
 
+@pytest.mark.parametrize("relative", ["sqlite:q.db?queue=dead", "file:dead"])
+def test_a_sink_by_a_relative_path_is_another_place_in_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, relative: str
+) -> None:
+    places = []
+    for folder in ("a", "b"):
+        (tmp_path / folder / "dead").mkdir(parents=True)
+        monkeypatch.chdir(tmp_path / folder)
+        with dead_letters("sqlite:q.db?queue=orders", sink=relative) as box:
+            places.append(box.place)
+    assert [str(tmp_path / folder) in place for folder, place in zip("ab", places, strict=True)] == [True, True]
+
+
+def test_what_was_sent_and_not_removed_is_said_and_is_no_success(
+    url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bury(url, *rows(3))
+    monkeypatch.setattr("redelivery_sqlite.letters.SqliteDeadLetters.remove", lambda *_: 0)
+    status, out, _ = run(capsys, "redrive", url)
+    assert (status, "3  of those were not removed" in out, lying(url)) == (1, True, ["n0", "n1", "n2"])
+
+
+def test_a_letter_is_named_as_it_is_listed_also_where_only_its_context_knows_its_id(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bury(url, Message(value=b"v"), context=replace(CONTEXT, message_id="order-7"))
+    assert "order-7" in run(capsys, "list", url)[1]
+    assert run(capsys, "list", url, "--id", "another")[1] == "No letters match.\n"
+    assert run(capsys, "remove", url, "--id", "order-7", "--yes")[1] == "1 letters removed.\n"
+
+
 def test_a_dead_letter_place_by_its_own_name_is_not_sent_into_itself(
     url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

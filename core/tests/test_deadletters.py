@@ -178,6 +178,14 @@ def test_a_row_that_never_became_a_message_is_left_to_be_mended() -> None:
     assert len(world.place.letters) == 1
 
 
+def test_a_column_that_somebody_else_wrote_into_the_context_keeps_no_letter_back() -> None:
+    world = World(letter("a", replace(CONTEXT, extra={"priority": "abc"})), letter("b"))
+    object.__setattr__(world.work.capabilities, "columns", {"priority": int})
+    with world.box() as box:
+        assert box.redrive().redriven == 2
+    assert [message.extra for message in world.work.stored] == [{}, {}]
+
+
 def test_iterating_gives_the_whole_context_whoever_knows_it() -> None:
     native = ErrorContext(kind="expired", reason="TTL", source_topic="orders")
     world = World(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -211,4 +212,43 @@ def test_a_plugin_that_hangs_does_not_hang_the_job(monkeypatch: pytest.MonkeyPat
         delivery.write(batch("a"))
         delivery.finish()
     delivery.close()
+    assert lent.returned == []
     hanging.release.set()
+    until(lambda: lent.returned)
+    assert [name for name, _ in lent.returned] == ["work"], "closed as soon as the plugin came back"
+
+
+def test_who_does_not_return_is_named_and_a_slow_opening_is_no_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sink is opened when it is needed, and may take long to find that it is down."""
+    sink = Hanging(RealClock())
+    delivery = opened(Lent(work=scripted(a=["permanent"]), sink=sink), timeout=timedelta(seconds=1))
+    assert delivery._longest_call >= 30 + 2 * module.GRACE
+    monkeypatch.setattr(module, "GRACE", 0.1)
+    delivery._longest_call = 0.5
+    with pytest.raises(ContractViolation, match="the plugin at scripted:sink has not returned"):
+        delivery.write(batch("a"))
+        delivery.finish()
+    delivery.close()
+    sink.release.set()
+
+
+@pytest.mark.parametrize("call", ["ScriptedBroker.sender", "ScriptedSender.send", "ScriptedSender.collect"])
+def test_what_a_plugin_raises_against_the_contract_is_told_without_its_secrets(
+    call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def raw(*_: object, **__: object) -> None:
+        raise OSError("cannot connect to amqp://app:hunter2@host/v")
+
+    monkeypatch.setattr(f"scripted.{call}", raw)
+    told = pytest.raises(ContractViolation, match=rf"{call.partition('.')[2]}\(\) raised OSError")
+    with told as caught, opened(Lent(work=scripted())) as delivery:
+        delivery.write(batch("a"))
+        delivery.finish()
+    assert "hunter2" not in str(caught.value)
+
+
+def until(holds: Callable[[], object]) -> None:
+    end = time.monotonic() + 10
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.01)

@@ -13,7 +13,7 @@ from redelivery import dialects
 from redelivery.broker import Support
 from redelivery.delivery import Bounds, Engine, Flow, Lane, Origin
 from redelivery.delivery.rate import RateLimit
-from redelivery.errors import Ambiguous, Retriable
+from redelivery.errors import Ambiguous, Permanent, Retriable
 from redelivery.message import Batch, Message
 from redelivery.policy import for_sink
 from redelivery.spec import DeliverySpec, Sink
@@ -104,6 +104,21 @@ def test_or_are_parked_with_it_by_option(native: bool) -> None:
     assert context is not None
     assert (context.code, context.attempts) == ("Parked", 0)
     assert bench.engine.report.accounted
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_what_came_before_a_row_that_is_no_message_is_not_parked_behind_it(native: bool) -> None:
+    bench = Bench(native=native, flow=Flow(ordering="key", park_successors=True))
+    bench.work.script = {"a1": ["retriable"]}
+    bench.take(("a1", b"a"), ("a2", b"a"))
+    bench.engine.turn(0.0)
+    bench.engine.reject(Message(value=b"", id="a3", key=b"a"), Permanent("no message", code="bad"), "VALUE_CONVERTER")
+    bench.take(("a4", b"a"))
+    bench.engine.drain()
+    assert bench.stored() == ["a1", "a2"]
+    assert sorted(message.id or "" for message in bench.sink.stored) == ["a3", "a4"]
+    positions = {message.id: context.position for message in bench.sink.stored if (context := dialects.read(message))}
+    assert positions == {"a3": 2, "a4": 3}
 
 
 def test_a_refused_batch_is_never_overtaken_by_the_one_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:

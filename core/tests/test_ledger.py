@@ -75,6 +75,18 @@ def test_a_ledger_that_cannot_be_written_says_so(tmp_path: Path) -> None:
         Ledger(tmp_path / "file" / "ledger.db", PLACE)
 
 
+def test_a_ledger_that_is_full_says_so_and_can_be_written_again_later(tmp_path: Path) -> None:
+    with Ledger(tmp_path / "ledger.db", PLACE) as ledger:
+        (pages,) = ledger._file.execute("PRAGMA page_count").fetchone()
+        ledger._file.execute(f"PRAGMA max_page_count = {pages}")
+        with pytest.raises(ConfigurationError, match=r"cannot be written: .*full; make room"):
+            ledger.sent({f"{at}": "d" * 100 for at in range(1_000)})
+        assert ledger.pending() == {}
+        ledger._file.execute("PRAGMA max_page_count = 1000")
+        ledger.sent({"1": "a"})
+        assert ledger.pending() == {"1": "a"}
+
+
 def test_the_default_path_is_one_a_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     assert default_path(PLACE) == default_path(PLACE)

@@ -182,6 +182,32 @@ def test_a_sink_of_the_spec_is_opened_with_the_options_that_were_given_for_its_b
     assert seen == [(work, {"sqlite.create": "false"}), (sink, {"sqlite.create": "false"})]
 
 
+def test_what_is_confirmed_is_removed_also_where_it_could_not_be_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = world(3)
+
+    def full(*_: object) -> None:
+        raise ConfigurationError("the ledger cannot be written")
+
+    monkeypatch.setattr(Ledger, "sent", full)
+    with here.box() as box, pytest.raises(ConfigurationError, match="cannot be written"):
+        box.redrive(ledger=tmp_path / "ledger")
+    assert (len(here.work.stored), here.place.letters) == (3, [])
+
+
+def test_a_later_failure_of_the_same_message_is_another_letter_at_its_place(tmp_path: Path) -> None:
+    here, ledger = World(letter("a")), tmp_path / "ledger"
+    remove = here.place.remove
+    here.place.remove = lambda _: 0  # type: ignore[method-assign]
+    with here.box() as box:
+        assert box.redrive(ledger=ledger).removed == 0
+    here.place.remove = remove  # type: ignore[method-assign]
+    here.place.letters[:] = [letter("a", replace(CONTEXT, last_failure_ms=1_700_000_000_000))]
+    with here.box() as box:
+        assert box.redrive(ledger=ledger).redriven == 1
+
+
 def test_a_letter_that_was_sent_and_could_not_be_removed_is_removed_later_and_not_sent_again(tmp_path: Path) -> None:
     """A dead process hides it for a while, or holds its lock: nothing is removed then, and nothing raised."""
     here, ledger = world(2), tmp_path / "ledger"

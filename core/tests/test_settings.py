@@ -78,6 +78,13 @@ def test_a_reference_is_shown_because_it_holds_no_secret() -> None:
     assert redact_options(options) == options
 
 
+@pytest.mark.parametrize("password", ["env:RMQ_PW", "file:/run/secrets/rmq"])
+def test_a_reference_in_a_url_is_shown_so_that_the_url_still_opens(password: str) -> None:
+    url = f"carrier://app:{password}@host?queue=orders"
+    assert redact(url) == url
+    assert redact("carrier://app:env:a@b%hunter2@host") == "carrier://app:***@host"
+
+
 def test_an_option_that_is_a_url_loses_only_its_password() -> None:
     assert redact_options({"proxy": "http://me:hunter2@proxy"}) == {"proxy": "http://me:***@proxy"}
 

@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from leasing import LeasingBroker
+from leasing import LeasingBroker, LeasingReceiver
 from scripted import ScriptedBroker
 from test_delivery import RealClock
 
@@ -290,6 +290,35 @@ def test_a_handler_that_takes_longer_than_the_timeout_has_failed() -> None:
     assert context is not None
     assert "took longer than 0.1 s" in context.reason
     assert (report.dead_lettered, report.accepted) == (1, 1)
+
+
+def test_a_handler_that_came_back_in_time_is_not_late_while_others_are_settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(*(message(f"m{n}") for n in range(12)), timeout=timedelta(seconds=0.3))
+    settle = LeasingReceiver.settle
+
+    def slow(*arguments: Any) -> Any:
+        time.sleep(0.5)
+        return settle(*arguments)
+
+    monkeypatch.setattr(LeasingReceiver, "settle", slow)
+    report = world.subscription(lambda _: time.sleep(0.2), workers=2).run(until_empty=True)
+    assert (report.accepted, report.failures, report.dead_lettered) == (12, 0, 0)
+
+
+def test_what_is_skipped_is_not_called_dead_lettered() -> None:
+    world = World(message("a"), message("b"), sinks=0, tolerance="all", allow_skip=True)
+    report = world.subscription(fails).run(until_empty=True)
+    assert (report.skipped, report.dead_lettered, report.delivery.skipped) == (2, 0, 2)
+    assert world.outcomes() == [("a", "Accept"), ("b", "Accept")]
+
+
+def test_closing_badly_never_hides_why_the_subscription_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    def close(_: object) -> None:
+        raise Retriable("connection reset")
+
+    monkeypatch.setattr(LeasingReceiver, "close", close)
+    with pytest.raises(DeliveryFailed, match="no such airport"):
+        World(message("a"), sinks=0).subscription(fails).run(until_empty=True)
 
 
 def test_handlers_that_overrun_and_come_back_cost_no_thread_for_ever() -> None:

@@ -7,7 +7,6 @@ This file opens a place and hands it to people; how letters are moved is in `red
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -16,7 +15,7 @@ from typing import Any, Final, Self
 from redelivery.broker import Broker, DeadLetters, Letter, Support
 from redelivery.clock import SystemClock
 from redelivery.delivery.lane import Bounds
-from redelivery.delivery.opening import Borrow, Opening, connected, sink_options, sink_url
+from redelivery.delivery.opening import Borrow, Opening, Resources, connected, sink_options, sink_url
 from redelivery.errors import ConfigurationError
 from redelivery.ledger import Ledger
 from redelivery.plugins import own_options
@@ -176,7 +175,7 @@ class LetterBox:
         ledger: Path | None,
     ) -> RedriveReport:
         spec = replace(spec, dead_letter_sink=(), allow_skip=True, **_TOLERANT)
-        with ExitStack() as resources:
+        with Resources() as resources:
             url = to or self._opening.url
             opening = replace(self._opening, url=url, options=options, spec=spec, resources=resources)
             place = self._place()
@@ -213,7 +212,10 @@ class LetterBox:
         )
 
     def _place(self) -> str:
-        return self._opening.url if self._direct else self._broker.native_sink()
+        """Not as it was written: a relative path is another place in another folder."""
+        if self._direct:
+            return self._broker.canonical_url or self._opening.url
+        return self._broker.native_sink()
 
 
 def dead_letters(
@@ -234,7 +236,7 @@ def dead_letters(
     Raises:
         ConfigurationError, Unsupported, BrokerError
     """
-    with ExitStack() as resources:
+    with Resources() as resources:
         opening = Opening(
             url=sink or url,
             spec=_SPEC,

@@ -7,6 +7,7 @@ transactions, and for a lock that a killed process does not keep. This file must
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import sqlite3
@@ -84,16 +85,27 @@ class Ledger:
         run("COMMIT")
 
     def sent(self, letters: Mapping[str, str]) -> None:
-        """These letters, digests by position, are confirmed at their destination. Durable when this returns."""
-        self._file.execute("BEGIN")
-        self._file.executemany("INSERT OR REPLACE INTO letter VALUES (?, ?)", list(letters.items()))
-        self._file.execute("COMMIT")
+        """These letters, digests by position, are confirmed at their destination. Durable when this returns.
+
+        Raises:
+            ConfigurationError: it cannot be written.
+        """
+        self._write("INSERT OR REPLACE INTO letter VALUES (?, ?)", list(letters.items()))
 
     def removed(self, positions: Sequence[str]) -> None:
-        """These letters are no longer in their place."""
-        self._file.execute("BEGIN")
-        self._file.executemany("DELETE FROM letter WHERE position = ?", [(each,) for each in positions])
-        self._file.execute("COMMIT")
+        """These letters are no longer in their place. Raises as `sent`."""
+        self._write("DELETE FROM letter WHERE position = ?", [(each,) for each in positions])
+
+    def _write(self, statement: str, rows: Sequence[tuple[str, ...]]) -> None:
+        try:
+            self._file.execute("BEGIN")
+            self._file.executemany(statement, rows)
+            self._file.execute("COMMIT")
+        except sqlite3.Error as error:
+            with contextlib.suppress(sqlite3.Error):
+                self._file.execute("ROLLBACK")
+            text = f"the ledger {str(self.path)!r} cannot be written: {error}; make room, or name another file"
+            raise ConfigurationError(text) from error
 
     def pending(self) -> dict[str, str]:
         """What a redrive that was killed had sent and, as far as it knew, not yet removed."""

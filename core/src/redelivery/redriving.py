@@ -7,10 +7,11 @@ know any broker or dialect.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import random as random_module
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
 
@@ -22,7 +23,7 @@ from redelivery.delivery.engine import Engine
 from redelivery.delivery.lane import Lane
 from redelivery.delivery.rate import RateLimit
 from redelivery.delivery.record import Origin
-from redelivery.errors import ConfigurationError
+from redelivery.errors import ConfigurationError, RedeliveryError
 from redelivery.ledger import Ledger
 from redelivery.message import Batch, Message
 from redelivery.selection import Selection, dead_since_ms
@@ -217,16 +218,27 @@ class Transfer:
         engine.take(Batch.of([self._errand.prepare(letter, self._there) for letter in going]))
         try:
             engine.drain()
-        finally:  # what is confirmed is removed, whatever becomes of its neighbours
-            self.report.redriven += len(confirmed)
-            self.report.failed += len(going) - len(confirmed)
-            if self._partial:
-                self._stay.update(places[row].position for row in places.keys() - set(confirmed))
-            sent = {places[row].position: _digest(places[row]) for row in confirmed}
-            confirmed.clear()
-            self._pending.update(sent)
+        except BaseException as error:  # what is confirmed is removed, whatever becomes of its neighbours
+            try:
+                self._account(places, confirmed)
+            except RedeliveryError as second:
+                error.add_note(f"and then: {second}")
+            raise
+        self._account(places, confirmed)
+
+    def _account(self, places: Mapping[int, Letter], confirmed: list[int]) -> None:
+        """Count what was sent, note what is confirmed, and remove that."""
+        self.report.redriven += len(confirmed)
+        self.report.failed += len(places) - len(confirmed)
+        if self._partial:
+            self._stay.update(places[row].position for row in places.keys() - set(confirmed))
+        sent = {places[row].position: _digest(places[row]) for row in confirmed}
+        confirmed.clear()
+        self._pending.update(sent)
+        try:
             if self._ledger is not None:
                 self._ledger.sent(sent)
+        finally:  # without a note it has all the more to be removed
             self.report.removed += self._remove(list(sent))
 
     def _remove(self, positions: Sequence[str]) -> int:
@@ -303,7 +315,9 @@ class Transfer:
 
 def _digest(letter: Letter) -> str:
     message = letter.message
-    found = hashlib.blake2b(repr((message.id, message.key, message.timestamp_ms)).encode(), digest_size=12)
+    # With its headers: the letter of a later failure of the same message tells another time.
+    said = (message.id, message.key, message.timestamp_ms, message.headers)
+    found = hashlib.blake2b(repr(said).encode(errors="surrogatepass"), digest_size=12)
     found.update(message.value or b"")
     return found.hexdigest()
 
@@ -335,11 +349,11 @@ def sent_back(letter: Letter, there: Capabilities, to: str | None = None) -> Mes
     if name is None and context.message_id is not None:
         # Not the letter's own: another letter may have it, and must not be taken for the same message.
         name = f"{context.message_id}{HOP_MARK}{letter.position}"
-    extra: dict[str, Any] = {
-        each: columns[each](value)
-        for each, value in context.extra.items()
-        if each in columns and columns[each] is not bytes
-    }
+    extra: dict[str, Any] = {}
+    for each, value in context.extra.items():
+        if each in columns and columns[each] is not bytes:
+            with contextlib.suppress(ValueError):  # somebody else wrote it: the message goes without
+                extra[each] = columns[each](value)
     return replace(
         message,
         id=None if name is None else f"{original_id(name, hop - 1)}{HOP_MARK}{hop}",

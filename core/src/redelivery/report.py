@@ -177,10 +177,11 @@ class SubscriptionReport:
     Attributes:
         name: the subscription.
         received: messages leased, each delivery counted.
-        accepted: handled (a message given up is ended by `dead_lettered`, where it went to a sink).
+        accepted: handled (a message given up is ended by `dead_lettered` or `skipped`).
         failures: handler runs that raised.
         retried: given back to come again after a delay.
         dead_lettered: a sink has confirmed them; those that a handler terminated included.
+        skipped: given up and removed, as the spec has no sink and allows that.
         terms: terminal nacks, apart from what ran out of retries.
         lost: leases that ran out or were revoked; whoever has them now answers for them.
         given_back: not handled when the subscription stopped.
@@ -193,6 +194,7 @@ class SubscriptionReport:
     failures: int = 0
     retried: int = 0
     dead_lettered: int = 0
+    skipped: int = 0
     terms: int = 0
     lost: int = 0
     given_back: int = 0

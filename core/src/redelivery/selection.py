@@ -84,11 +84,11 @@ class Selection:
         return cls(tuple(Condition(text, _condition(text)) for text in texts))
 
     def of(self, ids: Collection[str]) -> Selection:
-        """These letters only, by id of their own or position."""
+        """These letters only, by position or id: their own, or else the one that their context tells."""
         named = frozenset(ids)
 
         def holds(letter: Letter, _: int) -> bool:
-            return letter.position in named or letter.message.id in named
+            return letter.position in named or TEXTS["id"](letter, letter.context or ErrorContext()) in named
 
         return Selection((*self.conditions, Condition(f"{len(named)} ids", holds)))
 

@@ -19,6 +19,7 @@ _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*):")
 # Each begins only where a run of its characters begins: else a long run is read again from every place in it.
 _USERINFO = re.compile(r"(?<![A-Za-z0-9+.-])(?P<scheme>[A-Za-z0-9+.-]++://)(?P<user>[^\s:/@]*):(?P<password>[^\s]*)@")
 # How a client identifies itself (`sasl.mechanism`, `sasl.username`) is no secret, though it begins like a signature.
+_REFERENCE = re.compile(r"(?:env|file):[\w./~-]+")
 _SIGNATURE = r"sas(?!l[._-]?(?:mechanism|username))"
 _SECRET_WORDS = (
     r"secret|passw|passphrase|token|credential|access.?key|access.?signature|private.?key|key\.pem|"
@@ -115,8 +116,14 @@ def resolve_secrets(options: Mapping[str, str]) -> dict[str, str]:
 
 def redact(text: str) -> str:
     """Text with passwords in URLs and values of secret-looking names replaced."""
-    text = _USERINFO.sub(rf"\g<scheme>\g<user>:{REDACTED}@", text)
+    text = _USERINFO.sub(_without_password, text)
     return _PAIR.sub(lambda match: match["name"] + match["sign"] + REDACTED, text)
+
+
+def _without_password(found: re.Match[str]) -> str:
+    """A reference is no secret, and a URL that was redacted is opened again."""
+    password = found["password"] if _REFERENCE.fullmatch(found["password"]) else REDACTED
+    return f"{found['scheme']}{found['user']}:{password}@"
 
 
 def redact_options(options: Mapping[str, str]) -> dict[str, str]:

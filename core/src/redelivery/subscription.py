@@ -20,7 +20,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from datetime import timedelta
 from types import TracebackType
 from typing import Final, Self, TypeAlias
@@ -30,7 +29,7 @@ from redelivery.broker import Accept, Broker, Outcome, Receiver, Retry
 from redelivery.clock import Clock, SystemClock
 from redelivery.delivery.engine import Engine
 from redelivery.delivery.lane import Bounds, Lane
-from redelivery.delivery.opening import Borrow, Opening, connected
+from redelivery.delivery.opening import Borrow, Opening, Resources, connected
 from redelivery.delivery.record import Origin, Record
 from redelivery.delivery.terminating import TerminatingLane
 from redelivery.errors import (
@@ -140,7 +139,7 @@ class Subscription:
         if _running.setdefault(key, self) is not self:
             raise ConfigurationError(f"a subscription named {self.name!r} is already running here; name this one apart")
         try:
-            with ExitStack() as resources:
+            with Resources() as resources:
                 receiver, engine = self._open(resources)
                 self._hands = hands = Hands(
                     receiver,
@@ -193,7 +192,7 @@ class Subscription:
 
     # --- opening ---
 
-    def _open(self, resources: ExitStack) -> tuple[Receiver, Engine]:
+    def _open(self, resources: Resources) -> tuple[Receiver, Engine]:
         opening = Opening(
             url=self._url,
             spec=self._spec,
@@ -333,7 +332,10 @@ class Subscription:
         now_ms = self._clock.wall_ms()
 
         def handled(record: Record) -> None:
-            self.report.dead_lettered += 1
+            if self._spec.dead_letter_sink:
+                self.report.dead_lettered += 1
+            else:
+                self.report.skipped += 1
             hand.dead = True
             if record.received is None:
                 hands.forget(hand)
@@ -363,7 +365,7 @@ class Subscription:
             return
         limit = self._spec.timeout.total_seconds()
         now = self._clock.monotonic()
-        late = [hand for hand in hands if not hand.decided and hand.began is not None and now - hand.began > limit]
+        late = [hand for hand in hands if hand.is_late(now, limit)]
         for hand in late:
             workers.replace(hand)
         if workers.overrun > _MAX_OVERRUN:

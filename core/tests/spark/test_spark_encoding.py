@@ -206,6 +206,20 @@ def test_rejecting_a_row_does_not_move_the_ids_of_the_others():
     assert [m.id for m in encode(bad, capabilities=NO_NULLS)[0]] == [ids[0], ids[2]]
 
 
+def test_in_order_a_bad_row_comes_between_those_before_and_those_behind_it():
+    rows = pa.record_batch({"value": [None, b"b", b"c", None, None, b"f"], "key": ["1", "2", "3", "4", "5", "6"]})
+    layout = resolve(from_arrow_schema(rows.schema), NO_NULLS, broker="x", content_mode=None, require_attributes=())
+    encoder = Encoder(layout, NO_NULLS, prefix="run-0", source="test")
+    seen = []
+    for batch, rejected in encoder.in_order(rows):
+        seen += [] if batch is None else [(m.key, m.id) for m in batch.rows()]
+        seen += [(each.message.key, each.message.id) for each in rejected]
+    assert [key for key, _ in seen] == [b"1", b"2", b"3", b"4", b"5", b"6"]
+    good, bad = encode(rows, capabilities=NO_NULLS)
+    assert sorted(seen) == sorted([(m.key, m.id) for m in good] + [(each.message.key, each.message.id) for each in bad])
+    assert [each.position for each in bad] == [0, 3, 4]
+
+
 def test_ids_are_made_only_when_asked_for(monkeypatch):
     from redelivery.spark import vectors  # noqa: PLC0415
 

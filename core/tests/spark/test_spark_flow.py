@@ -33,6 +33,16 @@ def test_what_follows_a_dead_lettered_row_of_its_key_goes_on_or_is_parked(spark,
     assert [m.value for m in shelf.letters("parked")] == [b"permanent", b"2", b"3"]
 
 
+def test_what_follows_a_row_that_is_no_message_is_parked_and_what_came_before_is_delivered(spark, shelf):
+    bad = "IF(id = 2, array(named_struct('key', concat('a', char(1)), 'value', X'01')), NULL) AS headers"
+    df = spark.range(1, 6, numPartitions=1).selectExpr("'k' AS key", "CAST(id AS string) AS value", bad)
+    options = {"ordering": "key", "deadLetterSink": "native", "parkSuccessors": True}
+    report = deliver(df, shelf.url(), **options)
+    assert report.reasons == {"invalid-header": 1, "Parked": 3}
+    assert [m.value for m in shelf.messages()] == [b"1"]
+    assert [m.value for m in shelf.letters()][1:] == [b"3", b"4", b"5"]
+
+
 def test_a_task_is_never_faster_than_its_rate(spark, shelf):
     df = spark.range(60, numPartitions=1).selectExpr("CAST(id AS string) AS value")
     report = deliver(df, shelf.url(), maxRecordsPerSecond=50)

@@ -1,11 +1,15 @@
 """Dead letters are a DataFrame: the originals unchanged and why they are there; mended rows can be written again."""
 
+import time
+
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as f
 
 from redelivery import dialects
 from redelivery.errors import ConfigurationError
+from redelivery.message import Batch, Message
+from redelivery.plugins import connect
 from redelivery.spark import dead_letters, deliver, events, undelivered
 from redelivery.spec import DeliverySpec, Sink
 
@@ -143,3 +147,14 @@ def test_letters_must_lose_their_error_before_they_are_written(spark, shelf, ord
     deliver(orders, shelf.url(), deadLetterSink="native")
     with pytest.raises(ConfigurationError, match="drop it before writing"):
         deliver(letters(spark, shelf.url()), shelf.url())
+
+
+def test_a_number_that_no_column_holds_is_null_and_harms_no_neighbour(spark, tmp_path):
+    url = f"sqlite:{tmp_path}/q.db?queue=orders"
+    forged = [("ce_deadletterretry", b"3000000000"), ("ce_deadlettertime", b"9" * 30)]
+    for value, headers in ((b"good", ()), (b"forged", tuple(forged))):
+        with connect(f"{url}-dead-letters") as broker, broker.sender() as sender:
+            sender.send(Batch.of([Message(value=value, headers=headers)]), deadline=time.monotonic() + 10)
+            assert sender.collect(5.0)[0].error is None
+    found = {row["value"]: row["_error"]["attempts"] for row in letters(spark, url).collect()}
+    assert found == {b"good": None, b"forged": None}

@@ -18,10 +18,12 @@ from redelivery.settings import redact
 
 #: Exit status: something the caller wrote, or a broker, does not let the command do what was asked.
 FAILED = 2
+#: Exit status: whoever read the output has gone before the command was done; as of what dies of SIGPIPE.
+UNREAD = 141
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command. Returns the exit status: 0, or 2 with one line on stderr.
+    """Run the command. Returns the exit status: the command's own, or 2 with one line on stderr.
 
     Args:
         arguments: instead of those of the process.
@@ -37,6 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     letters.add(commands)
     parsed = parser.parse_args(arguments)
     command: Callable[[argparse.Namespace], int] = parsed.run
+    status = UNREAD
     try:
         status = command(parsed)
         sys.stdout.flush()
@@ -46,5 +49,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         # The reader (`| head`) has gone. Python would complain once more when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     return status

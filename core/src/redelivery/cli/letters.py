@@ -92,12 +92,12 @@ def _list(arguments: argparse.Namespace) -> int:
         elif arguments.json:
             print(json.dumps([as_json(letter) for letter in letters], indent=2))
         else:
-            for line in _table(letters, columns()):
+            for line in _table(letters, columns(), "No letters match." if where.conditions else "No dead letters."):
                 print(line)
     return 0
 
 
-def _table(letters: Iterator[Letter], width: int) -> Iterator[str]:
+def _table(letters: Iterator[Letter], width: int, none: str) -> Iterator[str]:
     now = time.time()
     found = False
     for letter in letters:
@@ -112,7 +112,7 @@ def _table(letters: Iterator[Letter], width: int) -> Iterator[str]:
         said = f"{context.code}: {context.reason}" if context.code else context.reason
         yield f"{head}  {one_line(said or '-', width - len(head) - 2)}".rstrip()
     if not found:
-        yield "No dead letters."
+        yield none
 
 
 def _age(letter: Letter, now: float) -> str:

@@ -161,8 +161,11 @@ def _account(arguments: argparse.Namespace, report: RedriveReport) -> int:
                 print(f"{count:>9,}  {text}")
         if report.stopped:
             print(f"Stopped: {report.stopped}.")
+    held = report.redriven - report.removed
+    if held and not arguments.json and not arguments.dry_run:
+        print(f"{held:>9,}  of those were not removed: gone already, or hidden or locked, and removed by the next run")
     limited = report.stopped is not None and arguments.limit is not None and report.selected >= arguments.limit
-    return INCOMPLETE if report.failed or (report.stopped and not limited) else 0
+    return INCOMPLETE if report.failed or held or (report.stopped and not limited) else 0
 
 
 def _move_back(arguments: argparse.Namespace) -> int:

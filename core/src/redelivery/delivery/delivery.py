@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from functools import partial
 from types import TracebackType
 from typing import Final, Self
 
@@ -22,16 +22,17 @@ from redelivery.clock import SystemClock
 from redelivery.context import Stage
 from redelivery.delivery.engine import Engine, Flow
 from redelivery.delivery.lane import GRACE, Bounds, Lane
-from redelivery.delivery.opening import Borrow, Opening, connected
+from redelivery.delivery.opening import Borrow, Opening, Resources, connected
 from redelivery.delivery.record import Origin
 from redelivery.errors import ContractViolation, DeliveryFailed, Permanent
 from redelivery.message import Batch, Message
 from redelivery.report import DeliveryReport
-from redelivery.settings import redact
 from redelivery.spec import DeliverySpec
 
 log = logging.getLogger("redelivery.delivery")
 
+#: Seconds that a plugin may take to open a connection, which is done when it is first needed.
+OPENING: Final = 30.0
 #: The engine looks at everything at least this often, in seconds.
 _TICK: Final = 0.5
 #: While more rows could be sent, settled batches are waited for no longer than this, in seconds.
@@ -41,20 +42,21 @@ _GLANCE: Final = 0.02
 class Delivery:
     """One task's delivery. Use it as a context manager: leaving it by an exception gives up what is under way."""
 
-    def __init__(self, engine: Engine, lanes: list[Lane], resources: ExitStack) -> None:
+    def __init__(self, engine: Engine, lanes: list[Lane], resources: Resources) -> None:
         self.capabilities: Capabilities = lanes[0].capabilities
         self._engine = engine
         self._lanes = lanes
         self._resources = resources
-        self._longest_call = max(policy.attempt_timeout(lane.spec) for lane in lanes) + 2 * GRACE
+        self._longest_call = max(OPENING, *(policy.attempt_timeout(lane.spec) for lane in lanes)) + 2 * GRACE
         self._started = time.monotonic()
         self._changed = threading.Condition()
         self._inbox: deque[Callable[[], bool]] = deque()
-        self._finishing = self._stopping = self._stopped = False
+        self._finishing = self._stopping = self._stopped = self._left = False
         self._failure: BaseException | None = None
         self._alive = time.monotonic()
+        self._calling = engine.report.primary
         for lane in lanes:
-            lane.beat = self._beat
+            lane.beat = partial(self._beat, lane.url)
         self._thread = threading.Thread(target=self._run, name="redelivery-engine", daemon=True)
         self._thread.start()
 
@@ -85,7 +87,7 @@ class Delivery:
             ConfigurationError, Unsupported, BrokerError: nothing was sent.
         """
         clock = SystemClock()
-        with ExitStack() as resources:
+        with Resources() as resources:
             opening = Opening(
                 url=url,
                 spec=spec,
@@ -152,15 +154,12 @@ class Delivery:
             self._stopping = True
             self._changed.notify_all()
         self._thread.join(timeout=GRACE)
-        if self._thread.is_alive():
-            log.error("a plugin does not return; its connection at %s is left behind", self._engine.report.primary)
+        with self._changed:
+            self._left = not self._stopped
+        if self._left:  # the engine's thread closes, when the plugin returns
+            log.error("the plugin at %s does not return; its connections are closed when it does", self._calling)
             return
-        try:
-            self._resources.__exit__(type(error) if error else None, error, None)
-        except Exception as closing:
-            if error is None:
-                raise
-            log.warning("closing after the failure failed too: %s", redact(str(closing)))
+        self._resources.__exit__(type(error) if error else None, error, None)
 
     def __enter__(self) -> Self:
         return self
@@ -188,7 +187,7 @@ class Delivery:
             silent = time.monotonic() - self._alive
             if silent > self._longest_call:
                 raise ContractViolation(
-                    f"the plugin at {self._engine.report.primary} has not returned from a call for {silent:.0f} s"
+                    f"the plugin at {self._calling} has not returned from a call for {silent:.0f} s"
                 )
             self._changed.wait(_TICK)
 
@@ -206,14 +205,18 @@ class Delivery:
             self._failure = failure
             self._stopped = True
             self._changed.notify_all()
+        if self._left:
+            given_up = failure or DeliveryFailed("the delivery was closed")
+            self._resources.__exit__(type(given_up), given_up, None)
 
-    def _beat(self) -> None:
-        """The engine is alive: it is about to call a plugin."""
+    def _beat(self, url: str) -> None:
+        """The engine is alive: it is about to call the plugin of this destination."""
+        self._calling = url
         self._alive = time.monotonic()
 
     def _turn(self) -> bool:
         """One round; False when all is done."""
-        self._beat()
+        self._beat(self._engine.report.primary)
         taken = False
         with self._changed:
             if self._stopping:

@@ -167,7 +167,14 @@ class Engine:
     def reject(self, message: Message, error: Permanent, stage: Stage) -> None:
         """Account for a row that could not become a message: `message` stands for it on its way to the sinks."""
         now_ms = self._clock.wall_ms()
-        record = Record(message=message, outgoing=message, stage=stage, first_failure_ms=now_ms, last_failure_ms=now_ms)
+        record = Record(
+            message=message,
+            outgoing=message,
+            position=self.report.rows,
+            stage=stage,
+            first_failure_ms=now_ms,
+            last_failure_ms=now_ms,
+        )
         self.report.rows += 1
         self.report.record_failures += 1
         self.report.last_error_ms = now_ms

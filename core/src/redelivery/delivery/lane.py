@@ -17,6 +17,7 @@ from redelivery.delivery.record import Record
 from redelivery.errors import BrokerError, ContractViolation, RedeliveryError
 from redelivery.message import Batch
 from redelivery.policy import attempt_timeout
+from redelivery.settings import redact
 from redelivery.spec import DeliverySpec
 
 #: A plugin may settle this many seconds after its deadline before it is held to have broken the contract.
@@ -134,9 +135,15 @@ class Lane:
     # --- sending ---
 
     def open(self) -> None:
-        """Make the sender. Raises BrokerError, Unsupported."""
-        if self._sender is None:
+        """Make the sender. Raises BrokerError, Unsupported, ContractViolation."""
+        if self._sender is not None:
+            return
+        try:
             self._sender = self._broker.sender()
+        except RedeliveryError:
+            raise
+        except Exception as error:
+            raise self._violation(f"sender() raised {type(error).__name__}, not a BrokerError: {error}") from error
 
     def send(self, batch: Batch, records: Sequence[Record] | None = None) -> None:
         """Hand a batch to the broker; a refusal is told by `collect`, like every failure."""
@@ -243,4 +250,4 @@ class Lane:
             sender.close()
 
     def _violation(self, what: str) -> ContractViolation:
-        return ContractViolation(f"the plugin {self.name!r} broke the contract at {self.url}: {what}")
+        return ContractViolation(redact(f"the plugin {self.name!r} broke the contract at {self.url}: {what}"))

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
+from types import TracebackType
 from typing import TypeAlias
 
 from redelivery import plugins, policy
@@ -21,6 +22,21 @@ log = logging.getLogger("redelivery.delivery")
 
 #: How a connection is had: a context manager, so that a caller can keep connections for later.
 Borrow: TypeAlias = Callable[[str, Mapping[str, str]], AbstractContextManager[Broker]]
+
+
+class Resources(ExitStack):
+    """What is given back at the end. Closing never hides the error that it closes for: that one is raised."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        try:
+            return super().__exit__(kind, error, trace)
+        except Exception as closing:
+            if error is None:
+                raise
+            log.warning("closing after the failure failed too: %s", redact(str(closing)))
+            return None
 
 
 @contextlib.contextmanager
@@ -45,7 +61,7 @@ class Opening:
     bounds: Bounds
     clock: Clock
     borrow: Borrow
-    resources: ExitStack
+    resources: Resources
 
     def connect(self) -> Broker:
         """The destination's broker. Raises ConfigurationError."""

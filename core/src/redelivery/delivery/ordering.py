@@ -55,7 +55,8 @@ class KeyOrder:
         self._park = park
         self._release = release
         self._held: dict[bytes, _Held] = {}
-        self._parked: set[bytes] = set()
+        #: Keys with a dead row, and the first such row.
+        self._parked: dict[bytes, int] = {}
         self.waiting = 0
         self.waiting_bytes = 0
 
@@ -116,7 +117,8 @@ class KeyOrder:
 
     def is_parked(self, record: Record) -> bool:
         """Whether an earlier row of its key is dead, and this one must follow it."""
-        return record.message.key in self._parked
+        key = record.message.key
+        return key in self._parked and record.position > self._parked[key]
 
     def wait(self, record: Record) -> None:
         """A row must wait behind its key: it came for a held one, or was not sent."""
@@ -144,16 +146,18 @@ class KeyOrder:
         key = record.message.key
         if key is None or not self._park:
             return []
-        self._parked.add(key)
+        self._parked[key] = min(record.position, self._parked.get(key, record.position))
         if len(self._parked) > MAX_PARKED:
             raise DeliveryFailed(f"more than {MAX_PARKED} keys are parked behind dead letters: this is an outage")
         held = self._held.get(key)
         if held is None:
             return []
-        behind = [heapq.heappop(held.behind)[1] for _ in range(len(held.behind))]
-        self.waiting -= len(behind)
-        self.waiting_bytes -= sum(each.message.nbytes for each in behind)
-        return behind
+        successors = sorted(entry for entry in held.behind if entry[0] > record.position)
+        held.behind = [entry for entry in held.behind if entry[0] <= record.position]
+        heapq.heapify(held.behind)
+        self.waiting -= len(successors)
+        self.waiting_bytes -= sum(each.message.nbytes for _, each in successors)
+        return [each for _, each in successors]
 
     def _settle(self, key: bytes | None) -> None:
         held = self._held.get(key) if key is not None else None

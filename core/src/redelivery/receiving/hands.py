@@ -41,6 +41,11 @@ class Hand:
     decided: bool = False
     dead: bool = False
 
+    def is_late(self, now: float, limit: float) -> bool:
+        """Whether its handler still runs after so many seconds."""
+        runs = self.began is not None and not (self.ended or self.decided)
+        return runs and self.began is not None and now - self.began > limit
+
 
 @dataclass(frozen=True, slots=True)
 class _Pending:

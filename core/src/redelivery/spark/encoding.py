@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any, Final
@@ -29,10 +29,11 @@ _EVENT_OVERHEAD: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """A row that cannot become a message: what stands for it at the sinks, and why."""
+    """A row that cannot become a message: what stands for it at the sinks, why, and its number in the partition."""
 
     message: Message
     error: Permanent
+    position: int
 
 
 class Encoder:
@@ -94,6 +95,22 @@ class Encoder:
         mask = pa.array(keep)
         good = _Piece(rows.filter(mask), positions.filter(mask), self._layout, self._prefix)
         return self._batch(good), rejected
+
+    def in_order(self, rows: Any) -> Iterator[tuple[Batch | None, list[Rejected]]]:
+        """Encode as `encode` does, each bad row by itself, between those before and those behind it."""
+        first = self._position
+        batch, rejected = self.encode(rows)
+        if batch is None or not rejected:
+            yield batch, sorted(rejected, key=lambda each: each.position)
+            return
+        self._position, begin = first, 0
+        for bad in sorted(each.position - first for each in rejected):
+            if bad > begin:
+                yield self.encode(rows.slice(begin, bad - begin))
+            yield self.encode(rows.slice(bad, 1))
+            begin = bad + 1
+        if begin < len(rows):
+            yield self.encode(rows.slice(begin))
 
     # --- rows that no one can read ---
 
@@ -174,7 +191,7 @@ class Encoder:
             headers=headers,
             source=self._source,
         )
-        return Rejected(message, error)
+        return Rejected(message, error, piece.positions[index].as_py())
 
     # --- encoding rows ---
 
@@ -222,6 +239,7 @@ class _Piece:
         content = [*destination, *(each for each in (self.key, self.headers) if each is not None), self.value]
         explicit = self.columns[at["id"]] if "id" in at else None
         content += [attributes[name] for name in sorted(attributes)] + ([] if extensions is None else [extensions])
+        self.positions = positions
         self.ids = Ids(prefix, positions, content, explicit)
         self.event = cloudevents.Events(
             length=self._length,

@@ -141,11 +141,13 @@ def deliver_partition(job: Job, batches: Iterable[Any]) -> DeliveryReport:
             require_attributes=settings.require_attributes,
         )
         for piece in itertools.chain([first], rows):
-            batch, rejected = encoder.encode(piece)
-            if batch is not None:
-                delivery.write(batch)
-            for each in rejected:
-                delivery.reject(each.message, each.error)
+            # A bad row's successors follow it, and its predecessors do not.
+            parts = encoder.in_order(piece) if settings.flow.park_successors else [encoder.encode(piece)]
+            for batch, rejected in parts:
+                if batch is not None:
+                    delivery.write(batch)
+                for each in rejected:
+                    delivery.reject(each.message, each.error)
         return delivery.finish()
 
 

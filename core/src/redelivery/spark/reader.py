@@ -222,9 +222,9 @@ def _error(context: ErrorContext, dead_lettered_ms: int | None) -> dict[str, Any
         "broker": context.broker,
         "destination": context.destination,
         "message_id": context.message_id,
-        "attempts": context.attempts,
-        "attempts_total": context.attempts_total,
-        "hops": context.hops,
+        "attempts": _int(context.attempts),
+        "attempts_total": _int(context.attempts_total),
+        "hops": _int(context.hops),
         "first_failure": _micros(context.first_failure_ms),
         "last_failure": _micros(context.last_failure_ms),
         "dead_lettered": _micros(dead_lettered_ms),
@@ -235,8 +235,13 @@ def _error(context: ErrorContext, dead_lettered_ms: int | None) -> dict[str, Any
     }
 
 
+def _int(value: int | None, bits: int = 32) -> int | None:
+    """A number that a header told; null where it is none that its column holds."""
+    return None if value is None or not -(1 << bits - 1) <= value < 1 << bits - 1 else value
+
+
 def _micros(millis: int | None) -> int | None:
-    return None if millis is None else millis * 1000
+    return None if millis is None else _int(millis * 1000, 64)
 
 
 def _record_batch(rows: list[dict[str, Any]], wanted: t.StructType) -> RecordBatch:

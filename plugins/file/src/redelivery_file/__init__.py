@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Final
-from urllib.parse import parse_qsl, unquote
+from urllib.parse import parse_qsl, quote, unquote
 
 from redelivery.broker import Admin, Broker, BrokerPlugin, Capabilities, DeadLetters, Sender, Support
 from redelivery.errors import InvalidURL
@@ -48,6 +48,7 @@ class FileBroker(Broker):
         self.path = path
         self._url = url
         self._context = context
+        self.canonical_url = f"file://{quote(str(path.absolute()))}"
 
     def sender(self) -> Sender:
         return FileSender(self.path, context=self._context)
