@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import sys
+import threading
 import time
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from redelivery.broker import Broker, Settled
 from redelivery.errors import ConfigurationError, Fatal, InvalidURL, Permanent, Retriable, UnknownOption
 from redelivery.message import Batch, Column, Message
 from redelivery.plugins import connect
+from redelivery.spec import DeliverySpec
 from redelivery_sqlite import headers
 from redelivery_sqlite.address import Address
 
@@ -257,3 +260,48 @@ def test_sqlite_an_unknown_parameter_or_option_names_the_nearest():
     for name, value in (("busy_timeout", "soon"), ("reserve", "-1"), ("create", "maybe"), ("busy_timeout", "nan")):
         with pytest.raises(ConfigurationError, match=f"sqlite.{name}"):
             connect("sqlite:q.db", {f"sqlite.{name}": value})
+
+
+def test_sqlite_an_event_that_fails_again_is_a_letter_again_once_its_first_one_is_gone(broker):
+    """A work queue takes its id for a repetition; among dead letters that would lose a row that is counted as there."""
+    with connect(broker.native_sink()) as dead:
+        send(dead, Message(value=b"first", id="X"))
+        assert send(dead, Message(value=b"again", id="X")).duplicates == 1, "while it lies there"
+        with broker.dead_letters() as letters:
+            assert letters.purge() == 1
+        assert send(dead, Message(value=b"later", id="X")).duplicates == 0
+        assert [message.value for message in stored(dead)] == [b"later"]
+    send(broker, Message(value=b"first", id="X"))
+    with broker.dead_letters(direct=True) as work:
+        work.purge()
+    assert send(broker, Message(value=b"again", id="X")).duplicates == 1
+
+
+def test_sqlite_roles_are_opened_side_by_side(broker):
+    with broker.admin() as admin:
+        admin.provision(DeliverySpec())
+    errors: list[BaseException] = []
+    end = time.monotonic() + 1.5
+
+    def open_some() -> None:
+        try:
+            while time.monotonic() < end:
+                with broker.receiver() as receiver:
+                    receiver.receive(1, wait=0)
+        except BaseException as error:  # noqa: BLE001 - told below
+            errors.append(error)
+
+    others = [broker.sender() for _ in range(200)]
+    switch = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        threads = [threading.Thread(target=open_some) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(switch)
+    for each in others:
+        each.close()
+    assert errors == []

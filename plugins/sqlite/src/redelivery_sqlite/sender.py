@@ -165,7 +165,8 @@ class SqliteSender(Sender):
         now = now_ms()
         columns: dict[str, Iterable[Any]] = {"seq": range(first, first + count), "enqueued_ms": repeat(now)}
         ttl_ms = self._store.settings.ttl_ms
-        if ttl_ms and not (self._address if queue is None else self._address.at(queue)).is_dead_letters:
+        dead = (self._address if queue is None else self._address.at(queue)).is_dead_letters
+        if ttl_ms and not dead:
             columns["expires_ms"] = repeat(now + ttl_ms)
 
         def pick(values: list[Any]) -> list[Any]:
@@ -186,7 +187,7 @@ class SqliteSender(Sender):
             into += " ON CONFLICT (id) WHERE id IS NOT NULL DO NOTHING"
         stored = connection.executemany(into, zip(*columns.values(), strict=False)).rowcount
         connection.execute("UPDATE queue SET next = ? WHERE number = ?", (first + count, number))
-        if "id" in columns:
+        if "id" in columns and not dead:  # an event that fails again is another letter, once the first is gone
             stored -= self._take_back(connection, number, first)
         return count - stored
 

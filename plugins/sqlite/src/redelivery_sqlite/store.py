@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -118,6 +119,16 @@ def now_ms() -> int:
 
 
 _stores: weakref.WeakSet[Store] = weakref.WeakSet()
+_all_stores = threading.Lock()
+
+
+def _renew_lock() -> None:
+    """Another thread may have held it when this process was forked."""
+    global _all_stores  # noqa: PLW0603 - there is one a process
+    _all_stores = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
 
 
 def _close_inherited() -> None:
@@ -126,8 +137,10 @@ def _close_inherited() -> None:
     While one is open SQLite takes the parent's locks for this process's own, and the parent, closing last as it
     believes, deletes the write-ahead log with what was committed here since (seen: the transactions were gone).
     """
-    for store in list(_stores):
-        if store._pid != os.getpid():  # noqa: SLF001 - its own module
+    with _all_stores:
+        stores = list(_stores)
+    for store in stores:
+        if store._pid not in {0, os.getpid()}:  # noqa: SLF001 - its own module
             store.close()
 
 
@@ -144,7 +157,8 @@ class Store:
         self._pid = 0
         self._numbers: dict[str, int] = {}
         self._timeout = 0.0
-        _stores.add(self)
+        with _all_stores:
+            _stores.add(self)
         self._log = path.with_name(f"{path.name}-wal")
         self._reserve = Reserve(path.with_name(f"{path.name}-reserve"), settings.reserve)
 
@@ -162,8 +176,8 @@ class Store:
         wait = self.settings.busy_timeout if wait is None else max(0.0, min(wait, self.settings.busy_timeout))
         if self._connection is None or self._pid != os.getpid():
             _close_inherited()
+            self._pid = os.getpid()  # before: another thread must not take it for inherited
             self._connection = self._open(wait)
-            self._pid = os.getpid()
             self._timeout = wait
         if wait != self._timeout:
             self._connection.execute(f"PRAGMA busy_timeout = {int(wait * 1000)}")
