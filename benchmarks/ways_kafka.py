@@ -27,7 +27,7 @@ from redelivery_conformance.harness import start
 from redelivery_kafka.testing import KafkaHarness
 
 ROWS = 2_000_000
-MEMORY = (100_000, 10_000_000)
+MEMORY = (1_000_000, 10_000_000)  # fewer do not fill the buffers
 PARTITIONS = 2
 
 #: What runs with PySpark 4.3, without the jars' own dependencies (facts: the versions differ on purpose).

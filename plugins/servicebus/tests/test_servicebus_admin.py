@@ -109,6 +109,29 @@ class TestAdmin(Statements):
             namespace(subject).alter_queue(place, default_message_time_to_live=3_600.0)
             assert f"{place} keeps a letter for 3600s" in " ".join(admin.plan(DeliverySpec()).warnings)
 
+    def test_a_queue_for_letters_that_drops_repeated_ids_differs_and_is_no_sink(self, subject: Subject) -> None:
+        """A letter would be told as stored, and not be there."""
+        name = f"{queue(subject)}-dropping"
+        namespace(subject).create_queue(f"{name}-dead-letters", requires_duplicate_detection=True)
+        namespace(subject).create_queue(name, forward_dead_lettered_messages_to=f"{name}-dead-letters")
+        with subject.connect(subject.broker.sibling(name)) as broker, broker.admin() as admin:
+            (item,) = [item for item in admin.plan(DeliverySpec()).objects if item.name == f"{name}-dead-letters"]
+            assert [str(each) for each in item.differences] == ["RequiresDuplicateDetection is 'true', not 'false'"]
+            with pytest.raises(ConfigurationError, match="duplicate detection"):
+                broker.native_sink()
+        namespace(subject).delete_queue(name)
+        namespace(subject).delete_queue(f"{name}-dead-letters")
+
+    def test_a_queue_that_drops_repeated_ids_unsaid_is_warned_of(self, subject: Subject) -> None:
+        name = f"{queue(subject)}-unsaid"
+        namespace(subject).create_queue(name, requires_duplicate_detection=True)
+        for said in ("false", "true"):
+            options = {"servicebus.duplicate_detection": said}
+            with subject.connect(subject.broker.sibling(name), options=options).admin() as admin:
+                warnings = " ".join(admin.plan(DeliverySpec()).warnings)
+            assert (f"{name} drops a message whose id it has seen within 600s" in warnings) == (said == "false")
+        namespace(subject).delete_queue(name)
+
     def test_a_queue_with_sessions_is_told(self, subject: Subject) -> None:
         name = f"{queue(subject)}-sessions"
         namespace(subject).create_queue(name, requires_session=True)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from redelivery.errors import Permanent
 from redelivery.message import Message
 from redelivery_servicebus.copies import copy_of
-from redelivery_servicebus.encoding import HEADERS_BYTES, PACKED, changed, decode, encode
+from redelivery_servicebus.encoding import HEADERS_BYTES, PACKED, changed, decode, encode, marks
 from redelivery_servicebus.sender import outgoing
 
 MOST = 262_144
@@ -109,13 +109,39 @@ def test_a_body_that_is_no_bytes_is_told_and_a_text_is_read() -> None:
     assert decode(received(AmqpAnnotatedMessage(value_body={"a": 1}))).fault
 
 
-@pytest.mark.parametrize("text", ["{oops", "[]", "1", '{"key": {"base64": "?"}}', '{"headers": [[1]]}', '{"gone": 5}'])
+DAMAGED = ["{oops", "[]", "1", '{"key": {"base64": "?"}}', '{"headers": [[1]]}', '{"gone": 5}', '{"gone": [[1]]}']
+
+
+@pytest.mark.parametrize("text", [*DAMAGED, pytest.param("[" * 20_000, id="deep")])
 def test_a_damaged_property_of_ours_is_told(text: str) -> None:
     message = ServiceBusMessage(b"v", application_properties={PACKED: text})
     found = decode(received(message))
     assert found.fault is not None
     assert PACKED in found.fault
     assert found.message.value == b"v"
+
+
+@pytest.mark.parametrize(
+    ("there", "context", "description", "kept"),
+    [
+        (50_000, 100, 100, ("description", "context")),
+        (50_000, 13_000, 100, ("description",)),
+        (50_000, 12_000, 4_000, ("description",)),
+        (64_000, 100, 4_000, ()),
+    ],
+)
+def test_what_does_not_fit_beside_a_message_is_left_out_of_its_letter(
+    there: int, context: int, description: int, kept: tuple[str, ...]
+) -> None:
+    """The context first, then the description; the reason never."""
+    raw = received(
+        ServiceBusMessage(b"v", application_properties={"a": "x" * (there // 2), "b": "x" * (there - there // 2)})
+    )
+    letter = encode(Message(value=b"v", headers=(("context", b"c" * context),)), None)
+    reason, said, properties = marks(letter, raw, "r" * 500, "d" * description)
+    assert reason == "r" * 500
+    assert bool(said) == ("description" in kept)
+    assert ("context" in properties) == ("context" in kept)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import pickle
 import azure.core.exceptions as core
 import azure.servicebus.exceptions as bus
 import pytest
+from azure.servicebus._pyamqp.error import TokenAuthFailure, TokenExpired
 
 from redelivery.errors import Ambiguous, BrokerError, Fatal, Permanent, Retriable, Throttled, Unattributed
 from redelivery_servicebus.errors import BY_CLASS, classified, classify, is_lost, is_target
@@ -73,6 +74,23 @@ def test_what_service_bus_has_told_is_sorted_by_it(error: BaseException, kind: t
 def test_a_broken_connection_is_ambiguous_once_something_was_asked(error: BaseException) -> None:
     assert type(told(error)) is Ambiguous
     assert type(told(error, asked=False)) is Retriable
+
+
+@pytest.mark.parametrize(
+    ("cause", "passes"),
+    [
+        (TokenExpired(condition=b"amqp:internal-error"), True),
+        (TokenAuthFailure(503, "busy"), True),
+        (TokenAuthFailure(408, "late"), True),
+        (TokenAuthFailure(401, "wrong key"), False),
+        (TokenAuthFailure(None, None), False),
+        (None, False),
+    ],
+)
+def test_only_a_token_that_was_refused_is_fatal(cause: Exception | None, passes: bool) -> None:
+    error = bus.ServiceBusAuthenticationError(error=cause)
+    assert type(told(error)) is (Ambiguous if passes else Fatal)
+    assert type(told(error, asked=False)) is (Retriable if passes else Fatal)
 
 
 @pytest.mark.parametrize(("status", "kind"), [(401, Fatal), (404, Fatal), (429, Throttled), (503, Throttled)])

@@ -1,12 +1,16 @@
 """Letters of both sides: those that the broker gathered, and those that still lie in the sub-queue."""
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 from azure.servicebus import ServiceBusClient
+from standin_proxy import Proxy
 
-from redelivery.broker import Retry
-from redelivery.errors import BrokerError
+from redelivery.broker import DeadLetters, Retry
+from redelivery.errors import BrokerError, Retriable
 from redelivery.message import Message
 from redelivery_conformance.statements import Statements
 from redelivery_conformance.subject import Subject
@@ -30,6 +34,17 @@ def given_up(subject: Subject, value: bytes) -> None:
     subject.deliver(Message(value=value))
     with Taker(subject) as taker:
         taker.settle(Retry(), taker.one())
+
+
+@contextmanager
+def far_away(subject: Subject) -> Iterator[DeadLetters]:
+    """Five letters, and a round trip of 0.4 s to them."""
+    url = subject.broker.native_sink()
+    subject.deliver(*(Message(value=b"%d" % at) for at in range(5)), url=url)
+    with Proxy(namespace(subject).port, delay=0.2) as proxy:
+        url = f"servicebus://localhost:{proxy.port}/{queue(subject)}"
+        with subject.connect(url) as broker, broker.dead_letters() as letters:
+            yield letters
 
 
 class TestLetters(Statements):
@@ -97,3 +112,50 @@ class TestLetters(Statements):
         told = pytest.raises(BrokerError, match="no such queue")
         with subject.connect(subject.broker.sibling("nobody")) as broker, broker.dead_letters() as letters, told:
             list(letters.browse())
+
+    def test_letters_behind_a_slow_round_trip_are_removed_and_counted(self, subject: Subject) -> None:
+        with far_away(subject) as letters:
+            positions = [letter.position for letter in letters.browse()]
+            assert letters.remove(positions[:2]) == 2
+        assert [letter.message.value for letter in subject.browse(direct=False)] == [b"2", b"3", b"4"]
+
+    def test_letters_behind_a_slow_round_trip_are_purged_and_counted(self, subject: Subject) -> None:
+        with far_away(subject) as letters:
+            assert letters.purge() == 5
+        assert subject.browse(direct=False) == []
+
+    def test_a_letter_in_anothers_hand_is_not_called_gone(self, subject: Subject) -> None:
+        place = f"{queue(subject)}-dead-letters"
+        namespace(subject).alter_queue(place, lock_duration=60.0)
+        subject.deliver(Message(value=b"held"), Message(value=b"free"), url=subject.broker.native_sink())
+        with (
+            ServiceBusClient.from_connection_string(namespace(subject).connection_string) as client,
+            client.get_queue_receiver(place) as receiver,
+            subject.connect(options={"servicebus.operation_timeout": "1"}) as broker,
+            broker.dead_letters() as letters,
+        ):
+            assert receiver.receive_messages(1)
+            positions = [letter.position for letter in letters.browse()]
+            with pytest.raises(Retriable, match="1 letters were removed, and others are left"):
+                letters.remove(positions)
+            subject.deliver(Message(value=b"another"), url=subject.broker.native_sink())
+            with pytest.raises(Retriable, match="1 letters were removed, and others are left"):
+                letters.purge()
+        assert [letter.message.value for letter in subject.browse(direct=False)] == [b"held"]
+
+    def test_that_nothing_is_there_is_told_at_once(self, subject: Subject) -> None:
+        with subject.broker.dead_letters() as letters:
+            assert list(letters.browse()) == []  # the links are open
+            began = time.monotonic()
+            assert letters.remove([f"{queue(subject)}-dead-letters/7", f"{queue(subject)}{DEAD}/{10**30}"]) == 0
+            assert letters.purge() == 0
+            assert time.monotonic() - began < 5.0, "it waited for what is not there"
+
+    def test_a_letter_that_comes_after_a_purge_stays(self, subject: Subject) -> None:
+        sink = subject.broker.native_sink()
+        subject.deliver(Message(value=b"before"), url=sink)
+        with subject.broker.dead_letters() as letters:
+            assert letters.purge() == 1
+            subject.deliver(Message(value=b"after"), url=sink)
+            time.sleep(0.5)
+            assert [letter.message.value for letter in letters.browse()] == [b"after"]

@@ -1,18 +1,22 @@
 """Receiving: locks go by their tokens, copies carry the count, and nothing is between two places in no place."""
 
 import time
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import UUID
 
+import pytest
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
+from azure.servicebus.amqp import AmqpAnnotatedMessage, AmqpMessageProperties
 
 from redelivery.broker import Accept, Outcome, Received, Retry, Terminate
-from redelivery.errors import Ambiguous, LeaseLost, Permanent, Retriable
+from redelivery.errors import Ambiguous, LeaseLost, Retriable
 from redelivery.message import Message
 from redelivery_conformance.statements import Statements
 from redelivery_conformance.subject import Subject
 from redelivery_conformance.taking import Taker
 from redelivery_servicebus.testing import StandIn
+from redelivery_servicebus.testing.codec import APPLICATION, DATA, section, write
 
 
 def namespace(subject: Subject) -> StandIn:
@@ -23,6 +27,14 @@ def namespace(subject: Subject) -> StandIn:
 def queue(subject: Subject) -> str:
     place: Any = subject.place
     return str(place.queue)
+
+
+def by_others(subject: Subject, *messages: ServiceBusMessage | AmqpAnnotatedMessage) -> None:
+    """Sent by another producer."""
+    text = namespace(subject).connection_string
+    with ServiceBusClient.from_connection_string(text) as client, client.get_queue_sender(queue(subject)) as theirs:
+        for each in messages:
+            theirs.send_messages(each)
 
 
 def soon(received: Received) -> Retry:
@@ -97,11 +109,9 @@ class TestReceiving(Statements):
         assert not namespace(subject).messages(name)
 
     def test_a_retried_message_of_another_maker_stays_as_it_was(self, subject: Subject) -> None:
-        text = namespace(subject).connection_string
-        with ServiceBusClient.from_connection_string(text) as client, client.get_queue_sender(queue(subject)) as theirs:
-            properties: Any = {"n": 42, "ok": True}
-            sent = ServiceBusMessage(b"v", application_properties=properties, subject="s", correlation_id="c")
-            theirs.send_messages(sent)
+        properties: Any = {"n": 42, "ok": True}
+        sent = ServiceBusMessage(b"v", application_properties=properties, subject="s", correlation_id="c")
+        by_others(subject, sent)
         taker = Taker(subject)
         received = taker.one()
         taker.settle(soon(received), received)
@@ -149,10 +159,94 @@ class TestReceiving(Statements):
         assert [letter.message.value for letter in subject.browse(direct=False)] == [b"mended"]
         assert not subject.values()
 
-    def test_a_context_over_64_kib_is_refused_and_its_message_kept(self, subject: Subject) -> None:
-        subject.deliver(Message(value=b"v"))
+    def test_a_delayed_retry_keeps_numbers_over_32_bits_and_bytes(self, subject: Subject) -> None:
+        """The SDK would send neither by itself, and a timestamp is told as such a number."""
+        numbers = {"long": 1 << 40, "below": -(1 << 40), "ulong": (1 << 64) - 1, "bytes": b"\xff\xfe"}
+        namespace(subject).put(queue(subject), section(APPLICATION, write(numbers)) + section(DATA, write(b"v")))
+        by_others(subject, ServiceBusMessage(b"v", application_properties={"d": datetime(2026, 1, 1, tzinfo=UTC)}))
+        taker = Taker(subject)
+        for received in taker.take(2):
+            taker.settle(soon(received), received)
+            again = taker.one()
+            assert (again.message, again.attempt) == (received.message, 2)
+            taker.settle(Accept(), again)
+
+    @pytest.mark.parametrize(
+        "properties",
+        [
+            {"redelivery": '{"gone":[[1]]}'},
+            {"redelivery": "[" * 20_000},
+            {"redelivery": 5},
+            {1: "a number", "text": "a name", b"\xff": "and bytes"},
+        ],
+        ids=["gone", "deep", "number", "names"],
+    )
+    def test_an_odd_message_does_not_keep_its_neighbours(self, subject: Subject, properties: Any) -> None:
+        subject.provision()
+        namespace(subject).put(queue(subject), section(APPLICATION, write(properties)) + section(DATA, write(b"odd")))
+        by_others(subject, ServiceBusMessage(b"neighbour"))
+        taker = Taker(subject)
+        odd, neighbour = taker.take(2)
+        assert (odd.message.value, neighbour.message.value) == (b"odd", b"neighbour")
+        assert (odd.undecodable is not None) == ("redelivery" in properties)
+        assert all(isinstance(name, str) for name, _ in odd.message.headers)
+        taker.settle(Accept(), neighbour)
+        taker.settle(Terminate(odd.message, "odd"), odd)
+        assert [letter.message.value for letter in subject.browse(direct=False)] == [b"odd"]
+
+    @pytest.mark.parametrize(
+        ("given", "text"),
+        [
+            (UUID("12345678-1234-5678-1234-567812345678"), "12345678-1234-5678-1234-567812345678"),
+            (17, "17"),
+            (b"\xff\xfe", "fffe"),
+        ],
+        ids=["uuid", "int", "bytes"],
+    )
+    def test_an_id_of_another_type_is_text_and_outlives_a_delayed_retry(
+        self, subject: Subject, given: Any, text: str
+    ) -> None:
+        subject.provision()
+        by_others(subject, AmqpAnnotatedMessage(data_body=[b"v"], properties=AmqpMessageProperties(message_id=given)))
         taker = Taker(subject)
         received = taker.one()
-        huge = Message(value=b"v", headers=(("context", b"x" * 70_000),))
-        assert isinstance(taker.receiver.settle([(received, Terminate(huge, "r"))])[0], Permanent)
-        taker.settle(Accept(), received)
+        assert received.message.id == text
+        taker.settle(soon(received), received)
+        again = taker.one()
+        assert (again.message, again.undecodable, again.attempt) == (received.message, None, 2)
+        taker.settle(Terminate(again.message, "no"), again)
+        assert [letter.message.id for letter in subject.browse(direct=False)] == [text]
+
+    def test_what_a_queue_holds_is_dead_lettered_though_we_would_not_send_it(self, subject: Subject) -> None:
+        """Where its body stays, only what Service Bus keeps of properties counts, and not our sender's own limits."""
+        subject.provision()
+        by_others(
+            subject,
+            ServiceBusMessage(bytes(250_000), message_id="large"),
+            ServiceBusMessage(b"v", message_id="wide", application_properties={"trace": "y" * 25_000}),
+        )
+        taker = Taker(subject)
+        for received in taker.take(2):
+            headers = (*received.message.headers, ("redelivery-context", b"{}"))
+            letter = Message(value=received.message.value, id=received.message.id, headers=headers)
+            taker.settle(Terminate(letter, "bad", "worse"), received)
+        found = {letter.message.id: letter.message for letter in subject.browse(direct=False)}
+        assert {id_: len(message.value or b"") for id_, message in found.items()} == {"large": 250_000, "wide": 1}
+        assert all(("redelivery-context", b"{}") in message.headers for message in found.values())
+
+    @pytest.mark.parametrize("value", [b"v", b"another"], ids=["where it lies", "sent"])
+    def test_a_context_that_does_not_fit_is_left_out_and_its_message_dead_lettered(
+        self, subject: Subject, value: bytes, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """It would come again for ever; that its context is missing is logged."""
+        subject.provision()
+        subject.deliver(Message(value=b"v", headers=(("h", b"1"),)))
+        taker = Taker(subject)
+        received = taker.one()
+        huge = Message(value=value, headers=(("context", b"x" * 70_000),))
+        taker.settle(Terminate(huge, "reason", "description"), received)
+        (letter,) = subject.browse(direct=False)
+        assert (letter.message.value, letter.message.headers) == (b"v", (("h", b"1"),))
+        (seen,) = namespace(subject).messages(f"{queue(subject)}-dead-letters")
+        assert (seen.reason, seen.description) == ("reason", "description")
+        assert "without its context" in caplog.text

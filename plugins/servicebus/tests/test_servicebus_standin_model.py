@@ -165,8 +165,12 @@ class Machine(RuleBasedStateMachine):
                 assert expected.token is not None
                 self.lost.append(expected.token)
                 self.unlocked(expected, failed=True)
-            elif expected.state == "scheduled" and expected.due is not None and expected.due <= self.now:
-                expected.state, expected.enqueued = "active", expected.due
+        scheduled = [(self.expected[name].due or 0.0, at, name) for at, name in enumerate(self.names("scheduled"))]
+        for due_at, _, name in sorted(scheduled):
+            if due_at <= self.now:  # it comes now, behind what came meanwhile
+                expected = self.expected[name] = self.expected.pop(name)
+                expected.state, expected.enqueued = "active", due_at
+        for expected in self.expected.values():
             self.expire(expected)
 
     # --- what the model makes of it
@@ -227,7 +231,8 @@ class Machine(RuleBasedStateMachine):
     def numbers_grow_and_keep_the_order_of_coming(self) -> None:
         if hasattr(self, "store"):
             names = [each.content.name for each in self.queue.main.peek(0, 1000)]
-            assert names == sorted(names)
+            assert names == [name for name in self.expected if name in names]
+            assert all(number == each.sequence for number, each in self.queue.main.messages.items())
 
 
 TestStore = Machine.TestCase

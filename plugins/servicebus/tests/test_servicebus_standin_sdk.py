@@ -328,6 +328,23 @@ def test_a_scheduled_message_is_not_early_and_comes(bench: Bench, how: str) -> N
         assert abs(got.enqueued_time_utc - due) < timedelta(milliseconds=2)
 
 
+def test_a_scheduled_message_comes_behind_what_was_sent_meanwhile_under_a_number_of_its_own(bench: Bench) -> None:
+    """The number that scheduling tells is good only for cancelling it."""
+    queue = bench.queue()
+    with bench.sender(queue) as sender:
+        assert sender.schedule_messages(ServiceBusMessage(b"late"), datetime.now(UTC) + timedelta(seconds=1)) == [1]
+        sender.send_messages(ServiceBusMessage(b"early"))
+        until(lambda: bench.seen(queue)[-1].body == b"late")
+        assert [(each.body, each.sequence) for each in bench.seen(queue)] == [(b"early", 2), (b"late", 3)]
+        with refused(MessageNotFoundError):
+            sender.cancel_scheduled_messages(1)
+    with bench.receiver(queue) as receiver:
+        assert [(body(each), each.sequence_number) for each in (one(receiver), one(receiver))] == [
+            (b"early", 2),
+            (b"late", 3),
+        ]
+
+
 def test_a_cancelled_schedule_never_comes(bench: Bench) -> None:
     queue = bench.queue()
     with bench.sender(queue) as sender:

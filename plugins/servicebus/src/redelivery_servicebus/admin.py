@@ -6,6 +6,7 @@ It needs the claim Manage; without it, it says what could not be checked. This f
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
@@ -50,6 +51,7 @@ class ServicebusAdmin(Admin):
         self._place = address.dead_letters
         self._settings = settings
         self._client: ServiceBusAdministrationClient | None = None
+        self._pid = os.getpid()
 
     def plan(self, spec: DeliverySpec) -> Plan:
         notes: list[str] = []
@@ -82,12 +84,19 @@ class ServicebusAdmin(Admin):
             raise Fatal(f"servicebus: {text}", code="amqp:not-found")
         return _name(found.forward_dead_lettered_messages_to)
 
+    def drops_letters(self) -> bool:
+        """Whether the queue for letters drops what comes under an id that it has seen. Raises BrokerError."""
+        found = self._get(self._place)
+        return found is not None and bool(found.requires_duplicate_detection)
+
     def exists(self, address: Address) -> bool:
         """Whether there is such a queue, by the claim Listen alone. Raises BrokerError."""
         connected = client(address, self._settings)
-        link = Link(lambda: connected.get_queue_receiver(address.queue), f"looking at {address.queue!r}", "Listen")
+        patience = self._settings.operation_timeout
+        doing = f"looking at {address.queue!r}"
+        link = Link(lambda: connected.get_queue_receiver(address.queue), doing, "Listen", patience)
         try:
-            link.open(self._settings.operation_timeout)
+            link.open(patience)
         except BrokerError as error:
             if is_missing(error):
                 return False
@@ -97,9 +106,9 @@ class ServicebusAdmin(Admin):
         return True
 
     def close(self) -> None:
-        if self._client is not None:
-            self._client.close()
-            self._client = None
+        given, self._client = self._client, None
+        if given is not None and self._pid == os.getpid():  # in a fork, its connections are the parent's
+            given.close()
 
     # --- comparing ---
 
@@ -122,6 +131,8 @@ class ServicebusAdmin(Admin):
         if isinstance(kept, timedelta) and kept < _FOR_EVER:
             notes.append(f"{name} keeps a letter for {_seconds(kept)}: it may expire before anybody has looked at it")
         differences = [Difference(_SESSION, "false", "true")] if found.requires_session else []
+        if found.requires_duplicate_detection:  # a letter is told as stored, and dropped: its id was seen
+            differences.append(Difference(_DUPLICATES, "false", "true"))
         if found.forward_to:
             differences.append(Difference("ForwardTo", "none", str(_name(found.forward_to))))
         return NativeObject.compared("queue", name, wanted, differences)
@@ -145,6 +156,9 @@ class ServicebusAdmin(Admin):
             differences.append(Difference(_SESSION, "false", "true"))
         if there[_EXPIRED] == "false" and _EXPIRED not in self._asked(spec):
             notes.append(f"{name} forgets what expires: {_EXPIRED} is false")
+        if there[_DUPLICATES] == "true" and not self._settings.duplicate_detection:
+            text = f"{name} drops a message whose id it has seen within {there[_WINDOW]}"
+            notes.append(f"{text}: say so (servicebus.duplicate_detection)")
         return NativeObject.compared("queue", name, wanted, differences)
 
     def _wanted(self, spec: DeliverySpec) -> dict[str, str]:
@@ -211,6 +225,9 @@ class ServicebusAdmin(Admin):
 
     @contextmanager
     def _asking(self) -> Iterator[ServiceBusAdministrationClient]:
+        if self._pid != os.getpid():
+            text = "this admin was made by another process; open another"
+            raise Fatal(f"servicebus: queue {self._address.queue!r}: {text}", code="CLOSED")
         self._client = self._client or admin_client(self._address, self._settings)
         yield self._client
 
@@ -229,8 +246,10 @@ def native_sink(address: Address, settings: Settings) -> str:
     if place == address:
         return place.url
     with ServicebusAdmin(address, settings) as admin:
+        drops = False
         try:
             target = admin.forwards_to()
+            drops = admin.drops_letters()
         except Fatal as error:
             if not is_denied(error):
                 raise
@@ -241,6 +260,9 @@ def native_sink(address: Address, settings: Settings) -> str:
                 log.warning(text, address.queue, place.queue)
                 return place.url
             target = None
+    if drops:
+        text = f"servicebus: {place.queue!r} has duplicate detection: a letter whose id it has seen would be dropped"
+        raise ConfigurationError(f"{text}. Make that queue anew without it, or name another sink")
     if target is not None and target.lower() == place.queue.lower():
         return place.url
     found = "nowhere" if target is None else f"to {target!r}"

@@ -17,7 +17,7 @@ from azure.servicebus.amqp import (
 )
 
 from redelivery.errors import Permanent
-from redelivery_servicebus.encoding import PACKED, texts
+from redelivery_servicebus.encoding import PACKED, message_id, texts
 
 
 def copy_of(raw: ServiceBusReceivedMessage, attempt: int) -> ServiceBusMessage:
@@ -29,29 +29,32 @@ def copy_of(raw: ServiceBusReceivedMessage, attempt: int) -> ServiceBusMessage:
     Raises:
         Permanent: it holds what the SDK cannot send.
     """
+    try:
+        return _copied(raw, attempt)
+    except Exception as error:
+        text = f"what it holds cannot be written again ({error!r:.300}); retry it without a delay"
+        raise Permanent(f"servicebus: message {raw.sequence_number} cannot be copied: {text}", code="TYPE") from error
+
+
+def _copied(raw: ServiceBusReceivedMessage, attempt: int) -> ServiceBusMessage:
     source = raw.raw_amqp_message
     properties = texts(source.application_properties)
     try:
         packed = dict(json.loads(properties.get(PACKED, "{}")))
-    except (ValueError, TypeError):  # it cannot be decoded, and is not ours to mend
+    except (ValueError, TypeError, RecursionError):  # it cannot be decoded, and is not ours to mend
         packed = None
-    message_id = f"redelivery-retry-{raw.sequence_number}"
     if packed is not None:
-        packed.setdefault("id", raw.message_id if raw.message_id is not None else False)
-        if packed["id"] is True:
-            packed["id"] = raw.message_id
+        if packed.get("id", True) is True:
+            its = message_id(raw)
+            packed["id"] = False if its is None else its
         packed["attempt"] = attempt
         properties[PACKED] = json.dumps(packed, separators=(",", ":"), ensure_ascii=False)
-    bad = [name for name, value in properties.items() if isinstance(value, bytes) or _is_large(value)]
-    if bad:
-        text = f"its property {bad[0]!r} is of a type that the SDK cannot send; retry it without a delay"
-        raise Permanent(f"servicebus: message {raw.sequence_number} cannot be sent again: {text}", code="TYPE")
     annotated = AmqpAnnotatedMessage(**_body(source))
     annotated.header, annotated.properties = AmqpMessageHeader(), AmqpMessageProperties()
     copy = ServiceBusMessage(None)
     copy._raw_amqp_message = annotated  # noqa: SLF001 - the only way to keep a body of another kind
-    copy.application_properties = dict(properties.items())
-    copy.message_id = message_id
+    copy.application_properties = {name: _typed(value) for name, value in properties.items()}
+    copy.message_id = f"redelivery-retry-{raw.sequence_number}"
     copy.content_type, copy.correlation_id, copy.subject = raw.content_type, raw.correlation_id, raw.subject
     copy.to, copy.reply_to, copy.time_to_live = raw.to, raw.reply_to, raw.time_to_live
     copy.session_id, copy.reply_to_session_id = raw.session_id, raw.reply_to_session_id
@@ -69,5 +72,13 @@ def _body(source: Any) -> dict[str, Any]:
             return {"value_body": source.body}
 
 
-def _is_large(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and not -(1 << 31) <= value < 1 << 31
+def _typed(value: Any) -> Any:
+    """A property's value, its AMQP type told where the SDK would guess one that cannot hold it.
+
+    What comes as a number over 32 bits may have been a timestamp: the SDK does not tell.
+    """
+    if isinstance(value, bytes):  # the SDK would make them text, and these are none
+        return {"TYPE": "BINARY", "VALUE": value}
+    if not isinstance(value, int) or -(1 << 31) <= value < 1 << 31:
+        return value
+    return {"TYPE": "LONG" if value < 1 << 63 else "ULONG", "VALUE": value}

@@ -36,6 +36,8 @@ SCHEDULED: Final = "scheduled_enqueue_time_ms"
 #: Bytes of one property, and of all properties of a message, at Service Bus.
 PROPERTY_BYTES: Final = 32 << 10
 PROPERTIES_BYTES: Final = 64 << 10
+#: Characters of a dead letter's reason, and of its description.
+TEXT: Final = 4_096
 #: The longest id, in characters.
 ID_LENGTH: Final = 128
 #: Headers of a message, and one header's value: even as base64 they fit into one property.
@@ -75,8 +77,13 @@ class Decoded:
     attempt: int
 
 
-def encode(message: Message, most: int, *, attempt: int = 0) -> Encoded:
+def encode(message: Message, most: int | None, *, attempt: int = 0) -> Encoded:
     """The message as Service Bus carries it.
+
+    Args:
+        message: what is carried.
+        most: bytes that it may have; None where it does not travel, being set where its message lies.
+        attempt: deliveries of earlier copies of it.
 
     Raises:
         Permanent: it cannot be carried, or is larger than `most`.
@@ -91,7 +98,7 @@ def encode_row(
     headers: Headers | None,
     id_: str | None,
     timestamp: int | None,
-    most: int,
+    most: int | None,
     *,
     attempt: int = 0,
 ) -> Encoded:
@@ -120,8 +127,10 @@ def encode_row(
             packed["attempt"] = attempt
         if packed:
             properties[PACKED] = json.dumps(packed, separators=(",", ":"), ensure_ascii=False)
-        _check_sizes(size, most, id_)
-        _check(properties)
+        if most is not None:
+            _check_headers(headers or ())
+            _check_sizes(size, most, id_)
+            _check(properties)
         return Encoded(value or b"", properties, id_ or uuid.uuid4().hex, content_type)
     except (TypeError, ValueError, AttributeError) as error:
         raise _refused(f"its key, headers, id or timestamp cannot be written ({error})", "TYPE") from error
@@ -137,7 +146,14 @@ def scheduled(encoded: Encoded, due_ms: int) -> Encoded:
 
 
 def decode(raw: Any) -> Decoded:
-    """A message that the SDK received or peeked, ours or another's."""
+    """A message that the SDK received or peeked, ours or another's. Never raises: its neighbours are to be had."""
+    try:
+        return _decode(raw)
+    except Exception as error:  # noqa: BLE001 - whatever another producer wrote, it is this message's fault alone
+        return Decoded(Message(value=b""), f"servicebus: it cannot be read ({error!r:.300})", 0)
+
+
+def _decode(raw: Any) -> Decoded:
     annotated = raw.raw_amqp_message
     properties = texts(annotated.application_properties)
     fault = None
@@ -145,9 +161,9 @@ def decode(raw: Any) -> Decoded:
     if PACKED in properties:
         try:
             packed = _unpack(properties[PACKED])
-        except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
             fault = f"servicebus: its property {PACKED!r} is damaged ({error})"
-    hidden = _OWN | set(packed.get("gone", ()))
+    hidden = _OWN.union(packed.get("gone", ()))
     found = {name: value for name, value in properties.items() if name not in hidden}
     value, unread = _body(annotated)
     content_type = raw.content_type
@@ -158,7 +174,7 @@ def decode(raw: Any) -> Decoded:
         value=None if packed.get("body") == "null" and not value else value,
         key=packed.get("key"),
         headers=_in_order(packed.get("headers", ()), found),
-        id=raw.message_id if id_ is True else (id_ if isinstance(id_, str) else None),
+        id=message_id(raw) if id_ is True else (id_ if isinstance(id_, str) else None),
         timestamp_ms=packed.get("timestamp"),
     )
     return Decoded(message, fault or unread, packed.get("attempt", 0))
@@ -172,20 +188,41 @@ def changed(letter: Encoded, raw: Any) -> dict[str, str]:
     there = texts(raw.raw_amqp_message.application_properties)
     wanted = dict(letter.properties)
     packed = json.loads(wanted.pop(PACKED, "{}"))
-    if packed.get("id", True) is True and letter.message_id != raw.message_id:
+    if packed.get("id", True) is True and letter.message_id != message_id(raw):
         packed["id"] = letter.message_id
     gone = [name for name in there if name not in wanted and name not in _OWN]
     if gone:
         packed["gone"] = gone
     wanted[PACKED] = json.dumps(packed, separators=(",", ":"), ensure_ascii=False)
-    result = {name: value for name, value in wanted.items() if there.get(name) != value}
-    _check({**{name: str(value) for name, value in there.items()}, **result})
-    return result
+    return {name: value for name, value in wanted.items() if there.get(name) != value}
+
+
+def marks(letter: Encoded | None, raw: Any, reason: str, description: str) -> tuple[str, str, dict[str, str]]:
+    """Reason, description and properties of a received message that becomes this letter where it lies.
+
+    What does not fit beside its own properties is left out, as the message can lie nowhere else: the letter's
+    properties first, then the description.
+    """
+    there = {name: str(value) for name, value in texts(raw.raw_amqp_message.application_properties).items()}
+    reason, description = reason[:TEXT], description[:TEXT]
+    properties = {} if letter is None else changed(letter, raw)
+    for said, set_there in ((description, properties), (description, {})):
+        if _misfit({**there, **set_there, REASON: reason, DESCRIPTION: said}) is None:
+            return reason, said, set_there
+    return reason, "", {}
+
+
+def message_id(raw: Any) -> str | None:
+    """A received message's id as text: another producer's may be a number, a UUID or bytes."""
+    found = raw.message_id
+    if found is None or isinstance(found, str):
+        return found
+    return found.hex() if isinstance(found, bytes) else str(found)
 
 
 def texts(properties: Mapping[Any, Any] | None) -> dict[str, Any]:
     """Application properties with names as text, values as text where they are UTF-8 text."""
-    return {_text(name): _text(value) for name, value in (properties or {}).items()}
+    return {str(_text(name)): _text(value) for name, value in (properties or {}).items()}
 
 
 def _text(value: Any) -> Any:
@@ -213,13 +250,17 @@ def _add_headers(headers: Headers, properties: dict[str, str], packed: dict[str,
         else:
             properties[name] = text
             listed.append(name)
+    if listed != [headers[0][0]]:  # the order of one is known
+        packed["headers"] = listed
+    return size
+
+
+def _check_headers(headers: Headers) -> None:
+    size = sum(len(name.encode()) + len(value or b"") for name, value in headers)
     if size > HEADERS_BYTES:
         raise _refused(f"its headers have {size} bytes, and {HEADERS_BYTES} are sure to fit", "HEADERS")
     if any(len(value or b"") > HEADER_VALUE_BYTES for _, value in headers):
         raise _refused(f"a header has more than {HEADER_VALUE_BYTES} bytes", "HEADERS")
-    if listed != [headers[0][0]]:  # the order of one is known
-        packed["headers"] = listed
-    return size
 
 
 def _check_sizes(size: int, most: int, id_: str | None) -> None:
@@ -231,12 +272,17 @@ def _check_sizes(size: int, most: int, id_: str | None) -> None:
 
 
 def _check(properties: Mapping[str, str]) -> None:
-    if not properties:
-        return
-    sizes = [len(name.encode()) + len(value.encode()) + 8 for name, value in properties.items()]
-    if max(sizes) > PROPERTY_BYTES or sum(sizes) > PROPERTIES_BYTES:
-        text = f"its properties have {sum(sizes)} bytes: {PROPERTY_BYTES} each, {PROPERTIES_BYTES} together are taken"
+    text = _misfit(properties)
+    if text is not None:
         raise _refused(f"{text}; large keys and headers belong into the value", "PROPERTIES")
+
+
+def _misfit(properties: Mapping[str, str]) -> str | None:
+    """What is too large of them."""
+    sizes = [len(name.encode()) + len(value.encode()) + 8 for name, value in properties.items()]
+    if max(sizes, default=0) <= PROPERTY_BYTES and sum(sizes) <= PROPERTIES_BYTES:
+        return None
+    return f"its properties have {sum(sizes)} bytes: {PROPERTY_BYTES} each, {PROPERTIES_BYTES} together are taken"
 
 
 def _in_order(listed: Any, natives: dict[str, Any]) -> Headers:
@@ -295,7 +341,7 @@ def _bytes(value: Any) -> bytes | None:
 
 
 def _unpack(text: Any) -> dict[str, Any]:
-    """Our JSON, its bytes decoded. Raises ValueError, TypeError, LookupError, AttributeError."""
+    """Our JSON, its bytes decoded. Raises ValueError, TypeError, LookupError, AttributeError, RecursionError."""
     found = json.loads(text)
     if not isinstance(found, dict):
         raise TypeError("it is no JSON object")
@@ -309,6 +355,8 @@ def _unpack(text: Any) -> dict[str, Any]:
     for name, kind in kinds.items():
         if not isinstance(found.get(name, kind() if isinstance(kind, type) else True), kind):
             raise TypeError(f"{name} is of another type")
+    if not all(isinstance(name, str) for name in found.get("gone", ())):
+        raise TypeError("gone is a list of names")
     return found
 
 

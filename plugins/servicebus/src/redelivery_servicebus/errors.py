@@ -175,8 +175,20 @@ def _rule(error: BaseException) -> _Rule:
         return _UNKNOWN
     if isinstance(error, core.HttpResponseError) and BY_CLASS[base] is _UNKNOWN:
         return BY_STATUS.get(error.status_code or 0, _UNKNOWN)
+    if base is bus.ServiceBusAuthenticationError and _will_pass(getattr(error, "inner_exception", None)):
+        return _UNKNOWN
     if base is bus.ServiceBusError:
         if "Value supplied for" in str(error):  # the SDK encodes as it sends: an int over 32 bits
             return _ROW
         return BY_CONDITION.get(str(getattr(error, "_condition", None)), _UNKNOWN)
     return BY_CLASS[base]
+
+
+def _will_pass(cause: object) -> bool:
+    """Whether a token was not refused: it ran out on a link that was not used, or the server had no time for it.
+
+    One that cannot be renewed is refused when the link is opened again.
+    """
+    kind, status = type(cause).__name__, getattr(cause, "status_code", None)  # the SDK's own, and not public
+    busy = isinstance(status, int) and (status in (408, 429) or status >= 500)  # noqa: PLR2004 - HTTP's numbers
+    return kind == "TokenExpired" or (kind == "TokenAuthFailure" and busy)

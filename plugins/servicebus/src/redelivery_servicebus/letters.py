@@ -1,13 +1,12 @@
 """The dead letters role: what lies in a queue's dead-letter sub-queue, and in the queue that it is forwarded to.
 
-Looking is peeking: nothing is locked. Removing receives, completes what was named, and abandons the rest. This file
-must not retry.
+Looking is peeking: nothing is locked. Removing receives, completes what was named, and abandons the rest. That nothing
+comes does not say that nothing is there, as the way may be long: what is there is peeked. This file must not retry.
 """
 
 from __future__ import annotations
 
 import heapq
-import time
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -26,16 +25,24 @@ from redelivery.errors import BrokerError, Fatal, Retriable
 from redelivery_servicebus import encoding, settling
 from redelivery_servicebus.address import SUB_QUEUE, Address
 from redelivery_servicebus.config import Settings, client
+from redelivery_servicebus.deadlines import Deadline
 from redelivery_servicebus.errors import classified, is_lost, is_missing
 from redelivery_servicebus.links import Link
 
-#: Messages of one look, and the seconds that one which removes waits.
+#: Messages of one look, and of one that only asks whether any is left.
 _PAGE: Final = 250
-_LOOK: Final = 0.3
+_GLANCE: Final = 10
+#: Seconds that a receive waits which takes only what has come already.
+_LOOK: Final = 0.02
 #: Bytes of letters that are kept while the end is looked for; what is behind them is looked at twice.
 _KEPT: Final = 4 << 20
-#: Seconds after which nothing further is begun.
-_PATIENCE: Final = 12.0
+#: Seconds after which nothing further is begun, and after which nothing goes on.
+_BEGIN: Final = 12.0
+_END: Final = 27.0
+#: Digits of a sequence number, at most.
+_DIGITS: Final = 18
+_ACTIVE: Final = ServiceBusMessageState.ACTIVE
+_DEFERRED: Final = ServiceBusMessageState.DEFERRED
 #: What Service Bus itself says, as error classes.
 KINDS: Final = {
     "MaxDeliveryCountExceeded": "delivery-limit",
@@ -76,17 +83,22 @@ class ServicebusDeadLetters(DeadLetters):
 
     def remove(self, positions: Sequence[str]) -> int:
         self._check_open()
-        return sum(place.remove(_numbers(positions, place.path)) for place in self._places)
+        deadline = self._deadline("removing letters")
+        return sum(place.remove(_numbers(positions, place.path), deadline) for place in self._places)
 
     def purge(self) -> int:
         self._check_open()
-        return sum(place.purge() for place in self._places)
+        deadline = self._deadline("purging letters")
+        return sum(place.purge(deadline) for place in self._places)
 
     def close(self) -> None:
         if not self._closed:
             self._closed = True
             for place in self._places:
                 place.close()
+
+    def _deadline(self, doing: str) -> Deadline:
+        return Deadline(doing, begin=_BEGIN, end=_END, step=self._settings.operation_timeout)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -128,105 +140,139 @@ class _Place:
                 if (raw.sequence_number or 0) <= seen:
                     yield raw, self
 
-    def _peek(self, first: int) -> list[ServiceBusReceivedMessage]:
-        handler = self._open()
+    def _peek(self, first: int, deadline: Deadline | None = None) -> list[ServiceBusReceivedMessage]:
+        handler = self._open(deadline=deadline)
         if handler is None:
             return []
+        left = self._timeout if deadline is None else deadline.left()
         try:
             with classified(f"browsing {self.path!r}", claim="Listen", asked=False):
                 found: list[ServiceBusReceivedMessage] = handler.peek_messages(
-                    _PAGE, sequence_number=first, timeout=self._timeout
+                    _PAGE, sequence_number=first, timeout=left
                 )
         except BrokerError:
             self._looking.drop()
             raise
         return found
 
-    def remove(self, numbers: set[int]) -> int:
+    def remove(self, numbers: set[int], deadline: Deadline) -> int:
         """Receive up to the last of these; complete them, and abandon the others."""
-        left, removed, end = set(numbers), 0, time.monotonic() + _PATIENCE
+        there = self._states(numbers, deadline)
+        waiting = {number for number, state in there.items() if state is _ACTIVE}
+        deferred = [number for number, state in there.items() if state is _DEFERRED]
         others: dict[int, object] = {}
-        handler = self._open() if left else None
+        handler = self._open(deadline=deadline) if there else None
         if handler is None:
             return 0
         try:
             with classified(f"removing from {self.path!r}", claim="Listen"):
-                while left and time.monotonic() < end:
-                    found = handler.receive_messages(min(len(left) + len(others), _PAGE), max_wait_time=_LOOK)
-                    fresh = {raw.sequence_number or 0: raw.lock_token for raw in found}
-                    if not fresh.keys() - others.keys():
-                        break  # nothing more is to be had: what is left is gone, or in somebody's hand
-                    for number, token in fresh.items():
-                        if number in left and time.monotonic() < end:
-                            removed += _completed(handler, token)
-                            left.discard(number)
-                        else:
-                            others[number] = token
-                # Nobody is given what was deferred, unless by its number.
-                for each in sorted(left):
-                    if time.monotonic() >= end:
+                removed = self._remove_waiting(handler, waiting, others, deadline)
+                for number in deferred:  # which nobody is given, unless by its number
+                    if deadline.is_late():
                         raise self._late("removing from", removed)
-                    removed += self._remove_deferred(handler, each)
+                    removed += self._remove_deferred(handler, number, deadline)
         except BrokerError:
             self._looking.drop()
             raise
         finally:
-            self._give_back(others, end + _PATIENCE / 2)
+            self._give_back(others, deadline)
+        if waiting and _ACTIVE in self._states(waiting, deadline).values():
+            raise self._late("removing from", removed)
         return removed
 
-    def _remove_deferred(self, handler: ServiceBusReceiver, number: int) -> bool:
-        found = handler.peek_messages(1, sequence_number=number, timeout=self._timeout)
-        if not found or found[0].sequence_number != number or found[0].state is not ServiceBusMessageState.DEFERRED:
-            return False
+    def _remove_waiting(
+        self, handler: ServiceBusReceiver, waiting: set[int], others: dict[int, object], deadline: Deadline
+    ) -> int:
+        """What is left in `waiting` did not come; what came besides is in `others`."""
+        removed = 0
+        while waiting and not deadline.is_late():
+            count = min(len(waiting) + len(others), _PAGE)
+            found = handler.receive_messages(count, max_wait_time=deadline.left())
+            fresh = {raw.sequence_number or 0: raw.lock_token for raw in found}
+            if not fresh.keys() - others.keys():
+                break  # they are in somebody's hand, gone since, or on a very long way
+            for number, token in fresh.items():
+                if number not in waiting or deadline.is_late():
+                    others[number] = token
+                elif _completed(handler, token, deadline.left()):
+                    removed += 1
+                    waiting.discard(number)
+        return removed
+
+    def _states(self, numbers: set[int], deadline: Deadline) -> dict[int, object]:
+        """Those that are there, and how."""
+        found: dict[int, object] = {}
+        first, last = min(numbers, default=1), max(numbers, default=0)
+        while first <= last and (page := self._peek(first, deadline)):
+            found |= {raw.sequence_number or 0: raw.state for raw in page if raw.sequence_number in numbers}
+            first = (page[-1].sequence_number or 0) + 1
+            if first <= last and deadline.is_late():
+                raise self._late("looking through", 0)
+        return found
+
+    def _remove_deferred(self, handler: ServiceBusReceiver, number: int, deadline: Deadline) -> bool:
         try:
-            (raw,) = handler.receive_deferred_messages([number], timeout=self._timeout)
+            (raw,) = handler.receive_deferred_messages([number], timeout=deadline.left())
         except Exception as error:
             if is_lost(error):
                 return False
             raise
-        return _completed(handler, raw.lock_token)
+        return _completed(handler, raw.lock_token, deadline.left())
 
-    def purge(self) -> int:
-        """Receive and delete until nothing comes."""
-        count, end = 0, time.monotonic() + _PATIENCE
+    def purge(self, deadline: Deadline) -> int:
+        """Receive and delete until nothing is left that can be received."""
+        count, number = 0, 1
         taking = self._link(ServiceBusReceiveMode.RECEIVE_AND_DELETE, "purging")
-        handler = self._open(taking)
+        handler = self._open(taking, deadline=deadline)
+        if handler is None:
+            return 0
         try:
             with classified(f"purging {self.path!r}", claim="Listen"):
-                while (
-                    handler is not None
-                    and time.monotonic() < end
-                    and (found := handler.receive_messages(_PAGE, max_wait_time=_LOOK))
-                ):
+                while number := self._next(handler, number, deadline):
+                    found = [] if deadline.is_late() else handler.receive_messages(_PAGE, max_wait_time=deadline.left())
                     count += len(found)
+                    if not found:
+                        raise self._late("purging", count)
+                if count:  # what was on its way when the last look was taken has come with that look's answer
+                    count += len(handler.receive_messages(_PAGE, max_wait_time=_LOOK))
         finally:
-            taking.drop()
-        if time.monotonic() >= end and handler is not None:
-            raise self._late("purging", count)
+            taking.drop(wait=True)  # a link that is still open would go on deleting what comes
         return count
 
+    def _next(self, handler: ServiceBusReceiver, first: int, deadline: Deadline) -> int:
+        """The first from this number on that can be received: neither deferred nor scheduled; 0: none.
+
+        Asked over the link that receives, so that what was on its way there comes before the answer.
+        """
+        while page := handler.peek_messages(_GLANCE, sequence_number=first, timeout=deadline.left()):
+            for raw in page:
+                if raw.state is _ACTIVE:
+                    return raw.sequence_number or 1
+            first = (page[-1].sequence_number or 0) + 1
+        return 0
+
     def _late(self, doing: str, count: int) -> Retriable:
-        text = f"{count} letters were removed in {_PATIENCE:.0f} s, and others may be left: do it again"
+        text = f"{count} letters were removed, and others are left, in another's hand or not come in time: do it again"
         return Retriable(f"servicebus: {doing} {self.path!r}: {text}", code="LATE")
 
-    def _give_back(self, others: dict[int, object], end: float) -> None:
+    def _give_back(self, others: dict[int, object], deadline: Deadline) -> None:
         """What is not given back in time is there again when its lock runs out."""
         for token in others.values():
-            handler = self._open() if time.monotonic() < end else None
-            if handler is None:
-                return
             try:
+                handler = self._looking.open(deadline.left())
                 with classified(f"giving back to {self.path!r}", claim="Listen"):
-                    settling.abandon(handler, token)
+                    settling.abandon(handler, token, deadline.left())
             except BrokerError as error:
                 if error.__cause__ is None or not is_lost(error.__cause__):
                     self._looking.drop()
                     return  # its lock runs out by itself
 
-    def _open(self, link: Link[ServiceBusReceiver] | None = None) -> ServiceBusReceiver | None:
+    def _open(
+        self, link: Link[ServiceBusReceiver] | None = None, *, deadline: Deadline | None = None
+    ) -> ServiceBusReceiver | None:
         """The link; None where the queue that letters are forwarded to is not there, and need not be."""
         try:
-            return (link or self._looking).open(self._timeout)
+            return (link or self._looking).open(self._timeout if deadline is None else deadline.left())
         except BrokerError as error:
             if is_missing(error) and not self._needed:
                 return None
@@ -242,12 +288,13 @@ class _Place:
             ),
             f"{doing} {self.path!r}",
             "Listen",
+            self._timeout,
         )
 
 
-def _completed(handler: ServiceBusReceiver, token: object) -> bool:
+def _completed(handler: ServiceBusReceiver, token: object, timeout: float) -> bool:
     try:
-        settling.complete(handler, token)
+        settling.complete(handler, token, timeout)
     except Exception as error:
         if is_lost(error):
             return False
@@ -259,7 +306,7 @@ def _numbers(positions: Sequence[str], path: str) -> set[int]:
     found = set()
     for position in positions:
         place, _, number = position.rpartition("/")
-        if place == path and number.isdecimal():
+        if place == path and number.isdecimal() and len(number) <= _DIGITS:
             found.add(int(number))
     return found
 

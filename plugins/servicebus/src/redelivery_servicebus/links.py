@@ -1,45 +1,54 @@
 """`Link`: one sender or receiver of the SDK, opened when it is needed and dropped when it fails.
 
 The SDK waits without end for a peer that takes the connection and says nothing, so a link is opened by a thread of its
-own, and whoever needs it waits for that with a bound. This file must not send, receive, retry, nor know an error.
+own, and whoever needs it waits for that with a bound. What has been opening for too long is given up for another
+connection. This file must not send, receive, retry, nor know an error.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from socket import SHUT_RDWR
 from typing import Any, Final, Generic, TypeVar
 
 from azure.servicebus import ServiceBusReceiver, ServiceBusSender
 
-from redelivery.errors import Retriable
+from redelivery.errors import Fatal, Retriable
 from redelivery_servicebus.errors import classified
 
 Handler = TypeVar("Handler", ServiceBusSender, ServiceBusReceiver)
 
-#: Service Bus detaches a link that was not used for ten minutes: one that is nearly so old is opened anew.
-_IDLE: Final = 480.0
+#: Seconds after which an unused link is opened anew. Service Bus detaches it after ten minutes; before that, within the
+#: last 360 s of its hour, a token may run out that the SDK renews only where the link is used.
+_IDLE: Final = 240.0
+#: Seconds that a close may take: the SDK drains a receiver.
+_CLOSE: Final = 5.0
 
 
 class Link(Generic[Handler]):
-    """Used by one thread at a time.
+    """Used by one thread at a time, in the process that made it.
 
     Args:
         make: gives a handler that is not open yet; no I/O.
         doing: what it is for, for errors.
         claim: what it needs.
+        patience: seconds that opening may take, however often it was waited for.
     """
 
-    def __init__(self, make: Callable[[], Handler], doing: str, claim: str) -> None:
+    def __init__(self, make: Callable[[], Handler], doing: str, claim: str, patience: float) -> None:
         self.doing = doing
         self.claim = claim
         self._make: Callable[[], Handler] = make
+        self._patience = patience
         self._handler: Handler | None = None
         self._opening: _Opening[Handler] | None = None
         self._used = 0.0
         self._socket: Any = None
+        self._pid = os.getpid()
 
     def open(self, within: float) -> Handler:
         """The handler, open.
@@ -47,7 +56,10 @@ class Link(Generic[Handler]):
         Raises:
             BrokerError: it cannot be opened, or was not within so many seconds.
         """
-        if self._handler is not None and time.monotonic() - self._used > _IDLE:
+        if self._pid != os.getpid():
+            raise Fatal(f"servicebus: {self.doing}: this was made by another process; open another", code="CLOSED")
+        unused = self._handler is not None and time.monotonic() - self._used > _IDLE
+        if unused or (self._opening is not None and self._opening.is_stale(self._patience)):
             self.drop()
         if self._handler is None:
             self._opening = self._opening or _Opening(self._make)
@@ -62,11 +74,13 @@ class Link(Generic[Handler]):
         return self._handler
 
     def drop(self, *, wait: bool = False) -> None:
-        """Close it; the next `open` makes another."""
-        if self._opening is not None:
-            self._opening.abandon()
-            self._opening = None
+        """Close it; the next `open` makes another. In a fork the parent's is forgotten, and left as it is."""
+        opening, self._opening = self._opening, None
         handler, self._handler = self._handler, None
+        if self._pid != os.getpid():
+            return
+        if opening is not None:
+            opening.abandon()
         if handler is not None:
             given = (handler, self._socket)
             closing = threading.Thread(target=_close, args=given, name="servicebus-close", daemon=True)
@@ -75,21 +89,23 @@ class Link(Generic[Handler]):
                 closing.join(_CLOSE)
 
 
-#: Seconds that a close may take: the SDK drains a receiver.
-_CLOSE: Final = 5.0
-
-
 class _Opening(Generic[Handler]):
     """A handler that is being opened, in a thread of its own."""
 
     def __init__(self, make: Callable[[], Handler]) -> None:
         self.done = threading.Event()
         self._make: Callable[[], Handler] = make
+        self._began = time.monotonic()
         self._lock = threading.Lock()
         self._abandoned = False
         self._handler: Handler | None = None
         self._error: BaseException | None = None
         threading.Thread(target=self._run, name="servicebus-open", daemon=True).start()
+
+    def is_stale(self, patience: float) -> bool:
+        """Whether it takes too long, or nobody has asked for what came of it."""
+        is_open = self.done.is_set() and self._error is None
+        return time.monotonic() - self._began > (_IDLE if is_open else patience)
 
     def result(self) -> Handler:
         """The open handler, or what was raised."""
@@ -100,26 +116,33 @@ class _Opening(Generic[Handler]):
         return self._handler
 
     def abandon(self) -> None:
-        """Nobody waits for it any more."""
-        with self._lock:
-            self._abandoned = True
-            handler = self._handler
-        if handler is not None:
-            _close(handler, _socket(handler))
+        """Nobody waits for it any more: it is cut short, or closed."""
+        self._abandoned = True
+        threading.Thread(target=self._end, name="servicebus-close", daemon=True).start()
 
     def _run(self) -> None:
         try:
-            handler = self._make()
-            handler.__enter__()
+            self._handler = self._make()
+            self._handler.__enter__()
         except BaseException as error:  # noqa: BLE001 - told to whoever waits
             self._error = error
-        else:
-            with self._lock:
-                self._handler = handler
-                abandoned = self._abandoned
-            if abandoned:
-                _close(handler, _socket(handler))
         self.done.set()
+        if self._abandoned:
+            self._close()
+
+    def _end(self) -> None:
+        end = time.monotonic() + _CLOSE
+        while not self.done.wait(0.1) and time.monotonic() < end:  # it may be connecting, and have no socket yet
+            with suppress(Exception):
+                _socket(self._handler).shutdown(SHUT_RDWR)  # which wakes the thread that reads it
+        if self.done.is_set():
+            self._close()
+
+    def _close(self) -> None:
+        with self._lock:
+            handler, self._handler = self._handler, None
+        if handler is not None:
+            _close(handler, _socket(handler))
 
 
 def _close(handler: Any, socket: Any) -> None:
@@ -133,7 +156,7 @@ def _close(handler: Any, socket: Any) -> None:
 
 
 def _socket(handler: Any) -> Any:
-    """The socket of an open handler, as far as the SDK lets one see it."""
+    """The socket of a handler, as far as the SDK lets one see it."""
     for name in ("_handler", "_connection", "_transport", "sock"):
         handler = getattr(handler, name, None)
     return handler

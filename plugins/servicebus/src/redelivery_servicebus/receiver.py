@@ -6,6 +6,7 @@ message is dead.
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -22,6 +23,7 @@ from redelivery_servicebus import encoding, settling
 from redelivery_servicebus.address import Address
 from redelivery_servicebus.config import Settings, client
 from redelivery_servicebus.copies import copy_of
+from redelivery_servicebus.deadlines import Deadline
 from redelivery_servicebus.errors import classified, is_lost
 from redelivery_servicebus.links import Link
 from redelivery_servicebus.sender import outgoing
@@ -30,8 +32,15 @@ from redelivery_servicebus.sender import outgoing
 _MOST: Final = 1_000
 #: The shortest wait that the SDK takes for one, in seconds.
 _LOOK: Final = 0.02
-#: Seconds after which nothing further is begun: a call ends within the contract's bound.
-_PATIENCE: Final = 8.0
+#: Seconds that a receive may take to open its link, where its wait is shorter: it takes half a second at least.
+_REOPEN: Final = 2.0
+#: Seconds after which nothing further is begun, and after which nothing goes on.
+_BEGIN: Final = 8.0
+_END: Final = 27.0
+#: Seconds kept free to complete a message whose copy was sent: without it, both are there.
+_COMPLETING: Final = 5.0
+
+log = logging.getLogger("redelivery.servicebus")
 
 
 class Lease:
@@ -68,22 +77,25 @@ class ServicebusReceiver(Receiver):
             lambda: self._client.get_queue_receiver(address.queue, prefetch_count=0),
             self._doing("receiving from"),
             "Listen",
+            settings.operation_timeout,
         )
         self._senders: dict[str, Link[ServiceBusSender]] = {}
         self._closed = False
 
     def open(self) -> None:
         """Open the link, which takes longer than a short wait for messages. Raises BrokerError."""
-        self._open()
+        self._link.open(self._settings.operation_timeout)
 
     def receive(self, max_messages: int, *, wait: float) -> Sequence[Received]:
         self._check_open()
         if max_messages <= 0:
             return []
-        handler = self._open()
+        end = time.monotonic() + wait
+        handler = self._link.open(min(max(wait, _REOPEN), self._settings.operation_timeout))
         try:
             with classified(self._doing("receiving from"), claim="Listen"):
-                found = handler.receive_messages(min(max_messages, _MOST), max_wait_time=max(wait, _LOOK))
+                left = max(end - time.monotonic(), _LOOK)
+                found = handler.receive_messages(min(max_messages, _MOST), max_wait_time=left)
         except BrokerError:
             self._link.drop()
             raise
@@ -91,7 +103,7 @@ class ServicebusReceiver(Receiver):
 
     def settle(self, outcomes: Sequence[tuple[Received, Outcome]]) -> Sequence[LeaseLost | BrokerError | None]:
         self._check_open()
-        end = time.monotonic() + _PATIENCE
+        deadline = self._deadline("settling in")
         answers: list[LeaseLost | BrokerError | None] = []
         stop: BrokerError | None = None
         for received, outcome in outcomes:
@@ -99,7 +111,7 @@ class ServicebusReceiver(Receiver):
             if not isinstance(lease, Lease) or not lease.is_valid():
                 answers.append(self._lost(received))
                 continue
-            if stop is None and time.monotonic() > end:
+            if stop is None and deadline.is_late():
                 stop = Retriable(
                     f"servicebus: {self._doing('settling in')}: not tried, as it took too long", code="LATE"
                 )
@@ -107,7 +119,7 @@ class ServicebusReceiver(Receiver):
                 answers.append(stop)
                 continue
             try:
-                self._end(received, lease, outcome)
+                self._end(received, lease, outcome, deadline)
                 lease.ended = True
                 answers.append(None)
             except LeaseLost as lost:
@@ -121,7 +133,7 @@ class ServicebusReceiver(Receiver):
 
     def extend(self, leases: Sequence[Received], seconds: float) -> Sequence[Received | LeaseLost]:  # noqa: ARG002 - a lock's length is its queue's
         self._check_open()
-        end = time.monotonic() + _PATIENCE
+        deadline = self._deadline("prolonging locks in")
         answers: list[Received | LeaseLost] = []
         errors: list[BrokerError] = []
         prolonged = 0
@@ -131,10 +143,10 @@ class ServicebusReceiver(Receiver):
                 answers.append(self._lost(received))
                 continue
             answers.append(received)  # as long as it was, where it cannot be prolonged: whoever asked sees that
-            if errors or time.monotonic() > end:
+            if errors or deadline.is_late():
                 continue
             try:
-                lease.expires = self._renew(received, lease)
+                lease.expires = self._renew(received, lease, deadline)
                 answers[-1] = replace(received, expires=lease.expires)
                 prolonged += 1
             except LeaseLost as lost:
@@ -155,73 +167,96 @@ class ServicebusReceiver(Receiver):
 
     # --- ending leases ---
 
-    def _end(self, received: Received, lease: Lease, outcome: Outcome) -> None:
+    def _end(self, received: Received, lease: Lease, outcome: Outcome, deadline: Deadline) -> None:
         """Raises LeaseLost, BrokerError."""
         match outcome:
             case Accept():
-                self._by_token(received, lambda handler: settling.complete(handler, lease.token))
+                self._complete(received, lease, deadline)
             case Terminate():
-                self._terminate(received, lease, outcome)
+                self._terminate(received, lease, outcome, deadline)
             case Retry(delay) if delay > timedelta(0):
-                self._later(received, lease, delay)
+                self._later(received, lease, delay, deadline)
             case Retry() | GiveBack():
-                self._by_token(received, lambda handler: settling.abandon(handler, lease.token))
+                self._by_token(received, deadline, lambda handler, left: settling.abandon(handler, lease.token, left))
 
-    def _terminate(self, received: Received, lease: Lease, outcome: Terminate) -> None:
+    def _terminate(self, received: Received, lease: Lease, outcome: Terminate, deadline: Deadline) -> None:
         base = received.attempt - (lease.raw.delivery_count or 0) - 1
-        letter = encoding.encode(outcome.letter, self._settings.max_message_bytes, attempt=max(0, base))
-        if not _same_body(outcome.letter, received.message):
-            # A letter with another body has to be sent; a letter that cannot be is refused, and its message kept.
-            self._instead(received, lease, self._address.dead_letters.queue, outgoing(letter))
+        stays = _same_body(outcome.letter, received.message)
+        most = None if stays else self._settings.max_message_bytes
+        letter = None
+        try:
+            letter = encoding.encode(outcome.letter, most, attempt=max(0, base))
+        except Permanent as error:
+            self._left_out(received, str(error))
+        if letter is not None and not stays:  # a letter with another body has to be sent
+            self._instead(received, lease, self._address.dead_letters.queue, outgoing(letter), deadline)
             return
-        properties = encoding.changed(letter, lease.raw)
-        texts = (outcome.reason, outcome.description, properties)
-        self._by_token(received, lambda handler: settling.dead_letter(handler, lease.token, *texts))
+        marks = encoding.marks(letter, lease.raw, outcome.reason, outcome.description)
+        if letter is not None and not marks[2] and encoding.changed(letter, lease.raw):
+            self._left_out(received, "its properties leave no room for it")
+        self._by_token(
+            received, deadline, lambda handler, left: settling.dead_letter(handler, lease.token, *marks, left)
+        )
 
-    def _later(self, received: Received, lease: Lease, delay: timedelta) -> None:
+    def _left_out(self, received: Received, why: str) -> None:
+        """The message must lie among the letters all the same: else it would come again for ever."""
+        text = "servicebus: message %s of queue %r is dead-lettered with its reason, and without its context: %s"
+        log.warning(text, received.position, self._address.queue, why)
+
+    def _later(self, received: Received, lease: Lease, delay: timedelta, deadline: Deadline) -> None:
         """A scheduled copy, then complete: see docs/decisions/0014."""
         copy = copy_of(lease.raw, received.attempt)
         copy.scheduled_enqueue_time_utc = datetime.now(UTC) + delay + timedelta(milliseconds=1)
-        self._instead(received, lease, self._address.queue, copy)
+        self._instead(received, lease, self._address.queue, copy, deadline)
 
-    def _instead(self, received: Received, lease: Lease, queue: str, message: Any) -> None:
+    def _instead(self, received: Received, lease: Lease, queue: str, message: Any, deadline: Deadline) -> None:
         """Send this, confirm, and complete. Killed in between, both are there; never none."""
-        lease.expires = self._renew(received, lease)  # it is ours, and stays so until it is completed
+        lease.expires = self._renew(received, lease, deadline)  # it is ours, and stays so until it is completed
         doing = f"sending to queue {queue!r}"
         link = self._senders.get(queue)
         if link is None:
-            link = self._senders[queue] = Link(lambda: self._client.get_queue_sender(queue), doing, "Send")
-        sender = link.open(self._settings.operation_timeout)
+            patience = self._settings.operation_timeout
+            link = Link(lambda: self._client.get_queue_sender(queue), doing, "Send", patience)
+            self._senders[queue] = link
+        sender = link.open(deadline.left(reserve=_COMPLETING))
+        left = deadline.left(reserve=_COMPLETING)
         try:
             with classified(doing, claim="Send"):
-                sender.send_messages(message, timeout=self._settings.operation_timeout)
+                sender.send_messages(message, timeout=left)
         except BrokerError:
             link.drop()
             raise
-        self._by_token(received, lambda handler: settling.complete(handler, lease.token))
+        self._complete(received, lease, deadline)
 
-    def _renew(self, received: Received, lease: Lease) -> float:
-        timeout = self._settings.operation_timeout
+    def _complete(self, received: Received, lease: Lease, deadline: Deadline) -> None:
+        self._by_token(received, deadline, lambda handler, left: settling.complete(handler, lease.token, left))
+
+    def _renew(self, received: Received, lease: Lease, deadline: Deadline) -> float:
         until: list[float] = []
-        self._by_token(received, lambda handler: until.append(settling.renew(handler, lease.token, timeout)))
+        self._by_token(
+            received, deadline, lambda handler, left: until.append(settling.renew(handler, lease.token, left))
+        )
         return _monotonic(until[0])
 
-    def _by_token(self, received: Received, act: Callable[[ServiceBusReceiver], None]) -> None:
+    def _by_token(
+        self, received: Received, deadline: Deadline, act: Callable[[ServiceBusReceiver, float], None]
+    ) -> None:
         """Raises LeaseLost, BrokerError."""
-        handler = self._open()
+        handler = self._link.open(deadline.left())
+        left = deadline.left()
         try:
             with classified(self._doing("settling in"), claim="Listen"):
-                act(handler)
+                act(handler, left)
         except BrokerError as error:
             if error.__cause__ is not None and is_lost(error.__cause__):
                 raise self._lost(received) from error
             self._link.drop()
             raise
 
-    # --- words ---
+    def _deadline(self, doing: str) -> Deadline:
+        return Deadline(self._doing(doing), begin=_BEGIN, end=_END, step=self._settings.operation_timeout)
 
-    def _open(self) -> ServiceBusReceiver:
-        return self._link.open(self._settings.operation_timeout)
+    # --- words ---
 
     def _received(self, raw: ServiceBusReceivedMessage) -> Received:
         decoded = encoding.decode(raw)

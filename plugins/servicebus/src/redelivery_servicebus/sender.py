@@ -101,7 +101,8 @@ class ServicebusSender(Sender):
             if len(self._links) >= _LINKS:
                 self._links.pop(next(iter(self._links))).drop()
             found = self._client = self._client or client(self._address, self._settings)
-            link = Link(lambda: found.get_queue_sender(queue), f"sending to queue {queue!r}", "Send")
+            patience = self._settings.operation_timeout
+            link = Link(lambda: found.get_queue_sender(queue), f"sending to queue {queue!r}", "Send", patience)
         self._links[queue] = link
         return link
 

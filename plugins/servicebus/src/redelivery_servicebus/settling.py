@@ -11,35 +11,34 @@ This file must not decide what is settled how, nor retry.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 from azure.servicebus import ServiceBusReceiver
 
-#: Characters of a dead letter's reason, and of its description.
-TEXT: Final = 4_096
 
-
-def complete(receiver: ServiceBusReceiver, token: Any) -> None:
+def complete(receiver: ServiceBusReceiver, token: Any, timeout: float) -> None:
     """Forget the message."""
-    _settle(receiver, "completed", token)
+    _settle(receiver, "completed", token, timeout)
 
 
-def abandon(receiver: ServiceBusReceiver, token: Any) -> None:
+def abandon(receiver: ServiceBusReceiver, token: Any, timeout: float) -> None:
     """Back to its queue; counts as a delivery."""
-    _settle(receiver, "abandoned", token)
+    _settle(receiver, "abandoned", token, timeout)
 
 
 def dead_letter(
-    receiver: ServiceBusReceiver, token: Any, reason: str, description: str, properties: Mapping[str, str]
+    receiver: ServiceBusReceiver,
+    token: Any,
+    reason: str,
+    description: str,
+    properties: Mapping[str, str],
+    timeout: float,
 ) -> None:
     """To the dead-letter sub-queue, with these properties set."""
-    details: dict[str, Any] = {
-        "deadletter-reason": reason[:TEXT],
-        "deadletter-description": description[:TEXT],
-    }
+    details: dict[str, Any] = {"deadletter-reason": reason, "deadletter-description": description}
     if properties:
         details["properties-to-modify"] = dict(properties)
-    _settle(receiver, "suspended", token, details)
+    _settle(receiver, "suspended", token, timeout, details)
 
 
 def renew(receiver: ServiceBusReceiver, token: Any, timeout: float) -> float:
@@ -48,10 +47,17 @@ def renew(receiver: ServiceBusReceiver, token: Any, timeout: float) -> float:
     return float(answer[b"expirations"][0]) / 1000
 
 
-def _settle(receiver: ServiceBusReceiver, status: str, token: Any, details: dict[str, Any] | None = None) -> None:
-    receiver._do_retryable_operation(  # noqa: SLF001 - which makes errors of the SDK's public kind; retries are off
-        receiver._settle_message_via_mgmt_link,  # noqa: SLF001 - see above
-        settlement=status,
-        lock_tokens=[token],
-        dead_letter_details=details,
-    )
+def _settle(
+    receiver: ServiceBusReceiver, status: str, token: Any, timeout: float, details: dict[str, Any] | None = None
+) -> None:
+    config = receiver._config  # noqa: SLF001 - this handler's own, and the only place for this request's timeout
+    kept, config.try_timeout = config.try_timeout, timeout
+    try:
+        receiver._do_retryable_operation(  # noqa: SLF001 - which makes errors of the SDK's public kind; retries are off
+            receiver._settle_message_via_mgmt_link,  # noqa: SLF001 - see above
+            settlement=status,
+            lock_tokens=[token],
+            dead_letter_details=details,
+        )
+    finally:
+        config.try_timeout = kept

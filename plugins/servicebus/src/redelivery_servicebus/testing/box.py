@@ -113,10 +113,8 @@ class Box:
 
     def add(self, message: Stored) -> int:
         """Take a message as a new one of this box."""
-        message.sequence = self._next
-        self._next += 1
+        self._number(message)
         message.origin = message.origin or message.sequence
-        self.messages[message.sequence] = message
         self.bytes += message.content.size
         message.token = message.locked_until = None
         message.was_deferred = False
@@ -127,7 +125,15 @@ class Box:
             self._activate(message)
         return message.sequence
 
+    def _number(self, message: Stored) -> None:
+        message.sequence = self._next
+        self._next += 1
+        self.messages[message.sequence] = message
+
     def _activate(self, message: Stored) -> None:
+        if message.state == "scheduled":  # its number was good for as long as it was; it comes as what is sent now
+            del self.messages[message.sequence]
+            self._number(message)
         message.state = "active"
         if message.due is not None:
             message.enqueued, message.due = max(message.enqueued, message.due), None
