@@ -125,6 +125,11 @@ def fifo_fields(id_: str | None, key: bytes | None, group: str | None) -> dict[s
     return {"MessageGroupId": unique if alone else named, "MessageDeduplicationId": unique}
 
 
+def letter_id(id_: str, letter: Encoded) -> str:
+    """What a FIFO dead letter queue knows a letter by: all that it says, for an event that fails again is another."""
+    return f"{id_} {json.dumps([letter.body, letter.attributes], sort_keys=True)}"
+
+
 def decode(raw: Mapping[str, Any]) -> tuple[Message, str | None]:
     """The message of one that SQS gave, ours or another's, and what of it could not be decoded.
 

@@ -14,7 +14,7 @@ from redelivery.errors import Ambiguous, BrokerError, Fatal, NotSent, Permanent,
 from redelivery.message import Batch
 from redelivery_sqs.address import Address, fault
 from redelivery_sqs.config import Settings, client, queue_url
-from redelivery_sqs.encoding import encode_row, fifo_fields
+from redelivery_sqs.encoding import encode_row, fifo_fields, letter_id
 from redelivery_sqs.errors import classified, classify_entry, is_target
 from redelivery_sqs.feeds import BATCH, FLYING, WAITING, Feed, GroupFeed, PlainFeed, Row, Work
 
@@ -96,6 +96,8 @@ class SqsSender(Sender):
                     row.group = row.entry["MessageGroupId"]
                     row.ordered = work.ordered and key is not None
                 encoded = encode_row(value, key, pairs, id_, stamp, most)
+                if row.entry and id_ is not None and self._address.is_dead_letters:
+                    row.entry = fifo_fields(letter_id(id_, encoded), key, group)
             except Permanent as error:
                 row.refused = error
             else:
