@@ -125,7 +125,7 @@ def test_a_damaged_property_of_ours_is_told(text: str) -> None:
     ("there", "context", "description", "kept"),
     [
         (50_000, 100, 100, ("description", "context")),
-        (50_000, 13_000, 100, ("description",)),
+        (50_000, 15_000, 100, ("description",)),
         (50_000, 12_000, 4_000, ("description",)),
         (64_000, 100, 4_000, ()),
     ],

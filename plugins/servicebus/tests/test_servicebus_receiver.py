@@ -16,7 +16,7 @@ from redelivery_conformance.statements import Statements
 from redelivery_conformance.subject import Subject
 from redelivery_conformance.taking import Taker
 from redelivery_servicebus.testing import StandIn
-from redelivery_servicebus.testing.codec import APPLICATION, DATA, section, write
+from redelivery_servicebus.testing.codec import APPLICATION, DATA, Raw, section, write
 
 
 def namespace(subject: Subject) -> StandIn:
@@ -161,7 +161,7 @@ class TestReceiving(Statements):
 
     def test_a_delayed_retry_keeps_numbers_over_32_bits_and_bytes(self, subject: Subject) -> None:
         """The SDK would send neither by itself, and a timestamp is told as such a number."""
-        numbers = {"long": 1 << 40, "below": -(1 << 40), "ulong": (1 << 64) - 1, "bytes": b"\xff\xfe"}
+        numbers = {"long": 1 << 40, "below": -(1 << 40), "ulong": Raw(b"\x80" + b"\xff" * 8), "bytes": b"\xff\xfe"}
         namespace(subject).put(queue(subject), section(APPLICATION, write(numbers)) + section(DATA, write(b"v")))
         by_others(subject, ServiceBusMessage(b"v", application_properties={"d": datetime(2026, 1, 1, tzinfo=UTC)}))
         taker = Taker(subject)
@@ -234,16 +234,15 @@ class TestReceiving(Statements):
         assert {id_: len(message.value or b"") for id_, message in found.items()} == {"large": 250_000, "wide": 1}
         assert all(("redelivery-context", b"{}") in message.headers for message in found.values())
 
-    @pytest.mark.parametrize("value", [b"v", b"another"], ids=["where it lies", "sent"])
     def test_a_context_that_does_not_fit_is_left_out_and_its_message_dead_lettered(
-        self, subject: Subject, value: bytes, caplog: pytest.LogCaptureFixture
+        self, subject: Subject, caplog: pytest.LogCaptureFixture
     ) -> None:
         """It would come again for ever; that its context is missing is logged."""
         subject.provision()
         subject.deliver(Message(value=b"v", headers=(("h", b"1"),)))
         taker = Taker(subject)
         received = taker.one()
-        huge = Message(value=value, headers=(("context", b"x" * 70_000),))
+        huge = Message(value=b"v", headers=(("context", b"x" * 70_000),))
         taker.settle(Terminate(huge, "reason", "description"), received)
         (letter,) = subject.browse(direct=False)
         assert (letter.message.value, letter.message.headers) == (b"v", (("h", b"1"),))

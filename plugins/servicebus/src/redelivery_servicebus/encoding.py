@@ -197,7 +197,7 @@ def changed(letter: Encoded, raw: Any) -> dict[str, str]:
     return {name: value for name, value in wanted.items() if there.get(name) != value}
 
 
-def marks(letter: Encoded | None, raw: Any, reason: str, description: str) -> tuple[str, str, dict[str, str]]:
+def marks(letter: Encoded, raw: Any, reason: str, description: str) -> tuple[str, str, dict[str, str]]:
     """Reason, description and properties of a received message that becomes this letter where it lies.
 
     What does not fit beside its own properties is left out, as the message can lie nowhere else: the letter's
@@ -205,8 +205,7 @@ def marks(letter: Encoded | None, raw: Any, reason: str, description: str) -> tu
     """
     there = {name: str(value) for name, value in texts(raw.raw_amqp_message.application_properties).items()}
     reason, description = reason[:TEXT], description[:TEXT]
-    properties = {} if letter is None else changed(letter, raw)
-    for said, set_there in ((description, properties), (description, {})):
+    for said, set_there in ((description, changed(letter, raw)), (description, {})):
         if _misfit({**there, **set_there, REASON: reason, DESCRIPTION: said}) is None:
             return reason, said, set_there
     return reason, "", {}

@@ -176,6 +176,8 @@ class _Place:
             raise
         finally:
             self._give_back(others, deadline)
+        if waiting:  # the link still asks for them, and would take what comes next instead
+            self._looking.drop(wait=True)
         if waiting and _ACTIVE in self._states(waiting, deadline).values():
             raise self._late("removing from", removed)
         return removed

@@ -118,7 +118,8 @@ class _Opening(Generic[Handler]):
     def abandon(self) -> None:
         """Nobody waits for it any more: it is cut short, or closed."""
         self._abandoned = True
-        threading.Thread(target=self._end, name="servicebus-close", daemon=True).start()
+        socket = _socket(self._handler)  # before the SDK forgets it
+        threading.Thread(target=self._end, args=(socket,), name="servicebus-close", daemon=True).start()
 
     def _run(self) -> None:
         try:
@@ -130,13 +131,16 @@ class _Opening(Generic[Handler]):
         if self._abandoned:
             self._close()
 
-    def _end(self) -> None:
+    def _end(self, socket: Any) -> None:
         end = time.monotonic() + _CLOSE
         while not self.done.wait(0.1) and time.monotonic() < end:  # it may be connecting, and have no socket yet
             with suppress(Exception):
-                _socket(self._handler).shutdown(SHUT_RDWR)  # which wakes the thread that reads it
+                socket = _socket(self._handler) or socket
+                socket.shutdown(SHUT_RDWR)  # wakes the thread that reads it
         if self.done.is_set():
             self._close()
+            with suppress(Exception):
+                socket.close()
 
     def _close(self) -> None:
         with self._lock:

@@ -84,7 +84,11 @@ class ServicebusReceiver(Receiver):
 
     def open(self) -> None:
         """Open the link, which takes longer than a short wait for messages. Raises BrokerError."""
-        self._link.open(self._settings.operation_timeout)
+        try:
+            self._link.open(self._settings.operation_timeout)
+        except BrokerError:  # nobody has this receiver yet, to close it
+            self._link.drop()
+            raise
 
     def receive(self, max_messages: int, *, wait: float) -> Sequence[Received]:
         self._check_open()
@@ -183,25 +187,18 @@ class ServicebusReceiver(Receiver):
         base = received.attempt - (lease.raw.delivery_count or 0) - 1
         stays = _same_body(outcome.letter, received.message)
         most = None if stays else self._settings.max_message_bytes
-        letter = None
-        try:
-            letter = encoding.encode(outcome.letter, most, attempt=max(0, base))
-        except Permanent as error:
-            self._left_out(received, str(error))
-        if letter is not None and not stays:  # a letter with another body has to be sent
+        letter = encoding.encode(outcome.letter, most, attempt=max(0, base))
+        if not stays:
+            # A letter with another body has to be sent; a letter that cannot be is refused, and its message kept.
             self._instead(received, lease, self._address.dead_letters.queue, outgoing(letter), deadline)
             return
         marks = encoding.marks(letter, lease.raw, outcome.reason, outcome.description)
-        if letter is not None and not marks[2] and encoding.changed(letter, lease.raw):
-            self._left_out(received, "its properties leave no room for it")
+        if not marks[2] and encoding.changed(letter, lease.raw):  # refused, it would come again for ever
+            text = "servicebus: message %s of queue %r is dead-lettered without its context: its properties fill it"
+            log.warning(text, received.position, self._address.queue)
         self._by_token(
             received, deadline, lambda handler, left: settling.dead_letter(handler, lease.token, *marks, left)
         )
-
-    def _left_out(self, received: Received, why: str) -> None:
-        """The message must lie among the letters all the same: else it would come again for ever."""
-        text = "servicebus: message %s of queue %r is dead-lettered with its reason, and without its context: %s"
-        log.warning(text, received.position, self._address.queue, why)
 
     def _later(self, received: Received, lease: Lease, delay: timedelta, deadline: Deadline) -> None:
         """A scheduled copy, then complete: see docs/decisions/0014."""
