@@ -112,7 +112,7 @@ class Reader:
             except KafkaException as error:
                 if error.args[0].code() not in _NOT_YET or time.monotonic() > deadline:
                     raise
-            time.sleep(0.1)
+            self._connected().poll(0.1)  # which waits
 
     def _connected(self) -> Consumer:
         if self._client is None:
