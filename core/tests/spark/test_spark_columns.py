@@ -114,3 +114,9 @@ def test_what_an_event_needs_is_asked_for():
 
 def test_nothing_to_send_is_refused():
     assert "nothing to send" in refused(key=TEXT)
+
+
+def test_a_required_id_wants_its_column():
+    events = {"type": TEXT, "source": TEXT, "value": TEXT}
+    assert "needs the columns id" in refused(require=("id",), **events)
+    assert layout(require=("id",), id=TEXT, **events).mode == "binary"

@@ -2,6 +2,7 @@
 
 import datetime as dt
 import json
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -204,6 +205,66 @@ def test_rejecting_a_row_does_not_move_the_ids_of_the_others():
     bad = good | {"value": [b"a", None, b"c"]}
     ids = [m.id for m in encode(good, capabilities=NO_NULLS)[0]]
     assert [m.id for m in encode(bad, capabilities=NO_NULLS)[0]] == [ids[0], ids[2]]
+
+
+ROUTED = replace(CAPABILITIES, columns={"exchange": str, "delay": int})
+
+
+@pytest.mark.parametrize(
+    ("column", "values"),
+    [
+        ("exchange", ["x", "y"]),
+        ("delay", [1, 2]),
+        ("timestamp", pa.array([NOON, NOON + dt.timedelta(seconds=1)], pa.timestamp("us", "UTC"))),
+    ],
+)
+def test_rows_that_differ_in_a_column_of_the_brokers_own_or_in_time_never_swap_ids(column, values):
+    rows = pa.record_batch({"value": [b"a", b"a"], column: values})
+    ids = [m.id for m in encode(rows, capabilities=ROUTED)[0]]
+    other = [m.id for m in encode(rows.take([1, 0]), capabilities=ROUTED)[0]]
+    assert not set(ids) & set(other)
+
+
+@pytest.mark.parametrize("zone", ["Europe/Berlin", "America/New_York", "GMT+08:00", "Z"])
+def test_the_sessions_time_zone_changes_nothing(zone):
+    """A moment is one, in the hour that is there twice too, and in zones that only Spark knows."""
+    twice = dt.datetime(2024, 10, 27, 0, 30, 0, 123_456, tzinfo=dt.UTC)
+    micros = pa.array([int(twice.timestamp() * 1_000_000)])
+
+    def made(tz):
+        moment = micros.cast(pa.timestamp("us", tz))
+        events = event_columns(time=moment, data=[b"v"]) | {"value": [b"v"], "timestamp": moment}
+        events.pop("data")
+        (message,), rejected = encode(events)
+        assert not rejected
+        return message
+
+    assert made(zone) == made("UTC")
+
+
+def test_arrows_large_types_are_as_good_as_the_plain_ones():
+    large = pa.list_(pa.struct([("key", pa.large_string()), ("value", pa.large_binary())]))
+    plain = {"key": ["k"], "headers": headers([("a", b"1")]), "value": [b"v"]}
+    rows = {
+        "key": pa.array(["k"], pa.large_string()),
+        "headers": plain["headers"].cast(large),
+        "value": pa.array([b"v"], pa.large_binary()),
+    }
+    assert encode(rows) == encode(plain)
+    whole = {"a": pa.array(["x"], pa.large_string()), "b": [1]}
+    assert encode(whole) == encode({"a": ["x"], "b": [1]})
+
+
+def test_a_row_whose_value_is_no_text_can_be_rejected_for_something_else():
+    value = pa.array([b"\xff\xfe"]).view(pa.string())
+    _, (rejected,) = encode({"value": value, "headers": headers([(None, b"1")])})
+    assert rejected.error.code == "invalid-header"
+
+
+def test_events_of_attributes_alone_have_no_data():
+    (message,), rejected = encode(event_columns(subject=["s"]), mode="structured")
+    assert not rejected
+    assert "data" not in json.loads(message.value)
 
 
 def test_in_order_a_bad_row_comes_between_those_before_and_those_behind_it():

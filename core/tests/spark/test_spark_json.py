@@ -50,7 +50,7 @@ def test_both_ways_mean_the_same(spark):
     )
     for field in df.schema.fields:
         jsonform.check(field.name, field.dataType)
-    by_spark = [row[0] for row in df.select(jsonform.expression(df.columns)).collect()]
+    by_spark = [row[0] for row in df.select(jsonform.expression(df.columns, df.schema)).collect()]
     by_python = encoded_in_python(df)
     assert len(by_python) == 4
     assert [json.loads(text) for text in by_python] == [json.loads(text) for text in by_spark]
@@ -62,7 +62,7 @@ def test_both_ways_mean_the_same(spark):
 
 def test_the_form_is_the_documented_one(spark):
     row = spark.sql(ROWS).limit(1)
-    form = numbers_exactly(row.select(jsonform.expression(row.columns)).collect()[0][0])
+    form = numbers_exactly(row.select(jsonform.expression(row.columns, row.schema)).collect()[0][0])
     assert form["ts"] == "2024-02-29T23:59:59.123456Z"
     assert form["ntz"] == "2024-02-29T23:59:59.000000"
     assert form["day"] == "2024-02-29"
@@ -77,7 +77,7 @@ def test_the_sessions_time_zone_does_not_matter(spark):
     try:
         spark.conf.set("spark.sql.session.timeZone", "America/New_York")
         df = spark.sql("SELECT timestamp_seconds(0) AS ts, array(timestamp_seconds(0)) AS many")
-        by_spark = json.loads(df.select(jsonform.expression(df.columns)).collect()[0][0])
+        by_spark = json.loads(df.select(jsonform.expression(df.columns, df.schema)).collect()[0][0])
         by_python = encoded_in_python(df)[0]
     finally:
         spark.conf.set("spark.sql.session.timeZone", before)

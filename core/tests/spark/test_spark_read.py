@@ -1,5 +1,6 @@
 """Dead letters are a DataFrame: the originals unchanged and why they are there; mended rows can be written again."""
 
+import json
 import time
 
 import pytest
@@ -158,3 +159,18 @@ def test_a_number_that_no_column_holds_is_null_and_harms_no_neighbour(spark, tmp
             assert sender.collect(5.0)[0].error is None
     found = {row["value"]: row["_error"]["attempts"] for row in letters(spark, url).collect()}
     assert found == {b"good": None, b"forged": None}
+
+
+def test_odd_events_are_read_as_they_are_and_harm_no_neighbour(spark, tmp_path):
+    """A time that pandas has not, and half a character, which JSON can write."""
+    url = f"sqlite:{tmp_path}/q.db?queue=orders"
+    form = {"specversion": "1.0", "type": "t", "source": "/s", "id": "1", "data": {"a": 1}}
+    for changes in ({"time": "9999-12-31T23:59:59Z"}, {"id": "2", "subject": "\ud800"}):
+        value = json.dumps(form | changes).encode()
+        message = Message(value=value, headers=(("content-type", b"application/cloudevents+json"),))
+        with connect(f"{url}-dead-letters") as broker, broker.sender() as sender:
+            sender.send(Batch.of([message]), deadline=time.monotonic() + 10)
+            assert sender.collect(5.0)[0].error is None
+    found = {row["id"][0]: row for row in letters(spark, url).selectExpr("*", "cast(time AS string) AS text").collect()}
+    assert (found["1"]["text"], found["1"]["extensions"]) == ("9999-12-31 23:59:59", None)
+    assert found["2"]["subject"] == "?"

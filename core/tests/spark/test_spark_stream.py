@@ -68,6 +68,13 @@ def test_each_micro_batch_is_delivered_and_accounted_for(lines, shelf, tmp_path)
         assert (report["rows"], report["dead_lettered"], report["accounted"]) == (rows, dead, True)
 
 
+def test_a_stream_may_have_a_name(lines, shelf, tmp_path):
+    writer = lines.add("a").df.writeStream.format("redelivery").queryName("orders").option("url", shelf.url())
+    query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
+    query.awaitTermination(60)
+    assert [message.value for message in shelf.messages()] == [b"a"]
+
+
 def test_a_report_path_that_is_a_file_has_the_last_micro_batch(lines, shelf, tmp_path):
     lines.add("a").add("b", "c")
     run(lines.df, shelf.url(), tmp_path / "check", reportPath=tmp_path / "report.json")

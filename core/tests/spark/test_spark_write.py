@@ -123,6 +123,26 @@ def test_text_that_is_not_utf8_harms_no_neighbour(spark, shelf):
     assert len(shelf.messages()) + len(shelf.letters()) == 2
 
 
+def test_where_spark_encodes_the_row_text_that_is_not_utf8_fails_the_job_and_is_not_changed(spark, shelf):
+    """A character that stands for none is as good as any, and a nested text as a plain one."""
+    good = spark.sql("SELECT '\ufffd' AS a, array('x') AS b")
+    assert deliver(good, shelf.url()).delivered == 1
+    (message,) = shelf.messages()
+    assert json.loads(message.value) == {"a": "\ufffd", "b": ["x"]}
+    for bad in ("cast(X'61ff62' AS string) AS a", "array(cast(X'ff' AS string)) AS a"):
+        with pytest.raises(PySparkException, match="is not UTF-8"):
+            deliver(spark.sql(f"SELECT {bad}, 1 AS b"), shelf.url())
+    assert len(shelf.messages()) == 1
+
+
+def test_an_option_that_is_none_is_not_set(spark, shelf):
+    df = spark.sql("SELECT 'v' AS value")
+    for _ in range(2):
+        report = deliver(df, shelf.url(), writeId=None, reportPath=None)
+        assert (report.delivered, report.duplicates) == (1, 0)
+    assert len({message.id for message in shelf.messages()}) == 2
+
+
 def test_odd_ids_arrive_as_they_are(spark, shelf):
     ids = ["../../etc/passwd", "i" * 300, "snow☃", " "]
     df = spark.createDataFrame([(name, "x") for name in ids], "id string, value string")

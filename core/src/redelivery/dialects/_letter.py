@@ -107,6 +107,7 @@ class Letter:
                 attempts=context.attempts,
                 attempts_total=context.attempts_total,
                 hops=context.hops,
+                run=context.run,  # by which the letters of a write are found
                 truncated=True,
             )
             context = shortened(context, text=_LEAST)

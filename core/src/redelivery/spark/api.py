@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -45,7 +45,8 @@ def deliver(df: DataFrame, url: str, spec: DeliverySpec | None = None, **options
     """Deliver every row, and return the account. Looking at the report never sends again.
 
     Args:
-        df: columns as for `df.write.format("redelivery")`; without a `value` column Spark encodes the row as JSON.
+        df: columns as for `df.write.format("redelivery")`; without a `value` column Spark encodes the row as JSON,
+            and text that is not UTF-8 fails the task (`df.write` dead-letters such a row).
         url: where rows go.
         spec: how; instead of spec options.
         options: as for `df.write`, by keyword, or `**{"errors.tolerance": "all"}`.
@@ -58,7 +59,7 @@ def deliver(df: DataFrame, url: str, spec: DeliverySpec | None = None, **options
         ToleranceExceeded: too many records of the job failed.
         pyspark.errors.PythonException: a task failed; its text holds the error of the delivery.
     """
-    settings = read_write_options({"url": url, **{name: _text(value) for name, value in options.items()}}, spec=spec)
+    settings = read_write_options({"url": url, **_texts(options)}, spec=spec)
     spark = df.sparkSession
     jobs.refuse_one_host(url, _conf(spark, "spark.master"), shared_mount=settings.shared_mount)
     job = jobs.Job.plan(settings, df.schema)
@@ -125,7 +126,7 @@ def events(
         "datacontenttype": f.lit("application/json"),
         EXTENSIONS: extensions,
         "key": _column(key),
-        _VALUE: jsonform.expression(names),
+        _VALUE: jsonform.expression(names, df.schema),
     }
     return df.select(*(column.alias(name) for name, column in columns.items() if column is not None))
 
@@ -157,8 +158,8 @@ def undelivered(
     if not sink:
         raise ConfigurationError("this delivery had no deadLetterSink, so what was not delivered is not kept anywhere")
     read = spark.read.format(FORMAT).option("deadLetters", "true").option("run", report.run)
-    for name, value in options.items():
-        read = read.option(name, _text(value))
+    for name, value in _texts(options).items():
+        read = read.option(name, value)
     if sink == NATIVE:
         return read.option("url", report.primary).load()
     return read.option("deadLetterSink", sink).load()
@@ -181,7 +182,7 @@ def dead_letters(spark: SparkSession, *urls: str, **options: Any) -> DataFrame:
         raise ConfigurationError("dead_letters: give the URL of one destination, or of several")
     found = []
     for url in urls:
-        own = own_options(url, {name: _text(value) for name, value in options.items()})
+        own = own_options(url, _texts(options))
         found.append(spark.read.format(FORMAT).options(url=url, deadLetters="true", **own).load())
     return functools.reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), found)
 
@@ -190,7 +191,7 @@ def _encode_rows(df: DataFrame, layout: Layout) -> tuple[DataFrame, Layout]:
     """Have Spark itself encode the rows as JSON, where there is no `value` column."""
     if not layout.row:
         return df, layout
-    encoded = jsonform.expression([layout.names[position] for position in layout.row])
+    encoded = jsonform.expression([layout.names[position] for position in layout.row], df.schema)
     kept = [
         position
         for position, name in enumerate(layout.names)
@@ -222,8 +223,10 @@ def _conf(spark: SparkSession, name: str) -> str | None:
     return value
 
 
-def _text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def _texts(options: Mapping[str, Any]) -> dict[str, str]:
+    """Options as text; one that is None is not set."""
+    texts = {name: str(value) for name, value in options.items() if value is not None}
+    return {name: text.lower() if isinstance(options[name], bool) else text for name, text in texts.items()}
 
 
 __all__ = ["dead_letters", "deliver", "events", "register", "undelivered"]

@@ -6,7 +6,7 @@ CloudEvents attributes and the broker's own columns. This file must not touch da
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -114,7 +114,8 @@ def resolve(
         own = [*capabilities.columns, *filter(None, [capabilities.destination_column])]
         known = (*MESSAGE, *ATTRIBUTES, EXTENSIONS, *own)
         raise _superfluous(schema.fields[others[0]].name, known, mode)
-    _check_required(mode, found.attributes, require_attributes)
+    there = {*found.attributes, *({"id"} & found.message.keys())}
+    _check_required(mode, there, require_attributes)
     if whole_row and not others and mode == "raw":
         raise ConfigurationError("there is nothing to send: give a column `value`, or columns that make up the row")
     return Layout(
@@ -245,14 +246,14 @@ def _superfluous(name: str, known: tuple[str, ...], mode: ContentMode) -> Config
     )
 
 
-def _check_required(mode: ContentMode, attributes: Mapping[str, int], require: tuple[str, ...]) -> None:
+def _check_required(mode: ContentMode, there: Collection[str], require: tuple[str, ...]) -> None:
     if mode == "raw":
         if require:
             raise ConfigurationError(
                 "requireAttributes is for events; these rows are raw messages: give columns `type` and `source`"
             )
         return
-    missing = [name for name in dict.fromkeys(("type", "source", *require)) if name not in attributes and name != "id"]
+    missing = [name for name in dict.fromkeys(("type", "source", *require)) if name not in there]
     if missing:
         raise ConfigurationError(
             f"contentMode={mode} needs the columns {', '.join(missing)}; `redelivery.spark.events` makes them"

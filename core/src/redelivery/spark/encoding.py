@@ -76,6 +76,7 @@ class Encoder:
         Returns:
             The good rows (None where there are none), and the bad ones.
         """
+        rows = pa.record_batch([vectors.plain(vectors.as_array(each)) for each in rows.columns], rows.schema.names)
         positions = pa.array(np.arange(self._position, self._position + len(rows)))
         self._position += len(rows)
         rows, positions, rejected = self._without_unreadable(rows, positions)
@@ -239,6 +240,9 @@ class _Piece:
         content = [*destination, *(each for each in (self.key, self.headers) if each is not None), self.value]
         explicit = self.columns[at["id"]] if "id" in at else None
         content += [attributes[name] for name in sorted(attributes)] + ([] if extensions is None else [extensions])
+        # All that makes one row another: a retry that gets them in another order must not give one's id to the other.
+        content += [self.columns[position] for _, position in sorted(layout.extra.items())]
+        content += [self.columns[at["timestamp"]]] if "timestamp" in at else []
         self.positions = positions
         self.ids = Ids(prefix, positions, content, explicit)
         self.event = cloudevents.Events(
@@ -260,7 +264,7 @@ class _Piece:
         if "value" in layout.message:
             return self.columns[layout.message["value"]]
         if not layout.row:
-            return pa.nulls(self._length, pa.binary())
+            return pa.nulls(self._length, pa.string() if layout.mode == "structured" else pa.binary())
         return rowjson.encode({layout.names[position]: self.columns[position] for position in layout.row})
 
     def column(self, name: str, make: Any) -> Any:
@@ -275,8 +279,17 @@ class _Piece:
             if name == self._layout.json_from:
                 row.update(json.loads(column[index].as_py() or "{}"))
             else:
-                row[name] = _json_ready(rowjson.plain_of(column[index].as_py(), column.type))
+                row[name] = _json_ready(_plain(column, index))
         return row
+
+
+def _plain(column: Any, index: int) -> Any:
+    """One value as JSON has it; text that is not UTF-8 (a plain value or key need not be) as bytes."""
+    try:
+        return rowjson.plain_of(column[index].as_py(), column.type)
+    except UnicodeDecodeError:
+        raw = column.slice(index, 1).cast(vectors.text_as_bytes(column.type))
+        return rowjson.plain_of(raw[0].as_py(), raw.type)
 
 
 def _json_ready(value: Any) -> Any:

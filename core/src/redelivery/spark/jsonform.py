@@ -6,6 +6,8 @@ processes in which Spark plans a write.
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -25,6 +27,12 @@ TO_JSON: Final = {
     "dateFormat": "yyyy-MM-dd",
 }
 
+#: What Spark writes for bytes that are no character.
+_REPLACED: Final = "\ufffd"
+_NOT_UTF8: Final = (
+    "redelivery: a text column of a row is not UTF-8, so the row has no JSON form; write it by "
+    'df.write.format("redelivery"), which dead-letters such rows, or make the column valid (make_valid_utf8)'
+)
 _SIMPLE: Final = (
     t.StringType,
     t.BinaryType,
@@ -68,11 +76,29 @@ def check(name: str, kind: t.DataType) -> None:
         )
 
 
-def expression(names: Sequence[str]) -> Column:
-    """The row as JSON text, made by Spark itself."""
+def expression(names: Sequence[str], schema: t.StructType) -> Column:
+    """The row as JSON text, made by Spark itself. It fails the task where text is not UTF-8.
+
+    Spark would put another character in place of what is none, without a word.
+    """
     from pyspark.sql import functions as f  # noqa: PLC0415 - not needed on the workers
 
-    return f.to_json(f.struct(*(f.col(quoted(name)) for name in names)), TO_JSON)
+    row = f.to_json(f.struct(*(f.col(quoted(name)) for name in names)), TO_JSON)
+    texts = [f.col(quoted(name)).cast("string") for name in names if _holds_text(schema[name].dataType)]
+    if not texts:
+        return row
+    readable = functools.reduce(operator.and_, (f.coalesce(f.is_valid_utf8(each), f.lit(True)) for each in texts))  # noqa: FBT003 - Spark's signature
+    return f.when(~f.contains(row, f.lit(_REPLACED)) | readable, row).otherwise(f.raise_error(f.lit(_NOT_UTF8)))
+
+
+def _holds_text(kind: t.DataType) -> bool:
+    if isinstance(kind, t.ArrayType):
+        return _holds_text(kind.elementType)
+    if isinstance(kind, t.MapType):
+        return True
+    if isinstance(kind, t.StructType):
+        return any(_holds_text(each.dataType) for each in kind.fields)
+    return isinstance(kind, t.StringType | t.CharType | t.VarcharType)
 
 
 def quoted(name: str) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import datetime as dt
 import json
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
@@ -37,6 +38,7 @@ _ROWS: Final = 1_000
 _BYTES: Final = 16 * 1024 * 1024
 
 _TEXT: Final = t.StringType()
+_EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _INSTANT: Final = t.TimestampType()
 _HEADER: Final = t.StructType([t.StructField("key", _TEXT), t.StructField("value", t.BinaryType())])
 _ERROR: Final[Mapping[str, t.DataType]] = {
@@ -204,11 +206,9 @@ def _as_text(value: Any) -> str:
 
 def _moment(text: str) -> int | None:
     """RFC 3339 as microseconds since the epoch; None where it is none."""
-    import pandas as pd  # noqa: PLC0415 - dates before year 1678 and after 2262 are left to `extensions`
-
     try:
-        moment = pd.Timestamp(text)
-        return int(moment.tz_convert("UTC").value // 1000) if moment.tzinfo else None
+        moment = dt.datetime.fromisoformat(text.upper())
+        return (moment - _EPOCH) // dt.timedelta(microseconds=1) if moment.tzinfo else None
     except (ValueError, OverflowError):
         return None
 
@@ -244,9 +244,26 @@ def _micros(millis: int | None) -> int | None:
     return None if millis is None else _int(millis * 1000, 64)
 
 
+def _array(values: list[Any], kind: Any) -> Any:
+    try:
+        return pa.array(values, kind)
+    except UnicodeEncodeError:  # half a character, which JSON can write and UTF-8 cannot
+        return pa.array([_whole(each) for each in values], kind)
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, dict):
+        return {_whole(name): _whole(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_whole(each) for each in value]
+    return value
+
+
 def _record_batch(rows: list[dict[str, Any]], wanted: t.StructType) -> RecordBatch:
     arrays = [
-        pa.array([row.get(each.name) for row in rows], to_arrow_type(each.dataType, timezone="UTC"))
+        _array([row.get(each.name) for row in rows], to_arrow_type(each.dataType, timezone="UTC"))
         for each in wanted.fields
     ]
     return pa.RecordBatch.from_arrays(arrays, names=wanted.names)

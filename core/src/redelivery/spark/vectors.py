@@ -35,6 +35,34 @@ def to_list(array: Any) -> list[Any]:
     return values
 
 
+def plain(array: Any) -> Any:
+    """An array as everything here expects it: timestamps with a zone in UTC, text and bytes of Arrow's plain types.
+
+    Spark gives the session's time zone, which is another one elsewhere, and large types where it is told to.
+    """
+    kind = _plain_type(array.type)
+    if kind == array.type:
+        return array
+    if pa.types.is_timestamp(kind):  # by way of numbers: some zones that Spark knows, Arrow does not
+        return array.cast(pa.int64()).cast(kind)
+    return array.cast(kind)
+
+
+def _plain_type(kind: Any) -> Any:
+    if pa.types.is_timestamp(kind):
+        return kind if kind.tz is None else pa.timestamp(kind.unit, "UTC")
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return pa.list_(_plain_type(kind.value_type))
+    if pa.types.is_map(kind):
+        return pa.map_(_plain_type(kind.key_type), _plain_type(kind.item_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([(each.name, _plain_type(each.type)) for each in kind])
+    return _SMALL.get(kind, kind)
+
+
+_SMALL = {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}
+
+
 def text_column(array: Any) -> Column[str | None]:
     """A text array as a column."""
     return Column(len(array), lambda: to_list(array), arrow=array)

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("redelivery.spark")
 
 #: Spark's own option of a stream, which it hands to us with the others.
-CHECKPOINT: Final = "checkpointLocation"
+#: Options of a stream that are Spark's, and that it passes on.
+_SPARKS_OWN: Final = {"checkpointlocation", "queryname"}
 
 
 class RedeliveryDataSource(DataSource):
@@ -78,7 +79,7 @@ class RedeliveryDataSource(DataSource):
     def streamWriter(self, schema: StructType, overwrite: bool) -> RedeliveryStreamWriter:  # noqa: FBT001, N802
         try:
             _refuse_overwrite(overwrite=overwrite)
-            ours = {name: value for name, value in self.options.items() if name.lower() != CHECKPOINT.lower()}
+            ours = {name: value for name, value in self.options.items() if name.lower() not in _SPARKS_OWN}
             return RedeliveryStreamWriter(Job.plan(read_write_options(ours), schema, stream=True))
         except RedeliveryError as error:
             plain = type(error)(str(error))
