@@ -18,8 +18,9 @@ from redelivery.errors import ConfigurationError, InvalidURL, UnknownOption
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*):")
 # Each begins only where a run of its characters begins: else a long run is read again from every place in it.
 _USERINFO = re.compile(r"(?<![A-Za-z0-9+.-])(?P<scheme>[A-Za-z0-9+.-]++://)(?P<user>[^\s:/@]*):(?P<password>[^\s]*)@")
-# How a client identifies itself (`sasl.mechanism`, `sasl.username`) is no secret, though it begins like a signature.
+# A password that is one, and nothing besides.
 _REFERENCE = re.compile(r"(?:env|file):[\w./~-]+")
+# How a client identifies itself (`sasl.mechanism`, `sasl.username`) is no secret, though it begins like a signature.
 _SIGNATURE = r"sas(?!l[._-]?(?:mechanism|username))"
 _SECRET_WORDS = (
     r"secret|passw|passphrase|token|credential|access.?key|access.?signature|private.?key|key\.pem|"

@@ -162,7 +162,7 @@ def _account(arguments: argparse.Namespace, report: RedriveReport) -> int:
         if report.stopped:
             print(f"Stopped: {report.stopped}.")
     held = report.redriven - report.removed
-    if held and not arguments.json and not arguments.dry_run:
+    if held and not arguments.json:
         print(f"{held:>9,}  of those were not removed: gone already, or hidden or locked, and removed by the next run")
     limited = report.stopped is not None and arguments.limit is not None and report.selected >= arguments.limit
     return INCOMPLETE if report.failed or held or (report.stopped and not limited) else 0

@@ -43,8 +43,9 @@ class Hand:
 
     def is_late(self, now: float, limit: float) -> bool:
         """Whether its handler still runs after so many seconds."""
-        runs = self.began is not None and not (self.ended or self.decided)
-        return runs and self.began is not None and now - self.began > limit
+        if self.began is None or self.ended or self.decided:
+            return False
+        return now - self.began > limit
 
 
 @dataclass(frozen=True, slots=True)
