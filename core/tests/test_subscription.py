@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -12,7 +11,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from leasing import LeasingBroker, LeasingReceiver
+from leasing import LeasingBroker
 from scripted import ScriptedBroker
 from test_delivery import RealClock
 
@@ -21,15 +20,12 @@ from redelivery.broker import Broker, Retry, Source, Terminate
 from redelivery.errors import (
     ConfigurationError,
     DeliveryFailed,
-    Fatal,
     Permanent,
     Retriable,
     TerminalNack,
     Unsupported,
 )
 from redelivery.message import Message
-from redelivery.receiving.hands import Hand
-from redelivery.receiving.workers import Workers
 from redelivery.spec import DeliverySpec, Sink
 from redelivery.subscription import Subscription
 
@@ -238,141 +234,11 @@ def test_a_settlement_given_up_ends_the_subscription_where_nothing_else_ends_the
         assert subscription.run().lost >= 1
 
 
-def test_handlers_run_side_by_side() -> None:
-    world = World(*(message(f"m{n}") for n in range(4)))
-    together = threading.Barrier(4, timeout=5)
-    report = world.subscription(lambda _: together.wait(), workers=4).run(until_empty=True)
-    assert report.accepted == 4
-
-
-def test_a_stop_settles_what_is_done_and_gives_back_what_was_not_begun() -> None:
-    world = World(*(message(f"m{n}") for n in range(50)))
-
-    def handler(_message: Message) -> None:
-        subscription.stop()
-        time.sleep(0.05)
-
-    subscription = world.subscription(handler)
-    report = subscription.run()
-    assert report.accepted == 1
-    assert report.given_back == 49
-    assert len(world.queue.items) == 49
-    assert all(item.attempts == 0 for item in world.queue.items)
-
-
-def test_a_stop_gives_back_what_a_hanging_handler_holds_when_its_time_is_over() -> None:
-    world = World(message("a"))
-    release = threading.Event()
-
-    def handler(_message: Message) -> None:
-        subscription.stop()
-        release.wait(10)
-
-    subscription = world.subscription(handler, stop_timeout=timedelta(seconds=0.1))
-    began = time.monotonic()
-    subscription.run()
-    release.set()
-    assert time.monotonic() - began < 5
-    assert world.outcomes() == [("a", "GiveBack")]
-
-
-def test_a_handler_that_takes_longer_than_the_timeout_has_failed() -> None:
-    world = World(message("a"), message("b"), timeout=timedelta(seconds=0.1))
-    release = threading.Event()
-
-    def handler(m: Message) -> None:
-        if m.id == "a":
-            release.wait(10)
-
-    report = world.subscription(handler).run(until_empty=True)
-    release.set()
-    context = dialects.read(world.sinks[0].stored[0])
-    assert context is not None
-    assert "took longer than 0.1 s" in context.reason
-    assert (report.dead_lettered, report.accepted) == (1, 1)
-
-
-def test_a_handler_that_came_back_in_time_is_not_late_while_others_are_settled(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(*(message(f"m{n}") for n in range(12)), timeout=timedelta(seconds=0.3))
-    settle = LeasingReceiver.settle
-
-    def slow(*arguments: Any) -> Any:
-        time.sleep(0.5)
-        return settle(*arguments)
-
-    monkeypatch.setattr(LeasingReceiver, "settle", slow)
-    report = world.subscription(lambda _: time.sleep(0.2), workers=2).run(until_empty=True)
-    assert (report.accepted, report.failures, report.dead_lettered) == (12, 0, 0)
-
-
 def test_what_is_skipped_is_not_called_dead_lettered() -> None:
     world = World(message("a"), message("b"), sinks=0, tolerance="all", allow_skip=True)
     report = world.subscription(fails).run(until_empty=True)
     assert (report.skipped, report.dead_lettered, report.delivery.skipped) == (2, 0, 2)
     assert world.outcomes() == [("a", "Accept"), ("b", "Accept")]
-
-
-def test_closing_badly_never_hides_why_the_subscription_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    def close(_: object) -> None:
-        raise Retriable("connection reset")
-
-    monkeypatch.setattr(LeasingReceiver, "close", close)
-    with pytest.raises(DeliveryFailed, match="no such airport"):
-        World(message("a"), sinks=0).subscription(fails).run(until_empty=True)
-
-
-def test_handlers_that_overrun_and_come_back_cost_no_thread_for_ever() -> None:
-    world = World(*(message(f"m{n}") for n in range(14)), timeout=timedelta(seconds=0.05))
-    before = threading.active_count()
-    report = world.subscription(lambda _: time.sleep(0.12)).run(until_empty=True)
-    assert report.dead_lettered == 14
-    end = time.monotonic() + 5
-    while threading.active_count() > before and time.monotonic() < end:
-        time.sleep(0.01)
-    assert threading.active_count() <= before
-
-
-def test_what_a_neighbour_accepted_is_settled_although_the_subscription_stops(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(message("good"), message("bad"), sinks=0)
-    results = Workers.results
-
-    def both(workers: Workers, wait: float = 0.0) -> list[tuple[Hand, BaseException | None]]:
-        said = results(workers, wait)
-        while len(said) == 1:
-            said += results(workers, 0.05)
-        return said
-
-    def handler(m: Message) -> None:
-        if m.id == "bad":
-            raise ValueError("no such airport")
-
-    monkeypatch.setattr(Workers, "results", both)
-    with pytest.raises(DeliveryFailed):
-        world.subscription(handler).run()
-    assert sorted(world.outcomes()) == [("bad", "GiveBack"), ("good", "Accept")]
-
-
-def test_a_handler_that_exits_stops_the_subscription_and_its_message_comes_again() -> None:
-    world = World(message("a"))
-
-    def handler(_message: Message) -> None:
-        raise SystemExit(3)
-
-    with pytest.raises(SystemExit):
-        world.subscription(handler).run()
-    assert world.outcomes() == [("a", "GiveBack")]
-
-
-def test_a_handler_that_raises_a_fatal_error_stops_the_subscription() -> None:
-    world = World(message("a"), retry=5, **QUICK)
-
-    def handler(_message: Message) -> None:
-        raise Fatal("the database is gone")
-
-    with pytest.raises(Fatal, match="the database is gone"):
-        world.subscription(handler).run()
-    assert world.outcomes() == [("a", "GiveBack")]
-    assert world.sinks[0].stored == []
 
 
 def test_a_handler_that_raises_a_permanent_error_is_not_run_again() -> None:
@@ -397,38 +263,11 @@ def test_what_cannot_be_decoded_is_dead_lettered_unhandled() -> None:
     assert (context.code, context.reason) == ("Undecodable", "its headers are no JSON")
 
 
-def test_a_handler_that_forks_settles_once() -> None:
-    world = World(message("a"))
-
-    def handler(_message: Message) -> None:
-        if os.fork() == 0:
-            os._exit(0)
-        os.wait()
-
-    report = world.subscription(handler).run(until_empty=True)
-    assert world.outcomes() == [("a", "Accept")]
-    assert report.accepted == 1
-
-
 def test_an_event_may_be_reposted_under_another_type() -> None:
     headers = (("ce-specversion", b"1.0"), ("ce-id", b"1"), ("ce-source", b"s"), ("ce-type", b"old"))
     world = World(message("a", headers=headers))
     world.subscription(fails, rename_type="old.failed").run(until_empty=True)
     assert ("ce-type", b"old.failed") in world.sinks[0].stored[0].headers
-
-
-def test_one_name_runs_once_in_a_process() -> None:
-    world = World(message("a"))
-    other = World()
-    refused: list[str] = []
-
-    def handler(_message: Message) -> None:
-        with pytest.raises(ConfigurationError) as error:
-            other.subscription(fails, name="same").run()
-        refused.append(str(error.value))
-
-    world.subscription(handler, name="same").run(until_empty=True)
-    assert "already running" in refused[0]
 
 
 def test_one_event_may_reach_the_sinks_of_several_subscriptions() -> None:
@@ -473,12 +312,3 @@ def test_a_delay_is_never_longer_than_the_broker_can_keep() -> None:
     world.queue.capabilities = replace(world.queue.capabilities, limits=limits)
     world.subscription(fails).run(until_empty=True)
     assert [outcome.delay for _, outcome in world.queue.settled if isinstance(outcome, Retry)] == [5 * MS]
-
-
-def test_it_is_a_context_manager_that_stops() -> None:
-    world = World()
-    with world.subscription(fails) as subscription:
-        runner = threading.Thread(target=subscription.run)
-        runner.start()
-    runner.join(5)
-    assert not runner.is_alive()
