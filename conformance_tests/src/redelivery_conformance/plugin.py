@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
 if TYPE_CHECKING:
+    from redelivery_conformance.harness import NotHere
     from redelivery_conformance.subject import Subject
     from redelivery_conformance.targets import Target, Targets
 
@@ -88,6 +89,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if targets.wanted(_target(item))]
 
 
+def not_here(config: pytest.Config, error: NotHere) -> NoReturn:
+    """End a test for want of its broker: skipped, or where brokers are required, failed."""
+    if config.getoption("--require-brokers"):
+        pytest.fail(f"--require-brokers: {error}", pytrace=False)
+    pytest.skip(str(error))
+
+
 @pytest.fixture
 def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
     """The broker under test, at a fresh place."""
@@ -100,9 +108,7 @@ def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
     try:
         runtime = targets.runtime(target)
     except NotHere as error:
-        if request.config.getoption("--require-brokers"):
-            pytest.fail(f"--require-brokers: {error}", pytrace=False)
-        pytest.skip(str(error))
+        not_here(request.config, error)
     assert target.harness is not None
     with runtime.place() as place:
         made = Subject(target.harness, runtime, place)

@@ -27,6 +27,7 @@ from redelivery.message import Batch, Message
 from redelivery.plugins import connect
 from redelivery.spec import NATIVE, DeliverySpec, Sink
 from redelivery_conformance.harness import NotHere
+from redelivery_conformance.plugin import not_here
 from redelivery_kafka.address import GROUP
 from redelivery_kafka.letters import REMOVED
 from redelivery_kafka.testing import in_container
@@ -76,9 +77,7 @@ def guarded(request, authority):
     try:
         runtime = in_container(listeners, environment, files)
     except NotHere as error:
-        if request.config.getoption("--require-brokers"):
-            pytest.fail(f"--require-brokers: {error}", pytrace=False)
-        pytest.skip(str(error))
+        not_here(request.config, error)
     yield runtime
     runtime.close()
 
