@@ -109,7 +109,7 @@ def allow(guarded):
         for each in guarded.cluster.admin.create_acls(rules).values():
             each.result()
         given.extend(rules)
-        time.sleep(0.3)  # the node learns of them a moment later
+        known(guarded, lambda found: set(rules) <= found)
 
     yield give
     filters = [
@@ -120,6 +120,18 @@ def allow(guarded):
     ]
     for each in guarded.cluster.admin.delete_acls(filters).values() if filters else ():
         each.result()
+    known(guarded, lambda found: not found & set(given))
+
+
+def known(guarded, right):
+    """Wait until the node itself knows of rights that were given or taken: it learns of them a moment later."""
+    every = AclBindingFilter(
+        ResourceType.ANY, None, ResourcePatternType.ANY, None, None, AclOperation.ANY, AclPermissionType.ANY
+    )
+    deadline = time.monotonic() + 30
+    while not right(set(guarded.cluster.admin.describe_acls(every).result())):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def as_alice(**others):

@@ -29,6 +29,7 @@ from redelivery.spec import NATIVE, DeliverySpec, DeliveryStatus, Ref, Sink
 from redelivery_kafka.address import Address
 from redelivery_kafka.config import Settings
 from redelivery_kafka.errors import REFUSED, classified, classify
+from redelivery_kafka.group import committed_by_group
 from redelivery_kafka.offsets import waiting
 
 #: Seconds for one question, and for a new topic to be known.
@@ -108,9 +109,7 @@ class KafkaAdmin(Admin):
             try:
                 here = [TopicPartition(self._address.topic, each) for each in range(len(replicas))]
                 count = 0
-                for each in consumer.committed(here, timeout=self._question):
-                    if each.error is not None:
-                        raise KafkaException(each.error)
+                for each in committed_by_group(consumer, here, self._question, consumer.poll):
                     low, high = consumer.get_watermark_offsets(each, timeout=self._question)
                     count += waiting(each.offset, each.metadata, low, high)
             finally:

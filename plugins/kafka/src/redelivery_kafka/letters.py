@@ -23,6 +23,7 @@ from redelivery.errors import Ambiguous, ConfigurationError, Fatal, Permanent, R
 from redelivery_kafka.address import Address
 from redelivery_kafka.config import Settings
 from redelivery_kafka.errors import classified, classify
+from redelivery_kafka.group import committed_by_group
 from redelivery_kafka.offsets import Ledger, TooMuch
 from redelivery_kafka.record import message_of, position
 
@@ -180,12 +181,10 @@ class KafkaDeadLetters(DeadLetters):
             _check(topic.error)
             numbers = [each for each in topic.partitions if partitions is None or each in partitions]
             here = [TopicPartition(self._address.topic, each) for each in numbers]
-            committed = consumer.committed(here, timeout=_QUESTION) if here else []
-            for each in committed:
-                _check(each.error)
+            states = committed_by_group(consumer, here, _QUESTION, consumer.poll)
             marks = [consumer.get_watermark_offsets(each, timeout=_QUESTION) for each in here]
         found = {}
-        for each, (low, high) in zip(committed, marks, strict=True):
+        for each, (low, high) in zip(states, marks, strict=True):
             found[each.partition] = (low, high, Ledger(low) if each.offset < 0 else self._read(each))
         return found
 

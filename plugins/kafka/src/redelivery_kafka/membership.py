@@ -19,7 +19,8 @@ from typing import Any, Final
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
 
 from redelivery.errors import Ambiguous, BrokerError, Fatal, Retriable
-from redelivery_kafka.errors import REFUSED, classify, classify_reading
+from redelivery_kafka.errors import REFUSED, classified, classify, classify_reading
+from redelivery_kafka.group import committed_by_group
 from redelivery_kafka.offsets import Ledger, TooMuch
 from redelivery_kafka.partition import Partition
 from redelivery_kafka.record import message_of
@@ -243,16 +244,20 @@ class Membership:
             self.balance(partition)
 
     def _on_assign(self, consumer: Consumer, assigned: list[TopicPartition]) -> None:
-        """Read what the last owner committed before anything is fetched."""
-        if self._stop.is_set():
-            consumer.unassign()  # an assignment that is not answered would keep it from leaving
+        # What a call of the client raises in a callback comes out of the poll as no exception at all, which nothing
+        # can catch, unless Python's code has had it in its hands (confluent-kafka 2.16, Python 3.11).
+        with classified(self._doing, reading=True):
+            if self._stop.is_set():
+                consumer.unassign()  # an assignment that is not answered would keep it from leaving
+            else:
+                self._begin(consumer, assigned)
             self._joined = True
-            return
+
+    def _begin(self, consumer: Consumer, assigned: list[TopicPartition]) -> None:
+        """Read what the last owner committed before anything is fetched."""
         found: dict[int, Partition] = {}
         starts = []
-        for each in consumer.committed(assigned, timeout=_COORDINATOR) if assigned else ():
-            if each.error is not None:
-                raise KafkaException(each.error)
+        for each in committed_by_group(consumer, assigned, _COORDINATOR, self._stop.wait):
             _, high = consumer.get_watermark_offsets(TopicPartition(self.topic, each.partition), timeout=_COORDINATOR)
             ledger = None if each.offset < 0 else self._read(each)
             if ledger is not None and ledger.base > high:
@@ -263,7 +268,6 @@ class Membership:
             starts.append(TopicPartition(self.topic, each.partition, start))
         consumer.incremental_assign(starts)
         self.owned |= found
-        self._joined = True
         self._since = time.monotonic()
 
     def _read(self, committed: TopicPartition) -> Ledger:
@@ -322,7 +326,7 @@ class Membership:
             while self._subscribed and self._consumer.memberid() and time.monotonic() < end:
                 self._consumer.poll(_GLANCE)
             self._consumer.close()
-        except (KafkaException, KafkaError, RuntimeError) as error:  # type: ignore[misc]  # so raised by a callback
+        except (KafkaException, RuntimeError, BrokerError) as error:
             log.warning("kafka: %s: leaving the group: %s", self._doing, error)
         _alive.pop(id(self._consumer), None)
 

@@ -34,6 +34,12 @@ class MockCluster:
         """Make a topic."""
         self._check(self._library.rd_kafka_mock_topic_create(self._cluster, topic.encode(), partitions, 1))
 
+    def refuse(self, request: int, *codes: int) -> None:
+        """Let the next requests of a kind, by its number in the protocol, be answered with these errors."""
+        self._library.rd_kafka_mock_push_request_errors_array(
+            self._cluster, request, len(codes), (ctypes.c_int * len(codes))(*codes)
+        )
+
     def down(self, broker: int) -> None:
         """Cut a broker's connections and refuse new ones."""
         self._check(self._library.rd_kafka_mock_broker_set_down(self._cluster, broker))
@@ -68,6 +74,11 @@ def library() -> Any:
         ("mock_cluster_destroy", None, (pointer,)),
         ("mock_cluster_bootstraps", text, (pointer,)),
         ("mock_topic_create", ctypes.c_int, (pointer, text, ctypes.c_int, ctypes.c_int)),
+        (
+            "mock_push_request_errors_array",
+            None,
+            (pointer, ctypes.c_int16, ctypes.c_size_t, ctypes.POINTER(ctypes.c_int)),
+        ),
         ("mock_broker_set_down", ctypes.c_int, (pointer, ctypes.c_int32)),
         ("mock_broker_set_up", ctypes.c_int, (pointer, ctypes.c_int32)),
     ):

@@ -1,0 +1,52 @@
+"""What a consumer group has committed, asked of its coordinator until that is ready to say.
+
+This file must not read what is committed, nor commit.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+_PAUSE: Final = 0.1
+#: A cluster makes the place for commits when its first group asks, and names a coordinator before that one knows of it:
+#: seen for a second with the 50 partitions that a broker makes by default. The client hands all of these on.
+_NOT_READY: Final = frozenset(
+    {KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_NOT_AVAILABLE, KafkaError.COORDINATOR_LOAD_IN_PROGRESS}
+)
+
+
+def committed_by_group(
+    consumer: Consumer, partitions: Sequence[TopicPartition], seconds: float, wait: Callable[[float], object]
+) -> list[TopicPartition]:
+    """Offset and metadata of each of these partitions; an offset below 0 where nothing is committed.
+
+    Args:
+        consumer: a client in the group; it need not have joined.
+        partitions: which; none is no question.
+        seconds: how long an answer is worth waiting for.
+        wait: waits so many seconds.
+
+    Raises:
+        KafkaException: of the question or of one of the partitions.
+    """
+    end = time.monotonic() + seconds
+    while partitions:
+        try:
+            return _ask(consumer, list(partitions), max(_PAUSE, end - time.monotonic()))
+        except KafkaException as error:
+            if error.args[0].code() not in _NOT_READY or time.monotonic() > end:
+                raise
+        wait(_PAUSE)
+    return []
+
+
+def _ask(consumer: Consumer, partitions: list[TopicPartition], seconds: float) -> list[TopicPartition]:
+    found: list[TopicPartition] = consumer.committed(partitions, timeout=seconds)
+    for each in found:
+        if each.error is not None:
+            raise KafkaException(each.error)
+    return found
