@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from redelivery.errors import ConfigurationError, InvalidURL
 from redelivery.settings import (
+    holds_secret,
     nearest,
     redact,
     redact_options,
@@ -98,6 +99,29 @@ def test_a_password_in_a_url_is_refused_and_not_shown() -> None:
 @pytest.mark.parametrize("url", ["scheme://user@host", "scheme://user:env:NAME@host", "sqlite:a.db", "scheme://h:1/q"])
 def test_a_url_without_a_password_of_its_own_is_not_refused(url: str) -> None:
     refuse_password(url)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["sasl.password", "ssl.key.pem", "ssl.key.password", "client.secret", "sas_key", "sas_token", "session_token"],
+)
+def test_an_option_that_is_a_secret_is_known_by_its_name(name: str) -> None:
+    assert holds_secret(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "sasl.oauthbearer.token.endpoint.url",
+        "sas_key_name",
+        "access_key_id",
+        "kms_key",
+        "credential",
+        "ssl.key.location",
+    ],
+)
+def test_an_option_about_a_secret_may_be_written_as_it_is(name: str) -> None:
+    assert not holds_secret(name)
 
 
 def test_a_secret_comes_from_the_environment_of_the_machine_that_uses_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from redelivery.cli.plugins import as_markdown
 from redelivery.plugins import Registry, registry
+from redelivery.settings import holds_secret
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECTS = [
@@ -206,6 +207,13 @@ def test_the_readme_shows_the_capabilities_as_they_are() -> None:
     assert shown == as_markdown(Registry(found, {}, ())), (
         "run: redelivery plugins --markdown, and put its output into README.md"
     )
+
+
+def test_every_option_that_is_a_secret_is_known_as_one() -> None:
+    """Spark shows options in plans and logs, so there a secret is refused unless it is a reference."""
+    for plugin in registry().plugins.values():
+        asked = {name for name, text in plugin.options.items() if "reference" in text}
+        assert asked == {name for name in plugin.options if holds_secret(name)}, plugin.name
 
 
 def test_every_plugin_has_a_readme_with_its_mapping_and_its_gaps() -> None:

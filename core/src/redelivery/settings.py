@@ -28,6 +28,11 @@ _SECRET_WORDS = (
 )
 _VALUE = r"""\"[^\"]*\"|'[^']*'|[^\s;,&\"'}]+"""
 _SECRET_NAME = re.compile(f"(?i:{_SECRET_WORDS})")
+# Names of options whose value is a secret: fewer, for what is hidden too often harms nobody, and what is refused does.
+_SECRET_OPTION = re.compile(
+    r"(?i)passw|passphrase|secret$|client.?secret|(?:access|private|sas).?key$|key\.pem$|(?:session|sas).?token$|"
+    r"signature$|connection.?string|jaas"
+)
 # Only pairs with a secret name match: another pair must not swallow one that begins in its value (`url: x?sas=...`).
 _PAIR = re.compile(
     rf"(?P<name>(?<![A-Za-z0-9_.-])[A-Za-z0-9_.-]*?(?i:{_SECRET_WORDS})[A-Za-z0-9_.-]{{0,64}}+)"
@@ -82,6 +87,11 @@ def refuse_password(url: str) -> None:
             "put it into an environment variable of the workers and write a reference, as in 'env:NAME'"
         )
         raise InvalidURL(msg)
+
+
+def holds_secret(name: str) -> bool:
+    """Whether an option of this name is a secret itself: a reference is to be written where others see options."""
+    return bool(_SECRET_OPTION.search(name))
 
 
 def is_reference(value: str) -> bool:

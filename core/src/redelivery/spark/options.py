@@ -16,7 +16,16 @@ from redelivery.broker import BrokerPlugin
 from redelivery.delivery import Bounds, Flow
 from redelivery.errors import ConfigurationError, InvalidSpec
 from redelivery.forms import options as forms
-from redelivery.settings import has_scheme, is_reference, redact, redact_options, refuse_password, split_url, unknown
+from redelivery.settings import (
+    has_scheme,
+    holds_secret,
+    is_reference,
+    redact,
+    redact_options,
+    refuse_password,
+    split_url,
+    unknown,
+)
 from redelivery.spec import NATIVE, DeliverySpec, Sink
 
 ContentMode: TypeAlias = Literal["raw", "binary", "structured"]
@@ -54,7 +63,6 @@ READ: Final[Mapping[str, str]] = {
 SINK_PREFIX: Final = "sink."
 
 #: Names of client options that hold a secret for certain; more cautious than what logs redact.
-_SECRET: Final = re.compile(r"(?i)passw|passphrase|secret$|client.?secret|access.?key$|connection.?string|jaas")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,7 +250,7 @@ def _client_options(
 
 def _refuse_literal_secrets(plugin: BrokerPlugin, client: Mapping[str, str]) -> None:
     for name, value in client.items():
-        if _SECRET.search(name) and not is_reference(value):
+        if holds_secret(name) and not is_reference(value):
             raise ConfigurationError(
                 f"the option '{plugin.name}.{name}' holds a secret, which Spark would show in plans and logs; "
                 "write a reference, as in 'env:NAME' (a variable on the workers) or 'file:PATH'"

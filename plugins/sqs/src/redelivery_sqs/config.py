@@ -31,7 +31,7 @@ from redelivery_sqs.address import Address, check_endpoint
 from redelivery_sqs.errors import classified
 
 OPTIONS: Final[Mapping[str, str]] = {
-    "access_key_id": "access key, as a reference; by default boto3's own chain finds credentials",
+    "access_key_id": "id of an access key; by default boto3's own chain finds credentials",
     "connect_timeout": "seconds to wait for a connection (5)",
     "ca_bundle": "file of the certificates to trust; by default botocore's own",
     "concurrency": "requests in flight at once, each by a thread of its own (16)",
