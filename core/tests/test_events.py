@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from datetime import UTC, date, datetime
 from decimal import Decimal
 
@@ -183,6 +184,15 @@ def test_a_structured_event_becomes_headers_with_the_broker_s_prefix():
         ("ce-time", b"2024-01-31T12:00:00Z"),
         ("content-type", b"application/json"),
     )
+
+
+@pytest.mark.parametrize("number", ["0.12345678901234567890123", "12345678901234567890.5", "-1E+400", "1e-400"])
+def test_a_number_that_no_float_holds_is_never_rounded(number):
+    data = json.dumps({"price": 0, "list": [0]}).replace("0", number)
+    message = Message(value=EVENT.replace(b'{"a":1}', data.encode()), headers=(STRUCTURED,))
+    became = events.reformat(message, "binary", "ce-"), events.retype(message, "other")
+    for body in (became[0].value, json.dumps(json.loads(became[1].value, parse_float=str)["data"]).encode()):
+        assert {Decimal(each) for each in re.findall(r"-?[0-9][0-9.eE+-]*", body.decode())} == {Decimal(number)}
 
 
 def test_a_binary_event_changes_to_another_broker_s_prefix():

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import base64
 import json
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
-from decimal import Decimal
 from typing import Any, Final
 
 from cloudevents.core.base import BaseCloudEvent
@@ -21,6 +19,7 @@ from cloudevents.core.exceptions import CloudEventValidationError
 from cloudevents.core.formats.json import JSONFormat
 from cloudevents.core.v1.event import CloudEvent
 
+from redelivery._json import dumps, is_exact, loads
 from redelivery.errors import Permanent
 from redelivery.message import Headers, Message
 
@@ -139,7 +138,7 @@ def from_json(form: Mapping[str, Any]) -> CloudEvent:
         Permanent: it means none; `code` and text say why.
     """
     try:
-        return _read(json.dumps(dict(form)))
+        return _read(dumps(dict(form)))
     except Permanent:
         raise
     except Exception as error:
@@ -217,14 +216,14 @@ def to_structured(message: Message, event: CloudEvent) -> Message:
 
 def to_binary(message: Message, event: CloudEvent, prefix: str) -> Message:
     """A structured event as headers and body; the message's other headers stay."""
-    form: dict[str, Any] = json.loads(message.value or b"{}")
-    data = event.get_data()
+    form: dict[str, Any] = loads(message.value or b"{}")
+    data = event.get_data() if "data_base64" in form else form.get("data")
     if isinstance(data, bytes) or data is None:
         body = data
     elif isinstance(data, str) and not is_json(event.get_datacontenttype()):
         body = data.encode()
     else:
-        body = json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode()
+        body = dumps(data).encode()
         form.setdefault("datacontenttype", JSONFormat.DEFAULT_CONTENT_TYPE)
     attributes = {name: value for name, value in form.items() if name not in ("data", "data_base64")}
     written = binary_headers(attributes, prefix)
@@ -258,10 +257,9 @@ def _data(body: bytes | None, content_type: str) -> Any:
 
 
 def _exact(number: str) -> float:
-    value = float(number)
-    if not math.isfinite(value) or Decimal(repr(value)) != Decimal(number):
+    if not is_exact(number):
         raise ValueError(number)
-    return value
+    return float(number)
 
 
 def _refuse(constant: str) -> Any:

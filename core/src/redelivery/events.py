@@ -37,6 +37,7 @@ from redelivery._cloudevents import (
     to_structured,
     validate,
 )
+from redelivery._json import dumps, loads
 from redelivery.errors import Permanent
 from redelivery.message import Headers, Message
 from redelivery.settings import redact
@@ -127,8 +128,8 @@ def retype(message: Message, event_type: str) -> Message:
     if event_in(message) is None or not event_type:
         return message
     if is_structured(message):
-        form = json.loads(message.value or b"{}")
-        return replace(message, value=json.dumps({**form, "type": event_type}, separators=(",", ":")).encode())
+        form = loads(message.value or b"{}")
+        return replace(message, value=dumps({**form, "type": event_type}).encode())
     name = f"{prefix_in(message)}type"
     headers = tuple((each, event_type.encode() if each == name else value) for each, value in message.headers)
     return replace(message, headers=headers)

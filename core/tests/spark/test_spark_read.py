@@ -162,11 +162,12 @@ def test_a_number_that_no_column_holds_is_null_and_harms_no_neighbour(spark, tmp
 
 
 def test_odd_events_are_read_as_they_are_and_harm_no_neighbour(spark, tmp_path):
-    """A time that pandas has not, and half a character, which JSON can write."""
+    """A time that pandas has not, half a character, which JSON can write, and a number that no float holds."""
+    number = "0.12345678901234567890123"
     url = f"sqlite:{tmp_path}/q.db?queue=orders"
     form = {"specversion": "1.0", "type": "t", "source": "/s", "id": "1", "data": {"a": 1}}
-    for changes in ({"time": "9999-12-31T23:59:59Z"}, {"id": "2", "subject": "\ud800"}):
-        value = json.dumps(form | changes).encode()
+    for changes in ({"time": "9999-12-31T23:59:59Z"}, {"id": "2", "subject": "\ud800"}, {"id": "3", "data": number}):
+        value = json.dumps(form | changes).replace(f'"{number}"', number).encode()
         message = Message(value=value, headers=(("content-type", b"application/cloudevents+json"),))
         with connect(f"{url}-dead-letters") as broker, broker.sender() as sender:
             sender.send(Batch.of([message]), deadline=time.monotonic() + 10)
@@ -174,3 +175,4 @@ def test_odd_events_are_read_as_they_are_and_harm_no_neighbour(spark, tmp_path):
     found = {row["id"][0]: row for row in letters(spark, url).selectExpr("*", "cast(time AS string) AS text").collect()}
     assert (found["1"]["text"], found["1"]["extensions"]) == ("9999-12-31 23:59:59", None)
     assert found["2"]["subject"] == "?"
+    assert found["3"]["value"] == number.encode()

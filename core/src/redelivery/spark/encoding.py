@@ -5,7 +5,6 @@ Rows are looked at one by one only where something about them is suspicious. Thi
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from redelivery import events
+from redelivery._json import loads
 from redelivery.broker import Capabilities
 from redelivery.errors import Permanent
 from redelivery.message import ROW_OVERHEAD, Batch, Column, Headers, Message
@@ -277,7 +277,7 @@ class _Piece:
         row: dict[str, Any] = {}
         for name, column in zip(self._layout.names, self.columns, strict=True):
             if name == self._layout.json_from:
-                row.update(json.loads(column[index].as_py() or "{}"))
+                row.update(_json_ready(loads(column[index].as_py() or "{}")))
             else:
                 row[name] = _json_ready(_plain(column, index))
         return row

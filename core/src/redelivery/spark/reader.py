@@ -11,7 +11,6 @@ from __future__ import annotations
 import base64
 import dataclasses
 import datetime as dt
-import json
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,6 +20,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_type
 
 from redelivery import dialects, events, plugins
+from redelivery._json import dumps, loads
 from redelivery.broker import Letter
 from redelivery.context import ErrorContext
 from redelivery.errors import ConfigurationError
@@ -147,7 +147,7 @@ def _event(message: Message) -> tuple[dict[str, Any], Message]:
     """The attributes of the event that a message is, and the message without them; none for a plain message."""
     if events.is_structured(message):
         try:
-            form = json.loads(message.value or b"")
+            form = loads(message.value or b"")
             event = events.from_json(form)
         except Exception:  # noqa: BLE001 - it only says that it is an event: then it is a plain message
             return {}, message
@@ -185,7 +185,7 @@ def _data(form: Mapping[str, Any]) -> bytes | None:
     kind = str(form.get("datacontenttype", "")).partition(";")[0].strip().lower()
     if isinstance(data, str) and not kind.endswith(("/json", "+json")):
         return data.encode("utf-8", "surrogatepass")
-    return json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+    return dumps(data).encode("utf-8", "surrogatepass")
 
 
 def _columns(attributes: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,13 +12,13 @@ import datetime as dt
 import json
 import math
 from collections.abc import Mapping
-from decimal import Decimal
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from redelivery._json import dumps
 from redelivery.spark import vectors
 
 
@@ -132,14 +132,3 @@ def plain_of(value: Any, kind: Any) -> Any:
     if pa.types.is_float32(kind) and math.isfinite(value):
         return float(str(np.float32(value)))  # the shortest text that means this float, as Spark writes it
     return _plain(value)
-
-
-def dumps(value: Any) -> str:
-    """JSON text without blanks; decimals as numbers, digit for digit."""
-    if isinstance(value, Decimal):
-        return str(value)
-    if isinstance(value, Mapping):
-        return "{" + ",".join(f"{json.dumps(k, ensure_ascii=False)}:{dumps(v)}" for k, v in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ",".join(dumps(each) for each in value) + "]"
-    return json.dumps(value, ensure_ascii=False, allow_nan=False)

@@ -1,0 +1,45 @@
+"""JSON digit for digit: a number that a float cannot hold is read as a decimal, and written as it was.
+
+This file must not know what the JSON is about.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import Any
+
+
+def loads(document: str | bytes) -> Any:
+    """What JSON text means: floats where they are exact, else decimals. Raises ValueError where it is no JSON."""
+    return json.loads(document, parse_float=_number)
+
+
+def dumps(value: Any) -> str:
+    """JSON text without blanks, decimals as numbers. Raises TypeError where a value has no such form."""
+    try:
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    except TypeError:
+        return _written(value)
+
+
+def is_exact(number: str) -> bool:
+    """Whether a float is the very number that this text says."""
+    value = float(number)
+    return math.isfinite(value) and Decimal(repr(value)) == Decimal(number)
+
+
+def _number(text: str) -> float | Decimal:
+    return float(text) if is_exact(text) else Decimal(text)
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, Decimal):
+        return str(value)
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{json.dumps(k, ensure_ascii=False)}:{_written(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(_written(each) for each in value) + "]"
+    return json.dumps(value, ensure_ascii=False)
