@@ -65,6 +65,9 @@ class ScriptedBroker(Broker):
     def native_sink(self) -> str:
         return "scripted:native"
 
+    def sibling(self, name: str) -> str:
+        return f"scripted:{name}"
+
     def close(self) -> None:
         self.closed += 1
 

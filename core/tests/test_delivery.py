@@ -24,7 +24,7 @@ from redelivery.errors import (
     Retriable,
 )
 from redelivery.message import Batch, Message
-from redelivery.spec import DeliverySpec, Sink
+from redelivery.spec import DeliverySpec, Ref, Sink
 
 
 class RealClock(FakeClock):
@@ -166,6 +166,20 @@ def test_a_native_sink_is_the_one_that_the_broker_names() -> None:
     with Delivery.open("scripted:work", spec, origin=Origin(run="r"), borrow=lent) as delivery:
         delivery.write(batch("a"))
         assert delivery.finish().destinations["scripted:native"].delivered == 1
+
+
+def test_a_ref_is_the_place_of_that_name_at_the_destinations_broker() -> None:
+    lent = Lent(work=scripted(a=["permanent"]), letters=scripted())
+    spec = DeliverySpec(dead_letter_sink=(Sink(ref=Ref(kind="Queue", name="letters")),))
+    with Delivery.open("scripted:work", spec, origin=Origin(run="r"), borrow=lent) as delivery:
+        delivery.write(batch("a"))
+        assert delivery.finish().destinations["scripted:letters"].delivered == 1
+
+
+def test_a_uri_that_is_relative_to_a_ref_is_refused_for_no_place_is_within_another() -> None:
+    spec = DeliverySpec(dead_letter_sink=(Sink(uri="/poison", ref=Ref(kind="Queue", name="letters")),))
+    with pytest.raises(ConfigurationError, match=r"'/poison' is relative to Queue/letters.*give the ref alone"):
+        Delivery.open("scripted:work", spec, origin=Origin(run="r"), borrow=Lent(work=scripted()))
 
 
 def test_the_caller_waits_while_there_is_no_room() -> None:

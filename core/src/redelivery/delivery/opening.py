@@ -79,12 +79,6 @@ class Opening:
 
     def sink(self, sink: Sink, broker: Broker) -> Lane:
         """The lane of one of the destination's sinks. Raises ConfigurationError, BrokerError, Unsupported."""
-        if sink.ref is not None:
-            name = f"{sink.ref.kind}/{sink.ref.name}"
-            raise ConfigurationError(
-                f"deadLetterSink: the ref {name} is resolved by provisioning: run `redelivery apply`, and give the uri "
-                "that it prints"
-            )
         url, options = sink_url(sink, broker), sink_options(sink, broker, self.options)
         if url == self.url:
             raise ConfigurationError(f"deadLetterSink: {redact(url)} is the destination itself; name another place")
@@ -103,10 +97,13 @@ def sink_url(sink: Sink, broker: Broker) -> str:
     """URL of a destination's sink: a ref, and a uri without a scheme, name another place at the destination's broker.
 
     Raises:
-        ConfigurationError: the native place has not been provisioned.
+        ConfigurationError: the native place has not been provisioned, or a uri is relative to a ref.
         BrokerError, Unsupported
     """
     if sink.ref is not None:
+        if sink.uri:
+            text = f"{sink.uri!r} is relative to {sink.ref.kind}/{sink.ref.name}, which is a place without others in it"
+            raise ConfigurationError(f"deadLetterSink: {text}; give the ref alone, or a URL")
         return broker.sibling(sink.ref.name)
     if sink.uri == NATIVE:
         return broker.native_sink()

@@ -268,14 +268,11 @@ def _with_sinks(spec: DeliverySpec, destination: BrokerPlugin, sink_client: Mapp
                 raise ConfigurationError(
                     f"deadLetterSink: {plugin.name!r} destinations have no native dead letter place; name a URL"
                 )
-        elif sink.uri and not has_scheme(sink.uri):
+        elif sink.ref is not None or not has_scheme(sink.uri):
             plugin = destination  # another place there, by its own name
-        elif sink.uri:
+        else:
             refuse_password(sink.uri)
             plugin = plugins.registry().by_url(sink.uri)
-        else:
-            sinks.append(sink)
-            continue
         prefix = f"{SINK_PREFIX}{plugin.name}."
         mine = {name: value for name, value in sink_client.items() if name.lower().startswith(prefix)}
         unused = {name: value for name, value in unused.items() if name not in mine}
