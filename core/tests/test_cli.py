@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import errno
+import io
 import json
 import subprocess
 import sys
@@ -173,13 +175,14 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
 
 
 class Gone:
-    """The output, when its reader has gone."""
+    """The output, when its reader has gone, or another error keeps it from being written."""
 
-    def __init__(self, file: IO[str]) -> None:
+    def __init__(self, file: IO[str], error: OSError | None = None) -> None:
         self.fileno = file.fileno
+        self._error = error or BrokenPipeError()
 
     def flush(self) -> None:
-        raise BrokenPipeError
+        raise self._error
 
 
 @pytest.mark.parametrize("answer", [0, 1])
@@ -201,3 +204,37 @@ def test_a_command_that_could_not_say_all_is_no_success(monkeypatch: pytest.Monk
     with (tmp_path / "output").open("w") as file:
         monkeypatch.setattr(sys, "stdout", Gone(file))
         assert cli.main(["plugins"]) == cli.UNREAD
+
+
+def test_an_output_that_cannot_be_written_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "_run", lambda _: 0)
+    with (tmp_path / "output").open("w") as file:
+        monkeypatch.setattr(sys, "stdout", Gone(file, OSError(errno.ENOSPC, "No space left on device")))
+        assert cli.main(["plugins"]) == cli.FAILED
+    assert capsys.readouterr().err == "redelivery: the output cannot be written: No space left on device\n"
+
+
+def test_a_closed_output_is_nobodys_error() -> None:
+    command = f"{sys.executable} -m redelivery plugins >&-"
+    result = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_what_the_terminal_has_no_character_for_is_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "_run", lambda _: sys.stdout.write("caf\u00e9\n") * 0)
+    written = io.BytesIO()
+    with io.TextIOWrapper(written, encoding="ascii") as output:
+        monkeypatch.setattr(sys, "stdout", output)
+        cli.main(["plugins"])
+        assert written.getvalue() == b"caf\\xe9\n"
+
+
+def test_an_error_drives_no_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def run(_: object) -> int:
+        raise ConfigurationError("the server said \x1b]0;pwned\x07")
+
+    monkeypatch.setattr(command, "_run", run)
+    assert cli.main(["plugins"]) == cli.FAILED
+    assert "\x1b" not in capsys.readouterr().err

@@ -150,6 +150,7 @@ def test_an_export_is_whole_or_not_there_and_replaces_nothing_unasked(
     assert json.loads(output.read_text())["id"] == "n1"
     assert sorted(each.name for each in tmp_path.iterdir() if each.name.startswith(".")) == []
     assert run(capsys, "export", url)[1].count("\n") == 2
+    assert "is a folder" in run(capsys, "export", url, "--output", str(tmp_path), "--yes")[2]
     assert lying(url) == ["n0", "n1"]
 
 

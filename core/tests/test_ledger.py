@@ -69,6 +69,29 @@ def test_another_programs_file_is_refused_and_left_as_it_is(tmp_path: Path) -> N
 
 
 @pytest.mark.skipif(os.name == "nt", reason="folders have no such permissions there")
+def test_a_damaged_ledger_says_what_to_do(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.db"
+    with Ledger(path, PLACE) as ledger:
+        ledger.sent({f"{n:040}": "digest" for n in range(2000)})
+    whole = path.read_bytes()
+    path.write_bytes(whole[:8192] + b"\xff" * (len(whole) - 8192))
+    with (
+        Ledger(path, PLACE) as ledger,
+        pytest.raises(ConfigurationError, match=r"is damaged.*move it away, or name another file"),
+    ):
+        ledger.pending()
+
+
+def test_without_a_home_folder_a_file_must_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    with pytest.raises(ConfigurationError, match="name a file for it, or set XDG_STATE_HOME"):
+        default_path(PLACE)
+
+
 def test_a_ledger_that_cannot_be_written_says_so(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigurationError, match="cannot be opened"):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -256,10 +258,31 @@ def test_a_letter_written_while_it_runs_is_left_for_the_next_run() -> None:
     assert here.place.letters
 
 
-@pytest.mark.parametrize("wrong", [{"limit": 0}, {"rate": 0.0}, {"rate": -1.0}, {"max_returns": -1}])
+@pytest.mark.parametrize(
+    "wrong", [{"limit": 0}, {"rate": 0.0}, {"rate": -1.0}, {"rate": math.inf}, {"rate": math.nan}, {"max_returns": -1}]
+)
 def test_a_pace_that_cannot_be_kept_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ConfigurationError, match=next(iter(wrong))):
         Pace(**wrong)  # type: ignore[arg-type]
+
+
+def test_two_messages_of_one_id_both_arrive_where_ids_are_de_duplicated() -> None:
+    letters = [letter("a"), letter("a"), letter("b")]
+    other = replace(letter("a"), position="other", message=replace(letter("a").message, value=b"another body"))
+    here = World(*letters[:1], other, *letters[1:])
+    object.__setattr__(here.work.capabilities, "deduplicate", Support.NATIVE)
+    with here.box() as box:
+        box.redrive()
+    assert [each.id for each in here.work.stored] == ["a~1", "a~1~other", "a~1", "b~1"], "copies stay copies"
+
+
+def test_letters_of_one_key_keep_their_order_where_the_destination_keeps_it() -> None:
+    here = world(4)
+    here.work.script = {"n1~1": ["retriable"]}
+    object.__setattr__(here.work.capabilities, "order", Support.NATIVE)
+    with here.box() as box:
+        assert box.redrive(spec=DeliverySpec(retry=2, backoff_delay=timedelta(milliseconds=1))).redriven == 4
+    assert [each.id for each in here.work.stored] == ["n0~1", "n1~1", "n2~1", "n3~1"]
 
 
 def test_a_selection_and_ids_must_both_hold() -> None:

@@ -88,6 +88,15 @@ def test_what_a_handler_raises_for_is_retried_with_the_specs_backoff_then_dead_l
     assert (report.failures, report.retried, report.dead_lettered, report.accepted, report.terms) == (3, 2, 1, 0, 0)
 
 
+def test_a_dead_letter_place_takes_no_letters_of_its_own() -> None:
+    """They would be received again, and die again, without an end."""
+    world = World(message("a"), terminates=True)
+    world.queue.canonical_url = world.queue.native_sink()
+    with pytest.raises(ConfigurationError, match="would come back for ever; name another place"):
+        world.subscription(fails).run(until_empty=True)
+    assert world.queue.settled == []
+
+
 def test_a_letter_says_where_its_message_was_read() -> None:
     world = World(message("a"), **QUICK)
     world.queue.source = Source(topic="orders", partition=3, offset=41)

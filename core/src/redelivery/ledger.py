@@ -26,8 +26,15 @@ def default_path(source: str) -> Path:
     """Where the ledger of a dead letter place lies if nothing else is said: the user's state folder.
 
     One place has one file, so two redrives of it by one user of one host meet there.
+
+    Raises:
+        ConfigurationError: the user has none.
     """
-    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    try:
+        state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    except RuntimeError as error:
+        text = "this user has no home folder to keep a redrive's ledger in: name a file for it, or set XDG_STATE_HOME"
+        raise ConfigurationError(text) from error
     return Path(state) / "redelivery" / f"redrive-{hashlib.sha256(source.encode()).hexdigest()[:16]}.db"
 
 
@@ -108,8 +115,16 @@ class Ledger:
             raise ConfigurationError(text) from error
 
     def pending(self) -> dict[str, str]:
-        """What a redrive that was killed had sent and, as far as it knew, not yet removed."""
-        return dict(self._file.execute("SELECT position, digest FROM letter"))
+        """What a redrive that was killed had sent and, as far as it knew, not yet removed.
+
+        Raises:
+            ConfigurationError: the file is damaged.
+        """
+        try:
+            return dict(self._file.execute("SELECT position, digest FROM letter"))
+        except sqlite3.Error as error:
+            text = f"the ledger {str(self.path)!r} is damaged: {error}; what it noted as sent is sent again without it"
+            raise ConfigurationError(f"{text}: move it away, or name another file") from error
 
     def close(self) -> None:
         """Give the lock back."""

@@ -10,16 +10,17 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
+import math
 import random as random_module
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
 
 from redelivery import dialects, events
-from redelivery.broker import Capabilities, DeadLetters, Letter
+from redelivery.broker import Capabilities, DeadLetters, Letter, Support
 from redelivery.clock import Clock
 from redelivery.context import ErrorContext
-from redelivery.delivery.engine import Engine
+from redelivery.delivery.engine import Engine, Flow
 from redelivery.delivery.lane import Lane
 from redelivery.delivery.rate import RateLimit
 from redelivery.delivery.record import Origin
@@ -101,8 +102,8 @@ class Pace:
 
     def __post_init__(self) -> None:
         for name, value in (("limit", self.limit), ("rate", self.rate)):
-            if value is not None and not value > 0:
-                raise ConfigurationError(f"{name}: must be more than 0, not {value}")
+            if value is not None and not 0 < value < math.inf:
+                raise ConfigurationError(f"{name}: must be more than 0 and finite, not {value}")
         if self.max_returns is not None and self.max_returns < 0:
             raise ConfigurationError(f"max_returns: must be 0 or more, not {self.max_returns}")
 
@@ -164,6 +165,8 @@ class Transfer:
         self._pending: dict[str, str] = {}
         #: Of those, what is shown again.
         self._again: list[str] = []
+        #: Where ids are de-duplicated: what was sent under which.
+        self._named: dict[str, bytes] = {}
         self._began_ms = clock.wall_ms()
         self._next_look = clock.monotonic() + _LOOK_AFTER
 
@@ -173,7 +176,10 @@ class Transfer:
         engine = None
         if lane is not None:
             self._pending = {} if self._ledger is None else self._ledger.pending()
-            engine = Engine([lane], spec, _ORIGIN, self._clock, random_module.random, delivered=confirmed.extend)
+            # Letters come in the order of their deaths; a refusal must not turn round those of one key.
+            flow = Flow(ordering="key" if self._there.order is Support.NATIVE else "none")
+            chance = random_module.random
+            engine = Engine([lane], spec, _ORIGIN, self._clock, chance, flow, delivered=confirmed.extend)
         rate = RateLimit(self._pace.rate)
         again = True
         while again:
@@ -215,7 +221,7 @@ class Transfer:
 
     def _send(self, engine: Engine, going: Sequence[Letter], confirmed: list[int]) -> None:
         places = {engine.report.rows + n: letter for n, letter in enumerate(going)}
-        engine.take(Batch.of([self._errand.prepare(letter, self._there) for letter in going]))
+        engine.take(Batch.of([self._prepared(letter) for letter in going]))
         try:
             engine.drain()
         except BaseException as error:  # what is confirmed is removed, whatever becomes of its neighbours
@@ -225,6 +231,16 @@ class Transfer:
                 error.add_note(f"and then: {second}")
             raise
         self._account(places, confirmed)
+
+    def _prepared(self, letter: Letter) -> Message:
+        """The message of a letter. One that shares another's id and is not the same would be de-duplicated away."""
+        message = self._errand.prepare(letter, self._there)
+        if message.id is None or self._there.deduplicate is Support.NONE:
+            return message
+        body = hashlib.blake2b(repr((message.key, message.value)).encode(), digest_size=12).digest()
+        if self._named.setdefault(message.id, body) == body:
+            return message
+        return replace(message, id=f"{message.id}{HOP_MARK}{letter.position}")
 
     def _account(self, places: Mapping[int, Letter], confirmed: list[int]) -> None:
         """Count what was sent, note what is confirmed, and remove that."""

@@ -37,6 +37,7 @@ from redelivery.errors import (
     ConfigurationError,
     DeliveryFailed,
     Permanent,
+    RedeliveryError,
     Retriable,
     TerminalNack,
     Terminated,
@@ -210,12 +211,24 @@ class Subscription:
         lanes = [Lane(redact(self._url), broker, self._spec, Bounds(), self._clock)]
         for sink in self._spec.dead_letter_sink:
             if sink.uri == NATIVE and broker.capabilities.terminate:
+                self._refuse_own_letters(broker)
                 lanes.append(TerminatingLane(broker, receiver, self._spec, self._clock))
             else:
                 lanes.append(opening.sink(sink, broker))
         engine = Engine(lanes, self._spec, Origin(run=self.name), self._clock, self._random)
         self.report.delivery = engine.report
         return receiver, engine
+
+    def _refuse_own_letters(self, broker: Broker) -> None:
+        """A dead letter place is its own native one: what dies here would be received again, without an end."""
+        place = None
+        with contextlib.suppress(RedeliveryError):  # not provisioned, or nothing that a sender could name
+            place = broker.native_sink()
+        if place is not None and place in {self._url, broker.canonical_url}:
+            raise ConfigurationError(
+                f"deadLetterSink: {redact(self._url)} is a dead letter place, and its own native one: letters that die "
+                "there would come back for ever; name another place"
+            )
 
     def _check(self, broker: Broker) -> None:
         can = broker.capabilities

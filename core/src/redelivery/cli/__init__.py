@@ -7,12 +7,14 @@ must not know what a subcommand does.
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 
 from redelivery.cli import letters, plugins, provision, run
+from redelivery.cli.showing import harmless
 from redelivery.errors import RedeliveryError
 from redelivery.settings import redact
 
@@ -40,13 +42,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = parser.parse_args(arguments)
     command: Callable[[argparse.Namespace], int] = parsed.run
     status = UNREAD
+    if isinstance(sys.stdout, io.TextIOWrapper):  # what its encoding has no character for is written out
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         status = command(parsed)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # somebody may have closed it
+            sys.stdout.flush()
     except RedeliveryError as error:
-        print(f"redelivery: {' '.join(redact(str(error)).split())}", file=sys.stderr)
+        print(f"redelivery: {harmless(' '.join(redact(str(error)).split()))}", file=sys.stderr)
         return FAILED
     except BrokenPipeError:
-        # The reader (`| head`) has gone. Python would complain once more when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _leave_output()
+    except OSError as error:
+        print(f"redelivery: the output cannot be written: {error.strerror}", file=sys.stderr)
+        _leave_output()
+        return FAILED
     return status
+
+
+def _leave_output() -> None:
+    """The reader (`| head`) has gone, or the disk is full. Python would complain once more when it flushes at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

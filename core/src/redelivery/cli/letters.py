@@ -243,6 +243,8 @@ def _export(arguments: argparse.Namespace) -> int:
             for line in lines:
                 print(line, end="")
             return 0
+        if output.is_dir():
+            raise ConfigurationError(f"--output {str(output)!r} is a folder; name a file in it")
         if output.exists():
             confirm(f"Replace {str(output)!r}?", yes=arguments.yes)
         count = _write(output, lines)
