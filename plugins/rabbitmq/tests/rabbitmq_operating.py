@@ -29,6 +29,12 @@ def queue_of(subject: Subject) -> str:
     return Address.parse(subject.place.url).queue
 
 
+def broker_version(subject: Subject) -> tuple[int, ...]:
+    """The broker's."""
+    _, version = subject.runtime.cluster.version().rsplit(" ", 1)  # type: ignore[attr-defined]
+    return tuple(int(part) for part in version.split(".")[:2])
+
+
 def operate(subject: Subject, *command: str) -> None:
     """Do what an operator does."""
     operator = getattr(subject.runtime, "operator", None)

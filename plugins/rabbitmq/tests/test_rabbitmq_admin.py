@@ -8,12 +8,13 @@ from datetime import timedelta
 
 import pika
 import pytest
-from rabbitmq_operating import raw
+from rabbitmq_operating import broker_version, operate, raw
 
 from redelivery.broker import Difference, NativeObject
-from redelivery.errors import BrokerError, Fatal
+from redelivery.errors import BrokerError, Fatal, Retriable
 from redelivery.message import Message
 from redelivery.spec import UNLIMITED, DeliverySpec
+from redelivery_conformance.harness import CannotShow
 from redelivery_conformance.statements import Statements
 from redelivery_conformance.subject import Subject
 from redelivery_rabbitmq import topology
@@ -155,6 +156,24 @@ class TestProvisioning(Statements):
             for item in plan.values():
                 with pytest.raises(pika.exceptions.ChannelClosedByBroker, match="NOT_FOUND"):
                     channel.connection.channel().queue_declare(item.name, passive=True)
+
+    def test_a_queue_whose_node_is_down_is_not_missing(self, subject: Subject) -> None:
+        """What the broker knows of it then: it is among the durable queues, and not among those that are up."""
+        if broker_version(subject) >= (3, 13):
+            raise CannotShow("a queue whose node is down: a later broker keeps its queues otherwise")
+        url = fresh(subject)
+        provision(subject, url, queue_type="classic")
+        name = f'rabbit_misc:r(<<"/">>, queue, <<"{Address.parse(url).queue}">>)'
+        operate(subject, "eval", f"mnesia:dirty_delete(rabbit_queue, {name}).")
+        try:
+            with subject.connect(url, {"rabbitmq.queue_type": "classic"}).admin() as admin:
+                for ask in (lambda: admin.plan(SPEC), admin.depth, lambda: admin.provision(SPEC)):
+                    with pytest.raises(Retriable, match="is down"):
+                        ask()
+        finally:
+            back = f"[Q] = mnesia:dirty_read(rabbit_durable_queue, {name}), mnesia:dirty_write(rabbit_queue, Q)."
+            operate(subject, "eval", back)
+        assert planned(subject, url, queue_type="classic")[""].action == "keep"
 
     def test_depth_of_a_missing_queue_says_what_to_do(self, subject: Subject) -> None:
         url = fresh(subject)

@@ -18,6 +18,9 @@ from redelivery_rabbitmq.errors import BY_CLASS, BY_CODE, classified, classify
 
 SECRET = "not-to-be-shown"  # noqa: S105 - a made-up one
 
+NODE_IS_DOWN = "NOT_FOUND - home node 'rabbit@b' of durable queue 'q' in vhost '/' is down or inaccessible"
+HELD_TOO_LONG = "PRECONDITION_FAILED - delivery acknowledgement on channel 1 timed out. Timeout value used: 3000 ms"
+
 
 def classes(module):
     return {each for _, each in inspect.getmembers(module, inspect.isclass) if issubclass(each, Exception)}
@@ -65,6 +68,11 @@ def test_nothing_is_ambiguous_before_a_connection_is_open(kind):
             Fatal,
         ),
         (exceptions.ChannelClosedByBroker(403, "ACCESS_REFUSED - x"), False, Fatal),
+        (exceptions.ChannelClosedByBroker(404, "NOT_FOUND - no queue 'q' in vhost '/'"), False, Fatal),
+        (exceptions.ChannelClosedByBroker(404, NODE_IS_DOWN), False, Retriable),
+        (exceptions.ChannelClosedByBroker(404, NODE_IS_DOWN), True, Retriable),
+        (exceptions.ChannelClosedByBroker(406, "PRECONDITION_FAILED - inequivalent arg 'x-a'"), False, Fatal),
+        (exceptions.ChannelClosedByBroker(406, HELD_TOO_LONG), False, Retriable),
         (ConnectionRefusedError(111, "refused"), True, Retriable),
         (ssl.SSLEOFError(8, "EOF occurred in violation of protocol"), True, Retriable),
         (ssl.SSLEOFError(8, "EOF occurred in violation of protocol"), False, Ambiguous),

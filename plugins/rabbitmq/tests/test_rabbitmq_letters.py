@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from itertools import islice
+from typing import Any
 
 import pika
 import pytest
@@ -14,6 +16,24 @@ from redelivery.errors import ConfigurationError
 from redelivery.message import Message
 from redelivery_conformance.statements import Statements
 from redelivery_conformance.subject import Subject
+from redelivery_rabbitmq import letters as letters_role
+from redelivery_rabbitmq import native
+from redelivery_rabbitmq.intake import Delivery, Intake
+
+
+def positions(subject: Subject) -> list[str]:
+    """Of all letters of the place's queue."""
+    return [letter.position for letter in subject.browse(direct=False)]
+
+
+@pytest.mark.parametrize(
+    ("queue", "is_told"), [("pay-retry-eu", True), ("q-retry-8s-dead", True), ("q", True), ("q-retry-8s", False)]
+)
+def test_a_death_in_a_queue_of_ours_that_messages_wait_in_is_none(queue: str, is_told: bool) -> None:
+    death = {"queue": queue, "reason": "expired", "count": 1}
+    _, found = native.split(pika.BasicProperties(headers={"x-death": [death]}))
+    context, _ = native.context(found, None, "url")
+    assert (context is not None) is is_told
 
 
 class TestNativeLetters(Statements):
@@ -109,6 +129,71 @@ class TestKeepingOrder(Statements):
         with subject.broker.dead_letters(direct=True) as letters:
             assert letters.remove(positions[1:]) == 2
         assert len(subject.browse(direct=True)) == 1
+
+    @pytest.mark.parametrize(
+        "headers", [{}, {"z": "1", "a": "2", "m": {"y": 1, "b": [{"q": 1, "c": None}]}}], ids=["none", "not sorted"]
+    )
+    def test_a_letter_has_one_position_however_often_it_is_looked_at(
+        self, subject: Subject, headers: dict[str, Any]
+    ) -> None:
+        """A quorum queue sorts the headers of what it gives again, and of what it gives to a `basic.get`."""
+        subject.provision()
+        with raw(subject) as channel:
+            channel.confirm_delivery()
+            given = pika.BasicProperties(headers=headers, delivery_mode=2)
+            for name in ("", "-dead-letters", "-dead-letters", "-dead-letters"):
+                channel.basic_publish("", queue_of(subject) + name, b"v", given, mandatory=True)
+            method, _, _ = channel.basic_get(queue_of(subject))
+            assert method is not None
+            channel.basic_reject(method.delivery_tag, requeue=False)  # one letter with `x-death`
+        end = time.monotonic() + subject.place.patience
+        cluster = subject.place.runtime.cluster  # type: ignore[attr-defined]
+        while cluster.count(f"{queue_of(subject)}-dead-letters") < 4:
+            assert time.monotonic() < end, "no letter came"
+        first = positions(subject)
+        for _ in range(2):
+            assert positions(subject) == first
+        with subject.broker.dead_letters() as letters:
+            assert letters.remove(first) == 4
+
+    def test_what_comes_while_letters_are_given_back_is_not_taken_too(
+        self, subject: Subject, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Else a place that is being filled would never be left."""
+        subject.deliver(*(Message(value=b"%d" % at) for at in range(300)))
+        pages = []
+        take = Intake.take
+
+        def flooded(intake: Intake, most: int, wait: float) -> list[Delivery]:
+            pages.append(most)
+            if len(pages) < 20:
+                subject.deliver(*(Message(value=b"new") for _ in range(100)))
+            return take(intake, most, wait)
+
+        with subject.broker.dead_letters(direct=True) as letters:
+            browsing = letters.browse()
+            next(browsing)
+            monkeypatch.setattr(Intake, "take", flooded)
+            browsing.close()  # type: ignore[attr-defined]
+        monkeypatch.undo()
+        assert len(pages) < 10
+        assert len(subject.browse(direct=True)) == 300 + 100 * len(pages)
+
+    def test_when_giving_back_in_order_takes_too_long_the_letters_are_there_all_the_same(
+        self, subject: Subject, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(letters_role, "_GIVING_BACK", 0.0)
+        pages = []
+        take = Intake.take
+        monkeypatch.setattr(Intake, "take", lambda self, *args: pages.append(0) or take(self, *args))
+        values = [b"%d" % at for at in range(400)]
+        subject.deliver(*(Message(value=value) for value in values))
+        with subject.broker.dead_letters(direct=True) as letters:
+            list(islice(letters.browse(), 150))
+        assert len(pages) == 2, "what was shown, and no more"
+        end = time.monotonic() + subject.place.patience
+        while Counter(letter.message.value for letter in subject.browse(direct=True)) != Counter(values):
+            assert time.monotonic() < end, "letters are missing"
 
     def test_a_position_that_is_none_is_refused(self, subject: Subject) -> None:
         with subject.broker.dead_letters(direct=True) as letters, pytest.raises(ConfigurationError, match="'12'"):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
+import select
+import signal
 import time
 from datetime import timedelta
 from decimal import Decimal
@@ -11,12 +13,13 @@ import pika
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rabbitmq_operating import operate, queue_of, raw
+from rabbitmq_operating import broker_version, operate, queue_of, raw
 
 from redelivery.broker import Accept, GiveBack, Retry, Terminate
-from redelivery.errors import Ambiguous, BrokerError, ConfigurationError, Fatal
+from redelivery.errors import Ambiguous, BrokerError, ConfigurationError, Fatal, Retriable
 from redelivery.message import Message
 from redelivery.spec import DeliverySpec
+from redelivery_conformance.harness import CannotShow
 from redelivery_conformance.statements import Statements
 from redelivery_conformance.subject import Subject
 from redelivery_conformance.taking import Taker, values
@@ -74,6 +77,37 @@ class TestRetrying(Statements):
             channel.queue_delete(name)
         assert counts == [0, 1]
 
+    def test_a_retry_queue_that_was_deleted_meanwhile_is_made_again(self, subject: Subject) -> None:
+        subject.provision()
+        subject.deliver(Message(value=b"1"), Message(value=b"2"))
+        taker = Taker(subject)
+        for number, received in enumerate(taker.take(2)):
+            if number:
+                with raw(subject) as channel:
+                    channel.queue_delete(f"{queue_of(subject)}-retry-1s")
+            taker.settle(Retry(timedelta(seconds=0.05)), received)
+        assert taker.one().message.value == b"2"
+
+    def test_where_the_broker_would_lose_what_waits_no_message_is_kept_waiting(self, subject: Subject) -> None:
+        """Before 3.12 at-least-once rests on a feature flag; an operator cannot take it back, so it is by force."""
+        if broker_version(subject) >= (3, 12):
+            raise CannotShow("the feature flag stream_queue: a later broker has none")
+        subject.provision()
+        subject.deliver(Message(value=b"v"))
+        taker = Taker(subject)
+        received = taker.one()
+        operate(subject, "eval", "rabbit_feature_flags:mark_as_enabled_locally(stream_queue, false).")
+        try:
+            (answer,) = taker.answers((received, Retry(timedelta(seconds=0.05))))
+        finally:
+            operate(subject, "eval", "rabbit_feature_flags:mark_as_enabled_locally(stream_queue, true).")
+        assert isinstance(answer, Fatal)
+        assert "enable it" in str(answer)
+        with raw(subject) as channel, pytest.raises(pika.exceptions.ChannelClosedByBroker, match="NOT_FOUND"):
+            channel.queue_declare(f"{queue_of(subject)}-retry-1s", passive=True)
+        taker.settle(Retry(timedelta(seconds=0.05)), received)
+        assert taker.one().attempt == 2
+
     def test_a_queue_of_the_retry_queues_name_that_is_none_takes_no_message(self, subject: Subject) -> None:
         """It would never give it back."""
         subject.provision()
@@ -129,6 +163,44 @@ class TestReceiving(Statements):
             received = [each for count in (1, 1, 3, 5, 1, 7, 6) for each in taker.take(count)]
             taker.settle(GiveBack(), *received)
         assert values(Taker(subject).take(30)) == wanted
+
+    def test_a_call_that_a_signal_interrupts_loses_no_message(self, subject: Subject) -> None:
+        """A consumer that lived on would be given messages that nobody sees, and they would be acknowledged."""
+        taker = Taker(subject)
+        assert not taker.receiver.receive(1, wait=0.0)
+        before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.5)
+            with pytest.raises(KeyboardInterrupt):
+                taker.receiver.receive(10, wait=30.0)
+        finally:
+            signal.signal(signal.SIGALRM, before)
+        wanted = [b"%d" % at for at in range(30)]
+        subject.deliver(*(Message(value=value) for value in wanted))
+        for _ in range(3):
+            taker.settle(Accept(), *taker.take(10))
+        assert not subject.values()
+
+    def test_a_message_in_hand_for_longer_than_the_broker_allows_is_retriable_and_comes_again(
+        self, subject: Subject
+    ) -> None:
+        set_env = "application:set_env(rabbit, {}, {})".format
+        operate(subject, "eval", f"{set_env('consumer_timeout', 500)}, {set_env('channel_tick_interval', 200)}.")
+        try:
+            subject.deliver(Message(value=b"v"))
+            taker = Taker(subject, options={"rabbitmq.heartbeat": "0"})
+            received = taker.one()
+            link = taker.receiver._link  # type: ignore[attr-defined]
+            with link._lock:  # so that nobody reads meanwhile what the broker says
+                socket = link._connection._impl._transport._sock
+                assert select.select([socket], [], [], 30)[0], "the broker says nothing"
+                with pytest.raises(Retriable, match="in hand for longer"):
+                    taker.receiver.settle([(received, Accept())])
+        finally:
+            reset = f"{set_env('consumer_timeout', 1_800_000)}, {set_env('channel_tick_interval', 60_000)}."
+            operate(subject, "eval", reset)
+        taker.is_lost(received, Accept())
+        taker.settle(Accept(), taker.one())
 
     def test_a_broker_that_falls_silent_bounds_a_request_without_heartbeats_too(self, subject: Subject) -> None:
         options = {"rabbitmq.heartbeat": "0", "rabbitmq.blocked_connection_timeout": "1"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
 
@@ -21,12 +22,13 @@ from redelivery_conformance.forking import in_a_fork
 from redelivery_conformance.statements import Statements
 from redelivery_conformance.subject import Subject
 from redelivery_rabbitmq.address import Address, Settings
+from redelivery_rabbitmq.connection import Stream
 from redelivery_rabbitmq.flight import Flight
 from redelivery_rabbitmq.headers import decode, encode
 from redelivery_rabbitmq.sender import RabbitmqSender
 
 HEADER_NAMES = st.text(st.characters(codec="utf-8"), max_size=20).filter(
-    lambda name: name.lower() not in {"cc", "bcc"} and not name.lower().startswith(("x-", "redelivery", "timestamp"))
+    lambda name: name not in {"CC", "BCC"} and not name.lower().startswith(("x-", "redelivery", "timestamp"))
 )
 MESSAGES = st.builds(
     Message,
@@ -147,6 +149,27 @@ class TestRouting(Statements):
         assert {at: error.code for at, error in errors(settled).items()} == {1: "NO_EXCHANGE"}
         assert type(errors(settled)[1]) is Permanent
         assert subject.values() == Counter([b"0", b"2"])
+
+    @pytest.mark.parametrize("isolate", [False, True])
+    def test_an_exchange_that_many_rows_name_is_looked_for_once_a_call(
+        self, subject: Subject, monkeypatch: pytest.MonkeyPatch, isolate: bool
+    ) -> None:
+        """A look costs a channel: thousands would take all the time that their neighbours have."""
+        asked = []
+        look = Stream.exchange_error
+        monkeypatch.setattr(
+            Stream, "exchange_error", lambda self, name, deadline: asked.append(name) or look(self, name, deadline)
+        )
+        rows = [row(at, exchange="no-such", routing_key="k") if at % 2 else row(at) for at in range(20)]
+        sender = subject.sender()
+        for calls in (1, 2):
+            batch = replace(subject.batch(rows), isolate=isolate)
+            settled = subject.settle(sender, batch, deadline=subject.deadline(20))[batch.number]
+            assert {at: error.code for at, error in errors(settled).items()} == dict.fromkeys(
+                range(1, 20, 2), "NO_EXCHANGE"
+            )
+            assert asked == ["no-such"] * calls, "another call looks again: it may have been made by then"
+        assert subject.values() == Counter({b"%d" % at: 2 for at in range(0, 20, 2)})
 
     def test_a_missing_exchange_of_the_url_is_fatal_at_once(self, subject: Subject) -> None:
         with pytest.raises(Fatal, match="no-such"):

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from typing import Any, Final
 
 from pika.adapters.blocking_connection import BlockingConnection
-from pika.exceptions import ChannelClosedByBroker, ConnectionClosedByBroker
+from pika.exceptions import ChannelClosedByBroker
 
 from redelivery.broker import Admin, Difference, NativeObject, Plan
 from redelivery.errors import Fatal
 from redelivery.spec import DeliverySpec, DeliveryStatus
 from redelivery_rabbitmq.address import Address, Settings
-from redelivery_rabbitmq.connection import opened
+from redelivery_rabbitmq.errors import NODE_DOWN
+from redelivery_rabbitmq.keeping import FLAG, OFF, keeps
 from redelivery_rabbitmq.link import Link
 from redelivery_rabbitmq.topology import Argument, Queue, Shape, wanted
 
@@ -34,9 +34,6 @@ _FOUND: Final = re.compile(r"(?:none|(?:the value )?'(?P<value>.*?)'(?: of type 
 _FLAGS: Final = {"durable": "true", "auto_delete": "false"}
 #: More attributes than a queue has; the broker names one at a time.
 _MOST: Final = 40
-#: Before this one, dead-lettering at least once rests on a feature flag, and falls back silently.
-_FLAG_NEEDED: Final = (3, 12)
-_FLAG: Final = "stream_queue"
 
 
 class RabbitmqAdmin(Admin):
@@ -64,8 +61,7 @@ class RabbitmqAdmin(Admin):
         for queue in self._wanted(spec):
             if queue.name in missing:
                 if "x-dead-letter-strategy" in queue.arguments and not self._keeps(queue):
-                    text = f"the broker's feature flag {_FLAG} is off, so it would lose dead letters; enable it first"
-                    raise Fatal(f"rabbitmq: making the queue {queue.name!r}: {text}", code="FEATURE_FLAG")
+                    raise Fatal(f"rabbitmq: making the queue {queue.name!r}: {OFF}", code="FEATURE_FLAG")
                 with self._link.using(f"making the queue {queue.name!r}", needs=_needed(queue)) as connection:
                     _declare(connection, queue.name, _FLAGS, queue.arguments)
         return self._status()
@@ -102,14 +98,14 @@ class RabbitmqAdmin(Admin):
         try:
             _count(connection, queue.name)
         except ChannelClosedByBroker as error:
-            if error.reply_code != _NOT_FOUND:
+            if error.reply_code != _NOT_FOUND or NODE_DOWN in error.reply_text:
                 raise
             return NativeObject(kind="queue", name=queue.name, action="create", attributes=texts)
         differences = []
         try:
             differences = _differences(connection, queue)
             if not differences and "x-dead-letter-strategy" in texts and not self._keeps(queue):
-                found = f"at-most-once, as the broker's feature flag {_FLAG} is off"
+                found = f"at-most-once, as the broker's feature flag {FLAG} is off"
                 differences = [Difference("x-dead-letter-strategy", texts["x-dead-letter-strategy"], found)]
         except ChannelClosedByBroker as error:
             if error.reply_code != _REFUSED:
@@ -133,17 +129,7 @@ class RabbitmqAdmin(Admin):
             yield f"queue {item.name!r} dead-letters to {where}: letters are dropped without a word"
 
     def _keeps(self, queue: Queue) -> bool:
-        """Whether the broker can dead-letter at least once: it is asked for what it never makes, and says why not."""
-        if not self._link.version or self._link.version >= _FLAG_NEEDED:
-            return True
-        # A connection of its own: it is closed where the flag is off.
-        with suppress(ChannelClosedByBroker), opened(self._address, self._settings) as connection:
-            try:
-                with connection.channel() as channel:
-                    channel.queue_declare(f"{queue.name}-flag", durable=False, arguments={"x-queue-type": "stream"})
-            except ConnectionClosedByBroker as error:
-                return "feature flag" not in error.reply_text
-        return True
+        return keeps(self._address, self._settings, self._link.version, f"{queue.name}-flag")
 
 
 def _differences(connection: BlockingConnection, queue: Queue) -> list[Difference]:

@@ -19,6 +19,9 @@ from pika.exceptions import AMQPConnectionError
 from redelivery_rabbitmq.address import Address, Settings
 from redelivery_rabbitmq.config import parameters
 from redelivery_rabbitmq.errors import ERRORS, classified
+from redelivery_rabbitmq.tables import install
+
+install()
 
 #: Seconds that a polite close may take, before the socket is just closed.
 CLOSE: Final = 2.0
@@ -71,6 +74,13 @@ def unless_silent(connection: BlockingConnection, seconds: float) -> Iterator[No
         yield
     finally:
         below.ioloop.remove_timeout(timer)
+
+
+def drop(connection: BlockingConnection) -> None:
+    """Close its socket at once: a call was left halfway, and nobody knows what the broker has sent by then."""
+    with suppress(*ERRORS, AssertionError):
+        _drop(connection._impl, "given up")  # noqa: SLF001 - see `Bounded`
+        connection.process_data_events(0)
 
 
 class Stream:

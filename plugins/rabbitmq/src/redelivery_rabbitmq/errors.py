@@ -103,7 +103,14 @@ ERRORS: Final = (pika.AMQPError, pika.ChannelError, pika.ReentrancyError, workfl
 #: What it raises besides while it connects.
 _OPENING: Final = (ValueError,)
 
+#: What a 404 says of a queue that is there, on a node that is not.
+NODE_DOWN: Final = "is down or inaccessible"
 #: Refusals that say Fatal by their code, and something passing by their text.
+_BY_TEXT: Final = (
+    (404, NODE_DOWN, (Retriable, "the node that has the queue is down; wait until it is up")),
+    (406, "delivery acknowledgement", (Retriable, "a message was in hand for longer than that, and went back")),
+)
+#: Further ones, while a connection is opened.
 _PASSING: Final = ("limit", "is down", "is stopped", "not running")
 _LOGIN_CODE: Final = 403
 #: The broker's TLS alert of our certificate; pika has only its text by then, in an error of another kind.
@@ -150,6 +157,10 @@ def classified(doing: str, *, opening: bool = False) -> Iterator[None]:
 
 
 def _rule(error: BaseException, code: int | None) -> Rule:
+    text = str(getattr(error, "reply_text", ""))
+    for of, part, rule in _BY_TEXT:
+        if code == of and part in text:
+            return rule
     if code is not None and code in BY_CODE:
         return BY_CODE[code]
     return next((BY_CLASS[base] for base in type(error).__mro__ if base in BY_CLASS), _BUG)

@@ -28,6 +28,11 @@ _HEADER_SIZE: Final = 12
 _BODY = struct.Struct(">BBHI").pack
 
 
+def fits(properties: bytes, frame_max: int) -> bool:
+    """Whether one frame takes these properties: the broker closes the connection of who sends a larger one."""
+    return len(properties) + _HEADER_SIZE + _AROUND <= frame_max
+
+
 class Frames:
     """Encodes for one channel.
 

@@ -31,11 +31,15 @@ _CONTENT_TYPE: Final = "content-type"
 
 #: All headers of a message, names and values: a frame of 128 KiB, less what the broker adds when it dead-letters.
 HEADERS_BYTES: Final = 96 << 10
+#: More digits than any place among headers has; anybody may have written the header.
+_DIGITS: Final = 9
 #: An AMQP short string: ids and names.
 SHORT: Final = 255
 
 #: Headers that the broker reads or writes itself: a row's own would be refused by it, changed, or taken for its own.
-_ITS_OWN: Final = frozenset({"cc", "bcc", "x-death", "x-delivery-count", "x-acquired-count", "redelivery-retry"})
+_ITS_OWN: Final = frozenset({"x-death", "x-delivery-count", "x-acquired-count", "redelivery-retry"})
+#: Where the publisher wants copies, so written: the broker leaves `CC` in the message, and would send them once more.
+COPIES: Final = frozenset({"CC", "BCC"})
 _ITS_OWN_TOO: Final = ("x-first-death-", "x-last-death-")
 _OURS: Final = frozenset({KEY, NULL, ORDER})
 
@@ -103,14 +107,14 @@ def properties(
 
 
 def decode(given: BasicProperties, body: bytes) -> tuple[Message, str | None]:
-    """The message, and what of it is not as it was sent; where it was published to is no part of it.
+    """The message, and what of it is not as it was sent; where it was published to is no part (see `native.split`).
 
     What other publishers write into headers besides text and bytes is given as text: tables and arrays as JSON.
     """
     faults: list[str] = []
     table: dict[Any, Any] = dict(given.headers or {})
     key = _bytes(table.pop(KEY)) if isinstance(table.get(KEY), str | bytes) else None
-    order = table.pop(ORDER) if isinstance(table.get(ORDER), str) else None
+    order = table.pop(ORDER, None)
     is_null = not body and table.pop(NULL, 0) is None
     stamp = given.timestamp * _SECOND if isinstance(given.timestamp, int) else None
     exact = table.get(STAMP)
@@ -120,7 +124,7 @@ def decode(given: BasicProperties, body: bytes) -> tuple[Message, str | None]:
         faults.append("the name of a header is not UTF-8")
         table = {_name_as_text(name): value for name, value in table.items()}
     headers = [(name, _bytes(value)) for name, value in table.items()]
-    if order is not None:
+    if isinstance(order, str):
         headers = _ordered(headers, order)
     kind = given.content_type
     if kind is not None and all(name.lower() != _CONTENT_TYPE for name in table):
@@ -139,7 +143,7 @@ def _name_as_text(name: str | bytes) -> str:
 
 def _ordered(headers: list[tuple[str, bytes | None]], order: str) -> list[tuple[str, bytes | None]]:
     """Headers as they were ordered; as they are, where others have come or gone."""
-    places = [int(each) if each.isdecimal() else -1 for each in order.split(",")]
+    places = [int(each) if each.isdecimal() and len(each) < _DIGITS else -1 for each in order.split(",")]
     if sorted(places) != list(range(len(headers))):
         return headers
     by_name = sorted(headers, key=lambda each: each[0].encode("utf-8", "surrogatepass"))
@@ -181,7 +185,7 @@ def _order(names: tuple[str, ...]) -> bytes | None:
 @lru_cache(maxsize=4096)
 def _name(name: str) -> bytes:
     lower = name.lower()
-    if lower in _ITS_OWN or lower.startswith(_ITS_OWN_TOO) or lower in _OURS:
+    if name in COPIES or lower in _ITS_OWN or lower.startswith(_ITS_OWN_TOO) or lower in _OURS:
         text = f"the header {name!r} is the broker's own, or ours"
         raise Permanent(f"rabbitmq: this row cannot be sent: {text}", code="HEADER_NAME")
     return _short(name, "name of a header")

@@ -15,6 +15,8 @@ from typing import Any, Final, NamedTuple
 from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
 from pika.spec import Basic, BasicProperties
 
+from redelivery_rabbitmq.connection import drop
+
 #: Messages that one call takes, at most: what a consumer of a quorum queue may hold, and half of it.
 MOST: Final = 1000
 #: Seconds to wait for the queue to count again what was given back; a quorum queue took up to 0.03.
@@ -45,6 +47,7 @@ class Intake:
         self._queue = queue
         self._channel: BlockingChannel = connection.channel()
         self._prefetch = 0
+        self._given_up = False
         self._consumers = count()
         #: The last tags that each consumer gave.
         self._groups: list[int] = []
@@ -52,10 +55,23 @@ class Intake:
     @property
     def is_open(self) -> bool:
         """Whether what is held is still ours."""
-        return bool(self._channel.is_open and self._connection.is_open)
+        return bool(self._channel.is_open and self._connection.is_open) and not self._given_up
 
     def take(self, most: int, wait: float) -> list[Delivery]:
-        """Take up to so many, waiting for the first; what else is there comes with it."""
+        """Take up to so many, waiting for the first; what else is there comes with it.
+
+        Where that is left halfway, by whatever exception, all that is held goes back to the queue.
+        """
+        try:
+            return self._take(most, wait)
+        except BaseException:
+            # The consumer may go on and be given messages that nobody sees: acknowledging several would settle those.
+            if self.is_open:
+                self._given_up = True
+                drop(self._connection)
+            raise
+
+    def _take(self, most: int, wait: float) -> list[Delivery]:
         most = min(most, MOST)
         del self._groups[: bisect_left(self._groups, next(iter(self.held), 1 << 64))]
         # A quorum queue takes back what consumers had in the order of their names, where a get's begins with a digit:
@@ -107,13 +123,18 @@ class Intake:
         if tags:
             self.confirm()
 
-    def give_all_back(self) -> None:
-        """Give back whatever is held, in its order, and wait until the queue counts it again."""
+    def give_all_back(self, end: float) -> None:
+        """Give back whatever is held, in its order, and wait until the queue counts it again.
+
+        What is still held at `end` (of `time.monotonic()`) is left to the end of the channel.
+        """
         held = list(self.held)
         counted = self.depth()
         patient = True
         # A quorum queue puts back in order only what one consumer had: so each one's by itself, one after the other.
         for _, group in groupby(held, lambda tag: bisect_left(self._groups, tag)):
+            if time.monotonic() >= end:
+                break
             tags = list(group)
             self._channel.basic_nack(tags[-1], multiple=True, requeue=True)
             counted += len(tags)

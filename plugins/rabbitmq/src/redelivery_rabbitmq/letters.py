@@ -7,11 +7,12 @@ of it back at once: only so do the letters keep their order. This file must not 
 from __future__ import annotations
 
 import re
+import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from hashlib import blake2b
-from typing import Final
+from typing import Any, Final
 
 from redelivery.broker import DeadLetters, Letter
 from redelivery.context import ErrorContext
@@ -24,6 +25,8 @@ from redelivery_rabbitmq.link import Link
 
 #: Letters that are in memory at a time.
 _PAGE: Final = 100
+#: Seconds that giving back in order may take, before order is given up.
+_GIVING_BACK: Final = 15.0
 _POSITION: Final = re.compile(r"[0-9a-f]{24}(\.[1-9][0-9]*)?")
 
 
@@ -134,12 +137,19 @@ class RabbitmqDeadLetters(DeadLetters):
 
     @staticmethod
     def _return(intake: Intake) -> None:
-        """Give back in order. A quorum queue puts what comes back behind all others: so all others go along."""
-        while intake.held and (page := intake.take(_PAGE, 0.0)):
+        """Give back in order. A quorum queue puts what comes back behind all others: so all others go along.
+
+        As many as there are now, within a time: what comes meanwhile would have no end, nor would a million letters.
+        What is then still held the queue takes back as the channel closes.
+        """
+        end = time.monotonic() + _GIVING_BACK
+        left = intake.depth() if intake.held else 0
+        while left > 0 and time.monotonic() < end and (page := intake.take(min(_PAGE, left), 0.0)):
+            left -= len(page)
             intake.held.update((delivery.tag, None) for delivery in page)
             if native.split(page[0].properties)[1].count is None:  # a classic queue puts each back in its place
                 break
-        intake.give_all_back()
+        intake.give_all_back(end)
         intake.close()
 
     def _doing(self, what: str) -> str:
@@ -149,9 +159,21 @@ class RabbitmqDeadLetters(DeadLetters):
 def _position(delivery: Delivery, seen: Counter[str]) -> str:
     """A digest of all that a letter is; those that are equal in all are numbered."""
     properties, found = native.split(delivery.properties)
-    parts = [repr(sorted((name, repr(value)) for name, value in vars(properties).items())), repr(found.deaths)]
+    told = {**vars(properties), "headers": properties.headers or None}
+    parts = [repr(_sorted(told)), repr(_sorted(list(found.deaths)))]
     digest = blake2b("\0".join(parts).encode(), digest_size=12)
     digest.update(delivery.body)
     name = digest.hexdigest()
     seen[name] += 1
     return name if seen[name] == 1 else f"{name}.{seen[name]}"
+
+
+def _sorted(value: Any) -> Any:
+    """A value without the order of its tables: a quorum queue sorts them when it delivers again."""
+    match value:
+        case Mapping():
+            return sorted((repr(name), _sorted(each)) for name, each in value.items())
+        case list():
+            return [_sorted(each) for each in value]
+        case _:
+            return repr(value)

@@ -5,6 +5,7 @@ All of it is taken out of the message that is handed on, and read here. This fil
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import Any, Final
 from pika.spec import BasicProperties
 
 from redelivery.context import ErrorContext
+from redelivery_rabbitmq.headers import COPIES
 from redelivery_rabbitmq.topology import RETRY
 
 #: Our header on a message that waits, or has waited, out a delay: its attempts so far.
@@ -21,6 +23,7 @@ RETRIED: Final = "redelivery-retry"
 _COUNTS: Final = ("x-delivery-count", "x-acquired-count")
 _DEATH: Final = "x-death"
 _DEATHS: Final = ("x-first-death-", "x-last-death-")
+_RETRY_QUEUE: Final = re.compile(rf"{re.escape(RETRY)}\d+s\Z")
 #: The broker's word -> our kind, and one line for people.
 _REASONS: Final[Mapping[str, tuple[str, str]]] = {
     "expired": ("expired", "nobody handled it before it expired"),
@@ -50,7 +53,7 @@ class Native:
 
 
 def split(properties: BasicProperties) -> tuple[BasicProperties, Native]:
-    """The properties as they were sent, and what was added on the way."""
+    """The properties as they were sent, but for where to, and what was added on the way."""
     headers = properties.headers
     if not headers:
         return properties, Native()
@@ -69,7 +72,7 @@ def split(properties: BasicProperties) -> tuple[BasicProperties, Native]:
 
 def context(native: Native, message_id: str | None, url: str) -> tuple[ErrorContext | None, int | None]:
     """Why the broker itself dead-lettered a message, and when (ms); None where it did not."""
-    deaths = [each for each in native.deaths if RETRY not in str(each.get("queue"))]
+    deaths = [each for each in native.deaths if not _RETRY_QUEUE.search(str(each.get("queue")))]
     if not deaths:
         return None, None
     newest, oldest = deaths[0], deaths[-1]
@@ -99,7 +102,7 @@ def context(native: Native, message_id: str | None, url: str) -> tuple[ErrorCont
 def _is_added(name: object) -> bool:
     if not isinstance(name, str):  # pika gives bytes that are not UTF-8
         return False
-    return name in _COUNTS or name in {_DEATH, RETRIED} or name.startswith(_DEATHS)
+    return name in _COUNTS or name in COPIES or name in {_DEATH, RETRIED} or name.startswith(_DEATHS)
 
 
 def _count(value: object) -> int | None:

@@ -6,6 +6,7 @@ acknowledged: between the two it is in both places, never in none. This file mus
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from copy import copy
 from datetime import timedelta
@@ -15,15 +16,25 @@ from pika.adapters.blocking_connection import BlockingChannel, BlockingConnectio
 from pika.exceptions import ChannelClosedByBroker, NackError, UnroutableError
 from pika.spec import BasicProperties
 
-from redelivery.broker import GiveBack, Outcome, Received, Receiver, Retry, Terminate
+from redelivery.broker import GiveBack, Limits, Outcome, Received, Receiver, Retry, Terminate
+from redelivery.context import ErrorContext
+from redelivery.dialects import attach
 from redelivery.errors import BrokerError, Fatal, LeaseLost, Permanent, Retriable, Unsupported
+from redelivery.message import Message
 from redelivery_rabbitmq import native, topology
 from redelivery_rabbitmq.address import Address, Settings
-from redelivery_rabbitmq.headers import decode, encode
+from redelivery_rabbitmq.frames import fits
+from redelivery_rabbitmq.headers import Encoded, decode, encode
 from redelivery_rabbitmq.intake import Delivery, Intake
+from redelivery_rabbitmq.keeping import OFF, keeps
 from redelivery_rabbitmq.link import Link
 
+log = logging.getLogger("redelivery.rabbitmq")
+
 _REFUSED: Final = 403
+_PERSISTENT: Final = 2
+#: Of a reason that is put into the headers of a message that leaves little room.
+_SHORT: Final = Limits(headers_bytes=1024)
 _MILLISECOND: Final = timedelta(milliseconds=1)
 
 
@@ -39,12 +50,13 @@ class RabbitmqReceiver(Receiver):
 
     def __init__(self, address: Address, settings: Settings, lease: timedelta) -> None:  # noqa: ARG002 - see above
         self._address = address
-        self._message_bytes = settings.message_bytes
+        self._settings = settings
         self._link = Link(address, settings)
         self._read = f"read permission on {address.queue!r}"
         self._intake: Intake | None = None
         self._outgoing: BlockingChannel | None = None
         self._made: set[str] = set()
+        self._keeps = False  # whether that is known to be so
 
     def receive(self, max_messages: int, *, wait: float) -> Sequence[Received]:
         if max_messages < 1:
@@ -120,7 +132,7 @@ class RabbitmqReceiver(Receiver):
         """See to it that a message may be acknowledged; or say why it may not."""
         try:
             if isinstance(outcome, Terminate):
-                self._bury(connection, outcome)
+                self._bury(connection, received, delivery, outcome)
             elif isinstance(outcome, Retry):
                 self._delay(connection, received, delivery, outcome.delay)
         except BrokerError as error:
@@ -129,12 +141,45 @@ class RabbitmqReceiver(Receiver):
             return error
         return None
 
-    def _bury(self, connection: BlockingConnection, outcome: Terminate) -> None:
-        place = self._address.dead_letters.queue
-        body, properties = encode(outcome.letter)
-        if len(body) > self._message_bytes:
-            text = f"its value is {len(body)} bytes; the broker takes {self._message_bytes} at most"
+    def _bury(self, connection: BlockingConnection, received: Received, delivery: Delivery, outcome: Terminate) -> None:
+        size, most = len(outcome.letter.value or b""), self._settings.message_bytes
+        if size > most:
+            text = f"its value is {size} bytes; the broker takes {most} at most"
             raise Permanent(f"rabbitmq: this letter cannot be stored: {text}", code="TOO_LARGE")
+        try:
+            self._store(connection, *encode(outcome.letter))
+        except Permanent as refused:
+            self._store_as_it_came(connection, received, delivery, outcome, refused)
+
+    def _store_as_it_came(
+        self,
+        connection: BlockingConnection,
+        received: Received,
+        delivery: Delivery,
+        outcome: Terminate,
+        refused: Permanent,
+    ) -> None:
+        """Bury a message of others that AMQP can carry and we do not write: else nobody would ever get past it."""
+        properties = _copy(delivery)
+        properties.expiration = None
+        properties.delivery_mode = _PERSISTENT
+        there = properties.headers or {}
+        for why in (_added(received.message, outcome.letter) or _shortly(outcome), _shortly(outcome), {}):
+            properties.headers = {**why, **there} or None
+            try:
+                self._store(connection, delivery.body, properties)
+            except Permanent:
+                if not why:
+                    raise
+                continue  # it does not fit
+            if not why:
+                text = "a letter went to %s as it came, without its reason: %s"
+                log.warning(text, self._address.dead_letters.url, refused)
+            return
+
+    def _store(self, connection: BlockingConnection, body: bytes, properties: BasicProperties) -> None:
+        """Put a letter into the dead letter queue."""
+        place = self._address.dead_letters.queue
         if not self._published(connection, place, body, properties, f"dead-lettering to {place!r}"):
             text = f"there is no queue {place!r} to dead-letter to; provision {self._address.url}"
             raise Fatal(f"rabbitmq: {text}", code="NO_DEAD_LETTER_QUEUE")
@@ -144,12 +189,16 @@ class RabbitmqReceiver(Receiver):
         delay = min(delay, topology.DELAY_MAX)
         queue = topology.retry_queue(self._address.queue, topology.step(delay))
         doing = f"keeping a message in the retry queue {queue.name!r}"
-        properties = copy(native.split(delivery.properties)[0])
+        properties = _copy(delivery)
         properties.headers = {**(properties.headers or {}), native.RETRIED: received.attempt}
-        properties.user_id = None  # the broker closes the channel of another user
         properties.expiration = str(-(-delay // _MILLISECOND))
+        was_there = queue.name in self._made
         self._make(connection, queue, doing)
-        if not self._published(connection, queue.name, delivery.body, properties, doing):
+        stored = self._published(connection, queue.name, delivery.body, properties, doing)
+        if not stored and was_there:  # somebody has deleted it since
+            self._make(connection, queue, doing)
+            stored = self._published(connection, queue.name, delivery.body, properties, doing)
+        if not stored:
             text = f"there is no such queue, and this user may not make it; provision {self._address.url} with retries"
             raise Fatal(f"rabbitmq: {doing}: {text}", code="NO_RETRY_QUEUE")
 
@@ -157,6 +206,7 @@ class RabbitmqReceiver(Receiver):
         """Make a retry queue, or check the one that is there. Where that is not permitted, it must be there."""
         if queue.name in self._made:
             return
+        self._see_that_it_keeps(doing)
         try:
             with self._link.using(doing), connection.channel() as channel:
                 channel.queue_declare(queue.name, durable=True, arguments=dict(queue.arguments))
@@ -166,17 +216,34 @@ class RabbitmqReceiver(Receiver):
                 raise
         self._made.add(queue.name)
 
+    def _see_that_it_keeps(self, doing: str) -> None:
+        """Raises Fatal: what waits in a retry queue might be lost on its way back."""
+        if not self._keeps:
+            with self._link.using(doing):
+                none = f"{self._address.queue}{topology.RETRY}0s"
+                self._keeps = keeps(self._address, self._settings, self._link.version, none)
+            if not self._keeps:
+                raise Fatal(f"rabbitmq: {doing}: {OFF}", code="FEATURE_FLAG")
+
     def _published(
         self, connection: BlockingConnection, queue: str, body: bytes, properties: BasicProperties, doing: str
     ) -> bool:
-        """Publish and return when the broker has confirmed it. False: there is no such queue."""
+        """Publish and return when the broker has confirmed it. False: there is no such queue.
+
+        Raises Permanent: its properties are more than a frame takes.
+        """
+        most = int(connection._impl.params.frame_max)  # noqa: SLF001 - pika tells it nowhere else
         with self._link.using(doing, needs="write permission on 'amq.default'"):
+            encoded = b"".join(properties.encode())  # type: ignore[no-untyped-call]
+            if not fits(encoded, most):
+                text = f"its headers are {len(encoded)} bytes as AMQP writes them; all must fit one frame of {most}"
+                raise Permanent(f"rabbitmq: {doing}: {text}", code="HEADERS_TOO_LARGE")
             channel = self._outgoing
             if channel is None or not channel.is_open:
                 channel = self._outgoing = connection.channel()
                 channel.confirm_delivery()
             try:
-                channel.basic_publish("", queue, body, properties, mandatory=True)
+                channel.basic_publish("", queue, body, Encoded(encoded), mandatory=True)
             except UnroutableError:
                 self._made.discard(queue)
                 return False
@@ -191,3 +258,25 @@ class RabbitmqReceiver(Receiver):
 
     def _doing(self, what: str) -> str:
         return f"{what} queue {self._address.queue!r}"
+
+
+def _copy(delivery: Delivery) -> BasicProperties:
+    """A message's properties to publish it again with, as it came."""
+    properties = copy(native.split(delivery.properties)[0])
+    properties.user_id = None  # the broker closes the channel of another user
+    return properties
+
+
+def _shortly(outcome: Terminate) -> dict[str, str | bytes | None]:
+    """Headers that say no more than why."""
+    context = ErrorContext(reason=outcome.description or outcome.reason, kind=outcome.reason.lower())
+    empty = Message(value=None)
+    return _added(empty, attach(empty, context, dialect="json", limits=_SHORT, prefix=None))
+
+
+def _added(message: Message, letter: Message) -> dict[str, str | bytes | None]:
+    """The headers that make a message a letter, where it is nothing else that does; ours are text."""
+    if letter.value != message.value:
+        return {}
+    added = [each for each in letter.headers if each not in message.headers]
+    return {name: value.decode() if value and value.isascii() else value for name, value in added}

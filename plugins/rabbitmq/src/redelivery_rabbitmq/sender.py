@@ -28,6 +28,7 @@ _PIECE: Final = 128 << 10
 #: Bytes that may wait for the socket: what is behind them is known not to have been sent.
 _WAITING: Final = 256 << 10
 _NOT_FOUND: Final = 404
+_NO_EXCHANGE: Final = "NO_EXCHANGE"
 
 
 class RabbitmqSender(Sender):
@@ -47,6 +48,7 @@ class RabbitmqSender(Sender):
         self._flights: deque[Flight] = deque()
         self._settled: list[Settled] = []
         self._known: set[str] = {""}  # exchanges that are there
+        self._missing: dict[str, Permanent] = {}  # those that rows of one call name, and are not
 
     def open(self) -> RabbitmqSender:
         """Connect, so that an error of the URL or the options is told before there are rows."""
@@ -64,6 +66,7 @@ class RabbitmqSender(Sender):
             raise Retriable(
                 f"rabbitmq: sending to {self._target}: the deadline had passed before it began", code="DEADLINE"
             )
+        self._missing = {}
         if batch.isolate:
             self._isolated(batch, deadline)
         else:
@@ -207,9 +210,15 @@ class RabbitmqSender(Sender):
             target = self._target
             try:
                 target = self._targets.of(batch, index)
-                self._exchange(stream, target, deadline)
+                missing = self._missing.get(target.exchange)
+                if missing is None:  # a look costs a channel: one for all of them
+                    self._exchange(stream, target, deadline)
+                else:
+                    flight.failures[index] = missing
             except Permanent as error:
                 flight.failures[index] = error
+                if error.code == _NO_EXCHANGE:
+                    self._missing[target.exchange] = error
             found.append(target)
         return found
 
@@ -230,7 +239,7 @@ class RabbitmqSender(Sender):
                 raise found if isinstance(found, Fatal) else Retriable(str(found), code=found.code) from error
         kind = Permanent if target.own else Fatal
         text = f"there is no exchange {target.exchange!r} at {self._address.where}"
-        raise kind(f"rabbitmq: {text}", code="NO_EXCHANGE")
+        raise kind(f"rabbitmq: {text}", code=_NO_EXCHANGE)
 
     # --- settling ---
 

@@ -1,0 +1,191 @@
+"""What others publish, and we would not: it is read, waits, and is buried all the same."""
+
+from __future__ import annotations
+
+import struct
+import time
+from datetime import timedelta
+from typing import Any
+
+import pika
+import pytest
+from rabbitmq_operating import queue_of, raw
+
+from redelivery.broker import Accept, Retry, Terminate
+from redelivery.context import ErrorContext
+from redelivery.dialects import attach, read
+from redelivery.errors import Permanent
+from redelivery.message import Message
+from redelivery_conformance.statements import Statements
+from redelivery_conformance.subject import Subject
+from redelivery_conformance.taking import Taker, values
+from redelivery_rabbitmq.headers import Encoded, decode, encode
+
+SOON = timedelta(milliseconds=20)
+
+
+def put(subject: Subject, body: bytes, properties: pika.BasicProperties) -> None:
+    """Put a message into the place's queue, as another client does."""
+    subject.place.runtime.cluster.put(queue_of(subject), body, properties)  # type: ignore[attr-defined]
+
+
+def table(name: str, kind: bytes, payload: bytes) -> Encoded:
+    """Properties with one header, which pika itself would not write."""
+    field = bytes((len(name),)) + name.encode() + kind + payload
+    return Encoded(struct.pack(">HI", 1 << 13 | 1 << 12, len(field)) + field + b"\x02")
+
+
+def buried(subject: Subject, taker: Taker, reason: str = "Terminated") -> pika.BasicProperties:
+    """Take one message and bury it as core does; what then lies in the dead letter queue."""
+    received = taker.one()
+    context = ErrorContext(reason="no", kind="terminated")
+    limits = subject.broker.capabilities.limits
+    letter = attach(received.message, context, dialect="json", limits=limits, prefix=None)
+    taker.settle(Terminate(letter, reason, "no good"), received)
+    with raw(subject) as channel:
+        _, properties, _ = channel.basic_get(f"{queue_of(subject)}-dead-letters", auto_ack=True)
+    assert properties is not None
+    return properties
+
+
+REFUSED = {
+    "headers over our bound": {"headers": {"h": "x" * 100_000}},
+    "a timestamp in nanoseconds": {"timestamp": 1_700_000_000_000_000_000},
+    "a key that is a number": {"headers": {"x-redelivery-key": 5}},
+    "a null that is none": {"headers": {"x-redelivery-null": "no"}},
+    "a header of the broker's, otherwise written": {"headers": {"X-Death": "mine"}},
+}
+
+
+class TestBurying(Statements):
+    """Whatever it is, nobody stumbles over it for ever."""
+
+    broker = "rabbitmq"
+
+    @pytest.mark.parametrize("name", REFUSED)
+    def test_what_we_would_not_write_is_buried_as_it_came_with_a_reason(self, subject: Subject, name: str) -> None:
+        subject.provision()
+        given: dict[str, Any] = REFUSED[name]
+        put(subject, b"v", pika.BasicProperties(delivery_mode=2, message_id="m", correlation_id="c", **given))
+        properties = buried(subject, Taker(subject))
+        assert (properties.message_id, properties.correlation_id) == ("m", "c")
+        assert properties.timestamp == given.get("timestamp")
+        found = properties.headers or {}
+        assert {each: found[each] for each in given.get("headers", {})} == given.get("headers", {})
+        context = read(decode(properties, b"v")[0])
+        assert context is not None
+        assert context.kind == "terminated"
+        Taker(subject).nothing()
+
+    def test_a_reason_that_does_not_fit_is_left_out_and_that_is_logged(
+        self, subject: Subject, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        subject.provision()
+        headers = {"h": "x" * 130_900}
+        put(subject, b"v", pika.BasicProperties(headers=headers, delivery_mode=2))
+        with caplog.at_level("WARNING", "redelivery.rabbitmq"):
+            properties = buried(subject, Taker(subject))
+        assert {"h": headers["h"]} == {name: value for name, value in (properties.headers or {}).items() if name == "h"}
+        assert "without its reason" in caplog.text
+
+    def test_headers_that_no_frame_takes_are_permanent_and_the_connection_stays(self, subject: Subject) -> None:
+        """A broker that is sent a larger frame than was agreed on closes the connection."""
+        subject.provision()
+        put(subject, b"v", pika.BasicProperties(headers={"h": "x" * 131_020}, delivery_mode=2))
+        taker = Taker(subject)
+        received = taker.one()
+        (answer,) = taker.answers((received, Retry(SOON)))
+        assert isinstance(answer, Permanent)
+        assert answer.code == "HEADERS_TOO_LARGE"
+        taker.settle(Accept(), received)
+
+    @pytest.mark.parametrize("order", [5, "9" * 5_000, "0,0", "x", b"\xff"], ids=lambda order: str(order)[:9])
+    def test_an_order_of_headers_that_is_none_is_left_out(self, subject: Subject, order: object) -> None:
+        subject.provision()
+        put(subject, b"v", pika.BasicProperties(headers={"x-redelivery-order": order, "a": "b"}, delivery_mode=2))
+        taker = Taker(subject)
+        received = taker.one()
+        assert received.message == Message(value=b"v", headers=(("a", b"b"),))
+        taker.settle(Terminate(received.message, "why"), received)
+
+
+class TestCopies(Statements):
+    """`CC` and `BCC` say where a message is published to besides."""
+
+    broker = "rabbitmq"
+
+    def test_neither_a_delayed_retry_nor_a_letter_sends_copies_again(self, subject: Subject) -> None:
+        subject.provision()
+        other = subject.place.destination("other")
+        put(subject, b"v", pika.BasicProperties(headers={"CC": [other], "a": "b"}, delivery_mode=2))
+        taker = Taker(subject)
+        received = taker.one()
+        assert received.message.headers == (("a", b"b"),), "where it was published to is no part of it"
+        taker.settle(Retry(SOON), received)
+        again = taker.one()
+        assert again.message == received.message
+        taker.settle(Terminate(again.message, "why"), again)
+        assert len(subject.browse(direct=False)) == 1
+        with raw(subject) as channel:
+            assert channel.queue_declare(other, passive=True).method.message_count == 1
+
+    def test_names_that_only_look_alike_are_headers_like_others(self, subject: Subject) -> None:
+        message = Message(value=b"v", headers=(("Bcc", b"2"), ("cc", b"1")))
+        subject.deliver(message)
+        assert Taker(subject).one().message == message
+
+
+@pytest.mark.parametrize("name", ["CC", "BCC"])
+def test_a_row_cannot_name_who_gets_copies(name: str) -> None:
+    with pytest.raises(Permanent, match=name):
+        encode(Message(value=b"v", headers=((name, b"q"),)))
+
+
+class TestTimesThatAreNone(Statements):
+    """pika's own decoder raises at such a header, and takes the connection along."""
+
+    broker = "rabbitmq"
+
+    @pytest.mark.parametrize("number", [1_700_000_000_000, -1, 1 << 62], ids=["milliseconds", "before 1970", "never"])
+    def test_a_header_with_such_a_time_is_read_as_a_number_waits_and_is_looked_at(
+        self, subject: Subject, number: int
+    ) -> None:
+        subject.provision()
+        properties = table("t", b"T", struct.pack(">q", number))
+        put(subject, b"before", pika.BasicProperties(delivery_mode=2))
+        put(subject, b"v", properties)
+        put(subject, b"behind", pika.BasicProperties(delivery_mode=2))
+        taker = Taker(subject)
+        _, received, _ = taken = taker.take(3)
+        assert values(taken) == [b"before", b"v", b"behind"]
+        assert received.message.headers == (("t", b"%d" % number),)
+        taker.settle(Accept(), *(each for each in taken if each is not received))
+        taker.settle(Retry(SOON), received)
+        again = taker.one()
+        assert again.message == received.message
+        taker.settle(Terminate(again.message, "why"), again)
+        place = subject.connect(subject.broker.native_sink())
+        subject.place.runtime.cluster.put(f"{queue_of(subject)}-dead-letters", b"w", properties)  # type: ignore[attr-defined]
+        for _ in range(2):
+            with place.dead_letters(direct=True) as letters:
+                found = [(letter.position, letter.message.value) for letter in letters.browse()]
+            assert [value for _, value in found] == [b"v", b"w"]
+        with place.dead_letters(direct=True) as letters:
+            assert letters.remove([position for position, _ in found]) == 2
+
+    @pytest.mark.parametrize(("kind", "form"), [(b"d", ">d"), (b"f", ">f")], ids=["double", "float"])
+    def test_a_fraction_stays_one(self, subject: Subject, kind: bytes, form: str) -> None:
+        subject.provision()
+        put(subject, b"v", table("f", kind, struct.pack(form, 1.75)))
+        taker = Taker(subject)
+        for _ in range(2):
+            received = taker.one()
+            assert received.message.headers == (("f", b"1.75"),)
+            taker.settle(Retry(SOON), received)
+        with raw(subject) as channel:
+            end = time.monotonic() + subject.place.patience
+            properties = None
+            while properties is None and time.monotonic() < end:
+                _, properties, _ = channel.basic_get(queue_of(subject), auto_ack=True)
+        assert properties is not None
+        assert (properties.headers or {})["f"] == 1.75
