@@ -365,7 +365,10 @@ class DeadLetters(Role):
 
     @abstractmethod
     def browse(self) -> Iterator[Letter]:
-        """Oldest first, left in place, in bounded memory. Ends at what was there when it began."""
+        """Oldest first, left in place, in bounded memory. Ends at what was there when it began.
+
+        A broker that cannot look without taking may hide what it shows from others, until the next look or `close`.
+        """
 
     @abstractmethod
     def remove(self, positions: Sequence[str]) -> int:

@@ -102,6 +102,21 @@ def test_a_setting_that_a_promise_rests_on_is_refused(name: str) -> None:
         Settings.parse({name: "true"})
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("enable.auto.commit", "False"),
+        ("auto.offset.reset", "earliest"),
+        ("allow.auto.create.topics", "false"),
+        ("acks", "all"),
+        ("acks", "-1"),
+        ("request.required.acks", "all"),
+    ],
+)
+def test_a_setting_that_changes_nothing_is_taken(name: str, value: str) -> None:
+    assert Settings.parse({name: value}).values == {name: value}
+
+
 @pytest.mark.parametrize("name", ["error_cb", "oauth_cb", "rebalance_cb", "anything_cb"])
 def test_a_function_cannot_be_an_option(name: str) -> None:
     with pytest.raises(ConfigurationError, match="cannot be set"):
@@ -113,7 +128,14 @@ def test_a_function_cannot_be_an_option(name: str) -> None:
     [
         ({"acks": "0"}, "no broker has confirmed"),
         ({"acks": "1"}, r"enable\.idempotence=false"),
-        ({"acks": "some", "enable.idempotence": "false"}, "request.required.acks"),
+        *(
+            ({name: value, "enable.idempotence": "false"}, "no broker has confirmed")
+            for name in ("acks", "request.required.acks")
+            for value in ("0", "00", "+0", "-0", "0 ", " 0", "0x0", "01", "", "some")
+        ),
+        ({"auto.offset.reset": "latest"}, "--reset-offsets"),
+        ({"session.timeout.ms": "60000"}, r"Subscription\(.*lease="),
+        ({"allow.auto.create.topics": "true"}, "redelivery apply"),
         ({"linger.ms": "-1"}, "range"),
         ({"security.protocol": "tls"}, "security.protocol"),
         ({"message.max.bytes": "many"}, "message.max.bytes"),

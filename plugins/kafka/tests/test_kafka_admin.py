@@ -1,16 +1,21 @@
 """Provisioning on a real cluster: what is made, what is told, and what is refused."""
 
+import time
+from contextlib import suppress
+
 import pytest
 from confluent_kafka import Producer
 
 from redelivery import provisioning
 from redelivery.errors import ConfigurationError, Fatal
-from redelivery.message import Message
+from redelivery.message import Batch, Message
 from redelivery.plugins import connect
 from redelivery.spec import NATIVE, DeliverySpec, Ref, Sink
-from redelivery_conformance.harness import CannotShow
+from redelivery_conformance.harness import CannotShow, NotHere
+from redelivery_conformance.plugin import not_here
 from redelivery_conformance.statements import Statements
 from redelivery_kafka.admin import may_be_lost
+from redelivery_kafka.testing import in_container
 
 SPEC = DeliverySpec(dead_letter_sink=(Sink(uri=NATIVE),))
 
@@ -170,6 +175,22 @@ class TestProvisioning(Statements):
             assert not found.drift
             assert "fewer partitions (1)" in " ".join(found.warnings)
 
+    @pytest.mark.parametrize(
+        ("found", "differs"), [({"retention.ms": "-1"}, ""), ({"cleanup.policy": "compact"}, "compact")]
+    )
+    def test_a_topic_that_somebody_else_just_made_is_compared_too(self, subject, monkeypatch, found, differs):
+        there = cluster(subject)
+        with subject.broker.admin() as admin:
+            plan = admin.plan
+            before = [plan(SPEC)]
+            there.make(letters(subject), **found)
+            monkeypatch.setattr(admin, "plan", lambda spec: before.pop() if before else plan(spec))
+            if differs:
+                with pytest.raises(Fatal, match=differs):
+                    admin.provision(SPEC)
+            else:
+                admin.provision(SPEC)
+
     def test_depth_of_a_topic_that_is_not_there_says_so(self, subject):
         there = cluster(subject)
         broker = subject.connect(f"kafka://{there.bootstrap}/{subject.place.topic}-missing")
@@ -218,6 +239,57 @@ def test_what_counts_as_stored_and_may_still_be_lost_is_a_warning(acks, replicas
     """A cluster of one broker cannot show it."""
     found = list(may_be_lost("orders", acks, replicas, {"min.insync.replicas": least}))
     assert [text in each for text, each in zip(said, found, strict=True)] == [True] * len(said)
+
+
+def test_where_brokers_make_topics_that_are_asked_about_none_is_made_but_by_provisioning(request):
+    """As they do by default: with a retention of a week, which forgets letters."""
+    try:
+        runtime = in_container(environment={"KAFKA_AUTO_CREATE_TOPICS_ENABLE": "true"})
+    except NotHere as error:
+        not_here(request.config, error)
+    there = runtime.cluster
+    try:
+        with connect(f"kafka://{there.bootstrap}/orders") as broker:
+            for ask in (planned, sent, browsed, received, counted):
+                with suppress(Fatal):
+                    ask(broker)
+            assert not there.names("orders")
+            with broker.admin() as admin:
+                admin.provision(SPEC)
+            assert there.config("orders-dead-letters")["retention.ms"] == "-1"
+            sent(broker)
+        assert [each.value() for each in there.reader.left("orders", "any")] == [b"v"]
+    finally:
+        runtime.close()
+
+
+def planned(broker):
+    with broker.admin() as admin:
+        assert {each.action for each in admin.plan(SPEC).objects} == {"create"}
+
+
+def counted(broker):
+    with broker.admin() as admin:
+        admin.depth()
+
+
+def browsed(broker):
+    with broker.dead_letters() as box:
+        list(box.browse())
+
+
+def received(broker):
+    with broker.receiver() as receiver:
+        receiver.receive(1, wait=1)
+
+
+def sent(broker):
+    """Sends a row to the topic, and one to a topic of its own."""
+    with broker.sender() as sender:
+        rows = [Message(value=b"v"), Message(value=b"v", destination="orders-of-its-own")]
+        sender.send(Batch.of(rows), deadline=time.monotonic() + 20)
+        while not sender.collect(1.0):
+            pass
 
 
 def test_an_admin_does_nothing_before_it_is_asked():

@@ -108,6 +108,34 @@ class TestBadRecords(Statements):
         (letter,) = subject.browse(direct=False)
         assert letter.message.value == bytes(20_000)
 
+    def test_a_row_without_a_key_in_a_compacted_topic_is_the_only_letter(self, subject):
+        """A broker refuses the whole request, and names the rows that it is for."""
+        real(subject).alter(subject.place.topic, **{"cleanup.policy": "compact"})
+        rows = [Message(value=b"%d" % at, key=None if at in {3, 5} else b"%d" % at) for at in range(10)]
+        report = deliver(subject, rows)
+        assert (report.delivered, report.dead_lettered) == (8, 2)
+        assert subject.values() == Counter(row.value for row in rows if row.key)
+        assert sorted(each.message.value for each in subject.browse(direct=False)) == [b"3", b"5"]
+
+    @pytest.mark.parametrize(
+        "bad",
+        [
+            Message(value=b"bad", timestamp_ms=0),
+            Message(value=b"bad", timestamp_ms=-5),
+            Message(value=b"bad", timestamp_ms=1 << 65),
+            Message(value=b"bad", headers=(("a\0b", b"1"), ("\ud800", b"2"))),
+        ],
+    )
+    def test_a_row_whose_letter_would_be_refused_for_the_same_is_a_letter_without_it(self, subject, bad):
+        real(subject)
+        report = deliver(subject, [Message(value=b"good"), bad])
+        assert (report.delivered, report.dead_lettered) == (1, 1)
+        (letter,) = subject.browse(direct=False)
+        assert letter.message.value == b"bad"
+        names = [name for name, _ in letter.message.headers]
+        assert not bad.headers or {"a\\0b", "\\ud800"} < set(names)
+        assert letter.message.timestamp_ms > 1_500_000_000_000
+
     def test_header_values_that_are_not_text_come_back_as_they_were(self, subject):
         sent = Message(value=b"v", headers=(("a", b"\xff\xfe\0"), ("a", b""), ("b", None), ("größe", b"\x80")))
         subject.deliver(sent)

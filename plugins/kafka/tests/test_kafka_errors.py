@@ -6,7 +6,17 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from redelivery.errors import Ambiguous, BrokerError, Fatal, Permanent, Retriable, Throttled, Unattributed
-from redelivery_kafka.errors import BY_NAME, ERRORS, LOST_COUNT, REFUSED, TARGET, classified, classify, classify_reading
+from redelivery_kafka.errors import (
+    BY_NAME,
+    ERRORS,
+    LOST_COUNT,
+    REFUSED,
+    TARGET,
+    classified,
+    classify,
+    classify_reading,
+    refused,
+)
 
 CODES = {name: value for name in dir(KafkaError) if isinstance(value := getattr(KafkaError, name), int)}
 
@@ -56,7 +66,7 @@ def test_a_code_has_the_class_that_its_meaning_asks_for(name: str, kind: type[Br
     assert type(classify(KafkaError(CODES[name]), "storing")) is kind
 
 
-@pytest.mark.parametrize("name", ["MSG_SIZE_TOO_LARGE", "INVALID_RECORD", "INVALID_TIMESTAMP"])
+@pytest.mark.parametrize("name", ["MSG_SIZE_TOO_LARGE", "INVALID_RECORD", "_INVALID_DIFFERENT_RECORD"])
 def test_what_one_record_causes_is_its_own_only_where_it_was_alone(name: str) -> None:
     error = KafkaError(CODES[name])
     assert type(classify(error, "storing", alone=False)) is Unattributed
@@ -73,6 +83,31 @@ def test_a_missing_topic_is_fatal_where_it_is_the_urls_own_and_a_rows_fault_else
 def test_reading_can_be_tried_again_where_sending_would_be_ambiguous() -> None:
     assert type(classify_reading(KafkaError(CODES["_TRANSPORT"]), "reading")) is Retriable
     assert type(classify_reading(KafkaError(CODES["_AUTHENTICATION"]), "reading")) is Fatal
+
+
+def test_a_partition_that_is_not_there_is_a_rows_fault_but_where_no_row_names_one() -> None:
+    error = KafkaError(CODES["_UNKNOWN_PARTITION"])
+    assert type(classify(error, "storing")) is Permanent
+    found = classify_reading(error, "reading")
+    assert type(found) is Retriable
+    assert "has no leader" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        ("Failed to connect to 127.0.0.1:1 after 0 ms: Could not connect to server", Retriable),
+        ("Could not resolve host: nowhere.invalid", Retriable),
+        ("Operation timed out after 20001 milliseconds with 0 bytes received", Retriable),
+        ('{"error":"invalid_client", "error_description":"Could not connect you"}', Fatal),
+        ("error adding trust anchors from file: ca-bundle.crt", Fatal),
+    ],
+)
+def test_an_endpoint_that_is_not_reached_has_refused_nobody(said: str, kind: type[BrokerError]) -> None:
+    """In the words of the client: it has no code for it."""
+    error = KafkaError(CODES["_AUTHENTICATION"], f"Failed to acquire SASL OAUTHBEARER token: {said}")
+    assert type(classify(error, "storing")) is kind
+    assert refused(error) is (kind is Fatal)
 
 
 @pytest.mark.parametrize(

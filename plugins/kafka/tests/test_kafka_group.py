@@ -82,6 +82,35 @@ def test_what_fails_when_partitions_are_assigned_is_the_receivers_error(mock, re
         received(broker)
 
 
+@pytest.fixture
+def leaderless(mock):
+    for topic in ("wide", "wide-dead-letters"):
+        mock.make(topic, 3)
+        producer = Producer({"bootstrap.servers": mock.bootstrap, "log_level": 0})
+        for partition in range(3):
+            producer.produce(topic, b"%d" % partition, partition=partition)
+        assert producer.flush(10) == 0
+        mock.lose_leader(topic, 1)
+    return mock
+
+
+@pytest.mark.parametrize("ask", [depth, browsed])
+def test_a_partition_without_a_leader_is_nobodys_fault_and_may_be_asked_again(leaderless, ask):
+    with connect(f"kafka://{leaderless.bootstrap}/wide") as broker, pytest.raises(Retriable, match="has no leader"):
+        ask(broker)
+
+
+def test_a_partition_without_a_leader_keeps_no_other_from_being_received(leaderless):
+    values, end = set(), time.monotonic() + 60
+    with connect(f"kafka://{leaderless.bootstrap}/wide") as broker, broker.receiver() as receiver:
+        while len(values) < 3:
+            values |= {each.message.value for each in receiver.receive(10, wait=1.0)}
+            if values == {b"0", b"2"}:
+                leaderless.lead("wide", 1)
+            assert time.monotonic() < end
+            assert b"1" not in values or len(values) == 3, "it has no leader yet"
+
+
 def test_a_cluster_that_has_never_seen_a_group_answers_the_first_question(request):
     """The place for commits is made as brokers do by default, with 50 partitions; it takes them a second or more."""
     try:

@@ -10,6 +10,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
 
 from redelivery import deadletters, dialects
+from redelivery.broker import Terminate
 from redelivery.errors import Ambiguous, ConfigurationError, Fatal, Retriable
 from redelivery.message import Message
 from redelivery_conformance.statements import Statements, broker_has
@@ -36,6 +37,19 @@ def records(subject: Subject) -> int:
         found = consumer.list_topics(topic, timeout=10).topics[topic]
         marks = [consumer.get_watermark_offsets(TopicPartition(topic, each), timeout=10) for each in found.partitions]
         return sum(high - low for low, high in marks)
+    finally:
+        consumer.close()
+
+
+def commits(subject: Subject) -> int:
+    """How many offsets the cluster's groups have committed, ever."""
+    broker, topic = opened(subject), "__consumer_offsets"
+    consumer = broker.settings.consumer(broker.address)
+    try:
+        places = [
+            TopicPartition(topic, each) for each in consumer.list_topics(topic, timeout=10).topics[topic].partitions
+        ]
+        return sum(consumer.get_watermark_offsets(each, timeout=10)[1] for each in places)
     finally:
         consumer.close()
 
@@ -127,6 +141,38 @@ class TestKafkaLetters(Statements):
             assert letters.remove([f"{there}7", f"{there.split('/')[0]}/99/0"]) == 0
             assert letters.remove([there, there]) == 1
 
+    @broker_has("browse", "remove")
+    def test_browsing_commits_again_what_is_removed(self, subject: Subject) -> None:
+        """Else a broker forgets it within days (`offsets.retention.minutes`), and the letters come back."""
+        self._bury(subject, 0, 1)
+        assert len(subject.browse(direct=False)) == 2
+        before = commits(subject)
+        assert len(subject.browse(direct=False)) == 2
+        assert commits(subject) == before, "nothing is removed, so nothing is to be remembered"
+        with subject.broker.dead_letters() as letters:
+            letters.remove([f"{opened(subject).address.dead_letters.topic}/0/0"])
+        before = commits(subject)
+        for _ in range(2):
+            assert [each.message.value for each in subject.browse(direct=False)] == [b"1"]
+        assert commits(subject) == before + 2
+
+    @broker_has("receive", "terminate", "browse")
+    def test_a_letter_is_stored_whatever_the_jobs_producer_is_told(self, subject: Subject) -> None:
+        """And without what the client cannot carry."""
+        self._bury(subject)
+        subject.deliver(Message(value=b"v"))
+        options = {"enable.idempotence": "false", "max.in.flight": "100", "retries": "0", "request.required.acks": "1"}
+        broker = subject.connect(options={f"kafka.{name}": value for name, value in options.items()})
+        with broker, broker.receiver() as receiver:
+            end = time.monotonic() + 30
+            while not (received := receiver.receive(1, wait=1)):
+                assert time.monotonic() < end
+            letter = Message(value=b"v", headers=(("a\0b", b"1"),), timestamp_ms=-5)
+            assert receiver.settle([(received[0], Terminate(letter))]) == [None]
+        (found,) = subject.browse(direct=False)
+        assert [name for name, _ in found.message.headers] == ["a\\0b"]
+        assert (found.message.timestamp_ms or 0) > 1_500_000_000_000
+
     @broker_has("browse")
     def test_closing_ends_a_browse_that_was_left_in_its_middle(self, subject: Subject) -> None:
         self._bury(subject, *range(20))
@@ -141,7 +187,8 @@ class TestKafkaLetters(Statements):
     @staticmethod
     def _bury(subject: Subject, *numbers: int) -> None:
         subject.provision()
-        subject.deliver(*(Message(value=b"%d" % each) for each in numbers), url=subject.broker.native_sink())
+        if numbers:
+            subject.deliver(*(Message(value=b"%d" % each) for each in numbers), url=subject.broker.native_sink())
 
 
 @pytest.mark.parametrize(

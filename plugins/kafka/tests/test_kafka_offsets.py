@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from redelivery.message import Message
+from redelivery_kafka import offsets
 from redelivery_kafka.offsets import COST, ROOM, Ledger, TooMuch, Tries, waiting
 from redelivery_kafka.partition import Partition
 
@@ -90,6 +91,47 @@ def test_what_may_be_given_fits_however_it_ends(data: st.DataObject) -> None:
         if start not in ledger.tries:
             ledger.settle(start)
     assert len(ledger.metadata()) <= ROOM
+
+
+@settings(deadline=None, max_examples=6)  # a busy machine is no fault
+@given(seed=st.integers(0, 99), longest=st.sampled_from([1_000, 600_000, 10**8]), most=st.integers(1, 50))
+def test_however_many_are_delayed_what_is_given_can_be_remembered(seed: int, longest: int, most: int) -> None:
+    """When no more fits, no more is given until something is due; that can be settled, and then the rest comes."""
+    with pytest.MonkeyPatch.context() as small:
+        small.setattr(offsets, "ROOM", 603)
+        small.setattr(offsets, "_BYTES", 480)
+        _delay_all(random.Random(seed), 160, longest, most)  # noqa: S311 - no secret
+
+
+def _delay_all(some: random.Random, count: int, longest: int, most: int) -> None:
+    now_ms = 1_700_000_000_000
+    partition = Partition(0, None, count)
+    for offset in range(count):
+        message = Message(value=b"v", key=some.choice([None, b"a", b"b%d" % offset]))
+        assert partition.fetched(offset, message, now=0.0, now_ms=now_ms)
+    now, left = 0.0, count
+    while left:
+        chosen = partition.choose(most, now)
+        if not chosen:
+            assert partition.next_due is not None, "nothing is given, and nothing ever will be"
+            now = partition.next_due
+            continue
+        partition.count(partition.ledger, chosen, now_ms + round(now * 1000))
+        partition.ledger.metadata()
+        for offset in chosen:
+            partition.give(offset)
+        for offset in chosen:
+            tries = partition.ledger.tries[offset]
+            if tries.attempts == 1:
+                delay = some.randrange(1, longest)
+                partition.ledger.tries[offset] = tries._replace(due_ms=now_ms + round(now * 1000) + delay)
+                partition.delayed(offset, now + delay / 1000)
+            else:
+                partition.ledger.settle(offset)
+                partition.settled(offset)
+                left -= 1
+        partition.ledger.metadata()
+    assert (partition.ledger.base, partition.ledger.metadata()) == (count, "")
 
 
 def test_what_does_not_fit_is_told() -> None:

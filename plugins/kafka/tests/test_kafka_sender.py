@@ -11,8 +11,11 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from redelivery.broker import Settled
+from redelivery.delivery import Delivery, Origin
+from redelivery.delivery.engine import Flow
 from redelivery.errors import Fatal, NotSent, Permanent, Retriable, Unattributed
 from redelivery.message import Batch, Message
+from redelivery.spec import DeliverySpec, Sink
 from redelivery_conformance.forking import in_a_fork
 from redelivery_conformance.statements import Statements
 from redelivery_conformance.subject import Subject
@@ -150,6 +153,57 @@ class TestRows(Statements):
         assert subject.values() == Counter([b"1", b"3", b"5"])
 
 
+class TestOrder(Statements):
+    """Rows of one key, where a broker refuses a request that holds one of them."""
+
+    broker = "kafka"
+
+    def test_nothing_behind_a_refused_request_is_stored(self, subject: Subject) -> None:
+        """Neither what is in the client's queue by then, nor a batch that comes before it is told."""
+        topic = made(subject, "small", max_message_bytes=str(20 * SMALL))
+        rows = [Message(value=b"%d" % at, key=b"k") for at in range(2_000)]
+        rows[500] = Message(value=bytes(40 * SMALL), key=b"k")
+        first = Batch.of(rows, number=1, ordered=True)
+        behind = Batch.of([Message(value=b"behind", key=b"k")], number=2, ordered=True)
+        options = {**subject.place.options, "kafka.batch.num.messages": "10"}
+        with subject.connect(beside(subject, topic), options) as broker, broker.sender() as sender:
+            settled = subject.settle(sender, first, behind)
+            told = {each.index: type(each.error) for each in settled[1].failures}
+            refused = [at for at, kind in told.items() if kind is Unattributed]
+            assert 500 in refused
+            assert len(refused) <= 10
+            assert {at for at, kind in told.items() if kind is NotSent} == set(range(max(refused) + 1, 2_000))
+            error = settled[2].error or settled[2].failures[0].error
+            assert isinstance(error, NotSent)
+            stored = [row.value for row in rows[: min(refused)]]
+            assert [each.value for each in subject.place.stored(topic)] == stored
+            again = subject.settle(sender, Batch.of([rows[501]], number=3, ordered=True))[3]
+            assert again.error is None
+            assert not again.failures
+        assert [each.value for each in subject.place.stored(topic)] == [*stored, b"501"]
+
+    def test_rows_of_a_key_are_stored_in_their_order_around_those_that_are_refused(self, subject: Subject) -> None:
+        topic = made(subject, "small", 2, max_message_bytes=str(20 * SMALL))
+        bad, keys = {400, 1_203}, 3
+        rows = [
+            Message(value=b"%d" % at if at not in bad else bytes(40 * SMALL), key=b"%d" % (at % keys))
+            for at in range(2_000)
+        ]
+        options = {**subject.place.options, "kafka.batch.num.messages": "20"}
+        url, origin = beside(subject, topic), Origin(run="run", partition=0)
+        spec = DeliverySpec(dead_letter_sink=(Sink(uri=subject.place.url),))
+        with Delivery.open(url, spec, options=options, origin=origin, flow=Flow(ordering="key")) as delivery:
+            delivery.write(Batch.of(rows[:1_000], number=1))
+            delivery.write(Batch.of(rows[1_000:], number=2))
+            report = delivery.finish()
+        assert (report.delivered, report.dead_lettered) == (1_998, 2)
+        assert report.retries == 0, "what was kept back was not tried"
+        stored = [int(each.value or b"") for each in subject.place.stored(topic)]
+        for key in range(keys):
+            mine = [at for at in stored if at % keys == key]
+            assert mine == [at for at in range(key, 2_000, keys) if at not in bad]
+
+
 class TestSender(Statements):
     """The producer behind the sender."""
 
@@ -195,6 +249,30 @@ class TestSender(Statements):
         with sender, pytest.raises(Retriable, match="refused"):
             sender.send(Batch.of([Message(value=b"v")]), deadline=time.monotonic() + 2)
         assert time.monotonic() - began < 3
+
+    def test_a_token_endpoint_that_is_not_reached_is_waited_for_and_its_password_not_shown(
+        self, subject: Subject, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caplog.set_level(0)
+        options = {
+            "security.protocol": "sasl_plaintext",
+            "sasl.mechanism": "OAUTHBEARER",
+            "sasl.oauthbearer.method": "oidc",
+            "sasl.oauthbearer.client.id": "me",
+            "sasl.oauthbearer.client.secret": "hunter3",
+            "sasl.oauthbearer.token.endpoint.url": "http://me:hunter2@127.0.0.1:1/token",
+            "debug": "security",
+        }
+        url = beside(subject, "any")
+        sender = subject.keep(
+            subject.connect(url, {f"kafka.{name}": value for name, value in options.items()})
+        ).sender()
+        began = time.monotonic()
+        with sender, pytest.raises(Retriable, match="connect") as caught:
+            sender.send(Batch.of([Message(value=b"v")]), deadline=began + 4)
+        assert time.monotonic() - began > 2, "an endpoint may be back soon"
+        assert "127.0.0.1:1/token" in caplog.text
+        assert "hunter" not in f"{caplog.text} {caught.value!r} {caught.value.__cause__!r}"
 
     def test_a_wrong_sasl_mechanism_is_fatal_and_shows_no_password(self, subject: Subject) -> None:
         began = time.monotonic()

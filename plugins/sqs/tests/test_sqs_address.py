@@ -93,10 +93,58 @@ def test_an_address_is_read_back_from_its_url(name: str, fifo: bool, region: str
     assert Address.parse(letters.url) == letters
 
 
+REGION, ENDPOINT = {"sqs.region": "eu-west-1"}, {"sqs.endpoint_url": "http://localhost:9324"}
+
+
+@pytest.mark.parametrize(
+    ("url", "options"),
+    [
+        ("sqs:orders", {**REGION, **ENDPOINT}),
+        ("sqs://orders", {**REGION, "sqs.endpoint_url": "HTTP://LocalHost:9324/"}),
+        ("sqs:orders?region=eu-west-1", ENDPOINT),
+        ("sqs:orders?endpoint_url=http://localhost:9324/", REGION),
+        ("sqs:orders?endpoint_url=http://localhost:9324&region=eu-west-1", {"sqs.region": "eu-west-2"}),
+    ],
+)
+def test_a_place_is_recognised_however_it_is_spelled(url: str, options: dict[str, str]) -> None:
+    """By the URL and by the options: the dead letters of a queue must not be sent to the queue of dead letters."""
+    same = connect("sqs:orders?region=eu-west-1&endpoint_url=http://localhost:9324", {})
+    found = connect(url, options)
+    assert found.is_at(same)
+    assert found.native_sink() == same.native_sink()
+    assert found.sibling("orders-dead-letters") == same.native_sink()
+    assert connect(found.native_sink(), {}).canonical_url == same.native_sink()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "sqs:orders?region=eu-west-2",
+        "sqs:orders?endpoint_url=https://localhost:9324",
+        "sqs:orders?endpoint_url=http://localhost",
+        "sqs:orders?profile=dev",
+        "sqs:others",
+        f"sqs:arn:aws:sqs:eu-west-1:{ACCOUNT}:orders",
+    ],
+)
+def test_another_place_is_another(url: str) -> None:
+    options = {**REGION, **ENDPOINT}
+    assert not connect(url, options).is_at(connect("sqs:orders", options))
+
+
+def test_a_schemes_own_port_says_nothing() -> None:
+    for scheme, port in (("http", 80), ("https", 443)):
+        with_port, without = (
+            connect(f"sqs:q?endpoint_url={scheme}://sqs.local{each}", {}) for each in (f":{port}", "")
+        )
+        assert with_port.is_at(without)
+
+
 @pytest.mark.parametrize(
     "options",
     [
         {"read_timeout": "soon"},
+        {"dead_letter_hold": "1"},
         {"read_timeout": "nan"},
         {"concurrency": "0"},
         {"tcp_keepalive": "perhaps"},
@@ -158,3 +206,23 @@ def test_an_endpoint_that_is_no_url_is_told_before_anything_is_sent(endpoint: st
     with pytest.raises(InvalidURL, match=r"sqs\.endpoint_url") as caught:
         Settings.parse({"endpoint_url": endpoint})
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("host", ["elastic_mq:9324", "my_project_sqs_1", "a..b", f"{'a' * 64}.example"])
+def test_a_host_that_boto3_does_not_take_is_told_and_what_it_takes(host: str) -> None:
+    """Names of containers often have an underscore."""
+    with pytest.raises(InvalidURL, match=r"sqs\.endpoint_url.*not '_'; use another name"):
+        Settings.parse({"endpoint_url": f"http://{host}"})
+    with pytest.raises(InvalidURL, match="not '_'; use another name"):
+        Address.parse(f"sqs:orders?endpoint_url=http://{host}")
+
+
+def test_hosts_that_boto3_takes_are_taken() -> None:
+    for host in ("localhost:4566", "127.0.0.1:1", "[::1]:1", "sqs.eu-west-1.amazonaws.com"):
+        Settings.parse({"endpoint_url": f"http://{host}"})
+
+
+def test_an_endpoint_of_the_environment_that_is_none_is_a_configuration_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_SQS", "http://elastic_mq:9324")
+    with pytest.raises(Fatal, match="endpoint that the environment names"):
+        client(Address("orders", region="eu-west-3"), Settings.parse(KEYS))

@@ -101,7 +101,17 @@ def test_a_message_of_another_producer_is_read_as_far_as_it_goes() -> None:
 
 @pytest.mark.parametrize(
     "packed",
-    ["{oops", "7", "[]", '{"key": {}}', '{"headers": [[]]}', '{"headers": 1}', '{"id": 1}', '{"timestamp": ""}'],
+    [
+        "{oops",
+        "[" * 100_000,
+        "7",
+        "[]",
+        '{"key": {}}',
+        '{"headers": [[]]}',
+        '{"headers": 1}',
+        '{"id": 1}',
+        '{"timestamp": ""}',
+    ],
 )
 def test_a_damaged_attribute_is_told_and_leaves_the_rest(packed: str) -> None:
     found, fault = decode({"Body": "v", "MessageAttributes": {PACKED: {"DataType": "String", "StringValue": packed}}})
@@ -115,6 +125,48 @@ def test_a_body_that_is_not_what_it_is_said_to_be_is_told() -> None:
     found, fault = decode({"Body": "no base64!", "MessageAttributes": attributes})
     assert fault is not None
     assert found.value == b"no base64!"
+
+
+@pytest.mark.parametrize("said", ['"see attachment"', '"null"', '"empty"', "[]", "7", "true", '{"of": "it"}'])
+def test_a_body_that_is_none_of_ours_is_kept_whatever_is_said_of_it(said: str) -> None:
+    """An attribute that somebody else wrote must not make nothing of a body."""
+    packed = {PACKED: {"DataType": "String", "StringValue": f'{{"id": "i", "body": {said}}}'}}
+    found, fault = decode({"Body": "precious", "MessageAttributes": packed})
+    assert found == Message(value=b"precious", id="i")
+    assert fault is not None
+    assert PACKED in fault
+
+
+def test_base64_in_lines_is_read() -> None:
+    """RFC 2045, which names it, breaks its lines."""
+    value = bytes(range(256))
+    attributes = {TRANSFER: {"DataType": "String", "StringValue": "base64"}}
+    body = base64.encodebytes(value).decode().replace("\n", "\r\n")
+    assert decode({"Body": body, "MessageAttributes": attributes}) == (Message(value=value), None)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["base64", "a"]), inner, max_size=2),
+    max_leaves=6,
+)
+
+
+@given(st.dictionaries(st.sampled_from(["id", "key", "timestamp", "body", "headers"]), json_values), st.booleans())
+def test_whatever_others_write_the_body_is_given(packed: dict[str, object], marked: bool) -> None:
+    attributes = {PACKED: {"DataType": "String", "StringValue": json.dumps(packed)}}
+    if marked:
+        attributes[TRANSFER] = {"DataType": "String", "StringValue": "base64"}
+    found, _ = decode({"Body": "no base64!", "MessageAttributes": attributes})
+    assert found.value == b"no base64!"
+
+
+@pytest.mark.parametrize("attributes", [{PACKED: None}, {TRANSFER: 7}, {"n": "text"}, [1]])
+def test_attributes_of_no_known_form_keep_back_nothing_but_themselves(attributes: object) -> None:
+    found, fault = decode({"Body": "v", "MessageAttributes": attributes})
+    assert found == Message(value=b"v")
+    assert fault is not None
+    assert "attributes" in fault
 
 
 def test_what_is_too_large_is_refused_with_sizes() -> None:

@@ -1,5 +1,7 @@
 """Every error of SQS and of botocore is one of redelivery's classes."""
 
+import re
+
 import botocore.exceptions
 import botocore.session
 import pytest
@@ -78,6 +80,9 @@ def test_a_botocore_error_of_the_wire_is_ambiguous_once_something_was_sent() -> 
         ("SomethingNew", 413, Unattributed),
         ("SomethingNew", 429, Throttled),
         ("", 502, Ambiguous),
+        ("408", 408, Ambiguous),
+        ("421", 421, Retriable),
+        ("425", 425, Retriable),
     ],
 )
 def test_an_answer_to_a_whole_request_is_sorted(code: str, status: int, kind: type[BrokerError]) -> None:
@@ -93,6 +98,15 @@ def test_only_a_send_can_be_unattributed() -> None:
 def test_a_denied_action_is_named_as_a_policy_names_it() -> None:
     assert "sqs:SendMessage is denied" in str(classify(answer("AccessDenied", 403), "x"))
     assert "sqs:GetQueueUrl is denied" in str(classify(answer("AccessDeniedException", 400, "GetQueueUrl"), "x"))
+
+
+def test_a_role_that_is_denied_is_no_queues_policy() -> None:
+    """Nor is it about the queue that a row names."""
+    found = classify(answer("AccessDenied", 403, "AssumeRole"), "assuming role 'arn'")
+    assert isinstance(found, Fatal)
+    assert re.search("assuming role 'arn'.*sts:AssumeRole is denied.*trust policy of the role", str(found))
+    assert "sqs:AssumeRole" not in str(found)
+    assert not is_target(found)
 
 
 def test_a_throttled_request_says_how_long_to_wait() -> None:

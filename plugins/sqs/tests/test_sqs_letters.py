@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
+import boto3
 import pytest
 
-from redelivery.broker import Accept
+from redelivery.broker import Accept, Letter
 from redelivery.deadletters import dead_letters
 from redelivery.errors import Ambiguous, ConfigurationError, Fatal, Retriable, Unsupported
 from redelivery.message import Message
 from redelivery_conformance.statements import Statements
 from redelivery_conformance.subject import Subject
 from redelivery_conformance.taking import Taker
+from redelivery_sqs import batches
 from redelivery_sqs import letters as module
 from redelivery_sqs.address import Address
 from redelivery_sqs.config import Settings
 from redelivery_sqs.letters import SqsDeadLetters
 from redelivery_sqs.testing import SqsFifoHarness
+from redelivery_sqs.testing.faults import Answer, Faults, Rule, refusal
 
 #: What a look leaves hidden that nobody ends.
-BRIEFLY = {"sqs.dead_letter_hold": "1"}
+BRIEFLY = {"sqs.dead_letter_hold": "3"}
 
 
 def bury(subject: Subject, count: int, key: bytes | None = None) -> None:
@@ -36,35 +41,188 @@ def shown(role: Any) -> list[bytes | None]:
     return [letter.message.value for letter in role.browse()]
 
 
+def put(subject: Subject, body: str, attributes: Mapping[str, str], **more: str) -> None:
+    """Put a letter of another make into the native place."""
+    with boto(subject) as sqs:
+        url = sqs.get_queue_url(QueueName=Address.parse(subject.broker.native_sink()).queue)["QueueUrl"]
+        given = {name: {"DataType": "String", "StringValue": text} for name, text in attributes.items()}
+        sqs.send_message(QueueUrl=url, MessageBody=body, MessageAttributes=given, **more)
+
+
+@contextmanager
+def boto(subject: Subject) -> Iterator[Any]:
+    """A client that is not the plugin's."""
+    option = {name.removeprefix("sqs."): value for name, value in subject.place.options.items()}
+    keys = {"aws_access_key_id": "test", "aws_secret_access_key": "test"}
+    made = boto3.client("sqs", endpoint_url=option["endpoint_url"], region_name=option["region"], **keys)
+    yield made
+    made.close()
+
+
+@contextmanager
+def faulty(subject: Subject, rule: Rule) -> Iterator[dict[str, str]]:
+    """Options by which the place is reached through a server that answers by a rule."""
+    with Faults(subject.place.options["sqs.endpoint_url"], rule) as faults:
+        yield {**subject.place.options, "sqs.endpoint_url": faults.url}
+
+
+class Together:
+    """A rule by which each request of an operation waits a while for another beside it."""
+
+    def __init__(self, asked: str) -> None:
+        self.most = self._now = 0
+        self._asked = asked
+        self._two = threading.Event()
+        self._lock = threading.Lock()
+
+    def __call__(self, asked: str, given: Mapping[str, Any], go_on: Any) -> Answer | None:
+        if asked != self._asked:
+            return None
+        with self._lock:
+            self._now += 1
+            self.most = max(self.most, self._now)
+            if self.most > 1:
+                self._two.set()
+        self._two.wait(3)
+        answer: Answer = go_on(given)
+        with self._lock:
+            self._now -= 1
+        return answer
+
+
 class TestLooking(Statements):
     broker = "sqs"
 
-    def test_what_is_looked_at_is_seen_by_others_as_soon_as_the_look_is_over(self, subject: Subject) -> None:
-        """At its end, when it is given up, when the role is closed: not only when its two minutes are over."""
+    def test_what_is_looked_at_is_seen_by_others_as_soon_as_the_reader_ends_or_gives_up(self, subject: Subject) -> None:
+        """Not only when its two minutes are over; and not before, though it has seen all: it may be removing."""
         bury(subject, 25)
-        first, second = subject.dead_letters(direct=False), subject.dead_letters(direct=False)
+        first = subject.dead_letters(direct=False)
         assert len(shown(first)) == 25
-        assert len(shown(second)) == 25
+        assert not subject.browse(direct=False), "in hand"
         assert len(list(islice(first.browse(), 3))) == 3
-        assert len(shown(second)) == 25
+        assert len(subject.browse(direct=False)) == 25
         look = first.browse()
         next(look)
-        assert not shown(second), "in hand"
+        assert not subject.browse(direct=False), "in hand"
         first.close()
-        assert len(shown(second)) == 25
+        assert len(subject.browse(direct=False)) == 25
+
+    def test_what_a_redrive_is_sending_is_shown_to_nobody_else(self, subject: Subject) -> None:
+        """Two at once would double every letter."""
+        bury(subject, 30)
+        seen: list[int] = []
+
+        def look(asked: str, _given: object, _go_on: object) -> None:
+            if asked == "SendMessageBatch":
+                seen.append(len(subject.browse(direct=False)))
+
+        with faulty(subject, look) as options, dead_letters(subject.place.url, options=options) as box:
+            report = box.redrive()
+        assert (report.redriven, report.removed, set(seen)) == (30, 30, {0})
+
+    def test_letters_are_shown_again_and_removed_by_several_requests_at_a_time(self, subject: Subject) -> None:
+        bury(subject, 45)
+        for asked, use in (
+            ("ChangeMessageVisibilityBatch", lambda role: None),  # the role's end
+            ("DeleteMessageBatch", lambda role: role.purge()),
+        ):
+            together = Together(asked)
+            with faulty(subject, together) as options, subject.connect(options=options).dead_letters() as role:
+                assert len(shown(role)) == 45
+                use(role)
+            assert together.most > 1
+        assert not subject.browse(direct=False)
+
+    def test_a_purge_that_takes_long_goes_on(self, subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Each piece of it is bounded, it is not."""
+        bury(subject, 35)
+        monkeypatch.setattr(module, "_BOUND", 0.0)
+        monkeypatch.setattr(batches, "PATIENCE", 0.2)
+
+        def slow(asked: str, _given: object, _go_on: object) -> None:
+            if asked == "DeleteMessageBatch":
+                time.sleep(0.3)
+
+        with faulty(subject, slow) as options:
+            broker = subject.connect(options={**options, "sqs.concurrency": "1"})
+            with broker.dead_letters() as role:
+                assert len(shown(role)) == 35
+                assert role.purge() == 35
+        assert not subject.browse(direct=False)
+
+    def test_letters_that_cannot_be_shown_again_are_told_of_and_shown_when_they_can(
+        self, subject: Subject, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        bury(subject, 12)
+        broken = threading.Event()
+
+        def refuse(asked: str, _given: object, _go_on: object) -> Answer | None:
+            return refusal("InternalError", status=500) if broken.is_set() and "Visibility" in asked else None
+
+        with faulty(subject, refuse) as options:
+            role = subject.keep(subject.connect(options=options).dead_letters())
+            assert len(shown(role)) == 12
+            broken.set()
+            with pytest.raises(Ambiguous):
+                shown(role)
+            broken.clear()
+            assert len(shown(role)) == 12
+            broken.set()
+            with caplog.at_level(logging.WARNING, "redelivery.sqs"):
+                role.close()
+        assert "12 letters" in caplog.text
+
+    def test_letters_that_others_have_in_hand_are_told_of_and_ones_own_are_not(
+        self, subject: Subject, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Without a word, what is shown passes for all that there is."""
+        bury(subject, 3)
+        with caplog.at_level(logging.WARNING, "redelivery.sqs"), subject.broker.dead_letters() as mine:
+            assert len(shown(mine)) == 3
+            assert not subject.browse(direct=False)
+        assert "not shown" not in caplog.text
+        Taker(subject, broker=subject.connect(subject.broker.native_sink())).one()
+        for use in (shown, lambda role: role.purge()):
+            caplog.clear()
+            with caplog.at_level(logging.WARNING, "redelivery.sqs"), subject.broker.dead_letters() as role:
+                use(role)
+            assert "about 1 letters" in caplog.text
+
+    def test_a_letter_that_nobody_can_decode_keeps_back_no_other(self, subject: Subject) -> None:
+        bury(subject, 3)
+        put(subject, "odd", {"redelivery": "[" * 5000})
+        found = {letter.message.value: letter.context for letter in subject.browse(direct=False)}
+        assert found.keys() == {b"0", b"1", b"2", b"odd"}
+        assert (odd := found[b"odd"]) is not None
+        assert odd.kind == "invalid"
+
+    def test_the_place_itself_is_no_destination_however_it_is_spelled(self, subject: Subject) -> None:
+        bury(subject, 1)
+        queue = Address.parse(subject.broker.native_sink()).queue
+        endpoint, region = (subject.place.options[f"sqs.{name}"] for name in ("endpoint_url", "region"))
+        for to in (f"sqs:{queue}", f"sqs:{queue}?region={region}", f"sqs:{queue}?endpoint_url={endpoint}/"):
+            for sink in (None, f"sqs:{queue}"):
+                box = dead_letters(subject.place.url, sink=sink, options=subject.place.options)
+                with box, pytest.raises(ConfigurationError, match="the place that the letters are in"):
+                    box.redrive(to=to)
 
     def test_a_second_look_of_the_same_reader_sees_all(self, subject: Subject) -> None:
         """After a whole one, after one that was given up, and while one is still open."""
         bury(subject, 12)
-        role = subject.dead_letters(direct=False)
+        with subject.broker.dead_letters() as role:
+            self._sees_all(role.browse)
         with dead_letters(subject.place.url, options=subject.place.options) as box:
-            for look in (lambda: iter(box), role.browse):
-                assert len(list(look())) == 12
-                assert len(list(islice(look(), 1))) == 1
-                open_one = iter(look())
-                next(open_one)
-                assert len(list(look())) == 12
-                del open_one
+            self._sees_all(lambda: iter(box))
+
+    @staticmethod
+    def _sees_all(look: Callable[[], Iterator[Letter]]) -> None:
+        assert len(list(look())) == 12
+        assert len(list(islice(look(), 1))) == 1
+        open_one = look()
+        next(open_one)
+        assert len(list(look())) == 12
+        del open_one
+        assert len(list(look())) == 12
 
     def test_what_a_crashed_reader_looked_at_comes_into_sight_by_itself(self, subject: Subject) -> None:
         bury(subject, 3)
@@ -80,7 +238,7 @@ class TestLooking(Statements):
         with subject.connect(options=BRIEFLY).dead_letters() as role:
             look = role.browse()
             positions = [next(look).position for _ in range(12)]
-            time.sleep(1.2)
+            time.sleep(3.2)
             assert role.remove(positions[:5]) == 5
             assert role.remove(positions[:7]) == 2
         assert len(subject.browse(direct=False)) == 5
@@ -150,6 +308,21 @@ class TestLookingIntoGroups(Statements):
             taker.receiver.settle([(received, Accept())])
         assert came == [b"%d" % at for at in range(25)]
 
+    def test_a_letter_of_another_make_goes_back_to_its_own_group(self, subject: Subject) -> None:
+        """It has no key; what keeps its order is the group alone."""
+        for at in range(3):
+            more = {"MessageGroupId": "customer-7", "MessageDeduplicationId": f"d{at}"}
+            put(subject, f"e{at}", {}, **more)
+        with dead_letters(subject.place.url, options=subject.place.options) as box:
+            assert box.redrive().removed == 3
+        with boto(subject) as sqs:
+            url = sqs.get_queue_url(QueueName=Address.parse(subject.place.url).queue)["QueueUrl"]
+            told = sqs.receive_message(
+                QueueUrl=url, MaxNumberOfMessages=10, WaitTimeSeconds=2, MessageSystemAttributeNames=["All"]
+            )
+        found = [(each["Body"], each["Attributes"]["MessageGroupId"]) for each in told["Messages"]]
+        assert found == [(f"e{at}", "customer-7") for at in range(3)]
+
     def test_a_purge_takes_the_letters_behind_too(self, subject: Subject) -> None:
         bury(subject, 25, key=b"k")
         with subject.broker.dead_letters() as role:
@@ -170,6 +343,91 @@ def test_a_letter_that_sqs_itself_moved_says_why_and_when_as_far_as_sqs_knows(fi
     assert (letter.context.kind, letter.context.destination) == ("delivery-limit", f"sqs:{arn}")
     assert arn in letter.context.reason
     assert letter.dead_lettered_ms == dead_ms
+
+
+class Shown:
+    """An SQS that shows letters, and hides them by a clock that the test moves."""
+
+    def __init__(self, count: int) -> None:
+        self.now = 0.0
+        self.until = {str(at): 0.0 for at in range(count)}
+        self.prolonged: list[str] = []
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def time_ns(self) -> int:
+        return 10**18
+
+    def receive_message(self, *, VisibilityTimeout: int, **_: object) -> Mapping[str, Any]:  # noqa: N803 - SQS's own words
+        names = [name for name, until in self.until.items() if until <= self.now][:10]
+        self.until |= dict.fromkeys(names, self.now + VisibilityTimeout)
+        return {"Messages": [{"MessageId": name, "ReceiptHandle": name, "Body": name} for name in names]}
+
+    def change_message_visibility_batch(
+        self,
+        *,
+        QueueUrl: str,  # noqa: N803 - SQS's own words
+        Entries: Sequence[Mapping[str, Any]],  # noqa: N803 - SQS's own words
+    ) -> Mapping[str, Any]:
+        for each in Entries:
+            assert self.now < self.until[each["ReceiptHandle"]], "it was not ours any more"
+            self.until[each["ReceiptHandle"]] = self.now + each["VisibilityTimeout"]
+            self.prolonged += [each["ReceiptHandle"]] * bool(each["VisibilityTimeout"])
+        return {"Successful": [{"Id": each["Id"]} for each in Entries]}
+
+    def get_queue_attributes(self, **_: object) -> Mapping[str, Any]:
+        return {"Attributes": {}}
+
+
+def showing(monkeypatch: pytest.MonkeyPatch, count: int) -> tuple[Shown, SqsDeadLetters]:
+    sqs = Shown(count)
+    monkeypatch.setattr(module, "client", lambda *_: sqs)
+    monkeypatch.setattr(module, "queue_url", lambda address, _: address.queue)
+    for each in (module, batches):
+        monkeypatch.setattr(each, "time", sqs)
+    return sqs, SqsDeadLetters(Address("letters"), Settings(dead_letter_hold=10, concurrency=1), direct=True)
+
+
+def test_what_waits_for_its_turn_is_hidden_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A paced redrive takes longer than the hold: each letter is still ours when it is given."""
+    sqs, role = showing(monkeypatch, 25)
+    found = []
+    for letter in role.browse():
+        assert sqs.now < sqs.until[letter.position]
+        found.append(letter.position)
+        sqs.now += 1.5
+    assert sorted(found) == sorted(sqs.until)
+    assert sqs.prolonged
+
+
+def test_what_came_into_sight_meanwhile_is_shown_if_it_comes_by_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not before: another may have it in hand."""
+    sqs, role = showing(monkeypatch, 25)
+    found: list[str] = []
+    other = ""
+    for letter in role.browse():
+        assert sqs.now < sqs.until[letter.position]
+        found.append(letter.position)
+        if len(found) == 12:
+            sqs.now += 60
+            other = max(sqs.until.keys() - set(found))
+            sqs.until[other] = sqs.now + 600
+    assert sorted(found) == sorted(sqs.until.keys() - {other})
+
+
+def test_a_hold_that_is_too_short_to_show_anything_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    sqs, role = showing(monkeypatch, 5)
+    took = sqs.receive_message
+
+    def slow(**asked: Any) -> Mapping[str, Any]:
+        answer = took(**asked)
+        sqs.now += 11
+        return answer
+
+    monkeypatch.setattr(sqs, "receive_message", slow)
+    with pytest.raises(Retriable, match=r"sqs\.dead_letter_hold"):
+        list(role.browse())
 
 
 class Moving:

@@ -148,16 +148,28 @@ def test_what_applying_needs_is_enough_to_make_both_queues(permitted: Permitted)
         assert not admin.plan(SPEC).drift
 
 
-def test_what_looking_needs_is_enough_to_browse_and_one_more_to_remove(permitted: Permitted) -> None:
+def test_what_looking_needs_is_enough_to_browse_and_one_more_to_remove(
+    permitted: Permitted, caplog: pytest.LogCaptureFixture
+) -> None:
     permitted.bury(b"a", b"b")
-    with permitted.user("ReceiveMessage", "ChangeMessageVisibility").dead_letters() as letters:
-        position = next(iter(letters.browse())).position
+    looking = ("ReceiveMessage", "ChangeMessageVisibility", "GetQueueAttributes")
+    with permitted.user(*looking).dead_letters() as letters:
+        (position, _) = [letter.position for letter in letters.browse()]
         with pytest.raises(Fatal, match="sqs:DeleteMessage"):
             letters.purge()
-    broker = permitted.user("ReceiveMessage", "ChangeMessageVisibility", "DeleteMessage")
-    with broker.dead_letters() as letters:
+    with permitted.user(*looking, "DeleteMessage").dead_letters() as letters:
         assert letters.remove([position]) == 1
         assert letters.purge() == 1
+    assert not caplog.text
+
+
+def test_where_letters_may_not_be_counted_a_look_says_so_and_is_no_worse(
+    permitted: Permitted, caplog: pytest.LogCaptureFixture
+) -> None:
+    permitted.bury(b"a", b"b")
+    with permitted.user("ReceiveMessage", "ChangeMessageVisibility").dead_letters() as letters:
+        assert len(list(letters.browse())) == 2
+    assert "sqs:GetQueueAttributes is denied" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 
-from redelivery.errors import BrokerError
+from redelivery.errors import BrokerError, Fatal
 from redelivery_sqs.address import Address
 from redelivery_sqs.config import Settings, client, queue_url
 
@@ -65,3 +67,34 @@ def test_an_sts_that_does_not_answer_is_told_without_a_secret(server: str, monke
     with pytest.raises(BrokerError) as caught:
         queue_url(Address("orders"), made(server, "eu-west-2"))
     assert OWN not in str(caught.value)
+
+
+class Denying(BaseHTTPRequestHandler):
+    """An STS that lets nobody assume a role; moto's lets everybody."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        text = b"<ErrorResponse><Error><Code>AccessDenied</Code><Message>not allowed</Message></Error></ErrorResponse>"
+        self.send_response(403)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    def log_message(self, *_: object) -> None:
+        """Tests are quiet."""
+
+
+def test_a_role_that_may_not_be_assumed_is_told_by_its_name_and_whose_policy_it_is(
+    server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with HTTPServer(("127.0.0.1", 0), Denying) as sts:
+        thread = threading.Thread(target=sts.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+        thread.start()
+        monkeypatch.setenv("AWS_ENDPOINT_URL_STS", f"http://127.0.0.1:{sts.server_port}")
+        with pytest.raises(Fatal) as caught:
+            queue_url(Address("orders"), made(server, "eu-central-1"))
+        sts.shutdown()
+        thread.join()
+    for said in (f"assuming role {ROLE!r}", "sts:AssumeRole is denied", "trust policy"):
+        assert said in str(caught.value)
+    assert "of the queue" not in str(caught.value)

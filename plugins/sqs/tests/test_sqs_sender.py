@@ -58,10 +58,10 @@ class Log:
 
 
 @contextmanager
-def behind(subject: Subject, rule: Rule) -> Iterator[Callable[..., Settled]]:
+def behind(subject: Subject, rule: Rule, **options: str) -> Iterator[Callable[..., Settled]]:
     """Send to the place through a server that answers by a rule."""
     with Faults(subject.place.options["sqs.endpoint_url"], rule) as faults:
-        broker = subject.connect(options={"sqs.endpoint_url": faults.url})
+        broker = subject.connect(options={"sqs.endpoint_url": faults.url, **options})
         sender = subject.keep(broker.sender())
 
         def send(
@@ -170,6 +170,21 @@ class TestSending(Statements):
             found = errors(send(*rows(20)))
         assert {at: type(error) for at, error in found.items()} == dict.fromkeys(range(10), Ambiguous)
         assert subject.values().total() == 20, "what is ambiguous had been stored"
+
+    def test_an_answer_that_names_no_row_makes_its_request_ambiguous_and_the_next_one_goes(
+        self, subject: Subject
+    ) -> None:
+        """By one thread: it lives on."""
+        odd: Iterator[Any] = iter([{"Failed": [{"Code": "InternalError", "SenderFault": False}]}, {"Failed": ["text"]}])
+
+        def answer(asked: str, _given: object, _go_on: object) -> Answer | None:
+            found = next(odd, None) if asked == "SendMessageBatch" else None
+            return None if found is None else (200, found)
+
+        with behind(subject, answer, **{"sqs.concurrency": "1"}) as send:
+            for _ in range(2):
+                assert {type(error) for error in errors(send(*rows(3))).values()} == {Ambiguous}
+            assert not send(*rows(3)).failures
 
     def test_a_throttled_request_is_told_as_such_and_not_repeated(self, subject: Subject) -> None:
         with behind(subject, throttled_once()) as send:

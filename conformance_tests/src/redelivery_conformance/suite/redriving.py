@@ -175,7 +175,8 @@ class Redriving(Statements):
         with self._box(subject) as box:
             planned = box.redrive(where=where, pace=Pace(dry_run=True))
             assert (planned.selected, planned.redriven) == (1, 0)
-            assert len(subject.browse(direct=False)) == 2, "a dry run changed something"
+        assert len(subject.browse(direct=False)) == 2, "a dry run changed something"
+        with self._box(subject) as box:
             assert box.redrive(where=where).removed == 1
         assert subject.values() == Counter([b"mine"])
         assert [letter.message.value for letter in subject.browse(direct=False)] == [b"other"]

@@ -28,7 +28,7 @@ from redelivery.settings import has_scheme, redact, scheme_of
 from redelivery.spec import NATIVE, DeliverySpec, DeliveryStatus, Ref, Sink
 from redelivery_kafka.address import Address
 from redelivery_kafka.config import Settings
-from redelivery_kafka.errors import REFUSED, classified, classify
+from redelivery_kafka.errors import classified, classify, refused
 from redelivery_kafka.group import committed_by_group
 from redelivery_kafka.offsets import waiting
 
@@ -94,7 +94,8 @@ class KafkaAdmin(Admin):
             if item.action == "create":
                 # What a dead letter topic takes over from the topic is known once that is there.
                 again = next(each for each in self.plan(spec).objects if each.name == item.name) if made else item
-                self._make(again)
+                if not self._make(again):
+                    self.plan(spec).refuse_differences(f"kafka: {self._address.url}")
                 made = True
         return plan.status
 
@@ -229,28 +230,31 @@ class KafkaAdmin(Admin):
                 raise KafkaException(found.error)
             return [len(each.replicas) for each in found.partitions.values()]
 
-    def _make(self, item: NativeObject) -> None:
+    def _make(self, item: NativeObject) -> bool:
+        """Make a topic, and wait until it is of use. False where somebody else just made it, perhaps otherwise."""
         doing = f"making topic {item.name!r}"
         config = dict(item.attributes)
         partitions, replicas = int(config.pop("partitions", -1)), int(config.pop("replication.factor", -1))
         new = NewTopic(item.name, num_partitions=partitions, replication_factor=replicas, config=config)
+        made = True
         try:
             with classified(doing):
                 self._admin(doing).create_topics([new], request_timeout=self._question)[item.name].result()
         except BrokerError as error:
-            if error.code == "TOPIC_ALREADY_EXISTS":
-                return
             self._say_refused(error, doing)
             if error.code in _RIGHTS:
                 raise Fatal(
                     f"{error}; or let who may do it run: {_command(item, self._address)}", code=error.code
                 ) from error
-            raise
+            if error.code != "TOPIC_ALREADY_EXISTS":
+                raise
+            made = False
         deadline = time.monotonic() + self._question
         while not self._is_led(item.name):
             if time.monotonic() > deadline:
                 raise Retriable(f"kafka: {doing}: it was made, but the brokers do not know it yet", code="_TIMED_OUT")
             self._admin(doing).poll(_LOOK)
+        return made
 
     def _is_led(self, name: str) -> bool:
         """Whether a topic that was just made is known, and each of its partitions answers: only then is it of use."""
@@ -278,7 +282,7 @@ class KafkaAdmin(Admin):
         if self._client is not None:
             self._client.poll(0)
         for each in self._refused:
-            if each.name() in REFUSED:
+            if refused(each):
                 raise classify(each, doing) from error
 
 

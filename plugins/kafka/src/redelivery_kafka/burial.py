@@ -20,11 +20,23 @@ from redelivery_kafka.address import Address
 from redelivery_kafka.config import Settings
 from redelivery_kafka.errors import classify
 from redelivery_kafka.partition import Lease
-from redelivery_kafka.rows import largest
+from redelivery_kafka.rows import carried, carried_time, largest
 
 #: Seconds in which all letters of a call must be stored.
 _STORED: Final = 15.0
 _TOPIC: Final = 5.0
+#: With these the client refuses to be idempotent, or acts otherwise than is set here: other names of the same.
+_NOT_HERE: Final = frozenset(
+    [
+        "max.in.flight",
+        "max.in.flight.requests.per.connection",
+        "message.send.max.retries",
+        "queue.buffering.max.ms",
+        "queuing.strategy",
+        "request.required.acks",
+        "retries",
+    ]
+)
 #: Producers of this process and, in a child, its parent's: see `membership`.
 _alive: dict[int, Producer] = {}
 
@@ -79,8 +91,9 @@ class Burial:
 
     def _open(self) -> Producer:
         if self._producer is None:
+            given = {name: value for name, value in self._settings.values.items() if name not in _NOT_HERE}
             own = {"acks": "all", "enable.idempotence": "true", "batch.num.messages": "1", "linger.ms": "0"}
-            settings = Settings({**self._settings.values, **own})
+            settings = Settings({**given, **own})
             producer = settings.producer(self._address, timeout=_STORED - 1)
             _alive[id(producer)] = self._producer = producer
             topics = producer.list_topics(self._address.topic, timeout=_TOPIC).topics
@@ -97,8 +110,8 @@ class Burial:
                     self._address.topic,
                     letter.value,
                     letter.key,
-                    headers=list(letter.headers) or None,
-                    timestamp=letter.timestamp_ms or 0,
+                    headers=carried(letter.headers) or None,
+                    timestamp=carried_time(letter.timestamp_ms),
                     on_delivery=on_delivery,
                     **place,
                 )

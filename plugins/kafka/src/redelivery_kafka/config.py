@@ -18,7 +18,7 @@ from confluent_kafka.admin import AdminClient
 from redelivery.errors import ConfigurationError, UnknownOption
 from redelivery.settings import redact, unknown
 from redelivery_kafka.address import Address
-from redelivery_kafka.known import CONSUMER_ONLY, JAVA_ONLY, KNOWN, OURS, PRODUCER_ONLY
+from redelivery_kafka.known import CONSUMER_ONLY, HARMLESS, JAVA_ONLY, KNOWN, OURS, PRODUCER_ONLY
 
 _Client = TypeVar("_Client")
 
@@ -26,9 +26,13 @@ log: Final = logging.getLogger("redelivery.kafka")
 
 
 class _Demoted(logging.Filter):
-    """The client repeats itself many times a second in an outage; what it broke is told as an error of ours."""
+    """The client repeats itself many times a second in an outage; what it broke is told as an error of ours.
+
+    And it shows the URLs that it asks, with their passwords.
+    """
 
     def filter(self, record: logging.LogRecord) -> bool:
+        record.msg, record.args = redact(record.getMessage()), ()
         if record.levelno > logging.INFO:
             record.levelno, record.levelname = logging.INFO, logging.getLevelName(logging.INFO)
         return True
@@ -39,6 +43,8 @@ _client_log.addFilter(_Demoted())
 
 #: Set last, so that the library refuses it when it has found nothing wrong with those before: no client is made.
 _PROBE: Final = "redelivery.probe"
+#: What the library reads as a number above 0, and in one way only.
+_ACKS: Final = re.compile(r"all|-1|[1-9][0-9]*")
 _NAMED: Final = re.compile(r'No such configuration property: "(?P<name>[^"]*)"')
 
 #: For every client. A connection that answers nothing is given up within these, which are below the contract's 30 s.
@@ -102,9 +108,17 @@ class Settings:
         return milliseconds / 1000 if milliseconds > 0 else None  # 0 means for ever, which a deadline bounds
 
     def producer(
-        self, address: Address, *, timeout: float = 300.0, on_error: Callable[[KafkaError], None] | None = None
+        self,
+        address: Address,
+        *,
+        timeout: float = 300.0,
+        strict: bool = False,
+        on_error: Callable[[KafkaError], None] | None = None,
     ) -> Producer:
         """A producer that tells of failed messages only, and of each within `timeout` seconds.
+
+        A strict one has one request on its way at a time to a broker, and, if it is idempotent, stops at the first
+        that is refused.
 
         Raises:
             ConfigurationError
@@ -118,6 +132,11 @@ class Settings:
             "delivery.report.only.error": True,
             "error_cb": on_error or _say,
         }
+        if strict:
+            conf.pop("max.in.flight", None)
+            conf["max.in.flight.requests.per.connection"] = 1
+            if str(conf["enable.idempotence"]).lower() not in {"false", "f", "0"}:
+                conf["enable.gapless.guarantee"] = True
         if "linger.ms" not in conf and "queue.buffering.max.ms" not in conf:
             conf["linger.ms"] = min(5, conf["message.timeout.ms"])
         return _make(Producer, conf)
@@ -149,19 +168,20 @@ class Settings:
     def _common(self, address: Address, *, without: frozenset[str] | set[str]) -> dict[str, Any]:
         own = {name: value for name, value in self.values.items() if name not in without}
         own.pop("metadata.broker.list", None)
-        return {**_BOUNDS, **own, "bootstrap.servers": address.bootstrap}
+        # Else asking for a topic makes it, where brokers allow that: with their defaults, which forget letters.
+        return {**_BOUNDS, **own, "bootstrap.servers": address.bootstrap, "allow.auto.create.topics": False}
 
 
 def _check(name: str, value: str) -> None:
     if name in OURS or name.endswith("_cb"):
         hint = OURS.get(name, "a function cannot be an option")
-        if (name, value.lower()) not in {("enable.auto.commit", "false"), ("auto.commit.enable", "false")}:
+        if value.lower() not in HARMLESS.get(name, ()):
             raise ConfigurationError(f"kafka.{name} cannot be set: {hint}")
     if name in JAVA_ONLY:
         raise UnknownOption(f"kafka.{name} is a setting of Java's client; {JAVA_ONLY[name]}")
-    if name in {"acks", "request.required.acks"} and value == "0":
-        text = "a row would count as delivered that no broker has confirmed; write 'all', or 1"
-        raise ConfigurationError(f"kafka.{name}=0 cannot be set: {text}")
+    if name in {"acks", "request.required.acks"} and _ACKS.fullmatch(value) is None:
+        text = "it is 'all' or 1: with another, a row could count as delivered that no broker has confirmed"
+        raise ConfigurationError(f"kafka.{name}={value} cannot be set: {text}")
 
 
 def _probe(options: Mapping[str, str]) -> None:

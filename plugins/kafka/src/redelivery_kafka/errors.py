@@ -6,6 +6,7 @@ call a client nor decide what follows from an error.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
@@ -102,7 +103,7 @@ BY_NAME: Final[Mapping[str, _Rule]] = {
     **_all(
         Unattributed,
         "the broker refuses a record (a compacted topic without a key, a timestamp out of its bounds, a schema)",
-        "INVALID_RECORD INVALID_TIMESTAMP INVALID_MSG UNSUPPORTED_FOR_MESSAGE_FORMAT",
+        "INVALID_RECORD INVALID_TIMESTAMP INVALID_MSG UNSUPPORTED_FOR_MESSAGE_FORMAT _INVALID_DIFFERENT_RECORD",
     ),
     # --- this record never ---
     **_all(Permanent, "the topic has no such partition; correct the column 'partition'", "_UNKNOWN_PARTITION"),
@@ -111,7 +112,7 @@ BY_NAME: Final[Mapping[str, _Rule]] = {
         Permanent,
         "the value cannot be written as the client wants it",
         "_KEY_SERIALIZATION _VALUE_SERIALIZATION _KEY_DESERIALIZATION _VALUE_DESERIALIZATION _INVALID_TYPE "
-        "_BAD_COMPRESSION OFFSET_METADATA_TOO_LARGE INVALID_COMMIT_OFFSET_SIZE _INVALID_DIFFERENT_RECORD",
+        "_BAD_COMPRESSION OFFSET_METADATA_TOO_LARGE INVALID_COMMIT_OFFSET_SIZE",
     ),
     # --- no record will ---
     **_all(
@@ -170,8 +171,18 @@ _NEWER: Final[_Rule] = (Ambiguous, "this version of redelivery-kafka does not kn
 TARGET: Final = frozenset({"UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "TOPIC_EXCEPTION", "TOPIC_AUTHORIZATION_FAILED"})
 #: The producer that told of it can send nothing more.
 LOST_COUNT: Final = frozenset({"_FATAL", "_FENCED", "_INCONSISTENT", "_GAPLESS_GUARANTEE", "PRODUCER_FENCED"})
+#: An earlier record was refused, and nothing must overtake it.
+GAP: Final = "_GAPLESS_GUARANTEE"
 #: The connection is refused for a reason that another try does not mend.
 REFUSED: Final = frozenset({"_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED", "UNSUPPORTED_SASL_MECHANISM", "_SSL"})
+
+#: An authentication that has not begun, in the words of the library that asks for tokens: nobody has refused it.
+_NO_ENDPOINT: Final = re.compile(
+    r"token: (Failed to connect|Could(n't| not) (connect|resolve)|(Resolving|Connection|Operation) timed out|"
+    r"Connection was reset|Empty reply|Recv failure|Send failure)"
+)
+#: A partition that the client does not know, where no row names one.
+_NO_LEADER: Final = "a partition has no leader now: a broker is down; nothing was changed"
 
 #: What the client's Python part raises for a row that it cannot take.
 ROW_ERRORS: Final = (TypeError, ValueError, OverflowError)
@@ -197,6 +208,8 @@ def classify(error: Exception | KafkaError, doing: str, *, alone: bool = True, o
     kind, advice = BY_NAME.get(name, _NEWER)
     if name in TARGET:
         kind = Fatal if own else Permanent
+    elif name in REFUSED and not refused(found):
+        kind, advice = Retriable, "check kafka.sasl.oauthbearer.token.endpoint.url and the network; nothing was sent"
     elif kind is Unattributed and alone:
         kind = Permanent
     text = f"kafka: {doing}: {redact(found.str())} ({name}); {advice}"
@@ -206,7 +219,14 @@ def classify(error: Exception | KafkaError, doing: str, *, alone: bool = True, o
 def classify_reading(error: Exception | KafkaError, doing: str) -> BrokerError:
     """The error of a call that changes nothing: what would be ambiguous of another may just be asked again."""
     found = classify(error, doing)
+    if found.code == "_UNKNOWN_PARTITION":
+        return Retriable(f"kafka: {doing}: {_NO_LEADER}", code=found.code)
     return Retriable(str(found), code=found.code) if isinstance(found, Ambiguous) else found
+
+
+def refused(error: KafkaError) -> bool:
+    """Whether a connection was refused for a reason that another try does not mend."""
+    return error.name() in REFUSED and _NO_ENDPOINT.search(str(error.str())) is None
 
 
 @contextmanager

@@ -40,8 +40,6 @@ OPTIONS: Final[Mapping[str, str]] = {
     "message.max.bytes": "the largest message; the topic's max.message.bytes must allow it (1000000)",
     "message.timeout.ms": "how long the client tries, at most; the spec's timeout bounds it",
     "partitioner": "where a key goes: murmur2_random, as Java's client; consistent_random, murmur2, fnv1a, random",
-    "auto.offset.reset": "where a new consumer group begins",
-    "session.timeout.ms": "how long a consumer may be silent before its partitions go to others",
     "max.poll.interval.ms": "how long a consumer may work between two polls",
 }
 
@@ -88,6 +86,10 @@ OURS: Final[Mapping[str, str]] = {
     "auto.commit.enable": "what is not settled would be committed; settling commits",
     "enable.auto.offset.store": "what is not settled would be committed; settling commits",
     "enable.partition.eof": _ACCOUNT,
+    "auto.offset.reset": "a new group begins with the first record; to begin elsewhere, commit its offsets before "
+    "(kafka-consumer-groups.sh --reset-offsets)",
+    "session.timeout.ms": "the lease is the session: Subscription(..., lease=timedelta(seconds=60))",
+    "allow.auto.create.topics": "a topic that the brokers make may forget letters; 'redelivery apply' makes it",
     "group.id": "the URL names the group: kafka://host/topic?group=name",
     "transactional.id": "rows are not sent in transactions",
     "on_delivery": _FUNCTION,
@@ -102,6 +104,14 @@ OURS: Final[Mapping[str, str]] = {
     "enabled_events": _ACCOUNT,
     "internal.termination.signal": "signals belong to the process, not to a client of it",
     "plugin.library.paths": "code from an option is refused",
+}
+
+#: Values of those that change nothing.
+HARMLESS: Final[Mapping[str, frozenset[str]]] = {
+    "enable.auto.commit": frozenset({"false"}),
+    "auto.commit.enable": frozenset({"false"}),
+    "auto.offset.reset": frozenset({"earliest", "smallest", "beginning"}),
+    "allow.auto.create.topics": frozenset({"false"}),
 }
 
 _STORE: Final = "write kafka.ssl.ca.location, the path of the CA's certificates in PEM, in place of a trust store"

@@ -7,6 +7,7 @@ This file must not alter the topic.
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections import deque
@@ -19,13 +20,15 @@ from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Consumer, KafkaError, Kaf
 
 from redelivery.broker import DeadLetters, Letter
 from redelivery.context import ErrorContext
-from redelivery.errors import Ambiguous, ConfigurationError, Fatal, Permanent, Retriable
+from redelivery.errors import Ambiguous, BrokerError, ConfigurationError, Fatal, Permanent, Retriable
 from redelivery_kafka.address import Address
 from redelivery_kafka.config import Settings
 from redelivery_kafka.errors import classified, classify
 from redelivery_kafka.group import committed_by_group
 from redelivery_kafka.offsets import Ledger, TooMuch
 from redelivery_kafka.record import message_of, position
+
+log = logging.getLogger("redelivery.kafka")
 
 #: What is put behind the topic's name to name the group that remembers what is removed.
 REMOVED: Final = ".redelivery-removed"
@@ -37,6 +40,8 @@ _AHEAD: Final = 500
 _TAKEN: Final = 100
 #: Bytes that the client fetches ahead.
 _FETCHED_KB: Final = 8_192
+#: What a commit is answered with.
+_Answer = tuple[KafkaError | None, list[TopicPartition]]
 #: Consumers of this process and, in a child, its parent's: see `membership`.
 _alive: dict[int, Consumer] = {}
 
@@ -52,9 +57,10 @@ class KafkaDeadLetters(DeadLetters):
         self._pid = os.getpid()
 
     def browse(self) -> Iterator[Letter]:
-        with self._consumer("browsing") as consumer:
+        answers: list[_Answer] = []
+        with self._consumer("browsing", on_commit=lambda *answer: answers.append(answer)) as consumer:
             reading = {}
-            for partition, (low, high, removed) in self._state(consumer).items():
+            for partition, (low, high, removed) in self._state(consumer, renew=answers).items():
                 removed.settle(0, low)
                 if removed.unsettled(high):
                     reading[partition] = _Reading(partition, removed, high)
@@ -141,7 +147,7 @@ class KafkaDeadLetters(DeadLetters):
         """Remember letters as removed, by partition, or all of them; returns how many were not so before."""
         count = 0
         commits = []
-        answers: list[tuple[KafkaError | None, list[TopicPartition]]] = []
+        answers: list[_Answer] = []
         with self._consumer(what, on_commit=lambda *answer: answers.append(answer)) as consumer:
             for partition, (low, high, removed) in self._state(consumer, wanted).items():
                 removed.settle(0, low)
@@ -159,21 +165,40 @@ class KafkaDeadLetters(DeadLetters):
                     raise Permanent(f"kafka: {self._doing(what)}: {text} ({error})", code="REMEMBERED") from error
             if not commits:
                 return 0
-            with classified(self._doing(what)):
-                consumer.commit(offsets=commits, asynchronous=True)
-                end = time.monotonic() + _QUESTION
-                while not answers:  # the client's blocking commit has no bound
-                    if time.monotonic() > end:
-                        text = f"no answer within {_QUESTION:g} s, so they may be removed or not"
-                        raise Ambiguous(f"kafka: {self._doing(what)}: {text}", code="_TIMED_OUT")
-                    consumer.poll(0.1)
-                general, committed = answers[0]
-                for fault in (general, *(each.error for each in committed)):
-                    _check(fault)
+            self._commit(consumer, what, commits, answers)
         return count
 
+    def _commit(self, consumer: Consumer, what: str, commits: list[TopicPartition], answers: list[_Answer]) -> None:
+        with classified(self._doing(what)):
+            consumer.commit(offsets=commits, asynchronous=True)
+            end = time.monotonic() + _QUESTION
+            while not answers:  # the client's blocking commit has no bound
+                if time.monotonic() > end:
+                    text = f"no answer within {_QUESTION:g} s, so they may be removed or not"
+                    raise Ambiguous(f"kafka: {self._doing(what)}: {text}", code="_TIMED_OUT")
+                consumer.poll(0.01)
+            general, committed = answers[0]
+            for fault in (general, *(each.error for each in committed)):
+                _check(fault)
+
+    def _renew(self, consumer: Consumer, states: Sequence[TopicPartition], answers: list[_Answer]) -> None:
+        """Commit once more what was just read: a broker forgets what nobody commits for days, and letters come back.
+
+        Only those who may remove may do so; who may not looks all the same.
+        """
+        known = [each for each in states if each.offset >= 0]
+        if known:
+            try:
+                self._commit(consumer, "renewing what is removed of", known, answers)
+            except BrokerError as error:
+                log.info("%s", error)
+
     def _state(
-        self, consumer: Consumer, partitions: dict[int, list[int]] | None = None
+        self,
+        consumer: Consumer,
+        partitions: dict[int, list[int]] | None = None,
+        *,
+        renew: list[_Answer] | None = None,
     ) -> dict[int, tuple[int, int, Ledger]]:
         """Of each partition: its watermarks, and what is removed."""
         with classified(self._doing("reading"), reading=True):
@@ -182,6 +207,8 @@ class KafkaDeadLetters(DeadLetters):
             numbers = [each for each in topic.partitions if partitions is None or each in partitions]
             here = [TopicPartition(self._address.topic, each) for each in numbers]
             states = committed_by_group(consumer, here, _QUESTION, consumer.poll)
+            if renew is not None:  # at once, so that hardly anybody can have removed more meanwhile
+                self._renew(consumer, states, renew)
             marks = [consumer.get_watermark_offsets(each, timeout=_QUESTION) for each in here]
         found = {}
         for each, (low, high) in zip(states, marks, strict=True):
@@ -209,7 +236,6 @@ class KafkaDeadLetters(DeadLetters):
                 "enable.partition.eof": True,
                 "auto.offset.reset": "earliest",
                 "isolation.level": "read_committed",
-                "allow.auto.create.topics": False,
                 "fetch.wait.max.ms": 100,
                 "queued.max.messages.kbytes": _FETCHED_KB,
                 **callbacks,

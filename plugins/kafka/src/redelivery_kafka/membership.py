@@ -19,7 +19,7 @@ from typing import Any, Final
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
 
 from redelivery.errors import Ambiguous, BrokerError, Fatal, Retriable
-from redelivery_kafka.errors import REFUSED, classified, classify, classify_reading
+from redelivery_kafka.errors import classified, classify, classify_reading, refused
 from redelivery_kafka.group import committed_by_group
 from redelivery_kafka.offsets import Ledger, TooMuch
 from redelivery_kafka.partition import Partition
@@ -48,6 +48,8 @@ _PARTING: Final = 3.0
 #: Fetched and not in hand, of all partitions: past it a partition is paused until half of it is gone.
 _BUFFERED: Final = 10_000
 _BUFFERED_BYTES: Final = 64 << 20
+#: The end of a partition that has no leader.
+_UNKNOWN: Final = -1
 
 #: Consumers of this process and, in a child, its parent's: destroyed there, they would wait for threads that are not.
 _alive: dict[int, Consumer] = {}
@@ -210,7 +212,7 @@ class Membership:
         try:
             self._consumer.list_topics(self.topic, timeout=_QUESTION)
         except KafkaException as error:
-            told = self._down if self._down.name() in REFUSED else error
+            told = self._down if refused(self._down) else error
             raise classify_reading(told, self._doing) from error
         self._down = None
 
@@ -258,9 +260,15 @@ class Membership:
         found: dict[int, Partition] = {}
         starts = []
         for each in committed_by_group(consumer, assigned, _COORDINATOR, self._stop.wait):
-            _, high = consumer.get_watermark_offsets(TopicPartition(self.topic, each.partition), timeout=_COORDINATOR)
+            here = TopicPartition(self.topic, each.partition)
+            try:
+                _, high = consumer.get_watermark_offsets(here, timeout=_COORDINATOR)
+            except KafkaException as error:
+                if error.args[0].code() != KafkaError._UNKNOWN_PARTITION:  # noqa: SLF001 - its public name
+                    raise
+                high = _UNKNOWN  # it has no leader; the others go on, and it is fetched when it has one
             ledger = None if each.offset < 0 else self._read(each)
-            if ledger is not None and ledger.base > high:
+            if ledger is not None and ledger.base > high != _UNKNOWN:
                 log.warning("kafka: %s: partition %d has lost records; it starts anew", self._doing, each.partition)
                 ledger = None
             found[each.partition] = Partition(each.partition, ledger, high)
@@ -301,8 +309,8 @@ class Membership:
 
     def _on_error(self, error: KafkaError) -> None:
         """What the client tells by the way: it goes on by itself after most of it."""
-        refused = error.name() in REFUSED  # of a member, one connection may be, for a moment
-        if error.code() == KafkaError._ALL_BROKERS_DOWN or (refused and self._joined):  # noqa: SLF001 - its public name
+        # Of a member, one connection may be refused for a moment.
+        if error.code() == KafkaError._ALL_BROKERS_DOWN or (self._joined and refused(error)):  # noqa: SLF001 - its public name
             self._down = error
             return
         told = classify(KafkaException(error), self._doing)

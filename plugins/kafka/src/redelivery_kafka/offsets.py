@@ -24,6 +24,8 @@ from typing import Final, NamedTuple, Self
 ROOM: Final = 4_000
 #: What one more given record can add at most, in ordinary life: its run, its outcome, and the run before it.
 COST: Final = 16
+#: Characters that one more given record can add at most, deflated; generously, for nobody knows what deflating makes.
+_SPARE: Final = 4 * COST
 _PLAIN: Final = "r1:"
 _DEFLATED: Final = "z1:"
 #: Bytes that base85 turns into `ROOM` characters.
@@ -117,6 +119,14 @@ class Ledger:
         """How many more records can be given, however each of them ends."""
         given = sum(each.due_ms is None for each in self.tries.values())
         return max(0, (_BYTES - self.cost - given * COST) // COST)
+
+    @property
+    def full(self) -> bool:
+        """Whether not even one more record can be given, deflated too."""
+        try:
+            return len(self.metadata()) > ROOM - _SPARE
+        except TooMuch:
+            return True
 
     def metadata(self) -> str:
         """What is committed beside `base`.

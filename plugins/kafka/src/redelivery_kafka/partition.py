@@ -123,10 +123,24 @@ class Partition:
         while self._waiting and self._waiting[0][0] <= now:
             self._free(heapq.heappop(self._waiting)[1])
         room = self.ledger.room
-        most = min(most, room if room or self.in_hand else 1)
+        if room or self.in_hand or not self._ready:
+            return self._choose(self._ready, min(most, room))
+        if not self.ledger.full:
+            return self._choose(self._ready, min(most, 1))
+        # Nothing more can be remembered. To give again what is remembered makes that no longer.
+        again = [each for each in self._ready if each in self.ledger.tries]
+        others = [each for each in self._ready if each not in self.ledger.tries]
+        heapq.heapify(again)
+        chosen = self._choose(again, min(most, 1))
+        self._ready = again + others
+        heapq.heapify(self._ready)
+        return chosen
+
+    def _choose(self, ready: list[int], most: int) -> list[int]:
+        """Take up to `most` off this heap, and put aside those that others hold back."""
         chosen: list[int] = []
-        while self._ready and len(chosen) < most:
-            offset = heapq.heappop(self._ready)
+        while ready and len(chosen) < most:
+            offset = heapq.heappop(ready)
             key = self._messages[offset].key
             if key in self._holds and min(self._holds[key]) < offset:
                 self._held.setdefault(key, []).append(offset)

@@ -136,7 +136,6 @@ class KafkaReceiver(Receiver):
                         "enable.partition.eof": True,
                         "auto.offset.reset": "earliest",
                         "isolation.level": "read_committed",
-                        "allow.auto.create.topics": False,
                         "session.timeout.ms": int(self._session * 1000),
                         "heartbeat.interval.ms": int(_HEARTBEAT * 1000),
                         "fetch.wait.max.ms": 100,

@@ -11,8 +11,10 @@ from confluent_kafka import KafkaError, KafkaException
 from redelivery.errors import BrokerError, Permanent
 from redelivery.message import Batch, Headers
 
-#: Begins the names of the error context's headers.
-_CONTEXT: Final = "__connect.errors."
+#: Begins the names of the error context's headers, and of the header that says what was written into a letter.
+_CONTEXT: Final = ("__connect.errors.", "redelivery-letter")
+#: Beyond every time that the client takes.
+_FAR: Final = 1 << 63
 #: What the client reckons for the frame of one record.
 _FRAME: Final = 36
 #: Rows are measured one by one only where key and value alone come this near to the limit; headers are seldom larger.
@@ -30,7 +32,10 @@ def plain(batch: Batch) -> bool:
 
 
 def is_letter(headers: Sequence[tuple[str, Any]] | None) -> bool:
-    """Whether a row is a dead letter: its partition is a wish, for the dead letter topic may have fewer."""
+    """Whether a row is a dead letter: what of it cannot be had as wished is left out, rather than it not be stored.
+
+    Its partition is a wish, for the dead letter topic may have fewer.
+    """
     return any(name.startswith(_CONTEXT) for name, _ in headers or ())
 
 
@@ -49,10 +54,12 @@ def calls(batch: Batch, slots: Sequence[Any], topic: str) -> Iterator[tuple[Any,
     if "partition" in batch.extra:
         partitions = [-1 if each is None else each for each in batch.extra["partition"].values]
     stamps: Iterable[int] = repeat(0)  # which stands for now
-    if batch.timestamp_ms is not None:
-        stamps = [0 if each is None else each for each in batch.timestamp_ms.values]
+    if batch.timestamp_ms is not None:  # what the client does not take was refused, but for letters
+        stamps = [each if each is not None and 0 < each < _FAR else 0 for each in batch.timestamp_ms.values]
     keys: Iterable[bytes | None] = repeat(None) if batch.key is None else batch.key.values
-    headers = repeat(None) if batch.headers is None else map(list, batch.headers.values)
+    headers: Iterable[Any] = repeat(None)
+    if batch.headers is not None:
+        headers = map(carried if _letters(batch.headers.values) else list, batch.headers.values)
     return zip(slots, topics, batch.value.values, keys, partitions, stamps, headers, strict=False)
 
 
@@ -67,19 +74,39 @@ def faults(batch: Batch, limit: int, nowhere: Mapping[str, BrokerError]) -> dict
     if batch.headers is not None and batch.headers.arrow is None:  # core has looked through names that come from Arrow
         found |= _bad_headers(batch.headers.values)
     if batch.timestamp_ms is not None:
-        found |= _bad_timestamps(batch.timestamp_ms.values)
+        found |= _bad_timestamps(batch.timestamp_ms.values, batch.headers.values if batch.headers is not None else [])
     if nowhere and batch.destination is not None:
         names = enumerate(batch.destination.values)
         found |= {index: nowhere[name] for index, name in names if name is not None and name in nowhere}
     return found
 
 
-def _bad_timestamps(stamps: Sequence[int | None]) -> dict[int, BrokerError]:
-    if 0 not in stamps and min((each for each in stamps if each is not None), default=1) > 0:
+def carried(headers: Headers) -> list[Any]:
+    """A letter's headers as the client takes them: what cannot be in a name is written as an escape."""
+    return [(name if _is_name(name) else _escaped(name), value) for name, value in headers]
+
+
+def carried_time(timestamp_ms: int | None) -> int:
+    """A letter's time as the client takes it: where that cannot be, 0, which stands for now."""
+    return timestamp_ms if timestamp_ms is not None and 0 < timestamp_ms < _FAR else 0
+
+
+def _escaped(name: str) -> str:
+    return name.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _letters(column: Sequence[Headers]) -> bool:
+    """Whether these rows are letters, which come among themselves."""
+    return bool(column) and is_letter(column[0])
+
+
+def _bad_timestamps(stamps: Sequence[int | None], column: Sequence[Headers]) -> dict[int, BrokerError]:
+    known = [each for each in stamps if each is not None]
+    if not known or (min(known) > 0 and max(known) < _FAR):
         return {}
-    text = "kafka: a timestamp must lie after 1970-01-01T00:00:00Z: the client takes 0 for now"
-    bad = (index for index, each in enumerate(stamps) if each is not None and each <= 0)
-    return {index: Permanent(text, code="TIMESTAMP") for index in bad}
+    text = "kafka: a timestamp must lie after 1970-01-01T00:00:00Z, within 64 bits: the client takes 0 for now"
+    bad = (index for index, each in enumerate(stamps) if each is not None and not 0 < each < _FAR)
+    return {index: Permanent(text, code="TIMESTAMP") for index in bad if not column or not is_letter(column[index])}
 
 
 def _bad_headers(column: Sequence[Headers]) -> dict[int, BrokerError]:
@@ -88,7 +115,8 @@ def _bad_headers(column: Sequence[Headers]) -> dict[int, BrokerError]:
         return {}
     text = "kafka: a header's name is text without NUL and lone surrogates: the client would cut it, or crash"
     rows = (index for index, headers in enumerate(column) if any(name in bad for name, _ in headers))
-    return {index: Permanent(text, code="HEADER") for index in rows}
+    letters = _letters(column)
+    return {index: Permanent(text, code="HEADER") for index in rows if not letters or not is_letter(column[index])}
 
 
 def _is_name(name: str) -> bool:

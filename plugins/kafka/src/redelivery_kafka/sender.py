@@ -1,8 +1,8 @@
 """The sender role: rows go to librdkafka's queue, and batches are settled when that queue has emptied.
 
-The client tells of failed rows only. Each row in flight has a slot, whose callback names it, so a failure is told of
-exactly that row; slots are used again when nothing is in flight. At the first deadline that passes, what is still in
-the queue is taken back, and another producer goes on. This file must not retry: the client does, within the deadline.
+Slots of rows (`flight.py`) are used again when nothing is in flight. At the first deadline that passes, what is still
+in the queue is taken back, and another producer goes on; the same where rows are in order and one was refused. This
+file must not retry: the client does, within the deadline.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from __future__ import annotations
 import os
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
 from typing import Any, Final
 
@@ -23,7 +22,8 @@ from redelivery.message import Batch
 from redelivery_kafka import rows
 from redelivery_kafka.address import Address, topic_fault
 from redelivery_kafka.config import Settings
-from redelivery_kafka.errors import ERRORS, LOST_COUNT, REFUSED, ROW_ERRORS, classify
+from redelivery_kafka.errors import ERRORS, GAP, LOST_COUNT, ROW_ERRORS, classify, refused
+from redelivery_kafka.flight import Flight, Report, Row, produce, slot_type
 
 #: What is in the queue this long before a deadline is taken back, so that it is told of in time.
 _MARGIN: Final = 0.25
@@ -39,24 +39,9 @@ _UNDELIVERED: Final = frozenset({"_MSG_TIMED_OUT", "_PURGE_QUEUE"})
 #: An idempotent producer without the right to write is told so before its first row is sent.
 _RIGHTS: Final = frozenset({"CLUSTER_AUTHORIZATION_FAILED", "TRANSACTIONAL_ID_AUTHORIZATION_FAILED"})
 
-#: Slot, error, and whether the row had a partition yet.
-_Report = tuple[int, KafkaError, bool]
-#: What `produce` is called with: slot, topic, value, key, partition, timestamp, headers.
-_Row = tuple[Any, str, bytes | None, bytes | None, int, int, Any]
-
 #: Producers of this process and, in a child, of its parent: one that is freed in a child would wait for ever for
 #: threads that only the parent has.
 _alive: Final[dict[int, Producer]] = {}
-
-
-@dataclass(slots=True)
-class _Flight:
-    """A batch on its way; its rows have the slots from `base` on."""
-
-    batch: Batch
-    base: int
-    deadline: float
-    failures: dict[int, BrokerError] = field(default_factory=dict)
 
 
 class KafkaSender(Sender):
@@ -73,24 +58,28 @@ class KafkaSender(Sender):
         self._topics: set[str] = set()  # that the producer has seen
         self._said = ""  # what the connection said last
         self._stop: KafkaError | None = None  # why the producer can go on no more
+        self._strict = False  # whether the producer is to stop at the first refusal
+        self._shaken = False  # whether it has lost a connection: what it holds may have been sent before
         self._refused: KafkaError | None = None
-        self._flights: list[_Flight] = []
+        self._flights: list[Flight] = []
         self._settled: list[Settled] = []
         self._failed_keys: set[bytes] = set()  # of rows whose failure `collect` has yet to tell
-        self._reports: list[_Report] = []
+        self._reports: list[Report] = []
         self._slots: list[Any] = []
         self._used = 0
-        self._slot = _slot_type(self._reports)
+        self._slot = slot_type(self._reports)
 
     # --- the role ---
 
     def send(self, batch: Batch, *, deadline: float) -> None:
         self._usable()
-        producer = self._open()
+        if batch.ordered and self._gap and self._producer is not None:  # `collect` tells what failed first
+            raise self._behind()
+        producer = self._open(deadline, strict=batch.ordered and not batch.isolate)
         failures = rows.faults(batch, self._limit, self._nowhere(producer, batch, deadline))
         self._poll(producer, 0)
         self._absorb()
-        flight = _Flight(batch, self._take_slots(batch.length), deadline, failures)
+        flight = Flight(batch, self._take_slots(batch.length), deadline, failures)
         self._flights.append(flight)
         if batch.isolate:
             self._hand_over_alone(producer, flight)
@@ -118,6 +107,8 @@ class KafkaSender(Sender):
             if producer is not None:
                 self._poll(producer, 0)
         settled, self._settled = self._settled, []
+        if not self._flights:
+            self._failed_keys.clear()
         return settled
 
     def close(self) -> None:
@@ -134,12 +125,20 @@ class KafkaSender(Sender):
         if self._pid != os.getpid():
             raise Fatal(f"kafka: {self._doing}: this sender is of another process; open another", code="FORKED")
 
-    def _open(self) -> Producer:
-        if self._stop is not None and self._producer is not None:
-            self._take_back(self._producer)
+    def _open(self, deadline: float, *, strict: bool) -> Producer:
+        """The producer: a strict one sends nothing any more once a request was refused, so that nothing overtakes it.
+
+        Rows that are sent alone need none, and would each end it.
+        """
+        producer = self._producer
+        if producer is not None and (self._stop is not None or strict is not self._strict):
+            if self._stop is None:
+                self._drain(producer, min((deadline, *(each.deadline for each in self._flights))) - _MARGIN)
+            self._take_back(producer)
         if self._producer is None:
             self._stop = self._refused = None
-            self._producer = self._settings.producer(self._address, on_error=self._heard)
+            self._strict, self._shaken = strict, False
+            self._producer = self._settings.producer(self._address, strict=strict, on_error=self._heard)
             _alive[id(self._producer)] = self._producer
         return self._producer
 
@@ -150,12 +149,27 @@ class KafkaSender(Sender):
         except KafkaException as error:
             self._heard(error.args[0])
 
+    def _drain(self, producer: Producer, until: float) -> None:
+        """Wait for all that is on its way."""
+        while len(producer) and (left := until - time.monotonic()) > 0:
+            self._poll(producer, min(left, _STEP))
+
+    @property
+    def _gap(self) -> bool:
+        """Whether the producer has stopped, so that nothing overtakes what was refused."""
+        return self._stop is not None and self._stop.name() == GAP
+
+    def _behind(self) -> NotSent:
+        return NotSent(f"kafka: {self._doing}: not sent, because an earlier row has failed", code="ORDER")
+
     def _heard(self, error: KafkaError) -> None:
         """An error of the connection, or one after which the producer is of no more use."""
         self._said = str(error.str())
+        # A connection that was never there has carried nothing.
+        self._shaken = self._shaken or (error.name() != GAP and "in state CONNECT" not in self._said)
         if error.fatal() or error.name() in LOST_COUNT:
             self._stop = error
-        elif error.name() in REFUSED:
+        elif refused(error):
             self._refused = error
 
     def _nowhere(self, producer: Producer, batch: Batch, deadline: float) -> dict[str, BrokerError]:
@@ -219,10 +233,10 @@ class KafkaSender(Sender):
         self._slots.extend(map(self._slot, range(len(self._slots), self._used)))
         return base
 
-    def _hand_over(self, producer: Producer, flight: _Flight) -> None:
+    def _hand_over(self, producer: Producer, flight: Flight) -> None:
         batch, produce, topic = flight.batch, producer.produce, self._address.topic
         slots = self._slots[flight.base : flight.base + batch.length]
-        rest: Iterator[_Row] = rows.calls(batch, slots, topic)
+        rest: Iterator[Row] = rows.calls(batch, slots, topic)
         if flight.failures or (batch.ordered and self._failed_keys):
             self._go_on(producer, flight, rest)
             return
@@ -242,7 +256,7 @@ class KafkaSender(Sender):
             if self._refusal(producer, flight, (slot, topic, value, key, partition, timestamp, headers), error):
                 self._go_on(producer, flight, rest)
 
-    def _go_on(self, producer: Producer, flight: _Flight, rest: Iterator[_Row]) -> None:
+    def _go_on(self, producer: Producer, flight: Flight, rest: Iterator[Row]) -> None:
         """Hand over row by row, past those that failed and those that these keep back."""
         produce = producer.produce
         for row in self._passing(flight, rest):
@@ -253,7 +267,7 @@ class KafkaSender(Sender):
                 if not self._refusal(producer, flight, row, error):
                     return
 
-    def _passing(self, flight: _Flight, rest: Iterator[_Row]) -> Iterator[_Row]:
+    def _passing(self, flight: Flight, rest: Iterator[Row]) -> Iterator[Row]:
         """Rows that have not failed, and in an ordered batch are not kept back by one that has."""
         failures, base, failed, ordered = flight.failures, flight.base, self._failed_keys, flight.batch.ordered
         for row in rest:
@@ -267,7 +281,7 @@ class KafkaSender(Sender):
             else:
                 yield row
 
-    def _refusal(self, producer: Producer, flight: _Flight, row: _Row, error: Exception) -> bool:
+    def _refusal(self, producer: Producer, flight: Flight, row: Row, error: Exception) -> bool:
         """The client itself refused a row. Wait where its queue is full; else it is the row's fault, or all over.
 
         Returns:
@@ -276,13 +290,13 @@ class KafkaSender(Sender):
         again: Exception | None = error
         if rows.is_letter(row[6]) and rows.unknown_partition(error):
             row = (*row[:4], -1, *row[5:])
-            again = _produce(producer, row)
+            again = produce(producer, row)
         while isinstance(again, BufferError) and self._stop is None:
             left = flight.deadline - _MARGIN - time.monotonic()
             if left <= 0:
                 break
             self._poll(producer, min(left, _STEP))
-            again = _produce(producer, row)
+            again = produce(producer, row)
         if again is None:
             return True
         slot, topic, error = row[0], row[1], again
@@ -293,12 +307,13 @@ class KafkaSender(Sender):
             self._fail(flight, index, found)
             return True
         if isinstance(found, Ambiguous):  # a producer that stopped took nothing
-            found = Retriable(f"{found}; this row was not handed over", code=found.code)
-        for at in range(index, flight.batch.length):
-            flight.failures.setdefault(at, found)
+            self._poll(producer, 0)  # which says why it has
+            gap = self._gap and flight.batch.ordered
+            found = self._behind() if gap else Retriable(f"{found}; this row was not handed over", code=found.code)
+        self._fail_from(flight, index, found)
         return False
 
-    def _hand_over_alone(self, producer: Producer, flight: _Flight) -> None:
+    def _hand_over_alone(self, producer: Producer, flight: Flight) -> None:
         """Each row when the one before it is settled, so that no other is in its request."""
         self._poll(producer, max(0.0, flight.deadline - _MARGIN - time.monotonic()), until_empty=True)
         slots = self._slots[flight.base : flight.base + flight.batch.length]
@@ -306,8 +321,7 @@ class KafkaSender(Sender):
             left = flight.deadline - _MARGIN - time.monotonic()
             if left <= 0 or self._stop is not None or len(producer):
                 text = f"kafka: {self._doing}: not sent by the deadline, because those before it took so long"
-                for at in range(int(row[0]) - flight.base, flight.batch.length):
-                    flight.failures.setdefault(at, Retriable(text, code="deadline"))
+                self._fail_from(flight, int(row[0]) - flight.base, Retriable(text, code="deadline"))
                 return
             self._go_on(producer, flight, iter([row]))
             self._poll(producer, left, until_empty=True)
@@ -330,7 +344,9 @@ class KafkaSender(Sender):
             topic = target or self._address.topic
             own = topic == self._address.topic
             found = classify(error, f"storing in {topic!r}", alone=flight.batch.isolate, own=own)
-            if name in _UNDELIVERED and self._stop is not None and self._stop.name() in _RIGHTS:
+            if name == "_PURGE_QUEUE" and self._gap and flight.batch.ordered and not self._shaken:
+                found = self._behind()
+            elif name in _UNDELIVERED and self._stop is not None and self._stop.name() in _RIGHTS:
                 found = classify(self._stop, f"storing in {topic!r}", own=own)
             elif name in _UNDELIVERED and not placed:
                 text = f"{found}; it had no partition yet, so it was never sent; {self._said}".rstrip("; ")
@@ -343,19 +359,27 @@ class KafkaSender(Sender):
             self._fail(flight, index, found)
         self._reports.clear()
 
-    def _fail(self, flight: _Flight, index: int, error: BrokerError) -> None:
+    def _fail(self, flight: Flight, index: int, error: BrokerError) -> None:
         flight.failures[index] = error
         if flight.batch.ordered and flight.batch.key is not None:
             key = flight.batch.key.values[index]
             if key is not None:
                 self._failed_keys.add(key)
 
+    def _fail_from(self, flight: Flight, first: int, error: BrokerError) -> None:
+        """All rows from this one on fail, but those that have already."""
+        for at in range(first, flight.batch.length):
+            if at not in flight.failures:
+                self._fail(flight, at, error)
+
     def _take_back(self, producer: Producer) -> None:
         """Settle all now: what the queue still holds is taken out of it, and another producer goes on."""
+        if self._gap:  # other brokers may be answering still
+            self._drain(
+                producer, min((time.monotonic() + _PURGED, *(each.deadline - _MARGIN for each in self._flights)))
+            )
         producer.purge()
-        end = time.monotonic() + _PURGED
-        while len(producer) and (left := end - time.monotonic()) > 0:
-            self._poll(producer, min(left, _STEP))
+        self._drain(producer, time.monotonic() + _PURGED)
         unknown = None
         if len(producer):
             unknown = Ambiguous(f"kafka: {self._doing}: the client does not tell what became of it", code="_TIMED_OUT")
@@ -369,28 +393,4 @@ class KafkaSender(Sender):
             failures = [Failure(index, each) for index, each in flight.failures.items()]
             self._settled.append(Settled(batch=flight.batch.number, failures=failures, error=error))
         self._flights.clear()
-        self._failed_keys.clear()
         self._used = 0
-
-
-def _produce(producer: Producer, row: _Row) -> Exception | None:
-    """Hand one row over; returns what the client said against it."""
-    slot, topic, value, key, partition, timestamp, headers = row
-    try:
-        producer.produce(topic, value, key, partition, slot, slot, timestamp, headers)
-    except ERRORS as error:
-        return error
-    return None
-
-
-def _slot_type(reports: list[_Report]) -> Callable[[int], Any]:
-    """A number that is a callback: the cheapest thing that a client's C code can call and that names its row."""
-    add = reports.append
-
-    class Slot(int):
-        __slots__ = ()
-
-        def __call__(self, error: KafkaError, message: Any) -> None:
-            add((int(self), error, message.partition() is not None))
-
-    return Slot

@@ -17,7 +17,7 @@ from redelivery.plugins import hookimpl
 from redelivery_sqs.address import Address, fault
 from redelivery_sqs.admin import SqsAdmin
 from redelivery_sqs.config import OPTIONS, Settings
-from redelivery_sqs.encoding import binary_limit
+from redelivery_sqs.encoding import GROUP, binary_limit
 from redelivery_sqs.feeds import BATCH
 from redelivery_sqs.letters import SqsDeadLetters
 from redelivery_sqs.receiver import SqsReceiver
@@ -71,14 +71,19 @@ class SqsBroker(Broker):
     name = "sqs"
 
     def __init__(self, address: Address, settings: Settings) -> None:
-        self.address = address
+        self.address = address = address.settled(
+            region=settings.region,
+            endpoint=settings.endpoint_url,
+            profile=settings.profile,
+            role=settings.role_arn,
+        )
         self.settings = settings
         self.canonical_url = address.url
         most = settings.max_message_bytes
         limits = replace(CAPABILITIES.limits, message_bytes=binary_limit(most), batch_bytes=most)
         self.capabilities = replace(CAPABILITIES, limits=limits)
         if address.fifo:  # no more of a group is shown than its first ten
-            self.capabilities = replace(self.capabilities, browse=Support.LOWER_BOUND)
+            self.capabilities = replace(self.capabilities, browse=Support.LOWER_BOUND, columns={GROUP: str})
         else:
             none = Support.NONE
             self.capabilities = replace(self.capabilities, order=none, deduplicate=none, deduplication_window=None)

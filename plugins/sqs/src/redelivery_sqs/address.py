@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from typing import Final
-from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlencode, urlsplit
+from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlencode, urlsplit, urlunsplit
+
+from botocore.utils import is_valid_endpoint_url, is_valid_ipv6_endpoint_url
 
 from redelivery.errors import InvalidURL
 from redelivery.settings import redact, split_url, unknown
@@ -52,7 +54,7 @@ class Address:
     Attributes:
         queue: its name.
         account: that it belongs to; None: the caller's own.
-        region, endpoint, profile, role: as the URL says; None where the options or boto3's own chain say it.
+        region, endpoint, profile, role: as the URL says, or (`settled`) the options; None: boto3's own chain says it.
     """
 
     queue: str
@@ -90,6 +92,17 @@ class Address:
     def at(self, queue: str) -> Address:
         """Another queue at the same place."""
         return replace(self, queue=queue)
+
+    def settled(self, *, region: str | None, endpoint: str | None, profile: str | None, role: str | None) -> Address:
+        """With what the options say where the URL says nothing: one form, however the place is spelled."""
+        endpoint = self.endpoint or endpoint
+        return replace(
+            self,
+            region=self.region or region,
+            endpoint=None if endpoint is None else _plain(endpoint),
+            profile=self.profile or profile,
+            role=self.role or role,
+        )
 
     @classmethod
     def parse(cls, url: str) -> Address:
@@ -144,6 +157,13 @@ def _from_url(target: str, shown: str) -> dict[str, str]:
     return found
 
 
+def _plain(endpoint: str) -> str:
+    """An endpoint without what says nothing: capitals, its scheme's own port, a slash at its end."""
+    parts = urlsplit(endpoint)
+    host = parts.netloc.lower().removesuffix({"http": ":80", "https": ":443"}[parts.scheme])
+    return urlunsplit(parts._replace(netloc=host, path=parts.path.rstrip("/")))
+
+
 def check_endpoint(url: str, shown: str) -> SplitResult:
     """The parts of an endpoint. Raises InvalidURL, which shows `shown` alone."""
     try:
@@ -153,4 +173,7 @@ def check_endpoint(url: str, shown: str) -> SplitResult:
         raise InvalidURL(f"sqs: {shown!r}: its endpoint is no URL") from None  # the original text may hold a password
     if parts.scheme not in {"http", "https"} or not parts.hostname or "@" in parts.netloc:
         raise InvalidURL(f"sqs: {shown!r}: an endpoint is written 'https://host:port', without a user")
+    if not (is_valid_endpoint_url(url) or is_valid_ipv6_endpoint_url(url)):
+        text = "boto3 takes no such host: a host's name is made of letters, digits and '-', not '_'"
+        raise InvalidURL(f"sqs: {shown!r}: {text}; use another name of it, or its IP address")
     return parts

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, Final
 
 from redelivery.errors import Ambiguous, BrokerError, Retriable
@@ -26,31 +29,59 @@ def each(
     doing: str,
     *,
     end: float | None = None,
+    wide: int = 1,
 ) -> list[Answer]:
-    """Ask for entries in requests of ten; one answer each, in order. Never raises for what SQS answers.
+    """Ask for entries in requests of ten, `wide` at a time; one answer each, in order. Never raises for SQS's answers.
 
     Once a whole request has failed, or it takes too long, the rest is not tried: nothing happened to it.
     No request is begun after `end`, monotonic seconds; `PATIENCE` from now if nothing is said.
     """
-    answers: list[Answer] = []
     end = time.monotonic() + PATIENCE if end is None else end
-    for start in range(0, len(entries), MOST):
-        chunk = [{**entry, "Id": str(at)} for at, entry in enumerate(entries[start : start + MOST])]
-        if time.monotonic() > end:
-            answers += _untried(len(entries) - start, doing)
-            break
-        try:
-            with classified(doing):
-                response = call(QueueUrl=url, Entries=chunk)
-        except BrokerError as error:
-            answers += [error] * len(chunk)
-            rest = len(entries) - len(answers)
-            answers += _untried(rest, doing) if isinstance(error, Ambiguous) else [error] * rest
-            break
-        done = {each["Id"] for each in response.get("Successful") or ()}
-        failed = {each["Id"]: each for each in response.get("Failed") or ()}
-        answers += [_answer(entry["Id"], done, failed, doing) for entry in chunk]
-    return answers
+    chunks = [entries[start : start + MOST] for start in range(0, len(entries), MOST)]
+    told: list[list[Answer]] = [[] for _ in chunks]
+    waiting = deque(range(len(chunks)))
+    failed: list[BrokerError] = []
+
+    def work() -> None:
+        while not failed and time.monotonic() <= end:
+            try:
+                at = waiting.popleft()
+            except IndexError:
+                return
+            try:
+                told[at] = _ask(call, url, chunks[at], doing)
+            except BrokerError as error:
+                told[at] = [error] * len(chunks[at])
+                failed.append(error)
+            except Exception as error:  # noqa: BLE001 - a thread's own: it must not pass for a request that was not made
+                unknown = Ambiguous(f"sqs: {doing}: {type(error).__name__}; it may have been done or not")
+                unknown.__cause__ = error
+                told[at] = [unknown] * len(chunks[at])
+                failed.append(unknown)
+
+    # A thread that is started while the interpreter ends never begins: a look may be given up as late as that.
+    more = 0 if sys.is_finalizing() else min(wide, len(chunks)) - 1
+    helpers = [threading.Thread(target=work, daemon=True) for _ in range(more)]
+    for helper in helpers:
+        helper.start()
+    work()
+    for helper in helpers:
+        helper.join()
+    rest: BrokerError = Retriable(f"sqs: {doing}: not tried, as what went before took too long", code="NOT_TRIED")
+    rest = next((error for error in failed if not isinstance(error, Ambiguous)), rest)
+    return [answer for chunk, asked in zip(told, chunks, strict=True) for answer in chunk or [rest] * len(asked)]
+
+
+def _ask(
+    call: Callable[..., Mapping[str, Any]], url: str, entries: Sequence[Mapping[str, Any]], doing: str
+) -> list[Answer]:
+    """One request. Raises BrokerError: it failed as a whole."""
+    named = [{**entry, "Id": str(at)} for at, entry in enumerate(entries)]
+    with classified(doing):
+        response = call(QueueUrl=url, Entries=named)
+    done = {each.get("Id") for each in response.get("Successful") or ()}
+    failed = {each.get("Id"): each for each in response.get("Failed") or ()}
+    return [_answer(entry["Id"], done, failed, doing) for entry in named]
 
 
 def is_lost(answer: Answer) -> bool:
@@ -62,13 +93,9 @@ def is_lost(answer: Answer) -> bool:
     return answer.code in _LOST or expired
 
 
-def _answer(id_: str, done: set[str], failed: Mapping[str, Mapping[str, Any]], doing: str) -> Answer:
+def _answer(id_: str, done: Container[Any], failed: Mapping[Any, Mapping[str, Any]], doing: str) -> Answer:
     if id_ in failed:
         return classify_entry(failed[id_], doing)
     if id_ in done:
         return None
     return Ambiguous(f"sqs: {doing}: SQS did not say what became of it", code="UNTOLD")
-
-
-def _untried(count: int, doing: str) -> list[Answer]:
-    return [Retriable(f"sqs: {doing}: not tried, as what went before took too long", code="NOT_TRIED")] * count

@@ -25,8 +25,8 @@ from botocore.credentials import (
 )
 from botocore.exceptions import NoCredentialsError
 
-from redelivery.errors import ConfigurationError
-from redelivery.settings import unknown
+from redelivery.errors import ConfigurationError, Fatal
+from redelivery.settings import redact, unknown
 from redelivery_sqs.address import Address, check_endpoint
 from redelivery_sqs.errors import classified
 
@@ -61,7 +61,7 @@ _CONCURRENCY = 16
 _NUMBERS: Final[Mapping[str, tuple[type, float, float]]] = {
     "concurrency": (int, 1, 256),
     "connect_timeout": (float, 0.1, 60),
-    "dead_letter_hold": (int, 1, 43_200),
+    "dead_letter_hold": (int, 2, 43_200),
     "dead_letter_retention": (int, 60, 1_209_600),
     "max_message_bytes": (int, 1024, 1 << 31),
     "max_pool_connections": (int, 1, 1024),
@@ -137,8 +137,12 @@ def client(address: Address, settings: Settings) -> Any:
     with _made.lock:
         found = _made.clients.get((place, settings))
         if found is None:
-            with classified("making a client"):
-                found = _client(address, settings)
+            try:
+                with classified("making a client"):
+                    found = _client(address, settings)
+            except ValueError as error:  # botocore's word for an endpoint of the environment that is none
+                text = f"sqs: making a client: {redact(str(error))}; correct the endpoint that the environment names"
+                raise Fatal(text, code="ValueError") from error
             _made.clients[place, settings] = found
         return found
 
@@ -212,12 +216,17 @@ class _Assumed(CredentialProvider):
 
     METHOD = "redelivery-assume-role"
 
-    def __init__(self, fetcher: AssumeRoleCredentialFetcher) -> None:
+    def __init__(self, fetcher: AssumeRoleCredentialFetcher, role: str) -> None:
         super().__init__()
         self._fetcher = fetcher
+        self._role = role
 
     def load(self) -> DeferredRefreshableCredentials:
-        return DeferredRefreshableCredentials(refresh_using=self._fetcher.fetch_credentials, method=self.METHOD)
+        return DeferredRefreshableCredentials(refresh_using=self._fetch, method=self.METHOD)
+
+    def _fetch(self) -> Any:
+        with classified(f"assuming role {self._role!r}"):
+            return self._fetcher.fetch_credentials()
 
 
 def _assume(session: botocore.session.Session, role: str, settings: Settings, creator: Any) -> None:
@@ -228,7 +237,7 @@ def _assume(session: botocore.session.Session, role: str, settings: Settings, cr
     if settings.external_id is not None:
         extra["ExternalId"] = settings.external_id
     fetcher = AssumeRoleCredentialFetcher(creator, source, role, extra_args=extra)
-    resolver = CredentialResolver(providers=[_Assumed(fetcher)])
+    resolver = CredentialResolver(providers=[_Assumed(fetcher, role)])
     session._credentials = None  # type: ignore[attr-defined]  # noqa: SLF001 - botocore has no other way to make it look again
     session.register_component("credential_provider", resolver)
 

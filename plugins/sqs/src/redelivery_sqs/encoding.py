@@ -36,10 +36,13 @@ NATIVE_HEADERS: Final = 8
 #: Kept free of a message's size for names, types and JSON's own characters.
 RESERVE: Final = 4096
 
+#: The column that names the group of a row without a key: a FIFO queue's letter goes back to its own.
+GROUP: Final = "message_group"
 #: In place of a group's name: every row without a key is one of its own, as no order is asked for.
 EACH: Final = "*"
 
-_NULL_BODY, _EMPTY_BODY = "null", "-"
+#: What a body is that stands for one.
+_STAND_INS: Final = {"null": "null", "empty": "-"}
 # What SQS takes is XML's characters.
 _FORBIDDEN = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _NAME = re.compile(r"(?!(?i:aws\.|amazon\.))(?!\.)(?!.*\.\.)[A-Za-z0-9_.-]{1,256}(?<!\.)")
@@ -91,8 +94,8 @@ def encode_row(
         else:
             size = len(value)
     else:
-        text = _NULL_BODY if value is None else _EMPTY_BODY
         packed["body"] = "null" if value is None else "empty"
+        text = _STAND_INS[packed["body"]]
         size = len(text)
     size += _pack(packed, attributes, key, headers, id_, timestamp)
     if size > most:
@@ -133,26 +136,37 @@ def letter_id(id_: str, letter: Encoded) -> str:
 def decode(raw: Mapping[str, Any]) -> tuple[Message, str | None]:
     """The message of one that SQS gave, ours or another's, and what of it could not be decoded.
 
-    It must have been asked for with all message attributes.
+    It must have been asked for with all message attributes. Never raises: its neighbours came in the same answer.
     """
-    attributes: Mapping[str, Any] = raw.get("MessageAttributes") or {}
+    body = str(raw.get("Body", ""))
+    try:
+        return _decode(body, raw.get("MessageAttributes") or {})
+    except Exception as error:  # noqa: BLE001 - somebody else wrote it; one message must not keep back the others
+        fault = f"sqs: its attributes cannot be read ({type(error).__name__}: {error})"
+        return Message(value=body.encode("utf-8", "surrogatepass")), fault
+
+
+def _decode(body: str, attributes: Mapping[str, Any]) -> tuple[Message, str | None]:
     fault: str | None = None
     packed: dict[str, Any] = {}
     if PACKED in attributes:
         try:
             packed = _unpack(attributes[PACKED].get("StringValue"))
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             fault = f"sqs: its attribute {PACKED!r} is damaged ({error})"
-    body = str(raw.get("Body", ""))
     value: bytes | None = body.encode("utf-8", "surrogatepass")
     marked = attributes.get(TRANSFER, {}).get("StringValue") == "base64"
-    if marked:
+    stands_for = packed.get("body")
+    if stands_for is not None:
+        if body == _STAND_INS.get(str(stands_for)):
+            value = None if stands_for == "null" else b""
+        else:  # not written by us: the body is what there is
+            fault = f"sqs: its attribute {PACKED!r} says of its body what that is not"
+    elif marked:
         try:
-            value = base64.b64decode(body, validate=True)
+            value = base64.b64decode("".join(body.split()), validate=True)  # RFC 2045 breaks its lines
         except (binascii.Error, ValueError) as error:
             fault = f"sqs: its body is said to be base64, and is not ({error})"
-    elif "body" in packed:
-        value = None if packed["body"] == "null" else b""
     own = {PACKED, TRANSFER} if marked else {PACKED}
     natives = {name: _native(each) for name, each in attributes.items() if name not in own}
     message = Message(

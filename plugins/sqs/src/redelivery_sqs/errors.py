@@ -22,6 +22,7 @@ _LATER: _Rule = (Retriable, "nothing was done")
 _UNKNOWN: _Rule = (Ambiguous, "it may have been done or not")
 _NO_QUEUE: _Rule = (Fatal, "there is no such queue in this account and region: provision it, or correct URL and region")
 _DENIED: _Rule = (Fatal, "allow it in a policy of this principal or of the queue")
+_ROLE: Final = "allow it in a policy of this principal, and in the trust policy of the role"
 _CREDENTIALS: _Rule = (Fatal, "these credentials are not taken: correct or renew them")
 _CONFIGURED: _Rule = (Fatal, "correct the options, or the AWS configuration of this machine")
 _KEY: _Rule = (Fatal, "the queue's KMS key cannot be used: allow kms:GenerateDataKey and kms:Decrypt on it, enable it")
@@ -195,9 +196,12 @@ def _of_client_error(error: boto.ClientError, doing: str) -> BrokerError:
     name = plain(str(answer.get("Code", "")))
     kind, advice = BY_CODE.get(name) or _by_status(status)
     operation = error.operation_name
+    text = f"sqs: {doing}: {redact(str(answer.get('Message') or name))} ({name}); "
+    if operation.startswith("AssumeRole") and kind is Fatal and advice == _DENIED[1]:
+        # With a code of its own: it is about no queue.
+        return Fatal(f"{text}sts:{operation} is denied: {_ROLE}", code=f"sts:{name}")
     if kind is Unattributed and not operation.startswith("SendMessage"):
         kind, advice = _REFUSED
-    text = f"sqs: {doing}: {redact(str(answer.get('Message') or name))} ({name}); "
     if kind is Fatal and advice == _DENIED[1]:
         text += f"sqs:{_PERMISSIONS.get(operation, operation)} is denied: "
     if kind is Throttled:
@@ -207,7 +211,7 @@ def _of_client_error(error: boto.ClientError, doing: str) -> BrokerError:
 
 def _by_status(status: int) -> _Rule:
     """By the HTTP status, where the code is one that nobody told us of."""
-    rules = {401: _DENIED, 403: _DENIED, 413: _BATCH, 429: _SLOW, 503: _SLOW}
+    rules = {401: _DENIED, 403: _DENIED, 408: _UNKNOWN, 413: _BATCH, 421: _LATER, 425: _LATER, 429: _SLOW, 503: _SLOW}
     return rules.get(status) or (_REFUSED if status // 100 == 4 else _UNKNOWN)  # noqa: PLR2004 - "4xx"
 
 

@@ -1,7 +1,7 @@
 """The dead letters role: browse, remove and purge the messages of one queue, and have SQS itself move them all back.
 
-SQS shows a message only by receiving it. So what is looked at is hidden from others until the look is over, and for
-`dead_letter_hold` seconds where nobody ends it. This file must not retry.
+SQS shows a message only by receiving it. So what is looked at is hidden from others until it is removed, the next look,
+or the role's end, and for `dead_letter_hold` seconds where nobody ends it. This file must not retry.
 """
 
 from __future__ import annotations
@@ -9,34 +9,40 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from email.utils import parsedate_to_datetime
-from typing import Any, Final
+from dataclasses import replace
+from typing import Any, Final, TypedDict
 
 from redelivery.broker import DeadLetters, Letter
 from redelivery.context import ErrorContext
-from redelivery.errors import Ambiguous, Fatal, Retriable, Unsupported
+from redelivery.errors import Ambiguous, BrokerError, Fatal, Retriable, Unsupported
 from redelivery_sqs import batches, encoding
 from redelivery_sqs.address import Address
 from redelivery_sqs.config import Settings, client, queue_url
 from redelivery_sqs.errors import classified
+from redelivery_sqs.look import Look, age, server_ms
 
 #: Letters, and at most about so many bytes, that are put in order together.
 _PAGE: Final = 1_000
 _PAGE_BYTES: Final = 8 << 20
-#: Answers in a row that show nothing new, after which there is nothing new.
-_OLD_ANSWERS: Final = 10
 #: SQS looks at all of its servers only where it is asked to wait.
 _WAIT: Final = 1
 #: Seconds between looks at a move task, and the states of one that is not over.
 _LOOK: Final = 0.2
 _UNDER_WAY: Final = frozenset({"RUNNING", "CANCELLING"})
-#: How far a server's `Date` may be behind its clock: it tells seconds, and some servers keep it for one.
-_COARSE_MS: Final = 2_000
+#: Seconds that a call may take.
+_BOUND: Final = 29.0
 _VISIBLE: Final = "ApproximateNumberOfMessages"
+_HIDDEN: Final = "ApproximateNumberOfMessagesNotVisible"
 _SOURCE: Final = "DeadLetterQueueSourceArn"
 
 log = logging.getLogger("redelivery.sqs")
+
+
+class _Bounds(TypedDict):
+    end: float
+    wide: int
 
 
 class SqsDeadLetters(DeadLetters):
@@ -54,19 +60,21 @@ class SqsDeadLetters(DeadLetters):
         self._settings = settings
         #: What is hidden by us: its receipt handle, and until when, by SQS's own id.
         self._held: dict[str, tuple[str, float]] = {}
+        #: The latest look.
+        self._looked: Look | None = None
         self._closed = threading.Event()
+        _roles.add(self)
 
     def browse(self) -> Iterator[Letter]:
-        self._release()
-        looked = _Looked()
+        self._show_all()
+        self._looked = looked = Look()
         try:
-            while page := self._page(looked):
-                for raw in page:
-                    yield _letter(raw, fifo=self._address.fifo)
-            if self._address.fifo:
-                self._tell_of_hidden()
-        finally:
-            self._release()
+            yield from self._shown(looked)
+            self._tell_of_hidden()
+        except BaseException:  # also where it is given up
+            if self._looked is looked:
+                self._release()
+            raise
 
     def remove(self, positions: Sequence[str]) -> int:
         wanted = dict.fromkeys(positions)
@@ -77,7 +85,7 @@ class SqsDeadLetters(DeadLetters):
         gone = self._delete(known)
         left = wanted.keys() - gone
         before = set(self._held)
-        looked = _Looked()
+        looked = Look()
         try:
             while left and (found := self._receive(looked)) is not None:
                 taken = self._delete([raw["MessageId"] for raw in found if raw["MessageId"] in left])
@@ -89,11 +97,16 @@ class SqsDeadLetters(DeadLetters):
 
     def purge(self) -> int:
         now = time.monotonic()
-        count = len(self._delete([name for name, (_, until) in self._held.items() if now < until]))
-        looked = _Looked()
+        held = [name for name, (_, until) in self._held.items() if now < until]
+        some = batches.MOST * self._settings.concurrency
+        looked = Look()
+        count = 0
         try:
+            for start in range(0, len(held), some):
+                count += len(self._delete(held[start : start + some]))
             while (found := self._receive(looked)) is not None:
                 count += len(self._delete([raw["MessageId"] for raw in found]))
+            self._tell_of_hidden()
         finally:
             self._release()
         return count
@@ -103,7 +116,7 @@ class SqsDeadLetters(DeadLetters):
             raise Unsupported(
                 f"sqs: {self._address.queue!r} is named by itself: it is not known whose letters it holds"
             )
-        self._release()
+        self._show_all()
         end = time.monotonic() + wait
         doing = f"moving the letters of queue {self._address.queue!r}"
         arns = {"SourceArn": self._arn(self._address), "DestinationArn": self._arn(self._source)}
@@ -131,18 +144,34 @@ class SqsDeadLetters(DeadLetters):
 
     # --- looking ---
 
-    def _page(self, looked: _Looked) -> list[Mapping[str, Any]]:
+    def _shown(self, looked: Look) -> Iterator[Letter]:
+        """Page by page, each letter while it is ours."""
+        while page := self._page(looked):
+            shown = False
+            for raw in page:
+                if self._is_ours(raw, page):
+                    shown = True
+                    yield _letter(raw, fifo=self._address.fifo)
+                else:  # another may have it in hand; if not, it comes by again
+                    looked.again(raw)
+            if not shown:
+                text = "what was received came into sight again before it was shown; set sqs.dead_letter_hold higher"
+                raise Retriable(f"sqs: browsing queue {self._address.queue!r}: {text}", code="HOLD")
+
+    def _page(self, looked: Look) -> list[Mapping[str, Any]]:
         """The next letters that were not shown yet, the oldest first."""
         page: list[Mapping[str, Any]] = []
         size = 0
         while len(page) < _PAGE and size < _PAGE_BYTES and (found := self._receive(looked)) is not None:
             page += found
             size += sum(len(raw["Body"]) for raw in found)
+            if page:
+                self._is_ours(page[0], page)  # the first to come into sight
         # What came in one millisecond: a FIFO queue's in their order, a standard queue's in the same order each time.
-        page.sort(key=_age if self._address.fifo else lambda raw: (_age(raw), raw["MessageId"]))
+        page.sort(key=age if self._address.fifo else lambda raw: (age(raw), raw["MessageId"]))
         return page
 
-    def _receive(self, looked: _Looked) -> list[Mapping[str, Any]] | None:
+    def _receive(self, looked: Look) -> list[Mapping[str, Any]] | None:
         """What one request shows of what was there and not seen before; None where nothing is left."""
         self._check_open()
         if looked.ended:
@@ -167,15 +196,45 @@ class SqsDeadLetters(DeadLetters):
         if not came:
             looked.ended = True
             return None
-        return looked.at(came, _server_ms(answer))
+        return looked.at(came, server_ms(answer))
+
+    def _is_ours(self, raw: Mapping[str, Any], page: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether a letter is still hidden by us; its page is for longer, once half of its time is over."""
+        held = self._held.get(raw["MessageId"])
+        now = time.monotonic()
+        if held is None or held[1] <= now:
+            return False
+        hold = self._settings.dead_letter_hold
+        if held[1] - now < hold / 2:
+            names = [each["MessageId"] for each in page]
+            names = [name for name in names if name in self._held and now < self._held[name][1]]
+            failed = self._visibility(names, hold, "keeping what was looked at")
+            if failed is not None:
+                raise failed
+        return raw["MessageId"] in self._held
 
     def _tell_of_hidden(self) -> None:
-        with classified(f"counting queue {self._address.queue!r}"):
-            told = self._client().get_queue_attributes(QueueUrl=self._url(), AttributeNames=[_VISIBLE])
-        hidden = int(told.get("Attributes", {}).get(_VISIBLE, 0))
-        if hidden:
+        """Log how many letters were not shown: a look must not pass for all that there is."""
+        try:
+            with classified(f"counting queue {self._address.queue!r}"):
+                told = self._client().get_queue_attributes(QueueUrl=self._url(), AttributeNames=[_VISIBLE, _HIDDEN])
+        except BrokerError as error:
+            log.warning("%s (whether others hide letters is not known)", error)
+            return
+        counts = told.get("Attributes", {})
+        behind = int(counts.get(_VISIBLE, 0)) if self._address.fifo else 0
+        if behind:
             text = "about %d letters of %r are behind others of their group: SQS shows them when those are gone"
-            log.warning(text, hidden, self._address.queue)
+            log.warning(text, behind, self._address.queue)
+        now = time.monotonic()
+        ours = [until for role in list(_roles) if role._address == self._address for _, until in [*role._held.values()]]  # noqa: SLF001 - of this class
+        hidden = int(counts.get(_HIDDEN, 0)) - sum(now < until for until in ours)
+        if hidden > 0:
+            text = (
+                "about %d letters of %r are hidden, and were not shown: others have them in hand, or ended in a look "
+                "(SQS counts late: they may be gone); look again in %d s"
+            )
+            log.warning(text, hidden, self._address.queue, self._settings.dead_letter_hold)
 
     def _delete(self, names: Sequence[str]) -> set[str]:
         """Delete what we hold; which of it was still ours to delete."""
@@ -185,7 +244,7 @@ class SqsDeadLetters(DeadLetters):
         doing = f"removing from queue {self._address.queue!r}"
         entries = [{"ReceiptHandle": self._held[name][0]} for name in names]
         call = self._client().delete_message_batch
-        answers = batches.each(call, self._url(), entries, doing)
+        answers = batches.each(call, self._url(), entries, doing, **self._bounds())
         gone = {name for name, answer in zip(names, answers, strict=True) if answer is None}
         for name, answer in zip(names, answers, strict=True):
             if answer is None or batches.is_lost(answer):
@@ -195,16 +254,47 @@ class SqsDeadLetters(DeadLetters):
             raise failed[0]
         return gone
 
-    def _release(self, names: Iterable[str] | None = None) -> None:
-        """Show these again, or all that we hide."""
+    def _show_all(self) -> None:
+        """Show all that we hide. Raises BrokerError: some stays hidden, and no look would be a whole one."""
+        failed = self._release()
+        if failed is not None:
+            raise failed
+
+    def _release(self, names: Iterable[str] | None = None) -> BrokerError | None:
+        """Show these again, or all that we hide; what cannot be shown stays ours, and is told of."""
         now = time.monotonic()
-        held = [self._held.pop(name) for name in (list(self._held) if names is None else list(names))]
-        handles = [handle for handle, until in held if now < until]
-        if not handles:
-            return
-        entries = [{"ReceiptHandle": handle, "VisibilityTimeout": 0} for handle in handles]
-        call = self._client().change_message_visibility_batch
-        batches.each(call, self._url(), entries, f"showing again what is in queue {self._address.queue!r}")
+        names = list(self._held if names is None else names)
+        self._held = {name: held for name, held in self._held.items() if now < held[1]}
+        names = [name for name in names if name in self._held]
+        failed = self._visibility(names, 0, "showing again what is")
+        if failed is not None:
+            count = sum(name in self._held for name in names)
+            text = "%d letters of %r stay hidden for %d s at most: they could not be shown again (%s)"
+            log.warning(text, count, self._address.queue, self._settings.dead_letter_hold, failed)
+        return failed
+
+    def _visibility(self, names: Sequence[str], seconds: int, what: str) -> BrokerError | None:
+        """Hide what we hold for so long from now; 0: show it. Returns the first error; what is lost is none."""
+        if not names:
+            return None
+        until = time.monotonic() + seconds
+        entries = [{"ReceiptHandle": self._held[name][0], "VisibilityTimeout": seconds} for name in names]
+        call, doing = self._client().change_message_visibility_batch, f"{what} in queue {self._address.queue!r}"
+        answers = batches.each(call, self._url(), entries, doing, **self._bounds())
+        failed = None
+        for name, answer in zip(names, answers, strict=True):
+            if batches.is_lost(answer) or (answer is None and not seconds):
+                del self._held[name]
+            elif answer is None:
+                self._held[name] = (self._held[name][0], until)
+            else:
+                failed = failed or answer
+        return failed
+
+    def _bounds(self) -> _Bounds:
+        """How many requests go at a time, and when the last is begun, so that it ends within its time."""
+        last = _BOUND - self._settings.connect_timeout - self._settings.read_timeout
+        return {"end": time.monotonic() + max(batches.PATIENCE, last), "wide": self._settings.concurrency}
 
     def _task(self, arn: str, doing: str) -> Mapping[str, Any]:
         """The latest move task of this place, as SQS tells of it."""
@@ -232,33 +322,8 @@ class SqsDeadLetters(DeadLetters):
             raise Fatal(text, code="CLOSED")
 
 
-class _Looked:
-    """How far one look through a queue has come.
-
-    It ends where SQS has nothing more to show: nothing at all, or only what was seen or came after it began. That is by
-    SQS's own clock, of which an answer tells seconds: of many letters, one that comes just then may be shown.
-    """
-
-    def __init__(self) -> None:
-        self.ended = False
-        self._seen: set[str] = set()
-        self._until_ms: int | None = None
-        self._old = 0
-
-    @property
-    def begun(self) -> bool:
-        """Whether anything was shown."""
-        return self._until_ms is not None
-
-    def at(self, came: Sequence[Mapping[str, Any]], now_ms: int) -> list[Mapping[str, Any]]:
-        """What of an answer is new."""
-        if self._until_ms is None:
-            self._until_ms = max(now_ms + _COARSE_MS, *map(_age, came))
-        new = [raw for raw in came if raw["MessageId"] not in self._seen and _age(raw) <= self._until_ms]
-        self._seen.update(raw["MessageId"] for raw in new)
-        self._old = 0 if new else self._old + 1
-        self.ended = self._old >= _OLD_ANSWERS
-        return new
+#: This process's: a redrive looks for what came back while it has the rest in hand.
+_roles: weakref.WeakSet[SqsDeadLetters] = weakref.WeakSet()
 
 
 def _progress(task: Mapping[str, Any]) -> str:
@@ -278,24 +343,13 @@ def _letter(raw: Mapping[str, Any], *, fifo: bool) -> Letter:
         )
     if fault is not None:
         context = ErrorContext(kind="invalid", reason=fault, broker="sqs")
+    if message.key is None and "MessageGroupId" in attributes:
+        message = replace(message, extra={encoding.GROUP: str(attributes["MessageGroupId"])})
     # A standard queue's message that SQS itself moved keeps the time at which it was first sent.
     known = fifo or _SOURCE not in attributes
     return Letter(
         position=raw["MessageId"],
         message=message,
         context=context,
-        dead_lettered_ms=_age(raw) if known and "SentTimestamp" in attributes else None,
+        dead_lettered_ms=age(raw) if known and "SentTimestamp" in attributes else None,
     )
-
-
-def _age(raw: Mapping[str, Any]) -> int:
-    return int((raw.get("Attributes") or {}).get("SentTimestamp", 0))
-
-
-def _server_ms(answer: Mapping[str, Any]) -> int:
-    """What SQS's clock says, to the second; ours, if it does not tell."""
-    text = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date", "")
-    try:
-        return int(parsedate_to_datetime(text).timestamp() * 1000)
-    except ValueError:
-        return time.time_ns() // 1_000_000

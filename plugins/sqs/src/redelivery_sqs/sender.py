@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from redelivery.broker import Sender, Settled
 from redelivery.errors import Ambiguous, BrokerError, Fatal, NotSent, Permanent, Retriable, Unattributed
 from redelivery.message import Batch
 from redelivery_sqs.address import Address, fault
 from redelivery_sqs.config import Settings, client, queue_url
-from redelivery_sqs.encoding import encode_row, fifo_fields, letter_id
+from redelivery_sqs.encoding import GROUP, encode_row, fifo_fields, letter_id
 from redelivery_sqs.errors import classified, classify_entry, is_target
 from redelivery_sqs.feeds import BATCH, FLYING, WAITING, Feed, GroupFeed, PlainFeed, Row, Work
 
@@ -85,19 +86,21 @@ class SqsSender(Sender):
             nothing if column is None else column.values
             for column in (batch.key, batch.headers, batch.id, batch.timestamp_ms, batch.destination)
         )
+        groups = batch.extra[GROUP].values if GROUP in batch.extra else nothing
         most, group = self._settings.max_message_bytes, self._settings.message_group
-        values = zip(batch.value.values, keys, headers, ids, stamps, destinations, strict=True)
-        for index, (value, key, pairs, id_, stamp, destination) in enumerate(values):
+        values = zip(batch.value.values, keys, headers, ids, stamps, destinations, groups, strict=True)
+        for index, (value, key, pairs, id_, stamp, destination, own) in enumerate(values):
             row = Row(work, index)
             try:
                 row.feed = feed = self._feed(destination)
                 if isinstance(feed, GroupFeed):
-                    row.entry = fifo_fields(id_, key, group)
+                    ordering = key if key is not None or own is None else str(own).encode("utf-8", "surrogatepass")
+                    row.entry = fifo_fields(id_, ordering, group)
                     row.group = row.entry["MessageGroupId"]
-                    row.ordered = work.ordered and key is not None
+                    row.ordered = work.ordered and ordering is not None
                 encoded = encode_row(value, key, pairs, id_, stamp, most)
                 if row.entry and id_ is not None and self._address.is_dead_letters:
-                    row.entry = fifo_fields(letter_id(id_, encoded), key, group)
+                    row.entry = fifo_fields(letter_id(id_, encoded), ordering, group)
             except Permanent as error:
                 row.refused = error
             else:
@@ -226,18 +229,13 @@ class SqsSender(Sender):
             url = queue_url(feed.address, self._settings)
             with classified(doing):
                 answer = client(feed.address, self._settings).send_message_batch(QueueUrl=url, Entries=entries)
+            return _told(answer, len(rows), doing)
         except BrokerError as error:
             return [self._attributed(error, feed, rows)] * len(rows)
         except Exception as error:  # noqa: BLE001 - a thread of ours must not end with rows in flight
             unknown = Ambiguous(f"sqs: {doing}: {type(error).__name__}; it may have been stored or not")
             unknown.__cause__ = error
             return [unknown] * len(rows)
-        stored = {each["Id"] for each in answer.get("Successful") or ()}
-        if len(stored) == len(rows):
-            return [None] * len(rows)
-        failed = {each["Id"]: classify_entry(each, doing) for each in answer.get("Failed") or ()}
-        silent = Ambiguous(f"sqs: {doing}: the answer does not tell of this row; it may have been stored or not")
-        return [None if name in stored else failed.get(name, silent) for name in _IDS[: len(rows)]]
 
     @staticmethod
     def _attributed(error: BrokerError, feed: Feed, rows: list[Row]) -> BrokerError:
@@ -248,3 +246,13 @@ class SqsSender(Sender):
             found.__cause__ = error
             return found
         return error
+
+
+def _told(answer: Mapping[str, Any], count: int, doing: str) -> Sequence[BrokerError | None]:
+    """What an answer says of each row."""
+    stored = {each.get("Id") for each in answer.get("Successful") or ()}
+    if len(stored) == count:
+        return [None] * count
+    failed = {each.get("Id"): classify_entry(each, doing) for each in answer.get("Failed") or ()}
+    silent = Ambiguous(f"sqs: {doing}: the answer does not tell of this row; it may have been stored or not")
+    return [None if name in stored else failed.get(name, silent) for name in _IDS[:count]]

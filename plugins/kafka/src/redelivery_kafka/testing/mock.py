@@ -34,6 +34,14 @@ class MockCluster:
         """Make a topic."""
         self._check(self._library.rd_kafka_mock_topic_create(self._cluster, topic.encode(), partitions, 1))
 
+    def lose_leader(self, topic: str, partition: int) -> None:
+        """Let a partition have no leader, as where all its brokers are down."""
+        self._check(self._library.rd_kafka_mock_partition_set_leader(self._cluster, topic.encode(), partition, -1))
+
+    def lead(self, topic: str, partition: int) -> None:
+        """Let the first broker be its leader."""
+        self._check(self._library.rd_kafka_mock_partition_set_leader(self._cluster, topic.encode(), partition, 1))
+
     def refuse(self, request: int, *codes: int) -> None:
         """Let the next requests of a kind, by its number in the protocol, be answered with these errors."""
         self._library.rd_kafka_mock_push_request_errors_array(
@@ -74,6 +82,7 @@ def library() -> Any:
         ("mock_cluster_destroy", None, (pointer,)),
         ("mock_cluster_bootstraps", text, (pointer,)),
         ("mock_topic_create", ctypes.c_int, (pointer, text, ctypes.c_int, ctypes.c_int)),
+        ("mock_partition_set_leader", ctypes.c_int, (pointer, text, ctypes.c_int32, ctypes.c_int32)),
         (
             "mock_push_request_errors_array",
             None,

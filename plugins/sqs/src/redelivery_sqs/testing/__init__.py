@@ -96,7 +96,7 @@ class SqsPlace(Place):
         self._sqs.set_queue_attributes(QueueUrl=url, Attributes={"RedrivePolicy": json.dumps(policy)})
 
     def forgetting(self, seconds: float) -> Mapping[str, str]:
-        return {"sqs.dead_letter_hold": str(max(1, int(seconds)))}
+        return {"sqs.dead_letter_hold": str(max(3, int(seconds)))}
 
     def damage(self) -> None:
         attributes = {"redelivery": {"DataType": "String", "StringValue": "{oops"}}
