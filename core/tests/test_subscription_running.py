@@ -103,9 +103,21 @@ def test_closing_badly_never_hides_why_the_subscription_ended(monkeypatch: pytes
 def test_handlers_that_overrun_and_come_back_cost_no_thread_for_ever() -> None:
     world = World(*(message(f"m{n}") for n in range(14)), timeout=timedelta(seconds=0.05))
     before = threading.active_count()
-    report = world.subscription(lambda _: time.sleep(0.12)).run(until_empty=True)
+    began: list[threading.Event] = []
+
+    def handler(_: Message) -> None:
+        """Comes back when five others have begun, so after its time."""
+        mine = threading.Event()
+        began.append(mine)
+        if len(began) > 5:
+            began[-6].set()
+        mine.wait(30)
+
+    report = world.subscription(handler).run(until_empty=True)
     assert report.dead_lettered == 14
-    end = time.monotonic() + 5
+    for each in began:
+        each.set()
+    end = time.monotonic() + 30
     while threading.active_count() > before and time.monotonic() < end:
         time.sleep(0.01)
     assert threading.active_count() <= before
