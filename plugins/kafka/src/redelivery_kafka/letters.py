@@ -159,7 +159,8 @@ class KafkaDeadLetters(DeadLetters):
                     continue
                 count += new
                 try:
-                    commits.append(TopicPartition(self._address.topic, partition, removed.base, removed.metadata()))
+                    said = f"{removed.metadata()} {_today()}"
+                    commits.append(TopicPartition(self._address.topic, partition, removed.base, said))
                 except TooMuch as error:
                     text = "no more removed letters can be remembered apart; remove the older ones too, or purge"
                     raise Permanent(f"kafka: {self._doing(what)}: {text} ({error})", code="REMEMBERED") from error
@@ -184,12 +185,17 @@ class KafkaDeadLetters(DeadLetters):
     def _renew(self, consumer: Consumer, states: Sequence[TopicPartition], answers: list[_Answer]) -> None:
         """Commit once more what was just read: a broker forgets what nobody commits for days, and letters come back.
 
-        Only those who may remove may do so; who may not looks all the same.
+        Once a day, as what another process removes between the reading and the commit would be forgotten. Only those
+        who may remove may do so; who may not looks all the same.
         """
-        known = [each for each in states if each.offset >= 0]
-        if known:
+        today, stale = _today(), []
+        for each in states:
+            text, _, day = (each.metadata or "").partition(" ")
+            if each.offset >= 0 and day != today:
+                stale.append(TopicPartition(each.topic, each.partition, each.offset, f"{text} {today}"))
+        if stale:
             try:
-                self._commit(consumer, "renewing what is removed of", known, answers)
+                self._commit(consumer, "renewing what is removed of", stale, answers)
             except BrokerError as error:
                 log.info("%s", error)
 
@@ -217,7 +223,7 @@ class KafkaDeadLetters(DeadLetters):
 
     def _read(self, committed: TopicPartition) -> Ledger:
         try:
-            return Ledger.read(committed.offset, committed.metadata)
+            return Ledger.read(committed.offset, (committed.metadata or "").partition(" ")[0])
         except ValueError as error:
             text = f"what the group {self._address.group!r} remembers is damaged ({error})"
             raise Fatal(f"kafka: {self._doing('reading')}: {text}; delete it, and all letters show again") from error
@@ -277,6 +283,11 @@ class _Reading:
         self.ahead: deque[tuple[int, Letter]] = deque()
         self.ended = False
         self.paused = False
+
+
+def _today() -> str:
+    """The day, as it stands behind what is remembered, after a blank: when that was committed last."""
+    return str(int(time.time() // 86_400))
 
 
 def _check(error: KafkaError | None) -> None:

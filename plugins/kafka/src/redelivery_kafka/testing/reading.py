@@ -151,11 +151,11 @@ def settled_offsets(base: int, metadata: str | None) -> tuple[int, frozenset[int
 
     Beside the committed offset lies `r1:`, or `z1:` if deflated, and in base85 a list of runs. A run is a varint, four
     times its length and its kind: 0 untouched, 1 settled, 2 given, 3 waiting. After 2 come two more varints, after 3
-    three.
+    three. Behind a blank may stand a day.
     """
     if metadata is None or metadata[:3] not in {"r1:", "z1:"}:
         return max(base, 0), frozenset()
-    data = base64.b85decode(metadata[3:])
+    data = base64.b85decode(metadata[3:].partition(" ")[0])
     numbers = _varints(zlib.decompress(data) if metadata[0] == "z" else data)
     settled: set[int] = set()
     at = base
