@@ -195,6 +195,13 @@ def test_a_number_that_no_float_holds_is_never_rounded(number):
         assert {Decimal(each) for each in re.findall(r"-?[0-9][0-9.eE+-]*", body.decode())} == {Decimal(number)}
 
 
+@pytest.mark.parametrize("number", ["1e99999999999999999999", "-1e-99999999999999999999"])
+def test_a_number_that_not_even_a_decimal_holds_keeps_its_digits_as_text(number):
+    message = Message(value=EVENT.replace(b"1}", number.encode() + b"}"), headers=(STRUCTURED,))
+    assert events.reformat(message, "binary", "ce-").value == b'{"a":"%s"}' % number.encode()
+    assert json.loads(events.retype(message, "other").value)["data"] == {"a": number}
+
+
 def test_a_binary_event_changes_to_another_broker_s_prefix():
     message = Message(value=b"x", headers=(*BINARY, ("content-type", b"text/plain")))
     out = events.reformat(message, "binary", "cloudEvents_")

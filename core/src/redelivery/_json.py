@@ -1,6 +1,7 @@
 """JSON digit for digit: a number that a float cannot hold is read as a decimal, and written as it was.
 
-This file must not know what the JSON is about.
+One whose exponent is beyond a decimal's (18 digits) is read as its text. This file must not know what the
+JSON is about.
 """
 
 from __future__ import annotations
@@ -8,12 +9,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from typing import Any
 
 
 def loads(document: str | bytes) -> Any:
-    """What JSON text means: floats where they are exact, else decimals. Raises ValueError where it is no JSON."""
+    """What JSON text means: floats where exact, else decimals. Raises ValueError where it is no JSON."""
     return json.loads(document, parse_float=_number)
 
 
@@ -28,11 +29,19 @@ def dumps(value: Any) -> str:
 def is_exact(number: str) -> bool:
     """Whether a float is the very number that this text says."""
     value = float(number)
-    return math.isfinite(value) and Decimal(repr(value)) == Decimal(number)
+    try:
+        return math.isfinite(value) and Decimal(repr(value)) == Decimal(number)
+    except InvalidOperation:
+        return False
 
 
-def _number(text: str) -> float | Decimal:
-    return float(text) if is_exact(text) else Decimal(text)
+def _number(text: str) -> float | Decimal | str:
+    if is_exact(text):
+        return float(text)
+    try:
+        return Decimal(text)
+    except InvalidOperation:
+        return text
 
 
 def _written(value: Any) -> str:
