@@ -29,6 +29,17 @@ def queue_of(subject: Subject) -> str:
     return Address.parse(subject.place.url).queue
 
 
+def properties_of_next(subject: Subject, queue: str) -> pika.BasicProperties:
+    """Take the next message out of a queue, waiting for it; what it has besides its body."""
+    end = time.monotonic() + subject.place.patience
+    with raw(subject) as channel:
+        while True:
+            _, properties, _ = channel.basic_get(queue, auto_ack=True)
+            if properties is not None:
+                return properties
+            assert time.monotonic() < end, f"no message came into {queue!r}"
+
+
 def broker_version(subject: Subject) -> tuple[int, ...]:
     """The broker's."""
     _, version = subject.runtime.cluster.version().rsplit(" ", 1)  # type: ignore[attr-defined]

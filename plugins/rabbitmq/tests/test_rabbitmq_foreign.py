@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import struct
-import time
 from datetime import timedelta
 from typing import Any
 
 import pika
 import pytest
-from rabbitmq_operating import queue_of, raw
+from rabbitmq_operating import properties_of_next, queue_of, raw
 
 from redelivery.broker import Accept, Retry, Terminate
 from redelivery.context import ErrorContext
@@ -42,10 +41,7 @@ def buried(subject: Subject, taker: Taker, reason: str = "Terminated") -> pika.B
     limits = subject.broker.capabilities.limits
     letter = attach(received.message, context, dialect="json", limits=limits, prefix=None)
     taker.settle(Terminate(letter, reason, "no good"), received)
-    with raw(subject) as channel:
-        _, properties, _ = channel.basic_get(f"{queue_of(subject)}-dead-letters", auto_ack=True)
-    assert properties is not None
-    return properties
+    return properties_of_next(subject, f"{queue_of(subject)}-dead-letters")
 
 
 REFUSED = {
@@ -182,10 +178,5 @@ class TestTimesThatAreNone(Statements):
             received = taker.one()
             assert received.message.headers == (("f", b"1.75"),)
             taker.settle(Retry(SOON), received)
-        with raw(subject) as channel:
-            end = time.monotonic() + subject.place.patience
-            properties = None
-            while properties is None and time.monotonic() < end:
-                _, properties, _ = channel.basic_get(queue_of(subject), auto_ack=True)
-        assert properties is not None
+        properties = properties_of_next(subject, queue_of(subject))
         assert (properties.headers or {})["f"] == 1.75

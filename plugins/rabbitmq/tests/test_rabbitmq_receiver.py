@@ -13,7 +13,7 @@ import pika
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rabbitmq_operating import broker_version, operate, queue_of, raw
+from rabbitmq_operating import broker_version, operate, properties_of_next, queue_of, raw
 
 from redelivery.broker import Accept, GiveBack, Retry, Terminate
 from redelivery.errors import Ambiguous, BrokerError, ConfigurationError, Fatal, Retriable
@@ -306,12 +306,7 @@ class TestReceiving(Statements):
         again = taker.one()
         assert again.message == first.message
         taker.settle(Retry(timedelta(milliseconds=20)), again)
-        with raw(subject) as channel:
-            end = time.monotonic() + subject.place.patience
-            properties = None
-            while properties is None and time.monotonic() < end:
-                _, properties, _ = channel.basic_get(queue_of(subject), auto_ack=True)
-        assert properties is not None
+        properties = properties_of_next(subject, queue_of(subject))
         assert {name: properties.headers[name] for name in headers} == headers, "a copy is the same, to the type"
         assert (properties.correlation_id, properties.priority) == ("c", 3)
 

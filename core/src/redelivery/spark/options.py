@@ -62,8 +62,6 @@ READ: Final[Mapping[str, str]] = {
 #: `sink.<broker>.<name>`: client options of the sinks.
 SINK_PREFIX: Final = "sink."
 
-#: Names of client options that hold a secret for certain; more cautious than what logs redact.
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteSettings:

@@ -149,7 +149,7 @@ class SqsDeadLetters(DeadLetters):
         while page := self._page(looked):
             shown = False
             for raw in page:
-                if self._is_ours(raw, page):
+                if self._keep(raw, page):
                     shown = True
                     yield _letter(raw, fifo=self._address.fifo)
                 else:  # another may have it in hand; if not, it comes by again
@@ -166,7 +166,7 @@ class SqsDeadLetters(DeadLetters):
             page += found
             size += sum(len(raw["Body"]) for raw in found)
             if page:
-                self._is_ours(page[0], page)  # the first to come into sight
+                self._keep(page[0], page)  # whose first one comes into sight before the others
         # What came in one millisecond: a FIFO queue's in their order, a standard queue's in the same order each time.
         page.sort(key=age if self._address.fifo else lambda raw: (age(raw), raw["MessageId"]))
         return page
@@ -198,8 +198,8 @@ class SqsDeadLetters(DeadLetters):
             return None
         return looked.at(came, server_ms(answer))
 
-    def _is_ours(self, raw: Mapping[str, Any], page: Sequence[Mapping[str, Any]]) -> bool:
-        """Whether a letter is still hidden by us; its page is for longer, once half of its time is over."""
+    def _keep(self, raw: Mapping[str, Any], page: Sequence[Mapping[str, Any]]) -> bool:
+        """Hide a letter's whole page for longer, once half of its time is over; whether the letter is still ours."""
         held = self._held.get(raw["MessageId"])
         now = time.monotonic()
         if held is None or held[1] <= now:
