@@ -1,0 +1,171 @@
+"""The dead letters role of `sqs:` where no server can show it: told answers, and a clock that does not wait."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from redelivery.errors import Ambiguous, Retriable
+from redelivery_sqs import batches
+from redelivery_sqs import letters as module
+from redelivery_sqs.address import Address
+from redelivery_sqs.config import Settings
+from redelivery_sqs.letters import SqsDeadLetters
+
+
+@pytest.mark.parametrize(("fifo", "dead_ms"), [(False, None), (True, 1_700_000_000_000)])
+def test_a_letter_that_sqs_itself_moved_says_why_and_when_as_far_as_sqs_knows(fifo: bool, dead_ms: int | None) -> None:
+    """A standard queue's keeps the time at which it was first sent."""
+    arn = "arn:aws:sqs:eu-west-1:123456789012:orders"
+    attributes = {"SentTimestamp": "1700000000000", "DeadLetterQueueSourceArn": arn}
+    letter = module._letter({"MessageId": "m", "Body": "b", "Attributes": attributes}, fifo=fifo)
+    assert letter.context is not None
+    assert (letter.context.kind, letter.context.destination) == ("delivery-limit", f"sqs:{arn}")
+    assert arn in letter.context.reason
+    assert letter.dead_lettered_ms == dead_ms
+
+
+class Shown:
+    """An SQS that shows letters, and hides them by a clock that the test moves."""
+
+    def __init__(self, count: int) -> None:
+        self.now = 0.0
+        self.until = {str(at): 0.0 for at in range(count)}
+        self.prolonged: list[str] = []
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def time_ns(self) -> int:
+        return 10**18
+
+    def receive_message(self, *, VisibilityTimeout: int, **_: object) -> Mapping[str, Any]:  # noqa: N803 - SQS's own words
+        names = [name for name, until in self.until.items() if until <= self.now][:10]
+        self.until |= dict.fromkeys(names, self.now + VisibilityTimeout)
+        return {"Messages": [{"MessageId": name, "ReceiptHandle": name, "Body": name} for name in names]}
+
+    def change_message_visibility_batch(
+        self,
+        *,
+        QueueUrl: str,  # noqa: N803 - SQS's own words
+        Entries: Sequence[Mapping[str, Any]],  # noqa: N803 - SQS's own words
+    ) -> Mapping[str, Any]:
+        for each in Entries:
+            assert self.now < self.until[each["ReceiptHandle"]], "it was not ours any more"
+            self.until[each["ReceiptHandle"]] = self.now + each["VisibilityTimeout"]
+            self.prolonged += [each["ReceiptHandle"]] * bool(each["VisibilityTimeout"])
+        return {"Successful": [{"Id": each["Id"]} for each in Entries]}
+
+    def get_queue_attributes(self, **_: object) -> Mapping[str, Any]:
+        return {"Attributes": {}}
+
+
+def showing(monkeypatch: pytest.MonkeyPatch, count: int) -> tuple[Shown, SqsDeadLetters]:
+    sqs = Shown(count)
+    monkeypatch.setattr(module, "client", lambda *_: sqs)
+    monkeypatch.setattr(module, "queue_url", lambda address, _: address.queue)
+    for each in (module, batches):
+        monkeypatch.setattr(each, "time", sqs)
+    return sqs, SqsDeadLetters(Address("letters"), Settings(dead_letter_hold=10, concurrency=1), direct=True)
+
+
+def test_what_waits_for_its_turn_is_hidden_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A paced redrive takes longer than the hold: each letter is still ours when it is given."""
+    sqs, role = showing(monkeypatch, 25)
+    found = []
+    for letter in role.browse():
+        assert sqs.now < sqs.until[letter.position]
+        found.append(letter.position)
+        sqs.now += 1.5
+    assert sorted(found) == sorted(sqs.until)
+    assert sqs.prolonged
+
+
+def test_what_came_into_sight_meanwhile_is_shown_if_it_comes_by_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not before: another may have it in hand."""
+    sqs, role = showing(monkeypatch, 25)
+    found: list[str] = []
+    other = ""
+    for letter in role.browse():
+        assert sqs.now < sqs.until[letter.position]
+        found.append(letter.position)
+        if len(found) == 12:
+            sqs.now += 60
+            other = max(sqs.until.keys() - set(found))
+            sqs.until[other] = sqs.now + 600
+    assert sorted(found) == sorted(sqs.until.keys() - {other})
+
+
+def test_a_hold_that_is_too_short_to_show_anything_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    sqs, role = showing(monkeypatch, 5)
+    took = sqs.receive_message
+
+    def slow(**asked: Any) -> Mapping[str, Any]:
+        answer = took(**asked)
+        sqs.now += 11
+        return answer
+
+    monkeypatch.setattr(sqs, "receive_message", slow)
+    with pytest.raises(Retriable, match=r"sqs\.dead_letter_hold"):
+        list(role.browse())
+
+
+class Moving:
+    """An SQS that says of its move tasks what it is told to: no stand-in is slow enough to be caught at it."""
+
+    def __init__(self, *states: Mapping[str, Any]) -> None:
+        self.states = list(states)
+        self.started: list[Mapping[str, str]] = []
+
+    def get_queue_attributes(self, *, QueueUrl: str, AttributeNames: Sequence[str]) -> Mapping[str, Any]:  # noqa: N803 - SQS's own words
+        assert AttributeNames == ["QueueArn"]
+        return {"Attributes": {"QueueArn": f"arn:{QueueUrl}"}}
+
+    def get_queue_url(self, *, QueueName: str) -> Mapping[str, Any]:  # noqa: N803 - SQS's own words
+        return {"QueueUrl": QueueName}
+
+    def list_message_move_tasks(self, **_: object) -> Mapping[str, Any]:
+        return {"Results": [self.states.pop(0) if len(self.states) > 1 else self.states[0]]}
+
+    def start_message_move_task(self, **arns: str) -> Mapping[str, Any]:
+        self.started.append(arns)
+        return {}
+
+
+def moving(monkeypatch: pytest.MonkeyPatch, *states: Mapping[str, Any]) -> tuple[Moving, SqsDeadLetters]:
+    sqs = Moving(*states)
+    monkeypatch.setattr(module, "client", lambda *_: sqs)
+    monkeypatch.setattr(module, "queue_url", lambda address, _: address.queue)
+    return sqs, SqsDeadLetters(Address("orders"), Settings(), direct=False)
+
+
+RUNNING = {"Status": "RUNNING", "ApproximateNumberOfMessagesMoved": 3, "ApproximateNumberOfMessagesToMove": 9}
+
+
+def test_a_move_is_waited_for_and_told_where_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = {"Status": "COMPLETED", "ApproximateNumberOfMessagesMoved": 9}
+    sqs, role = moving(monkeypatch, {"Status": "COMPLETED"}, RUNNING, done)
+    assert role.move_back(wait=5.0) == 9
+    assert sqs.started == [{"SourceArn": "arn:orders-dead-letters", "DestinationArn": "arn:orders"}]
+
+
+def test_a_second_move_of_a_queue_is_refused_and_told_how_far_the_first_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    sqs, role = moving(monkeypatch, RUNNING)
+    with pytest.raises(Retriable, match=r"another move task is under way; about 3 of 9 are moved"):
+        role.move_back(wait=5.0)
+    assert not sqs.started
+
+
+def test_a_move_that_takes_longer_than_the_wait_goes_on_and_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, role = moving(monkeypatch, {}, RUNNING)
+    with pytest.raises(Ambiguous, match=r"it goes on; about 3 of 9 are moved"):
+        role.move_back(wait=0.3)
+
+
+def test_a_move_that_failed_is_told_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = {"Status": "FAILED", "FailureReason": "AWS.SimpleQueueService.NonExistentQueue"}
+    _, role = moving(monkeypatch, {}, failed)
+    with pytest.raises(Retriable, match=r"FAILED AWS.SimpleQueueService.NonExistentQueue.*the rest is still there"):
+        role.move_back(wait=5.0)
