@@ -202,6 +202,21 @@ class LetsTheClientsErrorOut(Broken):
         return super().sender()
 
 
+class DeniesWhatItStored(Broken):
+    """In an outage rows are stored, and their batch is said to have done nothing: they are sent, and stored, again."""
+
+    caught_by = "the_account_explains_every_duplicate_of_an_outage"
+
+    class SenderRole(MemorySender):
+        def send(self, batch: Batch, *, deadline: float) -> None:
+            try:
+                super().send(batch, deadline=deadline)
+            except Retriable as error:
+                if error.code == "DOWN":
+                    self.store_batch(Store.by_name[self.broker.host], batch)
+                raise
+
+
 class BlamesRowsForAnOutage(Broken):
     caught_by = "an_outage_loses_nothing_that_was_confirmed"
 

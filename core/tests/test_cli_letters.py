@@ -135,6 +135,19 @@ def test_stats_count_by_reason_age_and_source(url: str, capsys: pytest.CaptureFi
     assert found["by_age"] == {"under a minute": 4}
 
 
+def test_what_may_have_been_delivered_is_told_apart(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    bury(url, *rows(2))
+    bury(url, Message(value=b"v", id="maybe"), context=replace(CONTEXT, maybe_delivered=True))
+    listed = run(capsys, "list", url)[1].splitlines()
+    assert [line.split()[3] for line in listed if "maybe delivered; NO" in line] == ["maybe"]
+    assert len(listed) == 4
+    assert "maybe_delivered    True" in run(capsys, "show", url, "maybe")[1]
+    assert "1 of them may have been delivered all the same" in run(capsys, "stats", url)[1]
+    assert json.loads(run(capsys, "stats", url, "--json")[1])["maybe_delivered"] == 1
+    found = json.loads(run(capsys, "list", url, "--json", "--where", "maybe_delivered=true")[1])
+    assert [(each["id"], each["error"]["maybe_delivered"]) for each in found] == [("maybe", True)]
+
+
 def test_an_export_is_whole_or_not_there_and_replaces_nothing_unasked(
     url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -232,6 +232,20 @@ def test_letters_without_an_id_of_their_own_are_never_taken_for_one_another() ->
     assert world.work.stored_ids() == {"same~0~1": 1, "same~1~1": 1, "same~2~1": 1}
 
 
+def test_what_may_have_been_delivered_goes_back_under_the_id_that_it_was_sent_under() -> None:
+    """Whoever has it already, at work or behind it, must see that it is the same."""
+    maybe = replace(CONTEXT, maybe_delivered=True, message_id="named")
+    unnamed = dialects.attach(Message(value=b"v"), maybe, dialect="json", limits=Limits(), prefix="ce-")
+    world = World(
+        letter("a", maybe), letter("b"), letter("c~1", replace(maybe, hops=1)), Letter(position="p", message=unnamed)
+    )
+    with world.box() as box:
+        assert box.redrive().redriven == 4
+    assert world.work.stored_ids() == {"a": 1, "b~1": 1, "c~1": 1, "named": 1}
+    hops = {message.id: dialects.lives(message).hops for message in world.work.stored}
+    assert hops == {"a": 1, "b~1": 1, "c~1": 2, "named": 1}
+
+
 def test_the_mark_of_a_hop_is_taken_off_only_where_it_is_ours() -> None:
     assert original_id("a~2", 2) == "a"
     assert original_id("a~2", 0) == "a~2"

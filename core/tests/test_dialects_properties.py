@@ -27,6 +27,7 @@ counts = st.integers(0, 2**31 - 1)
 special = {
     "stage": st.none() | st.sampled_from(STAGES),
     "truncated": st.booleans(),
+    "maybe_delivered": st.booleans(),
     "hops": counts,
     "attempts": st.none() | counts,
     "attempts_total": st.none() | counts,

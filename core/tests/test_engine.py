@@ -10,7 +10,8 @@ import pytest
 from scripted import FakeClock, ScriptedBroker
 
 from redelivery import dialects
-from redelivery.broker import Failure, Settled
+from redelivery.broker import Failure, Limits, Settled
+from redelivery.context import ErrorContext
 from redelivery.delivery import Bounds, Engine, Lane, Origin
 from redelivery.errors import (
     Ambiguous,
@@ -23,6 +24,7 @@ from redelivery.errors import (
 )
 from redelivery.message import Batch, Message
 from redelivery.policy import for_sink
+from redelivery.report import DeliveryReport
 from redelivery.spec import FOREVER, DeliverySpec, Sink
 
 SECOND = timedelta(seconds=1)
@@ -321,3 +323,44 @@ def test_a_batch_that_is_never_settled_fails_the_job() -> None:
     bench.clock.now += 20
     with pytest.raises(ContractViolation, match=r"batches \[1\] were not settled by their deadline"):
         bench.engine.turn(0.0)
+
+
+def test_a_letter_says_that_an_earlier_attempt_was_ambiguous_whatever_ended_it() -> None:
+    """The message may lie at its destination; "it was not sent" would be wrong."""
+    bench = Bench(retry=2, **LINEAR)
+    bench.work.script = {"a": ["stored", "lost", "retriable"], "b": ["retriable"] * 3, "c": ["lost"]}
+    bench.take("a", "b", "c")
+    bench.run()
+    said = {message.id: dialects.read(message) for message in bench.sinks[0].stored}
+    assert {name: (context.kind, context.maybe_delivered) for name, context in said.items() if context} == {
+        "a": ("retriable", True),
+        "b": ("retriable", False),
+    }
+    assert bench.work.stored_ids()["a"] == 1
+    report = bench.engine.report
+    assert report.ambiguous == sum(bench.work.ambiguous.values()) == 3
+    assert DeliveryReport.from_dict(report.to_dict()) == report
+    assert DeliveryReport.total([report, report]).ambiguous == 6
+
+
+def test_an_ambiguous_attempt_at_a_sink_says_nothing_of_the_destination() -> None:
+    bench = Bench(retry=1, **LINEAR)
+    bench.work.script = {"a": ["permanent"]}
+    bench.sinks[0].script = {"a": ["stored"]}
+    bench.take("a")
+    bench.run()
+    assert bench.engine.report.ambiguous == 0
+    contexts = [dialects.read(message) for message in bench.sinks[0].stored]
+    assert [context and context.maybe_delivered for context in contexts] == [False, False]
+
+
+def test_what_may_have_been_delivered_in_an_earlier_life_still_may() -> None:
+    bench = Bench()
+    first = ErrorContext(kind="ambiguous", maybe_delivered=True, attempts=1)
+    letter = dialects.attach(Message(value=b"v", id="a"), first, dialect="json", limits=Limits(), prefix=None)
+    bench.work.script = {"a": ["permanent"]}
+    bench.engine.take(Batch.of([dialects.redriven(letter)]))
+    bench.run()
+    context = dialects.read(bench.sinks[0].stored[0])
+    assert context is not None
+    assert (context.kind, context.maybe_delivered, context.hops) == ("permanent", True, 1)

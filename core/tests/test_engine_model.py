@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from scripted import OUTCOMES, FakeClock, ScriptedBroker
 
+from redelivery import dialects
 from redelivery.broker import Support
 from redelivery.delivery import Bounds, Engine, Flow, Lane, Origin
 from redelivery.errors import Ambiguous, Permanent, RedeliveryError, Retriable
@@ -167,6 +168,13 @@ class Model(RuleBasedStateMachine):
         letters: Counter[str] = Counter()
         for sink in self.sinks:
             letters += sink.stored_ids()
+        assert report.ambiguous <= sum(self.work.ambiguous.values())
+        if self.failed is None:
+            assert report.ambiguous == sum(self.work.ambiguous.values()), "the bound on duplicates can be audited"
+            for letter in (message for sink in self.sinks for message in sink.stored):
+                context = dialects.read(letter)
+                assert context is not None
+                assert context.maybe_delivered == (self.work.ambiguous[letter.id or ""] > 0)
         for name, times in found.items():
             assert times <= 1 + self.work.ambiguous[name], "more duplicates than ambiguous attempts explain"
         if self.failed is not None:

@@ -16,7 +16,13 @@ from redelivery.selection import NUMBERS, TEXTS, Selection
 
 NOW = 1_700_000_000_000
 CONTEXT = ErrorContext(
-    reason="read timed out", kind="permanent", code="TOO_LARGE", attempts=3, attempts_total=7, hops=1
+    reason="read timed out",
+    kind="permanent",
+    code="TOO_LARGE",
+    attempts=3,
+    attempts_total=7,
+    hops=1,
+    maybe_delivered=True,
 )
 LETTER = Letter(
     position="p-1",
@@ -53,6 +59,8 @@ def admits(*texts: str, letter: Letter = LETTER) -> bool:
         "header.none=",
         "stage=",
         "run!=x",
+        "maybe_delivered=true",
+        "maybe_delivered!=false",
     ],
 )
 def test_a_condition_that_is_true_admits(text: str) -> None:
@@ -100,6 +108,8 @@ def test_letters_are_named_by_id_or_position() -> None:
         ("attempts=three", "no whole number"),
         ("age=PT1H", "compared by < or >"),
         ("age>1h", "ISO-8601"),
+        ("maybe_delivered=perhaps", "true or false"),
+        ("maybe_delivered~true", "true or false"),
     ],
 )
 def test_a_condition_that_does_not_parse_says_what_to_write(text: str, says: str) -> None:

@@ -16,7 +16,8 @@ from scripted import ScriptedBroker
 from test_delivery import RealClock
 
 from redelivery import dialects
-from redelivery.broker import Broker, Retry, Source, Terminate
+from redelivery.broker import Broker, Limits, Retry, Source, Terminate
+from redelivery.context import ErrorContext
 from redelivery.errors import (
     ConfigurationError,
     DeliveryFailed,
@@ -104,6 +105,18 @@ def test_a_letter_says_where_its_message_was_read() -> None:
     context = dialects.read(world.sinks[0].stored[0])
     assert context is not None
     assert (context.source_topic, context.source_partition, context.source_offset) == ("orders", 3, 41)
+
+
+def test_a_message_in_hand_is_not_told_to_lie_at_its_destination_whatever_its_earlier_life() -> None:
+    """It was received from there: a redrive under its old id would be taken for the one that is dead."""
+    context = ErrorContext(kind="ambiguous", maybe_delivered=True)
+    letter = dialects.attach(message("a"), context, dialect="json", limits=Limits(), prefix=None)
+    world = World(dialects.redriven(letter))
+    world.subscription(fails).run(until_empty=True)
+    found = dialects.read(world.sinks[0].stored[0])
+    assert found is not None
+    assert (found.hops, found.maybe_delivered) == (1, False)
+    assert not dialects.lives(world.sinks[0].stored[0]).maybe_delivered
 
 
 def test_a_terminal_nack_bypasses_the_retries_and_is_counted_apart() -> None:

@@ -48,7 +48,10 @@ INVARIANTS: dict[int, tuple[str, ...]] = {
         "test_rows_written_are_accounted_for_and_connections_come_back",
         "test_allow_skip_counts_and_logs_what_it_skips",
     ),
-    3: ("test_a_lost_connection_makes_everything_in_flight_ambiguous_under_the_same_ids",),
+    3: (
+        "test_a_lost_connection_makes_everything_in_flight_ambiguous_under_the_same_ids",
+        "test_the_account_explains_every_duplicate_of_an_outage",
+    ),
     4: (
         "test_a_dead_letter_keeps_the_original_and_says_why",
         "test_strip_gives_back_the_message_whatever_the_limits",

@@ -35,6 +35,7 @@ class ErrorContext:
         run, query, batch, partition, position: the job, streaming query, micro-batch, partition and row it came from.
         source_topic, source_partition, source_offset: where the record was read, where it was read from a queue.
         subscriber: the named subscription that gave up, redacted.
+        maybe_delivered: an attempt ended ambiguous, so the message may lie at its destination, whatever ended the last.
         truncated: something was cut to the limits.
         extra: what a dialect held beyond all this, unaltered.
     """
@@ -63,5 +64,6 @@ class ErrorContext:
     source_partition: int | None = None
     source_offset: int | None = None
     subscriber: str | None = None
+    maybe_delivered: bool = False
     truncated: bool = False
     extra: Mapping[str, str] = field(default_factory=dict)

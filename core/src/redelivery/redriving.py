@@ -351,6 +351,9 @@ def context_of(letter: Letter) -> ErrorContext:
 def sent_back(letter: Letter, there: Capabilities, to: str | None = None) -> Message:
     """The message of a letter as it is sent again: without our context, one hop further, to its own target.
 
+    Its id is `<id>~<hop>`, so that no broker takes it for the message that died; where the message may have been
+    delivered, it is the one that it was sent under.
+
     Args:
         letter: as it lies.
         there: the destination's; what the message had of its own columns is restored.
@@ -362,7 +365,9 @@ def sent_back(letter: Letter, there: Capabilities, to: str | None = None) -> Mes
     message = dialects.redriven(letter.message)
     hop = dialects.lives(message).hops
     name = message.id
-    if name is None and context.message_id is not None:
+    if context.maybe_delivered:
+        name = name or context.message_id  # as it was sent: whoever has it already can tell
+    elif name is None and context.message_id is not None:
         # Not the letter's own: another letter may have it, and must not be taken for the same message.
         name = f"{context.message_id}{HOP_MARK}{letter.position}"
     extra: dict[str, Any] = {}
@@ -372,7 +377,7 @@ def sent_back(letter: Letter, there: Capabilities, to: str | None = None) -> Mes
                 extra[each] = columns[each](value)
     return replace(
         message,
-        id=None if name is None else f"{original_id(name, hop - 1)}{HOP_MARK}{hop}",
+        id=name if name is None or context.maybe_delivered else f"{original_id(name, hop - 1)}{HOP_MARK}{hop}",
         destination=None if elsewhere else message.destination or context.target,
         extra={**extra, **message.extra},
     )

@@ -37,6 +37,8 @@ class DeliveryReport:
     Attributes:
         rows: rows taken in.
         retried: rows that needed more than one attempt.
+        ambiguous: attempts at the destination of which nobody knows whether the row was stored. No reader finds more
+            duplicates there than so many, task retries apart.
         dead_lettered: rows that a sink has confirmed.
         skipped: rows given up without a sink (only with allowSkip).
         reasons: dead-lettered and skipped rows by reason; at most MAX_REASONS, then OTHER.
@@ -51,6 +53,7 @@ class DeliveryReport:
 
     rows: int = 0
     retried: int = 0
+    ambiguous: int = 0
     dead_lettered: int = 0
     skipped: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
@@ -132,6 +135,7 @@ class DeliveryReport:
             "rows": self.rows,
             "delivered": self.delivered,
             "retried": self.retried,
+            "ambiguous": self.ambiguous,
             "dead_lettered": self.dead_lettered,
             "skipped": self.skipped,
             "accounted": self.accounted,
@@ -152,6 +156,7 @@ class DeliveryReport:
         return cls(
             rows=data["rows"],
             retried=data["retried"],
+            ambiguous=data.get("ambiguous", 0),  # reports of 0.1 have none
             dead_lettered=data["dead_lettered"],
             skipped=data["skipped"],
             reasons=Counter(data["reasons"]),
@@ -204,6 +209,7 @@ class SubscriptionReport:
 _SUMMED = (
     "rows",
     "retried",
+    "ambiguous",
     "dead_lettered",
     "skipped",
     "record_failures",

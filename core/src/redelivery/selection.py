@@ -43,6 +43,9 @@ NUMBERS: Final[Mapping[str, Callable[[Letter, ErrorContext], int | None]]] = {
     "hops": lambda _, context: context.hops,
     "size": lambda letter, _: letter.message.size,
 }
+FLAGS: Final[Mapping[str, Callable[[ErrorContext], bool]]] = {
+    "maybe_delivered": lambda context: context.maybe_delivered,
+}
 AGE: Final = "age"
 HEADER: Final = "header."
 
@@ -121,12 +124,14 @@ def _condition(text: str) -> Callable[[Letter, int], bool]:
         return _of_age(text, sign, value)
     if name in NUMBERS:
         return _of_number(text, NUMBERS[name], sign, value)
+    if name in FLAGS:
+        return _of_flag(text, FLAGS[name], sign, value)
     if name.startswith(HEADER):
         return _of_text(text, _headers(name.removeprefix(HEADER)), sign, value)
     if name in TEXTS:
         read = TEXTS[name]
         return _of_text(text, lambda letter: (read(letter, letter.context or ErrorContext()),), sign, value)
-    raise unknown("condition", name, (*TEXTS, *NUMBERS, AGE, f"{HEADER}NAME"))
+    raise unknown("condition", name, (*TEXTS, *NUMBERS, *FLAGS, AGE, f"{HEADER}NAME"))
 
 
 def _headers(name: str) -> Callable[[Letter], Iterable[str | None]]:
@@ -169,6 +174,13 @@ def _of_number(
         return number is not None and compare(number, wanted)
 
     return holds
+
+
+def _of_flag(text: str, read: Callable[[ErrorContext], bool], sign: str, value: str) -> Callable[[Letter, int], bool]:
+    if sign not in {"=", "!="} or value not in {"true", "false"}:
+        raise ConfigurationError(f"{text!r}: it is true or false; write it as in 'maybe_delivered=true'")
+    wanted = (value == "true") == (sign == "=")
+    return lambda letter, _: read(letter.context or ErrorContext()) == wanted
 
 
 def _of_age(text: str, sign: str, value: str) -> Callable[[Letter, int], bool]:

@@ -44,6 +44,7 @@ def test_letters_hold_the_original_and_why(spark, shelf, orders):
     assert (error["code"], error["message"], error["kind"]) == ("REFUSED", "the shelf refuses this", "permanent")
     assert (error["broker"], error["destination"], error["message_id"]) == ("shelf", shelf.url(), "id2")
     assert (error["attempts"], error["stage"], error["run"]) == (1, "TASK_PUT", report.run)
+    assert error["maybe_delivered"] is False
     assert error["first_failure"] <= error["last_failure"]
     assert row["_position"] in ("0", "1")
 

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
+import random
 import time
 from collections import Counter
+from collections.abc import Callable
+from datetime import timedelta
 
 import pytest
 
 from redelivery.broker import Settled
+from redelivery.clock import SystemClock
+from redelivery.delivery import Bounds, Engine, Lane, Origin
 from redelivery.errors import Ambiguous, BrokerError, Permanent, Unattributed
 from redelivery.message import Batch, Message
+from redelivery.spec import FOREVER, DeliverySpec
 from redelivery_conformance.harness import TRIED_BYTES
 from redelivery_conformance.statements import Statements, broker_has
 from redelivery_conformance.subject import GRACE, NotApplicable, Subject, confirmed, unattributed
@@ -129,6 +136,34 @@ class Failures(Statements):
         assert found <= sure + unsure, "said not to be stored, but there"
         subject.deliver(Message(value=b"after"))
         assert subject.values()[b"after"] == 1, "it did not come back after the outage"
+
+    @broker_has("send")
+    def test_the_account_explains_every_duplicate_of_an_outage(self, subject: Subject) -> None:
+        """Invariant 3: of a job that goes on through one, no reader finds more of them than ambiguous attempts."""
+        attempt = timedelta(seconds=subject.place.patience)
+        spec = DeliverySpec(retry_timeout=FOREVER, retry_delay_max=timedelta(seconds=0.5), timeout=attempt)
+        clock, rows = SystemClock(), [b"row %d" % at for at in range(60)]
+        lane = Lane(subject.place.url, subject.broker, spec, Bounds(), clock)
+        engine = Engine([lane], spec, Origin(run="audit"), clock, random.random)
+
+        def turn_until(done: Callable[[], object]) -> None:
+            until = time.monotonic() + 4 * subject.place.patience + GRACE
+            while not done():
+                assert time.monotonic() < until, "the job does not come to an end"
+                engine.turn(0.05)
+
+        with contextlib.closing(lane):
+            engine.take(Batch.of([Message(value=value) for value in rows[:20]]))
+            turn_until(lambda: engine.idle)
+            engine.take(Batch.of([Message(value=value) for value in rows[20:40]]))
+            with subject.place.outage():
+                engine.take(Batch.of([Message(value=value) for value in rows[40:]]))
+                turn_until(lambda: engine.report.record_failures)
+            turn_until(lambda: engine.idle)
+        found, report = subject.values(), engine.report
+        assert set(found) == set(rows)
+        assert report.accounted
+        assert found.total() - len(found) <= report.ambiguous, "duplicates that no ambiguous attempt explains"
 
 
 def _blames_no_row(errors: list[BrokerError | None]) -> None:

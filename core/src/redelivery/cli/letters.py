@@ -110,6 +110,8 @@ def _table(letters: Iterator[Letter], width: int, none: str) -> Iterator[str]:
         head = f"{_age(letter, now):>6}  {padded(one_line(context.kind or '-', 12), 12)}  {tries:>5}  "
         head += padded(one_line(name, 24), 24)
         said = f"{context.code}: {context.reason}" if context.code else context.reason
+        if context.maybe_delivered:
+            said = f"maybe delivered; {said}"
         yield f"{head}  {one_line(said or '-', width - len(head) - 2)}".rstrip()
     if not found:
         yield none
@@ -189,19 +191,22 @@ def _moment(millis: int) -> str:
 def _stats(arguments: argparse.Namespace) -> int:
     where = selection_of(arguments)
     counts: dict[str, Counter[str]] = {"by reason": Counter(), "by age": Counter(), "by source": Counter()}
-    total = nbytes = 0
+    total = nbytes = maybe = 0
     now = time.time()
     with opened(arguments) as box:
         for letter in box.select(where):
             total += 1
             nbytes += letter.message.size
+            maybe += letter.context is not None and letter.context.maybe_delivered
             for name, of in _GROUPS.items():
                 counts[name][of(letter, now)] += 1
     if arguments.json:
         groups = {name.replace(" ", "_"): dict(found.most_common()) for name, found in counts.items()}
-        print(json.dumps({"count": total, "bytes": nbytes, **groups}, indent=2))
+        print(json.dumps({"count": total, "bytes": nbytes, "maybe_delivered": maybe, **groups}, indent=2))
         return 0
     print(f"{total:,} dead letters, {nbytes:,} bytes")
+    if maybe:
+        print(f"{maybe:,} of them may have been delivered all the same: an attempt ended without an answer")
     for name, found in counts.items() if total else ():
         print(f"\n{name}")
         for group, count in found.most_common():

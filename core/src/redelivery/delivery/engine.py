@@ -20,7 +20,7 @@ from redelivery.delivery.ordering import KeyOrder
 from redelivery.delivery.rate import RateLimit
 from redelivery.delivery.record import Origin, Record
 from redelivery.delivery.tolerance import Tolerance
-from redelivery.errors import BrokerError, DeliveryFailed, NotSent, Permanent, ToleranceExceeded
+from redelivery.errors import Ambiguous, BrokerError, DeliveryFailed, NotSent, Permanent, ToleranceExceeded
 from redelivery.message import Batch, Message
 from redelivery.report import DeliveryReport
 from redelivery.settings import redact
@@ -161,7 +161,9 @@ class Engine:
 
     def _park(self, record: Record) -> None:
         """A row whose predecessor by key is dead goes where that one went."""
-        record.first_failure_ms = record.last_failure_ms = self._clock.wall_ms()
+        record.sent = record.attempts  # some were made, where it was kept back only then
+        record.last_failure_ms = self._clock.wall_ms()
+        record.first_failure_ms = record.first_failure_ms or record.last_failure_ms
         self.give_up(record, Permanent("an earlier row of its key is dead-lettered", code="Parked"), "it is parked")
 
     def reject(self, message: Message, error: Permanent, stage: Stage) -> None:
@@ -293,7 +295,7 @@ class Engine:
             self._kept_back(record, self._order)
             return
         if index == 0:
-            self._note(record)
+            self._note(record, error)
         now = self._clock.monotonic()
         decision = policy.decide(
             lane.spec,
@@ -324,11 +326,14 @@ class Engine:
                 record.sink_errors.append(f"{lane.url}: {error}")
                 self._descend(record, index + 1)
 
-    def _note(self, record: Record) -> None:
+    def _note(self, record: Record, error: BrokerError) -> None:
         """Count a failed try at the destination."""
         if self._order is not None:
             self._order.failed(record)
         self.report.record_failures += 1
+        if isinstance(error, Ambiguous):
+            self.report.ambiguous += 1
+            record.ambiguous = True
         record.last_failure_ms = self.report.last_error_ms = self._clock.wall_ms()
 
     def _kept_back(self, record: Record, order: KeyOrder) -> None:

@@ -50,6 +50,7 @@ class Record:
         position: among all rows that the engine has taken.
         holds: its key is held because of it (`KeyOrder`).
         sent: attempts at the job's own destination.
+        ambiguous: one of them ended ambiguous.
         primary: the error that it was given up for; None as long as it has not been.
         sink_errors: what each sink said that could not take it.
         subscriber: the named subscription that gave it up.
@@ -72,6 +73,7 @@ class Record:
     holds: bool = False
     retried: bool = False
     sent: int = 0
+    ambiguous: bool = False
     stage: Stage = "TASK_PUT"
     why: str = ""
     primary: BrokerError | None = None
@@ -138,6 +140,8 @@ class Record:
             source_partition=None if source is None else source.partition,
             source_offset=None if source is None else source.offset,
             subscriber=self.subscriber,
+            # What was received does not lie where it came from any more.
+            maybe_delivered=self.ambiguous or (lives.maybe_delivered and self.received is None),
             extra=extra,
         )
 

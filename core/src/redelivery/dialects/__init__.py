@@ -66,10 +66,12 @@ class Lives:
     Attributes:
         attempts_total: attempts in all lives that are over.
         hops: how often it was redriven.
+        maybe_delivered: an attempt in one of them ended ambiguous, and it was not received since.
     """
 
     attempts_total: int = 0
     hops: int = 0
+    maybe_delivered: bool = False
 
 
 def attach(
@@ -158,7 +160,8 @@ def strip(message: Message) -> Message:
     if found is None or not _is_letter(found[1]):
         return message
     mark = found[1]
-    return _remark(_bare(message, mark), Mark(attempts_total=mark.attempts_total, hops=mark.hops))
+    kept = Mark(attempts_total=mark.attempts_total, hops=mark.hops, maybe_delivered=mark.maybe_delivered)
+    return _remark(_bare(message, mark), kept)
 
 
 def redriven(message: Message) -> Message:
@@ -172,7 +175,7 @@ def redriven(message: Message) -> Message:
 def lives(message: Message) -> Lives:
     """What the message's marker says of its lives; nothing where it has none."""
     found = _mark.find(message.headers)
-    return Lives() if found is None else Lives(found[1].attempts_total, found[1].hops)
+    return Lives() if found is None else Lives(found[1].attempts_total, found[1].hops, found[1].maybe_delivered)
 
 
 def _is_letter(mark: Mark) -> bool:

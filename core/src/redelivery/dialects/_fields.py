@@ -11,7 +11,7 @@ from redelivery.context import ErrorContext, Stage
 from redelivery.settings import redact
 
 #: What a letter's marker says for every dialect.
-BOOKKEEPING: Final = ("attempts_total", "hops", "truncated")
+BOOKKEEPING: Final = ("attempts_total", "hops", "truncated", "maybe_delivered")
 STAGES: Final[tuple[Stage, ...]] = get_args(Stage)
 
 #: Most that any context holds, whatever the broker would take: a trace must not make a letter too large for the next

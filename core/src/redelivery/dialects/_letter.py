@@ -107,6 +107,7 @@ class Letter:
                 attempts=context.attempts,
                 attempts_total=context.attempts_total,
                 hops=context.hops,
+                maybe_delivered=context.maybe_delivered,
                 run=context.run,  # by which the letters of a write are found
                 truncated=True,
             )
@@ -177,6 +178,7 @@ class Letter:
             attempts_total=min(max(total, 0), _MOST),
             hops=min(max(context.hops, self._lives.hops), _MOST),
             truncated=context.truncated,
+            maybe_delivered=context.maybe_delivered,
         )
 
     def _with(self, headers: list[Header] | tuple[Header, ...], mark: Mark, message: Message | None = None) -> Message:

@@ -16,7 +16,7 @@ from redelivery.message import Headers
 #: The marker's name, and the one it takes where a user's own header has the first.
 NAMES: Final = ("redelivery-letter", "redelivery-letter-2")
 _MOST: Final = 2**31
-_MEMBERS: Final = ("dialect", "headers", "attributes", "attempts_total", "hops", "truncated")
+_MEMBERS: Final = ("dialect", "headers", "attributes", "attempts_total", "hops", "truncated", "maybe_delivered")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +29,7 @@ class Mark:
         attributes: extension attributes that we wrote into a structured event's body, at `inserted`.
         attempts_total, hops: over all lives.
         truncated: the context was cut.
+        maybe_delivered: the message may lie at its destination, by this life or one before.
     """
 
     dialect: str | None = None
@@ -38,6 +39,7 @@ class Mark:
     attempts_total: int = 0
     hops: int = 0
     truncated: bool = False
+    maybe_delivered: bool = False
 
     @property
     def says_anything(self) -> bool:
@@ -95,4 +97,5 @@ def _read(form: Mapping[str, Any]) -> Mark | None:
         attempts_total=numbers[0],
         hops=numbers[1],
         truncated=form.get("truncated") is True,
+        maybe_delivered=form.get("maybe_delivered") is True,
     )

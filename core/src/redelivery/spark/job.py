@@ -183,11 +183,12 @@ def finish(
 
 def summary(report: DeliveryReport) -> str:
     """A report in one line for a log."""
+    ambiguous = f"{report.ambiguous} attempts ambiguous, " if report.ambiguous else ""
     reasons = "".join(f"; {count} for {reason}" for reason, count in report.reasons.most_common(5))
     return (
         f"run {report.run}: {report.rows} rows: {report.delivered} delivered to {report.primary}, "
         f"{report.dead_lettered} dead-lettered, {report.skipped} skipped, {report.retried} retried, "
-        f"in {report.seconds:.1f} s{reasons}"
+        f"{ambiguous}in {report.seconds:.1f} s{reasons}"
     )
 
 
