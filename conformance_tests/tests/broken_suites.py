@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import broken_attempts
 import broken_content
+import broken_copies
 import broken_ends
 import broken_leases
 import broken_places
@@ -14,7 +15,15 @@ from redelivery_conformance import BrokerSuite
 from redelivery_conformance.memory import MemoryHarness
 
 # Imported for the brokers that they hold.
-__all__ = ["broken_attempts", "broken_content", "broken_ends", "broken_leases", "broken_places", "broken_rhythm"]
+__all__ = [
+    "broken_attempts",
+    "broken_content",
+    "broken_copies",
+    "broken_ends",
+    "broken_leases",
+    "broken_places",
+    "broken_rhythm",
+]
 
 
 def statements_of(broken: type[Broken]) -> type:

@@ -112,3 +112,11 @@ def test_a_spec_is_given_once(url: str, tmp_path: Path, capsys: pytest.CaptureFi
     assert "given twice" in run(capsys, "plan", url, "--spec", str(spec), "--option", "retry=3")[2]
     assert "No such file" in run(capsys, "plan", url, "--spec", str(tmp_path / "none.yaml"))[2]
     assert "NAME=VALUE" in run(capsys, "plan", url, "--option", "retry")[2]
+
+
+@pytest.mark.parametrize("command", [["plan"], ["apply"], ["drift"], ["dead-letters", "list"]])
+def test_a_subscription_where_no_name_has_a_copy_is_refused_with_the_reason(
+    command: list[str], url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([*command, url, "--subscription", "billing"]) == 2
+    assert "a message here is for one receiver" in capsys.readouterr().err

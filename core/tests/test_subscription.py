@@ -334,3 +334,32 @@ def test_a_delay_is_never_longer_than_the_broker_can_keep() -> None:
     world.queue.capabilities = replace(world.queue.capabilities, limits=limits)
     world.subscription(fails).run(until_empty=True)
     assert [outcome.delay for _, outcome in world.queue.settled if isinstance(outcome, Retry)] == [5 * MS]
+
+
+def test_a_copy_of_its_own_is_received_from_the_place_of_its_name() -> None:
+    world = World(message("a"))
+    asked: list[str] = []
+
+    def subscription(name: str) -> str:
+        asked.append(name)
+        return f"leasing:queue@{name}"
+
+    world.queue.subscription = subscription  # type: ignore[method-assign]
+    world.subscription(fails, name="billing", own_copy=True).run(until_empty=True)
+    assert asked == ["billing"]
+    context = dialects.read(world.sinks[0].stored[0])
+    assert context is not None
+    assert (context.subscriber, context.destination) == ("billing", "leasing:queue@billing")
+
+
+def test_a_copy_that_the_broker_does_not_give_is_refused_with_the_reason_before_anything_is_received() -> None:
+    world = World(message("a"))
+    with pytest.raises(Unsupported, match="a message here is for one receiver"):
+        world.subscription(fails, name="billing", own_copy=True).run(until_empty=True)
+    assert world.queue.leases == 0
+
+
+def test_a_copy_of_its_own_needs_a_name_of_its_own() -> None:
+    """Two that forgot theirs would share one copy."""
+    with pytest.raises(ConfigurationError, match="give it a name of its own"):
+        Subscription("leasing:queue", fails, own_copy=True)

@@ -77,6 +77,10 @@ class Place(ABC):
         """Name of another target that rows may go to; it is made if it must be there before."""
         return label
 
+    def for_several(self) -> str:
+        """URL of a destination of which named subscriptions get copies; it is made if it must be there before."""
+        return self.url
+
     def poison(self, capabilities: Capabilities) -> Message | None:
         """A message that this broker refuses for good, by itself. None: it takes every message."""
         limits = capabilities.limits

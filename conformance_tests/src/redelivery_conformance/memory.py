@@ -13,6 +13,7 @@ from datetime import timedelta
 from itertools import count
 from pathlib import Path
 from typing import ClassVar, Final
+from urllib.parse import quote, unquote
 
 from redelivery.broker import (
     Admin,
@@ -39,6 +40,10 @@ from redelivery_conformance.memory_sender import MemorySender
 from redelivery_conformance.memory_store import Queue, Store
 
 DEAD_LETTERS: Final = "-dead-letters"
+#: Between a queue's name and that of a subscription to it: together they name the queue of its copies.
+COPY: Final = "@"
+#: Characters of a subscription's name.
+NAME: Final = 100
 #: Seconds that it needs at most, on a busy machine.
 PATIENCE: Final = 2.0
 OPTIONS: Final = {
@@ -64,6 +69,7 @@ FULL: Final = Capabilities(
     receive=Support.NATIVE,
     order=Support.NATIVE,
     competing=Support.NATIVE,
+    subscriptions=Support.NATIVE,
     settle_any_order=Support.NATIVE,
     attempts=Support.NATIVE,
     first_delivery=Support.NATIVE,
@@ -133,8 +139,13 @@ class MemoryAdmin(Admin):
 
     def plan(self, spec: DeliverySpec) -> Plan:  # noqa: ARG002 - a queue in memory has no part of a spec
         queues = self.broker.store().queues
-        objects = [self._object(name, queues.get(name)) for name in dict.fromkeys(self._names())]
-        return Plan(objects=objects, status=self._status())
+        objects = {name: self._object(name, queues.get(name)) for name in self._names()}
+        source, copy, name = self._subscription()
+        if copy:
+            there = self.broker.queue in self.broker.store().copies.get(source, ())
+            made = NativeObject(kind="subscription", name=name, action="keep" if there else "create")
+            objects[self.broker.queue] = made
+        return Plan(objects=list(objects.values()), status=self._status())
 
     def provision(self, spec: DeliverySpec) -> DeliveryStatus:
         differing = [item.name for item in self.plan(spec).objects if item.action == "differs"]
@@ -142,6 +153,9 @@ class MemoryAdmin(Admin):
             raise Fatal(f"memory: altered is 'yes', not 'no', in {', '.join(differing)}; nothing was changed")
         for name in self._names():
             self.broker.store().queue(name)
+        source, copy, _ = self._subscription()
+        if copy:
+            self.broker.store().copies.setdefault(source, {})[self.broker.queue] = None
         return self._status()
 
     def depth(self) -> int:
@@ -158,6 +172,11 @@ class MemoryAdmin(Admin):
             differences = [Difference("altered", "no", "yes")]
             return NativeObject(kind="queue", name=name, action="differs", differences=differences)
         return NativeObject(kind="queue", name=name, action="keep")
+
+    def _subscription(self) -> tuple[str, str, str]:
+        """The queue that this one has copies of, what is between, and the subscription's name; each empty for none."""
+        queue = self.broker.queue
+        return ("", "", "") if queue == self.broker.dead_letter_queue else queue.rpartition(COPY)
 
     def _names(self) -> tuple[str, str]:
         return self.broker.queue, self.broker.dead_letter_queue
@@ -185,7 +204,7 @@ class MemoryBroker(Broker):
             if name not in OPTIONS:
                 raise unknown("option", f"memory.{name}", [f"memory.{each}" for each in OPTIONS])
         self.host = parts.hostname or ""
-        self.queue = parts.path.strip("/")
+        self.queue = unquote(parts.path.strip("/"))
         self.deliveries = int(_number(options, "deliveries"))
         self.latency = _number(options, "latency") / 1000
         self.ttl = _number(options, "ttl") / 1000
@@ -218,10 +237,17 @@ class MemoryBroker(Broker):
     def native_sink(self) -> str:
         if not self.capabilities.dead_letter:
             return super().native_sink()
-        return f"memory://{self.host}/{self.dead_letter_queue}"
+        return self.sibling(self.dead_letter_queue)
 
     def sibling(self, name: str) -> str:
-        return f"memory://{self.host}/{name}"
+        return f"memory://{self.host}/{quote(name, safe=COPY)}"
+
+    def subscription(self, name: str) -> str:
+        if not self.capabilities.subscriptions:
+            return super().subscription(name)
+        if COPY in self.queue + name or not name.isprintable() or not 0 < len(name) <= NAME:
+            raise ConfigurationError(f"memory: {name!r} is no name of a subscription to {self.queue!r}")
+        return self.sibling(self.queue + COPY + name)
 
     def close(self) -> None:
         """Nothing is held."""

@@ -62,12 +62,13 @@ class Queue:
 
 
 class Store:
-    """Queues by name. `down` makes it refuse everything."""
+    """Queues by name, and the queues that get copies of what is sent to one. `down` makes it refuse everything."""
 
     by_name: ClassVar[dict[str, Store]] = {}
 
     def __init__(self) -> None:
         self.queues: dict[str, Queue] = {}
+        self.copies: dict[str, dict[str, None]] = {}
         self.down = False
         self.lock = Lock()
         self.positions = count(1)
@@ -82,6 +83,8 @@ class Store:
         queue = self.queue(name)
         if message.id is not None and message.id in queue.taken:
             return False
+        for copy in self.copies.get(name, ()):
+            self.put(copy, message, ttl=ttl)
         position = self.add(name, message)
         if ttl:
             queue.state(position).expires = time.monotonic() + ttl

@@ -435,6 +435,23 @@ class Broker(Role):
         """URL of another place at the same broker, by its native name (queue, topic). No I/O. Raises Unsupported."""
         raise self._without("other places that a bare name could name")
 
+    def subscription(self, name: str) -> str:  # noqa: ARG002
+        """URL of a named subscription to this destination: a place of its own, with a copy of each message sent here.
+
+        It is opened as any other URL is: its receiver takes from the copy, its admin role makes what the name needs,
+        which receiving never does, and its letters are its own or say for whom they failed. Receivers of one name
+        share one copy, and no outcome of theirs is felt by another name. The copy begins when the name is provisioned,
+        or earlier. No I/O.
+
+        Raises:
+            Unsupported: the capability `subscriptions` is none, or this destination is one queue; the text says which.
+            ConfigurationError: no subscription can have this name, or the URL is one's already.
+        """
+        raise Unsupported(
+            f"{self.name}: a message here is for one receiver, so no name has a copy of its own (capability "
+            "`subscriptions`); send to a destination for each"
+        )
+
     def receiver(self, *, lease: timedelta = timedelta(seconds=30)) -> Receiver:  # noqa: ARG002
         """A new receiver whose leases last `lease`. Raises BrokerError, Unsupported."""
         raise self._without("receiver role")

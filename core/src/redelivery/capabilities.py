@@ -72,6 +72,8 @@ class Capabilities:
             retry comes behind those given meanwhile. Native: the sender keeps `Batch.ordered`.
         competing: several receivers of one destination share its messages one by one. None: a receiver owns whole
             partitions, and another one is given those when it closes.
+        subscriptions: a named subscription gets its own copy of each message (`Broker.subscription`), at destinations
+            that are for several: an exchange, a topic.
         settle_any_order: received messages may be settled in any order.
         attempts: the attempt number of a received message.
         first_delivery: `Received.first_ms` is told, so that a retry timeout can be kept across deliveries.
@@ -113,6 +115,7 @@ class Capabilities:
     deduplication_window: timedelta | None = None
     order: Support = Support.NONE
     competing: Support = Support.NONE
+    subscriptions: Support = Support.NONE
     settle_any_order: Support = Support.NONE
     attempts: Support = Support.NONE
     first_delivery: Support = Support.NONE

@@ -130,6 +130,22 @@ def connect(url: str, options: Mapping[str, str] | None = None) -> Broker:
     return plugin.connect(url, resolve_secrets(client_options(plugin, options or {})))
 
 
+def subscription_url(url: str, name: str, options: Mapping[str, str] | None = None) -> str:
+    """URL of a named subscription to a destination: what it receives, needs and has dead-lettered is that URL's.
+
+    Args:
+        url: the destination, one that is for several (an exchange, a topic).
+        name: the subscription's; it has its own copy of each message.
+        options: the destination's client options, with their prefix.
+
+    Raises:
+        Unsupported: no name has a copy of its own there; the text says why.
+        InvalidURL, UnknownScheme, UnknownOption, ConfigurationError
+    """
+    with connect(url, options) as broker:
+        return broker.subscription(name)
+
+
 def own_options(url: str, options: Mapping[str, str]) -> dict[str, str]:
     """Of the client options of several plugins, those of the one that opens a URL; all with their prefix.
 

@@ -55,6 +55,8 @@ log = logging.getLogger("redelivery.subscription")
 #: Called with each message. Returning accepts it; raising retries it; raising TerminalNack gives it up.
 Handler: TypeAlias = Callable[[Message], object]
 
+#: Of a subscription that is given no name.
+DEFAULT_NAME: Final = "default"
 #: Nothing to do: how long to wait for a message, or for a handler, in seconds.
 _IDLE: Final = 0.5
 _GLANCE: Final = 0.02
@@ -71,6 +73,9 @@ class Subscription:
         url: where messages come from.
         handler: see `Handler`. Called on worker threads, `workers` of them at a time.
         name: names the subscription in letters and metrics; one of a name may run in a process.
+        own_copy: receive a copy of each message under this name, where the destination is for several (an exchange, a
+            topic); what that needs is made by `redelivery apply --subscription NAME`. Otherwise messages are shared
+            with all who receive there, whatever their names.
         spec: retries, backoff, sinks. `timeout` is how long a handler may take: then the attempt has failed.
         options: client options with their plugin's prefix.
         workers: handlers side by side.
@@ -89,7 +94,8 @@ class Subscription:
         url: str,
         handler: Handler,
         *,
-        name: str = "default",
+        name: str = DEFAULT_NAME,
+        own_copy: bool = False,
         spec: DeliverySpec | None = None,
         options: Mapping[str, str] | None = None,
         workers: int = 1,
@@ -103,9 +109,12 @@ class Subscription:
     ) -> None:
         if workers < 1 or prefetch < 0 or lease <= timedelta(0):
             raise ConfigurationError("workers must be 1 or more, prefetch 0 or more, and lease more than 0")
+        if own_copy and name == DEFAULT_NAME:
+            raise ConfigurationError("own_copy: a copy goes by the name of its subscription; give it a name of its own")
         self.name = name
         self.report = SubscriptionReport(name=name)
-        self._url = url
+        self._given = self._url = url
+        self._own_copy = own_copy
         self._handler = handler
         self._spec = spec or DeliverySpec()
         self._options = options or {}
@@ -194,6 +203,9 @@ class Subscription:
     # --- opening ---
 
     def _open(self, resources: Resources) -> tuple[Receiver, Engine]:
+        if self._own_copy:
+            with self._borrow(self._given, self._options) as several:
+                self._url = several.subscription(self.name)
         opening = Opening(
             url=self._url,
             spec=self._spec,

@@ -89,6 +89,19 @@ def test_a_dead_letter_topic_is_its_own() -> None:
     assert letters.dead_letters is letters
 
 
+def test_a_subscription_is_a_group_that_no_other_topic_has() -> None:
+    url = connect("kafka://h/a").subscription("b.c d")
+    assert url == "kafka://h:9092/a?group=redelivery.a%3Ab.c%20d"
+    assert Address.parse(url).group == "redelivery.a:b.c d"
+    assert Address.parse("kafka://h/a.b").group != Address.parse("kafka://h/a").subscription("b").group
+
+
+def test_a_url_that_names_a_group_is_a_subscriptions_already() -> None:
+    """Two names would share that group, and each miss what the other takes."""
+    with pytest.raises(ConfigurationError, match="names the group 'g'"):
+        connect("kafka://h/a?group=g").subscription("billing")
+
+
 @pytest.mark.parametrize("name", sorted(JAVA_ONLY))
 def test_a_setting_of_javas_client_is_refused_with_what_stands_for_it(name: str) -> None:
     with pytest.raises(UnknownOption, match=r"setting of Java.s client; .") as caught:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from redelivery_conformance.suite.attempts import Attempts, Retrying
 from redelivery_conformance.suite.closing import Closing
+from redelivery_conformance.suite.copies import Copies
 from redelivery_conformance.suite.destinations import Destinations
 from redelivery_conformance.suite.failures import Failures
 from redelivery_conformance.suite.headers import Headers
@@ -26,6 +27,7 @@ __all__ = [
     "BrokerSuite",
     "Browsing",
     "Closing",
+    "Copies",
     "DeadLetterPlaces",
     "Destinations",
     "Extending",
@@ -72,6 +74,7 @@ class BrokerSuite(
     Provisioning,
     Closing,
     Subscribing,
+    Copies,
     SparkWrites,
 ):
     """Every statement. A plugin's test names its broker: `broker = "carrier"`."""

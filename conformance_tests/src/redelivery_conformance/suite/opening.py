@@ -65,6 +65,7 @@ class Opening(Statements):
         assert has.ids or not has.deduplicate, "de-duplication goes by ids"
         receiving = (
             has.competing,
+            has.subscriptions,
             has.settle_any_order,
             has.attempts,
             has.first_delivery,

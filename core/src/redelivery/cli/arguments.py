@@ -34,9 +34,17 @@ def _add_option(parser: argparse.ArgumentParser, text: str) -> None:
     parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help=text)
 
 
+def add_subscription(parser: argparse.ArgumentParser) -> None:
+    """`--subscription`."""
+    parser.add_argument(
+        "--subscription", metavar="NAME", help="of the destination, the subscription of this name, with its own copy"
+    )
+
+
 def add_place(parser: argparse.ArgumentParser, *, with_spec: bool = False) -> None:
     """The place that is looked at, and with a spec: how its letters are moved."""
     parser.add_argument("url", help="the destination whose dead letters are meant")
+    add_subscription(parser)
     parser.add_argument("--sink", metavar="URL", help="where its letters went, if not to its native place")
     (add_spec if with_spec else add_client)(parser)
 
@@ -57,6 +65,14 @@ def add_where(parser: argparse.ArgumentParser) -> None:
 def client_of(arguments: argparse.Namespace) -> dict[str, str]:
     """The client's options. Raises ConfigurationError."""
     return dict(_pairs(arguments))
+
+
+def destination_of(arguments: argparse.Namespace, client: Mapping[str, str]) -> str:
+    """URL of the destination, or of its subscription. Raises ConfigurationError, Unsupported."""
+    url: str = arguments.url
+    if arguments.subscription is None:
+        return url
+    return plugins.subscription_url(url, arguments.subscription, plugins.own_options(url, client))
 
 
 def spec_and_client(arguments: argparse.Namespace) -> tuple[DeliverySpec, dict[str, str]]:
@@ -106,7 +122,7 @@ def _properties(text: str) -> dict[str, str]:
 def opened(arguments: argparse.Namespace, client: Mapping[str, str] | None = None) -> LetterBox:
     """The place that the arguments name; the client's options are read here where they are not given."""
     options = client_of(arguments) if client is None else client
-    return dead_letters(arguments.url, sink=arguments.sink, options=options)
+    return dead_letters(destination_of(arguments, options), sink=arguments.sink, options=options)
 
 
 def selection_of(arguments: argparse.Namespace) -> Selection:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from redelivery import provisioning
 from redelivery.broker import NativeObject
-from redelivery.cli.arguments import add_spec, spec_and_client
+from redelivery.cli.arguments import add_spec, add_subscription, destination_of, spec_and_client
 from redelivery.forms import knative
 from redelivery.provisioning import Provisioning
 from redelivery.settings import redact
@@ -56,12 +56,13 @@ def add(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     apply.set_defaults(run=_apply)
     for parser in (plan, drift, apply):
         parser.add_argument("url", help="the destination")
+        add_subscription(parser)
         add_spec(parser)
 
 
 def _found(arguments: argparse.Namespace) -> Provisioning:
     spec, client = spec_and_client(arguments)
-    return provisioning.plan(arguments.url, spec, options=client, reads=arguments.reads)
+    return provisioning.plan(destination_of(arguments, client), spec, options=client, reads=arguments.reads)
 
 
 def _plan(arguments: argparse.Namespace) -> int:
@@ -82,7 +83,7 @@ def _drift(arguments: argparse.Namespace) -> int:
 
 def _apply(arguments: argparse.Namespace) -> int:
     spec, client = spec_and_client(arguments)
-    status = provisioning.apply(arguments.url, spec, options=client)
+    status = provisioning.apply(destination_of(arguments, client), spec, options=client)
     print(json.dumps(knative.status_to_dict(status), indent=2))
     return 0
 

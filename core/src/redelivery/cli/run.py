@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from redelivery.cli.arguments import add_spec, spec_and_client
 from redelivery.errors import ConfigurationError
-from redelivery.subscription import Handler, Subscription
+from redelivery.subscription import DEFAULT_NAME, Handler, Subscription
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -33,7 +33,10 @@ def add(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument("url", help="where messages come from")
     parser.add_argument("handler", metavar="MODULE:HANDLER", help="a function of one redelivery.Message")
     add_spec(parser)
-    parser.add_argument("--name", default="default", help="of the subscription, in letters and metrics")
+    parser.add_argument("--name", default=DEFAULT_NAME, help="of the subscription, in letters and metrics")
+    parser.add_argument(
+        "--own-copy", action="store_true", help="receive a copy of each message under this name, where there are copies"
+    )
     parser.add_argument("--workers", type=int, default=1, help="handlers side by side (default 1)")
     parser.add_argument("--until-empty", action="store_true", help="end when nothing more arrives")
     parser.set_defaults(run=_run)
@@ -46,6 +49,7 @@ def _run(arguments: argparse.Namespace) -> int:
         arguments.url,
         _handler(arguments.handler),
         name=arguments.name,
+        own_copy=arguments.own_copy,
         spec=spec,
         options=client,
         workers=arguments.workers,

@@ -38,6 +38,7 @@ CAPABILITIES: Final = Capabilities(
     null_value=Support.NATIVE,
     destinations=Support.NATIVE,
     order=Support.NATIVE,
+    subscriptions=Support.NATIVE,
     settle_any_order=Support.EMULATED,
     attempts=Support.EMULATED,
     first_delivery=Support.EMULATED,
@@ -72,6 +73,9 @@ class KafkaBroker(Broker):
 
     def sibling(self, name: str) -> str:
         return self.address.at(name).url
+
+    def subscription(self, name: str) -> str:
+        return self.address.subscription(name).url
 
     def receiver(self, *, lease: timedelta = timedelta(seconds=30)) -> Receiver:
         return KafkaReceiver(self.address, self.settings, lease).open()

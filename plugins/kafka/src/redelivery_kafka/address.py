@@ -14,6 +14,10 @@ from redelivery.settings import redact, unknown
 DEAD_LETTERS: Final = "-dead-letters"
 PORT: Final = 9092
 GROUP: Final = "redelivery."
+#: Between a topic's name, which cannot have it, and that of a subscription: together they name its group.
+COPY: Final = ":"
+#: Bytes of a group's name: brokers keep it in a field of 16 bits, and share it with what is committed.
+GROUP_LENGTH: Final = 1024
 
 #: Kafka's own bound for the name of a topic.
 TOPIC_LENGTH: Final = 249
@@ -57,6 +61,20 @@ class Address:
     def dead_letters(self) -> Address:
         """Where its dead letters lie: its own topic, if it is a dead letter topic already."""
         return self if self.is_dead_letters else self.at(self.topic + DEAD_LETTERS)
+
+    def subscription(self, name: str) -> Address:
+        """The same topic, received from by the group of a named subscription.
+
+        Raises:
+            ConfigurationError: the URL names a group, or no group can be called so.
+        """
+        if self.named_group:
+            text = f"the URL names the group {self.named_group!r}, which is a subscription's name already"
+            raise ConfigurationError(f"kafka: {text}: leave out one of them")
+        if not name or not name.isprintable() or len(name.encode("utf-8", "surrogatepass")) > GROUP_LENGTH:
+            text = f"a name of 1 to {GROUP_LENGTH} bytes that can be printed"
+            raise ConfigurationError(f"kafka: a subscription has {text}, not {name[:40]!r}")
+        return replace(self, named_group=self.group + COPY + name)
 
     def at(self, topic: str) -> Address:
         """Another topic of the same cluster.

@@ -144,6 +144,9 @@ class KafkaPlace(Place):
         self._runtime.make(name)
         return name
 
+    def for_several(self) -> str:
+        return self.url.partition("?")[0]
+
     def impossible_destination(self) -> str | None:
         return "no topic can be called so"
 
