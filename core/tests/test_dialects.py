@@ -19,10 +19,11 @@ CONTEXT = ErrorContext(
     reason="refused: too long",
     kind="permanent",
     code="413",
-    exception="Permanent",
+    exception="pika.exceptions.NackError",
     stacktrace="Traceback\n  line\nPermanent: refused: too long\n",
     stage="TASK_PUT",
     broker="embedded",
+    component="embedded.sender.EmbeddedSender",
     destination="embedded:orders?queue=q",
     attempts=3,
     attempts_total=5,
@@ -73,6 +74,7 @@ def test_connect_writes_its_ten_headers_as_utf8_text():
         "redelivery": {
             "kind": "permanent",
             "code": "413",
+            "broker": "embedded",
             "destination": "embedded:orders?queue=q",
             "attempts": 3,
             "last_failure_ms": 1526518715403,
@@ -86,8 +88,8 @@ def test_connect_writes_its_ten_headers_as_utf8_text():
         "__connect.errors.connector.name": b"nightly",
         "__connect.errors.task.id": b"7",
         "__connect.errors.stage": b"TASK_PUT",
-        "__connect.errors.class.name": b"embedded",
-        "__connect.errors.exception.class.name": b"Permanent",
+        "__connect.errors.class.name": b"embedded.sender.EmbeddedSender",
+        "__connect.errors.exception.class.name": b"pika.exceptions.NackError",
         "__connect.errors.exception.message": b"refused: too long",
         "__connect.errors.exception.stacktrace": b"Traceback\n  line\nPermanent: refused: too long\n",
     }
@@ -159,14 +161,21 @@ def test_json_writes_the_older_error_context_and_ours_beside_it():
     out = letter(RAW, "json")
     assert list(ours(out)) == ["redelivery-context"]
     assert context_json(out) == {
-        "record": {"topic": "orders", "partition": 2, "offset": 918264},
+        "record": {
+            "topic": "orders",
+            "partition": 2,
+            "offset": 918264,
+            "timestamp_type": "NO_TIMESTAMP_TYPE",
+            "source_partition": {"topic": "orders", "partition": "2"},
+            "source_offset": {"offset": "918264"},
+        },
         "index": 4,
         "stages": [
             {"type": "TRANSFORMATION"},
             {"type": "KEY_CONVERTER"},
             {"type": "VALUE_CONVERTER"},
             {"type": "HEADER_CONVERTER"},
-            {"type": "TASK_PUT", "class": "embedded"},
+            {"type": "TASK_PUT", "class": "embedded.sender.EmbeddedSender"},
         ],
         "exception": "Traceback\n  line\nPermanent: refused: too long\n",
         "attempt": 2,
@@ -176,9 +185,10 @@ def test_json_writes_the_older_error_context_and_ours_beside_it():
             "reason": "refused: too long",
             "kind": "permanent",
             "code": "413",
-            "exception": "Permanent",
+            "exception": "pika.exceptions.NackError",
             "stage": "TASK_PUT",
             "broker": "embedded",
+            "component": "embedded.sender.EmbeddedSender",
             "destination": "embedded:orders?queue=q",
             "attempts": 3,
             "attempts_total": 5,
@@ -204,6 +214,8 @@ def test_json_writes_the_record_only_where_asked_and_settings_redacted():
         "offset": 918264,
         "timestamp": 1526518349968,
         "timestamp_type": "CREATE_TIME",
+        "source_partition": {"topic": "orders", "partition": "2"},
+        "source_offset": {"offset": "918264"},
         "key": {"schema": "BYTES", "object": None},
         "value": {"schema": "BYTES", "object": "eyJhOiAxMH0="},
         "headers": {"schema": "ARRAY", "object": '[["h", "/w=="], ["n", null]]'},
@@ -334,8 +346,37 @@ def test_connect_s_own_letters_are_read():
         source_topic="t",
         source_partition=0,
         source_offset=12,
-        extra={"__connect.errors.class.name": "org.apache.kafka.connect.json.JsonConverter"},
+        component="org.apache.kafka.connect.json.JsonConverter",
     )
+
+
+def test_the_record_of_a_row_tells_where_the_row_was() -> None:
+    context = ErrorContext(run="r", query="q", batch="3", partition=7, position=41)
+    record = context_json(letter(Message(value=b"x"), "json", context))["record"]
+    assert record == {
+        "timestamp_type": "NO_TIMESTAMP_TYPE",
+        "source_partition": {"run": "r", "query": "q", "batch": "3", "partition": "7"},
+        "source_offset": {"position": "41"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("told", "timestamp_ms", "written"),
+    [
+        (None, None, "NO_TIMESTAMP_TYPE"),
+        (None, 5, "CREATE_TIME"),
+        ("LOG_APPEND_TIME", 5, "LOG_APPEND_TIME"),
+    ],
+)
+def test_the_record_tells_whose_time_its_timestamp_is(told, timestamp_ms, written) -> None:
+    context = ErrorContext(source_topic="t", source_timestamp_type=told)
+    record = context_json(letter(Message(value=b"x", timestamp_ms=timestamp_ms), "json", context))["record"]
+    assert record["timestamp_type"] == written
+
+
+def test_a_class_name_of_an_older_letter_of_ours_is_the_plugin_s() -> None:
+    found = dialects.read(Message(value=b"", headers=(("__connect.errors.class.name", b"kafka"),)))
+    assert found == ErrorContext(broker="kafka")
 
 
 def test_knative_s_own_letters_are_read_in_both_content_modes():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from datetime import timedelta
 from typing import Any
@@ -231,11 +232,13 @@ def test_an_outage_does_not_flood_the_sink() -> None:
 
 def test_a_row_that_cannot_become_a_message_goes_to_the_sink_with_no_attempts() -> None:
     bench = Bench(retry=9)
-    bench.engine.reject(Message(value=b"{}", id="row-1"), Permanent("no time", code="MissingTime"), "VALUE_CONVERTER")
+    error = Permanent("no time", code="MissingTime")
+    bench.engine.reject(Message(value=b"{}", id="row-1"), error, "HEADER_CONVERTER", "some.Encoder")
     bench.run()
     context = dialects.read(bench.sinks[0].stored[0])
     assert context is not None
-    assert (context.code, context.attempts, context.stage) == ("MissingTime", 0, "VALUE_CONVERTER")
+    assert (context.code, context.attempts, context.stage) == ("MissingTime", 0, "HEADER_CONVERTER")
+    assert context.component == "some.Encoder"
     assert bench.work.sends == []
     assert bench.engine.report.accounted
 
@@ -364,3 +367,24 @@ def test_what_may_have_been_delivered_in_an_earlier_life_still_may() -> None:
     context = dialects.read(bench.sinks[0].stored[0])
     assert context is not None
     assert (context.kind, context.maybe_delivered, context.hops) == ("permanent", True, 1)
+
+
+def test_the_exception_is_what_was_really_thrown_and_the_class_what_threw_it() -> None:
+    """Connect's headers name classes: not the class of error that ours was sorted into."""
+    bench = Bench()
+    refused = Permanent("never", code="Poison")
+    refused.__cause__ = json.JSONDecodeError("no", "", 0)
+    bench.work.refuse = refused
+    bench.take("a")
+    bench.run()
+    context = dialects.read(bench.sinks[0].stored[0])
+    assert context is not None
+    assert (context.exception, context.component) == ("json.decoder.JSONDecodeError", "scripted.ScriptedSender")
+    assert (context.broker, context.kind, context.stage) == ("scripted", "permanent", "TASK_PUT")
+    bench = Bench()
+    bench.work.script = {"b": ["permanent"]}
+    bench.take("b")
+    bench.run()
+    context = dialects.read(bench.sinks[0].stored[0])
+    assert context is not None
+    assert context.exception == "redelivery.errors.Permanent"

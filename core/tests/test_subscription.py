@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -86,6 +87,11 @@ def test_what_a_handler_raises_for_is_retried_with_the_specs_backoff_then_dead_l
     assert context is not None
     assert (context.subscriber, context.attempts, context.kind) == ("billing", 3, "retriable")
     assert "ValueError: no such airport" in context.reason
+    assert (context.exception, context.component, context.stage) == (
+        "builtins.ValueError",
+        f"{__name__}.fails",
+        "TASK_PUT",
+    )
     assert (report.failures, report.retried, report.dead_lettered, report.accepted, report.terms) == (3, 2, 1, 0, 0)
 
 
@@ -283,6 +289,27 @@ def test_what_cannot_be_decoded_is_dead_lettered_unhandled() -> None:
     context = dialects.read(world.sinks[0].stored[0])
     assert context is not None
     assert (context.code, context.reason) == ("Undecodable", "its headers are no JSON")
+    assert (context.stage, context.component) == ("VALUE_CONVERTER", "leasing.LeasingReceiver")
+
+
+def test_a_handler_is_named_whatever_kind_of_callable_it_is() -> None:
+    class Charging:
+        def __call__(self, _message: Message) -> None:
+            raise TerminalNack("no")
+
+    for handler, name in (
+        (Charging(), "Charging"),
+        (functools.partial(fails), "fails"),
+        (Charging().__call__, "__call__"),
+    ):
+        world = World(message("a"), **QUICK)
+        world.subscription(handler).run(until_empty=True)
+        context = dialects.read(world.sinks[0].stored[0])
+        assert context is not None
+        assert context.component is not None
+        assert context.component.startswith(f"{__name__}.")
+        assert context.component.endswith(name)
+    assert context.exception == "redelivery.errors.TerminalNack"
 
 
 def test_an_event_may_be_reposted_under_another_type() -> None:

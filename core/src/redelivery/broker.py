@@ -182,11 +182,17 @@ Outcome = Accept | Retry | Terminate | GiveBack
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Where a message was read, where the broker's places are numbered: the context of its letter says so."""
+    """Where a message was read, where the broker's places are numbered: the context of its letter says so.
+
+    Attributes:
+        topic, partition, offset: the place.
+        timestamp_type: whose time the message's timestamp is: CREATE_TIME or LOG_APPEND_TIME (the broker's own).
+    """
 
     topic: str
     partition: int | None = None
     offset: int | None = None
+    timestamp_type: Literal["CREATE_TIME", "LOG_APPEND_TIME"] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

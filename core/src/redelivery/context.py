@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal, TypeAlias
 
 #: Where it failed, in the order of Connect's stages. SEND is Connect's TASK_PUT.
@@ -21,10 +22,11 @@ class ErrorContext:
         reason: one line for people; what letters are grouped by is `code` or, without one, `kind`.
         kind: error class: retriable, ambiguous, permanent, unattributed, invalid, expired, terminated, ...
         code: the broker's or client's own short name for the error.
-        exception: class name of the primary error.
+        exception: fully qualified class of what was really thrown, by the client or a handler.
         stacktrace: text; only as far as limits allow.
         stage: where it failed.
         broker: name of the plugin that refused it.
+        component: fully qualified name of what failed: the sender's class, the handler, the encoder's class.
         destination: redacted URL that it did not reach.
         target: the row's own destination, where it named one other than the URL's.
         message_id: the id that it was sent under.
@@ -34,6 +36,7 @@ class ErrorContext:
         first_failure_ms, last_failure_ms: milliseconds since the epoch.
         run, query, batch, partition, position: the job, streaming query, micro-batch, partition and row it came from.
         source_topic, source_partition, source_offset: where the record was read, where it was read from a queue.
+        source_timestamp_type: whose time the record's timestamp is, where the queue tells.
         subscriber: the named subscription that gave up, redacted.
         maybe_delivered: an attempt ended ambiguous, so the message may lie at its destination, whatever ended the last.
         truncated: something was cut to the limits.
@@ -47,6 +50,7 @@ class ErrorContext:
     stacktrace: str | None = None
     stage: Stage | None = None
     broker: str | None = None
+    component: str | None = None
     destination: str | None = None
     target: str | None = None
     message_id: str | None = None
@@ -63,7 +67,16 @@ class ErrorContext:
     source_topic: str | None = None
     source_partition: int | None = None
     source_offset: int | None = None
+    source_timestamp_type: str | None = None
     subscriber: str | None = None
     maybe_delivered: bool = False
     truncated: bool = False
     extra: Mapping[str, str] = field(default_factory=dict)
+
+
+def qualified(thing: object) -> str:
+    """The fully qualified name of a class, of a function, or of the class of anything else."""
+    while isinstance(thing, partial):
+        thing = thing.func
+    named = thing if hasattr(thing, "__qualname__") else type(thing)
+    return f"{named.__module__}.{getattr(named, '__qualname__', '')}"

@@ -86,6 +86,13 @@ class BrokerError(RedeliveryError):
         return (_rebuild, (type(self), str(self), self.__dict__))
 
 
+def thrown(error: BaseException) -> BaseException:
+    """What was really thrown: the client's or handler's own error, which a `BrokerError` is chained from."""
+    while isinstance(error, BrokerError) and error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
 def _rebuild(cls: type[BrokerError], message: str, state: dict[str, object]) -> BrokerError:
     error = cls(message)
     error.__dict__.update(state)

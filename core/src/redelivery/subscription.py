@@ -27,6 +27,7 @@ from typing import Final, Self, TypeAlias
 from redelivery import policy
 from redelivery.broker import Accept, Broker, Outcome, Receiver, Retry
 from redelivery.clock import Clock, SystemClock
+from redelivery.context import qualified
 from redelivery.delivery.engine import Engine
 from redelivery.delivery.lane import Bounds, Lane
 from redelivery.delivery.opening import Borrow, Opening, Resources, connected
@@ -374,6 +375,8 @@ class Subscription:
             first_failure_ms=received.first_ms or now_ms,
             last_failure_ms=now_ms,
             subscriber=self.name,
+            stage="VALUE_CONVERTER" if hand.received.undecodable is not None else "TASK_PUT",
+            component=qualified(type(hands.receiver) if hand.received.undecodable is not None else self._handler),
             received=lambda: hand.received,
             rename_type=self._rename_type,
             handled=handled,

@@ -104,14 +104,14 @@ def test_zero_bytes_and_null_differ():
 def test_a_null_value_is_rejected_where_the_broker_has_none():
     messages, rejected = encode({"value": [b"a", None, b"c"], "key": ["1", "2", "3"]}, capabilities=NO_NULLS)
     assert [m.value for m in messages] == [b"a", b"c"]
-    assert [(r.error.code, r.message.key) for r in rejected] == [("null-value", b"2")]
+    assert [(r.error.code, r.message.key, r.stage) for r in rejected] == [("null-value", b"2", "VALUE_CONVERTER")]
 
 
 def test_a_header_name_with_a_control_character_is_rejected_and_its_neighbours_are_not():
     rows = {"value": [b"a", b"b", b"c"], "headers": headers([("x", b"1")], [("evil\r\nname", b"2"), ("y", b"3")], None)}
     messages, rejected = encode(rows)
     assert [m.value for m in messages] == [b"a", b"c"]
-    assert rejected[0].error.code == "invalid-header"
+    assert (rejected[0].error.code, rejected[0].stage) == ("invalid-header", "HEADER_CONVERTER")
     assert r"evil\r\nname" in str(rejected[0].error)
     assert ("y", b"3") in rejected[0].message.headers
     assert "evil" in rejected[0].message.value.decode()
@@ -133,6 +133,26 @@ def test_text_that_is_not_utf8_is_rejected_with_its_bytes_kept():
     messages, rejected = encode({"value": bad})
     assert [m.value for m in messages] == [b"a", b"\xff\xfe"]
     assert not rejected
+
+
+@pytest.mark.parametrize(
+    ("column", "mode", "stage"),
+    [
+        ("key", "structured", "KEY_CONVERTER"),
+        ("value", "structured", "VALUE_CONVERTER"),
+        ("subject", "structured", "VALUE_CONVERTER"),
+        ("subject", "binary", "HEADER_CONVERTER"),
+        ("headers", "binary", "HEADER_CONVERTER"),
+        ("destination", "binary", "TRANSFORMATION"),
+    ],
+)
+def test_a_rejected_row_says_which_part_of_it_could_not_be_made(column, mode, stage):
+    bad = pa.StringArray.from_buffers(1, pa.py_buffer(b"\0\0\0\0\2\0\0\0"), pa.py_buffer(b"\xff\xfe"))
+    if column == "headers":
+        pair = pa.StructArray.from_arrays([bad, pa.array([b"v"])], ["key", "value"])
+        bad = pa.ListArray.from_arrays([0, 1], pair)
+    _, rejected = encode(event_columns(**({"value": ["v"]} | {column: bad})), mode=mode)
+    assert [(each.error.code, each.stage) for each in rejected] == [("not-utf8", stage)]
 
 
 # --- ids -----------------------------------------------------------------------------------------------------------
@@ -362,6 +382,7 @@ def test_a_row_that_is_no_valid_event_is_rejected_with_all_it_had(mode, column, 
     assert [m.key for m in messages] == [b"k1", b"k3"]
     letter = rejected[0].message
     assert rejected[0].error.code == code
+    assert rejected[0].stage == {"binary": "HEADER_CONVERTER", "structured": "VALUE_CONVERTER"}[mode]
     assert letter.key == b"k2"
     assert ("h", b"v") in letter.headers
     assert letter.id == ("2" if column != "id" else letter.id)
@@ -392,7 +413,7 @@ def test_structured_data_is_json_text_or_base64_as_its_type_says():
     assert forms[0]["data"] == {"a": 1}
     assert forms[1]["data_base64"] == "PGEvPg=="
     assert forms[2]["data_base64"] == "/w=="
-    assert [r.error.code for r in rejected] == ["invalid-data"]
+    assert [(r.error.code, type(r.error.__cause__)) for r in rejected] == [("invalid-data", json.JSONDecodeError)]
     text = encode(event_columns(datacontenttype=["text/plain"], value=['say "hi"\n']), mode="structured")[0]
     assert json.loads(text[0].value)["data"] == 'say "hi"\n'
 

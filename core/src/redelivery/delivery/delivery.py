@@ -120,13 +120,15 @@ class Delivery:
 
         self._hand_over(take)
 
-    def reject(self, message: Message, error: Permanent, *, stage: Stage = "VALUE_CONVERTER") -> None:
-        """Hand over a row that cannot become a message; `message` stands for it at the sinks. Raises as `write`."""
+    def reject(
+        self, message: Message, error: Permanent, *, stage: Stage = "VALUE_CONVERTER", component: str | None = None
+    ) -> None:
+        """Hand over a row that cannot become a message; arguments as of `Engine.reject`. Raises as `write`."""
 
         def take() -> bool:
             if self._engine.crowded:
                 return False
-            self._engine.reject(message, error, stage)
+            self._engine.reject(message, error, stage, component)
             return True
 
         self._hand_over(take)

@@ -166,14 +166,22 @@ class Engine:
         record.first_failure_ms = record.first_failure_ms or record.last_failure_ms
         self.give_up(record, Permanent("an earlier row of its key is dead-lettered", code="Parked"), "it is parked")
 
-    def reject(self, message: Message, error: Permanent, stage: Stage) -> None:
-        """Account for a row that could not become a message: `message` stands for it on its way to the sinks."""
+    def reject(self, message: Message, error: Permanent, stage: Stage, component: str | None = None) -> None:
+        """Account for a row that could not become a message: `message` stands for it on its way to the sinks.
+
+        Args:
+            message: see above.
+            error: why.
+            stage: where.
+            component: fully qualified name of what could not make it one.
+        """
         now_ms = self._clock.wall_ms()
         record = Record(
             message=message,
             outgoing=message,
             position=self.report.rows,
             stage=stage,
+            component=component,
             first_failure_ms=now_ms,
             last_failure_ms=now_ms,
         )
@@ -352,7 +360,8 @@ class Engine:
             if lane.broken is not None:
                 record.sink_errors.append(f"{lane.url}: {lane.broken}")
                 continue
-            context = record.context(self._origin, broker=self._lanes[0].name, destination=self._lanes[0].url)
+            first = self._lanes[0]
+            context = record.context(self._origin, broker=first.name, component=first.component, destination=first.url)
             record.enter(record.letter(context, self._spec, lane.capabilities, self._origin.configs))
             lane.wait(record, self._clock.monotonic())
             return

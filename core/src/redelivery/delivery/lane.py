@@ -13,6 +13,7 @@ from typing import Final
 
 from redelivery.broker import Broker, Capabilities, Sender, Settled
 from redelivery.clock import Clock
+from redelivery.context import qualified
 from redelivery.delivery.record import Record
 from redelivery.errors import BrokerError, ContractViolation, RedeliveryError
 from redelivery.message import Batch
@@ -94,6 +95,11 @@ class Lane:
         self._numbers = itertools.count(1)
 
     # --- what there is ---
+
+    @property
+    def component(self) -> str:
+        """Fully qualified name of what sends here."""
+        return qualified(type(self._sender or self._broker))
 
     @property
     def busy(self) -> bool:

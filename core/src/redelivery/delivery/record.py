@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 
 from redelivery import dialects, events
 from redelivery.broker import Capabilities, Received
-from redelivery.context import ErrorContext, Stage
-from redelivery.errors import BrokerError
+from redelivery.context import ErrorContext, Stage, qualified
+from redelivery.errors import BrokerError, thrown
 from redelivery.message import Message
 from redelivery.settings import redact
 from redelivery.spec import DeliverySpec
@@ -49,6 +49,7 @@ class Record:
         counted: the last attempt was.
         position: among all rows that the engine has taken.
         holds: its key is held because of it (`KeyOrder`).
+        component: fully qualified name of what failed it; None: the destination's sender.
         sent: attempts at the job's own destination.
         ambiguous: one of them ended ambiguous.
         primary: the error that it was given up for; None as long as it has not been.
@@ -75,6 +76,7 @@ class Record:
     sent: int = 0
     ambiguous: bool = False
     stage: Stage = "TASK_PUT"
+    component: str | None = None
     why: str = ""
     primary: BrokerError | None = None
     first_failure_ms: int = 0
@@ -109,8 +111,15 @@ class Record:
         error = self.primary
         return "" if error is None else error.code or error.kind
 
-    def context(self, origin: Origin, *, broker: str, destination: str) -> ErrorContext:
-        """Why the row was given up, for its letter."""
+    def context(self, origin: Origin, *, broker: str, component: str, destination: str) -> ErrorContext:
+        """Why the row was given up, for its letter.
+
+        Args:
+            origin: where the row comes from.
+            broker: the plugin of the destination.
+            component: fully qualified name of its sender's class.
+            destination: its redacted URL.
+        """
         error = self.primary
         lives = dialects.lives(self.message)
         source = None if self.received is None else self.received().source
@@ -119,10 +128,11 @@ class Record:
             reason=redact(str(error)),
             kind=error.kind if error else "",
             code=error.code if error else None,
-            exception=type(error).__qualname__,
+            exception=None if error is None else qualified(type(thrown(error))),
             stacktrace=redact("".join(traceback.format_exception(error))) if error else None,
             stage=self.stage,
             broker=broker,
+            component=self.component or component,
             destination=destination,
             target=self.message.destination,
             message_id=self.message.id,
@@ -139,6 +149,7 @@ class Record:
             source_topic=None if source is None else source.topic,
             source_partition=None if source is None else source.partition,
             source_offset=None if source is None else source.offset,
+            source_timestamp_type=None if source is None else source.timestamp_type,
             subscriber=self.subscriber,
             # What was received does not lie where it came from any more.
             maybe_delivered=self.ambiguous or (lives.maybe_delivered and self.received is None),

@@ -27,7 +27,9 @@ _CONTROLS: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f]")
 _LONGEST_INT: Final = 2**63
 _TYPES: Final = {item.name: str(item.type) for item in fields(ErrorContext)}
 #: Names by which a thing is found again: a secret is not looked for in them.
-_NAMES: Final = frozenset({"message_id", "run", "query", "batch", "kind", "code", "stage", "broker", "exception"})
+_NAMES: Final = frozenset(
+    {"message_id", "run", "query", "batch", "kind", "code", "stage", "broker", "exception", "component"}
+)
 DEFAULTS: Final[Mapping[str, Any]] = {
     item.name: item.default_factory() if item.default_factory is not MISSING else item.default
     for item in fields(ErrorContext)

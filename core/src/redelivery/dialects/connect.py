@@ -14,7 +14,7 @@ _TEXTS: Final = {
     "exception.message": "reason",
     "exception.class.name": "exception",
     "stage": "stage",
-    "class.name": "broker",
+    "class.name": "component",
     "connector.name": "run",
     "topic": "source_topic",
     "exception.stacktrace": "stacktrace",
@@ -42,7 +42,7 @@ def write(context: ErrorContext) -> list[tuple[str, str | int]]:
 
 
 def read(found: Mapping[str, str]) -> dict[str, Any]:
-    """The fields that these headers give; Connect's own `class.name` names a Java class, no broker of ours."""
+    """The fields that these headers give; a `class.name` that is none is the plugin's, as version 0.1 wrote it."""
     out: dict[str, Any] = {}
     for name, field in _TEXTS.items():
         if _PREFIX + name in found:
@@ -53,6 +53,6 @@ def read(found: Mapping[str, str]) -> dict[str, Any]:
             out[field] = number
     if out.get("stage") not in STAGES:
         out.pop("stage", None)
-    if "." in out.get("broker", ""):
-        out["extra"] = {_PREFIX + "class.name": out.pop("broker")}
+    if "." not in out.get("component", "."):
+        out["broker"] = out.pop("component")
     return out

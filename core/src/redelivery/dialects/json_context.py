@@ -82,28 +82,47 @@ def _stages(context: ErrorContext, configs: Mapping[str, str] | None) -> dict[st
         return {}
     index = STAGES.index(context.stage)
     stages: list[dict[str, Any]] = [{"type": stage} for stage in STAGES]
-    if context.broker:
-        stages[index]["class"] = context.broker
+    if context.component or context.broker:
+        stages[index]["class"] = context.component or context.broker
     if configs:
         stages[index]["config"] = redact_options(configs)
     return {"index": index, "stages": stages}
 
 
 def _record(context: ErrorContext, message: Message, *, include_message: bool) -> dict[str, Any]:
+    source_partition: Mapping[str, Any]
+    if context.source_topic is not None:
+        source_partition = {"topic": context.source_topic, "partition": context.source_partition}
+        source_offset = {"offset": context.source_offset}
+    else:
+        source_partition = {name: getattr(context, name) for name in ("run", "query", "batch", "partition")}
+        source_offset = {"position": context.position}
     record: dict[str, Any] = {
         "topic": context.source_topic or context.target,
         "partition": context.source_partition,
         "offset": context.source_offset,
         "timestamp": message.timestamp_ms,
-        "timestamp_type": None if message.timestamp_ms is None else "CREATE_TIME",
+        "timestamp_type": _timestamp_type(context, message),
+        "source_partition": _texts(source_partition),
+        "source_offset": _texts(source_offset),
     }
-    record = {name: value for name, value in record.items() if value is not None}
+    record = {name: value for name, value in record.items() if value not in (None, {})}
     if include_message:
         headers = json.dumps([[name, _base64(value)] for name, value in message.headers])
         record["key"] = {"schema": "BYTES", "object": _base64(message.key)}
         record["value"] = {"schema": "BYTES", "object": _base64(message.value)}
         record["headers"] = {"schema": "ARRAY", "object": headers}
     return record
+
+
+def _timestamp_type(context: ErrorContext, message: Message) -> str:
+    if message.timestamp_ms is None:
+        return "NO_TIMESTAMP_TYPE"
+    return context.source_timestamp_type or "CREATE_TIME"
+
+
+def _texts(values: Mapping[str, Any]) -> dict[str, str]:
+    return {name: str(value) for name, value in values.items() if value is not None}
 
 
 def _base64(value: bytes | None) -> str | None:

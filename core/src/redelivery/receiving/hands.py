@@ -79,7 +79,7 @@ class Hands:
         clock: Clock,
         random: Callable[[], float],
     ) -> None:
-        self._receiver = receiver
+        self.receiver = receiver
         self._spec = policy.for_sink(spec)
         self._lease = lease.total_seconds()
         self._report = report
@@ -97,7 +97,7 @@ class Hands:
 
     def take(self, most: int, wait: float) -> list[Hand]:
         """Lease up to `most` messages, waiting up to `wait` seconds for the first. Raises BrokerError."""
-        taken = [Hand(received) for received in self._receiver.receive(most, wait=wait)]
+        taken = [Hand(received) for received in self.receiver.receive(most, wait=wait)]
         self._held.update(dict.fromkeys(taken))
         self._report.received += len(taken)
         return taken
@@ -134,7 +134,7 @@ class Hands:
         if not leases:
             return
         try:
-            answers = self._receiver.settle([(received, GiveBack()) for received in leases])
+            answers = self.receiver.settle([(received, GiveBack()) for received in leases])
         except BrokerError as error:
             log.warning("%d messages come back when their leases end: %s", len(leases), redact(str(error)))
             return
@@ -146,7 +146,7 @@ class Hands:
             return
         answers: Sequence[LeaseLost | BrokerError | None]
         try:
-            answers = self._receiver.settle([(each.hand.received, each.outcome) for each in held])
+            answers = self.receiver.settle([(each.hand.received, each.outcome) for each in held])
         except BrokerError as error:
             answers = [error] * len(held)
         for each, answer in zip(held, answers, strict=True):
@@ -185,7 +185,7 @@ class Hands:
         if not short or not self._can_prolong:
             return
         try:
-            answers = self._receiver.extend([hand.received for hand in short], self._lease)
+            answers = self.receiver.extend([hand.received for hand in short], self._lease)
         except Unsupported:
             self._can_prolong = False  # they last as long as they last
             return

@@ -154,7 +154,9 @@ def _judge_json(data: bytes | None) -> Permanent | None:
         if data is not None:
             json.loads(data.decode("utf-8"), parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
-        return Permanent(f"datacontenttype says JSON, and the value is none: {error}", code="invalid-data")
+        refused = Permanent(f"datacontenttype says JSON, and the value is none: {error}", code="invalid-data")
+        refused.__cause__ = error
+        return refused
     return None
 
 

@@ -17,6 +17,7 @@ import pyarrow as pa
 from redelivery import events
 from redelivery._json import loads
 from redelivery.broker import Capabilities
+from redelivery.context import Stage
 from redelivery.errors import Permanent
 from redelivery.message import ROW_OVERHEAD, Batch, Column, Headers, Message
 from redelivery.spark import cloudevents, rowjson, vectors
@@ -29,11 +30,19 @@ _EVENT_OVERHEAD: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """A row that cannot become a message: what stands for it at the sinks, why, and its number in the partition."""
+    """A row that cannot become a message.
+
+    Attributes:
+        message: what stands for it at the sinks.
+        error: why.
+        position: its number in the partition.
+        stage: which part of it could not be made: key, value, headers, or (TRANSFORMATION) anything else.
+    """
 
     message: Message
     error: Permanent
     position: int
+    stage: Stage
 
 
 class Encoder:
@@ -85,10 +94,10 @@ class Encoder:
         piece = _Piece(rows, positions, self._layout, self._prefix)
         keep = np.ones(len(rows), dtype=bool)
         for index in np.flatnonzero(self._suspicious(piece)).tolist():
-            error = self._judge(piece, index)
-            if error is not None:
+            judged = self._judge(piece, index)
+            if judged is not None:
                 keep[index] = False
-                rejected.append(self._reject(piece, index, error))
+                rejected.append(self._reject(piece, index, *judged))
         if keep.all():
             return self._batch(piece), rejected
         if not keep.any():
@@ -120,8 +129,10 @@ class Encoder:
         at = self._layout.message
         free = () if self._layout.mode == "structured" else (at.get("value"), at.get("key"))
         bad = np.zeros(len(rows), dtype=bool)
+        stages = np.full(len(rows), "", dtype=object)
         for position, column in enumerate(rows.columns):
             if position not in free and (mask := vectors.unreadable(column)) is not None:
+                stages[mask & ~bad] = self._stage_of(position)
                 bad |= mask
         if not bad.any():
             return rows, positions, []
@@ -139,9 +150,27 @@ class Encoder:
         error = Permanent(
             "a text column of the row is not UTF-8 (the row is shown with text as base64)", code="not-utf8"
         )
-        rejected = [self._reject(piece, index, error) for index in range(len(piece))]
+        rejected = [self._reject(piece, index, stage, error) for index, stage in enumerate(stages[bad].tolist())]
         keep = pa.array(~bad)
         return rows.filter(keep), positions.filter(keep), rejected
+
+    def _stage_of(self, position: int) -> Stage:
+        """The stage that a column belongs to."""
+        layout = self._layout
+        if position == layout.message.get("key"):
+            return "KEY_CONVERTER"
+        if position == layout.message.get("headers"):
+            return "HEADER_CONVERTER"
+        if position in {layout.message.get("value"), *layout.row}:
+            return "VALUE_CONVERTER"
+        if position in {layout.extensions, *layout.attributes.values()}:
+            return self._stage_of_attributes
+        return "TRANSFORMATION"
+
+    @property
+    def _stage_of_attributes(self) -> Stage:
+        """An event's attributes are headers, or members of its value."""
+        return "VALUE_CONVERTER" if self._layout.mode == "structured" else "HEADER_CONVERTER"
 
     # --- judging rows ---
 
@@ -156,29 +185,31 @@ class Encoder:
             bad |= cloudevents.suspicious(piece.event, self._require, check_data=self._layout.mode == "structured")
         return bad
 
-    def _judge(self, piece: _Piece, index: int) -> Permanent | None:
-        """Why a suspicious row cannot become a message; None where it can."""
+    def _judge(self, piece: _Piece, index: int) -> tuple[Stage, Permanent] | None:
+        """Where and why a suspicious row cannot become a message; None where it can."""
         is_event = self._layout.mode != "raw" and piece.event.is_event(index)
         if piece.headers is not None:
             for header in piece.headers[index].as_py() or ():
                 if header is None or header["key"] is None:
-                    return Permanent("a header has no name", code="invalid-header")
+                    return "HEADER_CONVERTER", Permanent("a header has no name", code="invalid-header")
                 name = header["key"]
                 if re.search(vectors.CONTROL, name):
-                    return Permanent(f"the header name {name!r} holds a control character", code="invalid-header")
+                    text = f"the header name {name!r} holds a control character"
+                    return "HEADER_CONVERTER", Permanent(text, code="invalid-header")
                 if is_event and re.search(self._bad_names, name):
-                    return Permanent(
-                        f"the header {name!r} is one that the event's own attributes are written to",
-                        code="invalid-header",
-                    )
+                    text = f"the header {name!r} is one that the event's own attributes are written to"
+                    return "HEADER_CONVERTER", Permanent(text, code="invalid-header")
         in_json = is_event and self._layout.mode == "structured"
         if not in_json and not self._capabilities.null_value and not piece.value[index].is_valid:
-            return Permanent("the value is null, which this destination cannot carry", code="null-value")
-        if is_event:
-            return cloudevents.judge(piece.event, index, self._require, check_data=self._layout.mode == "structured")
-        return None
+            text = "the value is null, which this destination cannot carry"
+            return "VALUE_CONVERTER", Permanent(text, code="null-value")
+        if not is_event:
+            return None
+        check_data = self._layout.mode == "structured"
+        error = cloudevents.judge(piece.event, index, self._require, check_data=check_data)
+        return None if error is None else (self._stage_of_attributes, error)
 
-    def _reject(self, piece: _Piece, index: int, error: Permanent) -> Rejected:
+    def _reject(self, piece: _Piece, index: int, stage: Stage, error: Permanent) -> Rejected:
         headers: Headers = ()
         if piece.headers is not None:
             pairs = piece.headers[index].as_py() or ()
@@ -192,7 +223,7 @@ class Encoder:
             headers=headers,
             source=self._source,
         )
-        return Rejected(message, error, piece.positions[index].as_py())
+        return Rejected(message, error, piece.positions[index].as_py(), stage)
 
     # --- encoding rows ---
 

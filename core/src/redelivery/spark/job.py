@@ -22,6 +22,7 @@ from pyspark import TaskContext
 from pyspark.sql.types import StructType
 
 from redelivery import plugins
+from redelivery.context import qualified
 from redelivery.delivery import Delivery, Origin
 from redelivery.delivery.rate import RateLimit
 from redelivery.delivery.tolerance import settle_job
@@ -147,7 +148,7 @@ def deliver_partition(job: Job, batches: Iterable[Any]) -> DeliveryReport:
                 if batch is not None:
                     delivery.write(batch)
                 for each in rejected:
-                    delivery.reject(each.message, each.error)
+                    delivery.reject(each.message, each.error, stage=each.stage, component=qualified(Encoder))
         return delivery.finish()
 
 
