@@ -28,6 +28,9 @@ GROUP: Final = "redelivery_testing"
 Kind: TypeAlias = Literal["url", "container", "process", "embedded"]
 KINDS: Final[tuple[Kind, ...]] = ("url", "container", "process", "embedded")
 
+#: The names by which the suite subscribes to what `Place.for_several` gives.
+SUBSCRIBERS: Final = ("billing", "audit", "mistyped")
+
 #: A limit above this is not tried out: the suite stays fast.
 TRIED_BYTES: Final = 32 << 20
 

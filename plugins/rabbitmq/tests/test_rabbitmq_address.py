@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from redelivery.errors import ConfigurationError, InvalidURL, UnknownOption
+from redelivery.errors import ConfigurationError, InvalidURL, UnknownOption, Unsupported
 from redelivery.plugins import connect
 from redelivery.settings import redact
-from redelivery_rabbitmq.address import Address
+from redelivery_rabbitmq.address import Address, Binding
 from redelivery_rabbitmq.config import OPTIONS, Settings, parameters
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=40)
@@ -153,3 +153,37 @@ def test_tls_checks_the_broker_unless_told_not_to():
         Address(queue="q"), settings(ssl="true", ssl__verify="false", ssl__server_name="n")
     ).ssl_options
     assert (trusting.context.verify_mode, trusting.server_hostname) == (ssl.CERT_NONE, "n")
+
+
+def test_a_subscription_is_a_queue_that_the_exchange_feeds_and_the_url_says_both():
+    url = connect("amqp://me:pw@h/v?exchange=shop&routing_key=orders.%23&heartbeat=5").subscription("billing & co")
+    address = Address.parse(url)
+    assert (address.queue, address.exchange, address.routing_key) == ("shop:billing & co", "", "shop:billing & co")
+    assert address.binding == Binding(exchange="shop", routing_key="orders.#", name="billing & co")
+    assert address.full_url == url
+    assert (address.dead_letters.queue, address.dead_letters.binding) == ("shop:billing & co-dead-letters", None)
+    assert connect(url).is_at(connect("amqp://h/v?queue=shop:billing %26 co"))
+
+
+@given(TEXT.map(lambda text: text[:20]), TEXT.map(lambda text: text[:20]))
+def test_no_two_subscriptions_have_one_queue(first, second):
+    """Whatever an exchange's name holds."""
+    one, other = (f"{first}:{second}", "x"), (first, f"{second}:x")
+    with pytest.raises(ConfigurationError):
+        Address(exchange=other[0]).subscription(other[1])
+    assert Address(exchange=one[0]).subscription(one[1]).queue == f"{first}:{second}:x"
+
+
+def test_a_queue_has_no_subscriptions_and_says_what_has():
+    with pytest.raises(Unsupported, match="name the exchange"):
+        connect("amqp://h?queue=q").subscription("billing")
+    with pytest.raises(ConfigurationError, match="reads from the queue 'q' already"):
+        connect("amqp://h?exchange=e&queue=q").subscription("billing")
+    with pytest.raises(ConfigurationError, match="reads from the queue 'e:audit' already"):
+        connect("amqp://h?exchange=e&subscription=audit").subscription("billing")
+
+
+@pytest.mark.parametrize("rest", ["queue=q&subscription=s", "subscription=s", "exchange=e&subscription="])
+def test_a_url_whose_subscription_cannot_be_is_refused(rest):
+    with pytest.raises(InvalidURL, match="subscription"):
+        Address.parse(f"amqp://h?{rest}")

@@ -11,6 +11,7 @@ import pytest
 from rabbitmq_operating import broker_version, operate, raw
 
 from redelivery.broker import Difference, NativeObject
+from redelivery.deadletters import dead_letters
 from redelivery.errors import BrokerError, Fatal, Retriable
 from redelivery.message import Message
 from redelivery.spec import UNLIMITED, DeliverySpec
@@ -212,3 +213,41 @@ def test_a_limit_is_written_as_the_version_reads_it(version: tuple[int, ...], re
 
 def test_a_dead_letter_place_has_no_dead_letter_place() -> None:
     assert [each.name for each in topology.wanted("q-dead-letters", SPEC, SHAPE)] == ["q-dead-letters"]
+
+
+class TestSubscriptions(Statements):
+    """A queue a name, fed by an exchange."""
+
+    broker = "rabbitmq"
+
+    def test_what_a_name_needs_is_planned_and_made_and_what_is_not_told_is_said(self, subject: Subject) -> None:
+        several = subject.connect(subject.place.for_several())
+        there = subject.connect(several.subscription("billing"))
+        with there.admin() as admin:
+            binding = next(item for item in admin.plan(SPEC).objects if item.kind == "binding")
+            assert (binding.action, binding.attributes) == ("create", {"routing_key": "orders.new"})
+            admin.provision(SPEC)
+            after = admin.plan(SPEC)
+        assert {item.action for item in after.objects} == {"keep"}
+        assert any("bound is not told" in each for each in after.approximations)
+        assert not after.warnings
+
+    def test_an_exchange_that_is_not_there_is_told_and_not_made(self, subject: Subject) -> None:
+        url = fresh(subject).replace("?queue=", "?exchange=no-such-")
+        with subject.connect(subject.connect(url).subscription("billing")).admin() as admin:
+            assert any("there is no exchange" in each for each in admin.plan(SPEC).warnings)
+            with pytest.raises(Fatal, match="there is no exchange"):
+                admin.provision(SPEC)
+            assert {item.action for item in admin.plan(SPEC).objects} == {"create"}, "something was made all the same"
+
+    def test_a_redriven_letter_goes_to_its_subscriber_alone(self, subject: Subject) -> None:
+        several = subject.connect(subject.place.for_several())
+        urls = {name: several.subscription(name) for name in ("billing", "audit")}
+        for url in urls.values():
+            provision(subject, url)
+        subject.deliver(Message(value=b"lost", id="a"), url=subject.connect(urls["billing"]).native_sink())
+        with dead_letters(urls["billing"], options=subject.place.options) as letters:
+            assert letters.redrive().redriven == 1
+        for name, count in (("billing", 1), ("audit", 0)):
+            with subject.connect(urls[name]).admin() as admin:
+                assert admin.depth() == count

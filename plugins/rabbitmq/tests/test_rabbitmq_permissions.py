@@ -14,6 +14,7 @@ from redelivery.spec import DeliverySpec
 from redelivery_conformance.statements import Statements
 from redelivery_conformance.subject import Subject
 from redelivery_conformance.taking import Taker
+from redelivery_rabbitmq.address import Address
 
 
 class TestPermissions(Statements):
@@ -120,6 +121,26 @@ class TestPermissions(Statements):
         ).admin() as admin:
             admin.provision(spec)
             assert {item.action for item in admin.plan(spec).objects} == {"keep"}
+
+    def test_a_subscription_is_provisioned_by_who_may_read_its_exchange_and_write_to_its_queue(
+        self, subject: Subject
+    ) -> None:
+        url = subject.place.for_several()
+        exchange = Address.parse(url).exchange
+        queue = f"{exchange}:billing"
+        rights = (f"^{queue}(-.*)?$", rf"^(amq\.default|{queue})$", f"^({queue}(-.*)?|{exchange})$")
+        query = url.partition("?")[2]
+        for read, why in ((f"^{queue}(-.*)?$", "read permission on"), (rights[2], "")):
+            user = as_user(subject, *rights[:2], read).partition("?")[0]
+            with subject.connect(subject.connect(f"{user}?{query}").subscription("billing")).admin() as admin:
+                if why:
+                    with pytest.raises(Fatal, match=why):
+                        admin.provision(DeliverySpec())
+                else:
+                    admin.provision(DeliverySpec())
+        subject.deliver(Message(value=b"v"), url=url)
+        there = subject.connect(subject.connect(url).subscription("billing"))
+        assert Taker(subject, broker=there).one().message.value == b"v"
 
 
 def confirmed(subject: Subject, url: str, message: Message) -> bool:

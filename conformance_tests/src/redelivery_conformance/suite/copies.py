@@ -13,6 +13,7 @@ from redelivery.errors import BrokerError, ConfigurationError, TerminalNack
 from redelivery.message import Message
 from redelivery.spec import DeliverySpec, Sink
 from redelivery.subscription import Handler, Subscription
+from redelivery_conformance.harness import SUBSCRIBERS
 from redelivery_conformance.statements import Statements, broker_has, broker_lacks
 from redelivery_conformance.subject import NotApplicable, Subject
 from redelivery_conformance.suite.receiving import numbered
@@ -27,7 +28,7 @@ class Copies(Statements):
     @broker_has("subscriptions", "send")
     def test_each_name_receives_every_message(self, subject: Subject) -> None:
         url = subject.place.for_several()
-        names = [_provisioned(subject, url, name) for name in ("billing", "audit")]
+        names = [_provisioned(subject, url, name) for name in SUBSCRIBERS[:2]]
         subject.deliver(*numbered(5), url=url)
         for there in names:
             with Taker(subject, broker=there) as taker:
@@ -54,7 +55,7 @@ class Copies(Statements):
     def test_what_one_name_gives_up_does_not_disturb_the_other(self, subject: Subject) -> None:
         """It lies among the dead letters once, says for whom, and the other name has its own copy still."""
         url = subject.place.for_several()
-        billing, audit = (_provisioned(subject, url, name) for name in ("billing", "audit"))
+        billing, audit = (_provisioned(subject, url, name) for name in SUBSCRIBERS[:2])
         subject.deliver(Message(value=b"lost"), url=url)
         seen: list[bytes | None] = []
 
@@ -76,7 +77,7 @@ class Copies(Statements):
     def test_receiving_makes_no_subscription(self, subject: Subject) -> None:
         """What a name needs is made by provisioning: a mistyped name would gather copies that nobody takes."""
         url = subject.place.for_several()
-        there = subject.connect(subject.connect(url).subscription("mistyped"))
+        there = subject.connect(subject.connect(url).subscription(SUBSCRIBERS[2]))
         with there.admin() as admin:
             before = admin.plan(DeliverySpec())
         with suppress(BrokerError), there.receiver() as receiver:  # it may be missing, or nothing need be there

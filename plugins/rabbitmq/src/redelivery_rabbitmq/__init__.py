@@ -38,6 +38,7 @@ CAPABILITIES: Final = Capabilities(
     destinations=Support.NATIVE,
     order=Support.EMULATED,  # the engine keeps one unsettled row a key: a refusal comes when others are on their way
     competing=Support.NATIVE,
+    subscriptions=Support.NATIVE,  # of an exchange: a queue each
     settle_any_order=Support.NATIVE,
     attempts=Support.NATIVE,
     delay=Support.NATIVE,
@@ -62,7 +63,7 @@ class RabbitmqBroker(Broker):
     def __init__(self, address: Address, settings: Settings) -> None:
         self.address = address
         self.settings = settings
-        self.canonical_url = replace(address, username=None, password=None, parameters={}).url
+        self.canonical_url = replace(address, username=None, password=None, parameters={}, binding=None).url
         limits = replace(CAPABILITIES.limits, message_bytes=settings.message_bytes)
         self.capabilities = replace(CAPABILITIES, limits=limits)
         if settings.queue_type == "classic":  # it only tells that a message was given before
@@ -76,6 +77,9 @@ class RabbitmqBroker(Broker):
 
     def sibling(self, name: str) -> str:
         return self.address.at(name).full_url
+
+    def subscription(self, name: str) -> str:
+        return self.address.subscription(name).full_url
 
     def receiver(self, *, lease: timedelta = timedelta(seconds=30)) -> Receiver:
         self.address.needs_queue("receiving")

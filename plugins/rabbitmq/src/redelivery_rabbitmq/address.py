@@ -4,6 +4,7 @@ RabbitMQ's URI specification, and the destination by name::
 
     amqp://user:password@host:5672/vhost?queue=orders
     amqp://host/vhost?exchange=shop&routing_key=orders.new
+    amqp://host/vhost?exchange=shop&routing_key=orders.*&subscription=billing
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlencode, urlsplit
 
-from redelivery.errors import ConfigurationError, InvalidURL
+from redelivery.errors import ConfigurationError, InvalidURL, Unsupported
 from redelivery.settings import REDACTED, unknown
 from redelivery_rabbitmq.config import QUERY, Settings
 
@@ -24,12 +25,41 @@ SCHEMES: Final = ("rabbitmq", "amqp", "amqps")
 DEAD_LETTERS: Final = "-dead-letters"
 #: Longest name of a queue or exchange, longest routing key: an AMQP short string.
 SHORT: Final = 255
+#: Of a subscription's queue, which others are named by: its dead letter place, its retry queues.
+_COPY_LENGTH: Final = 230
 
-_NAMES: Final = ("queue", "exchange", "routing_key")
+#: Between an exchange's name and that of a subscription, which cannot have it: together they name its queue.
+COPY: Final = ":"
+
+_NAMES: Final = ("queue", "exchange", "routing_key", "subscription")
 _PORT: Final = 5672
 _TLS_PORT: Final = 5671
 _EXAMPLE: Final = "it is written 'rabbitmq://user@host:5672/vhost?queue=orders', or '?exchange=shop&routing_key=new'"
 _ESCAPE: Final = "in a user, password or vhost write '/' as %2F, '#' as %23, '@' as %40, '?' as %3F and ':' as %3A"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Binding:
+    """What a subscription's queue gets a copy of.
+
+    Attributes:
+        exchange, routing_key: as the queue is bound.
+        name: the subscription's.
+    """
+
+    exchange: str
+    routing_key: str
+    name: str
+
+    @property
+    def queue(self) -> str:
+        """The queue's name. Raises ConfigurationError: the subscription cannot be called so."""
+        queue = f"{self.exchange}{COPY}{self.name}"
+        allowed = self.name.isprintable() and COPY not in self.name and not self.name.endswith(DEAD_LETTERS)
+        if not self.name or not allowed or len(queue.encode("utf-8", "surrogatepass")) > _COPY_LENGTH:
+            text = f"can be printed, has no {COPY!r} nor the ending {DEAD_LETTERS!r}, and with its exchange's"
+            raise ConfigurationError(f"rabbitmq: a subscription's name {text} is {_COPY_LENGTH} bytes at most")
+        return queue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +72,7 @@ class Address:
         queue: what is received from, and sent to where there is no exchange; "" where the URL names none.
         exchange: what is sent to; "" is the default exchange, which routes to the queue of the routing key's name.
         routing_key: what is sent with.
+        binding: of a subscription: what its queue, which is then `queue`, gets a copy of.
         parameters: the URL's further parameters, in RabbitMQ's names.
     """
 
@@ -54,6 +85,7 @@ class Address:
     queue: str = ""
     exchange: str = ""
     routing_key: str = ""
+    binding: Binding | None = None
     parameters: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -84,12 +116,34 @@ class Address:
 
     def at(self, queue: str) -> Address:
         """Another queue of the same virtual host."""
-        return replace(self, queue=queue, exchange="", routing_key=queue)
+        return replace(self, queue=queue, exchange="", routing_key=queue, binding=None)
+
+    def subscription(self, name: str) -> Address:
+        """A subscription to this exchange. Raises Unsupported, ConfigurationError."""
+        if self.binding is not None or (self.exchange and self.queue):
+            text = f"reads from the queue {self.queue!r} already: leave that out, or the subscription"
+            raise ConfigurationError(f"rabbitmq: {self.url} {text}")
+        if not self.exchange:
+            text = "is a queue, whose messages are for one receiver each: name the exchange that it is bound to"
+            raise Unsupported(f"rabbitmq: {self.url} {text} ('?exchange=shop&routing_key=new')")
+        binding = Binding(exchange=self.exchange, routing_key=self.routing_key, name=name)
+        return replace(self.at(binding.queue), binding=binding)
+
+    def _subscribed(self, name: str) -> Address:
+        """The subscription that a URL names. Raises InvalidURL."""
+        if self.queue or not self.exchange:
+            raise InvalidURL(f"rabbitmq: the URL's subscription is to an exchange, not to a queue; {_EXAMPLE}")
+        try:
+            return self.subscription(name)
+        except ConfigurationError as error:
+            raise InvalidURL(str(error)) from None
 
     def needs_queue(self, what: str) -> str:
         """The queue's name. Raises ConfigurationError where the URL names only an exchange."""
         if not self.queue:
-            text = f"names an exchange only; {what} is a queue's: add '&queue=<name>' to the URL"
+            text = (
+                f"names an exchange only; {what} is a queue's: add '&queue=<name>' or '&subscription=<name>' to the URL"
+            )
             raise ConfigurationError(f"rabbitmq: {self.url} {text}")
         return self.queue
 
@@ -102,7 +156,13 @@ class Address:
         port = "" if self.port == (_TLS_PORT if self.tls else _PORT) else f":{self.port}"
         vhost = "" if self.vhost == "/" else f"/{quote(self.vhost, safe='')}"
         given = {"queue": self.queue, "exchange": self.exchange}
-        if self.exchange:
+        if self.binding is not None:
+            given = {
+                "exchange": self.binding.exchange,
+                "routing_key": self.binding.routing_key,
+                "subscription": self.binding.name,
+            }
+        elif self.exchange:
             given["routing_key"] = self.routing_key
         query = urlencode({name: text for name, text in given.items() if text} | dict(self.parameters), quote_via=quote)
         return f"{'amqps' if self.tls else 'rabbitmq'}://{place}{port}{vhost}?{query}"
@@ -125,6 +185,7 @@ class Address:
         if not parts.hostname:
             raise InvalidURL(f"rabbitmq: the URL names no host; {_EXAMPLE}")
         given = _parameters(parts.query)
+        subscription = given.pop("subscription", None)
         tls = parts.scheme.lower() == "amqps"
         address = cls(
             host=unquote(parts.hostname),
@@ -138,6 +199,8 @@ class Address:
             routing_key=given.pop("routing_key", ""),
             parameters=given,
         )
+        if subscription is not None:
+            return address._subscribed(subscription)
         if not address.queue and not address.exchange:
             raise InvalidURL(f"rabbitmq: the URL names neither a queue nor an exchange; {_EXAMPLE}")
         if address.exchange:

@@ -16,7 +16,7 @@ from pika.exceptions import ChannelClosedByBroker
 from redelivery.broker import Admin, Difference, NativeObject, Plan
 from redelivery.errors import Fatal
 from redelivery.spec import DeliverySpec, DeliveryStatus
-from redelivery_rabbitmq.address import Address, Settings
+from redelivery_rabbitmq.address import Address, Binding, Settings
 from redelivery_rabbitmq.errors import NODE_DOWN
 from redelivery_rabbitmq.keeping import FLAG, OFF, keeps
 from redelivery_rabbitmq.link import Link
@@ -52,11 +52,17 @@ class RabbitmqAdmin(Admin):
             ]
             objects = [self._look(connection, each, notes) for each in self._wanted(spec)]
             warnings = [text for item in objects for text in self._lossy(connection, item)]
+            if self._address.binding is not None:
+                objects.append(self._binding(self._address.binding, objects, notes))
+                if not _has_exchange(connection, self._address.binding.exchange):
+                    warnings.append(_no_exchange(self._address.binding))
         return Plan(objects=objects, status=self._status(), approximations=notes, warnings=warnings)
 
     def provision(self, spec: DeliverySpec) -> DeliveryStatus:
         plan = self.plan(spec)
         plan.refuse_differences(f"rabbitmq: {self._address.url}")
+        if self._address.binding is not None:
+            self._needs_exchange(self._address.binding)
         missing = {item.name for item in plan.objects if item.action == "create"}
         for queue in self._wanted(spec):
             if queue.name in missing:
@@ -64,6 +70,8 @@ class RabbitmqAdmin(Admin):
                     raise Fatal(f"rabbitmq: making the queue {queue.name!r}: {OFF}", code="FEATURE_FLAG")
                 with self._link.using(f"making the queue {queue.name!r}", needs=_needed(queue)) as connection:
                     _declare(connection, queue.name, _FLAGS, queue.arguments)
+        if self._address.binding is not None:
+            self._bind(self._address.binding)
         return self._status()
 
     def depth(self) -> int:
@@ -86,6 +94,32 @@ class RabbitmqAdmin(Admin):
             length=settings.queue_length,
             version=self._link.version,
         )
+
+    def _binding(self, binding: Binding, objects: list[NativeObject], notes: list[str]) -> NativeObject:
+        is_new = any(item.name == binding.queue and item.action == "create" for item in objects)
+        if not is_new:
+            notes.append(
+                f"whether queue {binding.queue!r} is bound is not told over AMQP, nor by what other keys: applying "
+                "binds it, which changes nothing where it is"
+            )
+        return NativeObject(
+            kind="binding",
+            name=f"{binding.exchange} -> {binding.queue}",
+            action="create" if is_new else "keep",
+            attributes={"routing_key": binding.routing_key},
+        )
+
+    def _needs_exchange(self, binding: Binding) -> None:
+        doing = f"subscribing {binding.name!r}"
+        with self._link.using(doing) as connection:
+            if not _has_exchange(connection, binding.exchange):
+                raise Fatal(f"rabbitmq: {doing}: {_no_exchange(binding)}", code="NO_EXCHANGE")
+
+    def _bind(self, binding: Binding) -> None:
+        doing = f"binding queue {binding.queue!r} to exchange {binding.exchange!r}"
+        needs = f"write permission on {binding.queue!r} and read permission on {binding.exchange!r}"
+        with self._link.using(doing, needs=needs) as connection, connection.channel() as channel:
+            channel.queue_bind(binding.queue, binding.exchange, binding.routing_key)
 
     def _status(self) -> DeliveryStatus:
         return DeliveryStatus(dead_letter_sink_uri=self._address.dead_letters.url)
@@ -183,10 +217,14 @@ def _has_exchange(connection: BlockingConnection, name: str) -> bool:
         with connection.channel() as channel:
             channel.exchange_declare(name, passive=True)
     except ChannelClosedByBroker as error:
-        if error.reply_code != _NOT_FOUND:
+        if error.reply_code not in {_NOT_FOUND, _REFUSED}:
             raise
-        return False
+        return bool(error.reply_code == _REFUSED)  # who may not look is not told, and assumes the best
     return True
+
+
+def _no_exchange(binding: Binding) -> str:
+    return f"there is no exchange {binding.exchange!r}; declare it, of the type that its publishers need"
 
 
 def _count(connection: BlockingConnection, name: str) -> int:

@@ -20,7 +20,7 @@ from redelivery.plugins import connect
 from redelivery.settings import redact, resolve_secrets
 from redelivery.spec import DeliverySpec
 from redelivery_conformance.containers import Container
-from redelivery_conformance.harness import CannotShow, Harness, Kind, NotHere, Place, Runtime
+from redelivery_conformance.harness import SUBSCRIBERS, CannotShow, Harness, Kind, NotHere, Place, Runtime
 from redelivery_rabbitmq.address import Address
 from redelivery_rabbitmq.config import Settings, parameters
 from redelivery_rabbitmq.testing.node import Node
@@ -62,6 +62,7 @@ class RabbitmqPlace(Place):
             **runtime.options,
         }
         self._made = [queue, queue + DEAD_LETTERS, *(f"{queue}-retry-{1 << step}s" for step in range(8))]
+        self._exchanges: list[str] = []
         self._provision({})
 
     def stored(self, destination: str | None = None) -> Sequence[Message]:
@@ -75,6 +76,14 @@ class RabbitmqPlace(Place):
         self._made.append(name)
         self.cluster.make(name, {"x-queue-type": self.runtime.queue_type})
         return name
+
+    def for_several(self) -> str:
+        exchange = f"{self.queue}-exchange"
+        self._exchanges.append(exchange)
+        self._made += [f"{exchange}:{name}{end}" for name in SUBSCRIBERS for end in ("", DEAD_LETTERS)]
+        self.cluster.make_exchange(exchange, "topic")
+        named = urlencode({"exchange": exchange, "routing_key": "orders.new"})
+        return self.url.replace(urlencode({"queue": self.queue}), named)
 
     def impossible_destination(self) -> str | None:
         return f"{self.queue}-that-was-never-made"
@@ -115,6 +124,7 @@ class RabbitmqPlace(Place):
     def close(self) -> None:
         with suppress(pika.exceptions.AMQPError):
             self.cluster.remove(*self._made)
+            self.cluster.remove_exchanges(*self._exchanges)
 
     def _provision(self, options: Mapping[str, str]) -> None:
         broker = connect(self.url, {**self.options, **options})

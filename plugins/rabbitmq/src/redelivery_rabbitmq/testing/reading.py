@@ -71,6 +71,17 @@ class Cluster:
             for queue in queues:
                 channel.queue_delete(queue)
 
+    def make_exchange(self, name: str, kind: str) -> None:
+        """Make a durable exchange."""
+        with self.connect() as connection, connection.channel() as channel:
+            channel.exchange_declare(name, kind, durable=True)
+
+    def remove_exchanges(self, *names: str) -> None:
+        """Remove these exchanges."""
+        with self.connect() as connection, connection.channel() as channel:
+            for name in names:
+                channel.exchange_delete(name)
+
     def put(self, queue: str, body: bytes, properties: pika.BasicProperties) -> None:
         """Put a message into a queue."""
         with self.connect() as connection, connection.channel() as channel:
