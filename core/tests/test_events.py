@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+import time
 from datetime import UTC, date, datetime
 from decimal import Decimal
 
@@ -20,6 +21,9 @@ from redelivery.message import Message
 STRUCTURED = ("content-type", b"application/cloudevents+json")
 EVENT = b'{"specversion":"1.0","id":"1","source":"/s","type":"t","data":{"a":1}}'
 BINARY = (("ce_specversion", b"1.0"), ("ce_id", b"1"), ("ce_source", b"/s"), ("ce_type", b"t"))
+
+TIMES = ("2024-01-31T12:00:00.123456789Z", "2024-01-31t12:00:00.5+01:00", "0001-01-01T00:00:00+00:00")
+KINDS = ("application/json", "text/plain", "text/csv; charset=utf-8", "image/png", "application/xml")
 
 some_bytes = st.none() | st.binary(max_size=20) | st.text(max_size=20).map(lambda text: text.encode())
 headers = st.lists(st.tuples(st.text(max_size=8), some_bytes), max_size=4).map(tuple)
@@ -39,15 +43,17 @@ def messages(draw):
     if kind == "structured":
         form = {"specversion": "1.0", "id": draw(attribute_text), "source": draw(attribute_text), "type": "t"}
         form |= draw(st.sampled_from([{}, {"data": draw(json_values)}, {"data_base64": "AAE="}, {"time": "nonsense"}]))
+        form |= draw(st.dictionaries(st.sampled_from(["a", "b1"]), st.booleans() | st.integers() | st.text(max_size=3)))
+        form |= draw(st.sampled_from([{}, *({"time": text} for text in TIMES)]))
+        form |= draw(st.sampled_from([{}, *({"datacontenttype": kind} for kind in KINDS)]))
         value = json.dumps(form, indent=draw(st.sampled_from([None, 1]))).encode()[draw(st.sampled_from([0, 1])) :]
         others = (*others, STRUCTURED)
     if kind == "binary":
         prefix = draw(st.sampled_from(events.PREFIXES))
         attributes = {"id": draw(attribute_text), "source": draw(attribute_text), "type": "t", "specversion": "1.0"}
-        if draw(st.booleans()):
-            attributes["time"] = "2024-01-31T12:00:00.123456789Z"
+        attributes |= draw(st.sampled_from([{}, *({"time": text} for text in TIMES)]))
         others = (*others, *((prefix + name, text.encode()) for name, text in attributes.items()))
-        content_type = draw(st.sampled_from([None, "application/json", "text/plain", "image/png"]))
+        content_type = draw(st.sampled_from([None, *KINDS]))
         if content_type:
             others = (*others, ("content-type", content_type.encode()))
         value = draw(some_bytes | json_values.map(lambda data: json.dumps(data).encode()))
@@ -142,13 +148,66 @@ def test_a_mangled_envelope_is_an_attribute_like_any_other(kept):
     assert events.from_event(event).headers == (STRUCTURED,)
 
 
+@pytest.mark.parametrize("moment", [*TIMES, "2024-01-31T12:00:00.000000Z", "2024-01-31T12:00:00.120+00:00"])
+def test_an_event_shows_its_time_to_the_letter_in_either_mode(moment):
+    structured = Message(value=EVENT.replace(b'"data"', f'"time":"{moment}","data"'.encode()), headers=(STRUCTURED,))
+    for message in (structured, Message(value=b"{}", headers=(*BINARY, ("ce_time", moment.encode())))):
+        form = json.loads(json.dumps(events.to_json(events.to_event(message))))
+        assert form["time"] == moment
+        assert events.from_event(events.from_json(form)) == message
+        turned = events.reformat(events.reformat(message, "binary", "ce-"), "json", None)
+        assert json.loads(turned.value)["time"] == moment
+
+
+@pytest.mark.parametrize(
+    ("form", "shown"),
+    [
+        ({"data": "é\n", "datacontenttype": "text/plain"}, {"data": "é\n"}),
+        ({"data": "<a/>", "datacontenttype": "application/xml"}, {"data": "<a/>"}),
+        ({"data": "hello"}, {"data": "hello"}),
+        ({"data": {"a": [1, True, None]}}, {"data": {"a": [1, True, None]}}),
+        ({"data_base64": "aGVsbG8="}, {"data_base64": "aGVsbG8="}),
+        ({"flag": True, "n": -5, "text": "true"}, {"flag": True, "n": -5, "text": "true"}),
+    ],
+)
+def test_a_structured_event_is_shown_as_it_is(form, shown):
+    body = json.dumps({"specversion": "1.0", "id": "1", "source": "/s", "type": "t", **form}).encode()
+    message = Message(value=body, headers=(STRUCTURED,), key=b"k")
+    event = events.to_json(events.to_event(message))
+    assert {name: event.get(name) for name in shown} == shown
+    assert events.from_event(events.from_json(json.loads(json.dumps(event)))) == message
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "shown"),
+    [
+        (b"hello", b"text/plain", {"data": "hello"}),
+        (b"a,b", b"Text/CSV; charset=utf-8", {"data": "a,b"}),
+        (b"\xff", b"text/plain; charset=latin-1", {"data_base64": "/w=="}),
+        (b'{"a": 1}', None, {"data": {"a": 1}}),
+        (b"\x89PNG", b"image/png", {"data_base64": "iVBORw=="}),
+    ],
+)
+def test_a_binary_event_shows_text_as_text_and_json_as_json(body, kind, shown):
+    headers = BINARY if kind is None else (*BINARY, ("content-type", kind))
+    event = events.to_json(events.to_event(Message(value=body, headers=headers)))
+    assert {name: event.get(name) for name in shown} == shown
+
+
+@pytest.mark.parametrize("constant", [b"NaN", b"Infinity", b"-Infinity"])
+def test_an_event_that_is_no_json_is_kept_as_a_raw_message_which_is(constant):
+    message = Message(value=EVENT.replace(b"1}", constant + b"}"), headers=(STRUCTURED,))
+    document = json.dumps(events.to_json(events.to_event(message)), allow_nan=False)
+    assert events.from_event(events.from_json(json.loads(document))) == message
+
+
 # --- content modes -------------------------------------------------------------------------------------------------
 
 
 def test_a_binary_event_becomes_structured_to_the_letter():
-    time = ("ce_time", b"2024-01-31T12:00:00.123456789+01:00")
+    moment = ("ce_time", b"2024-01-31T12:00:00.123456789+01:00")
     content_type = ("Content-Type", b"application/json")
-    message = Message(value=b'{"a": 1.50}', key=b"k", headers=(("u", b"1"), *BINARY, time, content_type))
+    message = Message(value=b'{"a": 1.50}', key=b"k", headers=(("u", b"1"), *BINARY, moment, content_type))
     out = events.reformat(message, "json", "ce_")
     assert out.headers == (("u", b"1"), STRUCTURED)
     assert out.key == b"k"
@@ -229,6 +288,21 @@ def test_a_change_of_mode_keeps_what_the_event_says_and_leaves_raw_messages_alon
 # --- attributes ----------------------------------------------------------------------------------------------------
 
 GOOD = {"id": "1", "source": "/s", "type": "t"}
+#: From the CloudEvents specification and RFC 3986.
+SOURCES = (
+    "https://github.com/cloudevents",
+    "mailto:cncf-wg-serverless@lists.cncf.io",
+    "urn:uuid:6e8bc430-9c3a-11d9-9669-0800200c9a66",
+    "/cloudevents/spec/pull/123",
+    "1-555-123-4567",
+    "tel:+1-816-555-1212",
+    "ldap://[2001:db8::7]/c=GB?objectClass?one",
+    "//host:80/a%20b;c=1,2/(d)?e=/?f#g?h",
+    "g;x=1/../y",
+    "?q",
+    "#f",
+)
+CONTENT_TYPES = ("text/plain", 'Text/X-a.b+c; charset = utf-8;d="e;\\"f"', "application/cloudevents+json;", "a/b ;c=d")
 
 
 @pytest.mark.parametrize(
@@ -237,6 +311,9 @@ GOOD = {"id": "1", "source": "/s", "type": "t"}
         GOOD,
         GOOD | {"subject": None, "time": "2024-01-31t12:00:00.5-23:59", "x9": 1, "y": True, "z": b"b"},
         GOOD | {"time": datetime(2024, 1, 1, tzinfo=UTC), "dataschema": "http://x", "specversion": "1.0"},
+        *(GOOD | {"source": text} for text in SOURCES),
+        *(GOOD | {"dataschema": text} for text in ("urn:a:b", "http://u@[::1]:80/a?b=c#/d", "mailto:a@b.c")),
+        *(GOOD | {"datacontenttype": text} for text in CONTENT_TYPES),
     ],
 )
 def test_good_attributes_are_good(attributes):
@@ -260,6 +337,12 @@ def test_good_attributes_are_good(attributes):
         ({"Upper": "x"}, "invalid-attribute-name"),
         ({"data": "x"}, "invalid-attribute-name"),
         ({"new\n": "x"}, "invalid-attribute-name"),
+        *(({"source": text}, "invalid-source") for text in ("a b", "/é", "http://[::1", "%zz", ":x", "a#b#c", "1a:b")),
+        *(({"dataschema": text}, "invalid-dataschema") for text in ("/relative", "x", "http://a b", "http://h:x/")),
+        *(
+            ({"datacontenttype": text}, "invalid-datacontenttype")
+            for text in ("json", "text/", "/plain", "text/plain charset=x", "text/plain; charset", 'a/b; c="d')
+        ),
     ],
 )
 def test_wrong_attributes_are_named_in_a_sentence(wrong, code):
@@ -290,6 +373,24 @@ def test_binary_headers_are_canonical_text():
         "ce_y": b"AA==",
         "content-type": b"text/plain",
     }
+
+
+def test_what_is_no_uri_and_no_media_type_is_found_in_linear_time():
+    for text in ("a" * 50_000 + " ", "%41" * 20_000 + "%", "http://" + "a@" * 30_000, "/" * 50_000 + "^"):
+        begun = time.process_time()
+        for name in ("source", "dataschema"):
+            with pytest.raises(Permanent):
+                events.validate(GOOD | {name: text})
+        with pytest.raises(Permanent):
+            events.validate(GOOD | {"datacontenttype": f'a/b{";c=d" * 10_000}{text}"'})
+        assert time.process_time() - begun < 1
+
+
+@given(st.text(max_size=30))
+def test_the_event_of_an_undeliverable_row_has_a_source_that_is_a_uri_reference(source):
+    message = events.undeliverable(b"x", id="1", error=Permanent("x"), source=source)
+    form = json.loads(message.value)
+    events.validate({name: form[name] for name in ("id", "source", "type")})
 
 
 # --- rows ----------------------------------------------------------------------------------------------------------

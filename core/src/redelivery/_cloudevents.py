@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -20,6 +20,7 @@ from cloudevents.core.formats.json import JSONFormat
 from cloudevents.core.v1.event import CloudEvent
 
 from redelivery._json import dumps, is_exact, loads
+from redelivery._syntax import is_media_type, is_uri, is_uri_reference
 from redelivery.errors import Permanent
 from redelivery.message import Headers, Message
 
@@ -37,6 +38,29 @@ _RFC3339: Final = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+
 _FORBIDDEN: Final = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
 _JSON: Final = JSONFormat()
 _JSON_TYPE: Final = JSONFormat.JSON_CONTENT_TYPE_PATTERN
+#: What the text of an attribute must be, and what to do where it is not.
+_SYNTAX: Final[Mapping[str, tuple[Callable[[str], bool], str]]] = {
+    "source": (is_uri_reference, "must be a URI reference, as in /orders or https://example.org/orders (RFC 3986)"),
+    "dataschema": (is_uri, "must be a URI, as in https://example.org/order.json (RFC 3986)"),
+    "datacontenttype": (is_media_type, "must be a media type, as in application/json (RFC 2046)"),
+}
+
+
+class Moment(datetime):
+    """A time that keeps the text it was read from, which may say more than microseconds.
+
+    Attributes:
+        text: RFC 3339.
+    """
+
+    text: str
+
+    @classmethod
+    def read(cls, text: str) -> Moment:
+        """The time that text says. Raises ValueError where it says none."""
+        moment = cls.fromisoformat(text.upper())
+        moment.text = text
+        return moment
 
 
 # --- attributes ----------------------------------------------------------------------------------------------------
@@ -70,6 +94,8 @@ def validate(attributes: Mapping[str, Any]) -> None:
             )
         elif isinstance(value, str) and (found := _FORBIDDEN.search(value)):
             raise _invalid(name, f"holds U+{ord(found[0]):04X}, a character that CloudEvents text may not hold")
+        elif name in _SYNTAX and value and not _SYNTAX[name][0](value):
+            raise _invalid(name, f"{_SYNTAX[name][1]}, not {value!r:.80}")
     build(given, None)
 
 
@@ -100,7 +126,9 @@ def text(value: Any) -> str:
 
 
 def rfc3339(moment: datetime) -> str:
-    """A time as RFC 3339 text; one without a time zone is taken as UTC."""
+    """A time as RFC 3339 text, as it was read where it was; one without a time zone is taken as UTC."""
+    if isinstance(moment, Moment):
+        return moment.text
     aware = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
     return aware.isoformat().removesuffix("+00:00") + ("Z" if aware.isoformat().endswith("+00:00") else "")
 
@@ -128,7 +156,8 @@ def binary_headers(attributes: Mapping[str, Any], prefix: str) -> Headers:
 def to_json(event: BaseCloudEvent) -> dict[str, Any]:
     """An event as its JSON form: a mapping that `json.dumps` takes."""
     form: dict[str, Any] = json.loads(_JSON.write(event))
-    return form
+    moment = event.get_attributes().get("time")
+    return form | {"time": rfc3339(moment)} if moment is not None else form
 
 
 def from_json(form: Mapping[str, Any]) -> CloudEvent:
@@ -146,10 +175,15 @@ def from_json(form: Mapping[str, Any]) -> CloudEvent:
 
 
 def _read(document: str | bytes) -> CloudEvent:
-    event = _JSON.read(build, document)
-    if not isinstance(event, CloudEvent):  # the factory makes nothing else
-        raise TypeError(type(event))
-    return event
+    # Not by the package: it cuts times to microseconds, and takes NaN, which is no JSON.
+    form = json.loads(document, parse_constant=_refuse)
+    attributes = {name: value for name, value in form.items() if name not in ("data", "data_base64")}
+    if attributes.get("time") is not None:
+        attributes["time"] = Moment.read(attributes["time"])
+    data = form.get("data")
+    if data is None and form.get("data_base64") is not None:
+        data = base64.b64decode(form["data_base64"])
+    return build(attributes, data)
 
 
 def build(attributes: dict[str, Any], data: Any) -> CloudEvent:
@@ -190,6 +224,11 @@ def is_json(content_type: str | None) -> bool:
     return bool(_JSON_TYPE.match(content_type or JSONFormat.DEFAULT_CONTENT_TYPE))
 
 
+def is_text(content_type: str | None) -> bool:
+    """Whether data of this type is text by its very name."""
+    return (content_type or "").strip().lower().startswith("text/")
+
+
 def is_structured(message: Message) -> bool:
     """Whether a message says that its body is an event in JSON."""
     return _content_type(message.headers).partition(";")[0].strip().lower() == STRUCTURED
@@ -207,8 +246,6 @@ def to_structured(message: Message, event: CloudEvent) -> Message:
     if prefix is None:
         return message
     form = to_json(event)
-    if "time" in form:  # as it was written: a datetime would lose nanoseconds
-        form["time"] = _texts(message.headers, prefix)["time"]
     others = _without(message.headers, prefix)
     body = json.dumps(form, separators=(",", ":")).encode()
     return replace(message, value=body, headers=(*others, (CONTENT_TYPE, STRUCTURED.encode())))
@@ -253,7 +290,7 @@ def _data(body: bytes | None, content_type: str) -> Any:
             return body if data is None else data
     except (ValueError, RecursionError):
         return body
-    return document if content_type.lower().startswith("text/") else body
+    return document if is_text(content_type) else body
 
 
 def _exact(number: str) -> float:
@@ -294,7 +331,7 @@ def _moment(value: Any) -> datetime:
         return value
     if isinstance(value, str) and _RFC3339.fullmatch(value):
         try:
-            return datetime.fromisoformat(value.upper())
+            return Moment.read(value)
         except ValueError:
             pass
     raise _invalid("time", f"must be RFC 3339, as in 2024-01-31T12:00:00Z, not {value!r:.60}")

@@ -15,6 +15,7 @@ from dataclasses import replace
 from datetime import UTC, date, datetime, time
 from functools import singledispatch
 from typing import Any, Final
+from urllib.parse import quote
 
 from cloudevents.core.v1.event import CloudEvent
 
@@ -38,6 +39,7 @@ from redelivery._cloudevents import (
     validate,
 )
 from redelivery._json import dumps, loads
+from redelivery._syntax import is_uri_reference
 from redelivery.errors import Permanent
 from redelivery.message import Headers, Message
 from redelivery.settings import redact
@@ -70,6 +72,8 @@ UNDELIVERABLE: Final = "redelivery.undeliverable"
 #: The extension attribute that holds what an event alone would lose of its message.
 _ENVELOPE: Final = "redeliverymessage"
 _REASON_CHARACTERS: Final = 1024
+#: What a path may hold besides letters and digits; not ":", before which a scheme would be.
+_SAFE: Final = "/._~!$&'()*+,;=@-"
 
 
 # --- any message as an event, and back -----------------------------------------------------------------------------
@@ -264,12 +268,12 @@ def undeliverable(
         key: kept as the message's own.
         headers: the same. A `content-type` among the headers must give way to the event's and
             becomes the attribute `rowcontenttype`.
-        source: the event's source.
+        source: the event's source; what a URI cannot hold of it is percent-encoded.
     """
     attributes: dict[str, Any] = {
         "specversion": "1.0",
         "type": UNDELIVERABLE,
-        "source": clean(source) or "redelivery",
+        "source": (source if is_uri_reference(source) else quote(clean(source), safe=_SAFE)) or "redelivery",
         "id": clean(id) or "unknown",
         "code": clean(error.code or error.kind),
         "reason": clean(redact(str(error)))[:_REASON_CHARACTERS],

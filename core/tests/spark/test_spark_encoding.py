@@ -8,12 +8,16 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyspark.sql import types as t
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from redelivery import events
-from redelivery.broker import Capabilities, Support
+from redelivery.broker import Capabilities, Letter, Support
+from redelivery.errors import Permanent
+from redelivery.message import Message
 from redelivery.spark.columns import resolve
 from redelivery.spark.encoding import Encoder
+from redelivery.spark.reader import _FIELDS, _record_batch, unpack
 
 Y = Support.NATIVE
 CAPABILITIES = Capabilities(
@@ -436,3 +440,118 @@ def test_whatever_the_attributes_hold_what_goes_out_is_a_valid_event(rows):
         assert len(messages) + len(rejected) == len(rows)
         for message in messages:
             assert events.to_event(message).get_type() != events.WRAPPED
+
+
+def again(message, *, mode="structured", capabilities=CAPABILITIES, **changes):
+    """The message that a letter becomes which is read as a row, changed, and written."""
+    row = unpack(Letter(position="1", message=message, context=None)) | changes
+    columns = t.StructType([each for each in schema_of(capabilities).fields if not each.name.startswith("_")])
+    batch = _record_batch([row], columns)
+    messages, rejected = encode(batch, mode=mode, capabilities=capabilities)
+    return messages[0] if messages else rejected[0].error
+
+
+def schema_of(capabilities):
+    own = [t.StructField(name, t.LongType()) for name in capabilities.columns]
+    return t.StructType([*own, *(t.StructField(name, kind) for name, kind in _FIELDS.items())])
+
+
+def structured(**members):
+    form = {"specversion": "1.0", "id": "1", "type": "t", "source": "/s", **members}
+    return Message(value=json.dumps(form).encode(), headers=(("content-type", b"application/cloudevents+json"),))
+
+
+#: Members of events in JSON, as other programs write them.
+EVENTS = [
+    {"data": "hello", "datacontenttype": "text/plain"},
+    {"data": "é\n", "datacontenttype": "text/csv; charset=utf-8"},
+    {"data": "<a/>", "datacontenttype": "application/xml"},
+    {"data_base64": "PGEvPg==", "datacontenttype": "application/xml"},
+    {"data_base64": "aGVsbG8=", "datacontenttype": "text/plain"},
+    {"data_base64": "e30=", "datacontenttype": "application/json"},
+    {"data_base64": "/w==", "datacontenttype": "application/json"},
+    {"data": "text", "datacontenttype": "application/json"},
+    {"data": {"a": [1, None, True]}},
+    {"data": "hello"},
+    {"data": "5"},
+    {"data": 5},
+    {"data": "null"},
+    {"data": False},
+    {"data_base64": "NQ=="},
+    {"data_base64": ""},
+    {"data": ""},
+    {},
+    {"flag": True, "n": -5, "text": "true", "digits": "007"},
+    {"time": "2024-01-31T12:00:00.123456789Z"},
+    {"time": "9999-12-31T23:59:59.999999999Z"},
+    {"time": "0001-01-01T00:00:00.000000001Z"},
+    {"dataschema": "https://example.org/a#/b", "subject": "x", "datacontenttype": "application/json", "data": []},
+]
+
+
+@pytest.mark.parametrize("members", EVENTS, ids=json.dumps)
+def test_an_event_that_is_read_as_a_row_and_written_again_is_the_same_event(members):
+    before = json.loads(structured(**members).value)
+    assert json.loads(again(structured(**members)).value) == {**before, "id": "1~1"}
+
+
+@given(
+    st.sampled_from([None, "application/json", "text/plain", "application/octet-stream"]),
+    st.recursive(
+        st.booleans() | st.integers() | st.text(max_size=4),
+        lambda inner: st.lists(inner | st.none(), max_size=2) | st.dictionaries(st.text(max_size=2), inner, max_size=2),
+        max_leaves=4,
+    ),
+    st.dictionaries(st.from_regex("x[a-z0-9]{0,3}", fullmatch=True), st.booleans() | st.integers() | st.text("a5t ")),
+    st.integers(0, 999_999_999),
+)
+@settings(deadline=None)
+def test_whatever_an_event_holds_it_is_the_same_after_a_life_as_a_row(kind, data, extensions, nanos):
+    data = data if kind in (None, "application/json") else str(data)
+    members = {"data": data, "time": f"2024-01-31T12:00:00.{nanos:09}Z", **extensions}
+    members |= {} if kind is None else {"datacontenttype": kind}
+    before = json.loads(structured(**members).value)
+    after = json.loads(again(structured(**members)).value)
+    assert after.pop("time").rstrip("0Z") == before.pop("time").rstrip("0Z")
+    assert after == {**before, "id": "1~1"}
+
+
+def test_a_time_of_nanoseconds_is_kept_in_binary_mode_and_a_changed_one_wins():
+    moment = "2024-01-31T12:00:00.123456789Z"
+    out = again(structured(time=moment), mode="binary")
+    assert dict(out.headers)["ce-time"] == moment.encode()
+    changed = again(structured(time=moment), time=0)
+    assert json.loads(changed.value)["time"] == "1970-01-01T00:00:00.000000Z"
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"value": b"{broken"}, "invalid-data"),
+        ({"value": b"x", "encodings": {"data": "yaml"}}, "invalid-encodings"),
+        ({"value": b"\xff", "encodings": {"data": "string"}}, "invalid-data"),
+        ({"extensions": {"flag": "yes"}}, "invalid-flag"),
+        ({"extensions": {"flag": "1.5"}}, "invalid-flag"),
+        ({"extensions": {"time": "yesterday"}}, "invalid-time"),
+        ({"source": "a b"}, "invalid-source"),
+        ({"dataschema": "relative"}, "invalid-dataschema"),
+        ({"datacontenttype": "json"}, "invalid-datacontenttype"),
+    ],
+)
+def test_a_row_whose_event_cannot_be_written_as_it_says_is_rejected_with_the_reason(changes, code):
+    assert again(structured(data={"a": 1}, flag=True), **changes).code == code
+
+
+@pytest.mark.parametrize("column", ["source", "dataschema", "datacontenttype"])
+@given(text=st.text("aZ0-._~:/?#[]@!$&'()*+,;= %41é\"<>\\^{|}\t", max_size=12))
+@settings(deadline=None)
+def test_what_is_taken_for_plainly_good_is_what_the_check_calls_good(column, text):
+    rows = event_columns(**{column: [text]}, value=["1"]) if column != "source" else event_columns(value=["1"])
+    rows[column] = pa.array([text], pa.string())
+    _, rejected = encode(rows, mode="binary")
+    try:
+        events.validate({"id": "1", "type": "t", "source": "/s", column: text})
+    except Permanent:
+        assert rejected
+    else:
+        assert not rejected

@@ -205,6 +205,7 @@ def _encode_rows(df: DataFrame, layout: Layout) -> tuple[DataFrame, Layout]:
         message={**{name: moved[position] for name, position in layout.message.items()}, _VALUE: len(kept)},
         attributes={name: moved[position] for name, position in layout.attributes.items()},
         extensions=None if layout.extensions is None else moved[layout.extensions],
+        encodings=None,  # a row that is its own value has none
         extra={name: moved[position] for name, position in layout.extra.items()},
         row=(),
         json_from=_VALUE,

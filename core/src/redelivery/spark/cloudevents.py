@@ -6,9 +6,10 @@ Only masks are computed here for all rows; whether a suspicious row is a valid e
 from __future__ import annotations
 
 import base64
+import datetime as dt
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
@@ -32,16 +33,21 @@ JSON: Final = "application/json"
 _PLAIN: Final[Mapping[str, str]] = {
     "type": r"^[ -~]+$",
     "subject": r"^[ -~]+$",
-    "source": r"^[A-Za-z0-9._~:/?#@!$&()*+,;=-]+$",
+    "source": r"^([a-z][a-z0-9+.-]*:)?((//[A-Za-z0-9._~-]+(:[0-9]+)?)?/[A-Za-z0-9._~/!$&()*+,;=-]*"
+    r"|[A-Za-z0-9._~!$&()*+,;=-]+|//[A-Za-z0-9._~-]+(:[0-9]+)?)$",
     "specversion": r"^1\.0$",
     "datacontenttype": r"^[a-z]+/[a-z0-9.+-]+$",
-    "dataschema": r"^[a-z][a-z0-9+.-]*://[A-Za-z0-9._~:/?#@!$&()*+,;=-]+$",
+    "dataschema": r"^[a-z][a-z0-9+.-]*://[A-Za-z0-9._~-]+(:[0-9]+)?(/[A-Za-z0-9._~/!$&()*+,;=-]*)?$",
     "id": r"^[ -~]+$",
     "time": r"^[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])"
     r"T([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,6})?Z$",
 }
 _REQUIRED: Final = ("type", "source")
 _JSON_TYPE: Final = r"(?i)^[^;]*[/+]json\s*(;|$)"
+_TEXT_TYPE: Final = r"(?i)^\s*text/"
+#: How a member is written in structured mode: as the JSON that it is, as a JSON string, as base64 (data only).
+ENCODED: Final = ("json", "string", "base64")
+_DATA: Final = "data"
 
 
 @dataclass
@@ -51,7 +57,9 @@ class Events:
     Attributes:
         length: number of rows.
         attributes: arrays by attribute name; `specversion` null means that the row is a plain message, no event.
-        extensions: array of maps.
+        extensions: array of maps. A `time` among them is the time to the digit, where a timestamp cannot hold it: it
+            counts while the attribute `time` is null or the same but for what lies below a microsecond.
+        encodings: array of maps: how `data` and extensions are written in structured mode (`ENCODED`).
         data: the values.
         data_is_json: they are JSON for certain.
         explicit_id: the `id` column.
@@ -60,6 +68,7 @@ class Events:
     length: int
     attributes: Mapping[str, Any]
     extensions: Any
+    encodings: Any
     data: Any
     data_is_json: bool
     explicit_id: Any
@@ -85,6 +94,8 @@ class Events:
             if moments.type.tz is None:  # without a zone it is taken as UTC: an event's time needs one
                 moments = moments.cast(pa.int64()).cast(pa.timestamp("us", "UTC"))
             texts["time"] = rowjson.timestamps(moments)
+        if self.extensions is not None and pc.any(pc.equal(self.extensions.keys, pa.scalar("time"))).as_py():
+            texts["time"] = _exact_times(texts.get("time"), self.extensions)
         if self.data_is_json and "datacontenttype" not in texts:
             texts["datacontenttype"] = pa.repeat(JSON, self.length)
         if self.mask is not None:
@@ -98,6 +109,58 @@ class Events:
         if "datacontenttype" not in self.texts:
             return pa.array(np.zeros(self.length, dtype=bool))
         return pc.fill_null(pc.match_substring_regex(self.texts["datacontenttype"], _JSON_TYPE), pa.scalar(value=False))
+
+    @cached_property
+    def ways(self) -> list[dict[str, str]] | None:
+        """Each row's encodings; None where no row has any."""
+        if self.encodings is None or self.encodings.null_count == self.length:
+            return None
+        return [dict(each or ()) for each in _of_events(self, self.encodings).to_pylist()]
+
+    def own_extensions(self) -> list[dict[str, str]]:
+        """Each row's extensions, without those that are null, and without the time."""
+        return [
+            {name: value for name, value in each or () if value is not None and name != "time"}
+            for each in _of_events(self, self.extensions).to_pylist()
+        ]
+
+
+def is_json_type(content_type: str) -> bool:
+    """Whether data of this type is JSON."""
+    return re.search(_JSON_TYPE, content_type) is not None
+
+
+def default_way(data: bytes, content_type: str, *, is_text: bool = False) -> str:
+    """How data is written in structured mode where the row says nothing of it: bytes, or text as bytes."""
+    if is_json_type(content_type):
+        return "json"
+    return "string" if is_text or (re.search(_TEXT_TYPE, content_type) and _is_utf8(data)) else "base64"
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _exact_times(times: Any, extensions: Any) -> Any:
+    """Times as text, that in the extensions where it is the same to the microsecond."""
+    told = [None] * len(extensions) if times is None else times.to_pylist()
+    for index, each in enumerate(extensions.to_pylist()):
+        exact = dict(each or ()).get("time")
+        if exact is not None and (told[index] is None or _micros(exact) == _micros(str(told[index]))):
+            told[index] = exact
+    return pa.array(told, pa.string())
+
+
+def _micros(text: str) -> dt.datetime | None:
+    """A time, cut to microseconds; None where it is none."""
+    try:
+        return dt.datetime.fromisoformat(text.upper())
+    except ValueError:
+        return None
 
 
 def taken_names(prefix: str | None) -> str:
@@ -116,6 +179,8 @@ def suspicious(rows: Events, require: tuple[str, ...], *, check_data: bool) -> A
         bad |= ~plain.to_numpy(zero_copy_only=False)
     if rows.extensions is not None:
         bad |= pc.is_valid(rows.extensions).to_numpy(zero_copy_only=False)
+    if check_data and rows.ways is not None:
+        bad |= rows.encodings.is_valid().to_numpy(zero_copy_only=False)
     if check_data and not rows.data_is_json:
         bad |= rows.json_typed.to_numpy(zero_copy_only=False)
     if rows.mask is not None:
@@ -133,28 +198,58 @@ def judge(rows: Events, index: int, require: tuple[str, ...], *, check_data: boo
             return Permanent(
                 f"the attribute {name!r} is required (requireAttributes), and it is null", code=f"missing-{name}"
             )
-    extensions = {} if rows.extensions is None else dict(rows.extensions[index].as_py() or ())
+    extensions: dict[str, Any] = {} if rows.extensions is None else dict(rows.extensions[index].as_py() or ())
+    extensions.pop("time", None)  # it is among the attributes already
+    ways = {} if rows.ways is None else rows.ways[index]
     taken = sorted(set(extensions) & {*events.ATTRIBUTES, "data"})
     if taken:
         return Permanent(
             f"the extension attribute {taken[0]!r} has a name that is not free", code="invalid-attribute-name"
         )
     try:
+        if check_data:
+            extensions |= _typed(extensions, ways)
         # A row without an id of its own gets one that is valid.
         events.validate({**extensions, **attributes, "id": "derived" if explicit is None else str(explicit)})
     except Permanent as error:
         return error
-    if check_data and rows.json_typed[index].as_py() and not rows.data_is_json:
-        return _judge_json(vectors.as_binary(rows.data.slice(index, 1))[0].as_py())
-    return None
+    if not check_data or rows.data_is_json:
+        return None
+    data = vectors.as_binary(rows.data.slice(index, 1))[0].as_py()
+    way, says = ways.get(_DATA), "the column 'encodings' says"
+    if way is None and rows.json_typed[index].as_py():
+        way, says = "json", "datacontenttype says"
+    return None if data is None else _judge_data(data, way, says)
 
 
-def _judge_json(data: bytes | None) -> Permanent | None:
+def _typed(extensions: Mapping[str, Any], ways: Mapping[str, str]) -> dict[str, Any]:
+    """The values of those extensions that are JSON. Raises Permanent."""
+    typed = {}
+    for name, way in ways.items():
+        if way not in ENCODED:
+            raise Permanent(
+                f"the column 'encodings' says {way!r:.40} of {name!r}; it must be one of {', '.join(ENCODED)}",
+                code="invalid-encodings",
+            )
+        if way == "json" and extensions.get(name) is not None:
+            try:
+                typed[name] = json.loads(extensions[name], parse_constant=_refuse_constant)
+            except (ValueError, RecursionError) as error:
+                text = f"the column 'encodings' says that the extension {name!r} is JSON, and it is none: {error}"
+                raise Permanent(text, code=f"invalid-{name}") from error
+    return typed
+
+
+def _judge_data(data: bytes, way: str | None, says: str) -> Permanent | None:
+    """Why data cannot be written this way."""
     try:
-        if data is not None:
+        if way == "json":
             json.loads(data.decode("utf-8"), parse_constant=_refuse_constant)
+        if way == "string":
+            data.decode("utf-8")
     except (ValueError, RecursionError) as error:
-        refused = Permanent(f"datacontenttype says JSON, and the value is none: {error}", code="invalid-data")
+        what = "JSON" if way == "json" else "text"
+        refused = Permanent(f"{says} {what}, and the value is none: {error}", code="invalid-data")
         refused.__cause__ = error
         return refused
     return None
@@ -183,8 +278,7 @@ def binary_headers(rows: Events, ids: Ids, own: Column[Headers] | None, prefix: 
             loaded = [tuple(pair for pair in row if pair[1] is not None) for row in zip(*columns, strict=True)]
         if rows.extensions is not None:
             more = [
-                tuple((prefix + name, value.encode()) for name, value in each or () if value is not None)
-                for each in _of_events(rows, rows.extensions).to_pylist()
+                tuple((prefix + name, value.encode()) for name, value in each.items()) for each in rows.own_extensions()
             ]
             loaded = [a + b for a, b in zip(loaded, more, strict=True)]
         return loaded if own is None else [a + b for a, b in zip(loaded, own.values, strict=True)]
@@ -231,7 +325,7 @@ def structured(rows: Events, ids: Any) -> Any:
     for name, array in rows.texts.items():
         parts.append(_member(name, rowjson.quote(array)))
     if rows.extensions is not None:
-        parts.append(_extension_members(rows.extensions))
+        parts.append(_extension_members(rows))
     parts += [_data(rows), pa.scalar("}")]
     body = pc.binary_join_element_wise(*parts, "")
     return body if rows.mask is None else pc.if_else(rows.mask, vectors.as_binary(body), vectors.as_binary(rows.data))
@@ -242,10 +336,14 @@ def _member(name: str, json_text: Any) -> Any:
     return pc.fill_null(pc.binary_join_element_wise(pa.scalar(f',"{name}":'), json_text, ""), "")
 
 
-def _extension_members(extensions: Any) -> Any:
+def _extension_members(rows: Events) -> Any:
+    ways = rows.ways or [{}] * rows.length
     texts = [
-        "".join(f",{json.dumps(n)}:{json.dumps(v, ensure_ascii=False)}" for n, v in each or () if v is not None)
-        for each in extensions.to_pylist()
+        "".join(
+            f",{json.dumps(n)}:{v if way.get(n) == 'json' else json.dumps(v, ensure_ascii=False)}"
+            for n, v in each.items()
+        )
+        for each, way in zip(rows.own_extensions(), ways, strict=True)
     ]
     return pa.array(texts, pa.string())
 
@@ -255,13 +353,34 @@ def _data(rows: Events) -> Any:
     data = rows.data
     if rows.data_is_json:
         return _member("data", data)
+    if rows.ways is not None:
+        return _data_members(rows, data, rows.ways)
     if pa.types.is_binary(data.type):
         # Only what is JSON is known to be text.
         known = pc.if_else(rows.json_typed, data, pa.scalar(None, data.type)).cast(pa.string())
         rest = pc.if_else(rows.json_typed, pa.scalar(None, data.type), data)
         if rest.null_count == rows.length:
             return _member("data", known)
-        encoded = [None if v is None else base64.b64encode(v).decode() for v in vectors.to_list(rest)]
-        other = _member("data_base64", rowjson.in_quotes(pa.array(encoded, pa.string())))
-        return pc.binary_join_element_wise(_member("data", known), other, "")
+        return pc.binary_join_element_wise(_member("data", known), _data_members(rows, rest, None), "")
     return _member("data", pc.if_else(rows.json_typed, data, rowjson.quote(data)))
+
+
+def _data_members(rows: Events, data: Any, ways: Sequence[Mapping[str, str]] | None) -> Any:
+    """`data` members made one by one: each as its row's encodings say, else its type, else the column."""
+    types = rows.texts["datacontenttype"].to_pylist() if "datacontenttype" in rows.texts else [None] * rows.length
+    is_text = not pa.types.is_binary(data.type)
+    members = []
+    for index, value in enumerate(vectors.to_list(vectors.as_binary(data))):
+        if value is None:
+            members.append("")
+            continue
+        way = None if ways is None else ways[index].get(_DATA)
+        way = way or default_way(value, types[index] or "", is_text=is_text)
+        members.append(_data_member(value, way))
+    return pa.array(members, pa.string())
+
+
+def _data_member(data: bytes, way: str) -> str:
+    if way == "base64":
+        return f',"data_base64":"{base64.b64encode(data).decode()}"'
+    return f',"data":{data.decode() if way == "json" else json.dumps(data.decode(), ensure_ascii=False)}'

@@ -16,7 +16,7 @@ from redelivery.broker import Capabilities
 from redelivery.errors import ConfigurationError, Unsupported
 from redelivery.settings import unknown
 from redelivery.spark import jsonform
-from redelivery.spark.options import ATTRIBUTES, EXTENSIONS, ContentMode
+from redelivery.spark.options import ATTRIBUTES, ENCODINGS, EXTENSIONS, ContentMode
 
 #: The message's own columns, in any mode.
 MESSAGE: Final = ("value", "key", "headers", "id", "destination", "timestamp")
@@ -54,6 +54,7 @@ class Layout:
         message: positions of the message's columns by their standard names.
         attributes: positions of CloudEvents attributes; empty in raw mode.
         extensions: position of the map of extension attributes.
+        encodings: position of the map of how members of an event are written in structured mode.
         extra: positions of the broker's own columns, by the broker's names.
         row: positions of the columns that are encoded as JSON to be the value; empty where there is a `value`.
         value_is_json: the values are JSON for certain (we made them).
@@ -65,6 +66,7 @@ class Layout:
     message: Mapping[str, int]
     attributes: Mapping[str, int] = field(default_factory=dict)
     extensions: int | None = None
+    encodings: int | None = None
     extra: Mapping[str, int] = field(default_factory=dict)
     row: tuple[int, ...] = ()
     value_is_json: bool = False
@@ -112,7 +114,7 @@ def resolve(
             jsonform.check(schema.fields[position].name, schema.fields[position].dataType)
     elif others:
         own = [*capabilities.columns, *filter(None, [capabilities.destination_column])]
-        known = (*MESSAGE, *ATTRIBUTES, EXTENSIONS, *own)
+        known = (*MESSAGE, *ATTRIBUTES, EXTENSIONS, ENCODINGS, *own)
         raise _superfluous(schema.fields[others[0]].name, known, mode)
     there = {*found.attributes, *({"id"} & found.message.keys())}
     _check_required(mode, there, require_attributes)
@@ -122,8 +124,9 @@ def resolve(
         mode=mode,
         names=tuple(each.name for each in schema.fields),
         message=found.message,
-        attributes={name: position for name, position in found.attributes.items() if name != EXTENSIONS},
+        attributes={name: position for name, position in found.attributes.items() if name in ATTRIBUTES},
         extensions=found.attributes.get(EXTENSIONS),
+        encodings=found.attributes.get(ENCODINGS),
         extra=found.extra,
         row=tuple(others) if whole_row else (),
         value_is_json=whole_row,
@@ -159,7 +162,7 @@ class _Found:
             self.message[name] = position
             if self._whole_row and not self._events and name in ("id", "timestamp"):
                 self.others.append(position)  # a table's own columns as a rule: the row keeps them
-        elif self._events and name in (*ATTRIBUTES, EXTENSIONS):
+        elif self._events and (name in (*ATTRIBUTES, EXTENSIONS) or (name == ENCODINGS and not self._whole_row)):
             _check_attribute(name, kind)
             self.attributes[name] = position
         elif name in self._own:
@@ -215,7 +218,7 @@ def _is_headers(kind: t.DataType) -> bool:
 
 
 def _check_attribute(name: str, kind: t.DataType) -> None:
-    if name == EXTENSIONS:
+    if name in (EXTENSIONS, ENCODINGS):
         if not (isinstance(kind, t.MapType) and isinstance(kind.keyType, _TEXT) and isinstance(kind.valueType, _TEXT)):
             raise ConfigurationError(
                 f"the column {name!r} must be map<string,string>, not {kind.simpleString()}; cast it"
@@ -234,7 +237,7 @@ def _check_type(name: str, kind: t.DataType, accepted: tuple[type[t.DataType], .
 
 
 def _superfluous(name: str, known: tuple[str, ...], mode: ContentMode) -> ConfigurationError:
-    if mode == "raw" and name.lower() in (*ATTRIBUTES, EXTENSIONS):
+    if mode == "raw" and name.lower() in (*ATTRIBUTES, EXTENSIONS, ENCODINGS):
         return ConfigurationError(
             f"the column {name!r} is a CloudEvents attribute, which raw messages do not carry; "
             "set contentMode to binary or structured (`type` and `source` are needed), or drop it"

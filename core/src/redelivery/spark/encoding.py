@@ -267,10 +267,12 @@ class _Piece:
         self.value = self._value()
         attributes = {name: self.columns[position] for name, position in layout.attributes.items()}
         extensions = None if layout.extensions is None else self.columns[layout.extensions]
+        encodings = None if layout.encodings is None else self.columns[layout.encodings]
         destination = [self.columns[at["destination"]]] if "destination" in at else []
         content = [*destination, *(each for each in (self.key, self.headers) if each is not None), self.value]
         explicit = self.columns[at["id"]] if "id" in at else None
         content += [attributes[name] for name in sorted(attributes)] + ([] if extensions is None else [extensions])
+        content += [] if encodings is None else [encodings]
         # All that makes one row another: a retry that gets them in another order must not give one's id to the other.
         content += [self.columns[position] for _, position in sorted(layout.extra.items())]
         content += [self.columns[at["timestamp"]]] if "timestamp" in at else []
@@ -280,6 +282,7 @@ class _Piece:
             length=self._length,
             attributes=attributes,
             extensions=extensions,
+            encodings=encodings,
             data=self.value,
             data_is_json=layout.value_is_json,
             explicit_id=explicit,

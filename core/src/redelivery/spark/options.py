@@ -33,6 +33,8 @@ ContentMode: TypeAlias = Literal["raw", "binary", "structured"]
 #: CloudEvents attributes that may be columns; `extensions` is a map of any others.
 ATTRIBUTES: Final = ("specversion", "type", "source", "subject", "time", "datacontenttype", "dataschema")
 EXTENSIONS: Final = "extensions"
+#: A map: how `data` and extensions are written in structured mode (json, string, base64), where it is not plain.
+ENCODINGS: Final = "encodings"
 
 #: Options of both directions.
 COMMON: Final[Mapping[str, str]] = {

@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import datetime as dt
+import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,8 +28,9 @@ from redelivery.errors import ConfigurationError
 from redelivery.message import Message
 from redelivery.redriving import HOP_MARK, context_of, original_id
 from redelivery.settings import unknown
+from redelivery.spark.cloudevents import default_way, is_json_type
 from redelivery.spark.job import local_property, refuse_one_host
-from redelivery.spark.options import ATTRIBUTES, EXTENSIONS, ReadSettings
+from redelivery.spark.options import ATTRIBUTES, ENCODINGS, EXTENSIONS, ReadSettings
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -70,6 +72,7 @@ _FIELDS: Final[Mapping[str, t.DataType]] = {
     "timestamp": _INSTANT,
     **{name: _INSTANT if name == "time" else _TEXT for name in ATTRIBUTES},
     EXTENSIONS: t.MapType(_TEXT, _TEXT),
+    ENCODINGS: t.MapType(_TEXT, _TEXT),
     "_error": t.StructType([t.StructField(name, kind) for name, kind in _ERROR.items()]),
     "_position": _TEXT,
 }
@@ -156,7 +159,8 @@ def _event(message: Message) -> tuple[dict[str, Any], Message]:
             return _event(_unwrapped(events.from_event(event), message))
         others = tuple(header for header in message.headers if header[0].lower() != "content-type")
         attributes = {name: value for name, value in form.items() if name not in ("data", "data_base64")}
-        return _columns(attributes), dataclasses.replace(message, value=_data(form), headers=others)
+        value, ways = _data(form)
+        return _columns(attributes, ways), dataclasses.replace(message, value=value, headers=others)
     prefix = events.prefix_in(message)
     if prefix is None:
         return {}, message
@@ -169,7 +173,7 @@ def _event(message: Message) -> tuple[dict[str, Any], Message]:
             attributes["datacontenttype"] = (value or b"").decode("utf-8", "replace")
         else:
             others += ((name, value),)
-    return _columns(attributes), dataclasses.replace(message, headers=others)
+    return _columns(attributes, {}), dataclasses.replace(message, headers=others)
 
 
 def _unwrapped(inner: Message, outer: Message) -> Message:
@@ -177,41 +181,41 @@ def _unwrapped(inner: Message, outer: Message) -> Message:
     return dataclasses.replace(inner, key=outer.key or inner.key) if not events.is_structured(inner) else inner
 
 
-def _data(form: Mapping[str, Any]) -> bytes | None:
-    if "data_base64" in form:
-        return base64.b64decode(form["data_base64"])
+def _data(form: Mapping[str, Any]) -> tuple[bytes | None, dict[str, str]]:
+    """The data of an event in JSON as bytes, and how it was written where a write would not do so by itself."""
+    kind = str(form.get("datacontenttype") or "")
     data = form.get("data")
     if data is None:
-        return None
-    kind = str(form.get("datacontenttype", "")).partition(";")[0].strip().lower()
-    if isinstance(data, str) and not kind.endswith(("/json", "+json")):
-        return data.encode("utf-8", "surrogatepass")
-    return dumps(data).encode("utf-8", "surrogatepass")
+        if form.get("data_base64") is None:
+            return None, {}
+        value, way = base64.b64decode(form["data_base64"]), "base64"
+    elif isinstance(data, str) and not is_json_type(kind):
+        value, way = data.encode("utf-8", "surrogatepass"), "string"
+    else:
+        value, way = dumps(data).encode("utf-8", "surrogatepass"), "json"
+    return value, {} if way == default_way(value, kind) else {"data": way}
 
 
-def _columns(attributes: Mapping[str, Any]) -> dict[str, Any]:
+def _columns(attributes: Mapping[str, Any], ways: dict[str, str]) -> dict[str, Any]:
     columns: dict[str, Any] = {name: attributes[name] for name in ATTRIBUTES if name in attributes}
-    extensions = {n: _as_text(v) for n, v in attributes.items() if n not in columns and n != "id"}
-    if "time" in columns:
-        columns["time"] = _moment(str(columns["time"]))
-        if columns["time"] is None:  # not one that Spark has: kept as it is written
+    others = {n: v for n, v in attributes.items() if n not in columns and n != "id" and v is not None}
+    extensions = {name: value if isinstance(value, str) else dumps(value) for name, value in others.items()}
+    ways |= {name: "json" for name, value in others.items() if not isinstance(value, str)}
+    if columns.get("time") is not None:
+        columns["time"], exact = _moment(str(columns["time"]))
+        if not exact:  # not one that Spark has: kept as it is written
             extensions["time"] = str(attributes["time"])
-    return {**columns, "id": attributes.get("id"), EXTENSIONS: extensions or None}
+    return {**columns, "id": attributes.get("id"), EXTENSIONS: extensions or None, ENCODINGS: ways or None}
 
 
-def _as_text(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return str(value)
-
-
-def _moment(text: str) -> int | None:
-    """RFC 3339 as microseconds since the epoch; None where it is none."""
+def _moment(text: str) -> tuple[int | None, bool]:
+    """RFC 3339 as microseconds since the epoch, None where it is none; and whether they are all that it says."""
     try:
         moment = dt.datetime.fromisoformat(text.upper())
-        return (moment - _EPOCH) // dt.timedelta(microseconds=1) if moment.tzinfo else None
+        micros = (moment - _EPOCH) // dt.timedelta(microseconds=1) if moment.tzinfo else None
     except (ValueError, OverflowError):
-        return None
+        return None, False
+    return micros, micros is not None and not re.search(r"\.[0-9]{6}0*[1-9]", text)
 
 
 def _error(context: ErrorContext, dead_lettered_ms: int | None) -> dict[str, Any]:
