@@ -94,7 +94,7 @@ def validate(attributes: Mapping[str, Any]) -> None:
             )
         elif isinstance(value, str) and (found := _FORBIDDEN.search(value)):
             raise _invalid(name, f"holds U+{ord(found[0]):04X}, a character that CloudEvents text may not hold")
-        elif name in _SYNTAX and value and not _SYNTAX[name][0](value):
+        elif name in _SYNTAX and value and not _SYNTAX[name][0](str(value)):
             raise _invalid(name, f"{_SYNTAX[name][1]}, not {value!r:.80}")
     build(given, None)
 
