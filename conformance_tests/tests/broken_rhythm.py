@@ -228,3 +228,33 @@ class BlamesRowsForAnOutage(Broken):
                 if error.code != "DOWN":
                     raise
                 self.settled.append(Settled(batch=batch.number, error=Permanent(str(error))))
+
+
+class BlamesRowsForALostTarget(Broken):
+    """What its client says of a target that it cannot find is taken for the row's own fault."""
+
+    caught_by = "a_target_that_disappears_under_an_open_sender_blames_no_row"
+
+    class SenderRole(MemorySender):
+        known = False
+
+        def store_batch(self, store: Store, batch: Batch) -> Settled:
+            if self.known and self.broker.queue not in store.queues:
+                return Settled(batch=batch.number, error=Permanent("memory: there is no such queue", code="MISSING"))
+            self.known = True
+            return super().store_batch(store, batch)
+
+
+class ConfirmsIntoALostTarget(Broken):
+    """What it holds open is there no more for anybody else."""
+
+    caught_by = "a_target_that_disappears_under_an_open_sender_blames_no_row"
+
+    class SenderRole(MemorySender):
+        known = False
+
+        def store_batch(self, store: Store, batch: Batch) -> Settled:
+            if self.known and self.broker.queue not in store.queues:
+                return Settled(batch=batch.number)
+            self.known = True
+            return super().store_batch(store, batch)

@@ -111,6 +111,10 @@ class Place(ABC):
         """While entered, the broker takes nothing: it is stopped, cut off, or locked. Raises CannotShow."""
         raise CannotShow("an outage: its harness has no `outage`")
 
+    def vanish(self) -> None:
+        """Remove the URL's own target, with what lies there; it returns when that is gone. Raises CannotShow."""
+        raise CannotShow("a target that disappears: its harness has no `vanish`")
+
     def alter(self) -> None:
         """Change a provisioned native object so that it differs from what a spec wants. Raises CannotShow."""
         raise CannotShow("drift: its harness has no `alter`")

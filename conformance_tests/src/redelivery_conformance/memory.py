@@ -340,6 +340,9 @@ class MemoryPlace(Place):
         finally:
             self.store.down = False
 
+    def vanish(self) -> None:
+        del self.store.queues["orders"]
+
     def alter(self) -> None:
         self.store.queue("orders").altered = True
 

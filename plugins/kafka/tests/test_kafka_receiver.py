@@ -13,7 +13,7 @@ from confluent_kafka import KafkaError, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
 
 from redelivery.broker import Accept, GiveBack, Received, Retry, Terminate
-from redelivery.errors import Fatal, LeaseLost, Retriable
+from redelivery.errors import BrokerError, Fatal, LeaseLost, Permanent, Retriable
 from redelivery.message import Message
 from redelivery_conformance.forking import in_a_fork
 from redelivery_conformance.statements import Statements, broker_has
@@ -234,3 +234,39 @@ class TestKafkaReceiver(Statements):
     @staticmethod
     def _partition(received: Received) -> int:
         return int(received.position.split("/")[1])
+
+    @broker_has("receive", "provision")  # a stand-in without provisioning has no topics that go
+    def test_a_topic_deleted_under_an_idle_receiver_is_fatal(self, subject: Subject) -> None:
+        """The client tells of it after minutes; a topic that is there is not missed meanwhile."""
+        subject.deliver(*keyed(None, 0))
+        receiver = subject.keep(subject.broker.receiver())
+        (received,) = receiver.receive(1, wait=subject.place.patience)
+        assert receiver.settle([(received, Accept())]) == [None]
+        quiet = time.monotonic() + 6
+        while time.monotonic() < quiet:
+            assert receiver.receive(1, wait=0.5) == []
+        subject.place.vanish()
+        end = time.monotonic() + 20
+        with pytest.raises(Fatal, match="there is no such topic"):
+            while time.monotonic() < end:
+                receiver.receive(1, wait=0.5)
+
+    @broker_has("receive", "provision")
+    def test_a_dead_letter_topic_deleted_under_a_receiver_is_fatal_and_nothing_is_settled(
+        self, subject: Subject
+    ) -> None:
+        broker = subject.broker
+        assert isinstance(broker, KafkaBroker)
+        subject.provision()
+        subject.deliver(*keyed(None, 0, 1))
+        receiver = subject.keep(broker.receiver())
+        first, second = receiver.receive(2, wait=subject.place.patience)
+        assert receiver.settle([(first, Terminate(first.message, "no"))]) == [None]
+        subject.runtime.vanish(broker.address.dead_letters.topic)  # type: ignore[attr-defined]
+        answer, end = None, time.monotonic() + 30
+        while not isinstance(answer, Fatal) and time.monotonic() < end:
+            (answer,) = receiver.settle([(second, Terminate(second.message, "no"))])
+            assert isinstance(answer, BrokerError), "it was settled, though its letter has no place"
+            assert not isinstance(answer, Permanent), "a topic that is gone is no letter's fault"
+        assert isinstance(answer, Fatal), answer
+        assert committed(subject)[0] == 1

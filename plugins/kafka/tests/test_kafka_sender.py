@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, NewPartitions
 from confluent_kafka.cimpl import NewTopic
 
 from redelivery.broker import Settled
 from redelivery.delivery import Delivery, Origin
 from redelivery.delivery.engine import Flow
-from redelivery.errors import Fatal, NotSent, Permanent, Retriable, Unattributed
+from redelivery.errors import DeliveryFailed, Fatal, NotSent, Permanent, Retriable, Unattributed
 from redelivery.message import Batch, Message
 from redelivery.spec import DeliverySpec, Sink
 from redelivery_conformance.forking import in_a_fork
-from redelivery_conformance.statements import Statements
+from redelivery_conformance.statements import Statements, broker_has
 from redelivery_conformance.subject import Subject
 from redelivery_kafka.address import Address
 from redelivery_kafka.rows import largest
@@ -61,6 +62,13 @@ def partitions(subject: Subject, topic: str, count: int) -> dict[bytes | None, i
         return found
     finally:
         consumer.close()
+
+
+def stored(subject: Subject, value: bytes, topic: str | None = None) -> None:
+    """Wait until a value is stored."""
+    end = time.monotonic() + 15
+    while not subject.values(topic)[value]:
+        assert time.monotonic() < end, f"{value!r} was not stored"
 
 
 class TestRows(Statements):
@@ -151,6 +159,89 @@ class TestRows(Statements):
         assert [(each.index, type(each.error)) for each in settled[1].failures] == [(1, Permanent), (2, NotSent)]
         assert [(each.index, type(each.error)) for each in settled[2].failures] == [(0, NotSent)]
         assert subject.values() == Counter([b"1", b"3", b"5"])
+
+
+@broker_has("provision")  # a stand-in without provisioning has no topics that go
+class TestTopicsThatGo(Statements):
+    """A topic that is deleted, or made again with other partitions, under an open sender."""
+
+    broker = "kafka"
+
+    @pytest.mark.parametrize("ordered", [False, True])
+    def test_rows_of_a_topic_made_again_with_fewer_partitions_are_sent_again(
+        self, subject: Subject, *, ordered: bool
+    ) -> None:
+        """But those that name a partition that it has no more are refused for good."""
+        topic = made(subject, "wide", 4)
+        rows = [Message(value=b"%d" % at, key=b"%d" % at) for at in range(100)]
+        named = [replace(row, extra={"partition": at % 4}) for at, row in enumerate(rows)]
+        with subject.connect(beside(subject, topic), subject.place.options) as broker, broker.sender() as sender:
+            first = Batch.of(rows, number=1, ordered=ordered)
+            assert not subject.settle(sender, first)[1].failures
+            subject.runtime.vanish(topic)  # type: ignore[attr-defined]
+            subject.runtime.cluster.make(topic, 2)  # type: ignore[attr-defined]
+            left, number = [*rows, *named], 1
+            end = time.monotonic() + 30
+            while left and time.monotonic() < end:
+                number += 1
+                settled = subject.settle(sender, Batch.of(left, number=number, ordered=ordered))[number]
+                assert settled.error is None, settled.error
+                told = {each.index: each.error for each in settled.failures}
+                dead = [at for at, error in told.items() if isinstance(error, Permanent)]
+                assert all(left[at].extra.get("partition", 0) > 1 for at in dead)
+                left = [left[at] for at in told if at not in dead]
+        assert not left
+        found = Counter(each.value() for each in subject.runtime.cluster.reader.left(topic, "none"))  # type: ignore[attr-defined]
+        good = [row.value for row in named if row.extra["partition"] < 2]
+        assert found == Counter([*(row.value for row in rows), *good])
+
+    def test_a_partition_added_since_the_client_looked_is_found(self, subject: Subject) -> None:
+        topic = made(subject, "grows")
+        with subject.connect(beside(subject, topic), subject.place.options) as broker, broker.sender() as sender:
+            subject.send(Message(value=b"0"), sender=sender)
+            admin = AdminClient({"bootstrap.servers": Address.parse(subject.place.url).bootstrap})
+            admin.create_partitions([NewPartitions(topic, 2)])[topic].result(15)
+            row, answers = Message(value=b"1", extra={"partition": 1}), []
+            end = time.monotonic() + 15
+            while time.monotonic() < end:
+                settled = subject.send(row, sender=sender)
+                if not settled.failures:
+                    break
+                answers.append(settled.failures[0].error)
+            # A broker may not know of it for a moment, and the client did not: that is said by one answer at most.
+            assert partitions(subject, topic, 2) == {b"0": 0, b"1": 1}
+            assert not isinstance(answers[-1], Permanent), answers
+
+    def test_a_job_whose_topic_is_deleted_fails_and_dead_letters_nothing(self, subject: Subject) -> None:
+        letters = made(subject, "letters")
+        spec = DeliverySpec(dead_letter_sink=(Sink(uri=beside(subject, letters)),))
+        origin = Origin(run="run", partition=0)
+        delivery = Delivery.open(subject.place.url, spec, options=subject.place.options, origin=origin)
+        with pytest.raises(Fatal, match="there is no such topic"), delivery:
+            delivery.write(Batch.of([Message(value=b"before")], number=1))
+            stored(subject, b"before")
+            subject.place.vanish()
+            end, number = time.monotonic() + 30, 1
+            while time.monotonic() < end:
+                number += 1
+                delivery.write(Batch.of([Message(value=b"%d" % at) for at in range(100)], number=number))
+                time.sleep(0.05)
+            delivery.finish()
+        assert not subject.values(letters)
+
+    def test_a_job_whose_dead_letter_topic_is_deleted_fails_by_its_sink(self, subject: Subject) -> None:
+        letters = made(subject, "letters")
+        spec = DeliverySpec(dead_letter_sink=(Sink(uri=beside(subject, letters)),))
+        origin = Origin(run="run", partition=0)
+        bad = Message(value=b"bad", extra={"partition": 7})
+        delivery = Delivery.open(subject.place.url, spec, options=subject.place.options, origin=origin)
+        with pytest.raises(DeliveryFailed, match="there is no such topic") as caught, delivery:
+            delivery.write(Batch.of([bad], number=1))
+            stored(subject, b"bad", letters)
+            subject.runtime.vanish(letters)  # type: ignore[attr-defined]
+            delivery.write(Batch.of([bad, Message(value=b"good")], number=2))
+            delivery.finish()
+        assert "no such partition" in str(caught.value), "the row's own error is told first"
 
 
 class TestOrder(Statements):

@@ -15,7 +15,7 @@ import pytest
 from redelivery.broker import Settled
 from redelivery.clock import SystemClock
 from redelivery.delivery import Bounds, Engine, Lane, Origin
-from redelivery.errors import Ambiguous, BrokerError, Permanent, Unattributed
+from redelivery.errors import Ambiguous, BrokerError, Fatal, Permanent, Unattributed
 from redelivery.message import Batch, Message
 from redelivery.spec import FOREVER, DeliverySpec
 from redelivery_conformance.harness import TRIED_BYTES
@@ -164,6 +164,26 @@ class Failures(Statements):
         assert set(found) == set(rows)
         assert report.accounted
         assert found.total() - len(found) <= report.ambiguous, "duplicates that no ambiguous attempt explains"
+
+    @broker_has("send")
+    def test_a_target_that_disappears_under_an_open_sender_blames_no_row(self, subject: Subject) -> None:
+        """It ends fatal, or rows lie in a target that sending made anew; a client may take a moment to learn of it."""
+        sender = subject.sender()
+        subject.send(Message(value=b"warm"), sender=sender)
+        subject.place.vanish()
+        end, number = subject.deadline(2 * subject.place.patience), 0
+        while time.monotonic() < end:
+            number += 1
+            batch = subject.batch([Message(value=b"%d-%d" % (number, at)) for at in range(3)])
+            settled = subject.settle(sender, batch)[batch.number]
+            errors = [settled.error, *(each.error for each in settled.failures)]
+            _blames_no_row(errors)
+            if any(isinstance(error, Fatal) for error in errors):
+                return
+            sure = Counter(message.value for message in confirmed(batch, settled))
+            if len(sure) == batch.length and sure <= subject.values():
+                return
+        pytest.fail("rows are neither stored nor refused by a fatal error")
 
 
 def _blames_no_row(errors: list[BrokerError | None]) -> None:

@@ -14,11 +14,11 @@ from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from redelivery.errors import Ambiguous, BrokerError, Fatal, Permanent
+from redelivery.errors import Ambiguous, BrokerError, Fatal, Permanent, Retriable
 from redelivery.message import Message
 from redelivery_kafka.address import Address
 from redelivery_kafka.config import Settings
-from redelivery_kafka.errors import classify
+from redelivery_kafka.errors import classify, doubted
 from redelivery_kafka.partition import Lease
 from redelivery_kafka.rows import carried, carried_time, largest
 
@@ -92,12 +92,15 @@ class Burial:
     def _open(self) -> Producer:
         if self._producer is None:
             given = {name: value for name, value in self._settings.values.items() if name not in _NOT_HERE}
+            self._partitions = 0
             own = {"acks": "all", "enable.idempotence": "true", "batch.num.messages": "1", "linger.ms": "0"}
             settings = Settings({**given, **own})
             producer = settings.producer(self._address, timeout=_STORED - 1)
             _alive[id(producer)] = self._producer = producer
-            topics = producer.list_topics(self._address.topic, timeout=_TOPIC).topics
-            self._partitions = len(topics[self._address.topic].partitions)
+            topic = producer.list_topics(self._address.topic, timeout=_TOPIC).topics[self._address.topic]
+            if topic.error is not None:
+                raise KafkaException(topic.error)
+            self._partitions = len(topic.partitions)
         return self._producer
 
     def _produce(self, producer: Producer, lease: Lease, letter: Message, end: float, on_delivery: Any) -> None:
@@ -146,6 +149,10 @@ class Burial:
         return f"storing a letter in topic {self._address.topic!r}"
 
     def _told(self, error: Exception) -> BrokerError:
-        found = classify(error, self._doing)
+        if doubted(error) and self._partitions:
+            # It was there when this producer was made; the next one looks again.
+            found: BrokerError = Retriable(f"kafka: {self._doing}: the topic was changed while it was written to")
+        else:
+            found = classify(error, self._doing)
         found.__cause__ = error
         return found

@@ -169,6 +169,8 @@ _NEWER: Final[_Rule] = (Ambiguous, "this version of redelivery-kafka does not kn
 
 #: About the topic: fatal where it is the URL's own, a row's own fault where the row names it.
 TARGET: Final = frozenset({"UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "TOPIC_EXCEPTION", "TOPIC_AUTHORIZATION_FAILED"})
+#: The client does not know the topic or the partition: nobody said which, or it has changed since the client looked.
+DOUBT: Final = frozenset({"_UNKNOWN_PARTITION", "_UNKNOWN_TOPIC", "UNKNOWN_TOPIC_OR_PART"})
 #: The producer that told of it can send nothing more.
 LOST_COUNT: Final = frozenset({"_FATAL", "_FENCED", "_INCONSISTENT", "_GAPLESS_GUARANTEE", "PRODUCER_FENCED"})
 #: An earlier record was refused, and nothing must overtake it.
@@ -222,6 +224,18 @@ def classify_reading(error: Exception | KafkaError, doing: str) -> BrokerError:
     if found.code == "_UNKNOWN_PARTITION":
         return Retriable(f"kafka: {doing}: {_NO_LEADER}", code=found.code)
     return Retriable(str(found), code=found.code) if isinstance(found, Ambiguous) else found
+
+
+def doubted(error: Exception | KafkaError) -> KafkaError | None:
+    """What the client said, where it does not know the topic or the partition; None: something else is wrong."""
+    found = error.args[0] if isinstance(error, KafkaException) and error.args else error
+    return found if isinstance(found, KafkaError) and found.name() in DOUBT else None
+
+
+def changed(doing: str, partitions: int, code: str) -> Retriable:
+    """The error of a row that named no partition, or one that is there, where the client knew another topic."""
+    text = f"the topic was changed while it was written to: it has {partitions} partitions now; the row was not sent"
+    return Retriable(f"kafka: {doing}: {text}", code=code)
 
 
 def refused(error: KafkaError) -> bool:

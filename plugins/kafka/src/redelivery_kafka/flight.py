@@ -24,12 +24,19 @@ Row = tuple[Any, str, bytes | None, bytes | None, int, int, Any]
 
 @dataclass(slots=True)
 class Flight:
-    """A batch on its way; its rows have the slots from `base` on."""
+    """A batch on its way; its rows have the slots from `base` on.
+
+    Attributes:
+        failures: errors by row.
+        doubts: what the client said of failed rows whose topic or partition it does not know, by row. What that means
+            shows in the topic as it is now.
+    """
 
     batch: Batch
     base: int
     deadline: float
     failures: dict[int, BrokerError] = field(default_factory=dict)
+    doubts: dict[int, KafkaError] = field(default_factory=dict)
 
 
 def produce(producer: Producer, row: Row) -> Exception | None:

@@ -38,6 +38,9 @@ _CONTACT: Final = 8.0
 _QUESTION: Final = 0.5
 #: Seconds for which a topic just made may still be unknown to the broker that is asked.
 _NEWS: Final = 2.0
+#: Seconds between looks for the topic while nothing comes, and where it was missed.
+_STILL_THERE: Final = 5.0
+_MISSED: Final = 0.5
 #: Seconds that joining the group may take, besides a session: a member that died is waited for until its own ends.
 _JOINING: Final = 10.0
 #: Seconds for one question to the group's coordinator, and for leaving the group.
@@ -82,6 +85,8 @@ class Membership:
         self._down: KafkaError | None = None
         self._subscribed = self._joined = False
         self._since = time.monotonic()
+        self._next_look = self._since + _STILL_THERE
+        self._missed: float | None = None  # since when the topic is not there
         self._stop = threading.Event()
         self._pid = os.getpid()
         self._wanted: dict[int, tuple[Partition, tuple[str, int]]] = {}
@@ -215,6 +220,24 @@ class Membership:
             told = self._down if refused(self._down) else error
             raise classify_reading(told, self._doing) from error
         self._down = None
+
+    def check_topic(self) -> None:
+        """End where the topic is gone: the client of a member to which nothing comes tells of it after minutes."""
+        now = time.monotonic()
+        if now < self._next_look:
+            return
+        self._next_look = now + _STILL_THERE
+        try:
+            error = self._consumer.list_topics(self.topic, timeout=_QUESTION).topics[self.topic].error
+        except KafkaException:  # `check_reach` tells of that
+            return
+        if error is None or error.code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+            self._missed = None
+            return
+        self._missed = self._missed or now
+        self._next_look = now + _MISSED
+        if now - self._missed > _NEWS:
+            self._fail(_caused(KafkaException(error), self._doing))
 
     # --- the thread ---
 

@@ -75,6 +75,9 @@ class KafkaReceiver(Receiver):
                 now = time.monotonic()
                 if now >= (end if member.ready else max(end, member.patience)):
                     member.check_reach()
+                    member.check_topic()
+                    if member.failure is not None:
+                        break
                     if member.ready:
                         return []
                     text = "the group has not let us join yet; it waits for a member that died until its session ends"

@@ -45,6 +45,13 @@ def unknown_partition(error: Exception) -> bool:
     return isinstance(found, KafkaError) and found.name() == "_UNKNOWN_PARTITION"
 
 
+def named_partition(batch: Batch, index: int) -> int | None:
+    """The partition that a row names, unless it is a letter's wish."""
+    column = batch.extra.get("partition")
+    named: int | None = None if column is None else column.values[index]
+    return None if batch.headers is not None and is_letter(batch.headers.values[index]) else named
+
+
 def calls(batch: Batch, slots: Sequence[Any], topic: str) -> Iterator[tuple[Any, ...]]:
     """What `produce` is called with for each row: slot, topic, value, key, partition, timestamp, headers."""
     topics: Iterable[str] = repeat(topic)

@@ -22,7 +22,7 @@ from redelivery.message import Batch
 from redelivery_kafka import rows
 from redelivery_kafka.address import Address, topic_fault
 from redelivery_kafka.config import Settings
-from redelivery_kafka.errors import ERRORS, GAP, LOST_COUNT, ROW_ERRORS, classify, refused
+from redelivery_kafka.errors import ERRORS, GAP, LOST_COUNT, ROW_ERRORS, changed, classify, doubted, refused
 from redelivery_kafka.flight import Flight, Report, Row, produce, slot_type
 
 #: What is in the queue this long before a deadline is taken back, so that it is told of in time.
@@ -55,7 +55,7 @@ class KafkaSender(Sender):
         self._pid = os.getpid()
         self._closed = False
         self._producer: Producer | None = None
-        self._topics: set[str] = set()  # that the producer has seen
+        self._topics: set[str] = set()  # that the producer has seen, and not missed since
         self._said = ""  # what the connection said last
         self._stop: KafkaError | None = None  # why the producer can go on no more
         self._strict = False  # whether the producer is to stop at the first refusal
@@ -178,17 +178,24 @@ class KafkaSender(Sender):
         names = {own} if batch.destination is None else {own if n is None else n for n in set(batch.destination.values)}
         found: dict[str, BrokerError] = {}
         for name in names - self._topics:
-            error = self._look(producer, name, deadline)
-            if error is None:
+            seen = self._look(producer, name, deadline)
+            if isinstance(seen, int):
                 self._topics.add(name)
             elif name == own:
-                raise error
+                raise seen
             else:
-                found[name] = error
+                found[name] = seen
         return found
 
-    def _look(self, producer: Producer, topic: str, deadline: float) -> BrokerError | None:
-        """Whether there is such a topic: asked once, since a missing one is told of much later otherwise."""
+    def _look(self, producer: Producer, topic: str, deadline: float) -> int | BrokerError:
+        """How many partitions a topic has; it is asked for since a missing one is told of much later otherwise.
+
+        Returns:
+            The number, or why no row can go there.
+
+        Raises:
+            BrokerError: nobody answered by the deadline, or the connection is refused.
+        """
         doing = f"storing in {topic!r}"
         fault = topic_fault(topic)
         if fault is not None:
@@ -199,15 +206,16 @@ class KafkaSender(Sender):
         self._refused = None  # one that has passed is no more than that
         while (left := deadline - _MARGIN - time.monotonic()) > 0:
             try:
-                error = producer.list_topics(topic, timeout=min(_ASK, left)).topics[topic].error
+                there = producer.list_topics(topic, timeout=min(_ASK, left)).topics[topic]
             except KafkaException as failed:
                 last = failed
                 self._poll(producer, 0)
                 if self._refused is not None:
                     raise classify(self._refused, doing) from failed
                 continue
+            error = there.error
             if error is None:
-                return None
+                return len(there.partitions)
             found = classify(error, doing, own=own)
             if time.monotonic() >= patience and not isinstance(found, Retriable):
                 return found
@@ -224,6 +232,7 @@ class KafkaSender(Sender):
         if producer is not None:
             producer.purge()
             self._poll(producer, _STEP, until_empty=True)
+            self._reports.clear()  # of slots that other rows will have
             _alive.pop(id(producer), None)
 
     # --- handing over ---
@@ -303,8 +312,9 @@ class KafkaSender(Sender):
         index = int(slot) - flight.base
         found = classify(error, f"storing in {topic!r}", own=topic == self._address.topic)
         found.__cause__ = error
-        if isinstance(error, ROW_ERRORS) or isinstance(found, Permanent):
-            self._fail(flight, index, found)
+        doubt = doubted(error)
+        if doubt is not None or isinstance(error, ROW_ERRORS) or isinstance(found, Permanent):
+            self._fail(flight, index, found, doubt)
             return True
         if isinstance(found, Ambiguous):  # a producer that stopped took nothing
             self._poll(producer, 0)  # which says why it has
@@ -340,8 +350,7 @@ class KafkaSender(Sender):
             name = error.name()
             if error.fatal() or name in LOST_COUNT:
                 self._stop = error
-            target = None if flight.batch.destination is None else flight.batch.destination.values[index]
-            topic = target or self._address.topic
+            topic = self._topic(flight.batch, index)
             own = topic == self._address.topic
             found = classify(error, f"storing in {topic!r}", alone=flight.batch.isolate, own=own)
             if name == "_PURGE_QUEUE" and self._gap and flight.batch.ordered and not self._shaken:
@@ -356,11 +365,37 @@ class KafkaSender(Sender):
                     f"kafka: storing in {topic!r}: not confirmed by the deadline; {self._said}", code=name
                 )
             found.__cause__ = KafkaException(error)
-            self._fail(flight, index, found)
+            self._fail(flight, index, found, doubted(error))
         self._reports.clear()
 
-    def _fail(self, flight: Flight, index: int, error: BrokerError) -> None:
+    def _topic(self, batch: Batch, index: int) -> str:
+        """The topic that a row goes to."""
+        target = None if batch.destination is None else batch.destination.values[index]
+        return target or self._address.topic
+
+    def _look_again(self, producer: Producer) -> None:
+        """Say why the client did not know a topic or a partition: only what a row itself names is its own fault."""
+        seen: dict[str, int | BrokerError] = {}
+        for flight in self._flights:
+            for index, doubt in flight.doubts.items():
+                topic = self._topic(flight.batch, index)
+                if topic not in seen:
+                    self._topics.discard(topic)
+                    try:
+                        seen[topic] = self._look(producer, topic, flight.deadline)
+                    except BrokerError as error:
+                        seen[topic] = error
+                there, named = seen[topic], rows.named_partition(flight.batch, index)
+                if isinstance(there, BrokerError):
+                    flight.failures[index] = there
+                elif named is None or 0 <= named < there:
+                    flight.failures[index] = changed(f"storing in {topic!r}", there, doubt.name())
+            flight.doubts.clear()
+
+    def _fail(self, flight: Flight, index: int, error: BrokerError, doubt: KafkaError | None = None) -> None:
         flight.failures[index] = error
+        if doubt is not None:
+            flight.doubts[index] = doubt
         if flight.batch.ordered and flight.batch.key is not None:
             key = flight.batch.key.values[index]
             if key is not None:
@@ -389,6 +424,8 @@ class KafkaSender(Sender):
     def _settle(self, error: BrokerError | None = None) -> None:
         """Every batch is settled: what was not told to have failed is stored, unless there is an error for it."""
         self._absorb()
+        if self._producer is not None:
+            self._look_again(self._producer)
         for flight in self._flights:
             failures = [Failure(index, each) for index, each in flight.failures.items()]
             self._settled.append(Settled(batch=flight.batch.number, failures=failures, error=error))

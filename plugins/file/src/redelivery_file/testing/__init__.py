@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count
@@ -52,6 +53,9 @@ class FilePlace(Place):
             yield
         finally:
             away.rename(self.path)
+
+    def vanish(self) -> None:
+        shutil.rmtree(self.path)
 
     def alter(self) -> None:
         """A file in the folder's place."""

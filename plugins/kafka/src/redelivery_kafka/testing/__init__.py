@@ -39,6 +39,8 @@ IMAGE: Final = "apache/kafka:4.1.0"
 #: Seconds for a broker to come up, on a busy machine.
 START: Final = 120.0
 DEAD_LETTERS: Final = "-dead-letters"
+#: A request's number in the protocol.
+PRODUCE: Final = 0
 #: The listener without credentials.
 CLIENT: Final = "CLIENT"
 
@@ -156,6 +158,9 @@ class KafkaPlace(Place):
     def outage(self) -> Any:
         return self._runtime.outage()
 
+    def vanish(self) -> None:
+        self._runtime.vanish(self.topic)
+
     def alter(self) -> None:
         self._cluster.alter(self.topic + DEAD_LETTERS, **{"retention.ms": "3600000"})
 
@@ -201,6 +206,15 @@ class KafkaRuntime(Runtime):
         names = self.cluster.names(prefix)
         if names:
             self.cluster.remove(*names)
+
+    def vanish(self, topic: str) -> None:
+        """Remove a topic, and wait until nobody knows it."""
+        self.cluster.remove(topic)
+        deadline = time.monotonic() + PATIENCE
+        while topic in self.cluster.names(topic):
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"the topic {topic} is still known")
+            self.cluster.admin.poll(0.02)
 
     def config(self, topic: str) -> object:
         """What is set of a topic."""
@@ -260,8 +274,14 @@ class MockRuntime(KafkaRuntime):
             with suppress(RuntimeError):  # it is there
                 self.mock.make(name, 1)
 
-    def remove(self, prefix: str) -> None:
-        """It cannot; it ends with the process."""
+    def remove(self, prefix: str) -> None:  # noqa: ARG002 - it has no such request
+        """It cannot; they end with the process. But it takes again what `vanish` let it refuse."""
+        self.mock.forgive(PRODUCE)
+
+    def vanish(self, topic: str) -> None:
+        """It still has the topic, but takes nothing, and whoever asks is told that there is none."""
+        self.mock.disown(topic)
+        self.mock.refuse(PRODUCE, *[KafkaError.NOT_LEADER_FOR_PARTITION] * 100)
 
     def config(self, topic: str) -> object:  # noqa: ARG002 - it knows none
         return None

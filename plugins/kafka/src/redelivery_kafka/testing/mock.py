@@ -9,6 +9,7 @@ import ctypes
 from typing import Any
 
 import confluent_kafka.cimpl
+from confluent_kafka import KafkaError
 
 _TEXT = 512
 
@@ -34,6 +35,10 @@ class MockCluster:
         """Make a topic."""
         self._check(self._library.rd_kafka_mock_topic_create(self._cluster, topic.encode(), partitions, 1))
 
+    def disown(self, topic: str, code: int = KafkaError.UNKNOWN_TOPIC_OR_PART) -> None:
+        """Answer whoever asks for a topic with an error: there is none. With the code 0 it is there again."""
+        self._library.rd_kafka_mock_topic_set_error(self._cluster, topic.encode(), code)
+
     def lose_leader(self, topic: str, partition: int) -> None:
         """Let a partition have no leader, as where all its brokers are down."""
         self._check(self._library.rd_kafka_mock_partition_set_leader(self._cluster, topic.encode(), partition, -1))
@@ -47,6 +52,10 @@ class MockCluster:
         self._library.rd_kafka_mock_push_request_errors_array(
             self._cluster, request, len(codes), (ctypes.c_int * len(codes))(*codes)
         )
+
+    def forgive(self, request: int) -> None:
+        """Answer requests of this kind as they deserve again."""
+        self._library.rd_kafka_mock_clear_request_errors(self._cluster, request)
 
     def down(self, broker: int) -> None:
         """Cut a broker's connections and refuse new ones."""
@@ -82,12 +91,14 @@ def library() -> Any:
         ("mock_cluster_destroy", None, (pointer,)),
         ("mock_cluster_bootstraps", text, (pointer,)),
         ("mock_topic_create", ctypes.c_int, (pointer, text, ctypes.c_int, ctypes.c_int)),
+        ("mock_topic_set_error", None, (pointer, text, ctypes.c_int)),
         ("mock_partition_set_leader", ctypes.c_int, (pointer, text, ctypes.c_int32, ctypes.c_int32)),
         (
             "mock_push_request_errors_array",
             None,
             (pointer, ctypes.c_int16, ctypes.c_size_t, ctypes.POINTER(ctypes.c_int)),
         ),
+        ("mock_clear_request_errors", None, (pointer, ctypes.c_int16)),
         ("mock_broker_set_down", ctypes.c_int, (pointer, ctypes.c_int32)),
         ("mock_broker_set_up", ctypes.c_int, (pointer, ctypes.c_int32)),
     ):

@@ -102,6 +102,9 @@ class RabbitmqPlace(Place):
         with self.runtime.operator.paused():
             yield
 
+    def vanish(self) -> None:
+        self.cluster.remove(self.queue)
+
     def alter(self) -> None:
         self.cluster.make(self.queue, {**self._arguments(), "x-max-length": 1_000_000})
 

@@ -98,6 +98,9 @@ class ServicebusPlace(Place):
     def outage(self) -> AbstractContextManager[None]:
         return self._runtime.outage()
 
+    def vanish(self) -> None:
+        self._namespace.delete_queue(self.queue)
+
     def alter(self) -> None:
         """Its letters stay in the sub-queue."""
         self._namespace.alter_queue(self.queue, forward_dead_lettered_messages_to=None)

@@ -80,6 +80,9 @@ class SqsPlace(Place):
     def outage(self) -> AbstractContextManager[None]:
         return self._runtime.outage()
 
+    def vanish(self) -> None:
+        self._sqs.delete_queue(QueueUrl=self._url(self.queue))
+
     def alter(self) -> None:
         """Its letters go elsewhere."""
         other = self.destination("elsewhere")
