@@ -23,8 +23,11 @@ GOOD = """
 from redelivery.broker import BrokerPlugin, Capabilities
 from redelivery.plugins import hookimpl
 
+class Opened(tuple):
+    hosts = ()
+
 def connect(url, options):
-    return url, options
+    return Opened((url, options))
 
 @hookimpl
 def redelivery_plugin():
@@ -132,7 +135,7 @@ def test_a_secret_in_a_cause_is_not_shown(install: Install) -> None:
 
 def test_an_unknown_scheme_names_what_is_installed_and_what_to_install(install: Install) -> None:
     registry = discover([install("alpha"), install("beta")])
-    with pytest.raises(UnknownScheme, match=r"installed are: alpha, beta; .*pip install redelivery-carrier"):
+    with pytest.raises(UnknownScheme, match=r"installed are: alpha, beta; install the plugin that opens it"):
         registry.by_url("carrier://coop/pigeon")
 
 

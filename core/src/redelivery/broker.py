@@ -412,11 +412,14 @@ class Broker(Role):
         name: the plugin's name, for messages.
         canonical_url: the destination as the plugin itself writes it, so that two spellings of one place are
             recognised as such; None: URLs are compared as they are written.
+        hosts: names or addresses of the hosts that its clients connect to, as far as options name them; empty: none.
+            None: the plugin does not tell, so a deployment that restricts hosts refuses it.
     """
 
     name: str
     capabilities: Capabilities
     canonical_url: str | None = None
+    hosts: Sequence[str] | None = None
 
     def is_at(self, other: Broker) -> bool:
         """Whether another broker is opened at this very place."""

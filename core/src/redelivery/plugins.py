@@ -7,7 +7,7 @@ plugin by name.
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -17,7 +17,9 @@ from redelivery import dialects
 from redelivery.broker import CONTRACT_VERSION, FEATURES, Broker, BrokerPlugin, Support
 from redelivery.dialects import HeaderDialect
 from redelivery.errors import PluginError, UnknownScheme
-from redelivery.settings import nearest, redact, resolve_secrets, scheme_of, unknown
+from redelivery.restrictions import restrictions
+from redelivery.secrets import redact, redact_url, remember_literals, resolve_secrets
+from redelivery.settings import nearest, scheme_of, unknown
 
 #: Entry point group, and pluggy's project name.
 GROUP = "redelivery"
@@ -74,9 +76,10 @@ class Registry:
         elif near:
             hint = f"did you mean {near!r}?"
         else:
-            hint = f"if there is a plugin for it, install it: pip install redelivery-{scheme}"
+            ours = scheme in _extras()
+            hint = f"install ours: pip install 'redelivery[{scheme}]'" if ours else "install the plugin that opens it"
         there = ", ".join(sorted(self.schemes)) or "none"
-        raise UnknownScheme(f"no plugin opens {scheme!r} URLs ({redact(url)}); installed are: {there}; {hint}")
+        raise UnknownScheme(f"no plugin opens {scheme!r} URLs ({redact_url(url)}); installed are: {there}; {hint}")
 
 
 def discover(entry_points: Iterable[importlib.metadata.EntryPoint] | None = None) -> Registry:
@@ -124,10 +127,16 @@ def connect(url: str, options: Mapping[str, str] | None = None) -> Broker:
         options: client options with their `<plugin name>.` prefix; values may be secret references.
 
     Raises:
-        InvalidURL, UnknownScheme, UnknownOption, ConfigurationError
+        InvalidURL, UnknownScheme, UnknownOption, ConfigurationError: the last also where this deployment does not allow
+            the plugin, a secret reference or a host (`redelivery.restrictions`).
     """
     plugin = registry().by_url(url)
-    return plugin.connect(url, resolve_secrets(client_options(plugin, options or {})))
+    allowed = restrictions()
+    allowed.check_plugin(plugin.name)
+    remember_literals(url)
+    broker = plugin.connect(url, resolve_secrets(client_options(plugin, options or {})))
+    allowed.check_hosts(broker.hosts, plugin.name)
+    return broker
 
 
 def subscription_url(url: str, name: str, options: Mapping[str, str] | None = None) -> str:
@@ -180,6 +189,14 @@ def client_options(plugin: BrokerPlugin, options: Mapping[str, str]) -> dict[str
             raise unknown("option", name, [f"{plugin.name}.{each}" for each in plugin.options])
         own[spelling.get(rest.lower(), rest)] = value
     return own
+
+
+def _extras() -> Sequence[str]:
+    """The plugins that the distribution `redelivery` itself offers; nothing else is named to be installed."""
+    try:
+        return importlib.metadata.metadata("redelivery").get_all("Provides-Extra") or ()
+    except importlib.metadata.PackageNotFoundError:
+        return ()
 
 
 def _load(entry_point: importlib.metadata.EntryPoint) -> tuple[BrokerPlugin | None, HeaderDialect | None]:

@@ -250,7 +250,7 @@ def _client_options(
 
 def _refuse_literal_secrets(plugin: BrokerPlugin, client: Mapping[str, str]) -> None:
     for name, value in client.items():
-        if holds_secret(name) and not is_reference(value):
+        if (holds_secret(name) and not is_reference(value)) or redact(value) != value:
             raise ConfigurationError(
                 f"the option '{plugin.name}.{name}' holds a secret, which Spark would show in plans and logs; "
                 "write a reference, as in 'env:NAME' (a variable on the workers) or 'file:PATH'"

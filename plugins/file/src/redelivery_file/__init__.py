@@ -43,6 +43,7 @@ class FileBroker(Broker):
 
     name = "file"
     capabilities = CAPABILITIES
+    hosts = ()
 
     def __init__(self, path: Path, url: str, *, context: bool) -> None:
         self.path = path

@@ -62,6 +62,7 @@ class KafkaBroker(Broker):
         self.address = address
         self.settings = settings
         self.canonical_url = replace(address, named_group="").url
+        self.hosts = (*address.hosts, *settings.hosts)
         limits = replace(CAPABILITIES.limits, message_bytes=largest(settings.message_bytes))
         self.capabilities = replace(CAPABILITIES, limits=limits)
 

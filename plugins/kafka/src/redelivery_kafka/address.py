@@ -53,6 +53,11 @@ class Address:
         return f"kafka://{self.bootstrap}/{self.topic}{group}"
 
     @property
+    def hosts(self) -> list[str]:
+        """The hosts of the bootstrap servers."""
+        return [server.rpartition(":")[0].strip("[]") or server for server in self.bootstrap.split(",")]
+
+    @property
     def is_dead_letters(self) -> bool:
         """Whether it is a dead letter topic."""
         return self.topic.endswith(DEAD_LETTERS)

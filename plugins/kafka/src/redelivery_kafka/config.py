@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
@@ -94,6 +95,12 @@ class Settings:
     def acks(self) -> str:
         """How many replicas confirm a row."""
         return self.values.get("acks", self.values.get("request.required.acks", "all"))
+
+    @property
+    def hosts(self) -> list[str]:
+        """Hosts that the settings name besides the bootstrap servers: where tokens are obtained."""
+        url = self.values.get("sasl.oauthbearer.token.endpoint.url")
+        return [] if url is None else [urlsplit(url).hostname or ""]
 
     @property
     def message_bytes(self) -> int:

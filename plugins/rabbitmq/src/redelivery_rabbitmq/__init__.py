@@ -64,6 +64,7 @@ class RabbitmqBroker(Broker):
         self.address = address
         self.settings = settings
         self.canonical_url = replace(address, username=None, password=None, parameters={}, binding=None).url
+        self.hosts = (address.host,)
         limits = replace(CAPABILITIES.limits, message_bytes=settings.message_bytes)
         self.capabilities = replace(CAPABILITIES, limits=limits)
         if settings.queue_type == "classic":  # it only tells that a message was given before

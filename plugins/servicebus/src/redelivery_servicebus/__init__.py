@@ -74,6 +74,7 @@ class ServicebusBroker(Broker):
         self.address = address
         self.settings = settings
         self.canonical_url = address.url
+        self.hosts = (address.host,)
         has = settings.duplicate_detection
         self.capabilities = replace(
             CAPABILITIES,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from typing import Final
-from urllib.parse import parse_qsl, quote, unquote
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from redelivery.errors import ConfigurationError, InvalidURL
 from redelivery.settings import redact, split_url, unknown
@@ -55,6 +55,11 @@ class Address:
     def url(self) -> str:
         """The URL that names it, always in the same form."""
         return f"{SCHEME}://{self.namespace}/{quote(self.queue)}"
+
+    @property
+    def host(self) -> str:
+        """The host of the namespace, without a port."""
+        return urlsplit(f"//{self.namespace}").hostname or self.namespace
 
     @property
     def is_dead_letters(self) -> bool:

@@ -65,6 +65,7 @@ class SqliteBroker(Broker):
         self.address = address
         self.settings = settings
         self.canonical_url = address.url
+        self.hosts = ()
         self.capabilities = replace(CAPABILITIES, deduplication_window=settings.deduplication_window)
 
     def sender(self) -> Sender:

@@ -79,6 +79,7 @@ class SqsBroker(Broker):
         )
         self.settings = settings
         self.canonical_url = address.url
+        self.hosts = (address.host, *settings.proxy_hosts)
         most = settings.max_message_bytes
         limits = replace(CAPABILITIES.limits, message_bytes=binary_limit(most), batch_bytes=most)
         self.capabilities = replace(CAPABILITIES, limits=limits)

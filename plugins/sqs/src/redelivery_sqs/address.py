@@ -72,6 +72,13 @@ class Address:
         return f"sqs:{self.queue}" + (f"?{query}" if query else "")
 
     @property
+    def host(self) -> str:
+        """The host that answers for it: AWS's own unless an endpoint is named."""
+        if self.endpoint is not None:
+            return urlsplit(self.endpoint).hostname or ""
+        return "sqs.amazonaws.com" if self.region is None else f"sqs.{self.region}.amazonaws.com"
+
+    @property
     def fifo(self) -> bool:
         """Whether it is a FIFO queue."""
         return self.queue.endswith(FIFO)

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import boto3
 import botocore.session
@@ -95,6 +96,11 @@ class Settings:
     dead_letter_hold: int = 120
     dead_letter_retention: int = 1_209_600
     kms_key: str | None = None
+
+    @property
+    def proxy_hosts(self) -> list[str]:
+        """The hosts of the proxies."""
+        return [urlsplit(url).hostname or "" for _, url in self.proxies]
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> Settings:

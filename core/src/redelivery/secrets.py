@@ -1,0 +1,295 @@
+"""Secrets: references that are resolved where they are used, and redaction of every text that leaves the process.
+
+A secret is written as a reference, `env:NAME` or `file:PATH`. Its value is a `Secret`, whose `repr` shows nothing. Each
+value that is resolved, or written out in a URL that is opened, is remembered; `redact` replaces it wherever it
+stands. Patterns find the secrets that nobody has told us of. Every function here takes time linear in its text.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote, quote_plus, unquote, unquote_plus
+
+from redelivery.errors import ConfigurationError, InvalidURL
+from redelivery.restrictions import restrictions
+
+REDACTED: Final = "***"
+#: Longer texts are cut before they are searched: nobody reads so much, and searching takes time. Characters.
+LONGEST: Final = 256 * 1024
+#: Shorter secrets are not looked for by value: they stand in too many words. Characters.
+SHORTEST: Final = 6
+#: Values that are remembered; the oldest are forgotten first.
+REMEMBERED: Final = 1000
+
+_SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
+_WORD: Final = re.compile(r"\S+")
+#: A reference, and nothing besides; a percent sign may stand for its colon in a URL.
+_REFERENCE: Final = re.compile(r"(?:env|file)(?::|%3[Aa])[\w./~%-]+")
+#: `sas` counts where it is a word: `sasl_plaintext` is a protocol.
+_WORDS: Final = (
+    r"secret|passw|passphrase|token|credential|access.?key|access.?signature|private.?key|key\.pem|external.?id|"
+    r"(?<![a-z])sas(?![a-z])|connection.?string|jaas|oauthbearer\.config"
+)
+_SECRET_NAME: Final = re.compile(f"(?i:{_WORDS})")
+#: Names of options whose value is a secret: fewer. Hiding too much harms nobody; refusing too much does.
+_SECRET_OPTION: Final = re.compile(
+    r"(?i)passw|passphrase|secret$|client.?secret|(?:access|private|sas).?key$|key\.pem$|(?:session|sas).?token$|"
+    r"signature$|connection.?string|jaas|external.?id$|oauthbearer\.config$|(?:^|\.)token$"
+)
+_VALUE: Final = r"""\"(?:[^\"\\]|\\.)*+\"|'(?:[^'\\]|\\.)*+'|[^\s;,&\"'}]+"""
+#: Only pairs with a secret name match: another pair must not swallow one that begins in its value (`url: x?sas=...`).
+_PAIR: Final = re.compile(
+    rf"(?P<name>(?<![A-Za-z0-9_.-])[A-Za-z0-9_.-]*?(?i:{_WORDS})[A-Za-z0-9_.-]{{0,64}}+)"
+    rf"(?P<sign>[\"']?\s*+[=:]\s*+)(?P<value>{_VALUE})"
+)
+_AUTHORIZATION: Final = re.compile(r"\b(?P<how>(?i:bearer|basic))\s+(?=[^\s,;\"']*[0-9A-Z=])[^\s,;\"']{8,}")
+
+
+class Secret(str):
+    """The value of a secret. It is a text like any other, but its `repr` does not show it."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return repr(REDACTED)
+
+
+class _Remembered:
+    """Secret values that this process has seen, and one pattern of all their spellings."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._values: dict[str, None] = {}
+        self._pattern: re.Pattern[str] | None = None
+
+    def add(self, value: str) -> None:
+        with self._lock:
+            if value in self._values:
+                return
+            self._values[value] = None
+            while len(self._values) > REMEMBERED:
+                del self._values[next(iter(self._values))]
+            spellings = sorted({each for known in self._values for each in _spellings(known)}, key=len, reverse=True)
+            self._pattern = re.compile("|".join(map(re.escape, spellings)))
+
+    def hide(self, text: str) -> str:
+        return text if self._pattern is None else self._pattern.sub(REDACTED, text)
+
+
+_remembered = _Remembered()
+
+
+def remember(value: str) -> Secret:
+    """Have `redact` replace this very value from now on. Returns it as a `Secret`.
+
+    A value of fewer than `SHORTEST` characters is not looked for: `guest` stands in too many texts.
+    """
+    if len(value) >= SHORTEST:
+        _remembered.add(str(value))
+    return Secret(value)
+
+
+def _spellings(value: str) -> set[str]:
+    """The value as texts may show it: plain, URL-encoded, and within JSON or a Python literal."""
+    return {
+        str(value),
+        quote(value, safe=""),
+        quote(value),
+        quote_plus(value),
+        json.dumps(value)[1:-1],
+        repr(str(value))[1:-1],
+    }
+
+
+# --- references ----------------------------------------------------------------------------------------------------
+
+
+def holds_secret(name: str) -> bool:
+    """Whether an option of this name is a secret: only such an option may be a reference."""
+    return bool(_SECRET_OPTION.search(name))
+
+
+def is_reference(value: str) -> bool:
+    """Whether a value is a secret reference: `env:NAME` or `file:PATH`."""
+    return value.startswith(("env:", "file:"))
+
+
+def resolve_secret(value: str) -> str:
+    """Return the value behind `env:NAME` or `file:PATH`; any other value as it is.
+
+    Raises:
+        ConfigurationError: the variable is not set, the file cannot be read, or this deployment does not allow the
+            reference. The text never shows a value.
+    """
+    kind, _, name = value.partition(":")
+    if kind == "env" and name:
+        restrictions().check_variable(name)
+        if name not in os.environ:
+            msg = f"the secret reference 'env:{name}' names a variable that is not set on this machine"
+            raise ConfigurationError(msg)
+        return remember(os.environ[name])
+    if kind == "file" and name:
+        path = Path(name.removeprefix("//"))
+        restrictions().check_file(path)
+        try:
+            return remember(path.read_text(encoding="utf-8").rstrip("\r\n"))
+        except (OSError, UnicodeDecodeError) as error:
+            msg = f"the secret reference 'file:{name}' cannot be read on this machine: {type(error).__name__}"
+            raise ConfigurationError(msg) from None  # a decoding error holds the bytes
+    return value
+
+
+def resolve_secrets(options: Mapping[str, str]) -> dict[str, str]:
+    """Return options with each secret's reference replaced by its value. Call it only where the client is made.
+
+    Only an option that is secret by its name is resolved: no other one can make us read a file or a variable.
+
+    Raises:
+        ConfigurationError: as `resolve_secret`.
+    """
+    resolved = dict(options)
+    for name, value in options.items():
+        if holds_secret(name):
+            resolved[name] = resolve_secret(value) if is_reference(value) else remember(value)
+        elif is_reference(value):
+            msg = f"{name}: only a secret may be a reference, and this option is none; write its value, not {value!r}"
+            raise ConfigurationError(msg)
+    return resolved
+
+
+# --- URLs ----------------------------------------------------------------------------------------------------------
+
+
+def literal_secrets(url: str) -> Iterator[str]:
+    """The secrets that are written out in a URL, as they stand there: a password, values of secret parameters.
+
+    Found by the URL's own marks, so white space or an `@` in a password hides nothing. References are no secrets.
+    """
+    found = _userinfo(url)
+    if found is not None:
+        password = url[found[0] : found[1]]
+        if password and not _is_reference_in_url(password):
+            yield password
+    for start, end in _parameters(url):
+        value = url[start:end]
+        if value and not _is_reference_in_url(value):
+            yield value
+
+
+def remember_literals(url: str) -> None:
+    """Remember the secrets written out in a URL that is about to be opened, as written and decoded."""
+    for each in literal_secrets(url):
+        remember(each)
+        remember(unquote(each))
+        remember(unquote_plus(each))
+
+
+def refuse_password(url: str) -> None:
+    """Refuse a secret written out in a URL: it would show in plans and logs.
+
+    Raises:
+        InvalidURL: it holds one that is not a reference.
+    """
+    if next(literal_secrets(url), None) is not None:
+        msg = (
+            f"the URL {redact_url(url)!r} holds a password, which Spark would show in plans and logs; "
+            "put it into an environment variable of the workers and write a reference, as in 'env:NAME'"
+        )
+        raise InvalidURL(msg)
+
+
+def redact_url(url: str) -> str:
+    """Return a URL without the secrets written out in it. References stay, so that it can be opened again."""
+    spans = [span for span in (_userinfo(url), *_parameters(url)) if span is not None]
+    for start, end in sorted(spans, reverse=True):
+        if end > start and not _is_reference_in_url(url[start:end]):
+            url = url[:start] + REDACTED + url[end:]
+    return url
+
+
+def _is_reference_in_url(text: str) -> bool:
+    return _REFERENCE.fullmatch(text) is not None
+
+
+def _userinfo(url: str) -> tuple[int, int] | None:
+    """Where the password of a URL stands: behind the first colon of what precedes the last `@`."""
+    scheme = _SCHEME.match(url)
+    if scheme is None:
+        return None
+    begin = scheme.end()
+    while begin < len(url) and url[begin] in "/\\":
+        begin += 1
+    at = url.rfind("@")
+    colon = url.find(":", begin, at)
+    if at < begin or colon < 0 or any(mark in url[begin:colon] for mark in "/?#@"):
+        return None
+    return colon + 1, at
+
+
+def _parameters(url: str) -> Iterator[tuple[int, int]]:
+    """Where the values of secret parameters stand, in the query and in the fragment."""
+    start = min((at for at in (url.find("?"), url.find("#")) if at >= 0), default=len(url))
+    for pair in re.finditer(r"[^?#&;]+", url[start:]):
+        name, sign, value = pair[0].partition("=")
+        if sign and value and _SECRET_NAME.search(unquote(name)):
+            end = start + pair.end()
+            yield end - len(value), end
+
+
+# --- any text ------------------------------------------------------------------------------------------------------
+
+
+def redact(text: str) -> str:
+    """Return text without secrets: those we know, passwords in URLs, and values of secret-looking names.
+
+    A text longer than `LONGEST` is cut.
+    """
+    text = _remembered.hide(_cut(text))
+    if _SCHEME.match(text) and "\n" not in text and not re.search(r"\s", text[text.rfind("@") + 1 :]):
+        text = redact_url(text)  # the whole of it is a URL, whose password may hold white space
+    elif "://" in text:
+        text = _WORD.sub(_without_password, text)
+    text = _AUTHORIZATION.sub(lambda match: f"{match['how']} {REDACTED}", text)
+    return _PAIR.sub(lambda match: match["name"] + match["sign"] + _hidden(match["value"]), text)
+
+
+def redact_options(options: Mapping[str, str]) -> dict[str, str]:
+    """Return options as they may be logged or written: secret-looking names lose their value, URLs their password."""
+    return {
+        name: REDACTED if _SECRET_NAME.search(name) and not is_reference(value) else redact(value)
+        for name, value in options.items()
+    }
+
+
+def _hidden(value: str) -> str:
+    return value if _is_reference_in_url(value) else REDACTED
+
+
+def _cut(text: str) -> str:
+    """A text of at most `LONGEST` characters, cut between words: half a secret would not be found."""
+    if len(text) <= LONGEST:
+        return text
+    kept = text[:LONGEST]
+    words = re.search(r"\s\S*\Z", kept[-SHORTEST * 1024 :])
+    return kept[: len(kept) - len(words[0])] + "…" if words else REDACTED
+
+
+def _without_password(word: re.Match[str]) -> str:
+    """A word without the passwords of the URLs in it: each ends at the word's last `@`."""
+    text = word[0]
+    at, begin = text.rfind("@"), text.find("://")
+    while 0 <= begin < at:
+        begin += 3
+        end = next((n for n in range(begin, at + 1) if text[n] in ":/@"), at)
+        if text[end] == ":":
+            password = text[end + 1 : at]
+            kept = password if _is_reference_in_url(password) else REDACTED
+            return f"{text[: end + 1]}{kept}{text[at:]}"
+        begin = text.find("://", end)
+    return text

@@ -1,0 +1,302 @@
+"""Secrets: references, values that are remembered, and redaction in linear time."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+import traceback
+from pathlib import Path
+from urllib.parse import quote, quote_plus
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from redelivery import plugins, restrictions, secrets
+from redelivery.errors import ConfigurationError, InvalidURL, UnknownScheme
+from redelivery.secrets import (
+    LONGEST,
+    Secret,
+    literal_secrets,
+    redact,
+    redact_url,
+    refuse_password,
+    remember,
+    remember_literals,
+    resolve_secret,
+    resolve_secrets,
+)
+
+CANARY = "c4nary-hunter2"
+
+
+@pytest.fixture(autouse=True)
+def forget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one test remembers is no secret of another's."""
+    monkeypatch.setattr(secrets, "_remembered", secrets._Remembered())
+
+
+SPELLINGS = [
+    f"carrier://user:{CANARY}@host/queue",
+    f"carrier://:{CANARY}@host/queue",
+    f"CARRIER://user:{CANARY}@host/queue",
+    f"carrier:user:{CANARY}@host/queue",
+    f"carrier:/user:{CANARY}@host/queue",
+    f"carrier:///user:{CANARY}@host/queue",
+    f"carrier:\\\\user:{CANARY}@host/queue",
+    f"carrier://user:{CANARY} with space@host/queue",
+    f"carrier://user: {CANARY}@host/queue",
+    f"carrier://user:{CANARY}\t@host/queue",
+    f"carrier://user:a@{CANARY}@host/queue",
+    f"carrier://user:a/{CANARY}@host/queue",
+    f"carrier://user:a?{CANARY}@host/queue",
+    f"carrier://user:a#{CANARY}@host/queue",
+    f"carrier://us%3Aer:{CANARY}@host/queue",
+    f"carrier://user:{CANARY}@[::1/queue",
+    f"carrier://user:{CANARY}@host:port/queue",
+    f"carrier://user:{CANARY}@one:1,two:2/queue",
+    f"carrier://host/queue?password={CANARY}",
+    f"carrier://host/queue?a=b&PassWord={CANARY}",
+    f"carrier://host/queue?a=b;password={CANARY}",
+    f"carrier://host/queue?pass%77ord={CANARY}",
+    f"carrier://host/queue?sas_token={CANARY}&x=y",
+    f"carrier://host/queue?SharedAccessKey={CANARY}",
+    f"carrier://host/queue#token={CANARY}",
+    f"carrier:host?client_secret={CANARY}",
+]
+
+
+@pytest.mark.parametrize("url", SPELLINGS)
+def test_a_secret_in_any_spelling_of_a_url_is_found_refused_and_not_shown(url: str) -> None:
+    assert any(CANARY in each for each in literal_secrets(url))
+    assert CANARY not in redact_url(url)
+    assert CANARY not in redact(url)
+    with pytest.raises(InvalidURL) as caught:
+        refuse_password(url)
+    assert CANARY not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "carrier://user@host/queue",
+        "sqlite:/data/orders.db?queue=a@b",
+        "carrier://user:env:NAME@host/queue",
+        "carrier://user:env%3ANAME@host/queue",
+        "carrier://user:file:%2Frun%2Fsecrets%2Fpw@host/queue",
+        "carrier://user:file:/run/secrets/pw@host/queue",
+        "carrier://host/queue?password=env:NAME",
+    ],
+)
+def test_a_url_without_a_literal_secret_is_left_as_it_is(url: str) -> None:
+    refuse_password(url)
+    assert redact_url(url) == url
+    assert redact(url) == url
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "sasl_plaintext://broker-1:9092/bootstrap: Connect to ipv4#127.0.0.1:9092 failed",
+        "sasl_ssl://one:9092: broker is down, mail ops@example.org",
+        "the disk has 3 partitions: a, b",
+        "basic training for all",
+    ],
+)
+def test_what_helps_is_not_hidden(text: str) -> None:
+    assert redact(text) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"Authorization: Bearer {CANARY}0",
+        f'{{"password": "a\\"{CANARY}"}}',
+        f"{{'password': 'a\\'{CANARY}'}}",
+        f"external_id={CANARY}",
+        f"connect(carrier://user:{CANARY}@host) failed",
+    ],
+)
+def test_a_secret_that_nobody_told_of_is_found_by_what_stands_before_it(text: str) -> None:
+    assert CANARY not in redact(text)
+
+
+@given(
+    st.text(st.characters(exclude_categories=["Cs"]), min_size=6, max_size=40).filter(lambda text: text.isprintable())
+)
+def test_a_resolved_secret_is_hidden_in_every_spelling(value: str) -> None:
+    remember(value)
+    for shown in (value, quote(value, safe=""), quote_plus(value), json.dumps(value), repr(value)):
+        assert value not in redact(f"refused <{shown}> by the broker").replace("***", "")
+
+
+def test_the_value_of_a_reference_is_hidden_wherever_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("A_TOKEN", "correct horse battery")
+    value = resolve_secrets({"password": "env:A_TOKEN"})["password"]
+    assert value == "correct horse battery"
+    assert "horse" not in redact(f"the broker said: no user for {value}")
+    assert "horse" not in f"{value!r} {[value]} { ({'password': value}) }"
+
+
+def test_a_secret_written_out_in_a_url_is_hidden_once_the_url_is_opened() -> None:
+    remember_literals("carrier://user:pass%20word%21@host")
+    assert redact("login as user with 'pass word!' failed") == "login as user with '***' failed"
+
+
+def test_a_short_secret_does_not_eat_words() -> None:
+    remember("queue")
+    assert redact("no queue 'orders'") == "no queue 'orders'"
+
+
+@pytest.mark.parametrize("name", ["busy_timeout", "endpoint_url", "client.id", "connection_name"])
+def test_only_a_secret_may_be_a_reference(name: str, tmp_path: Path) -> None:
+    planted = tmp_path / "passwd"
+    planted.write_text(CANARY)
+    with pytest.raises(ConfigurationError, match="only a secret may be a reference") as caught:
+        resolve_secrets({name: f"file:{planted}"})
+    assert CANARY not in str(caught.value)
+
+
+@pytest.mark.parametrize("reference", ["file:{0}", "env:A_TOKEN"])
+def test_a_value_that_came_from_a_reference_is_not_quoted_by_an_error(
+    reference: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("A_TOKEN", CANARY)
+    (tmp_path / "secret").write_text(CANARY)
+    value = resolve_secret(reference.format(tmp_path / "secret"))
+    assert isinstance(value, Secret)
+    assert CANARY not in f"password: not a number: {value!r}"
+
+
+def test_an_unreadable_secret_file_leaves_no_bytes_of_it_in_the_error(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_bytes(b"\xff" + CANARY.encode())
+    with pytest.raises(ConfigurationError) as caught:
+        resolve_secret(f"file:{tmp_path / 'secret'}")
+    assert CANARY not in "".join(traceback.format_exception(caught.value))
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        "a://b:",
+        "a://b:c@",
+        "://",
+        "password",
+        "password=",
+        'password="',
+        "password='\\",
+        "sas",
+        "bearer ",
+        "a.",
+        "-password:",
+        "http://a:b ",
+        "@:",
+        "x=y&token",
+        "env:",
+    ],
+)
+def test_redaction_takes_time_linear_in_the_text(piece: str) -> None:
+    text = "carrier: " + piece * (LONGEST * 4 // len(piece))
+    began = time.process_time()
+    redact(text)
+    assert time.process_time() - began < 5, "quadratic: 80 KB took half a minute, and this is 256 KB"
+
+
+def test_a_long_text_is_cut_between_words_so_that_half_a_secret_is_not_shown() -> None:
+    text = "x " * (LONGEST // 2 - 10) + f"carrier://user:{CANARY * 10}@host"
+    assert len(text) > LONGEST
+    assert CANARY[:6] not in redact(text)
+
+
+# --- what a deployment allows ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def allow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def write(text: str) -> Path:
+        path = tmp_path / "restrictions.toml"
+        path.write_text(text)
+        monkeypatch.setenv(restrictions.VARIABLE, str(path))
+        return path
+
+    return write
+
+
+def test_a_deployment_allows_only_certain_variables(allow, monkeypatch: pytest.MonkeyPatch) -> None:
+    allow('variables = ["ORDERS_*"]')
+    monkeypatch.setenv("ORDERS_PASSWORD", "one-secret")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", CANARY)
+    assert resolve_secret("env:ORDERS_PASSWORD") == "one-secret"
+    with pytest.raises(ConfigurationError, match="env:AWS_SECRET_ACCESS_KEY' is not allowed on this machine"):
+        resolve_secret("env:AWS_SECRET_ACCESS_KEY")
+
+
+def test_a_deployment_allows_only_certain_folders_and_links_do_not_lead_out(allow, tmp_path: Path) -> None:
+    inside = tmp_path / "secrets"
+    inside.mkdir()
+    (inside / "good").write_text("one-secret")
+    (tmp_path / "outside").write_text(CANARY)
+    (inside / "link").symlink_to(tmp_path / "outside")
+    allow(f'folders = ["{inside}"]')
+    assert resolve_secret(f"file:{inside / 'good'}") == "one-secret"
+    for escape in (tmp_path / "outside", inside / "link", inside / ".." / "outside"):
+        with pytest.raises(ConfigurationError, match="is not allowed"):
+            resolve_secret(f"file:{escape}")
+
+
+def test_a_deployment_allows_only_certain_plugins(allow) -> None:
+    allow('plugins = ["nothing"]')
+    with pytest.raises(ConfigurationError, match="the plugin 'sqlite' is not allowed"):
+        plugins.connect("sqlite:orders.db?queue=orders")
+
+
+def test_a_deployment_allows_only_certain_hosts(allow) -> None:
+    allow('hosts = ["*.example.com"]')
+    rules = restrictions.restrictions()
+    rules.check_hosts(["a.example.com", "B.Example.COM"], "carrier")
+    rules.check_hosts([], "sqlite")
+    with pytest.raises(ConfigurationError, match=r"the host 'example\.org' is not allowed"):
+        rules.check_hosts(["a.example.com", "example.org"], "carrier")
+    with pytest.raises(ConfigurationError, match="does not tell its hosts"):
+        rules.check_hosts(None, "carrier")
+
+
+def test_the_machines_own_file_holds_beside_the_one_that_a_variable_names(
+    allow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    system = tmp_path / "system.toml"
+    system.write_text('variables = ["A_*"]')
+    monkeypatch.setattr(restrictions, "SYSTEM_FILE", system)
+    allow('variables = ["*"]')
+    monkeypatch.setenv("B_TOKEN", CANARY)
+    with pytest.raises(ConfigurationError, match="is not allowed"):
+        resolve_secret("env:B_TOKEN")
+
+
+@pytest.mark.parametrize("text", ["hosts = 1", "what = []", "hosts = [1]", "hosts = ["])
+def test_restrictions_that_cannot_be_understood_allow_nothing(allow, text: str) -> None:
+    allow(text)
+    with pytest.raises(ConfigurationError, match="the restrictions"):
+        plugins.connect("sqlite:orders.db?queue=orders")
+
+
+def test_restrictions_that_are_missing_allow_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(restrictions.VARIABLE, str(tmp_path / "gone.toml"))
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        plugins.connect("sqlite:orders.db?queue=orders")
+
+
+def test_an_unknown_scheme_never_names_a_package_of_a_stranger() -> None:
+    with pytest.raises(UnknownScheme) as caught:
+        plugins.discover([]).by_url("evil-package://host")
+    assert "pip install" not in str(caught.value)
+    with pytest.raises(UnknownScheme, match=r"pip install 'redelivery\[kafka\]'"):
+        plugins.discover([]).by_url("kafka://host/topic")
+
+
+def test_secrets_write_no_log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("A_TOKEN", CANARY)
+    with caplog.at_level(logging.DEBUG):
+        resolve_secret("env:A_TOKEN")
+    assert not caplog.records
