@@ -79,7 +79,7 @@ def test_a_malformed_url_says_so():
 def test_an_unknown_scheme_names_what_there_is_and_what_to_install():
     text = refused(UnknownScheme, url="pigeon://loft")
     assert "shelf" in text
-    assert "pip install redelivery-pigeon" in text
+    assert "install the plugin that opens it" in text
 
 
 def test_url_and_path_together_are_refused():
@@ -128,11 +128,20 @@ def test_errors_spell_an_option_as_the_documentation_does():
 
 def test_letters_and_logs_get_all_options_but_no_secret():
     settings = read_write_options(
-        {"url": "shelf:///x?token=hunter2", "RETRY": "3", "ordering": "KEY", "shelf.password": "env:LOCK"}
+        {"url": "shelf:///x?token=env:KEY", "RETRY": "3", "ordering": "KEY", "shelf.password": "env:LOCK"}
     )
     assert settings.configs["retry"] == "3"
     assert settings.configs["shelf.password"] == "env:LOCK"
-    assert "hunter2" not in str(settings.configs)
+    assert settings.configs["url"] == "shelf:///x?token=env:KEY"
+
+
+@pytest.mark.parametrize(
+    "options", [{"url": "shelf:///x?token=hunter2"}, {"url": URL, "shelf.maxWeight": "http://me:hunter2@proxy"}]
+)
+def test_a_secret_written_out_in_any_option_is_refused_and_not_shown(options: dict[str, str]):
+    with pytest.raises(ConfigurationError) as caught:
+        read_write_options(options)
+    assert "hunter2" not in str(caught.value)
 
 
 def test_a_spec_given_twice_is_refused():

@@ -39,7 +39,7 @@ OPTIONS: Final[Mapping[str, str]] = {
     "dead_letter_hold": "seconds that a letter which was looked at stays hidden, where the look was killed (120)",
     "dead_letter_retention": "seconds that a provisioned dead letter queue keeps a letter (1209600, the most)",
     "endpoint_url": "where SQS is reached, if not at AWS",
-    "external_id": "what the role of role_arn asks for besides",
+    "external_id": "what the role of role_arn asks for besides, as a reference",
     "kms_key": "key that provisioned queues are encrypted with; by default SQS's own (SSE-SQS)",
     "max_message_bytes": "the largest message and the largest batch that the server takes (1048576, AWS's own)",
     "max_pool_connections": "connections kept open (as many as concurrency)",
