@@ -12,7 +12,7 @@ from broken import Broken, Rewriting
 from redelivery.broker import DeadLetters, Letter, Plan, Sender
 from redelivery.errors import Throttled
 from redelivery.message import Batch, Message
-from redelivery.spec import DeliverySpec, DeliveryStatus
+from redelivery.spec import NATIVE, DeliverySpec, DeliveryStatus, Ref, Sink
 from redelivery_conformance.memory import (
     BARE,
     READ_ONLY,
@@ -185,6 +185,44 @@ class CountsDeadLettersAsWaiting(Broken):
             return sum(len(queue.messages) for queue in self.broker.store().queues.values())
 
 
+class CallsTheNativePlaceASink(Broken):
+    """Though the spec has none."""
+
+    caught_by = "a_spec_without_a_sink_has_none_in_its_status"
+
+    class AdminRole(MemoryAdmin):
+        def _status(self, spec: DeliverySpec) -> DeliveryStatus:
+            return super()._status(replace(spec, dead_letter_sink=(Sink(uri=NATIVE),)))
+
+
+class TakesAnotherSinkForTheNativePlace(Broken):
+    caught_by = "the_status_of_a_sink_elsewhere_is_not_the_native_place"
+
+    class AdminRole(MemoryAdmin):
+        def _status(self, spec: DeliverySpec) -> DeliveryStatus:
+            return super()._status(
+                spec if not spec.dead_letter_sink else DeliverySpec(dead_letter_sink=(Sink(uri=NATIVE),))
+            )
+
+
+class HasNoWordForTheNativePlace(Broken):
+    caught_by = "the_status_names_the_native_place_where_that_is_the_sink"
+
+    class AdminRole(MemoryAdmin):
+        def _status(self, spec: DeliverySpec) -> DeliveryStatus:
+            return replace(super()._status(spec), dead_letter_channel=None)
+
+
+class NamesTheQueueAsItsDeadLetters(Broken):
+    caught_by = "the_status_as_a_reference_is_resolved_to_the_native_place_again"
+
+    class AdminRole(MemoryAdmin):
+        def _status(self, spec: DeliverySpec) -> DeliveryStatus:
+            found = super()._status(spec)
+            channel = found.dead_letter_channel
+            return replace(found, dead_letter_channel=channel and replace(channel, name=self.broker.queue))
+
+
 # --- opening, closing, what is not there ---------------------------------------------------------------------------
 
 
@@ -226,6 +264,42 @@ class LetsAValueErrorOut(Broken):
     def __init__(self, url: str, options: Mapping[str, str]) -> None:
         int(url.partition("host:")[2].partition("/")[0] or 0)
         super().__init__(url, options)
+
+
+class TakesAServiceForAQueue(Broken):
+    caught_by = "a_reference_to_what_is_not_known_is_refused[memory-kind]"
+
+    def resolve(self, ref: Ref) -> str:
+        return super().resolve(replace(ref, kind="Queue"))
+
+
+class LooksAtNoGroup(Broken):
+    caught_by = "a_reference_to_what_is_not_known_is_refused[memory-group]"
+
+    def resolve(self, ref: Ref) -> str:
+        return super().resolve(replace(ref, api_version=""))
+
+
+class LooksAtNoNamespace(Broken):
+    caught_by = "a_reference_to_what_is_not_known_is_refused[memory-namespace]"
+
+    def resolve(self, ref: Ref) -> str:
+        return super().resolve(replace(ref, namespace=""))
+
+
+class KnowsOneVersion(Broken):
+    caught_by = "a_reference_of_a_known_kind_names_another_place"
+
+    def resolve(self, ref: Ref) -> str:
+        return super().resolve(ref) + ref.api_version.removeprefix("memory.example")
+
+
+class ResolvesThoughItSaysNoKind(Broken):
+    caught_by = "without_kinds_every_reference_is_refused"
+    capabilities = BARE
+
+    def resolve(self, ref: Ref) -> str:
+        return self.sibling(ref.name)
 
 
 class AnswersForARoleItHasNot(Broken):

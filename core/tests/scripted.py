@@ -37,7 +37,9 @@ class ScriptedBroker(Broker):
     clock: FakeClock
     script: dict[str, list[str]] = field(default_factory=dict)
     capabilities: Capabilities = field(
-        default_factory=lambda: Capabilities(send=Support.NATIVE, keys=Support.NATIVE, headers=Support.NATIVE)
+        default_factory=lambda: Capabilities(
+            send=Support.NATIVE, keys=Support.NATIVE, headers=Support.NATIVE, ref_kinds=("Queue",)
+        )
     )
     name: str = "scripted"
     latency: float = 0.0

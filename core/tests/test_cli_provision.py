@@ -67,6 +67,44 @@ def test_json_says_all_of_it(url: str, capsys: pytest.CaptureFixture[str]) -> No
     assert found["status"]["deadLetterSinkUri"]
 
 
+def test_a_spec_without_a_sink_has_none_in_its_status_whatever_is_made(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The place for what the broker itself dead-letters is made, but no row that fails goes there."""
+    text = run(capsys, "plan", url)[1]
+    assert "No dead letter sink." in text
+    assert "Dead letters go to" not in text
+    found = json.loads(run(capsys, "plan", url, "--json")[1])
+    assert found["status"] == {}
+    assert "orders-dead-letters" in {each["name"] for each in found["objects"]}
+    status, out, err = run(capsys, "apply", url)
+    assert (status, json.loads(out)) == (0, {})
+    assert "The spec has no dead letter sink" in err
+
+
+def test_the_status_of_a_sink_elsewhere_is_that_sinks_url(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    option = ("--option", "deadLetterSink=file:///somewhere")
+    wanted = {"deadLetterSinkUri": "file:///somewhere"}
+    assert json.loads(run(capsys, "plan", url, "--json", *option)[1])["status"] == wanted
+    assert "Dead letters go to file:///somewhere" in run(capsys, "plan", url, *option)[1]
+    assert json.loads(run(capsys, "apply", url, *option)[1]) == wanted
+
+
+def test_the_status_of_a_ref_has_the_ref_itself_and_its_url(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    option = ("--option", 'deadLetterSink={"ref": {"kind": "Queue", "name": "letters"}}')
+    found = json.loads(run(capsys, "plan", url, "--json", *option)[1])["status"]
+    assert found["deadLetterSinkUri"].endswith("queue=letters")
+    assert found["deadLetterChannel"] == {"kind": "Queue", "name": "letters"}
+    assert json.loads(run(capsys, "apply", url, *option)[1]) == found
+
+
+def test_the_native_place_has_a_channel_that_is_resolved_again(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found = json.loads(run(capsys, "apply", url, "--option", "deadLetterSink=native")[1])
+    again = json.dumps({"ref": found["deadLetterChannel"]})
+    same = json.loads(run(capsys, "apply", url, "--option", f"deadLetterSink={again}")[1])
+    assert same == found
+
+
 def warnings(capsys: pytest.CaptureFixture[str], url: str, *arguments: str) -> str:
     return " ".join(json.loads(run(capsys, "plan", url, "--json", *arguments)[1])["warnings"])
 

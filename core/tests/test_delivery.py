@@ -6,6 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -15,6 +16,7 @@ from scripted import FakeClock, ScriptedBroker
 from redelivery.broker import Broker, Sender, Settled
 from redelivery.delivery import Bounds, Delivery, Origin
 from redelivery.delivery import delivery as module
+from redelivery.delivery.opening import sink_url
 from redelivery.errors import (
     ConfigurationError,
     ContractViolation,
@@ -176,10 +178,69 @@ def test_a_ref_is_the_place_of_that_name_at_the_destinations_broker() -> None:
         assert delivery.finish().destinations["scripted:letters"].delivered == 1
 
 
-def test_a_uri_that_is_relative_to_a_ref_is_refused_for_no_place_is_within_another() -> None:
-    spec = DeliverySpec(dead_letter_sink=(Sink(uri="/poison", ref=Ref(kind="Queue", name="letters")),))
-    with pytest.raises(ConfigurationError, match=r"'/poison' is relative to Queue/letters.*give the ref alone"):
-        Delivery.open("scripted:work", spec, origin=Origin(run="r"), borrow=Lent(work=scripted()))
+@pytest.mark.parametrize(
+    "ref",
+    [
+        Ref(kind="Service", name="letters", api_version="serving.knative.dev/v1"),
+        Ref(kind="Queue", name="letters", api_version="elsewhere.example/v1"),
+        Ref(kind="queue", name="letters"),
+        Ref(kind="Queue", name="letters", namespace="jobs"),
+    ],
+    ids=["kind", "group", "case", "namespace"],
+)
+def test_a_ref_that_the_broker_does_not_know_is_refused_and_the_known_kinds_named(ref: Ref) -> None:
+    spec = DeliverySpec(dead_letter_sink=(Sink(ref=ref),))
+    work, letters = scripted(), scripted()
+    with pytest.raises(ConfigurationError, match=r"deadLetterSink: .*ref.*Queue") as refused:
+        Delivery.open("scripted:work", spec, origin=Origin(run="r"), borrow=Lent(work=work, letters=letters))
+    assert (ref.namespace or ref.group_kind) in str(refused.value)
+    assert work.sends == []
+
+
+def test_a_broker_without_kinds_resolves_no_ref() -> None:
+    work = scripted()
+    work.capabilities = replace(work.capabilities, ref_kinds=())
+    spec = DeliverySpec(dead_letter_sink=(Sink(ref=Ref(kind="Queue", name="letters")),))
+    with pytest.raises(ConfigurationError, match="resolves no refs; give a URL"):
+        Delivery.open("scripted:work", spec, origin=Origin(run="r"), borrow=Lent(work=work))
+
+
+def relative(base: str, uri: str) -> str:
+    """The URL that a uri relative to a ref means, where the broker resolves the ref to `base`."""
+    work = scripted()
+    work.sibling = lambda _name: base  # type: ignore[method-assign]
+    return sink_url(Sink(uri=uri, ref=Ref(kind="Queue", name="letters")), work)
+
+
+@pytest.mark.parametrize(
+    ("base", "uri", "url"),
+    [
+        ("x://h:1,g:2/letters", "poison", "x://h:1,g:2/poison"),
+        ("x://h/a/letters", "/poison", "x://h/poison"),
+        ("x://h/a/letters", "../poison", "x://h/poison"),
+        ("x://u:pw@h/v?queue=letters", "?queue=poison", "x://u:pw@h/v?queue=poison"),
+        ("x:///a/q.db?queue=letters", "?queue=poison", "x:///a/q.db?queue=poison"),
+        ("x:letters", "poison", "x:poison"),
+    ],
+)
+def test_a_uri_relative_to_a_ref_is_resolved_as_rfc_3986_says(base: str, uri: str, url: str) -> None:
+    assert relative(base, uri) == url
+
+
+@pytest.mark.parametrize(
+    ("base", "uri", "why"),
+    [
+        ("x://u:pw@h/v?queue=letters", "poison", "would lose its query"),
+        ("x:letters?region=here", "poison", "would lose its query"),
+        ("x://h/letters", "//elsewhere/poison", "another host"),
+        ("x://h/letters", "letters", "is the ref itself"),
+        ("x://h/letters", "#poison", "names no other place"),
+    ],
+)
+def test_a_uri_relative_to_a_ref_that_means_no_other_place_there_is_refused(base: str, uri: str, why: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"deadLetterSink: .*{why}.*give a URL") as refused:
+        relative(base, uri)
+    assert "pw" not in str(refused.value)
 
 
 def test_the_caller_waits_while_there_is_no_room() -> None:

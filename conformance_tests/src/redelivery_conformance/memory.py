@@ -33,7 +33,7 @@ from redelivery.broker import (
 from redelivery.errors import ConfigurationError, Fatal, InvalidURL, Retriable, Unsupported
 from redelivery.message import Message
 from redelivery.settings import redact, split_url, unknown
-from redelivery.spec import DeliverySpec, DeliveryStatus
+from redelivery.spec import DeliverySpec, DeliveryStatus, Ref
 from redelivery_conformance.harness import Kind, Place, Runtime, Unregistered
 from redelivery_conformance.memory_receiver import MemoryReceiver
 from redelivery_conformance.memory_sender import MemorySender
@@ -77,6 +77,7 @@ FULL: Final = Capabilities(
     terminate=Support.NATIVE,
     reason=Support.NATIVE,
     extend=Support.NATIVE,
+    ref_kinds=("Queue", "Queue.memory.example"),
     expiry=Support.NATIVE,
     backstop=Support.NATIVE,
     shared=False,
@@ -137,7 +138,7 @@ class MemoryAdmin(Admin):
     def __init__(self, broker: MemoryBroker) -> None:
         self.broker = broker
 
-    def plan(self, spec: DeliverySpec) -> Plan:  # noqa: ARG002 - a queue in memory has no part of a spec
+    def plan(self, spec: DeliverySpec) -> Plan:
         queues = self.broker.store().queues
         objects = {name: self._object(name, queues.get(name)) for name in self._names()}
         source, copy, name = self._subscription()
@@ -145,7 +146,7 @@ class MemoryAdmin(Admin):
             there = self.broker.queue in self.broker.store().copies.get(source, ())
             made = NativeObject(kind="subscription", name=name, action="keep" if there else "create")
             objects[self.broker.queue] = made
-        return Plan(objects=list(objects.values()), status=self._status())
+        return Plan(objects=list(objects.values()), status=self._status(spec))
 
     def provision(self, spec: DeliverySpec) -> DeliveryStatus:
         differing = [item.name for item in self.plan(spec).objects if item.action == "differs"]
@@ -156,7 +157,7 @@ class MemoryAdmin(Admin):
         source, copy, _ = self._subscription()
         if copy:
             self.broker.store().copies.setdefault(source, {})[self.broker.queue] = None
-        return self._status()
+        return self._status(spec)
 
     def depth(self) -> int:
         return len(self.broker.store().queue(self.broker.queue).messages)
@@ -181,8 +182,9 @@ class MemoryAdmin(Admin):
     def _names(self) -> tuple[str, str]:
         return self.broker.queue, self.broker.dead_letter_queue
 
-    def _status(self) -> DeliveryStatus:
-        return DeliveryStatus(dead_letter_sink_uri=self.broker.native_sink())
+    def _status(self, spec: DeliverySpec) -> DeliveryStatus:
+        channel = Ref(kind="Queue", name=self.broker.dead_letter_queue)
+        return DeliveryStatus.of(spec, uri=self.broker.native_sink(), channel=channel)
 
 
 class MemoryBroker(Broker):

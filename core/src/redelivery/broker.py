@@ -32,7 +32,8 @@ from redelivery.capabilities import FEATURES, Capabilities, Limits, Support
 from redelivery.context import ErrorContext
 from redelivery.errors import BrokerError, Fatal, LeaseLost, Unsupported
 from redelivery.message import Batch, Message
-from redelivery.spec import DeliverySpec, DeliveryStatus
+from redelivery.spec import DeliverySpec, DeliveryStatus, Ref
+from redelivery.support import check_ref
 
 __all__ = [
     "CONTRACT_VERSION",
@@ -299,7 +300,9 @@ class Plan:
 
     Attributes:
         objects: what it needs at the broker.
-        status: what its sink is resolved to.
+        status: what its first sink is resolved to, where that is the native place (`DeliveryStatus.of`) or another
+            that the admin knows. Empty where the spec has no sink, though a place for what the broker itself
+            dead-letters may be among the objects.
         approximations: what of the spec is done otherwise than it says, a sentence each.
         warnings: what an operator should see to, though nothing differs from the spec: letters forgotten earlier
             than the messages of their source, dead-lettering that may lose, rights that were missing to look.
@@ -329,7 +332,11 @@ class Admin(Role):
 
     @abstractmethod
     def plan(self, spec: DeliverySpec) -> Plan:
-        """Compare what the spec needs with what exists. Reads only."""
+        """Compare what the spec needs with what exists. Reads only.
+
+        Args:
+            spec: its sinks are `native`, URLs and bare names: core has resolved refs.
+        """
 
     @abstractmethod
     def provision(self, spec: DeliverySpec) -> DeliveryStatus:
@@ -460,6 +467,19 @@ class Broker(Role):
             f"{self.name}: a message here is for one receiver, so no name has a copy of its own (capability "
             "`subscriptions`); send to a destination for each"
         )
+
+    def resolve(self, ref: Ref) -> str:
+        """URL of the place at the same broker that a reference names. No I/O: Kubernetes is not asked.
+
+        As it stands it refuses what `Capabilities.ref_kinds` does not name, and takes the name for a sibling's. A
+        plugin overrides it for kinds whose place no bare name means.
+
+        Raises:
+            ConfigurationError: another kind, group or namespace.
+            Unsupported
+        """
+        check_ref(ref, self.capabilities, self.name)
+        return self.sibling(ref.name)
 
     def receiver(self, *, lease: timedelta = timedelta(seconds=30)) -> Receiver:  # noqa: ARG002
         """A new receiver whose leases last `lease`. Raises BrokerError, Unsupported."""

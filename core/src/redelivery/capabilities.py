@@ -83,6 +83,8 @@ class Capabilities:
         extend: a lease can be prolonged.
         leases_as_asked: a lease lasts as long as was asked for; False: as long as the destination itself says, however
             it was asked for or prolonged, and `Received.expires` tells.
+        ref_kinds: kinds of a `ref` that name a place here, each with its API group, as Kubernetes writes it
+            ("Queue.rabbitmq.example"), or without where no apiVersion is needed ("Queue"). See `Broker.resolve`.
         expiry: messages can expire, and then go to the dead letter place.
         backstop: a native limit of deliveries catches what core cannot see.
         settles: "batch": `collect` tells of each batch as it is settled. "quiescence": the client reports errors
@@ -124,6 +126,7 @@ class Capabilities:
     reason: Support = Support.NONE
     extend: Support = Support.NONE
     leases_as_asked: bool = True
+    ref_kinds: tuple[str, ...] = ()
     expiry: Support = Support.NONE
     backstop: Support = Support.NONE
     settles: Literal["batch", "quiescence"] = "batch"

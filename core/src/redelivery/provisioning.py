@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from redelivery import plugins
@@ -67,7 +67,8 @@ def plan(
     with plugins.connect(url, plugins.own_options(url, options or {})) as broker:
         sinks = _sinks(url, spec, broker)
         with broker.admin() as admin:
-            native = admin.plan(spec)
+            native = admin.plan(_resolved(spec, sinks))
+        native = replace(native, status=_status(spec, sinks, native.status))
         place = None
         with contextlib.suppress(BrokerError, ConfigurationError, Unsupported):
             place = broker.native_sink()
@@ -86,8 +87,8 @@ def apply(url: str, spec: DeliverySpec, *, options: Mapping[str, str] | None = N
     with plugins.connect(url, plugins.own_options(url, options or {})) as broker:
         sinks = _sinks(url, spec, broker)
         with broker.admin() as admin:
-            status = admin.provision(spec)
-    return status if not sinks or sinks[0] == NATIVE else DeliveryStatus(dead_letter_sink_uri=redact(sinks[0]))
+            status = admin.provision(_resolved(spec, sinks))
+    return _status(spec, sinks, status)
 
 
 def _sinks(url: str, spec: DeliverySpec, broker: Broker) -> list[str]:
@@ -97,6 +98,23 @@ def _sinks(url: str, spec: DeliverySpec, broker: Broker) -> list[str]:
     if url in sinks or broker.canonical_url in sinks:
         raise ConfigurationError(f"deadLetterSink: {redact(url)} is the destination itself; name another place")
     return sinks
+
+
+def _resolved(spec: DeliverySpec, sinks: Sequence[str]) -> DeliverySpec:
+    """The spec with its refs resolved."""
+    given = zip(spec.dead_letter_sink, sinks, strict=True)
+    resolved = (sink if sink.ref is None else replace(sink, uri=url, ref=None) for sink, url in given)
+    return replace(spec, dead_letter_sink=tuple(resolved))
+
+
+def _status(spec: DeliverySpec, sinks: Sequence[str], told: DeliveryStatus) -> DeliveryStatus:
+    """What the first sink is resolved to; `told` is what the admin says of it."""
+    if not sinks:
+        return DeliveryStatus()
+    if sinks[0] == NATIVE:
+        return told
+    channel = spec.dead_letter_sink[0].ref or told.dead_letter_channel
+    return DeliveryStatus(dead_letter_sink_uri=redact(sinks[0]), dead_letter_channel=channel)
 
 
 def _support(capabilities: Capabilities) -> dict[str, Support]:

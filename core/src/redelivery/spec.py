@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
-from typing import Final, Literal, TypeAlias, get_args
+from typing import Final, Literal, Self, TypeAlias, get_args
 
 from redelivery.errors import InvalidSpec
 from redelivery.settings import redact, redact_options
@@ -31,12 +31,23 @@ RateDuration: TypeAlias = Literal["minute", "hour", "day"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ref:
-    """A KReference: a named object that a plugin's admin role resolves to a URL."""
+    """A KReference: a named object that a plugin resolves to a URL (`redelivery.broker.Broker.resolve`).
+
+    Attributes:
+        kind, name: of the object, which bears the name that it has at the broker.
+        api_version: `group/version`, or empty.
+        namespace: of Kubernetes, or empty.
+    """
 
     kind: str
     name: str
     api_version: str = ""
     namespace: str = ""
+
+    @property
+    def group_kind(self) -> str:
+        """`Kind.group`, as Kubernetes writes it, of any version; the kind alone where there is no apiVersion."""
+        return f"{self.kind}.{self.api_version.partition('/')[0]}" if self.api_version else self.kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +67,9 @@ class Sink:
     def __post_init__(self) -> None:
         if not self.uri and self.ref is None:
             msg = "deadLetterSink: give a uri, a ref, or 'native'"
+            raise InvalidSpec(msg)
+        if self.uri == NATIVE and self.ref is not None:
+            msg = "deadLetterSink: 'native' and a ref are two places; keep one of both"
             raise InvalidSpec(msg)
 
     def __repr__(self) -> str:  # a spec is logged and shown; its sinks' secrets must not be
@@ -171,15 +185,29 @@ class DeliverySpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliveryStatus:
-    """What provisioning resolved a spec's sink to.
+    """What provisioning resolved the first sink of a spec to; empty where the spec has none.
 
     Attributes:
-        dead_letter_sink_uri: URL of the native place (Knative's first text: `deadLetterSinkUri`), redacted.
-        dead_letter_channel: the same as a reference (second text: `deadLetterChannel`).
+        dead_letter_sink_uri: its URL (Knative's first text: `deadLetterSinkUri`), redacted.
+        dead_letter_channel: the same as a reference, where it is a native place or was given as one (second text:
+            `deadLetterChannel`).
     """
 
     dead_letter_sink_uri: str | None = None
     dead_letter_channel: Ref | None = None
+
+    @classmethod
+    def of(cls, spec: DeliverySpec, *, uri: str, channel: Ref) -> Self:
+        """The status at a destination with this native place: empty unless that is the spec's first sink.
+
+        Args:
+            spec: the spec.
+            uri: URL of the native place; it is redacted here.
+            channel: the native place as a reference.
+        """
+        if not spec.dead_letter_sink or spec.dead_letter_sink[0].uri != NATIVE:
+            return cls()
+        return cls(dead_letter_sink_uri=redact(uri), dead_letter_channel=channel)
 
 
 _DURATIONS: Final = (

@@ -32,7 +32,7 @@ from redelivery.errors import (
 )
 from redelivery.message import Batch, Message
 from redelivery.plugins import connect
-from redelivery.spec import DeliverySpec
+from redelivery.spec import DeliverySpec, DeliveryStatus
 from redelivery_file import folder as folder_module
 from redelivery_file.errors import BY_ERRNO, classify
 from redelivery_file.folder import Folder, file_name, is_letter
@@ -231,7 +231,7 @@ def test_file_a_missing_folder_is_fatal_and_provisioning_makes_it(tmp_path):
     with broker.admin() as admin:
         assert [item.action for item in admin.plan(DeliverySpec()).objects] == ["create"]
         for _ in range(2):
-            assert admin.provision(DeliverySpec()).dead_letter_sink_uri == url
+            assert admin.provision(DeliverySpec()) == DeliveryStatus()
         assert [item.action for item in admin.plan(DeliverySpec()).objects] == ["keep"]
     assert not send(url, EVENT).failures
 

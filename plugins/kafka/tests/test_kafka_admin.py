@@ -96,13 +96,15 @@ class TestProvisioning(Statements):
     def test_a_named_sink_at_the_same_cluster_is_made_and_no_warning_says_otherwise(self, subject):
         there = cluster(subject)
         name = subject.place.topic + "-dlq"
-        for sink in (Sink(uri=name), Sink(uri=f"kafka://{there.bootstrap}/{name}"), Sink(ref=Ref(kind="T", name=name))):
+        strimzi = Ref(api_version="kafka.strimzi.io/v1", kind="KafkaTopic", name=name)
+        for sink in (Sink(uri=name), Sink(uri=f"kafka://{there.bootstrap}/{name}"), Sink(ref=strimzi)):
             spec = DeliverySpec(dead_letter_sink=(sink,))
             found = provisioning.plan(subject.place.url, spec, options=subject.place.options)
             assert [each.name for each in found.plan.objects] == [subject.place.topic, name]
             assert not [each for each in found.warnings if "is not made here" in each]
             status = provisioning.apply(subject.place.url, spec, options=subject.place.options)
             assert f"/{name}" in status.dead_letter_sink_uri
+            assert status.dead_letter_channel.name == name
         assert there.names(name) == {name: 1}
 
     def test_a_sink_at_another_cluster_is_left_to_its_own_url(self, subject):

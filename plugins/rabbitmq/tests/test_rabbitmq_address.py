@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from redelivery.errors import ConfigurationError, InvalidURL, UnknownOption, Unsupported
 from redelivery.plugins import connect
 from redelivery.settings import redact
+from redelivery.spec import Ref
 from redelivery_rabbitmq.address import Address, Binding
 from redelivery_rabbitmq.config import OPTIONS, Settings, parameters
 
@@ -187,3 +188,12 @@ def test_a_queue_has_no_subscriptions_and_says_what_has():
 def test_a_url_whose_subscription_cannot_be_is_refused(rest):
     with pytest.raises(InvalidURL, match="subscription"):
         Address.parse(f"amqp://h?{rest}")
+
+
+def test_a_ref_to_an_exchange_is_the_exchange_and_no_queue_of_its_name():
+    broker = connect("rabbitmq://u:pw@host/v?queue=orders", {})
+    of_operator = Ref(api_version="rabbitmq.com/v1beta1", kind="Exchange", name="letters")
+    for ref in (of_operator, Ref(kind="Exchange", name="letters")):
+        assert Address.parse(broker.resolve(ref)).exchange == "letters"
+        assert Address.parse(broker.resolve(ref)).queue == ""
+    assert Address.parse(broker.resolve(Ref(kind="Queue", name="letters"))).queue == "letters"

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from redelivery.errors import BrokerError, ConfigurationError, Fatal
-from redelivery.spec import DeliverySpec
+from redelivery.spec import DeliverySpec, Sink
 from redelivery_conformance.statements import Statements
 from redelivery_conformance.subject import Subject
 from redelivery_servicebus.testing import CONNECTION_STRING, StandIn
@@ -36,7 +36,7 @@ class TestAdmin(Statements):
             "servicebus.lock_duration": "30",
             "servicebus.message_ttl": "3600",
         }
-        spec = DeliverySpec(retry=5)
+        spec = DeliverySpec(retry=5, dead_letter_sink=(Sink(uri="native"),))
         with subject.connect(subject.broker.sibling(name), options=options) as broker, broker.admin() as admin:
             assert [item.action for item in admin.plan(spec).objects] == ["create", "create"]
             assert admin.provision(spec).dead_letter_sink_uri == broker.native_sink()

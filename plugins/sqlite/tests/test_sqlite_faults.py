@@ -17,7 +17,7 @@ from redelivery.broker import Settled
 from redelivery.errors import Ambiguous, BrokerError, Fatal, Retriable
 from redelivery.message import Batch, Message
 from redelivery.plugins import connect
-from redelivery.spec import DeliverySpec
+from redelivery.spec import DeliverySpec, Sink
 from redelivery_sqlite.errors import BY_CLASS, BY_CODE, classify, classify_commit
 
 QUIET = {"sqlite.reserve": "0", "sqlite.busy_timeout": "0.2"}
@@ -347,7 +347,7 @@ def test_sqlite_looking_into_a_missing_file_is_fatal_and_makes_none(tmp_path):
 def test_sqlite_provisioning_is_idempotent_and_a_plan_only_reads(tmp_path):
     broker = connect(f"sqlite://{tmp_path}/q.db?queue=a", QUIET)
     with broker.admin() as admin:
-        spec = DeliverySpec()
+        spec = DeliverySpec(dead_letter_sink=(Sink(uri="native"),))
         plan = admin.plan(spec)
         assert [(item.kind, item.name, item.action) for item in plan.objects][1:] == [
             ("queue", "a", "create"),

@@ -100,7 +100,8 @@ class TestMaking(Making):
     def test_a_dead_letter_queue_named_by_itself_needs_no_other(self, subject: Subject) -> None:
         with subject.connect(subject.broker.sibling("alone-dead-letters")) as broker, broker.admin() as admin:
             assert [item.name for item in admin.plan(DeliverySpec()).objects] == ["alone-dead-letters"]
-            assert admin.provision(DeliverySpec()).dead_letter_sink_uri == broker.canonical_url
+            spec = DeliverySpec(dead_letter_sink=(Sink(uri="native"),))
+            assert admin.provision(spec).dead_letter_sink_uri == broker.canonical_url
             assert admin.depth() == 0
 
     def test_a_queue_of_another_account_is_not_silently_made_in_ours(self, subject: Subject) -> None:

@@ -8,13 +8,15 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 
 import pytest
 
 from redelivery import dialects
 from redelivery.broker import CONTRACT_VERSION, Support
 from redelivery.errors import BrokerError, ConfigurationError, InvalidURL, RedeliveryError, UnknownOption
-from redelivery_conformance.statements import Statements, broker_lacks
+from redelivery.spec import Ref
+from redelivery_conformance.statements import Statements, broker_has, broker_lacks
 from redelivery_conformance.subject import Subject
 
 SECRET = "hunter2-S3cr3t"  # noqa: S105 - what must not show
@@ -42,6 +44,15 @@ def io_watched() -> Iterator[list[str]]:
         yield seen
     finally:
         _watched = None
+
+
+def _refs(kind: str, name: str) -> Iterator[Ref]:
+    """References of a kind as capabilities name it, in several versions where it has any."""
+    kind, _, group = kind.partition(".")
+    for version in ("v1", "v1beta2") if group else ():
+        yield Ref(api_version=f"{group}/{version}", kind=kind, name=name)
+    if not group:
+        yield Ref(kind=kind, name=name)
 
 
 class Opening(Statements):
@@ -144,6 +155,34 @@ class Opening(Statements):
             return
         assert url != subject.place.url
         subject.connect(url)
+
+    @broker_has("ref_kinds")
+    def test_a_reference_of_a_known_kind_names_another_place(self, subject: Subject) -> None:
+        """Each kind is written `Kind`, where no apiVersion is needed, or `Kind.group`; the version does not matter."""
+        for each in subject.capabilities.ref_kinds:
+            found = {subject.broker.resolve(ref) for ref in _refs(each, "elsewhere")}
+            assert len(found) == 1, f"{each}: another version is another place"
+            assert subject.place.url not in found
+            subject.connect(found.pop())
+
+    @broker_has("ref_kinds")
+    @pytest.mark.parametrize("at_fault", ["kind", "group", "namespace"])
+    def test_a_reference_to_what_is_not_known_is_refused(self, subject: Subject, at_fault: str) -> None:
+        """Nobody's service may become a queue of that name."""
+        for each in subject.capabilities.ref_kinds:
+            ref = next(_refs(each, "elsewhere"))
+            other = {
+                "kind": replace(ref, kind="Service"),
+                "group": replace(ref, api_version="serving.knative.dev/v1"),
+                "namespace": replace(ref, namespace="somewhere"),
+            }[at_fault]
+            with pytest.raises(ConfigurationError, match=other.namespace or re.escape(other.group_kind)):
+                subject.broker.resolve(other)
+
+    @broker_lacks("ref_kinds")
+    def test_without_kinds_every_reference_is_refused(self, subject: Subject) -> None:
+        with pytest.raises(ConfigurationError, match=r"Queue"):
+            subject.broker.resolve(Ref(kind="Queue", name="elsewhere"))
 
     def test_a_closed_broker_can_be_opened_again(self, subject: Subject) -> None:
         subject.connect().close()

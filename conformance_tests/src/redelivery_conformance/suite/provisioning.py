@@ -7,11 +7,12 @@ import pytest
 from redelivery.errors import BrokerError
 from redelivery.message import Message
 from redelivery.settings import redact
-from redelivery.spec import DeliverySpec
+from redelivery.spec import NATIVE, DeliverySpec, DeliveryStatus, Sink
 from redelivery_conformance.statements import Statements, broker_has, broker_lacks
 from redelivery_conformance.subject import Subject
 
 SPEC = DeliverySpec()
+NATIVE_SINK = DeliverySpec(dead_letter_sink=(Sink(uri=NATIVE),))
 
 
 class Provisioning(Statements):
@@ -71,9 +72,31 @@ class Provisioning(Statements):
         assert subject.place.snapshot() == before, "what differed was altered"
 
     @broker_has("provision", "dead_letter")
-    def test_the_status_names_the_native_place(self, subject: Subject) -> None:
-        status = subject.keep(subject.broker.admin()).provision(SPEC)
+    def test_the_status_names_the_native_place_where_that_is_the_sink(self, subject: Subject) -> None:
+        admin = subject.keep(subject.broker.admin())
+        status = admin.provision(NATIVE_SINK)
+        assert status == admin.plan(NATIVE_SINK).status
         assert status.dead_letter_sink_uri == redact(subject.broker.native_sink())
+        assert status.dead_letter_channel is not None, "the native place has a name of its own kind"
+
+    @broker_has("provision", "dead_letter")
+    def test_the_status_as_a_reference_is_resolved_to_the_native_place_again(self, subject: Subject) -> None:
+        channel = subject.keep(subject.broker.admin()).provision(NATIVE_SINK).dead_letter_channel
+        assert channel is not None, "the native place has a name of its own kind"
+        assert subject.broker.resolve(channel) == subject.broker.native_sink()
+
+    @broker_has("provision")
+    def test_a_spec_without_a_sink_has_none_in_its_status(self, subject: Subject) -> None:
+        """The place for what the broker itself dead-letters may be made; no message that fails goes there."""
+        admin = subject.keep(subject.broker.admin())
+        assert admin.plan(SPEC).status == admin.provision(SPEC) == DeliveryStatus()
+
+    @broker_has("provision", "dead_letter")
+    def test_the_status_of_a_sink_elsewhere_is_not_the_native_place(self, subject: Subject) -> None:
+        subject.provision()
+        elsewhere = DeliverySpec(dead_letter_sink=(Sink(uri="file:///elsewhere"), Sink(uri=NATIVE)))
+        status = subject.keep(subject.broker.admin()).plan(elsewhere).status
+        assert status.dead_letter_sink_uri != redact(subject.broker.native_sink())
 
     @broker_has("provision", "send")
     def test_depth_counts_what_waits(self, subject: Subject) -> None:

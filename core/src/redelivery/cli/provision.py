@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import textwrap
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -85,6 +86,8 @@ def _apply(arguments: argparse.Namespace) -> int:
     spec, client = spec_and_client(arguments)
     status = provisioning.apply(destination_of(arguments, client), spec, options=client)
     print(json.dumps(knative.status_to_dict(status), indent=2))
+    if status.dead_letter_sink_uri is None:
+        print("The spec has no dead letter sink.", file=sys.stderr)
     return 0
 
 
@@ -109,8 +112,8 @@ def as_text(found: Provisioning) -> Iterator[str]:
     missing = sum(item.action == "create" for item in found.plan.objects)
     differing = sum(item.action == "differs" for item in found.plan.objects)
     yield f"{missing} to be made, {differing} that differ (never altered), of {len(found.plan.objects)}."
-    if found.plan.status.dead_letter_sink_uri:
-        yield f"Dead letters go to {found.plan.status.dead_letter_sink_uri}"
+    sink = found.plan.status.dead_letter_sink_uri
+    yield f"Dead letters go to {sink}" if sink else "No dead letter sink."
     yield ""
     width = max(map(len, found.support))
     for part, support in found.support.items():

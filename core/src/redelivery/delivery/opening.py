@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TypeAlias
+from urllib.parse import urljoin, urlsplit
 
 from redelivery import plugins, policy
 from redelivery.broker import Broker
@@ -97,17 +98,43 @@ def sink_url(sink: Sink, broker: Broker) -> str:
     """URL of a destination's sink: a ref, and a uri without a scheme, name another place at the destination's broker.
 
     Raises:
-        ConfigurationError: the native place has not been provisioned, or a uri is relative to a ref.
+        ConfigurationError: the native place has not been provisioned, a ref is of a kind that is not known there, or a
+            uri relative to a ref means no other place there.
         BrokerError, Unsupported
     """
     if sink.ref is not None:
-        if sink.uri:
-            text = f"{sink.uri!r} is relative to {sink.ref.kind}/{sink.ref.name}, which is a place without others in it"
-            raise ConfigurationError(f"deadLetterSink: {text}; give the ref alone, or a URL")
-        return broker.sibling(sink.ref.name)
+        base = broker.resolve(sink.ref)
+        return _relative(sink.uri, base) if sink.uri else base
     if sink.uri == NATIVE:
         return broker.native_sink()
     return sink.uri if has_scheme(sink.uri) else broker.sibling(sink.uri)
+
+
+def _relative(uri: str, base: str) -> str:
+    """The URL that a relative uri means, by RFC 3986, section 5.
+
+    Raises:
+        ConfigurationError: it means another host, which would get the destination's credentials; the base itself; or a
+            place without what the base says in its query, as of its queue or region.
+    """
+    scheme, _, rest = base.partition(":")
+    # Python resolves by the rules of http alone, and writes an authority, if only an empty one, before any path.
+    rooted = rest.startswith("/")
+    joined = urljoin(f"http:{rest}" if rooted else f"http:///{rest}", uri)
+    there, found = urlsplit(f"http:{rest}"), urlsplit(joined)
+    url = f"{scheme}:{joined.removeprefix('http:' if rooted else 'http:///')}"
+    why = None
+    if uri.startswith("//"):
+        why = "names another host, which would be given the credentials of this one"
+    elif found.fragment:
+        why = "names no other place, for a part behind '#' is none"
+    elif there.query and not found.query:
+        why = f"would lose its query, {redact(there.query)!r}"
+    elif url == base:
+        why = "is the ref itself"
+    if why is not None:
+        raise ConfigurationError(f"deadLetterSink: {redact(uri)!r}, relative to {redact(base)}, {why}; give a URL")
+    return url
 
 
 def sink_options(sink: Sink, broker: Broker, options: Mapping[str, str]) -> Mapping[str, str]:

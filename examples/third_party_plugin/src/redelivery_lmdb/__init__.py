@@ -44,6 +44,7 @@ CAPABILITIES = Capabilities(
     first_delivery=Support.EMULATED,
     delay=Support.EMULATED,
     terminate=Support.EMULATED,
+    ref_kinds=("Queue",),
     extend=Support.EMULATED,
     shared=False,
     limits=Limits(message_bytes=MESSAGE_BYTES),

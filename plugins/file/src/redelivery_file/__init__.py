@@ -55,7 +55,7 @@ class FileBroker(Broker):
         return FileSender(self.path, context=self._context)
 
     def admin(self) -> Admin:
-        return FileAdmin(self.path, self._url)
+        return FileAdmin(self.path)
 
     def dead_letters(self, *, direct: bool = False) -> DeadLetters:  # noqa: ARG002 - the folder is the place, either way
         return FileDeadLetters(self.path)

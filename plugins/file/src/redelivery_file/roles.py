@@ -149,9 +149,8 @@ class FileDeadLetters(DeadLetters):
 class FileAdmin(Admin):
     """Makes the folder."""
 
-    def __init__(self, path: Path, url: str) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
-        self._url = url
 
     def plan(self, spec: DeliverySpec) -> Plan:  # noqa: ARG002 - a folder has no part of a spec
         action: Literal["create", "keep", "differs"] = "keep" if self._path.is_dir() else "create"
@@ -160,7 +159,7 @@ class FileAdmin(Admin):
             action = "differs"
             differences = [Difference("kind", "folder", "another kind of file")]
         item = NativeObject(kind="folder", name=str(self._path), action=action, differences=differences)
-        return Plan(objects=[item], status=self._status())
+        return Plan(objects=[item], status=DeliveryStatus())
 
     def provision(self, spec: DeliverySpec) -> DeliveryStatus:  # noqa: ARG002 - a folder has no part of a spec
         try:
@@ -172,7 +171,7 @@ class FileAdmin(Admin):
             ) from error
         except OSError as error:
             raise classify(error, f"making the folder {str(self._path)!r}") from error
-        return self._status()
+        return DeliveryStatus()
 
     def depth(self) -> int:
         folder = open_folder(self._path)
@@ -185,6 +184,3 @@ class FileAdmin(Admin):
 
     def close(self) -> None:
         """Nothing is held."""
-
-    def _status(self) -> DeliveryStatus:
-        return DeliveryStatus(dead_letter_sink_uri=self._url)

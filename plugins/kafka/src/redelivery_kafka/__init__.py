@@ -15,7 +15,7 @@ from redelivery.broker import Admin, Broker, BrokerPlugin, Capabilities, DeadLet
 from redelivery.dialects import HeaderDialect
 from redelivery.plugins import hookimpl
 from redelivery_kafka.address import Address
-from redelivery_kafka.admin import KafkaAdmin
+from redelivery_kafka.admin import API_GROUP, KIND, KafkaAdmin
 from redelivery_kafka.config import Settings
 from redelivery_kafka.known import OPTIONS
 from redelivery_kafka.letters import KafkaDeadLetters
@@ -44,6 +44,7 @@ CAPABILITIES: Final = Capabilities(
     first_delivery=Support.EMULATED,
     delay=Support.EMULATED,
     terminate=Support.EMULATED,
+    ref_kinds=("Topic", f"{KIND}.{API_GROUP}"),
     settles="quiescence",
     context_dialect="connect",
     cloudevents_prefix="ce_",

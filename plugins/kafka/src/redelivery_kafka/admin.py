@@ -44,7 +44,10 @@ _NOT_YET: Final = frozenset(
 #: Beside a record in its batch.
 _ROOM: Final = 65_536
 _RIGHTS: Final = frozenset({"TOPIC_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED"})
-_REF: Final = Ref(api_version="kafka.strimzi.io/v1beta2", kind="KafkaTopic", name="")
+#: What a topic is called in a `ref`: the kind of Strimzi, Kafka's operator for Kubernetes.
+KIND: Final = "KafkaTopic"
+API_GROUP: Final = "kafka.strimzi.io"
+_API: Final = f"{API_GROUP}/v1beta2"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +84,7 @@ class KafkaAdmin(Admin):
         ]
         return Plan(
             objects=objects,
-            status=_status(letters[0] if letters else self._address.dead_letters),
+            status=self._status(spec),
             warnings=list(self._warnings(letters, spec, topic)),
             sinks=sinks,
         )
@@ -146,8 +149,6 @@ class KafkaAdmin(Admin):
 
     def _sink(self, sink: Sink) -> Address | None:
         """The topic that a sink is; None where it is elsewhere."""
-        if sink.ref is not None:
-            return self._address.at(sink.ref.name)
         if sink.uri == NATIVE:
             return self._address.dead_letters
         options = {name.lower().removeprefix("kafka."): value for name, value in sink.options.items()}
@@ -159,6 +160,14 @@ class KafkaAdmin(Admin):
         else:
             return None
         return self._address.at(address.topic) if address.bootstrap == self._address.bootstrap else None
+
+    def _status(self, spec: DeliverySpec) -> DeliveryStatus:
+        """What the first sink is; empty where that is not of this cluster."""
+        address = self._sink(spec.dead_letter_sink[0]) if spec.dead_letter_sink else None
+        if address is None:
+            return DeliveryStatus()
+        reference = Ref(api_version=_API, kind=KIND, name=address.topic)
+        return DeliveryStatus(dead_letter_sink_uri=redact(address.url), dead_letter_channel=reference)
 
     def _letter_topic(self, address: Address, spec: DeliverySpec, topic: _Topic | None) -> NativeObject:
         found = self._look(address)
@@ -325,11 +334,6 @@ def _kept(topic: _Topic) -> int:
 
 def _number(config: Mapping[str, str], name: str) -> int:
     return int(config.get(name, _EVER))
-
-
-def _status(letters: Address) -> DeliveryStatus:
-    reference = Ref(api_version=_REF.api_version, kind=_REF.kind, name=letters.topic)
-    return DeliveryStatus(dead_letter_sink_uri=redact(letters.url), dead_letter_channel=reference)
 
 
 def _command(item: NativeObject, address: Address) -> str:

@@ -13,8 +13,9 @@ from typing import Final
 
 from redelivery.broker import Admin, Broker, BrokerPlugin, Capabilities, DeadLetters, Limits, Receiver, Sender, Support
 from redelivery.plugins import hookimpl
+from redelivery.spec import Ref
 from redelivery_rabbitmq.address import SCHEMES, Address
-from redelivery_rabbitmq.admin import RabbitmqAdmin
+from redelivery_rabbitmq.admin import API_GROUP, EXCHANGE, QUEUE, RabbitmqAdmin
 from redelivery_rabbitmq.config import OPTIONS, Settings
 from redelivery_rabbitmq.headers import HEADERS_BYTES, SHORT
 from redelivery_rabbitmq.letters import RabbitmqDeadLetters
@@ -43,6 +44,7 @@ CAPABILITIES: Final = Capabilities(
     attempts=Support.NATIVE,
     delay=Support.NATIVE,
     terminate=Support.EMULATED,  # published and confirmed, then acknowledged
+    ref_kinds=(QUEUE, EXCHANGE, f"{QUEUE}.{API_GROUP}", f"{EXCHANGE}.{API_GROUP}"),
     expiry=Support.NATIVE,
     backstop=Support.NATIVE,
     depth_counts_leased=False,
@@ -81,6 +83,10 @@ class RabbitmqBroker(Broker):
 
     def subscription(self, name: str) -> str:
         return self.address.subscription(name).full_url
+
+    def resolve(self, ref: Ref) -> str:
+        url = super().resolve(ref)
+        return self.address.through(ref.name).full_url if ref.kind == EXCHANGE else url
 
     def receiver(self, *, lease: timedelta = timedelta(seconds=30)) -> Receiver:
         self.address.needs_queue("receiving")

@@ -138,6 +138,10 @@ class Address:
         except ConfigurationError as error:
             raise InvalidURL(str(error)) from None
 
+    def through(self, exchange: str) -> Address:
+        """An exchange of the same virtual host, which routes by each message's own routing key, or an empty one."""
+        return replace(self, queue="", exchange=exchange, routing_key="", binding=None)
+
     def needs_queue(self, what: str) -> str:
         """The queue's name. Raises ConfigurationError where the URL names only an exchange."""
         if not self.queue:

@@ -15,12 +15,18 @@ from pika.exceptions import ChannelClosedByBroker
 
 from redelivery.broker import Admin, Difference, NativeObject, Plan
 from redelivery.errors import Fatal
-from redelivery.spec import DeliverySpec, DeliveryStatus
+from redelivery.spec import DeliverySpec, DeliveryStatus, Ref
 from redelivery_rabbitmq.address import Address, Binding, Settings
 from redelivery_rabbitmq.errors import NODE_DOWN
 from redelivery_rabbitmq.keeping import FLAG, OFF, keeps
 from redelivery_rabbitmq.link import Link
 from redelivery_rabbitmq.topology import Argument, Queue, Shape, wanted
+
+#: What queues and exchanges are called in a `ref`: the kinds of RabbitMQ's topology operator for Kubernetes.
+QUEUE: Final = "Queue"
+EXCHANGE: Final = "Exchange"
+API_GROUP: Final = "rabbitmq.com"
+API: Final = f"{API_GROUP}/v1beta1"
 
 _REFUSED: Final = 403
 _NOT_FOUND: Final = 404
@@ -56,7 +62,7 @@ class RabbitmqAdmin(Admin):
                 objects.append(self._binding(self._address.binding, objects, notes))
                 if not _has_exchange(connection, self._address.binding.exchange):
                     warnings.append(_no_exchange(self._address.binding))
-        return Plan(objects=objects, status=self._status(), approximations=notes, warnings=warnings)
+        return Plan(objects=objects, status=self._status(spec), approximations=notes, warnings=warnings)
 
     def provision(self, spec: DeliverySpec) -> DeliveryStatus:
         plan = self.plan(spec)
@@ -72,7 +78,7 @@ class RabbitmqAdmin(Admin):
                     _declare(connection, queue.name, _FLAGS, queue.arguments)
         if self._address.binding is not None:
             self._bind(self._address.binding)
-        return self._status()
+        return plan.status
 
     def depth(self) -> int:
         """Messages that wait; AMQP does not tell how many others have in hand."""
@@ -121,8 +127,9 @@ class RabbitmqAdmin(Admin):
         with self._link.using(doing, needs=needs) as connection, connection.channel() as channel:
             channel.queue_bind(binding.queue, binding.exchange, binding.routing_key)
 
-    def _status(self) -> DeliveryStatus:
-        return DeliveryStatus(dead_letter_sink_uri=self._address.dead_letters.url)
+    def _status(self, spec: DeliverySpec) -> DeliveryStatus:
+        place = self._address.dead_letters
+        return DeliveryStatus.of(spec, uri=place.full_url, channel=Ref(api_version=API, kind=QUEUE, name=place.queue))
 
     def _doing(self, what: str) -> str:
         return f"{what} queue {self._address.queue!r}"

@@ -14,7 +14,7 @@ from typing import Final
 from redelivery.broker import Admin, Broker, BrokerPlugin, Capabilities, DeadLetters, Limits, Receiver, Sender, Support
 from redelivery.plugins import hookimpl
 from redelivery_servicebus.address import SCHEME, Address
-from redelivery_servicebus.admin import ServicebusAdmin, native_sink
+from redelivery_servicebus.admin import API_GROUP, KIND, ServicebusAdmin, native_sink
 from redelivery_servicebus.config import OPTIONS, Settings
 from redelivery_servicebus.encoding import HEADER_VALUE_BYTES, HEADERS_BYTES, ID_LENGTH, RESERVE, SCHEDULED
 from redelivery_servicebus.letters import ServicebusDeadLetters
@@ -47,6 +47,7 @@ CAPABILITIES: Final = Capabilities(
     reason=Support.NATIVE,
     extend=Support.NATIVE,
     leases_as_asked=False,
+    ref_kinds=("Queue", f"{KIND}.{API_GROUP}"),
     expiry=Support.NATIVE,
     backstop=Support.NATIVE,
     context_dialect="json",

@@ -16,7 +16,7 @@ from azure.servicebus.management import QueueProperties, ServiceBusAdministratio
 
 from redelivery.broker import Admin, Difference, NativeObject, Plan
 from redelivery.errors import BrokerError, ConfigurationError, Fatal
-from redelivery.spec import UNLIMITED, DeliverySpec, DeliveryStatus
+from redelivery.spec import UNLIMITED, DeliverySpec, DeliveryStatus, Ref
 from redelivery_servicebus.address import Address
 from redelivery_servicebus.config import Settings, admin_client, client
 from redelivery_servicebus.errors import classified, is_denied, is_missing
@@ -24,6 +24,10 @@ from redelivery_servicebus.links import Link
 
 #: Deliveries beyond core's own limit: only handlers that never come back to core get so far.
 MARGIN: Final = 10
+#: What a queue is called in a `ref`: the kind of Azure's operator for Kubernetes.
+KIND: Final = "NamespacesQueue"
+API_GROUP: Final = "servicebus.azure.com"
+API: Final = f"{API_GROUP}/v1api20211101"
 #: The most that Service Bus takes as MaxDeliveryCount.
 MOST_DELIVERIES: Final = 2_000
 
@@ -58,7 +62,7 @@ class ServicebusAdmin(Admin):
         objects = [self._letters(notes)]
         if not self._address.is_dead_letters:
             objects.append(self._work(spec, notes))
-        return Plan(objects=objects, status=self._status(), approximations=_limits(spec), warnings=notes)
+        return Plan(objects=objects, status=self._status(spec), approximations=_limits(spec), warnings=notes)
 
     def provision(self, spec: DeliverySpec) -> DeliveryStatus:
         plan = self.plan(spec)
@@ -68,7 +72,7 @@ class ServicebusAdmin(Admin):
         for item in plan.objects:
             if item.action == "create":
                 self._create(item)
-        return self._status()
+        return plan.status
 
     def depth(self) -> int:
         doing = f"counting queue {self._address.queue!r}"
@@ -231,8 +235,9 @@ class ServicebusAdmin(Admin):
         self._client = self._client or admin_client(self._address, self._settings)
         yield self._client
 
-    def _status(self) -> DeliveryStatus:
-        return DeliveryStatus(dead_letter_sink_uri=self._place.url)
+    def _status(self, spec: DeliverySpec) -> DeliveryStatus:
+        channel = Ref(api_version=API, kind=KIND, name=self._place.queue)
+        return DeliveryStatus.of(spec, uri=self._place.url, channel=channel)
 
 
 def native_sink(address: Address, settings: Settings) -> str:

@@ -14,7 +14,7 @@ from typing import Final
 from redelivery.broker import Admin, Broker, BrokerPlugin, Capabilities, DeadLetters, Limits, Receiver, Sender, Support
 from redelivery.plugins import hookimpl
 from redelivery_sqlite.address import OPTIONS, Address, Settings
-from redelivery_sqlite.admin import SqliteAdmin
+from redelivery_sqlite.admin import KIND, SqliteAdmin
 from redelivery_sqlite.letters import SqliteDeadLetters
 from redelivery_sqlite.receiver import SqliteReceiver
 from redelivery_sqlite.sender import SqliteSender
@@ -48,6 +48,7 @@ CAPABILITIES: Final = Capabilities(
     terminate=Support.NATIVE,
     reason=Support.NATIVE,
     extend=Support.NATIVE,
+    ref_kinds=(KIND,),
     expiry=Support.NATIVE,
     backstop=Support.NATIVE,
     shared=False,

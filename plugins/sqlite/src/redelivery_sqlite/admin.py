@@ -11,13 +11,15 @@ from urllib.parse import quote
 
 from redelivery.broker import Admin, Difference, NativeObject, Plan
 from redelivery.errors import Fatal
-from redelivery.spec import UNLIMITED, DeliverySpec, DeliveryStatus
+from redelivery.spec import UNLIMITED, DeliverySpec, DeliveryStatus, Ref
 from redelivery_sqlite.address import Address
 from redelivery_sqlite.errors import classified
 from redelivery_sqlite.store import APPLICATION_ID, SCHEMA_VERSION, Store, queue_schema
 
 #: Deliveries beyond core's own limit: only handlers that never come back to core get so far.
 MARGIN = 10
+#: What a queue is called in a `ref`.
+KIND = "Queue"
 
 
 class SqliteAdmin(Admin):
@@ -39,7 +41,7 @@ class SqliteAdmin(Admin):
                 file = self._file(connection)
                 queues = [self._queue(connection, name) for name in names]
                 queues += self._limit(spec, None if file.action == "differs" else connection)
-        return Plan(objects=[file, *queues], status=self._status())
+        return Plan(objects=[file, *queues], status=self._status(spec))
 
     def provision(self, spec: DeliverySpec) -> DeliveryStatus:
         plan = self.plan(spec)
@@ -52,7 +54,7 @@ class SqliteAdmin(Admin):
                 elif item.kind == "limit" and item.action == "create":
                     limit = (item.attributes["max_deliveries"], item.name)
                     connection.execute("UPDATE queue SET max_deliveries = ? WHERE name = ?", limit)
-        return self._status()
+        return plan.status
 
     def depth(self) -> int:
         doing = f"counting queue {self._address.queue!r} of {str(self._address.path)!r}"
@@ -102,8 +104,9 @@ class SqliteAdmin(Admin):
             return [NativeObject(kind="limit", name=name, action="create", attributes={"max_deliveries": str(wanted)})]
         return [_compare("limit", name, {"max_deliveries": str(wanted)}, {"max_deliveries": str(found)})]
 
-    def _status(self) -> DeliveryStatus:
-        return DeliveryStatus(dead_letter_sink_uri=self._address.dead_letters.url)
+    def _status(self, spec: DeliverySpec) -> DeliveryStatus:
+        place = self._address.dead_letters
+        return DeliveryStatus.of(spec, uri=place.url, channel=Ref(kind=KIND, name=place.queue))
 
 
 def _compare(kind: str, name: str, wanted: dict[str, str], found: dict[str, str]) -> NativeObject:

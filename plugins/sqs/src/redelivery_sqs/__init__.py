@@ -15,7 +15,7 @@ from redelivery.broker import Admin, Broker, BrokerPlugin, Capabilities, DeadLet
 from redelivery.errors import ConfigurationError
 from redelivery.plugins import hookimpl
 from redelivery_sqs.address import Address, fault
-from redelivery_sqs.admin import SqsAdmin
+from redelivery_sqs.admin import API_GROUP, KIND, SqsAdmin
 from redelivery_sqs.config import OPTIONS, Settings
 from redelivery_sqs.encoding import GROUP, binary_limit
 from redelivery_sqs.feeds import BATCH
@@ -51,6 +51,7 @@ CAPABILITIES: Final = Capabilities(
     delay=Support.NATIVE,
     terminate=Support.EMULATED,  # sent to the dead letter queue, confirmed, then deleted
     extend=Support.NATIVE,
+    ref_kinds=(KIND, f"{KIND}.{API_GROUP}"),
     backstop=Support.NATIVE,
     context_dialect="json",
     cloudevents_prefix=None,

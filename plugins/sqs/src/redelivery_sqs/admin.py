@@ -13,13 +13,17 @@ from typing import Any, Final
 from redelivery.broker import Admin, Difference, NativeObject, Plan
 from redelivery.errors import Fatal
 from redelivery.settings import has_scheme, scheme_of
-from redelivery.spec import NATIVE, UNLIMITED, DeliverySpec, DeliveryStatus
+from redelivery.spec import NATIVE, UNLIMITED, DeliverySpec, DeliveryStatus, Ref
 from redelivery_sqs.address import Address
 from redelivery_sqs.config import Settings, client, queue_url
 from redelivery_sqs.errors import classified
 
 #: Deliveries beyond core's own limit: only handlers that never come back to core get so far.
 MARGIN: Final = 10
+#: What a queue is called in a `ref`: the kind of AWS's controller for Kubernetes.
+KIND: Final = "Queue"
+API_GROUP: Final = "sqs.services.k8s.aws"
+API: Final = f"{API_GROUP}/v1alpha1"
 #: The most that SQS takes as maxReceiveCount.
 MOST_RECEIVES: Final = 1_000
 
@@ -55,7 +59,7 @@ class SqsAdmin(Admin):
             notes += _untold(self._address, source)
             notes += self._forgetful(source or {}, letters or {}) + self._allowing(objects[0], letters)
             notes += self._mismatched(spec)
-        return Plan(objects=objects, status=self._status(), approximations=_limits(spec), warnings=notes)
+        return Plan(objects=objects, status=self._status(spec), approximations=_limits(spec), warnings=notes)
 
     def provision(self, spec: DeliverySpec) -> DeliveryStatus:
         plan = self.plan(spec)
@@ -69,7 +73,7 @@ class SqsAdmin(Admin):
                 self._set(self._address, {_POLICY: json.dumps(policy)})
         if plan.objects[0].action == "create" and not self._address.is_dead_letters:
             self._allow()
-        return self._status()
+        return plan.status
 
     def depth(self) -> int:
         url = queue_url(self._address, self._settings)
@@ -147,7 +151,7 @@ class SqsAdmin(Admin):
 
     def _mismatched(self, spec: DeliverySpec) -> list[str]:
         """Sinks that are queues of the other kind: SQS itself never moves a message from one kind to the other."""
-        names = [sink.ref.name if sink.ref else sink.uri for sink in spec.dead_letter_sink if sink.uri != NATIVE]
+        names = [sink.uri for sink in spec.dead_letter_sink if sink.uri != NATIVE]
         queues = [Address.parse(each) for each in names if has_scheme(each) and scheme_of(each) == "sqs"]
         queues += [self._address.at(each) for each in names if not has_scheme(each)]
         return [
@@ -206,8 +210,9 @@ class SqsAdmin(Admin):
     def _arn(self, address: Address) -> str:
         return str((self._attributes(address) or {}).get("QueueArn", ""))
 
-    def _status(self) -> DeliveryStatus:
-        return DeliveryStatus(dead_letter_sink_uri=self._place.url)
+    def _status(self, spec: DeliverySpec) -> DeliveryStatus:
+        channel = Ref(api_version=API, kind=KIND, name=self._place.queue)
+        return DeliveryStatus.of(spec, uri=self._place.url, channel=channel)
 
 
 def _kind(address: Address) -> str:
