@@ -105,6 +105,17 @@ def test_the_native_place_has_a_channel_that_is_resolved_again(url: str, capsys:
     assert same == found
 
 
+def test_it_says_when_a_task_ends_into_a_destination_that_accepts_nothing(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = ("--option", "retry=2", "--option", "timeout=PT2S", "--option", "backoffDelay=PT0.5S")
+    assert "a task that writes ends within 23 s" in run(capsys, "plan", url, *spec)[1]
+    assert json.loads(run(capsys, "plan", url, "--json", *spec)[1])["ends_within_seconds"] == 23.0
+    endless = ("--option", "errors.retry.timeout=-1")
+    assert "a task that writes ends never by itself" in run(capsys, "plan", url, *endless)[1]
+    assert json.loads(run(capsys, "plan", url, "--json", *endless)[1])["ends_within_seconds"] is None
+
+
 def warnings(capsys: pytest.CaptureFixture[str], url: str, *arguments: str) -> str:
     return " ".join(json.loads(run(capsys, "plan", url, "--json", *arguments)[1])["warnings"])
 

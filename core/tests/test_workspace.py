@@ -68,6 +68,8 @@ INVARIANTS: dict[int, tuple[str, ...]] = {
         "test_a_batch_is_settled_by_its_deadline",
         "test_a_plugin_that_hangs_does_not_hang_the_job",
         "test_a_batch_that_is_never_settled_fails_the_job",
+        "test_a_job_into_a_black_hole_ends_within_the_stated_time",
+        "test_and_so_it_does_where_its_sinks_are_black_holes_too",
     ),
     8: (
         "test_a_waiting_record_never_holds_up_its_neighbours",

@@ -5,6 +5,7 @@ Nothing here waits, sends or counts: the engines do, on what is decided here.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -16,10 +17,14 @@ from redelivery.spec import FOREVER, UNLIMITED, DeliverySpec
 
 #: One attempt may take this long where the spec does not say.
 DEFAULT_TIMEOUT: Final = timedelta(seconds=30)
+#: Seconds that a plugin may take to open a connection, which is done when it is first needed.
+OPENING: Final = 30.0
+#: A plugin may settle this many seconds after its deadline before it is held to have broken the contract.
+GRACE: Final = 10.0
 #: A sink's budget where the spec's own is unset or endless: a sink must never hold up the job for ever.
 SINK_RETRIES: Final = 5
 SINK_RETRY_TIMEOUT: Final = timedelta(seconds=60)
-#: How many waits are added up, at most, to see whether the retries fit into the timeout.
+#: How many waits are added up one by one; those behind them count as much as the last.
 _FORESEEN: Final = 1000
 
 
@@ -59,6 +64,7 @@ def decide(  # noqa: PLR0911 - a decision table reads best as one return a rule
     isolated: bool,
     now: float,
     random: Callable[[], float],
+    outage: float | None = None,
 ) -> Decision:
     """What follows when a message's attempt failed.
 
@@ -70,6 +76,8 @@ def decide(  # noqa: PLR0911 - a decision table reads best as one return a rule
         isolated: it was sent alone.
         now: monotonic seconds.
         random: gives a number in [0, 1), for jitter.
+        outage: seconds for which the destination has accepted nothing, once that is longer than all attempts of one
+            message may take.
     """
     if isinstance(error, Fatal):
         return Abort()
@@ -77,6 +85,8 @@ def decide(  # noqa: PLR0911 - a decision table reads best as one return a rule
         return Isolate()
     if isinstance(error, Permanent | Unattributed):
         return GiveUp("it can never be delivered")
+    if outage is not None:
+        return GiveUp(f"nothing was accepted there for {outage:.0f} s, longer than all attempts may take")
     if spec.retry is None and spec.retry_timeout is None:
         return GiveUp("no retries are asked for")
     if spec.retry is not None and spec.retry != UNLIMITED and attempts > spec.retry:
@@ -106,6 +116,63 @@ def attempt_timeout(spec: DeliverySpec) -> float:
     return (spec.timeout or DEFAULT_TIMEOUT).total_seconds()
 
 
+def is_last(spec: DeliverySpec, *, attempts: int, first_attempt: float, now: float) -> bool:
+    """Whether an attempt that begins now is the last one, `attempts` having been made before it."""
+    if spec.retry is None and spec.retry_timeout is None:
+        return True
+    if spec.retry is not None and spec.retry != UNLIMITED and attempts >= spec.retry:
+        return True
+    if spec.retry_timeout is None or spec.retry_timeout == FOREVER:
+        return False
+    return now >= (first_attempt if attempts else now) + spec.retry_timeout.total_seconds()
+
+
+def budget_seconds(spec: DeliverySpec) -> float:
+    """Seconds that all attempts of one record may take, with the waits between them; infinite if they have no end."""
+    return _budget(spec, attempt_timeout(spec))
+
+
+def worst_case_seconds(spec: DeliverySpec) -> float:
+    """Seconds after which a task has ended whose destination, or whose sinks too, accept nothing and answer nothing.
+
+    They count from when the destination stops accepting, or from the first row where it never did; infinite where the
+    spec asks for retries without an end. What a working sink needs to store letters comes on top, and so does a pause
+    that a broker asks for.
+
+    - One timeout passes before the first failure is known, and rows are sent until then.
+    - Then all attempts are made, each as long as its timeout. One thread serves destination and sinks, so an attempt
+      may wait for a call to another of them; the last attempt may wait for one of its neighbours', too.
+    - Then come the sinks, one after the other. A sink that is not open yet is opened by the attempt.
+    - At the end the connections are closed.
+    """
+    timeout, opening = attempt_timeout(spec), max(attempt_timeout(spec), OPENING)
+    sinks = len(spec.dead_letter_sink)
+    call = timeout + max(0, sinks - 1) * opening  # the last sink is not among them: if it fails, so does the job
+    total = timeout + _budget(spec, call) + call
+    for number in range(1, sinks + 1):
+        call = timeout + max(sinks - 1, number) * opening
+        total += _budget(for_sink(spec), call) + call
+    return total + GRACE
+
+
+def _budget(spec: DeliverySpec, call: float) -> float:
+    """Seconds until a record is given up, each attempt taking `call` seconds."""
+    if spec.retry is None and spec.retry_timeout is None:
+        return call
+    by_count = by_time = math.inf
+    if spec.retry is not None and spec.retry != UNLIMITED:
+        by_count = (spec.retry + 1) * call + _waits(spec, spec.retry)
+    if spec.retry_timeout is not None and spec.retry_timeout != FOREVER:
+        by_time = spec.retry_timeout.total_seconds() + call
+    return min(by_count, by_time)
+
+
+def _waits(spec: DeliverySpec, retries: int) -> float:
+    """Seconds that the waits before so many retries add up to, at most."""
+    foreseen = sum(wait_before_retry(spec, n, lambda: 1.0) for n in range(1, min(retries, _FORESEEN) + 1))
+    return foreseen + max(0, retries - _FORESEEN) * wait_before_retry(spec, max(1, retries), lambda: 1.0)
+
+
 def for_sink(spec: DeliverySpec) -> DeliverySpec:
     """The spec that governs deliveries to a sink: the same backoff, and always a bounded budget."""
     return replace(
@@ -122,10 +189,7 @@ def retries_that_do_not_fit(spec: DeliverySpec) -> str | None:
     if spec.retry is None or spec.retry_timeout is None or spec.retry_timeout == FOREVER:
         return None
     budget = spec.retry_timeout.total_seconds()
-    if spec.retry == UNLIMITED or spec.retry > _FORESEEN:
-        needed = None
-    else:
-        needed = sum(wait_before_retry(spec, n, lambda: 1.0) for n in range(1, spec.retry + 1))
+    needed = None if spec.retry == UNLIMITED or spec.retry > _FORESEEN else _waits(spec, spec.retry)
     if needed is not None and needed <= budget:
         return None
     waits = "" if needed is None else f" (their waits add up to {needed:g} s)"

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from redelivery import plugins
+from redelivery import plugins, policy
 from redelivery.broker import Broker, Capabilities, Plan, Support
 from redelivery.delivery.opening import sink_url
 from redelivery.errors import BrokerError, ConfigurationError, Unsupported
@@ -41,12 +41,15 @@ class Provisioning:
         plan: the broker's own part.
         support: how well each part of the vocabulary is done there.
         warnings: what an operator should see to.
+        ends_within: seconds after which a task that writes has ended though nothing is accepted any more; infinite
+            where the spec asks for retries without an end.
     """
 
     url: str
     plan: Plan
     support: Mapping[str, Support]
     warnings: Sequence[str]
+    ends_within: float
 
 
 def plan(
@@ -75,7 +78,13 @@ def plan(
         can = broker.capabilities
     of_sinks = _of_sinks(url, sinks, native.sinks, place, reads, options or {})
     warnings = [*native.warnings, *_of_spec(spec, can), *of_sinks]
-    return Provisioning(url=redact(url), plan=native, support=_support(can), warnings=warnings)
+    return Provisioning(
+        url=redact(url),
+        plan=native,
+        support=_support(can),
+        warnings=warnings,
+        ends_within=policy.worst_case_seconds(spec),
+    )
 
 
 def apply(url: str, spec: DeliverySpec, *, options: Mapping[str, str] | None = None) -> DeliveryStatus:

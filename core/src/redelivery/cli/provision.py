@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -100,6 +101,7 @@ def as_dict(found: Provisioning) -> dict[str, object]:
         "status": knative.status_to_dict(found.plan.status),
         "support": {part: each.value for part, each in found.support.items()},
         "approximations": list(found.plan.approximations),
+        "ends_within_seconds": None if math.isinf(found.ends_within) else found.ends_within,
         "warnings": [redact(each) for each in found.warnings],
     }
 
@@ -114,6 +116,8 @@ def as_text(found: Provisioning) -> Iterator[str]:
     yield f"{missing} to be made, {differing} that differ (never altered), of {len(found.plan.objects)}."
     sink = found.plan.status.dead_letter_sink_uri
     yield f"Dead letters go to {sink}" if sink else "No dead letter sink."
+    end = "never by itself" if math.isinf(found.ends_within) else f"within {found.ends_within:,.0f} s"
+    yield f"Where nothing is accepted any more, a task that writes ends {end}."
     yield ""
     width = max(map(len, found.support))
     for part, support in found.support.items():

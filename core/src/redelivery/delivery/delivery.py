@@ -21,18 +21,17 @@ from redelivery.broker import Capabilities
 from redelivery.clock import SystemClock
 from redelivery.context import Stage
 from redelivery.delivery.engine import Engine, Flow
-from redelivery.delivery.lane import GRACE, Bounds, Lane
+from redelivery.delivery.lane import Bounds, Lane
 from redelivery.delivery.opening import Borrow, Opening, Resources, connected
 from redelivery.delivery.record import Origin
 from redelivery.errors import ContractViolation, DeliveryFailed, Permanent
 from redelivery.message import Batch, Message
+from redelivery.policy import GRACE, OPENING
 from redelivery.report import DeliveryReport
 from redelivery.spec import DeliverySpec
 
 log = logging.getLogger("redelivery.delivery")
 
-#: Seconds that a plugin may take to open a connection, which is done when it is first needed.
-OPENING: Final = 30.0
 #: The engine looks at everything at least this often, in seconds.
 _TICK: Final = 0.5
 #: While more rows could be sent, settled batches are waited for no longer than this, in seconds.

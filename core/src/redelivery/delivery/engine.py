@@ -115,7 +115,9 @@ class Engine:
         if self._order is not None and (self._order_is_full() or self._lanes[0].refused):
             return False
         now = self._clock.monotonic()
-        return self._rate.next(now) <= now and not self.crowded and self._lanes[0].has_room(batch.nbytes)
+        if self._rate.next(now) > now or self.crowded or not self._lanes[0].may_begin(now):
+            return False
+        return self._lanes[0].has_room(batch.nbytes)
 
     @property
     def crowded(self) -> bool:
@@ -246,11 +248,11 @@ class Engine:
         elif good:
             account.bytes += flight.batch.nbytes * good // len(flight.batch)
         if index:
-            self._settle_letters(flight.records or (), landed.failures, lane)
+            self._settle_letters(landed, lane)
         elif self._order is not None or self._delivered is not None:
             self._settle_rows(landed)
         for row in sorted(landed.failures):
-            self._failed(index, lane, self._record(landed, row), landed.failures[row])
+            self._failed(index, lane, self._record(landed, row), landed.failures[row], tried=landed.tried)
 
     def _settle_rows(self, landed: Landed) -> None:
         """Tell of rows that were delivered, and let go of their keys. Only where somebody asks for single rows."""
@@ -279,12 +281,14 @@ class Engine:
         record.first_failure_ms = self._clock.wall_ms()
         return record
 
-    def _settle_letters(self, records: Sequence[Record], failures: dict[int, BrokerError], lane: Lane) -> None:
+    def _settle_letters(self, landed: Landed, lane: Lane) -> None:
         """Count the letters that a sink has confirmed: only now are their rows handled."""
-        self.report.sink_requests += len(records)
-        self.report.sink_failures += len(failures)
+        records = landed.flight.records or ()
+        if landed.tried:
+            self.report.sink_requests += len(records)
+            self.report.sink_failures += len(landed.failures)
         for row, record in enumerate(records):
-            if row in failures or record.void:
+            if row in landed.failures or record.void:
                 continue
             self.report.dead_lettered += 1
             self.report.because(record.reason)
@@ -297,13 +301,14 @@ class Engine:
             self._order.done(record)
         record.handled(record)
 
-    def _failed(self, index: int, lane: Lane, record: Record, error: BrokerError) -> None:
+    def _failed(self, index: int, lane: Lane, record: Record, error: BrokerError, *, tried: bool) -> None:
         """One attempt of one record failed: carry out what the policy decides."""
         if isinstance(error, NotSent) and self._order is not None:
             self._kept_back(record, self._order)
             return
+        record.untried += record.counted and not tried
         if index == 0:
-            self._note(record, error)
+            self._note(record, error, tried=tried)
         now = self._clock.monotonic()
         decision = policy.decide(
             lane.spec,
@@ -313,6 +318,7 @@ class Engine:
             isolated=record.isolated,
             now=now,
             random=self._random,
+            outage=lane.outage.over(now),
         )
         match decision:
             case policy.TryAgain(at):
@@ -327,18 +333,19 @@ class Engine:
             case policy.Abort() if index == 0:
                 raise error
             case policy.GiveUp(why) if index == 0:
-                record.sent = record.attempts
+                record.sent = record.attempts - record.untried
                 self.give_up(record, error, why)
             case _:
                 lane.broken = error if isinstance(decision, policy.Abort) else lane.broken
                 record.sink_errors.append(f"{lane.url}: {error}")
                 self._descend(record, index + 1)
 
-    def _note(self, record: Record, error: BrokerError) -> None:
+    def _note(self, record: Record, error: BrokerError, *, tried: bool) -> None:
         """Count a failed try at the destination."""
         if self._order is not None:
             self._order.failed(record)
-        self.report.record_failures += 1
+        self.report.record_failures += tried
+        self.report.retries -= record.attempts > 1 and not tried  # it was counted when it was planned
         if isinstance(error, Ambiguous):
             self.report.ambiguous += 1
             record.ambiguous = True

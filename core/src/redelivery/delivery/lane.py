@@ -11,20 +11,21 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from redelivery import policy
 from redelivery.broker import Broker, Capabilities, Sender, Settled
 from redelivery.clock import Clock
 from redelivery.context import qualified
+from redelivery.delivery.outage import Outage
 from redelivery.delivery.record import Record
 from redelivery.errors import BrokerError, ContractViolation, RedeliveryError
 from redelivery.message import Batch
-from redelivery.policy import attempt_timeout
 from redelivery.settings import redact
 from redelivery.spec import DeliverySpec
 
-#: A plugin may settle this many seconds after its deadline before it is held to have broken the contract.
-GRACE: Final = 10.0
 #: Records that are sent again in one batch, at most.
 RESEND: Final = 1000
+#: A plugin that takes more than this part of an attempt's time to be handed a batch has waited in vain, most likely.
+_LONG: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,11 +54,19 @@ class Flight:
 
 @dataclass(frozen=True, slots=True)
 class Landed:
-    """A flight that is over: how each row fared. `failures` maps the index of a failed row to its error."""
+    """A flight that is over: how each row fared.
+
+    Attributes:
+        flight: what was sent.
+        failures: the error of each row that failed, by its index.
+        duplicates: rows that the broker recognised.
+        tried: False where nothing was sent, because the destination accepts nothing.
+    """
 
     flight: Flight
     failures: dict[int, BrokerError]
-    duplicates: int
+    duplicates: int = 0
+    tried: bool = True
 
 
 class Lane:
@@ -77,6 +86,7 @@ class Lane:
         self.capabilities: Capabilities = broker.capabilities
         self.spec = spec
         self.broken: RedeliveryError | None = None
+        self.outage = Outage(policy.budget_seconds(spec))
         self.ordered = False
         self.beat: Callable[[], None] = lambda: None
         self.on_wait: Callable[[Record], None] = lambda _record: None
@@ -89,6 +99,7 @@ class Lane:
         self._refused: list[Landed] = []
         self._in_flight_bytes = 0
         self._draining = False
+        self._slow = False
         self._waiting: list[tuple[float, int, Record]] = []
         self._waiting_bytes = 0
         self._order = itertools.count()
@@ -126,8 +137,17 @@ class Lane:
         """When the first waiting record is due."""
         return self._waiting[0][0] if self._waiting else None
 
+    def may_begin(self, now: float) -> bool:
+        """Whether fresh rows may come; in an outage not before what is here has fared, unless they will be refused."""
+        return not self.outage.on or self.idle or self.outage.over(now) is not None
+
     def has_room(self, nbytes: int) -> bool:
-        """Whether `nbytes` more may be in flight. A broker that settles at quiescence is drained at the bound."""
+        """Whether `nbytes` more may be in flight. A broker that settles at quiescence is drained at the bound.
+
+        One that has blocked is asked first how that went, and one that accepts nothing gets one batch at a time.
+        """
+        if self._slow or (self.outage.on and self.busy):
+            return False
         if not self._flights:
             self._draining = False
             return True
@@ -155,21 +175,40 @@ class Lane:
         """Hand a batch to the broker; a refusal is told by `collect`, like every failure."""
         now = self._clock.monotonic()
         batch = replace(batch, number=next(self._numbers))
-        flight = Flight(batch, records, now, now + attempt_timeout(self.spec))
+        flight = Flight(batch, records, now, now + policy.attempt_timeout(self.spec))
+        if self.outage.refuses(now):
+            self._refuse(flight)
+            return
         try:
             self.beat()
             self.open()
             if self._sender is not None:
                 self._sender.send(batch, deadline=flight.deadline)
         except BrokerError as error:
-            self._refused.append(Landed(flight, dict.fromkeys(range(len(batch)), error), 0))
+            self._refused.append(self._over(Landed(flight, dict.fromkeys(range(len(batch)), error)), blocked=True))
             return
         except RedeliveryError:
             raise
         except Exception as error:
             raise self._violation(f"send() raised {type(error).__name__}, not a BrokerError: {error}") from error
+        self._slow = self._clock.monotonic() - now > _LONG * (flight.deadline - now)
         self._flights[batch.number] = flight
         self._in_flight_bytes += batch.nbytes
+
+    def _refuse(self, flight: Flight) -> None:
+        """Fail a batch without trying."""
+        error = self.outage.error()
+        self._refused.append(Landed(flight, dict.fromkeys(range(len(flight.batch)), error), tried=False))
+
+    def _over(self, landed: Landed, *, blocked: bool = False) -> Landed:
+        """Learn from a flight that is over."""
+        flight, failures = landed.flight, landed.failures
+        first = flight.records is None or any(record.attempts <= 1 for record in flight.records)
+        now = self._clock.monotonic()
+        self.outage.heard(
+            failures.values(), len(flight.batch), sent_at=flight.sent_at, now=now, first=first, blocked=blocked
+        )
+        return landed
 
     def wait(self, record: Record, until: float) -> None:
         """Keep a record until it is due."""
@@ -178,25 +217,41 @@ class Lane:
         self._waiting_bytes += record.outgoing.nbytes
 
     def resend_due(self) -> None:
-        """Send what is due, as far as there is room."""
+        """Send what is due, as far as there is room. In an outage the last try may answer for it at once."""
         now = self._clock.monotonic()
-        while self._waiting and self._waiting[0][0] <= now and self.has_room(self._waiting[0][2].outgoing.nbytes):
-            if self.ordered and self._refused:
+        while self._waiting and self._waiting[0][0] <= now:
+            answered = self._is_answered(now)
+            if not answered and not self.has_room(self._waiting[0][2].outgoing.nbytes):
+                return
+            if not answered and self.ordered and self._refused:
                 return  # what was refused must not be overtaken by what comes behind it
-            records = [record for record in self._take_due(now) if self.may_go(record)]
+            records = [record for record in self._take_due(now, answered=answered) if self.may_go(record)]
             if not records:
                 continue
             for record in records:
                 record.begin_attempt(now)
             batch = Batch.of([record.outgoing for record in records], isolate=records[0].isolated, ordered=self.ordered)
-            self.send(batch, records)
+            if answered:
+                self._refuse(Flight(batch, records, now, now))
+            else:
+                self.send(batch, records)
 
-    def _take_due(self, now: float) -> Iterator[Record]:
-        """Due records of one kind (alone, or not), as many as make a batch within the bounds."""
+    def _is_answered(self, now: float) -> bool:
+        """Whether the first waiting record is answered for by the last try."""
+        due, _, record = self._waiting[0]
+        if not self.outage.on:
+            return False
+        last = policy.is_last(self.spec, attempts=record.attempts, first_attempt=record.first_attempt, now=now)
+        return self.outage.answers(due, last=last)
+
+    def _take_due(self, now: float, *, answered: bool) -> Iterator[Record]:
+        """Due records of one kind (alone, or not; answered for, or not), as many as make a batch within the bounds."""
         isolated = self._waiting[0][2].isolated
         nbytes = 0
         for _ in range(RESEND):
             if not self._waiting or self._waiting[0][0] > now or self._waiting[0][2].isolated is not isolated:
+                return
+            if self._is_answered(now) is not answered:
                 return
             size = self._waiting[0][2].outgoing.nbytes
             if nbytes and self._in_flight_bytes + nbytes + size > self.bounds.in_flight_bytes:
@@ -210,6 +265,7 @@ class Lane:
     def collect(self, wait: float) -> list[Landed]:
         """What has been settled, waiting up to `wait` seconds for the first of it."""
         landed, self._refused = self._refused, []
+        self._slow = False
         if self._sender is None:
             return landed
         try:
@@ -221,7 +277,7 @@ class Lane:
             raise self._violation(f"collect() raised {type(error).__name__}, not a BrokerError: {error}") from error
         landed += [self._land(settled) for settled in told]
         now = self._clock.monotonic()
-        late = [number for number, flight in self._flights.items() if now > flight.deadline + GRACE]
+        late = [number for number, flight in self._flights.items() if now > flight.deadline + policy.GRACE]
         if late:
             raise self._violation(f"batches {late} were not settled by their deadline")
         return landed
@@ -241,13 +297,13 @@ class Lane:
         for error in failures.values():
             if not isinstance(error, BrokerError):
                 raise self._violation(f"failed a row with {type(error).__name__}, which is not a BrokerError")
-        return Landed(flight, failures, settled.duplicates)
+        return self._over(Landed(flight, failures, settled.duplicates))
 
     def _abandon(self, error: BrokerError) -> list[Landed]:
         """The sender itself failed: the fate of everything in flight is what its error says."""
         flights, self._flights = list(self._flights.values()), {}
         self._in_flight_bytes = 0
-        return [Landed(flight, dict.fromkeys(range(len(flight.batch)), error), 0) for flight in flights]
+        return [self._over(Landed(flight, dict.fromkeys(range(len(flight.batch)), error))) for flight in flights]
 
     def close(self) -> None:
         """Close the sender; what it still says is of no use to anyone."""

@@ -47,6 +47,7 @@ class Record:
         isolated: to be sent alone.
         isolating: the next attempt only finds the culprit, and does not count.
         counted: the last attempt was.
+        untried: attempts that were answered for without being made, because the destination accepted nothing.
         position: among all rows that the engine has taken.
         holds: its key is held because of it (`KeyOrder`).
         component: fully qualified name of what failed it; None: the destination's sender.
@@ -70,6 +71,7 @@ class Record:
     isolated: bool = False
     isolating: bool = False
     counted: bool = True
+    untried: int = 0
     position: int = 0
     holds: bool = False
     retried: bool = False
@@ -92,7 +94,7 @@ class Record:
     def enter(self, outgoing: Message) -> None:
         """Begin anew in the next lane."""
         self.outgoing = outgoing
-        self.attempts = 0
+        self.attempts = self.untried = 0
         self.first_attempt = 0.0
         self.isolated = False
         self.isolating = False

@@ -49,4 +49,4 @@ class TerminatingLane(Lane):
                 record.received = None
             else:
                 failures[index] = answer
-        self._refused.append(Landed(Flight(batch, records, now, now), failures, 0))
+        self._refused.append(Landed(Flight(batch, records, now, now), failures))
