@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from broken import Broken
 
-from redelivery.broker import Accept, Outcome, Received, Settled, Terminate
+from redelivery.broker import Accept, GiveBack, Outcome, Received, Retry, Settled, Terminate
 from redelivery.context import ErrorContext
 from redelivery.errors import BrokerError, LeaseLost
 from redelivery.message import Batch, Message
@@ -170,6 +170,28 @@ class HasALimitItDoesNotTell(Broken):
                     store.bury(
                         self.broker.queue, position, self.broker.dead_letter_queue, Message(value=b"v"), ErrorContext()
                     )
+
+
+class ForgetsWhatIsGivenBack(Broken):
+    """What a subscription cannot handle is gone when it ends."""
+
+    caught_by = "what_a_handler_gives_up_without_a_sink_stays"
+
+    class ReceiverRole(MemoryReceiver):
+        def settle_one(self, store: Store, received: Received, outcome: Outcome) -> LeaseLost | BrokerError | None:
+            return super().settle_one(store, received, Accept() if isinstance(outcome, GiveBack) else outcome)
+
+
+class NeverGivesAgain(Broken):
+    """Keeps what was put off for ever."""
+
+    caught_by = "what_a_handler_raises_for_is_retried_and_then_a_letter"
+
+    class ReceiverRole(MemoryReceiver):
+        def again(self, state: State, outcome: Retry | GiveBack) -> None:
+            super().again(state, outcome)
+            if isinstance(outcome, Retry) and outcome.delay:
+                state.visible = float("inf")
 
 
 class DropsWhatExpires(Broken):

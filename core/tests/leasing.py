@@ -53,6 +53,10 @@ class LeasingBroker(Broker):
         self.endless = False
         self.revoked: set[str] = set()
         self.undecodable: dict[str, str] = {}
+        #: Messages say where they lie: `place/<number of the lease>`.
+        self.positions = False
+        #: Seconds that what was put off comes later than was asked for.
+        self.late = 0.0
         self.source: Source | None = None
         self.leases = 0
         self.lock = threading.Lock()
@@ -110,6 +114,7 @@ class LeasingReceiver(Receiver):
                             attempt=item.attempts,
                             lease=item.lease,
                             expires=None if broker.endless else item.visible,
+                            position=f"place/{broker.leases}" if broker.positions else "",
                             first_ms=item.first_ms,
                             undecodable=broker.undecodable.get(item.message.id or ""),
                             source=broker.source,
@@ -137,7 +142,7 @@ class LeasingReceiver(Receiver):
                 broker.items.remove(item)
                 broker.letters.append(outcome.letter)
             elif isinstance(outcome, Retry):
-                item.visible = time.monotonic() + outcome.delay.total_seconds()
+                item.visible = time.monotonic() + outcome.delay.total_seconds() + broker.late
             elif isinstance(outcome, GiveBack):
                 item.visible = 0.0
                 item.attempts -= 1

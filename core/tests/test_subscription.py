@@ -7,6 +7,7 @@ import functools
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -17,17 +18,19 @@ from scripted import ScriptedBroker
 from test_delivery import RealClock
 
 from redelivery import dialects
-from redelivery.broker import Broker, Limits, Retry, Source, Terminate
+from redelivery.broker import Broker, Limits, Received, Retry, Source, Terminate
 from redelivery.context import ErrorContext
 from redelivery.errors import (
     ConfigurationError,
     DeliveryFailed,
+    LeaseLost,
     Permanent,
     Retriable,
     TerminalNack,
     Unsupported,
 )
 from redelivery.message import Message
+from redelivery.receiving.hands import Hand
 from redelivery.spec import DeliverySpec, Sink
 from redelivery.subscription import Subscription
 
@@ -390,3 +393,212 @@ def test_a_copy_of_its_own_needs_a_name_of_its_own() -> None:
     """Two that forgot theirs would share one copy."""
     with pytest.raises(ConfigurationError, match="give it a name of its own"):
         Subscription("leasing:queue", fails, own_copy=True)
+
+
+# --- the account ---
+
+
+def test_every_failed_run_of_a_handler_is_a_record_failure_and_every_retry_a_retry() -> None:
+    """KIP-298's metrics: three failures of one message are three, of which one is an error for good."""
+    world = World(message("a"), message("b"), retry=2, **QUICK)
+    before = time.time_ns() // 1_000_000
+
+    def handler(m: Message) -> None:
+        if m.id == "a":
+            raise ValueError("no such airport")
+
+    metrics = world.subscription(handler).run(until_empty=True).delivery.metrics()
+    assert (metrics["total-record-failures"], metrics["total-retries"], metrics["total-record-errors"]) == (3, 2, 1)
+    assert metrics["total-records-skipped"] == 1
+    assert metrics["deadletterqueue-produce-requests"] == 1
+    assert before <= metrics["last-error-timestamp"] <= time.time_ns() // 1_000_000
+
+
+def test_a_failure_that_a_retry_mends_is_a_failure_and_no_error() -> None:
+    world = World(message("a"), retry=5, **QUICK)
+    runs: list[str | None] = []
+
+    def handler(m: Message) -> None:
+        runs.append(m.id)
+        if len(runs) < 3:
+            raise ValueError("not yet")
+
+    report = world.subscription(handler).run(until_empty=True)
+    metrics = report.delivery.metrics()
+    assert (metrics["total-record-failures"], metrics["total-retries"], metrics["total-record-errors"]) == (2, 2, 0)
+    assert metrics["last-error-timestamp"] > 0
+    assert (report.accepted, report.delivery.retried) == (1, 1)
+
+
+def test_what_nobody_could_handle_is_a_failure_too() -> None:
+    """What cannot be decoded, and what is given up from outside."""
+    world = World(message("a"), message("b"))
+    world.queue.undecodable = {"a": "its headers are no JSON"}
+    subscription = world.subscription(lambda m: subscription.terminate(m, "seen enough"))
+    metrics = subscription.run(until_empty=True).delivery.metrics()
+    assert (metrics["total-record-failures"], metrics["total-record-errors"], metrics["total-retries"]) == (2, 2, 0)
+
+
+# --- giving up ---
+
+
+@pytest.mark.parametrize("spec", [{}, {"tolerance": "all", "allow_skip": True}], ids=["unset", "allow-skip"])
+def test_a_terminal_nack_without_a_sink_is_a_configuration_error_and_the_message_stays(spec: dict[str, Any]) -> None:
+    """Where skipping is allowed too: who gives a message up wants it kept."""
+    world = World(message("good"), message("a"), sinks=0, **spec)
+
+    def handler(m: Message) -> None:
+        if m.id == "a":
+            raise TerminalNack("closed in 1969")
+
+    subscription = world.subscription(handler)
+    with pytest.raises(ConfigurationError, match=r"'a'.*\(closed in 1969\).*no deadLetterSink.*stays at the broker"):
+        subscription.run(until_empty=True)
+    assert world.outcomes() == [("good", "Accept"), ("a", "GiveBack")]
+    assert (subscription.report.skipped, subscription.report.dead_lettered) == (0, 0)
+
+
+def test_what_terminate_said_stays_is_never_skipped() -> None:
+    """Its error leaves the handler, as any other would, and skipping is allowed."""
+    world = World(message("a"), sinks=0, tolerance="all", allow_skip=True)
+    subscription = world.subscription(lambda m: subscription.terminate(m, "x"))
+    with pytest.raises(ConfigurationError, match="stays as it is"):
+        subscription.run(until_empty=True)
+    assert world.outcomes() == [("a", "GiveBack")]
+    assert subscription.report.skipped == 0
+
+
+def test_a_handler_that_gives_messages_up_has_a_sink_or_is_refused_before_anything_is_received() -> None:
+    world = World(message("a"), sinks=0)
+    with pytest.raises(ConfigurationError, match="deadLetterSink"):
+        world.subscription(fails, terminal=True)
+    World(message("a"), sinks=1).subscription(fails, terminal=True)
+
+
+def test_a_termination_can_be_awaited() -> None:
+    """By its own handler: it ends when the letter is stored and the lease is over."""
+    world = World(message("a"))
+    there: list[tuple[dict[str, int], list[tuple[str, str]]]] = []
+
+    def handler(m: Message) -> None:
+        subscription.terminate(m, "seen enough").result(timeout=5)
+        there.append((world.sinks[0].stored_ids(), world.outcomes()))
+
+    subscription = world.subscription(handler)
+    subscription.run(until_empty=True)
+    assert there == [({"a": 1}, [("a", "Accept")])]
+
+
+def test_a_termination_by_the_broker_itself_can_be_awaited() -> None:
+    world = World(message("a"), terminates=True)
+    there: list[int] = []
+
+    def handler(m: Message) -> None:
+        subscription.terminate(m, "seen enough").result(timeout=5)
+        there.append(len(world.queue.letters))
+
+    subscription = world.subscription(handler)
+    subscription.run(until_empty=True)
+    assert there == [1]
+
+
+def test_a_termination_that_no_sink_took_ends_with_the_error() -> None:
+    world = World(message("a"))
+    world.sinks[0].script = {"a": ["fatal"]}
+    futures: list[Future[None]] = []
+    subscription = world.subscription(lambda m: futures.append(subscription.terminate(m, "seen enough")))
+    with pytest.raises(DeliveryFailed):
+        subscription.run(until_empty=True)
+    with pytest.raises(DeliveryFailed, match="no access"):
+        futures[0].result(timeout=5)
+
+
+def test_a_termination_whose_lease_is_lost_ends_with_that() -> None:
+    world = World(message("a"))
+    futures: list[Future[None]] = []
+
+    def handler(m: Message) -> None:
+        world.queue.revoked.add("a")
+        futures.append(subscription.terminate(m, "seen enough"))
+        subscription.stop()
+
+    subscription = world.subscription(handler)
+    subscription.run()
+    with pytest.raises(LeaseLost):
+        futures[0].result(timeout=5)
+
+
+def test_a_termination_of_one_that_was_settled_meanwhile_ends_with_that() -> None:
+    """Another thread asks when the handler has come back, and before its outcome is settled."""
+    world = World(message("a"))
+    subscription = world.subscription(lambda _: None)
+    received = Received(message=message("a"), attempt=1, lease=1)
+    hand = Hand(received)
+    future = hand.ask()
+    hand.decided = True
+    subscription._asked.put((hand, "late"))
+    subscription.run(until_empty=True)
+    with pytest.raises(ConfigurationError, match="settled before"):
+        future.result(timeout=5)
+
+
+def test_a_message_without_an_id_is_given_up_by_its_position() -> None:
+    world = World(Message(value=b"v"), Message(value=b"w"))
+    world.queue.positions = True
+    subscription = world.subscription(
+        lambda m: None if m.value == b"w" else subscription.terminate("place/1", "seen enough").result(timeout=5)
+    )
+    report = subscription.run(until_empty=True)
+    assert (report.terms, report.dead_lettered, report.accepted) == (1, 1, 1)
+    assert [letter.value for letter in world.sinks[0].stored] == [b"v"]
+
+
+def test_an_id_that_several_in_hand_have_names_none_of_them() -> None:
+    world = World(message("a"), message("a"))
+    both = threading.Barrier(2, timeout=5)
+    said: list[str] = []
+
+    def handler(_message: Message) -> None:
+        both.wait()
+        with pytest.raises(ConfigurationError) as caught:
+            subscription.terminate("a", "x")
+        said.append(str(caught.value))
+        both.wait()
+
+    subscription = world.subscription(handler, workers=2)
+    subscription.run(until_empty=True)
+    assert "2 messages in hand" in said[0]
+    assert "position" in said[0]
+
+
+# --- until it is empty ---
+
+
+def test_until_empty_waits_for_what_it_put_off_itself() -> None:
+    """A queue whose messages all wait for their delay looks empty."""
+    world = World(message("a"), retry=2, backoff_policy="linear", backoff_delay=timedelta(seconds=0.6))
+    report = world.subscription(fails).run(until_empty=True)
+    assert (report.retried, report.dead_lettered) == (2, 1)
+    assert world.queue.items == []
+
+
+def test_until_empty_ends_though_another_took_what_was_put_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("redelivery.receiving.hands.LATE", 0.2)
+    world = World(message("a"), retry=2, backoff_policy="linear", backoff_delay=timedelta(seconds=0.1))
+
+    def handler(_message: Message) -> None:
+        threading.Timer(0.05, world.queue.items.clear).start()
+        raise ValueError("no such airport")
+
+    began = time.monotonic()
+    report = world.subscription(handler).run(until_empty=True)
+    assert (report.retried, report.dead_lettered) == (1, 0)
+    assert time.monotonic() - began < 5
+
+
+def test_until_empty_waits_for_one_that_comes_late() -> None:
+    """A broker may keep it away a little longer than was asked for."""
+    world = World(message("a"), retry=1, backoff_policy="linear", backoff_delay=timedelta(seconds=0.1))
+    world.queue.late = 1.0
+    report = world.subscription(fails).run(until_empty=True)
+    assert (report.retried, report.dead_lettered) == (1, 1)

@@ -20,6 +20,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from datetime import timedelta
 from types import TracebackType
 from typing import Final, Self, TypeAlias
@@ -82,6 +83,8 @@ class Subscription:
         workers: handlers side by side.
         prefetch: messages leased ahead of the handlers.
         lease: how long a message is ours without being prolonged.
+        terminal: the handler gives messages up (`TerminalNack`, `terminate`): without a sink that is refused at once,
+            and not only when it does, which ends the subscription and leaves the message unsettled.
         rename_type: the type under which an event is reposted to a sink; None: its own.
         stop_timeout: how long a stop waits for handlers before their messages are given back.
         borrow, clock, random: for tests.
@@ -102,6 +105,7 @@ class Subscription:
         workers: int = 1,
         prefetch: int = 100,
         lease: timedelta = timedelta(seconds=30),
+        terminal: bool = False,
         rename_type: str | None = None,
         stop_timeout: timedelta = timedelta(seconds=30),
         borrow: Borrow | None = None,
@@ -112,6 +116,8 @@ class Subscription:
             raise ConfigurationError("workers must be 1 or more, prefetch 0 or more, and lease more than 0")
         if own_copy and name == DEFAULT_NAME:
             raise ConfigurationError("own_copy: a copy goes by the name of its subscription; give it a name of its own")
+        if terminal and not (spec and spec.dead_letter_sink):
+            raise ConfigurationError(f"the subscription {name!r} gives messages up, so it needs a deadLetterSink")
         self.name = name
         self.report = SubscriptionReport(name=name)
         self._given = self._url = url
@@ -144,6 +150,7 @@ class Subscription:
 
         Raises:
             DeliveryFailed: a message could neither be handled nor dead-lettered; it stays unsettled at the broker.
+            ConfigurationError: also where a handler gave a message up and there is no sink; it stays likewise.
             BrokerError, ConfigurationError, Unsupported
         """
         key = (os.getpid(), self.name)
@@ -163,7 +170,11 @@ class Subscription:
                 resources.callback(hands.give_back)
                 workers = Workers(self._handler, self._workers, self.name, self._clock)
                 resources.callback(workers.dismiss)
-                self._loop(hands, workers, engine, until_empty=until_empty)
+                try:
+                    self._loop(hands, workers, engine, until_empty=until_empty)
+                except BaseException as error:
+                    hands.abandon(error)
+                    raise
         finally:
             _running.pop(key, None)
         return self.report
@@ -172,26 +183,47 @@ class Subscription:
         """End `run` gracefully: what is in hand is settled or given back. Safe from any thread or signal handler."""
         self._stopping.set()
 
-    def terminate(self, message: Message | str, reason: str = "") -> None:
+    def terminate(self, message: Message | str, reason: str = "") -> Future[None]:
         """Give up one message in hand: it is dead-lettered and settled, whatever its handler still says.
 
         Args:
-            message: the message as the handler got it, or its id.
+            message: the message as the handler got it, or its id, or its position (`Received.position`).
             reason: kept in its context.
 
+        Returns:
+            What ends when the letter is confirmed and the lease over, or with what came in its way. A handler may wait
+            for it.
+
         Raises:
-            ConfigurationError: the subscription has no dead letter sink, or no such message is in hand.
+            ConfigurationError: the subscription has no dead letter sink, and so the message is not given up, nor
+                skipped; or no such message is in hand, or several are.
         """
+        hand = self._named(message)
         if not self._spec.dead_letter_sink:
-            raise ConfigurationError(
+            stays = ConfigurationError(
                 f"terminate: the subscription {self.name!r} has no deadLetterSink, so {_label(message)} stays as it is"
             )
-        for hand in self._hands or ():
-            mine = hand.received.message
-            if not hand.decided and (mine is message or (isinstance(message, str) and mine.id == message)):
-                self._asked.put((hand, reason))
-                return
-        raise ConfigurationError(f"terminate: {_label(message)} is not in hand (settled already, or never received)")
+            if hand is not None:
+                hand.stays = stays
+            raise stays
+        future = None if hand is None or self._hands is None else self._hands.ask(hand)
+        if hand is None or future is None:
+            text = "is not in hand (settled already, or never received)"
+            raise ConfigurationError(f"terminate: {_label(message)} {text}")
+        self._asked.put((hand, reason))
+        return future
+
+    def _named(self, message: Message | str) -> Hand | None:
+        """What is in hand under this name. Raises ConfigurationError: several are."""
+        there = [hand for hand in self._hands or () if not hand.decided]
+        if not isinstance(message, str):
+            return next((hand for hand in there if hand.received.message is message), None)
+        found = [hand for hand in there if hand.received.message.id == message]
+        found = found or [hand for hand in there if hand.received.position == message != ""]
+        if len(found) > 1:
+            text = f"{len(found)} messages in hand are called {message!r}: name one by its position"
+            raise ConfigurationError(f"terminate: {text}")
+        return found[0] if found else None
 
     def __enter__(self) -> Self:
         return self
@@ -258,7 +290,7 @@ class Subscription:
     # --- the loop ---
 
     def _loop(self, hands: Hands, workers: Workers, engine: Engine, *, until_empty: bool) -> None:
-        empty = False
+        empty: float | None = None  # when we last looked, where nothing came then
         while True:
             stopping = self._stopping.is_set()
             if stopping:
@@ -271,13 +303,13 @@ class Subscription:
             if stopping:
                 if time.monotonic() > self._stop_by or not any(hand.began or hand.decided for hand in hands):
                     return
-            elif until_empty and empty and not hands:
+            elif until_empty and not hands and empty is not None and hands.put_off.is_over(empty):
                 return
             room = 0 if stopping else workers.count + self._prefetch - len(hands)
             if room > 0:
-                wait = 0.0 if len(hands) else _IDLE
+                wait, looked = 0.0 if len(hands) else _IDLE, self._clock.monotonic()
                 arrived = hands.take(room, wait)
-                empty = not arrived and wait > 0
+                empty = looked if not arrived and wait > 0 else None
                 for hand in arrived:
                     self._begin(hand, workers, hands, engine)
                 if arrived:
@@ -290,13 +322,17 @@ class Subscription:
         if undecodable is None:
             workers.submit(hand)
         else:
+            self._note(engine)
             self._give_up(hand, Permanent(undecodable, code="Undecodable"), "it cannot be decoded", hands, engine)
 
     def _take_requests(self, hands: Hands, engine: Engine) -> None:
         """Carry out what `terminate` asked for."""
         while not self._asked.empty():
             hand, reason = self._asked.get()
-            if not hand.decided:
+            if hand.decided:
+                hand.end(ConfigurationError("terminate: the message was settled before it could be given up"))
+            else:
+                self._note(engine)
                 self._terminate(hand, reason, None, hands, engine)
 
     def _take_results(self, hands: Hands, said: list[tuple[Hand, BaseException | None]], engine: Engine) -> None:
@@ -322,7 +358,14 @@ class Subscription:
         if not isinstance(error, Exception):  # SystemExit, KeyboardInterrupt: the program wants to end
             raise error
         self.report.failures += 1
+        self._note(engine)
+        if hand.stays is not None:
+            raise hand.stays from error
         if isinstance(error, TerminalNack):
+            if not self._spec.dead_letter_sink:
+                text = f"{_label(hand.received.message)} was given up by its handler ({redact(error.reason)})"
+                why = "the subscription has no deadLetterSink, so it stays at the broker; name a sink"
+                raise ConfigurationError(f"{self.name}: {text}, and {why}") from error
             self._terminate(hand, error.reason, error, hands, engine)
             return None
         failed = error if isinstance(error, BrokerError) else _retriable(error)
@@ -339,11 +382,18 @@ class Subscription:
         )
         if isinstance(decision, policy.TryAgain):
             self.report.retried += 1
+            engine.report.retries += 1
+            engine.report.retried += hand.received.attempt == 1
             return Retry(min(timedelta(seconds=max(0.0, decision.at - now)), self._delay_max))
         if isinstance(decision, policy.GiveUp):
             self._give_up(hand, failed, decision.why, hands, engine)
             return None
         raise failed
+
+    def _note(self, engine: Engine) -> None:
+        """Count a failure of a message, be it for good or not."""
+        engine.report.record_failures += 1
+        engine.report.last_error_ms = self._clock.wall_ms()
 
     def _terminate(self, hand: Hand, reason: str, cause: Exception | None, hands: Hands, engine: Engine) -> None:
         self.report.terms += 1
@@ -383,8 +433,6 @@ class Subscription:
             lost=lambda: hands.lose(hand),
         )
         engine.report.rows += 1
-        engine.report.record_failures += 1
-        engine.report.last_error_ms = now_ms
         engine.give_up(record, error, why)
 
     def _enforce_timeout(self, hands: Hands, workers: Workers, engine: Engine) -> None:

@@ -6,19 +6,25 @@ A lost lease is never settled. Decides nothing but when to try a settlement agai
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Final
 
 from redelivery import policy
-from redelivery.broker import Accept, GiveBack, Outcome, Received, Receiver
+from redelivery.broker import Accept, GiveBack, Outcome, Received, Receiver, Retry
 from redelivery.clock import Clock
-from redelivery.errors import BrokerError, Fatal, LeaseLost, Unsupported
+from redelivery.errors import BrokerError, ConfigurationError, Fatal, LeaseLost, Unsupported
 from redelivery.report import SubscriptionReport
 from redelivery.settings import redact
 from redelivery.spec import DeliverySpec
 
 log = logging.getLogger("redelivery.subscription")
+
+#: Seconds that a message may come later than it was put off for, before it counts as taken by somebody else.
+LATE: Final = 3.0
 
 
 @dataclass(slots=True, eq=False)
@@ -32,6 +38,8 @@ class Hand:
         overran: its handler took too long, and another thread has the place of its own.
         decided: what becomes of it is under way; what its handler still says no longer matters.
         dead: it was given up, and a sink has confirmed it.
+        stays: why it is not given up, though its handler asked for that: whatever follows, it is not skipped.
+        termination: ends as its termination does; None where nobody has asked for one.
     """
 
     received: Received
@@ -40,12 +48,59 @@ class Hand:
     overran: bool = False
     decided: bool = False
     dead: bool = False
+    stays: ConfigurationError | None = None
+    termination: Future[None] | None = None
+
+    def ask(self) -> Future[None]:
+        """What ends as its termination does."""
+        if self.termination is None:
+            self.termination = Future()
+            self.termination.set_running_or_notify_cancel()  # what is asked for cannot be taken back
+        return self.termination
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Tell whoever waits for its termination: done, or what came in its way."""
+        if self.termination is None or self.termination.done():
+            return
+        if error is None:
+            self.termination.set_result(None)
+        else:
+            self.termination.set_exception(error)
 
     def is_late(self, now: float, limit: float) -> bool:
         """Whether its handler still runs after so many seconds."""
         if self.began is None or self.ended or self.decided:
             return False
         return now - self.began > limit
+
+
+@dataclass(slots=True)
+class PutOff:
+    """What was given back to come again after a delay: how many, and when the last of it is due.
+
+    Attributes:
+        count: those that have not come again yet; somebody else may have them by now.
+        due: monotonic seconds.
+        overdue: from then on nothing of it is waited for.
+    """
+
+    count: int = 0
+    due: float = float("-inf")
+    overdue: float = float("-inf")
+
+    def add(self, now: float, delay: float) -> None:
+        """One more. Behind a longer delay it may come late, by less than its own."""
+        self.count += 1
+        self.due = max(self.due, now + delay)
+        self.overdue = max(self.overdue, now + delay + max(LATE, delay))
+
+    def came(self, received: Received) -> None:
+        """One has come, which may be one of them."""
+        self.count -= received.attempt > 1 and self.count > 0
+
+    def is_over(self, looked: float) -> bool:
+        """Whether a look at this time that found nothing means that nothing comes any more."""
+        return looked >= (self.overdue if self.count else self.due)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +143,8 @@ class Hands:
         self._held: dict[Hand, None] = {}
         self._can_prolong = True
         self._pending: list[_Pending] = []
+        self._lock = threading.Lock()
+        self.put_off = PutOff()
 
     def __len__(self) -> int:
         return len(self._held)
@@ -98,6 +155,8 @@ class Hands:
     def take(self, most: int, wait: float) -> list[Hand]:
         """Lease up to `most` messages, waiting up to `wait` seconds for the first. Raises BrokerError."""
         taken = [Hand(received) for received in self.receiver.receive(most, wait=wait)]
+        for hand in taken:
+            self.put_off.came(hand.received)
         self._held.update(dict.fromkeys(taken))
         self._report.received += len(taken)
         return taken
@@ -122,15 +181,31 @@ class Hands:
             del self._held[hand]
             self._report.lost += 1
         hand.decided = True
+        hand.end(LeaseLost("the lease is lost: whoever has the message now answers for it"))
 
     def forget(self, hand: Hand) -> None:
-        """The broker has ended the lease by itself."""
+        """The broker has ended the lease by itself, as its letter was stored."""
         self._held.pop(hand, None)
+        hand.end()
+
+    def ask(self, hand: Hand) -> Future[None] | None:
+        """What ends as the termination of a message in hand does; None: it is in hand no more. For any thread."""
+        with self._lock:
+            return hand.ask() if hand in self._held else None
+
+    def abandon(self, error: BaseException) -> None:
+        """Tell who waits for terminations what ended the subscription."""
+        with self._lock:
+            for hand in self:
+                hand.end(error)
 
     def give_back(self) -> None:
         """Give back everything. Never raises: a lease that cannot be ended runs out."""
-        leases = [hand.received for hand in self._held]
-        self._held.clear()
+        with self._lock:
+            leases = [hand.received for hand in self._held]
+            for hand in self._held:
+                hand.end(ConfigurationError("the subscription ended before the message was given up; it comes again"))
+            self._held.clear()
         if not leases:
             return
         try:
@@ -153,6 +228,10 @@ class Hands:
             if answer is None:
                 self._held.pop(each.hand)
                 self._report.accepted += isinstance(each.outcome, Accept) and not each.hand.dead
+                if isinstance(each.outcome, Retry):
+                    self.put_off.add(self._clock.monotonic(), each.outcome.delay.total_seconds())
+                elif each.hand.dead:
+                    each.hand.end()
             elif isinstance(answer, LeaseLost):
                 self.lose(each.hand)
             else:
