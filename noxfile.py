@@ -200,10 +200,20 @@ def provide_spark(session: nox.Session) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Ruff: all its rules, and its format. `-- --fix` repairs what it can."""
+    """Ruff: all its rules, and its format; bandit over what is shipped. `-- --fix` repairs what it can."""
     install(session, groups=("lint",))
     session.run("ruff", "check", *session.posargs, ".")
     session.run("ruff", "format", *([] if "--fix" in session.posargs else ["--check"]), ".")
+    # From medium severity on: what is below, ruff's own rules S judge line by line.
+    session.run(
+        "bandit",
+        "--quiet",
+        "--configfile=pyproject.toml",
+        "-ll",
+        "--recursive",
+        "core/src",
+        *(f"plugins/{name}/src" for name in PLUGINS),
+    )
 
 
 @nox.session

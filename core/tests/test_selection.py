@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import time
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -30,6 +32,10 @@ LETTER = Letter(
     context=CONTEXT,
     dead_lettered_ms=NOW - 7_200_000,
 )
+
+
+def about(reason: str) -> Letter:
+    return replace(LETTER, context=replace(CONTEXT, reason=reason))
 
 
 def admits(*texts: str, letter: Letter = LETTER) -> bool:
@@ -103,7 +109,7 @@ def test_letters_are_named_by_id_or_position() -> None:
         ("permanent", "is no condition"),
         ("knd=permanent", "did you mean 'kind'"),
         ("kind>permanent", "compared by =, != or ~"),
-        ("reason~(", "no regular expression"),
+        ("reason~(", "not a regular expression"),
         ("attempts~3", "a number is compared by"),
         ("attempts=three", "no whole number"),
         ("age=PT1H", "compared by < or >"),
@@ -131,3 +137,22 @@ def test_equal_and_unequal_exclude_each_other(name: str, value: str) -> None:
 @given(st.sampled_from([*NUMBERS]), st.integers(-5, 10))
 def test_a_number_is_less_equal_or_greater(name: str, value: int) -> None:
     assert [admits(f"{name}{sign}{value}") for sign in "<=>"].count(True) == 1
+
+
+@pytest.mark.parametrize("pattern", ["(a+)+$", "(a|a)*$", "(a*)*b", "a{1,900}a{1,900}$"])
+def test_no_pattern_takes_more_than_linear_time(pattern: str) -> None:
+    where = Selection.parse(f"reason~{pattern}")
+    began = time.process_time()
+    where.admits(about("a" * 50_000 + "!"), NOW)
+    assert time.process_time() - began < 5, "a backtracking engine never ends here"
+
+
+@pytest.mark.parametrize("pattern", ["(?=a)", r"(a)\1", "(", "a{1000}{1000}"])
+def test_a_pattern_that_would_need_backtracking_is_refused_with_one_line(pattern: str) -> None:
+    with pytest.raises(ConfigurationError, match="not a regular expression of RE2") as caught:
+        Selection.parse(f"reason~{pattern}")
+    assert "\n" not in str(caught.value)
+
+
+def test_text_with_half_a_character_is_searched_too() -> None:
+    assert Selection.parse("reason~time").admits(about("\ud800 timeout"), NOW)

@@ -43,7 +43,7 @@ def add(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         description="Dead letters of one destination: look at them, send them back to work, forward, export, remove.",
     )
     what = parser.add_subparsers(title="what to do", required=True, metavar="WHAT")
-    for name, text, run, extra in (
+    for name, text, run, add_arguments in (
         ("list", "one line a letter, oldest first", _list, _add_list),
         ("show", "one letter whole: why it is there, its headers, its body", _show, _add_show),
         ("stats", "how many, by reason, age and source", _stats, _add_json),
@@ -54,7 +54,7 @@ def add(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         add_place(each)
         if name != "show":
             add_where(each)
-        extra(each)
+        add_arguments(each)
     moving.add(what)
 
 

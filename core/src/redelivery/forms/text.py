@@ -32,7 +32,7 @@ def load(text: str) -> Any:
                 return json.loads(text, object_pairs_hook=_once)
             except json.JSONDecodeError:
                 pass
-        return yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader
+        return yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader  # nosec B506
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
