@@ -9,7 +9,7 @@ from contextlib import closing, contextmanager
 import pytest
 from pyspark.errors import PySparkException
 
-from redelivery.spark import deliver
+from redelivery.spark import deliver, undelivered
 
 pytest.importorskip("redelivery_sqlite")
 pytest.importorskip("redelivery_file")
@@ -134,3 +134,15 @@ def test_a_full_disk_fails_the_job_or_goes_to_a_sink_elsewhere(spark, letters, s
     assert report.rows == report.delivered + report.dead_lettered == 300
     assert report.dead_lettered > 0
     assert len([path for path in letters.rglob("*") if path.is_file()]) >= report.dead_lettered
+
+
+def test_a_mistyped_queue_has_no_letters_to_read_and_a_job_without_failures_has_none(spark, tmp_path):
+    url, sink = (f"sqlite://{tmp_path}/{name}.db?queue=orders" for name in ("q", "sink"))
+    report = deliver(rows(spark), url, deadLetterSink=sink)
+    assert undelivered(spark, report, url=sink).count() == 0
+    read = spark.read.format("redelivery").option("deadLetters", "true")
+    assert read.option("url", url).load().count() == 0
+    with pytest.raises(PySparkException, match=r"no queue 'ordesr' \(did you mean 'orders'\?\)"):
+        read.option("url", url.replace("=orders", "=ordesr")).load().count()
+    with pytest.raises(PySparkException, match=r"sink\.db': there is no such file"):
+        read.option("url", sink).load().count()

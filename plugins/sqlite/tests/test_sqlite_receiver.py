@@ -102,6 +102,8 @@ def test_sqlite_a_damaged_id_is_told_of(broker):
 
 
 def test_sqlite_receive_waits_for_the_first_message_and_no_longer(broker):
+    with broker.admin() as admin:
+        admin.provision(DeliverySpec())
     with broker.receiver() as receiver:
         begun = time.monotonic()
         assert not receiver.receive(1, wait=0.2)
@@ -147,12 +149,42 @@ def test_sqlite_a_busy_file_is_retriable_and_nothing_is_leased_or_settled(url):
         assert [each.attempt for each in receiver.receive(5, wait=0)] == [1]
 
 
-def test_sqlite_a_missing_queue_is_empty_or_fatal_where_none_may_be_made(broker):
-    with broker.receiver() as receiver:
-        assert not receiver.receive(1, wait=0)
-    strict = connect(broker.address.url, {**QUIET, "sqlite.create": "false"})
-    with strict.receiver() as receiver, pytest.raises(Fatal, match="no queue 'work'"):
+@pytest.mark.parametrize("create", ["true", "false"])
+def test_sqlite_a_mistyped_queue_is_told_of_and_never_looks_empty(broker, create):
+    send(broker, Message(value=b"1"))
+    typo = connect(broker.address.at("wrok").url, {**QUIET, "sqlite.create": create})
+    told = r"no queue 'wrok' \(did you mean 'work'\?\); the file has work; .*redelivery apply '?sqlite:"
+    with typo.receiver() as receiver, pytest.raises(Fatal, match=told):
         receiver.receive(1, wait=0)
+    with typo.admin() as admin, pytest.raises(Fatal, match=told):
+        admin.depth()
+    for direct in (True, False):
+        with typo.dead_letters(direct=direct) as letters:
+            for look in (lambda: list(letters.browse()), letters.purge, lambda: letters.remove(["1"])):
+                with pytest.raises(Fatal, match=told):
+                    look()
+
+
+def test_sqlite_the_dead_letter_place_of_a_known_queue_is_empty_before_its_first_letter(broker):
+    send(broker, Message(value=b"1"))
+    place = connect(broker.native_sink(), QUIET)
+    with broker.dead_letters() as letters:
+        assert (list(letters.browse()), letters.purge(), letters.remove(["1"])) == ([], 0, 0)
+    with place.receiver() as receiver, place.admin() as admin:
+        assert (receiver.receive(1, wait=0), admin.depth()) == ([], 0)
+
+
+def test_sqlite_a_provisioned_queue_is_empty_before_its_first_message(broker):
+    with broker.admin() as admin, broker.receiver() as receiver:
+        admin.provision(DeliverySpec())
+        assert (receiver.receive(1, wait=0), admin.depth()) == ([], 0)
+
+
+def test_sqlite_receiving_from_a_missing_file_names_it_and_makes_none(tmp_path):
+    told = r"typo\.db.*: there is no such file; correct the URL, or make it"
+    with connect(f"sqlite://{tmp_path}/typo.db", QUIET).receiver() as receiver, pytest.raises(Fatal, match=told):
+        receiver.receive(1, wait=0)
+    assert not list(tmp_path.iterdir())
 
 
 # --- ends ---

@@ -105,7 +105,7 @@ class Queue(RuleBasedStateMachine):
         self.place = Place(self.folder.name, message_ttl=str(int(TTL)), max_deliveries=str(LIMIT))
         self.clock = self.place.clock
         self.receivers = [self.place.receiver(), self.place.receiver()]
-        self.letters = SqliteDeadLetters(self.place.store(), self.place.address.dead_letters.queue)
+        self.letters = SqliteDeadLetters(self.place.store(), self.place.address.dead_letters)
         self.admin = SqliteAdmin(self.place.store(), self.place.address)
         self.queue: list[Work] = []
         self.dead: Counter[tuple[str, str, int]] = Counter()

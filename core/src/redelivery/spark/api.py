@@ -160,9 +160,9 @@ def undelivered(
     read = spark.read.format(FORMAT).option("deadLetters", "true").option("run", report.run)
     for name, value in _texts(options).items():
         read = read.option(name, value)
-    if sink == NATIVE:
-        return read.option("url", report.primary).load()
-    return read.option("deadLetterSink", sink).load()
+    read = read.option("url", report.primary) if sink == NATIVE else read.option("deadLetterSink", sink)
+    # A sink that has received nothing need not exist, and a place that does not exist is an error to read.
+    return read.load() if report.dead_lettered else read.load().limit(0)
 
 
 def dead_letters(spark: SparkSession, *urls: str, **options: Any) -> DataFrame:

@@ -86,7 +86,7 @@ class SqliteBroker(Broker):
 
     def dead_letters(self, *, direct: bool = False) -> DeadLetters:
         address = self.address if direct else self.address.dead_letters
-        return SqliteDeadLetters(self._store(), address.queue)
+        return SqliteDeadLetters(self._store(), address)
 
     def close(self) -> None:
         """Nothing to give back: each role has a connection of its own."""

@@ -50,6 +50,11 @@ class Address:
         """Where its dead letters lie: its own place, if it is one already."""
         return self if self.is_dead_letters else Address(self.path, self.queue + DEAD_LETTERS)
 
+    @property
+    def source(self) -> Address:
+        """The queue whose dead letters lie here: itself, if it is no dead letter place."""
+        return Address(self.path, self.queue.removesuffix(DEAD_LETTERS) or self.queue)
+
     def at(self, queue: str) -> Address:
         """Another queue of the same file."""
         return Address(self.path, queue)

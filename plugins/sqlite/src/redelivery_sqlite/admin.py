@@ -10,7 +10,6 @@ import sqlite3
 from urllib.parse import quote
 
 from redelivery.broker import Admin, Difference, NativeObject, Plan
-from redelivery.errors import Fatal
 from redelivery.spec import UNLIMITED, DeliverySpec, DeliveryStatus, Ref
 from redelivery_sqlite.address import Address
 from redelivery_sqlite.errors import classified
@@ -58,13 +57,11 @@ class SqliteAdmin(Admin):
 
     def depth(self) -> int:
         doing = f"counting queue {self._address.queue!r} of {str(self._address.path)!r}"
-        if not self._store.exists:
-            raise Fatal(f"sqlite: {doing}: there is no such file; provision it, or correct the URL", code="ENOENT")
+        number = self._store.existing(self._address, doing)
+        if number is None:
+            return 0
         with classified(doing):
             connection = self._store.connection()
-            number = self._store.number(self._address.queue)
-            if number is None:
-                return 0
             return int(connection.execute(f"SELECT count(*) FROM message_{number}").fetchone()[0])  # noqa: S608 - a number
 
     def close(self) -> None:

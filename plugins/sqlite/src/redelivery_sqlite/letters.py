@@ -11,9 +11,9 @@ from contextlib import suppress
 
 from redelivery.broker import DeadLetters, Letter
 from redelivery.context import ErrorContext
-from redelivery.errors import BrokerError, ConfigurationError, Fatal
+from redelivery.errors import BrokerError, ConfigurationError
 from redelivery_sqlite import moves, stored
-from redelivery_sqlite.address import DEAD_LETTERS, Address
+from redelivery_sqlite.address import Address
 from redelivery_sqlite.errors import classified
 from redelivery_sqlite.store import Store, now_ms
 
@@ -24,11 +24,12 @@ _WHY = "r.kind, r.reason, r.description, r.queue, r.message_id, r.attempts, r.fi
 
 
 class SqliteDeadLetters(DeadLetters):
-    """The messages of the queue `queue`."""
+    """The messages of the queue at `address`."""
 
-    def __init__(self, store: Store, queue: str) -> None:
+    def __init__(self, store: Store, address: Address) -> None:
         self._store = store
-        self._queue = queue
+        self._address = address
+        self._queue = address.queue
 
     def browse(self) -> Iterator[Letter]:
         self._sweep()
@@ -126,7 +127,7 @@ class SqliteDeadLetters(DeadLetters):
 
     def _sweep(self) -> None:
         """Move what has expired in the queue that these letters come from: nobody may be receiving there."""
-        source = self._queue.removesuffix(DEAD_LETTERS)
+        source = self._address.source.queue
         with suppress(BrokerError):  # a letter less is shown; a reader without the right to write sees the others
             number = self._store.number(source) if source != self._queue and self._store.exists else None
             if number is None or not moves.has_expired(self._store.connection(), number, now_ms()):
@@ -139,12 +140,7 @@ class SqliteDeadLetters(DeadLetters):
                 pass
 
     def _number(self) -> int | None:
-        if not self._store.exists:
-            raise Fatal(
-                f"sqlite: reading {str(self._store.path)!r}: there is no such file; correct the URL", code="ENOENT"
-            )
-        with classified(self._doing("reading")):
-            return self._store.number(self._queue)
+        return self._store.existing(self._address, self._doing("reading"))
 
     def _doing(self, what: str) -> str:
         return f"{what} queue {self._queue!r} of {str(self._store.path)!r}"

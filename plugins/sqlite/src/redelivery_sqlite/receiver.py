@@ -128,13 +128,12 @@ class SqliteReceiver(Receiver):
 
     def _is_something_there(self) -> bool:
         """Whether taking the write lock is worth it: this only reads."""
-        with classified(self._doing("looking into")):
+        doing = self._doing("receiving from")
+        number = self._store.existing(self._address, doing)
+        if number is None:
+            return False
+        with classified(doing):
             connection = self._store.connection()
-            number = self._store.number(self._address.queue)
-            if number is None:
-                if self._store.settings.create:
-                    return False
-                raise self._no_queue()
             now = self._clock.wall_ms()
             next_, head, clock_ms = connection.execute(
                 "SELECT next, head, clock_ms FROM queue WHERE number = ?", (number,)
@@ -149,7 +148,9 @@ class SqliteReceiver(Receiver):
 
     def _take(self, connection: sqlite3.Connection, most: int) -> tuple[list[Received], int]:
         """Lease what may be delivered; also how many messages were moved to the dead letters."""
-        number = self._number()
+        number = self._store.number(self._address.queue)
+        if number is None:  # it was there a moment ago
+            return [], 0
         monotonic, now = self._clock.monotonic(), self._clock.wall_ms()
         next_, head, clock_ms, limit = connection.execute(
             "SELECT next, head, clock_ms, max_deliveries FROM queue WHERE number = ?", (number,)
@@ -307,16 +308,6 @@ class SqliteReceiver(Receiver):
         if self._closed.is_set():
             text = "this receiver is closed; open another (what it leased comes back when the leases end)"
             raise Fatal(f"sqlite: {self._doing('receiving from')}: {text}", code="CLOSED")
-
-    def _number(self) -> int:
-        number = self._store.number(self._address.queue)
-        if number is None:
-            raise self._no_queue()
-        return number
-
-    def _no_queue(self) -> Fatal:
-        text = f"sqlite: there is no queue {self._address.queue!r} in {str(self._address.path)!r}"
-        return Fatal(f"{text}; provision it, or correct the URL", code="DESTINATION")
 
     def _lost(self, received: Received) -> LeaseLost:
         text = "its lease has run out, is another process's, or was settled before; nothing was changed"

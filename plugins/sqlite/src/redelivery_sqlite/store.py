@@ -17,6 +17,7 @@ This file must not read or write messages.
 from __future__ import annotations
 
 import os
+import shlex
 import sqlite3
 import threading
 import time
@@ -28,7 +29,8 @@ from typing import NoReturn, TypeVar
 from urllib.parse import quote
 
 from redelivery.errors import Fatal, Retriable
-from redelivery_sqlite.address import Settings
+from redelivery.settings import nearest
+from redelivery_sqlite.address import Address, Settings
 from redelivery_sqlite.errors import ERRORS, classified, classify, classify_commit, classify_reserve
 from redelivery_sqlite.reserve import Reserve, size_of
 
@@ -43,6 +45,8 @@ _PAGE_SIZE = 8192
 #: Pages in the write-ahead log before it is moved into the file: 8 MB.
 _CHECKPOINT_PAGES = 1000
 _CACHE_KIB = 16_384
+#: Queues that an error names, at most.
+_NAMES = 10
 # STRICT refuses a value of another type in place of storing it as something else; SQLite has it from 3.37.
 _STRICT = " STRICT" if sqlite3.sqlite_version_info >= (3, 37) else ""
 
@@ -261,6 +265,28 @@ class Store:
         self._numbers[queue] = int(row[0])
         return self._numbers[queue]
 
+    def existing(self, address: Address, doing: str) -> int | None:
+        """The number of a queue that is read; None where of it and its dead letter place only the other is made yet.
+
+        Raises:
+            Fatal: there is no such file, or no such queue in it: a mistyped name must not look like an empty queue.
+        """
+        if not self.exists:
+            raise Fatal(f"sqlite: {doing}: there is no such file; {_advice(address)}", code="ENOENT")
+        with classified(doing):
+            number = self.number(address.queue)
+            other = address.source if address.is_dead_letters else address.dead_letters
+            if number is not None or self.number(other.queue) is not None:
+                return number
+            rows = self.connection().execute("SELECT name FROM queue ORDER BY name").fetchall()
+        names = [name for (name,) in rows if not address.at(name).is_dead_letters]
+        wanted = address.source.queue
+        near = nearest(wanted, names)
+        hint = f" (did you mean {near!r}?)" if near else ""
+        shown = ", ".join(names[:_NAMES]) + (f" and {len(names) - _NAMES} more" if len(names) > _NAMES else "")
+        text = f"there is no queue {wanted!r}{hint}; the file has {shown or 'none'}; {_advice(address)}"
+        raise Fatal(f"sqlite: {doing}: {text}", code="DESTINATION")
+
     def close(self) -> None:
         """Close the connection."""
         if self._connection is not None:
@@ -340,6 +366,10 @@ class Store:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
             raise
+
+
+def _advice(address: Address) -> str:
+    return f"correct the URL, or make it: redelivery apply {shlex.quote(address.source.url)}"
 
 
 def _refuse_foreign(doing: str) -> NoReturn:
