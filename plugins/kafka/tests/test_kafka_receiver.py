@@ -9,13 +9,14 @@ from collections import Counter
 from datetime import timedelta
 
 import pytest
-from confluent_kafka import KafkaError, TopicPartition
-from confluent_kafka.admin import AdminClient, NewPartitions
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions
 
 from redelivery.broker import Accept, GiveBack, Received, Retry, Terminate
 from redelivery.errors import BrokerError, Fatal, LeaseLost, Permanent, Retriable
 from redelivery.message import Message
 from redelivery_conformance.forking import in_a_fork
+from redelivery_conformance.harness import CannotShow
 from redelivery_conformance.statements import Statements, broker_has
 from redelivery_conformance.subject import Subject
 from redelivery_conformance.taking import Taker, values, wait_until
@@ -73,6 +74,26 @@ class TestKafkaReceiver(Statements):
         assert [(each.message.value, each.attempt) for each in again] == [(b"0", 2), (b"3", 2)]
         taker.nothing()
         assert committed(subject)[0] == 0
+
+    @broker_has("receive")
+    @pytest.mark.parametrize("kind", ["CREATE_TIME", "LOG_APPEND_TIME"])
+    def test_a_received_message_says_whose_time_its_timestamp_is(self, subject: Subject, kind: str) -> None:
+        broker = subject.broker
+        assert isinstance(broker, KafkaBroker)
+        subject.provision()
+        admin: AdminClient = broker.settings.admin(broker.address)
+        name, value = "message.timestamp.type", kind.title().replace("_", "")
+        wanted = [ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)]
+        topic = ConfigResource(ConfigResource.Type.TOPIC, broker.address.topic, incremental_configs=wanted)
+        try:
+            admin.incremental_alter_configs([topic])[topic].result()
+        except KafkaException as error:
+            raise CannotShow(f"a topic's settings: {error}") from error
+        subject.deliver(Message(value=b"v", timestamp_ms=1_700_000_000_000))
+        (received,) = Taker(subject).take(1)
+        assert received.source is not None
+        assert received.source.timestamp_type == kind
+        assert (received.message.timestamp_ms == 1_700_000_000_000) is (kind == "CREATE_TIME")
 
     @broker_has("receive")
     def test_the_committed_offset_is_the_lowest_unsettled_one(self, subject: Subject) -> None:

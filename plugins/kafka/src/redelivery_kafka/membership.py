@@ -16,7 +16,14 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    TIMESTAMP_LOG_APPEND_TIME,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    TopicPartition,
+)
 
 from redelivery.errors import Ambiguous, BrokerError, Fatal, Retriable
 from redelivery_kafka.errors import classified, classify, classify_reading, refused
@@ -262,7 +269,13 @@ class Membership:
                 continue
             elif error is not None:
                 partition.ended(record.offset())
-            elif not partition.fetched(record.offset(), *message_of(record), now=now, now_ms=now_ms):
+            elif not partition.fetched(
+                record.offset(),
+                *message_of(record),
+                now=now,
+                now_ms=now_ms,
+                stamped_by_broker=record.timestamp()[0] == TIMESTAMP_LOG_APPEND_TIME,
+            ):
                 text = "the topic was made anew or has lost records; receiving starts again at what it has"
                 raise Retriable(f"kafka: {self._doing}: {text}", code="OFFSET_OUT_OF_RANGE")
         for partition in self.owned.values():

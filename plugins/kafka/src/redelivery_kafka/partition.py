@@ -56,6 +56,7 @@ class Partition:
         self._end = self._next >= high
         self._messages: dict[int, Message] = {}
         self._faults: dict[int, str] = {}
+        self._appended: set[int] = set()
         self._ready: list[int] = []
         self._waiting: list[tuple[float, int]] = []
         self._holds: dict[bytes, set[int]] = {}
@@ -83,9 +84,22 @@ class Partition:
         """What of a record could not be decoded."""
         return self._faults.get(offset)
 
+    def is_stamped_by_broker(self, offset: int) -> bool:
+        """Whether a record's timestamp is the time at which the broker stored it."""
+        return offset in self._appended
+
     # --- fetching ---
 
-    def fetched(self, offset: int, message: Message, fault: str | None = None, *, now: float, now_ms: int) -> bool:
+    def fetched(
+        self,
+        offset: int,
+        message: Message,
+        fault: str | None = None,
+        *,
+        now: float,
+        now_ms: int,
+        stamped_by_broker: bool = False,
+    ) -> bool:
         """Take a record. False where the log went back: it is another one, and what is known of it is of no use."""
         if self._next < 0:
             self.ledger.base = self._next = offset
@@ -101,6 +115,8 @@ class Partition:
         self._messages[offset] = message
         if fault is not None:
             self._faults[offset] = fault
+        if stamped_by_broker:
+            self._appended.add(offset)
         self.nbytes += message.nbytes
         tries = self.ledger.tries.get(offset)
         if tries is not None and tries.due_ms is not None:
@@ -176,6 +192,7 @@ class Partition:
         del self.in_hand[offset]
         del self._messages[offset]
         self._faults.pop(offset, None)
+        self._appended.discard(offset)
 
     def delayed(self, offset: int, due: float) -> None:
         """It may be given again, but not before `due`."""

@@ -206,7 +206,12 @@ class KafkaReceiver(Receiver):
             lease=partition.give(offset),
             position=position(self._address.topic, partition.number, offset),
             first_ms=tries.first_ms,
-            source=Source(topic=self._address.topic, partition=partition.number, offset=offset),
+            source=Source(
+                topic=self._address.topic,
+                partition=partition.number,
+                offset=offset,
+                timestamp_type="LOG_APPEND_TIME" if partition.is_stamped_by_broker(offset) else "CREATE_TIME",
+            ),
             undecodable=partition.fault(offset),
         )
 
