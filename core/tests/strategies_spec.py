@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
+from typing import Any, get_args
 
 from hypothesis import strategies as st
 
-from redelivery.spec import FOREVER, DeliverySpec, Ref, Sink
+from redelivery.spec import FOREVER, DeliverySpec, LetterDialect, Ref, Sink
 
 text = st.text(min_size=1, max_size=12)
 NAMES = st.from_regex(r"[A-Za-z0-9._-]{1,12}", fullmatch=True)
@@ -58,6 +58,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "sink_include_configs": FLAGS,
     "sink_partitions": st.integers(1, 2**31 - 1),
     "sink_replication_factor": st.integers(1, 2**15 - 1),
+    "dead_letter_dialects": st.lists(st.sampled_from(get_args(LetterDialect)), min_size=1, unique=True).map(tuple),
     "allow_skip": FLAGS,
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from typing import get_args
 
 import pytest
 
@@ -14,6 +15,7 @@ from redelivery.dialects import _body
 from redelivery.errors import ContractViolation
 from redelivery.events import reformat
 from redelivery.message import Message
+from redelivery.spec import LetterDialect
 
 CONTEXT = ErrorContext(
     reason="refused: too long",
@@ -118,6 +120,24 @@ def test_knativeerror_writes_destination_code_and_base64_data():
         "ce_knativeerrorcode": b"413",
         "ce_knativeerrordata": base64.b64encode(b"refused: too long"),
     }
+
+
+@pytest.mark.parametrize(
+    ("subscriber", "destination", "uri"),
+    [
+        ("billing", "x://h/orders?queue=q", "x://h/orders?queue=q#billing"),
+        ("a b/ö#", "x:y", "x:y#a%20b%2F%C3%B6%23"),
+        ("billing", "x:y#z", "x:y#billing"),
+        ("billing", None, "#billing"),
+        (None, "x:/a b\u00e9\n", "x:/a%20b%C3%A9%0A"),
+        ("http://sub/", "x:y", "http://sub/"),
+    ],
+)
+def test_the_subscriber_s_uri_is_one_and_names_the_subscription_in_its_fragment(subscriber, destination, uri):
+    context = ErrorContext(subscriber=subscriber, destination=destination)
+    out = letter(RAW, "deadletter", context)
+    assert dict(out.headers)["ce_deadlettersubscriberuri"].decode() == uri
+    assert dialects.read(out) == context
 
 
 @pytest.mark.parametrize("reason", ["x" * 5000, "é" * 5000, "a" + "語" * 5000])
@@ -248,6 +268,75 @@ def test_redriven_is_stripped_and_one_hop_further():
 def test_an_unknown_dialect_is_the_plugin_s_fault():
     with pytest.raises(ContractViolation, match="no header dialect 'smoke'; there are: connect, deadletter"):
         letter(RAW, "smoke")
+
+
+# --- several dialects ----------------------------------------------------------------------------------------------
+
+KNATIVE = ("json", "knativeerror", "deadletter")
+IN_BODY = (
+    b',"knativeerrorcode":413,"knativeerrordata":"cmVmdXNlZDogdG9vIGxvbmc=",'
+    b'"knativeerrordest":"embedded:orders?queue=q","deadletterreason":"refused: too long","deadletterretry":3,'
+    b'"deadlettersubscriberuri":"embedded:orders?queue=q"'
+)
+
+
+def test_several_dialects_are_written_beside_each_other_into_a_structured_event() -> None:
+    out = letter(STRUCTURED, KNATIVE)
+    assert out.value == EVENT.replace(b" }\n", b" " + IN_BODY + b"}\n")
+    alone, beside = context_json(letter(STRUCTURED, "json")), context_json(out)
+    assert beside["redelivery"].pop("subscriber") is None  # so that the URI is not taken for a subscription's name
+    assert beside == alone
+    assert dialects.read(out) == CONTEXT
+    assert dialects.strip(out).value == EVENT
+
+
+def test_several_dialects_are_written_beside_each_other_into_a_binary_event() -> None:
+    out = letter(BINARY, ("connect", "knativeerror", "deadletter"), prefix="ce_")
+    written = ours(out, BINARY)
+    assert written["__connect.errors.exception.message"] == b"refused: too long"
+    assert written["ce-knativeerrorcode"] == b"413"
+    assert written["ce-deadletterretry"] == b"3"
+    assert json.loads(dict(out.headers)["redelivery-letter"])["dialect"] == "connect,knativeerror,deadletter"
+    assert dialects.read(out) == CONTEXT
+    assert dialects.strip(out).headers[:-1] == BINARY.headers
+
+
+def test_an_event_gets_knative_s_attributes_beside_the_sink_s_own_dialect_unless_others_are_asked_for() -> None:
+    assert dialects.chosen(None, "json", STRUCTURED) == KNATIVE
+    assert dialects.chosen(None, "connect", BINARY) == ("connect", "knativeerror", "deadletter")
+    assert dialects.chosen(None, "json", RAW) == ("json",)
+    assert dialects.chosen(("knative", "connect"), "json", RAW) == ("knativeerror", "deadletter", "connect")
+    assert dialects.chosen(("json", "json"), "connect", BINARY) == ("json",)
+
+
+def test_every_dialect_can_be_asked_for() -> None:
+    assert set(get_args(LetterDialect)) == {*dialects.NAMES, "knative"}
+
+
+@pytest.mark.parametrize("taken", ["knativeerrorcode", "deadletterreason"])
+def test_of_several_dialects_too_each_name_is_written_only_if_absent(taken: str) -> None:
+    body = EVENT.replace(b'"type"', b'"' + taken.encode() + b'":"mine","type"')
+    message = Message(value=body, headers=STRUCTURED.headers)
+    out = letter(message, KNATIVE)
+    assert json.loads(out.value)[taken] == "mine"
+    assert dialects.read(out) == CONTEXT
+    assert dialects.strip(out).value == body
+
+
+def test_a_letter_of_one_dialect_that_dies_again_is_written_in_others() -> None:
+    again = letter(letter(STRUCTURED, KNATIVE), ("connect",))
+    assert again.value == EVENT
+    assert again == letter(STRUCTURED, "connect")
+
+
+@pytest.mark.parametrize("dialect", ["connect", ("deadletter", "connect")])
+def test_the_record_and_the_settings_are_written_beside_any_dialect(dialect) -> None:
+    out = letter(RAW, dialect, include_message=True, configs={"user": "u", "sasl.password": "hunter2"})
+    form = context_json(out)
+    assert form["record"]["value"] == {"schema": "BYTES", "object": base64.b64encode(b"payload").decode()}
+    assert form["stages"][form["index"]]["config"] == {"user": "u", "sasl.password": "***"}
+    assert dialects.read(out) == CONTEXT
+    assert dialects.strip(out).headers[:-1] == RAW.headers
 
 
 # --- the user's own headers ----------------------------------------------------------------------------------------

@@ -80,7 +80,10 @@ limits = st.builds(
     header_value_bytes=sizes,
     header_count=st.none() | st.integers(0, 14),
 )
-any_dialect = st.sampled_from(dialects.NAMES)
+any_dialect = st.sampled_from(dialects.NAMES) | st.lists(st.sampled_from(dialects.NAMES), min_size=1, unique=True).map(
+    tuple
+)
+ALL = [*dialects.NAMES, ("json", "knativeerror", "deadletter"), ("deadletter", "connect")]
 prefixes = st.sampled_from([None, "ce_", "ce-", "cloudEvents_", "cloudEvents:"])
 
 
@@ -169,7 +172,7 @@ def test_limits_are_respected_and_the_message_is_never_held_back(message, contex
     assert letter == message or within(letter, message, limit)
 
 
-@pytest.mark.parametrize("dialect", dialects.NAMES)
+@pytest.mark.parametrize("dialect", ALL)
 @pytest.mark.parametrize("kind", ["message_bytes", "headers_bytes", "header_value_bytes"])
 def test_less_room_keeps_what_matters_most_and_marks_the_cut(dialect, kind):
     message = Message(value=b"x" * 10, headers=(("user", b"1"),))
@@ -189,7 +192,7 @@ def test_less_room_keeps_what_matters_most_and_marks_the_cut(dialect, kind):
     assert all(cut for _, _, cut in seen[1:])
 
 
-@pytest.mark.parametrize("dialect", dialects.NAMES)
+@pytest.mark.parametrize("dialect", ALL)
 @pytest.mark.parametrize("room", range(12))
 def test_few_headers_still_hold_the_whole_context(dialect, room):
     context = replace(long_context, stacktrace="trace", source_topic="t", source_offset=1, run="r", partition=1)
@@ -203,7 +206,7 @@ def test_few_headers_still_hold_the_whole_context(dialect, room):
         assert dialects.read(letter) == ErrorContext(attempts_total=4, truncated=True)
 
 
-@pytest.mark.parametrize("dialect", dialects.NAMES)
+@pytest.mark.parametrize("dialect", ALL)
 def test_where_a_header_holds_little_the_kind_and_code_still_fit(dialect):
     letter = dialects.attach(
         Message(value=b"x"), long_context, dialect=dialect, limits=Limits(header_value_bytes=500), prefix="ce_"
@@ -215,16 +218,19 @@ def test_where_a_header_holds_little_the_kind_and_code_still_fit(dialect):
         assert (found.kind, found.code, found.attempts_total, found.truncated) == ("permanent", "E", 4, True)
 
 
-@pytest.mark.parametrize("dialect", dialects.NAMES)
-def test_a_record_that_does_not_fit_goes_before_the_stack_trace(dialect):
+@pytest.mark.parametrize("dialect", ALL)
+def test_a_record_or_settings_that_do_not_fit_go_before_the_stack_trace(dialect):
     message = Message(value=b"x" * 3000)
     context = replace(long_context, stacktrace="trace " * 100)
     limit = Limits(header_value_bytes=3500)
     letter = dialects.attach(message, context, dialect=dialect, limits=limit, prefix="ce_", include_message=True)
-    assert dialects.read(letter) == replace(context, truncated=dialect == "json")
+    assert dialects.read(letter) == replace(context, truncated=True)
+    configs, context = {"x": "y" * 4000}, replace(context, stage="TASK_PUT")
+    letter = dialects.attach(message, context, dialect=dialect, limits=limit, prefix="ce_", configs=configs)
+    assert dialects.read(letter) == replace(context, truncated=True)
 
 
-@pytest.mark.parametrize("dialect", dialects.NAMES)
+@pytest.mark.parametrize("dialect", ALL)
 def test_a_stack_trace_without_end_is_cut_where_the_broker_has_no_limit(dialect):
     context = replace(long_context, stacktrace="frame\n" * 100_000 + "Error: last line", reason="é" * 100_000)
     began = time.process_time()
@@ -268,7 +274,7 @@ SECRETS = {
 }
 
 
-@pytest.mark.parametrize("dialect", dialects.NAMES)
+@pytest.mark.parametrize("dialect", ALL)
 def test_no_secret_reaches_a_letter(dialect):
     event = Message(value=b'{"specversion":"1.0","id":"1","source":"s","type":"t"}', headers=(STRUCTURED,))
     for message in (event, Message(value=b"x")):

@@ -388,3 +388,26 @@ def test_the_exception_is_what_was_really_thrown_and_the_class_what_threw_it() -
     context = dialects.read(bench.sinks[0].stored[0])
     assert context is not None
     assert context.exception == "redelivery.errors.Permanent"
+
+
+EVENT = Message(
+    value=b'{"specversion":"1.0","id":"1","source":"/s","type":"t"}',
+    headers=(("content-type", b"application/cloudevents+json"),),
+    id="a",
+)
+
+
+def test_an_event_is_dead_lettered_with_knative_s_attributes_unless_other_dialects_are_chosen() -> None:
+    for asked, has in ((None, True), (("json",), False), (("knative",), True)):
+        bench = Bench(dead_letter_dialects=asked)
+        bench.work.script = {"a": ["permanent"]}
+        bench.engine.take(Batch.of([EVENT]))
+        bench.run()
+        (letter,) = bench.sinks[0].stored
+        body = json.loads(letter.value or b"")
+        assert ("knativeerrorcode" in body, "deadletterretry" in body) == (has, has)
+        if has:
+            assert (body["knativeerrordest"], body["knativeerrorcode"]) == ("scripted:work", "Poison")
+            assert (body["deadletterreason"], body["deadletterretry"]) == ("never", 1)
+            assert body["deadlettersubscriberuri"] == "scripted:work"
+        assert dialects.strip(letter).value == EVENT.value

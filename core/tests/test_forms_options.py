@@ -65,6 +65,7 @@ def test_every_field_of_a_spec_has_an_option() -> None:
         sink_include_configs=False,
         sink_partitions=4,
         sink_replication_factor=2,
+        dead_letter_dialects=("connect", "knative"),
         allow_skip=True,
     )
     unsaid = {each.name for each in fields(DeliverySpec) if getattr(everything, each.name) is None}
@@ -92,6 +93,7 @@ def test_every_field_of_a_spec_has_an_option() -> None:
         "errors.deadletterqueue.include.configs": "false",
         "errors.deadletterqueue.topic.partitions": "4",
         "errors.deadletterqueue.topic.replication.factor": "2",
+        "deadLetterDialects": "connect,knative",
         "allowSkip": "true",
     }
     assert options.write(everything) == written
@@ -171,6 +173,9 @@ MALFORMED = [
     ("errors.deadletterqueue.topic.partitions", "0", "from 1"),
     ("errors.deadletterqueue.topic.replication.factor", "32768", "to 32767"),
     ("allowSkip", "", "'true' or 'false'"),
+    ("deadLetterDialects", "connect,smoke", "must be some of connect, knative, knativeerror, deadletter, json"),
+    ("deadLetterDialects", "json,json", "each once"),
+    ("deadLetterDialects", "", "as in 'connect,knative'"),
     ("backoffDelay", "5s", "'PT5S'"),
     ("backoffDelay", "-PT5S", "negative"),
     ("backoffDelay", "P1M", "'P30D'"),

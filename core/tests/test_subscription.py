@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -293,6 +294,25 @@ def test_what_cannot_be_decoded_is_dead_lettered_unhandled() -> None:
     assert context is not None
     assert (context.code, context.reason) == ("Undecodable", "its headers are no JSON")
     assert (context.stage, context.component) == ("VALUE_CONVERTER", "leasing.LeasingReceiver")
+
+
+EVENT = Message(
+    value=b'{"specversion":"1.0","id":"1","source":"/s","type":"t"}',
+    headers=(("content-type", b"application/cloudevents+json"),),
+    id="a",
+)
+
+
+def test_an_event_that_the_broker_moves_itself_keeps_its_body_unless_dialects_are_asked_for() -> None:
+    """Where the body changes, a broker cannot move the message, and has to send another in its place."""
+    for asked, kept in ((None, True), (("knative",), False)):
+        world = World(EVENT, terminates=True, dead_letter_dialects=asked)
+        world.subscription(fails, name="billing").run(until_empty=True)
+        ((_, outcome),) = world.queue.settled
+        assert isinstance(outcome, Terminate)
+        assert (outcome.letter.value == EVENT.value) is kept
+    form = json.loads(outcome.letter.value or b"")
+    assert form["deadlettersubscriberuri"] == "leasing:queue#billing"
 
 
 def test_a_handler_is_named_whatever_kind_of_callable_it_is() -> None:

@@ -51,6 +51,7 @@ __all__ = [
     "UNDELIVERABLE",
     "WRAPPED",
     "binary_headers",
+    "event_in",
     "from_event",
     "from_json",
     "is_structured",

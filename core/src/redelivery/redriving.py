@@ -388,7 +388,7 @@ def forwarded(letter: Letter, there: Capabilities) -> Message:
     return dialects.attach(
         letter.message,
         letter.context or ErrorContext(),
-        dialect=there.context_dialect,
+        dialect=dialects.chosen(None, there.context_dialect, letter.message),
         limits=there.limits,
         prefix=there.cloudevents_prefix,
     )

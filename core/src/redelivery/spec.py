@@ -26,6 +26,8 @@ BackoffPolicy: TypeAlias = Literal["linear", "exponential"]
 BackoffProfile: TypeAlias = Literal["knative", "knative-code", "connect"]
 Tolerance: TypeAlias = Literal["none", "all"]
 EventFormat: TypeAlias = Literal["json", "binary"]
+#: How an error context is written into a letter; `knative` is both of Knative's, `knativeerror` and `deadletter`.
+LetterDialect: TypeAlias = Literal["connect", "knative", "knativeerror", "deadletter", "json"]
 RateDuration: TypeAlias = Literal["minute", "hour", "day"]
 
 
@@ -100,6 +102,8 @@ class DeliverySpec:
         sink_partitions, sink_replication_factor: of a sink that provisioning makes.
 
     Ours:
+        dead_letter_dialects: in which dialects the error context is written into letters. None: the sink's own one, and
+            beside it, where the message is a CloudEvent, Knative's.
         allow_skip: permits tolerance "all" without a sink: failed rows are then counted, logged and gone.
     """
 
@@ -128,10 +132,12 @@ class DeliverySpec:
     sink_partitions: int | None = None
     sink_replication_factor: int | None = None
 
+    dead_letter_dialects: tuple[LetterDialect, ...] | None = None
     allow_skip: bool = False
 
     def __post_init__(self) -> None:
         self._check_types()
+        self._check_dialects()
         self._check_at_least(UNLIMITED, "retry", "tolerance_limit", "tolerance_rate_limit")
         self._check_at_least(1, "sink_partitions", "sink_replication_factor")
         zero = timedelta(0)
@@ -168,6 +174,14 @@ class DeliverySpec:
             value = getattr(self, name)
             if value is not None and value not in known:
                 _refuse(name, f"must be one of {', '.join(known)}, not {value!r}")
+
+    def _check_dialects(self) -> None:
+        chosen: object = self.dead_letter_dialects
+        if chosen is None:
+            return
+        known = get_args(LetterDialect)
+        if not isinstance(chosen, tuple) or not chosen or len({*chosen}) < len(chosen) or {*chosen} - {*known}:
+            _refuse("dead_letter_dialects", f"must be a tuple of {', '.join(known)}, each once, not {chosen!r}")
 
     def _check_at_least(self, least: int, *names: str) -> None:
         for name in names:

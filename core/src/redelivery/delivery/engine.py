@@ -369,7 +369,8 @@ class Engine:
                 continue
             first = self._lanes[0]
             context = record.context(self._origin, broker=first.name, component=first.component, destination=first.url)
-            record.enter(record.letter(context, self._spec, lane.capabilities, self._origin.configs))
+            configs = self._origin.configs
+            record.enter(record.letter(context, self._spec, lane.capabilities, configs, moved=lane.moves))
             lane.wait(record, self._clock.monotonic())
             return
         if self._spec.dead_letter_sink:

@@ -88,6 +88,8 @@ class Lane:
         self.broken: RedeliveryError | None = None
         self.outage = Outage(policy.budget_seconds(spec))
         self.ordered = False
+        #: The broker moves messages here by itself; nothing is sent.
+        self.moves = False
         self.beat: Callable[[], None] = lambda: None
         self.on_wait: Callable[[Record], None] = lambda _record: None
         self.may_go: Callable[[Record], bool] = lambda _record: True

@@ -159,9 +159,23 @@ class Record:
         )
 
     def letter(
-        self, context: ErrorContext, spec: DeliverySpec, capabilities: Capabilities, configs: Mapping[str, str]
+        self,
+        context: ErrorContext,
+        spec: DeliverySpec,
+        capabilities: Capabilities,
+        configs: Mapping[str, str],
+        *,
+        moved: bool = False,
     ) -> Message:
-        """The message with its context, in the form that a sink takes."""
+        """The message with its context, in the form that a sink takes.
+
+        Args:
+            context: why.
+            spec: the job's.
+            capabilities: of the sink.
+            configs: the job's options, redacted.
+            moved: the broker moves the message itself: its body stays, unless the spec asks for another.
+        """
         kept = capabilities.columns.keys() - capabilities.routes
         columns = {name: value for name, value in self.message.extra.items() if name in kept}
         prefix = capabilities.cloudevents_prefix
@@ -172,10 +186,12 @@ class Record:
             message = events.reformat(message, spec.format, prefix)
         if spec.sink_context_headers is False:
             return message
+        own = capabilities.context_dialect
+        beside = not (moved and events.is_structured(message))
         return dialects.attach(
             message,
             context,
-            dialect=capabilities.context_dialect,
+            dialect=dialects.chosen(spec.dead_letter_dialects or (None if beside else (own,)), own, message),
             limits=capabilities.limits,
             prefix=prefix,
             include_message=bool(spec.sink_include_messages),

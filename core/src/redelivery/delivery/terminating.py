@@ -23,6 +23,7 @@ class TerminatingLane(Lane):
 
     def __init__(self, broker: Broker, receiver: Receiver, spec: DeliverySpec, clock: Clock) -> None:
         super().__init__(redact(broker.native_sink()), broker, policy.for_sink(spec), Bounds(), clock)
+        self.moves = True
         self._receiver = receiver
 
     def open(self) -> None:

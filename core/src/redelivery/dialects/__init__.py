@@ -2,6 +2,7 @@
 
 One small module a dialect: `connect`, `deadletter`, `knativeerror`, `json_context`. Each maps fields to its own names;
 what a dialect has no name for goes into one JSON header beside it, so that every dialect gives back the whole context.
+Several may be written into one letter (`chosen` says which).
 What others write is read by dialects that plugins bring (`HeaderDialect`).
 A marker header lists what we wrote: a user's own header is never overwritten, nor removed.
 
@@ -11,7 +12,7 @@ This file must not decide that a message is dead, nor raise for what a message h
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -19,13 +20,13 @@ from redelivery.broker import Limits
 from redelivery.context import ErrorContext
 from redelivery.dialects import _body, _mark, connect, deadletter, json_context, knativeerror
 from redelivery.dialects._fields import BOOKKEEPING, bounded, checked
-from redelivery.dialects._letter import CONTEXT, Dialect, Letter
+from redelivery.dialects._letter import CONTEXT, Dialect, Letter, combined
 from redelivery.dialects._mark import Mark
 from redelivery.errors import ContractViolation
-from redelivery.events import PREFIXES, is_structured
+from redelivery.events import PREFIXES, event_in, is_structured
 from redelivery.message import Headers, Message
 
-__all__ = ["NAMES", "HeaderDialect", "Lives", "attach", "lives", "read", "redriven", "strip"]
+__all__ = ["NAMES", "HeaderDialect", "Lives", "attach", "chosen", "lives", "read", "redriven", "strip"]
 
 log = logging.getLogger("redelivery.dialects")
 
@@ -37,6 +38,9 @@ _DIALECTS: Final[Mapping[str, Dialect]] = {
 }
 #: The dialects that there are.
 NAMES: Final = tuple(_DIALECTS)
+
+#: What Knative's code writes today, and what its design names.
+_KNATIVE: Final = ("knativeerror", "deadletter")
 
 _EXTENSIONS: Final = frozenset().union(*(each.names for each in _DIALECTS.values() if each.extensions))
 
@@ -78,7 +82,7 @@ def attach(
     message: Message,
     context: ErrorContext,
     *,
-    dialect: str,
+    dialect: str | Sequence[str],
     limits: Limits,
     prefix: str | None,
     include_message: bool = False,
@@ -93,17 +97,19 @@ def attach(
     Args:
         message: what is dead-lettered.
         context: why; secrets are redacted here.
-        dialect: one of `NAMES`.
+        dialect: one of `NAMES`, or several, the first being the last to be cut.
         limits: the sink's.
         prefix: the sink's prefix of CloudEvents headers; None where it has none.
-        include_message: write the record into the JSON context (dialect "json").
-        configs: settings to write into the JSON context, redacted (dialect "json").
+        include_message: write the record into the JSON header.
+        configs: settings to write into the JSON header, redacted.
 
     Raises:
         ContractViolation: no such dialect.
     """
-    if dialect not in _DIALECTS:
-        raise ContractViolation(f"no header dialect {dialect!r}; there are: {', '.join(NAMES)}")
+    names = (dialect,) if isinstance(dialect, str) else tuple(dict.fromkeys(dialect))
+    for name in names or ("",):
+        if name not in _DIALECTS:
+            raise ContractViolation(f"no header dialect {name!r}; there are: {', '.join(NAMES)}")
     stripped = strip(message)
     found = _mark.find(stripped.headers)
     try:
@@ -111,7 +117,7 @@ def attach(
         letter = Letter(
             plain,
             Mark() if found is None else found[1],
-            _DIALECTS[dialect],
+            [_DIALECTS[name] for name in names],
             prefix=prefix,
             limits=limits,
             include_message=include_message,
@@ -121,6 +127,19 @@ def attach(
         log.exception("the error context of a letter could not be written; the letter goes without it")
         letter = None
     return stripped if letter is None else letter
+
+
+def chosen(asked: Sequence[str] | None, own: str, message: Message) -> tuple[str, ...]:
+    """In which dialects a letter's context is written.
+
+    Args:
+        asked: by the spec (`deadLetterDialects`); None: the sink's own, and Knative's beside it for an event.
+        own: the sink's own.
+        message: the letter to be.
+    """
+    if asked is None:
+        return (own, *(each for each in _KNATIVE if each != own)) if event_in(message) is not None else (own,)
+    return tuple(dict.fromkeys(each for name in asked for each in (_KNATIVE if name == "knative" else (name,))))
 
 
 def read(message: Message) -> ErrorContext | None:
@@ -184,15 +203,14 @@ def _is_letter(mark: Mark) -> bool:
 
 def _read_ours(message: Message, mark: Mark) -> ErrorContext:
     fields: dict[str, Any] = {name: getattr(mark, name) for name in BOOKKEEPING}
-    dialect = _DIALECTS.get(mark.dialect or "")
-    if dialect is not None:
-        texts = _texts(message, dialect)
-        written = {_extension(name) or name for name in mark.headers} | set(mark.attributes)
-        fields |= dialect.read({name: value for name, value in texts.items() if name in written})
+    known = [_DIALECTS[name] for name in mark.dialects if name in _DIALECTS]
+    written = {_extension(name) or name for name in mark.headers} | set(mark.attributes)
+    texts = {name: value for dialect in known for name, value in _texts(message, dialect).items() if name in written}
+    fields |= combined(known, texts)
+    whole = any(dialect.whole for dialect in known)
     for name, value in message.headers:
         if name in CONTEXT and name in mark.headers:
             form = json_context.parse(value) or {}
-            whole = dialect is not None and dialect.whole
             fields |= json_context.read(form) if whole else checked(form.get(json_context.OURS))
     return ErrorContext(**fields)
 

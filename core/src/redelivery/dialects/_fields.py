@@ -6,9 +6,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, replace
 from typing import Any, Final, get_args
+from urllib.parse import quote
 
 from redelivery.context import ErrorContext, Stage
-from redelivery.settings import redact
+from redelivery.settings import has_scheme, redact
 
 #: What a letter's marker says for every dialect.
 BOOKKEEPING: Final = ("attempts_total", "hops", "truncated", "maybe_delivered")
@@ -22,6 +23,8 @@ TEXT_BYTES: Final = 2 * 1024
 EXTRA_ENTRIES: Final = 32
 
 _CUT: Final = "…"
+#: What RFC 3986 allows in a URI, besides letters and digits.
+_URI_CHARACTERS: Final = "-._~:/?#[]@!$&'()*+,;=%"
 _SURROGATES: Final = re.compile("[\ud800-\udfff]")
 _CONTROLS: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f]")
 _LONGEST_INT: Final = 2**63
@@ -91,6 +94,21 @@ def tail(text: str, limit: int) -> str:
 def printable(text: str) -> str:
     """Text without control characters other than tab and newline: they become U+FFFD."""
     return _CONTROLS.sub("\ufffd", text)
+
+
+def uri(text: str) -> str:
+    """Text as a URI-reference (RFC 3986): what one may not hold is percent-encoded."""
+    return quote(_SURROGATES.sub("\ufffd", text), safe=_URI_CHARACTERS)
+
+
+def subscriber_uri(context: ErrorContext) -> str | None:
+    """Who did not take it: the destination, and as its fragment the subscription; None where neither is known."""
+    name, place = context.subscriber, context.destination
+    if not name:
+        return uri(place) if place else None
+    if has_scheme(name):
+        return uri(name)
+    return f"{uri((place or '').partition('#')[0])}#{quote(name, safe='')}"
 
 
 def without(context: ErrorContext, known: Mapping[str, Any]) -> dict[str, Any]:

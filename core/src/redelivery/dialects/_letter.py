@@ -1,12 +1,12 @@
-"""A letter made of a message: the context rendered in a dialect, cut until it fits.
+"""A letter made of a message: the context rendered in one dialect or several, cut until it fits.
 
-What is cut, in this order: the record, the stack trace, the exception text, all optional fields, the whole context but
-for the marker. This file must not know any dialect by name.
+What is cut, in this order: the record, the settings, the stack trace, the exception text, the dialects beside the
+first, all optional fields, the whole context but for the marker. This file must not know any dialect by name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -49,13 +49,26 @@ class Dialect:
     whole: bool = False
 
 
+def combined(dialects: Sequence[Dialect], texts: Mapping[str, str]) -> dict[str, Any]:
+    """The fields that several dialects give; what an earlier one says counts.
+
+    Args:
+        dialects: each reads its own names.
+        texts: by name, without a prefix.
+    """
+    fields: dict[str, Any] = {}
+    for dialect in reversed(dialects):
+        fields |= dialect.read({name: text for name, text in texts.items() if name in dialect.names})
+    return fields
+
+
 class Letter:
     """Renders contexts into one message.
 
     Args:
         message: without any context or marker of ours.
         lives: what its marker said before.
-        dialect: how.
+        dialects: how; the first is the last to be cut.
         prefix: of CloudEvents headers at the broker; None where it has none.
         limits: the broker's.
         include_message, configs: see `json_context.document`.
@@ -65,7 +78,7 @@ class Letter:
         self,
         message: Message,
         lives: Mark,
-        dialect: Dialect,
+        dialects: Sequence[Dialect],
         *,
         prefix: str | None,
         limits: Limits,
@@ -74,13 +87,13 @@ class Letter:
     ) -> None:
         self._message = message
         self._lives = lives
-        self._dialect = dialect
+        self._dialects = list(dialects)
         self._limits = limits
-        self._include_message = include_message and dialect.whole
+        self._include_message = include_message
         self._configs = configs
         self._taken = {name.lower() for name, _ in message.headers}
-        self._in_body = dialect.extensions and is_structured(message) and event_in(message) is not None
-        self._prefix = (prefix_in(message) or prefix or "") if dialect.extensions else ""
+        self._in_body = is_structured(message) and event_in(message) is not None
+        self._prefix = prefix_in(message) or prefix or ""
 
     def fit(self, context: ErrorContext) -> Message | None:
         """The letter with as much of the context as the limits let through; None where not even a marker fits."""
@@ -93,10 +106,18 @@ class Letter:
                 self._include_message = False
                 context = replace(context, truncated=True)
                 yield self._render(context)
+            if self._configs:
+                self._configs = None
+                context = replace(context, truncated=True)
+                yield self._render(context)
             for field in ("stacktrace", "reason"):
                 yield from self._cut(context, field)
                 least = 0 if field == "stacktrace" else _LEAST
                 context = shortened(context, **{field: least})
+            if len(self._dialects) > 1:
+                self._dialects = self._dialects[:1]
+                context = replace(context, truncated=True)
+                yield self._render(context)
             yield self._render(shortened(context, text=_LEAST * 4))
             context = ErrorContext(
                 reason=context.reason,
@@ -136,45 +157,52 @@ class Letter:
 
     def _render(self, context: ErrorContext, *, named: int | None = None, rest: bool = True) -> Message:
         """The letter with this context: at most `named` fields by name, and the `rest` in the JSON header."""
-        native = self._dialect.write(context)[:named]
         mark = self._mark(context)
         message = self._message
         headers: list[Header] = []
-        if self._in_body:
-            there = _body.attributes(message.value)
-            native = [(name, value) for name, value in native if name not in there]
-            if native:
-                body, inserted = _body.insert(message.value or b"", dict(native))
-                message = replace(message, value=body)
-                mark = replace(mark, attributes=tuple(name for name, _ in native), inserted=inserted)
-        else:
-            native = [(name, value) for name, value in native if (self._prefix + name).lower() not in self._taken]
-            native = native[: self._room() - 2]
-            headers = [(self._prefix + name, str(value).encode()) for name, value in native]
-        extra = self._json(context, {name: str(value) for name, value in native}, mark) if rest else None
-        name = next((name for name in CONTEXT if name not in self._taken), None)
-        if extra and name:
-            headers.insert(0, (name, json_context.dump(extra)))
+        texts: dict[str, str] = {}
+        there = _body.attributes(message.value) if self._in_body else {}
+        inside: dict[str, str | int] = {}
+        for dialect in self._dialects:
+            prefix = self._prefix if dialect.extensions else ""
+            for name, value in dialect.write(context)[:named]:
+                if dialect.extensions and self._in_body:
+                    if name not in there:
+                        inside[name] = value
+                        texts[name] = str(value)
+                elif (prefix + name).lower() not in self._taken and len(headers) < self._room() - 2:
+                    headers.append((prefix + name, str(value).encode()))
+                    texts[name] = str(value)
+        if inside:
+            body, inserted = _body.insert(message.value or b"", inside)
+            message = replace(message, value=body)
+            mark = replace(mark, attributes=tuple(inside), inserted=inserted)
+        extra = self._json(context, texts, mark) if rest else None
+        free = next((each for each in CONTEXT if each not in self._taken), None)
+        if extra and free:
+            headers.insert(0, (free, json_context.dump(extra)))
         elif extra:
             mark = replace(mark, truncated=True)
         return self._with(headers, replace(mark, headers=tuple(name for name, _ in headers)), message)
 
-    def _json(self, context: ErrorContext, native: Mapping[str, str], mark: Mark) -> dict[str, Any] | None:
+    def _json(self, context: ErrorContext, texts: Mapping[str, str], mark: Mark) -> dict[str, Any] | None:
         kept = {name: getattr(mark, name) for name in BOOKKEEPING}
-        if self._dialect.whole:
-            fields = without(context, {}) | without(context, kept)
-            return json_context.document(
-                context, fields, self._message, include_message=self._include_message, configs=self._configs
-            )
-        fields = without(context, self._dialect.read(native) | kept)
-        return {json_context.OURS: fields} if fields else None
+        asked: dict[str, Any] = {"include_message": self._include_message, "configs": self._configs}
+        if any(dialect.whole for dialect in self._dialects):
+            fields = without(context, {}) | without(context, combined(self._dialects, texts) | kept)
+            return json_context.document(context, fields, self._message, **asked)
+        fields = without(context, combined(self._dialects, texts) | kept)
+        form = {json_context.OURS: fields} if fields else {}
+        if any(asked.values()):
+            form = {**json_context.included(context, self._message, **asked), **form}
+        return form or None
 
     def _mark(self, context: ErrorContext) -> Mark:
         total = context.attempts_total
         if total is None:
             total = self._lives.attempts_total + (context.attempts or 0)
         return Mark(
-            dialect=self._dialect.name,
+            dialect=",".join(dialect.name for dialect in self._dialects),
             attempts_total=min(max(total, 0), _MOST),
             hops=min(max(context.hops, self._lives.hops), _MOST),
             truncated=context.truncated,

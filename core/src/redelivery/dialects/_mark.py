@@ -24,7 +24,7 @@ class Mark:
     """What the marker says.
 
     Attributes:
-        dialect: in which the context was written; None: this is no letter any more.
+        dialect: in which the context was written, with commas between several; None: this is no letter any more.
         headers: names that we wrote, besides the marker.
         attributes: extension attributes that we wrote into a structured event's body, at `inserted`.
         attempts_total, hops: over all lives.
@@ -40,6 +40,11 @@ class Mark:
     hops: int = 0
     truncated: bool = False
     maybe_delivered: bool = False
+
+    @property
+    def dialects(self) -> tuple[str, ...]:
+        """The dialects by name."""
+        return () if self.dialect is None else tuple(self.dialect.split(","))
 
     @property
     def says_anything(self) -> bool:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from redelivery._cloudevents import clean
 from redelivery.context import ErrorContext
-from redelivery.dialects._fields import whole
+from redelivery.dialects._fields import subscriber_uri, whole
 
 _URI: Final = "deadlettersubscriberuri"
 _REASON: Final = "deadletterreason"
@@ -17,8 +17,7 @@ NAMES: Final = frozenset({_URI, _REASON, _RETRY})
 
 def write(context: ErrorContext) -> list[tuple[str, str | int]]:
     """The extension attributes for what is known."""
-    uri = context.subscriber or context.destination
-    known = [(_REASON, clean(context.reason)), (_RETRY, context.attempts), (_URI, uri and clean(uri))]
+    known = [(_REASON, clean(context.reason)), (_RETRY, context.attempts), (_URI, subscriber_uri(context))]
     return [(name, value) for name, value in known if value is not None and value != ""]
 
 

@@ -38,14 +38,20 @@ def document(
     if trace is None:
         own["stacktrace"] = None  # so that `exception` is not taken for one
     known = {
-        "record": _record(context, message, include_message=include_message),
-        **_stages(context, configs),
+        **included(context, message, include_message=include_message, configs=configs),
         "exception": trace or f"{context.exception or context.kind}: {context.reason}",
         "attempt": None if context.attempts is None else max(0, context.attempts - 1),  # it counts re-attempts
         "task_id": "-".join(str(part) for part in (context.run, context.partition) if part is not None),
         "time_of_error": context.last_failure_ms,
     }
     return {name: value for name, value in known.items() if value not in (None, "", {})} | {OURS: own}
+
+
+def included(
+    context: ErrorContext, message: Message, *, include_message: bool, configs: Mapping[str, str] | None
+) -> dict[str, Any]:
+    """The record and the stages, which hold what was asked for; arguments as of `document`."""
+    return {"record": _record(context, message, include_message=include_message), **_stages(context, configs)}
 
 
 def read(found: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from redelivery._cloudevents import clean
 from redelivery.context import ErrorContext
-from redelivery.dialects._fields import head, whole
+from redelivery.dialects._fields import head, uri, whole
 
 _DEST: Final = "knativeerrordest"
 _CODE: Final = "knativeerrorcode"
@@ -31,7 +31,7 @@ def write(context: ErrorContext) -> list[tuple[str, str | int]]:
         data = base64.b64encode(head(context.reason, _DATA_BYTES).encode())
         out.append((_DATA, data.decode()[:DATA_CHARACTERS]))
     if context.destination:
-        out.append((_DEST, clean(context.destination)))
+        out.append((_DEST, uri(context.destination)))
     return out
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from redelivery.errors import InvalidSpec
 from redelivery.forms import sinks
@@ -29,9 +29,10 @@ from redelivery.forms.kinds import (
     milliseconds,
     whole,
     word,
+    words,
 )
 from redelivery.settings import unknown
-from redelivery.spec import DeliverySpec, Sink
+from redelivery.spec import DeliverySpec, LetterDialect, Sink
 
 #: Connect's names for a sink, and its older examples' for names that it kept.
 TOPIC: Final = "errors.deadletterqueue.topic.name"
@@ -140,6 +141,12 @@ OURS: Final = (
         "backoff_profile",
         word("knative", "knative-code", "connect"),
         "whose formula of waiting counts: knative, knative-code or connect",
+    ),
+    Field(
+        "deadLetterDialects",
+        "dead_letter_dialects",
+        words(*get_args(LetterDialect)),
+        "how the error context is written into letters: comma list of connect, knative, knativeerror, deadletter, json",
     ),
     Field(
         "allowSkip", "allow_skip", FLAG, "permits tolerance without a sink: failed rows are counted, logged and gone"

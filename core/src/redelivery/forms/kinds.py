@@ -136,6 +136,19 @@ def word(*words: str) -> Kind:
     return Kind(str, read, read)
 
 
+def words(*known: str) -> Kind:
+    """Some of a few words, each once, with commas between."""
+    must = f"must be some of {', '.join(known)}, each once, with commas between, as in '{known[0]},{known[1]}'"
+
+    def read(text: str) -> tuple[str, ...]:
+        found = tuple(each.strip() for each in text.split(","))
+        if len({*found}) < len(found) or {*found} - {*known}:
+            raise InvalidSpec(f"{must}, not {shown(text)}")
+        return found
+
+    return Kind(str, read, ",".join)
+
+
 def coded(codes: dict[str, str]) -> Kind:
     """One of a few whole numbers, each standing for a word."""
     words = {word: int(code) for code, word in codes.items()}
