@@ -34,6 +34,16 @@ def table(name: str, kind: bytes, payload: bytes) -> Encoded:
     return Encoded(struct.pack(">HI", 1 << 13 | 1 << 12, len(field)) + field + b"\x02")
 
 
+def nested(kind: str, depth: int) -> bytes:
+    """The payload of a table, with tables or arrays nested so deep in it."""
+    payload = struct.pack(">I", 0)
+    for _ in range(depth):
+        value = b"F" + payload
+        inner = b"\x01a" + (value if kind == "table" else b"A" + struct.pack(">I", len(value)) + value)
+        payload = struct.pack(">I", len(inner)) + inner
+    return payload
+
+
 def buried(subject: Subject, taker: Taker, reason: str = "Terminated") -> pika.BasicProperties:
     """Take one message and bury it as core does; what then lies in the dead letter queue."""
     received = taker.one()
@@ -94,6 +104,26 @@ class TestBurying(Statements):
         assert isinstance(answer, Permanent)
         assert answer.code == "HEADERS_TOO_LARGE"
         taker.settle(Accept(), received)
+
+    @pytest.mark.parametrize("kind", ["table", "array"])
+    def test_tables_nested_deep_are_undecodable_and_buried_to_the_byte(self, subject: Subject, kind: str) -> None:
+        """pika's decoder overflowed within its loop: it ended every consumer, and hid the dead letter queue."""
+        subject.provision()
+        payload = nested(kind, 400)
+        put(subject, b"v", table("deep", b"F", payload))
+        put(subject, b"next", pika.BasicProperties(delivery_mode=2))
+        taker = Taker(subject)
+        deep, behind = taker.take(2)
+        assert "nested more than 32 deep" in (deep.undecodable or "")
+        assert behind.message.value == b"next"
+        taker.settle(Retry(), deep)
+        taker.settle(Accept(), behind)
+        again = taker.one()
+        taker.settle(Terminate(again.message, "Undecodable"), again)
+        with subject.broker.dead_letters() as letters:
+            (letter,) = letters.browse()
+        assert letter.message.value == b"v"
+        assert letter.message.headers == (("deep", b"F" + payload),)
 
     @pytest.mark.parametrize("order", [5, "9" * 5_000, "0,0", "x", b"\xff"], ids=lambda order: str(order)[:9])
     def test_an_order_of_headers_that_is_none_is_left_out(self, subject: Subject, order: object) -> None:

@@ -22,6 +22,7 @@ from pika.spec import BasicProperties
 
 from redelivery.errors import Permanent
 from redelivery.message import Headers, Message
+from redelivery_rabbitmq.tables import DEPTH, Nested
 
 KEY: Final = "x-redelivery-key"
 NULL: Final = "x-redelivery-null"
@@ -123,6 +124,8 @@ def decode(given: BasicProperties, body: bytes) -> tuple[Message, str | None]:
     if not all(isinstance(name, str) for name in table):
         faults.append("the name of a header is not UTF-8")
         table = {_name_as_text(name): value for name, value in table.items()}
+    if any(isinstance(value, Nested) for value in table.values()):
+        faults.append(f"a header holds tables nested more than {DEPTH} deep")
     headers = [(name, _bytes(value)) for name, value in table.items()]
     if isinstance(order, str):
         headers = _ordered(headers, order)
