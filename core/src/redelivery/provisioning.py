@@ -13,7 +13,7 @@ from typing import Final
 
 from redelivery import plugins, policy
 from redelivery.broker import Broker, Capabilities, Plan, Support
-from redelivery.delivery.opening import sink_url
+from redelivery.delivery.opening import refuse_destination, sink_options, sink_url, true_url
 from redelivery.errors import BrokerError, ConfigurationError, Unsupported
 from redelivery.settings import redact
 from redelivery.spec import NATIVE, DeliverySpec, DeliveryStatus
@@ -67,8 +67,9 @@ def plan(
         ConfigurationError: a sink is the destination itself.
         BrokerError, Unsupported
     """
-    with plugins.connect(url, plugins.own_options(url, options or {})) as broker:
-        sinks = _sinks(url, spec, broker)
+    own = plugins.own_options(url, options or {})
+    with plugins.connect(url, own) as broker:
+        sinks = _sinks(url, spec, broker, own)
         with broker.admin() as admin:
             native = admin.plan(_resolved(spec, sinks))
         native = replace(native, status=_status(spec, sinks, native.status))
@@ -93,19 +94,29 @@ def apply(url: str, spec: DeliverySpec, *, options: Mapping[str, str] | None = N
     Raises:
         ConfigurationError, BrokerError, Unsupported
     """
-    with plugins.connect(url, plugins.own_options(url, options or {})) as broker:
-        sinks = _sinks(url, spec, broker)
+    own = plugins.own_options(url, options or {})
+    with plugins.connect(url, own) as broker:
+        sinks = _sinks(url, spec, broker, own)
         with broker.admin() as admin:
             status = admin.provision(_resolved(spec, sinks))
     return _status(spec, sinks, status)
 
 
-def _sinks(url: str, spec: DeliverySpec, broker: Broker) -> list[str]:
+def _sinks(url: str, spec: DeliverySpec, broker: Broker, options: Mapping[str, str]) -> list[str]:
     """The URLs of a spec's sinks. Raises ConfigurationError where one is the destination."""
-    # The native place may not be there yet.
-    sinks = [NATIVE if sink.uri == NATIVE else sink_url(sink, broker) for sink in spec.dead_letter_sink]
-    if url in sinks or broker.canonical_url in sinks:
-        raise ConfigurationError(f"deadLetterSink: {redact(url)} is the destination itself; name another place")
+    sinks = []
+    for sink in spec.dead_letter_sink:
+        if sink.uri == NATIVE:  # it may not be there yet
+            sinks.append(NATIVE)
+            continue
+        named = sink_url(sink, broker)
+        if sink.options:
+            with plugins.connect(named, sink_options(sink, broker, options)) as there:
+                refuse_destination(named, there, url, broker)
+                named = true_url(sink, named, there)
+        elif named in (url, broker.canonical_url):
+            raise ConfigurationError(f"deadLetterSink: {redact(url)} is the destination itself; name another place")
+        sinks.append(named)
     return sinks
 
 

@@ -2,19 +2,30 @@
 
 from contextlib import contextmanager
 
+import pytest
+
 from redelivery.delivery import Delivery, Origin
-from redelivery.forms import connect
+from redelivery.errors import ConfigurationError
+from redelivery.forms import connect, options
 from redelivery.message import Batch, Message
+from redelivery.provisioning import plan
+from redelivery.spark.options import read_write_options
+from redelivery_kafka.admin import KafkaAdmin
 from redelivery_kafka.testing.mock import MockCluster
 from redelivery_kafka.testing.reading import Reader
 
+TOPIC = "errors.deadletterqueue.topic.name"
+PRODUCER = "errors.deadletterqueue.producer."
+ROWS = [Message(value=b"good"), Message(value=b"bad", destination="no such topic")]
+
 
 @contextmanager
-def cluster(topic):
-    """A mock cluster with one topic."""
+def cluster(*topics):
+    """A mock cluster with topics of one partition."""
     mock = MockCluster()
     try:
-        mock.make(topic, 1)
+        for each in topics:
+            mock.make(each, 1)
         yield mock.bootstrap
     finally:
         mock.close()
@@ -28,20 +39,120 @@ def stored(bootstrap, topic):
         reader.close()
 
 
-def test_a_bare_name_with_servers_of_its_own_is_a_topic_at_those():
-    with cluster("orders") as home, cluster("letters") as elsewhere:
-        properties = {
-            "errors.tolerance": "all",
-            "errors.deadletterqueue.topic.name": "letters",
-            "errors.deadletterqueue.producer.bootstrap.servers": elsewhere,
-            "errors.deadletterqueue.producer.linger.ms": "0",
-        }
-        spec = connect.read(properties)
-        rows = [Message(value=b"good"), Message(value=b"bad", destination="no such topic")]
-        with Delivery.open(f"kafka://{home}/orders", spec, origin=Origin(run="run")) as delivery:
-            delivery.write(Batch.of(rows, number=1))
-            report = delivery.finish()
+def deliver(url, spec, **client):
+    with Delivery.open(url, spec, options=client, origin=Origin(run="run")) as delivery:
+        delivery.write(Batch.of(ROWS, number=1))
+        return delivery.finish()
+
+
+@pytest.mark.parametrize("name", ["letters", "orders"])
+def test_a_bare_name_with_servers_of_its_own_is_a_topic_at_those(name):
+    """Even the name of the destination, which at another cluster is another topic."""
+    with cluster("orders", "letters") as home, cluster(name) as elsewhere:
+        spec = connect.read(
+            {
+                "errors.tolerance": "all",
+                TOPIC: name,
+                PRODUCER + "bootstrap.servers": elsewhere,
+                PRODUCER + "linger.ms": "0",
+            }
+        )
+        report = deliver(f"kafka://{home}/orders", spec)
         assert (report.delivered, report.dead_lettered) == (1, 1)
         assert stored(home, "orders") == [b"good"]
+        assert stored(elsewhere, name) == [b"bad"]
+        assert stored(home, "letters") == []
+        assert list(report.destinations) == [f"kafka://{home}/orders", f"kafka://{elsewhere}/{name}"]
+
+
+def test_servers_of_a_sinks_own_win_over_those_of_its_url_and_the_report_names_them():
+    with cluster("orders") as home, cluster("letters") as elsewhere:
+        sink = f'{{"uri": "kafka://{home}/letters", "options": {{"bootstrap.servers": "{elsewhere}"}}}}'
+        report = deliver(f"kafka://{home}/orders", options.read({"deadLetterSink": sink}))
+        assert list(report.destinations)[-1] == f"kafka://{elsewhere}/letters"
+        assert stored(elsewhere, "letters") == [b"bad"]
+
+
+def test_the_destination_itself_is_refused_whichever_way_it_is_named():
+    with cluster("orders") as home, cluster("orders") as elsewhere:
+        sinks = [
+            {TOPIC: "orders"},
+            {TOPIC: "orders", PRODUCER + "bootstrap.servers": home},
+            {TOPIC: f"kafka://{elsewhere}/orders", PRODUCER + "bootstrap.servers": home},
+        ]
+        for each in sinks:
+            with pytest.raises(ConfigurationError, match="is the destination itself"):
+                deliver("kafka:///orders", connect.read(each), **{"kafka.bootstrap.servers": home})
+        assert stored(home, "orders") == stored(elsewhere, "orders") == []
+
+
+@pytest.mark.parametrize("spell", [str, str.upper, str.title])
+def test_a_job_in_spark_takes_them_in_any_case_of_their_prefix(spell):
+    given = {
+        "url": "kafka://home/orders",
+        TOPIC: "letters",
+        spell(PRODUCER) + "bootstrap.servers": "elsewhere:9092",
+        spell(PRODUCER) + "sasl.password": "env:PASSWORD",
+        "sink.kafka.linger.ms": "0",
+    }
+    (sink,) = read_write_options(given).spec.dead_letter_sink
+    assert sink.options == {
+        "kafka.bootstrap.servers": "elsewhere:9092",
+        "kafka.sasl.password": "env:PASSWORD",
+        "kafka.linger.ms": "0",
+    }
+
+
+def test_a_job_in_spark_refuses_a_setting_that_the_client_does_not_know_and_a_password_as_it_is():
+    given = {"url": "kafka://home/orders", TOPIC: "letters"}
+    with pytest.raises(ConfigurationError, match=r"sasl.password.*secret"):
+        read_write_options({**given, PRODUCER + "sasl.password": "hunter2"})
+    with pytest.raises(ConfigurationError, match="given twice"):
+        read_write_options({**given, PRODUCER + "acks": "all", "sink.kafka.acks": "1"})
+
+
+@pytest.mark.parametrize("name", ["letters", "orders"])
+def test_a_plan_names_the_cluster_of_a_sink_that_is_not_made_here(monkeypatch, name):
+    """The mock has no topic administration, so what it would answer is told."""
+    monkeypatch.setattr(KafkaAdmin, "_look", lambda *_: None)
+    spec = connect.read({TOPIC: name, PRODUCER + "bootstrap.servers": "elsewhere:9092"})
+    planned = plan("kafka://home/orders", spec)
+    assert [each.name for each in planned.plan.objects] == ["orders"]
+    assert any(f"the sink kafka://elsewhere:9092/{name} is not made here" in each for each in planned.warnings)
+
+
+@pytest.mark.parametrize("given", [{TOPIC: "letters"}, {TOPIC: "kafka://home/letters"}])
+def test_a_plan_makes_a_sink_with_settings_of_its_own_at_the_same_cluster(monkeypatch, given):
+    monkeypatch.setattr(KafkaAdmin, "_look", lambda *_: None)
+    given |= {PRODUCER + "linger.ms": "0", "errors.deadletterqueue.topic.partitions": "7"}
+    spec = connect.read({**given, "errors.deadletterqueue.topic.replication.factor": "2"})
+    planned = plan("kafka://home/orders", spec)
+    (_, letters) = planned.plan.objects
+    assert letters.name == "letters"
+    assert (letters.attributes["partitions"], letters.attributes["replication.factor"]) == ("7", "2")
+    assert not any("is not made here" in each for each in planned.warnings)
+
+
+def test_a_plan_refuses_the_destination_itself_and_not_its_name_at_another_cluster(monkeypatch):
+    monkeypatch.setattr(KafkaAdmin, "_look", lambda *_: None)
+    spec = connect.read({TOPIC: "orders", PRODUCER + "bootstrap.servers": "home:9092"})
+    with pytest.raises(ConfigurationError, match="is the destination itself"):
+        plan("kafka:///orders", spec, options={"kafka.bootstrap.servers": "home"})
+
+
+@pytest.mark.spark
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
+def test_a_job_in_spark_writes_its_letters_to_another_cluster_and_reads_them_back_from_there():
+    from redelivery.spark import deliver, undelivered  # noqa: PLC0415 - pyspark is an extra
+    from redelivery_conformance.suite.spark import session  # noqa: PLC0415 - the same
+
+    with cluster("orders", "letters") as home, cluster("letters") as elsewhere:
+        properties = {TOPIC: "letters", "errors.tolerance": "all", PRODUCER + "bootstrap.servers": elsewhere}
+        rows = session().sql("select binary('good') as value, null as topic union all select binary('bad'), 'no such'")
+        report = deliver(rows, f"kafka://{home}/orders", **properties)
+        assert (report.delivered, report.dead_lettered) == (1, 1)
+        assert list(report.destinations)[-1] == f"kafka://{elsewhere}/letters"
         assert stored(elsewhere, "letters") == [b"bad"]
         assert stored(home, "letters") == []
+        again = undelivered(session(), report, connect.read(properties))
+        assert [bytes(each["value"]) for each in again.collect()] == [b"bad"]

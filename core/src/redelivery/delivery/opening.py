@@ -81,12 +81,9 @@ class Opening:
     def sink(self, sink: Sink, broker: Broker) -> Lane:
         """The lane of one of the destination's sinks. Raises ConfigurationError, BrokerError, Unsupported."""
         url, options = sink_url(sink, broker), sink_options(sink, broker, self.options)
-        if url == self.url:
-            raise ConfigurationError(f"deadLetterSink: {redact(url)} is the destination itself; name another place")
         there = self.resources.enter_context(self.borrow(url, options))
-        if there.is_at(broker):
-            raise ConfigurationError(f"deadLetterSink: {redact(url)} is the destination itself; name another place")
-        lane = Lane(redact(url), there, policy.for_sink(self.spec), self.bounds, self.clock)
+        refuse_destination(url, there, self.url, broker)
+        lane = Lane(redact(true_url(sink, url, there)), there, policy.for_sink(self.spec), self.bounds, self.clock)
         self.resources.callback(lane.close)
         # A sink that is down may be up again when it is needed; one that can never work is said now.
         with contextlib.suppress(Retriable, Ambiguous):
@@ -137,16 +134,39 @@ def _relative(uri: str, base: str) -> str:
     return url
 
 
+def true_url(sink: Sink, url: str, there: Broker) -> str:
+    """A sink's URL as it is opened: its own client options may say another server than `url` does."""
+    return (there.canonical_url or url) if sink.options else url
+
+
+def refuse_destination(url: str, there: Broker, destination: str, broker: Broker) -> None:
+    """Refuse a sink that is the destination itself. The URLs alone do not say it where options name the server.
+
+    Raises:
+        ConfigurationError
+    """
+    if there.is_at(broker) or (there.canonical_url is None and url == destination):
+        raise ConfigurationError(f"deadLetterSink: {redact(url)} is the destination itself; name another place")
+
+
 def sink_options(sink: Sink, broker: Broker, options: Mapping[str, str]) -> Mapping[str, str]:
     """A sink's client options; one at the destination's broker shares those of the destination."""
     if sink.ref is not None or sink.uri == NATIVE or not has_scheme(sink.uri):
-        return {**options, **_prefixed(sink, broker.name)}
-    return _prefixed(sink, plugins.registry().by_url(sink.uri).name) if sink.options else {}
+        return {**options, **prefixed(sink.options, broker.name)}
+    return prefixed(sink.options, plugins.registry().by_url(sink.uri).name) if sink.options else {}
 
 
-def _prefixed(sink: Sink, plugin: str) -> Mapping[str, str]:
-    """A sink's client options under its plugin's prefix: Connect's `producer.*` properties have none."""
+def prefixed(options: Mapping[str, str], plugin: str) -> dict[str, str]:
+    """A sink's client options under its plugin's prefix: Connect's `producer.*` properties have none.
+
+    Raises:
+        ConfigurationError: one is given with the prefix and without it.
+    """
     prefix = f"{plugin}."
-    return {
-        name if name.lower().startswith(prefix) else f"{prefix}{name}": value for name, value in sink.options.items()
-    }
+    found: dict[str, str] = {}
+    for name, value in options.items():
+        bare = name[len(prefix) :] if name.lower().startswith(prefix) else name
+        if prefix + bare in found:
+            raise ConfigurationError(f"the option {bare!r} of a sink is given twice; keep one of them")
+        found[prefix + bare] = value
+    return found

@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import functions as f
 
+from redelivery import plugins
+from redelivery.delivery.opening import prefixed, sink_url
 from redelivery.errors import ConfigurationError
-from redelivery.plugins import own_options
 from redelivery.report import DeliveryReport
-from redelivery.settings import unknown
+from redelivery.settings import has_scheme, unknown
 from redelivery.spark import job as jobs
 from redelivery.spark import jsonform
 from redelivery.spark.columns import MESSAGE, Layout
-from redelivery.spark.options import ATTRIBUTES, EXTENSIONS, read_write_options
+from redelivery.spark.options import ATTRIBUTES, EXTENSIONS, SINK_PREFIX, read_write_options
 from redelivery.spec import NATIVE, DeliverySpec
 
 if TYPE_CHECKING:
@@ -153,8 +154,8 @@ def undelivered(
     """
     sink = url
     if sink is None and spec is not None and spec.dead_letter_sink:
-        sink = spec.dead_letter_sink[0].uri
-        options = {**{f"sink.{k}": v for k, v in spec.dead_letter_sink[0].options.items()}, **options}
+        sink, client = _first_sink(spec, report.primary, _texts(options))
+        options = {**client, **options}
     if not sink:
         raise ConfigurationError("this delivery had no deadLetterSink, so what was not delivered is not kept anywhere")
     read = spark.read.format(FORMAT).option("deadLetters", "true").option("run", report.run)
@@ -163,6 +164,18 @@ def undelivered(
     read = read.option("url", report.primary) if sink == NATIVE else read.option("deadLetterSink", sink)
     # A sink that has received nothing need not exist, and a place that does not exist is an error to read.
     return read.load() if report.dead_lettered else read.load().limit(0)
+
+
+def _first_sink(spec: DeliverySpec, primary: str, options: Mapping[str, str]) -> tuple[str, dict[str, str]]:
+    """URL of the first sink of a job's destination (or NATIVE), and its client options as options of a read."""
+    first, found = spec.dead_letter_sink[0], plugins.registry()
+    sink, home = first.uri, found.by_url(primary)
+    if first.ref is not None or not (sink == NATIVE or has_scheme(sink)):
+        client = {n: value for n, value in options.items() if n.partition(".")[0].lower() == home.name}
+        with plugins.connect(primary, client) as broker:
+            sink = sink_url(first, broker)
+    plugin = home if sink == NATIVE else found.by_url(sink)
+    return sink, {f"{SINK_PREFIX}{name}": value for name, value in prefixed(first.options, plugin.name).items()}
 
 
 def dead_letters(spark: SparkSession, *urls: str, **options: Any) -> DataFrame:
@@ -182,7 +195,7 @@ def dead_letters(spark: SparkSession, *urls: str, **options: Any) -> DataFrame:
         raise ConfigurationError("dead_letters: give the URL of one destination, or of several")
     found = []
     for url in urls:
-        own = own_options(url, _texts(options))
+        own = plugins.own_options(url, _texts(options))
         found.append(spark.read.format(FORMAT).options(url=url, deadLetters="true", **own).load())
     return functools.reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), found)
 

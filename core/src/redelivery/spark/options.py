@@ -14,6 +14,7 @@ from typing import Final, Literal, TypeAlias
 from redelivery import plugins
 from redelivery.broker import BrokerPlugin
 from redelivery.delivery import Bounds, Flow
+from redelivery.delivery.opening import prefixed
 from redelivery.errors import ConfigurationError, InvalidSpec
 from redelivery.forms import options as forms
 from redelivery.settings import (
@@ -276,8 +277,11 @@ def _with_sinks(spec: DeliverySpec, destination: BrokerPlugin, sink_client: Mapp
         prefix = f"{SINK_PREFIX}{plugin.name}."
         mine = {name: value for name, value in sink_client.items() if name.lower().startswith(prefix)}
         unused = {name: value for name, value in unused.items() if name not in mine}
-        options = {**sink.options, **{name.removeprefix(SINK_PREFIX): value for name, value in mine.items()}}
-        checked = plugins.client_options(plugin, options)
+        shared = plugins.client_options(plugin, {n.removeprefix(SINK_PREFIX): value for n, value in mine.items()})
+        checked = plugins.client_options(plugin, prefixed(sink.options, plugin.name))
+        for name in shared.keys() & checked.keys():
+            raise ConfigurationError(f"the option '{prefix}{name}' is given twice: the sink has one of its own")
+        checked |= shared
         _refuse_literal_secrets(plugin, checked)
         sinks.append(
             Sink(

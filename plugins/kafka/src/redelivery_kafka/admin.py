@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
@@ -24,7 +24,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # the client'
 
 from redelivery.broker import Admin, Difference, NativeObject, Plan
 from redelivery.errors import BrokerError, ConfigurationError, Fatal, Retriable
-from redelivery.settings import has_scheme, redact, scheme_of
+from redelivery.settings import has_scheme, redact, resolve_secrets, scheme_of
 from redelivery.spec import NATIVE, DeliverySpec, DeliveryStatus, Ref, Sink
 from redelivery_kafka.address import Address
 from redelivery_kafka.config import Settings
@@ -143,22 +143,26 @@ class KafkaAdmin(Admin):
                 text = "the job would read its own dead letters as rows; name another topic"
                 raise ConfigurationError(f"deadLetterSink: {address.topic!r} is the topic itself: {text}")
             found.append(address)
-            if sink.uri != NATIVE:
+            if sink.options:
+                urls.append(replace(address, named_group="").url)
+            elif sink.uri != NATIVE:
                 urls.append(sink.uri if has_scheme(sink.uri) else address.url)
         return list(dict.fromkeys(found)), urls
 
     def _sink(self, sink: Sink) -> Address | None:
         """The topic that a sink is; None where it is elsewhere."""
         if sink.uri == NATIVE:
-            return self._address.dead_letters
-        options = {name.lower().removeprefix("kafka."): value for name, value in sink.options.items()}
-        bootstrap = options.get("bootstrap.servers", self._address.bootstrap)
-        if not has_scheme(sink.uri):
-            address = Address.parse(f"kafka://{bootstrap}/{self._address.at(sink.uri).topic}")
+            url = self._address.dead_letters.url
+        elif not has_scheme(sink.uri):
+            url = self._address.at(sink.uri).url
         elif scheme_of(sink.uri) == "kafka":
-            address = Address.parse(sink.uri, options.get("bootstrap.servers"))
+            url = sink.uri
         else:
             return None
+        options = {name.lower().removeprefix("kafka."): value for name, value in sink.options.items()}
+        names = ("bootstrap.servers", "metadata.broker.list")
+        servers = resolve_secrets({name: options[name] for name in names if name in options})
+        address = Address.parse(url, next(iter(servers.values()), None))
         return self._address.at(address.topic) if address.bootstrap == self._address.bootstrap else None
 
     def _status(self, spec: DeliverySpec) -> DeliveryStatus:
