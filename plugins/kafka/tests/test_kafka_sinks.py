@@ -89,7 +89,7 @@ def test_the_destination_itself_is_refused_whichever_way_it_is_named():
 @pytest.mark.parametrize("spell", [str, str.upper, str.title])
 def test_a_job_in_spark_takes_them_in_any_case_of_their_prefix(spell):
     given = {
-        "url": "kafka://home/orders",
+        "url": "kafka://here/orders",
         TOPIC: "letters",
         spell(PRODUCER) + "bootstrap.servers": "elsewhere:9092",
         spell(PRODUCER) + "sasl.password": "env:PASSWORD",
@@ -104,7 +104,7 @@ def test_a_job_in_spark_takes_them_in_any_case_of_their_prefix(spell):
 
 
 def test_a_job_in_spark_refuses_a_setting_that_the_client_does_not_know_and_a_password_as_it_is():
-    given = {"url": "kafka://home/orders", TOPIC: "letters"}
+    given = {"url": "kafka://here/orders", TOPIC: "letters"}
     with pytest.raises(ConfigurationError, match=r"sasl.password.*secret"):
         read_write_options({**given, PRODUCER + "sasl.password": "hunter2"})
     with pytest.raises(ConfigurationError, match="given twice"):
@@ -116,17 +116,17 @@ def test_a_plan_names_the_cluster_of_a_sink_that_is_not_made_here(monkeypatch, n
     """The mock has no topic administration, so what it would answer is told."""
     monkeypatch.setattr(KafkaAdmin, "_look", lambda *_: None)
     spec = connect.read({TOPIC: name, PRODUCER + "bootstrap.servers": "elsewhere:9092"})
-    planned = plan("kafka://home/orders", spec)
+    planned = plan("kafka://here/orders", spec)
     assert [each.name for each in planned.plan.objects] == ["orders"]
     assert any(f"the sink kafka://elsewhere:9092/{name} is not made here" in each for each in planned.warnings)
 
 
-@pytest.mark.parametrize("given", [{TOPIC: "letters"}, {TOPIC: "kafka://home/letters"}])
+@pytest.mark.parametrize("given", [{TOPIC: "letters"}, {TOPIC: "kafka://here/letters"}])
 def test_a_plan_makes_a_sink_with_settings_of_its_own_at_the_same_cluster(monkeypatch, given):
     monkeypatch.setattr(KafkaAdmin, "_look", lambda *_: None)
     given |= {PRODUCER + "linger.ms": "0", "errors.deadletterqueue.topic.partitions": "7"}
     spec = connect.read({**given, "errors.deadletterqueue.topic.replication.factor": "2"})
-    planned = plan("kafka://home/orders", spec)
+    planned = plan("kafka://here/orders", spec)
     (_, letters) = planned.plan.objects
     assert letters.name == "letters"
     assert (letters.attributes["partitions"], letters.attributes["replication.factor"]) == ("7", "2")
@@ -135,9 +135,9 @@ def test_a_plan_makes_a_sink_with_settings_of_its_own_at_the_same_cluster(monkey
 
 def test_a_plan_refuses_the_destination_itself_and_not_its_name_at_another_cluster(monkeypatch):
     monkeypatch.setattr(KafkaAdmin, "_look", lambda *_: None)
-    spec = connect.read({TOPIC: "orders", PRODUCER + "bootstrap.servers": "home:9092"})
+    spec = connect.read({TOPIC: "orders", PRODUCER + "bootstrap.servers": "here:9092"})
     with pytest.raises(ConfigurationError, match="is the destination itself"):
-        plan("kafka:///orders", spec, options={"kafka.bootstrap.servers": "home"})
+        plan("kafka:///orders", spec, options={"kafka.bootstrap.servers": "here"})
 
 
 @pytest.mark.spark
