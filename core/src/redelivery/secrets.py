@@ -8,6 +8,7 @@ stands. Patterns find the secrets that nobody has told us of. Every function her
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import threading
@@ -42,12 +43,14 @@ _SECRET_OPTION: Final = re.compile(
     r"(?i)passw|passphrase|secret$|client.?secret|(?:access|private|sas).?key$|key\.pem$|(?:session|sas).?token$|"
     r"signature$|connection.?string|jaas|external.?id$|oauthbearer\.config$|(?:^|\.)token$"
 )
-_VALUE: Final = r"""\"(?:[^\"\\]|\\.)*+\"|'(?:[^'\\]|\\.)*+'|[^\s;,&\"'}]+"""
+_VALUE: Final = r"""b?\"(?:[^\"\\]|\\.)*+\"|b?'(?:[^'\\]|\\.)*+'|[^\s;,&\"'}]+"""
 #: Only pairs with a secret name match: another pair must not swallow one that begins in its value (`url: x?sas=...`).
 _PAIR: Final = re.compile(
     rf"(?P<name>(?<![A-Za-z0-9_.-])[A-Za-z0-9_.-]*?(?i:{_WORDS})[A-Za-z0-9_.-]{{0,64}}+)"
     rf"(?P<sign>[\"']?\s*+[=:]\s*+)(?P<value>{_VALUE})"
 )
+#: An XML element, as services answer in: what stands in it up to the next tag.
+_ELEMENT: Final = re.compile(rf"<(?P<name>[A-Za-z0-9_.:-]*?(?i:{_WORDS})[A-Za-z0-9_.:-]{{0,64}}+)>(?P<value>[^<]+)")
 _AUTHORIZATION: Final = re.compile(r"\b(?P<how>(?i:bearer|basic))\s+(?=[^\s,;\"']*[0-9A-Z=])[^\s,;\"']{8,}")
 
 
@@ -256,7 +259,32 @@ def redact(text: str) -> str:
     elif "://" in text:
         text = _WORD.sub(_without_password, text)
     text = _AUTHORIZATION.sub(lambda match: f"{match['how']} {REDACTED}", text)
+    text = _ELEMENT.sub(lambda match: f"<{match['name']}>{REDACTED}", text)
     return _PAIR.sub(lambda match: match["name"] + match["sign"] + _hidden(match["value"]), text)
+
+
+class _Redacting(logging.Filter):
+    """Redacts what is logged, before any handler sees it."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        said = record.getMessage()
+        safe = redact(said)
+        if safe != said:
+            record.msg, record.args = safe, ()
+        return True
+
+
+_redacting: Final = _Redacting()
+
+
+def guard_loggers(*packages: str) -> None:
+    """Have what a client library logs redacted: its loggers that exist now, each with its children.
+
+    For a client that writes credentials into its log; call it where the client is made. A second call changes nothing.
+    """
+    for name in list(logging.root.manager.loggerDict):
+        if name.partition(".")[0] in packages:
+            logging.getLogger(name).addFilter(_redacting)
 
 
 def redact_options(options: Mapping[str, str]) -> dict[str, str]:

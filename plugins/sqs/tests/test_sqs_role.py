@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import boto3
@@ -14,7 +16,8 @@ from redelivery.errors import BrokerError, Fatal
 from redelivery_sqs.address import Address
 from redelivery_sqs.config import Settings, client, queue_url
 
-OWN = "own-key"
+OWN = "own-secret-key"
+TOKEN = "c4nary-session-token"
 ROLE = "arn:aws:iam::210987654321:role/writer"
 
 
@@ -55,6 +58,18 @@ def test_a_role_is_assumed_and_its_queues_are_those_of_its_account(server: str) 
     )
     assert not own.list_queues().get("QueueUrls")
     own.close()
+
+
+def test_neither_a_token_nor_a_roles_secret_is_in_the_clients_log(
+    server: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.DEBUG):
+        sqs = client(Address("orders"), replace(made(server, "eu-north-1"), session_token=TOKEN))
+        sqs.create_queue(QueueName="orders")
+    credentials = sqs._request_signer._credentials.get_frozen_credentials()
+    assert "AssumeRole" in caplog.text, "the client's log was looked at"
+    for secret in (OWN, TOKEN, credentials.secret_key, credentials.token):
+        assert secret not in caplog.text
 
 
 def test_a_role_in_the_url_comes_before_the_option(server: str) -> None:

@@ -27,7 +27,8 @@ from botocore.credentials import (
 from botocore.exceptions import NoCredentialsError
 
 from redelivery.errors import ConfigurationError, Fatal
-from redelivery.settings import redact, unknown
+from redelivery.secrets import guard_loggers, redact, remember
+from redelivery.settings import unknown
 from redelivery_sqs.address import Address, check_endpoint
 from redelivery_sqs.errors import classified
 
@@ -193,6 +194,7 @@ os.register_at_fork(after_in_child=_forget)
 
 
 def _client(address: Address, settings: Settings) -> Any:
+    guard_loggers("boto3", "botocore", "urllib3")  # at DEBUG they log tokens, and the answers of STS
     session = botocore.session.Session(profile=address.profile or settings.profile)
     region = address.region or settings.region
     if settings.access_key_id is not None:
@@ -232,7 +234,10 @@ class _Assumed(CredentialProvider):
 
     def _fetch(self) -> Any:
         with classified(f"assuming role {self._role!r}"):
-            return self._fetcher.fetch_credentials()
+            found = self._fetcher.fetch_credentials()
+        for name in ("secret_key", "token"):
+            remember(found[name])
+        return found
 
 
 def _assume(session: botocore.session.Session, role: str, settings: Settings, creator: Any) -> None:
