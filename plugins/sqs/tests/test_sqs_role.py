@@ -17,7 +17,7 @@ from redelivery_sqs.address import Address
 from redelivery_sqs.config import Settings, client, queue_url
 
 OWN = "own-secret-key"
-TOKEN = "c4nary-session-token"
+SESSION = "c4nary-session-token"
 ROLE = "arn:aws:iam::210987654321:role/writer"
 
 
@@ -64,11 +64,11 @@ def test_neither_a_token_nor_a_roles_secret_is_in_the_clients_log(
     server: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.DEBUG):
-        sqs = client(Address("orders"), replace(made(server, "eu-north-1"), session_token=TOKEN))
+        sqs = client(Address("orders"), replace(made(server, "eu-north-1"), session_token=SESSION))
         sqs.create_queue(QueueName="orders")
     credentials = sqs._request_signer._credentials.get_frozen_credentials()
     assert "AssumeRole" in caplog.text, "the client's log was looked at"
-    for secret in (OWN, TOKEN, credentials.secret_key, credentials.token):
+    for secret in (OWN, SESSION, credentials.secret_key, credentials.token):
         assert secret not in caplog.text
 
 
