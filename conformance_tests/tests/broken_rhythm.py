@@ -258,3 +258,36 @@ class ConfirmsIntoALostTarget(Broken):
                 return Settled(batch=batch.number)
             self.known = True
             return super().store_batch(store, batch)
+
+
+# --- asked before there are rows -----------------------------------------------------------------------------------
+
+
+class ChecksBySending(Broken):
+    """Its check leaves a message behind."""
+
+    caught_by = "a_check_passes_where_rows_can_be_sent_and_sends_nothing"
+
+    class SenderRole(MemorySender):
+        def check(self, *, deadline: float) -> None:
+            super().check(deadline=deadline)
+            self.store_row(self.broker.store(), Message(value=b"is anybody there?"))
+
+
+class ChecksNothing(Broken):
+    """A missing store is found out by the first row."""
+
+    caught_by = "opening_and_checking_tell_of_a_broker_that_is_not_reached"
+
+    def sender(self) -> Sender:
+        return MemorySender(self)
+
+
+class ChecksTheStoreAlone(Broken):
+    """A missing queue is found out by the first row."""
+
+    caught_by = "opening_and_checking_tell_of_a_target_that_is_not_there"
+
+    def sender(self) -> Sender:
+        self.store()
+        return MemorySender(self)

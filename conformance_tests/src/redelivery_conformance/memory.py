@@ -98,6 +98,10 @@ PLAIN: Final = replace(BARE, receive=Support.NATIVE, competing=Support.NATIVE)
 READ_ONLY: Final = Capabilities(browse=Support.NATIVE, shared=False)
 
 
+#: The one queue that is not made by sending to it.
+NEVER_MADE = "never-made"
+
+
 class MemoryDeadLetters(DeadLetters):
     """What lies in one queue."""
 
@@ -220,6 +224,8 @@ class MemoryBroker(Broker):
         if not self.capabilities.send:
             return super().sender()
         self.store()
+        if self.queue == NEVER_MADE:
+            raise Fatal(f"memory: there is no queue {self.queue!r}; correct the URL", code="MISSING")
         return self.SenderRole(self)
 
     def receiver(self, *, lease: timedelta = timedelta(seconds=30)) -> Receiver:
@@ -274,7 +280,7 @@ class MemoryBroker(Broker):
             "keys are not taken": message.key is not None and not has.keys,
             "headers are not taken": bool(message.headers) and not has.headers,
             "it names a destination": message.destination is not None and not has.destinations,
-            "its destination has no name": message.destination == "",
+            "there is no such queue": message.destination in {"", NEVER_MADE},
             "it is too large": _over(size, limits.message_bytes),
             "its headers are too large": _over(headers, limits.headers_bytes),
             "a header is too large": _over(longest, limits.header_value_bytes),
@@ -333,6 +339,9 @@ class MemoryPlace(Place):
 
     def unreachable(self) -> str:
         return "memory://nowhere/orders"
+
+    def impossible_destination(self) -> str | None:
+        return NEVER_MADE
 
     @contextmanager
     def outage(self) -> Iterator[None]:

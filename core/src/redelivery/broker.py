@@ -119,6 +119,20 @@ class Sender(Role):
     A batch handed over is settled exactly once, by its deadline; what is unknown then is `Ambiguous`.
     """
 
+    def check(self, *, deadline: float) -> None:
+        """Find out whether rows could be sent to the URL's own target: is it there, and may this user send to it?
+
+        Called on the driver, before any row is sent. Must send nothing, and make nothing that `send` would not make.
+        By default there is nothing to ask, because `Broker.sender` has asked.
+
+        Args:
+            deadline: `time.monotonic()` seconds by which it must have returned.
+
+        Raises:
+            BrokerError: what every row would fail with. Retriable or Ambiguous where that is not known now, or where
+                this user has no right to look.
+        """
+
     @abstractmethod
     def send(self, batch: Batch, *, deadline: float) -> None:
         """Hand a batch over; may block for back pressure, but not past the deadline.

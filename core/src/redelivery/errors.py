@@ -8,6 +8,7 @@
        + UnknownScheme
        + UnknownOption
        + InvalidSpec
+       + MissingSecret
      x Unsupported                                 the broker says by its capabilities that it cannot
      x PluginError                                 a plugin did not load, or claims what it may not
      x ContractViolation                           a plugin broke `redelivery.broker`
@@ -54,6 +55,10 @@ class UnknownOption(ConfigurationError):
 
 class InvalidSpec(ConfigurationError):
     """A delivery spec holds a value out of range, or one thing set twice in two dialects."""
+
+
+class MissingSecret(ConfigurationError):
+    """A secret reference cannot be resolved on this machine; another one may have it."""
 
 
 class Unsupported(RedeliveryError):

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote, quote_plus, unquote, unquote_plus
 
-from redelivery.errors import ConfigurationError, InvalidURL
+from redelivery.errors import ConfigurationError, InvalidURL, MissingSecret
 from redelivery.restrictions import restrictions
 
 REDACTED: Final = "***"
@@ -127,15 +127,15 @@ def resolve_secret(value: str) -> str:
     """Return the value behind `env:NAME` or `file:PATH`; any other value as it is.
 
     Raises:
-        ConfigurationError: the variable is not set, the file cannot be read, or this deployment does not allow the
-            reference. The text never shows a value.
+        MissingSecret: the variable is not set, or the file cannot be read.
+        ConfigurationError: this deployment does not allow the reference. The text never shows a value.
     """
     kind, _, name = value.partition(":")
     if kind == "env" and name:
         restrictions().check_variable(name)
         if name not in os.environ:
             msg = f"the secret reference 'env:{name}' names a variable that is not set on this machine"
-            raise ConfigurationError(msg)
+            raise MissingSecret(msg)
         return remember(os.environ[name])
     if kind == "file" and name:
         path = Path(name.removeprefix("//"))
@@ -144,7 +144,7 @@ def resolve_secret(value: str) -> str:
             return remember(path.read_text(encoding="utf-8").rstrip("\r\n"))
         except (OSError, UnicodeDecodeError) as error:
             msg = f"the secret reference 'file:{name}' cannot be read on this machine: {type(error).__name__}"
-            raise ConfigurationError(msg) from None  # a decoding error holds the bytes
+            raise MissingSecret(msg) from None  # a decoding error holds the bytes
     return value
 
 

@@ -58,15 +58,19 @@ def has_scheme(url: str) -> bool:
     return _SCHEME.match(url) is not None
 
 
-def split_url(url: str) -> SplitResult:
+def split_url(url: str, *, several_hosts: bool = False) -> SplitResult:
     """`urlsplit`, with a clear error in place of Python's own.
+
+    Args:
+        url: what a user wrote.
+        several_hosts: the URL may list them, with commas between; then its port is not looked at.
 
     Raises:
         InvalidURL: it does not parse. The URL is shown redacted.
     """
     try:
         parts = urlsplit(url)
-        _ = parts.port
+        _ = None if several_hosts else parts.port
     except ValueError as error:
         msg = f"not a valid URL: {redact_url(url)!r}: {redact(str(error))}"
         raise InvalidURL(msg) from None  # the original text may hold a password

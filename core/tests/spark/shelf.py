@@ -1,7 +1,8 @@
 """A broker for tests: messages on a shelf, that is, pickled into a folder that all worker processes share.
 
 `shelf:///folder?queue=name` can all that Spark can use; `crate:` has no keys, headers, destinations or null values, and
-is one host's. Except in `-dead-letters` and `-sink`, what a value begins with decides what happens to it:
+is one host's. A queue `missing` is not there, one `asleep` is not reached, and a password other than `open` is refused.
+Except in `-dead-letters` and `-sink`, what a value begins with decides what happens to it:
 `permanent`, `fatal`, `flaky` (fails once).
 """
 
@@ -51,7 +52,22 @@ class ShelfSender(Sender):
         self._folder = folder
         self._settled: list[Settled] = []
 
+    def check(self, *, deadline: float) -> None:
+        error = self._of_place()
+        if error is not None:
+            raise error
+
+    def _of_place(self) -> BrokerError | None:
+        if self._folder.name == "missing":
+            return Fatal("the shelf has no queue 'missing'; make it, or correct the URL", code="MISSING")
+        if self._folder.name == "asleep":
+            return Retriable("the shelf is asleep", code="ASLEEP")
+        return None
+
     def send(self, batch: Batch, *, deadline: float) -> None:
+        error = self._of_place()
+        if error is not None:
+            raise error
         failures: list[Failure] = []
         stored: list[Message] = []
         for index, message in enumerate(batch.rows()):
@@ -108,7 +124,7 @@ class ShelfDeadLetters(DeadLetters):
 
 
 class ShelfBroker(Broker):
-    def __init__(self, scheme: str, url: str) -> None:
+    def __init__(self, scheme: str, url: str, options: Mapping[str, str]) -> None:
         parts = urlsplit(url)
         if not parts.path:
             raise InvalidURL(f"{scheme}: the URL needs a folder, as in '{scheme}:///folder?queue=name'")
@@ -116,9 +132,12 @@ class ShelfBroker(Broker):
         self.capabilities = SHELF if scheme == "shelf" else CRATE
         self._base = f"{scheme}://{parts.path}"
         self._root = Path(parts.path)
+        self._password = options.get("password", "open")
         self._queue = parse_qs(parts.query).get("queue", ["default"])[0]
 
     def sender(self) -> Sender:
+        if self._password != "open":  # noqa: S105 - of a lock that is none
+            raise Fatal("the lock does not take this password; correct shelf.password", code="LOCKED")
         self._root.mkdir(parents=True, exist_ok=True)
         with (self._root / "opened").open("a") as log:
             log.write(f"{os.getpid()} {id(self)}\n")
@@ -142,7 +161,7 @@ def stored(folder: Path) -> list[Message]:
 
 def _plugin(scheme: str, capabilities: Capabilities) -> BrokerPlugin:
     def connect(url: str, options: Mapping[str, str]) -> Broker:
-        return ShelfBroker(scheme, url)
+        return ShelfBroker(scheme, url, options)
 
     return BrokerPlugin(
         name=scheme,

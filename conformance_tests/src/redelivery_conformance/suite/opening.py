@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import re
 import sys
+import time
 import traceback
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -14,10 +16,21 @@ import pytest
 
 from redelivery import dialects
 from redelivery.broker import CONTRACT_VERSION, Support
-from redelivery.errors import BrokerError, ConfigurationError, InvalidURL, RedeliveryError, UnknownOption
+from redelivery.errors import (
+    Ambiguous,
+    BrokerError,
+    ConfigurationError,
+    InvalidURL,
+    Permanent,
+    RedeliveryError,
+    Retriable,
+    Unattributed,
+    UnknownOption,
+)
+from redelivery.message import Message
 from redelivery.spec import Ref
 from redelivery_conformance.statements import Statements, broker_has, broker_lacks
-from redelivery_conformance.subject import Subject
+from redelivery_conformance.subject import GRACE, NotApplicable, Subject
 
 SECRET = "hunter2-S3cr3t"  # noqa: S105 - what must not show
 #: What Python tells of, that is I/O with something outside of this process or a change to the file system.
@@ -146,6 +159,37 @@ class Opening(Statements):
                 shown += [*traceback.format_exception(error)]
         for text in (*shown, caplog.text):
             assert SECRET not in text, "a password shows: pass what people see through redelivery.settings.redact"
+
+    @broker_has("send")
+    def test_a_check_passes_where_rows_can_be_sent_and_sends_nothing(self, subject: Subject) -> None:
+        before = subject.place.snapshot()
+        sender = subject.sender()
+        sender.check(deadline=subject.deadline())
+        assert subject.place.snapshot() == before, "a check left something behind"
+        subject.send(Message(value=b"after"), sender=sender)
+        assert subject.values() == Counter([b"after"])
+
+    @broker_has("send")
+    def test_opening_and_checking_tell_of_a_broker_that_is_not_reached(self, subject: Subject) -> None:
+        """Before any row, by the deadline, and as what it is: one that is down may come back."""
+        began = time.monotonic()
+        with pytest.raises(BrokerError) as caught, subject.connect(subject.place.unreachable()).sender() as sender:
+            sender.check(deadline=subject.deadline())
+        assert not isinstance(caught.value, Permanent | Unattributed), "it is no row's fault"
+        assert time.monotonic() - began < 2 * subject.place.patience + GRACE
+
+    @broker_has("send", "destinations")
+    def test_opening_and_checking_tell_of_a_target_that_is_not_there(self, subject: Subject) -> None:
+        """Before any row: a job that cannot work is not begun."""
+        nowhere = subject.place.impossible_destination()
+        if nowhere is None:
+            raise NotApplicable("any destination can be")
+        with (
+            pytest.raises(RedeliveryError) as caught,
+            subject.connect(subject.broker.sibling(nowhere)).sender() as sender,
+        ):
+            sender.check(deadline=subject.deadline())
+        assert not isinstance(caught.value, Retriable | Ambiguous), "another try mends nothing"
 
     def test_another_place_by_its_native_name_is_another_place_or_unsupported(self, subject: Subject) -> None:
         try:

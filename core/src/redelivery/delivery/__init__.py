@@ -9,7 +9,8 @@ from redelivery.delivery.delivery import Delivery
 from redelivery.delivery.engine import Engine, Flow
 from redelivery.delivery.lane import Bounds, Lane
 from redelivery.delivery.opening import Borrow, connected
+from redelivery.delivery.preflight import preflight
 from redelivery.delivery.record import Origin
 from redelivery.delivery.tolerance import settle_job
 
-__all__ = ["Borrow", "Bounds", "Delivery", "Engine", "Flow", "Lane", "Origin", "connected", "settle_job"]
+__all__ = ["Borrow", "Bounds", "Delivery", "Engine", "Flow", "Lane", "Origin", "connected", "preflight", "settle_job"]

@@ -104,6 +104,11 @@ class Delivery:
 
     # --- the caller's side ---
 
+    @property
+    def so_far(self) -> DeliveryReport:
+        """The account so far; after a failure, of what was settled before it."""
+        return self._engine.report
+
     def write(self, batch: Batch) -> None:
         """Hand rows over; waits while there is no room.
 

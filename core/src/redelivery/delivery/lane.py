@@ -173,6 +173,17 @@ class Lane:
         except Exception as error:
             raise self._violation(f"sender() raised {type(error).__name__}, not a BrokerError: {error}") from error
 
+    def check(self, deadline: float) -> None:
+        """Open, and find out whether rows could be sent. Raises as `open`."""
+        self.open()
+        try:
+            if self._sender is not None:
+                self._sender.check(deadline=deadline)
+        except RedeliveryError:
+            raise
+        except Exception as error:
+            raise self._violation(f"check() raised {type(error).__name__}, not a BrokerError: {error}") from error
+
     def send(self, batch: Batch, records: Sequence[Record] | None = None) -> None:
         """Hand a batch to the broker; a refusal is told by `collect`, like every failure."""
         now = self._clock.monotonic()

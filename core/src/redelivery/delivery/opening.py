@@ -40,6 +40,10 @@ class Resources(ExitStack):
             return None
 
 
+class NotAsked(Exception):
+    """A place was not asked, and why."""
+
+
 @contextlib.contextmanager
 def connected(url: str, options: Mapping[str, str]) -> Iterator[Broker]:
     """The plain way to have a connection: made now, closed at the end."""
@@ -73,21 +77,46 @@ class Opening:
 
     def destination(self, broker: Broker) -> Lane:
         """The destination's lane, open. Raises BrokerError, Unsupported."""
-        lane = Lane(redact(self.url), broker, self.spec, self.bounds, self.clock)
-        self.resources.callback(lane.close)
+        lane = self._lane(self.url, broker, self.spec)
         lane.open()
         return lane
 
     def sink(self, sink: Sink, broker: Broker) -> Lane:
         """The lane of one of the destination's sinks. Raises ConfigurationError, BrokerError, Unsupported."""
-        url, options = sink_url(sink, broker), sink_options(sink, broker, self.options)
-        there = self.resources.enter_context(self.borrow(url, options))
-        refuse_destination(url, there, self.url, broker)
-        lane = Lane(redact(true_url(sink, url, there)), there, policy.for_sink(self.spec), self.bounds, self.clock)
-        self.resources.callback(lane.close)
+        lane = self._sink_lane(sink, broker)
         # A sink that is down may be up again when it is needed; one that can never work is said now.
         with contextlib.suppress(Retriable, Ambiguous):
             lane.open()
+        return lane
+
+    def check(self, sink: Sink | None, deadline: float, *, shared_mount: bool) -> None:
+        """Find out whether rows could be sent to the destination, or letters to one of its sinks. Sends nothing.
+
+        Args:
+            sink: one of the destination's; None: the destination itself.
+            deadline: monotonic seconds.
+            shared_mount: a place of one host lies on a mount, which this machine need not have.
+
+        Raises:
+            NotAsked: it cannot be found out on this machine.
+            ConfigurationError, BrokerError, Unsupported
+        """
+        broker = self.resources.enter_context(self.borrow(self.url, self.options))
+        lane = self._lane(self.url, broker, self.spec) if sink is None else self._sink_lane(sink, broker)
+        if shared_mount and not lane.capabilities.shared:
+            raise NotAsked("it lies on a mount of the workers (sharedMount)")
+        lane.check(deadline)
+
+    def _sink_lane(self, sink: Sink, broker: Broker) -> Lane:
+        """The lane of one of the destination's sinks, not open. Raises ConfigurationError, BrokerError, Unsupported."""
+        url, options = sink_url(sink, broker), sink_options(sink, broker, self.options)
+        there = self.resources.enter_context(self.borrow(url, options))
+        refuse_destination(url, there, self.url, broker)
+        return self._lane(true_url(sink, url, there), there, policy.for_sink(self.spec))
+
+    def _lane(self, url: str, broker: Broker, spec: DeliverySpec) -> Lane:
+        lane = Lane(redact(url), broker, spec, self.bounds, self.clock)
+        self.resources.callback(lane.close)
         return lane
 
 

@@ -12,10 +12,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import functions as f
+from pyspark.sql.utils import is_remote
 
 from redelivery import plugins
 from redelivery.delivery.opening import prefixed, sink_url
-from redelivery.errors import ConfigurationError
+from redelivery.errors import ConfigurationError, RedeliveryError
 from redelivery.report import DeliveryReport
 from redelivery.settings import has_scheme, unknown
 from redelivery.spark import job as jobs
@@ -64,13 +65,18 @@ def deliver(df: DataFrame, url: str, spec: DeliverySpec | None = None, **options
     spark = df.sparkSession
     jobs.refuse_one_host(url, _conf(spark, "spark.master"), shared_mount=settings.shared_mount)
     job = jobs.Job.plan(settings, df.schema)
+    if not is_remote():  # on Connect this is the client's machine, which need not reach what the driver reaches
+        jobs.preflight(settings)
     df, layout = _encode_rows(df, job.layout)
     job = replace(job, layout=layout)
 
     def task(batches: Iterator[Any]) -> Iterator[Any]:
         import pyarrow as pa  # noqa: PLC0415 - runs on the workers
 
-        report = jobs.deliver_partition(job, batches)
+        try:
+            report = jobs.deliver_partition(job, batches)
+        except RedeliveryError as error:
+            raise jobs.plain(error) from None
         yield pa.record_batch([pa.array([json.dumps(report.to_dict())])], names=["report"])
 
     reports = [DeliveryReport.from_dict(json.loads(row[0])) for row in df.mapInArrow(task, "report string").collect()]

@@ -21,12 +21,13 @@ from typing import Any, Final
 from pyspark import TaskContext
 from pyspark.sql.types import StructType
 
+from redelivery import delivery as sending
 from redelivery import plugins
 from redelivery.context import qualified
 from redelivery.delivery import Delivery, Origin
 from redelivery.delivery.rate import RateLimit
 from redelivery.delivery.tolerance import settle_job
-from redelivery.errors import ConfigurationError
+from redelivery.errors import ConfigurationError, RedeliveryError
 from redelivery.report import DeliveryReport
 from redelivery.settings import has_scheme, redact
 from redelivery.spark import columns
@@ -93,6 +94,33 @@ class Job:
         return replace(self, run=f"{query}-{batch}")
 
 
+def preflight(settings: WriteSettings) -> None:
+    """Before any task: open the destination and its sinks, and close them again. Nothing is sent.
+
+    A place that is only down now, or that the driver has no secret for, is logged: the tasks try it by the spec.
+
+    Raises:
+        RedeliveryError: one can never work.
+    """
+    if not settings.preflight:
+        return
+    try:
+        doubts = sending.preflight(
+            settings.url, settings.spec, options=settings.client, shared_mount=settings.shared_mount
+        )
+    except RedeliveryError as error:
+        raise plain(
+            error, "nothing was sent (the driver looked before any task; preflight=false goes without)"
+        ) from None
+    for doubt in doubts:
+        log.warning("preflight: nothing is known of %s; the tasks will try it", doubt)
+
+
+def plain(error: RedeliveryError, more: str = "") -> RedeliveryError:
+    """An error anew, without the way it took: Spark shows that in full, and what is chained or noted a second time."""
+    return type(error)(f"{error}; {more}" if more else str(error))
+
+
 def deliver_partition(job: Job, batches: Iterable[Any]) -> DeliveryReport:
     """Deliver one partition, on the worker that has it. Nothing is opened for a partition without rows.
 
@@ -104,8 +132,17 @@ def deliver_partition(job: Job, batches: Iterable[Any]) -> DeliveryReport:
         The account of this task.
 
     Raises:
-        RedeliveryError: the task must fail; the text says all.
+        RedeliveryError: the task must fail; the text says all, this task's own account included.
     """
+    opened: list[Delivery] = []
+    try:
+        return _deliver(job, batches, opened)
+    except RedeliveryError as error:
+        raise plain(error, _account_of(opened)) from None
+
+
+def _deliver(job: Job, batches: Iterable[Any], opened: list[Delivery]) -> DeliveryReport:
+    """As `deliver_partition`; `opened` is told the delivery, once there is one."""
     settings = job.settings
     rows = _pieces(
         batches,
@@ -134,6 +171,7 @@ def deliver_partition(job: Job, batches: Iterable[Any]) -> DeliveryReport:
             borrow=borrow,
         ) as delivery,
     ):
+        opened.append(delivery)
         encoder = Encoder(
             job.layout,
             delivery.capabilities,
@@ -150,6 +188,17 @@ def deliver_partition(job: Job, batches: Iterable[Any]) -> DeliveryReport:
                 for each in rejected:
                     delivery.reject(each.message, each.error, stage=each.stage, component=qualified(Encoder))
         return delivery.finish()
+
+
+def _account_of(opened: Iterable[Delivery]) -> str:
+    """What a task that fails has done, for the one line that its user reads."""
+    for delivery in opened:
+        report = delivery.so_far
+        return (
+            f"of this task's rows {report.delivered} were delivered and {report.dead_lettered} dead-lettered, "
+            "and stay so"
+        )
+    return "this task sent nothing"
 
 
 def finish(

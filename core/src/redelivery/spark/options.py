@@ -49,6 +49,8 @@ WRITE: Final[Mapping[str, str]] = {
     "requireAttributes": "comma list of CloudEvents attributes that must not be null",
     "writeId": "names this batch write, so that running it again gives every row the same id",
     "reportPath": "takes the report, as JSON: a file, or a folder that is there (a file each run), at the driver",
+    "preflight": "true (default): before any task the driver opens destination and sinks once, and fails at once if "
+    "they can never work; false: each task finds out by itself",
     "ordering": "key: rows of one key in their order, as they lie in a partition; none (default): in any order",
     "parkSuccessors": "true: with ordering=key, rows behind a dead-lettered one of their key are dead-lettered too",
     "maxRecordsPerSecond": "of one task: the job sends at most this times the tasks that run at once",
@@ -82,6 +84,7 @@ class WriteSettings:
         flow: in which order, and how fast, a task sends.
         configs: all options as they may be shown.
         shared_mount: a one-host destination may be used on a cluster.
+        preflight: the driver opens destination and sinks before any task does.
     """
 
     url: str
@@ -95,6 +98,7 @@ class WriteSettings:
     flow: Flow = field(default_factory=Flow)
     configs: Mapping[str, str] = field(default_factory=dict)
     shared_mount: bool = False
+    preflight: bool = True
 
     @property
     def plugin(self) -> BrokerPlugin:
@@ -155,6 +159,7 @@ def read_write_options(options: Mapping[str, str], *, spec: DeliverySpec | None 
         flow=_flow(own),
         configs=redact_options({**own, **spec_options, **client, **sink_client}),
         shared_mount=_flag(own, "sharedMount"),
+        preflight=_flag(own, "preflight", default="true"),
     )
 
 
@@ -232,7 +237,7 @@ def _url(own: Mapping[str, str]) -> str:
 def _check_url(url: str) -> None:
     refuse_password(url)
     plugins.registry().by_url(url)
-    split_url(url)
+    split_url(url, several_hosts=True)
 
 
 def _client_options(
@@ -353,8 +358,8 @@ def _count(own: Mapping[str, str], name: str, default: int) -> int:
     return int(text)
 
 
-def _flag(own: Mapping[str, str], name: str) -> bool:
-    text = own.get(name, "false").lower()
+def _flag(own: Mapping[str, str], name: str, *, default: Literal["true", "false"] = "false") -> bool:
+    text = own.get(name, default).lower()
     if text not in ("true", "false"):
         raise ConfigurationError(f"{name} must be true or false, not {redact(own[name])!r}")
     return text == "true"

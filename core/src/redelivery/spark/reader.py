@@ -24,12 +24,12 @@ from redelivery import dialects, events, plugins
 from redelivery._json import dumps, loads
 from redelivery.broker import Letter
 from redelivery.context import ErrorContext
-from redelivery.errors import ConfigurationError
+from redelivery.errors import ConfigurationError, RedeliveryError
 from redelivery.message import Message
 from redelivery.redriving import HOP_MARK, context_of, original_id
 from redelivery.settings import unknown
 from redelivery.spark.cloudevents import default_way, is_json_type
-from redelivery.spark.job import local_property, refuse_one_host
+from redelivery.spark.job import local_property, plain, refuse_one_host
 from redelivery.spark.options import ATTRIBUTES, ENCODINGS, EXTENSIONS, ReadSettings
 
 if TYPE_CHECKING:
@@ -103,6 +103,12 @@ class DeadLetterReader(DataSourceReader):
         self.wanted = wanted
 
     def read(self, partition: InputPartition) -> Iterator[RecordBatch]:  # noqa: ARG002 - a place is read by one task
+        try:
+            yield from self._read()
+        except RedeliveryError as error:
+            raise plain(error) from None  # Spark would show each step of its way through our code
+
+    def _read(self) -> Iterator[RecordBatch]:
         settings = self.settings
         refuse_one_host(settings.url, local_property("spark.master"), shared_mount=settings.shared_mount)
         with (

@@ -24,7 +24,7 @@ from pyspark.sql.types import StructType
 from redelivery.errors import ConfigurationError, RedeliveryError
 from redelivery.report import DeliveryReport
 from redelivery.settings import redact
-from redelivery.spark.job import Job, deliver_partition, finish, local_property, summary
+from redelivery.spark.job import Job, deliver_partition, finish, local_property, plain, preflight, summary
 from redelivery.spark.options import read_read_options, read_write_options
 
 if TYPE_CHECKING:
@@ -33,9 +33,18 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("redelivery.spark")
 
-#: Spark's own option of a stream, which it hands to us with the others.
 #: Options of a stream that are Spark's, and that it passes on.
 _SPARKS_OWN: Final = {"checkpointlocation", "queryname"}
+
+
+#: Options of the queries whose places this process has looked at: Spark plans all micro-batches of a query in one.
+_looked: Final[list[dict[str, str]]] = []
+#: Spark commits micro-batches in another process, which makes the writer anew; this module is only there.
+_COMMITS: Final = "pyspark.sql.worker.python_streaming_sink_runner"
+
+
+def _plans_a_query() -> bool:
+    return _COMMITS not in sys.modules
 
 
 class RedeliveryDataSource(DataSource):
@@ -45,7 +54,7 @@ class RedeliveryDataSource(DataSource):
     def name(cls) -> str:
         return "redelivery"
 
-    # Spark shows an error with its way through our code; raised anew, it shows its text and one line.
+    # Spark shows an error with its way through our code; raised anew, it shows one step of it, and the text.
 
     # The reader is imported where it is used: Spark plans and commits each write in a short process of its own.
 
@@ -55,8 +64,7 @@ class RedeliveryDataSource(DataSource):
         try:
             return reader.schema(read_read_options(self.options))
         except RedeliveryError as error:
-            plain = type(error)(str(error))
-        raise plain
+            raise plain(error) from None
 
     def reader(self, schema: StructType) -> DataSourceReader:
         from redelivery.spark import reader  # noqa: PLC0415 - see above
@@ -64,26 +72,31 @@ class RedeliveryDataSource(DataSource):
         try:
             return reader.DeadLetterReader(read_read_options(self.options), schema)
         except RedeliveryError as error:
-            plain = type(error)(str(error))
-        raise plain
+            raise plain(error) from None
 
     def writer(self, schema: StructType, overwrite: bool) -> RedeliveryWriter:  # noqa: FBT001 - Spark's signature
         try:
             _refuse_overwrite(overwrite=overwrite)
-            return RedeliveryWriter(Job.plan(read_write_options(self.options), schema))
+            job = Job.plan(read_write_options(self.options), schema)
+            _log_to_stderr()
+            preflight(job.settings)
+            return RedeliveryWriter(job)
         except RedeliveryError as error:
-            plain = type(error)(str(error))
-        raise plain
+            raise plain(error) from None
 
     # Spark calls this by keyword.
     def streamWriter(self, schema: StructType, overwrite: bool) -> RedeliveryStreamWriter:  # noqa: FBT001, N802
         try:
             _refuse_overwrite(overwrite=overwrite)
             ours = {name: value for name, value in self.options.items() if name.lower() not in _SPARKS_OWN}
-            return RedeliveryStreamWriter(Job.plan(read_write_options(ours), schema, stream=True))
+            job = Job.plan(read_write_options(ours), schema, stream=True)
+            if _plans_a_query() and self.options not in _looked:
+                _log_to_stderr()
+                preflight(job.settings)
+                _looked.append(dict(self.options))
+            return RedeliveryStreamWriter(job)
         except RedeliveryError as error:
-            plain = type(error)(str(error))
-        raise plain
+            raise plain(error) from None
 
 
 def _refuse_overwrite(*, overwrite: bool) -> None:
@@ -116,12 +129,18 @@ class RedeliveryWriter(DataSourceArrowWriter):
         self.job = job
 
     def write(self, iterator: Iterator[RecordBatch]) -> WriterCommitMessage:  # type: ignore[override]  # pyspark's own
-        return TaskDone.of(self.job, iterator)
+        try:
+            return TaskDone.of(self.job, iterator)
+        except RedeliveryError as error:
+            raise plain(error) from None
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         _log_to_stderr()
         done = _done(messages)
-        finish(self.job, (each.report for each in done), speculation=any(each.speculation for each in done))
+        try:
+            finish(self.job, (each.report for each in done), speculation=any(each.speculation for each in done))
+        except RedeliveryError as error:
+            raise plain(error) from None
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         _log_abort(messages, self.job, self.job.run)
@@ -138,19 +157,25 @@ class RedeliveryStreamWriter(DataSourceStreamArrowWriter):
         self.job = job
 
     def write(self, iterator: Iterator[RecordBatch]) -> WriterCommitMessage:  # type: ignore[override]  # pyspark's own
-        return TaskDone.of(self.job.as_micro_batch(), iterator)
+        try:
+            return TaskDone.of(self.job.as_micro_batch(), iterator)
+        except RedeliveryError as error:
+            raise plain(error) from None
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         _log_to_stderr()
         done = _done(messages)
         run = next((each.report.run for each in done), f"-{batchId}")
         started = min((each.started for each in done), default=self.job.started)
-        finish(
-            replace(self.job, run=run, started=started),
-            (each.report for each in done),
-            speculation=any(each.speculation for each in done),
-            about={"query": run.removesuffix(f"-{batchId}"), "batch": batchId},
-        )
+        try:
+            finish(
+                replace(self.job, run=run, started=started),
+                (each.report for each in done),
+                speculation=any(each.speculation for each in done),
+                about={"query": run.removesuffix(f"-{batchId}"), "batch": batchId},
+            )
+        except RedeliveryError as error:
+            raise plain(error) from None
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         _log_abort(messages, self.job, f"micro-batch {batchId}")
@@ -164,9 +189,19 @@ def _done(messages: list[WriterCommitMessage | None]) -> list[TaskDone]:
 def _log_abort(messages: list[WriterCommitMessage | None], job: Job, run: str) -> None:
     with contextlib.suppress(Exception):  # Spark would show this in place of the job's own error
         _log_to_stderr()
-        report = DeliveryReport.total([each.report for each in _done(messages)], run=run)
-        report.primary = report.primary or redact(job.settings.url)
-        log.warning("the write failed; what its finished tasks delivered stays delivered: %s", summary(report))
+        log.warning("%s", _told_of_abort(_done(messages), len(messages), job, run))
+
+
+def _told_of_abort(done: list[TaskDone], tasks: int, job: Job, run: str) -> str:
+    """What is known of a write that failed: a task that failed leaves no account but its error."""
+    where, failed = redact(job.settings.url), tasks - len(done)
+    unknown = f"what {failed} of its {tasks} tasks delivered before they ended is not known here: see their errors"
+    if not done:
+        return f"the write of run {run} to {where} failed; {unknown}"
+    report = DeliveryReport.total([each.report for each in done], run=run)
+    report.primary = report.primary or where
+    known = f"what its finished tasks delivered stays delivered: {summary(report)}"
+    return f"the write failed; {known}" + (f"; {unknown}" if failed else "")
 
 
 def _log_to_stderr() -> None:

@@ -71,6 +71,14 @@ class KafkaSender(Sender):
 
     # --- the role ---
 
+    def check(self, *, deadline: float) -> None:
+        self._usable()
+        topic = self._address.topic
+        error = self._look(self._open(deadline, strict=self._strict), topic, deadline)
+        if error is not None:
+            raise error
+        self._topics.add(topic)
+
     def send(self, batch: Batch, *, deadline: float) -> None:
         self._usable()
         if batch.ordered and self._gap and self._producer is not None:  # `collect` tells what failed first

@@ -43,6 +43,9 @@ class ServicebusSender(Sender):
         self._settled: list[Settled] = []
         self._closed = False
 
+    def check(self, *, deadline: float) -> None:
+        self._link(self._address.queue).open(max(_LEAST, deadline - time.monotonic()))
+
     def send(self, batch: Batch, *, deadline: float) -> None:
         doing = f"sending to queue {self._address.queue!r}"
         if self._closed:

@@ -20,6 +20,7 @@ _DENIED = (
     Fatal,
     "give this user read and write permission on the file, on its -wal and -shm files and on their folder",
 )
+_FILE_LIMIT = "no file may be so large here: raise the limit (ulimit -f), or remove messages"
 
 #: By primary result code. A code that is missing here is one that SQLite grew later: a test says so.
 BY_CODE: dict[int, _Rule] = {
@@ -123,7 +124,13 @@ def classify_reserve(error: OSError, doing: str) -> BrokerError:
     if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EIO}:
         text = "no room left but what draining needs; nothing was stored; make room on the disk, or remove messages"
         return Retriable(f"sqlite: {doing}: {error.strerror}; {text}", code="SQLITE_FULL")
-    return Fatal(f"sqlite: {doing}: {error.strerror}; {_DENIED[1]}", code=errno.errorcode.get(error.errno or 0))
+    advice = _FILE_LIMIT if error.errno == errno.EFBIG else _DENIED[1]
+    return Fatal(f"sqlite: {doing}: {error.strerror}; {advice}", code=errno.errorcode.get(error.errno or 0))
+
+
+def denied(doing: str, path: str) -> Fatal:
+    """The error where a file or folder may not be written to."""
+    return Fatal(f"sqlite: {doing}: {path} may not be written to; {_DENIED[1]}", code="EACCES")
 
 
 @contextmanager

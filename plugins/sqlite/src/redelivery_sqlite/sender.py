@@ -37,6 +37,9 @@ class SqliteSender(Sender):
         self._settled: list[Settled] = []
         self._failed_keys: set[bytes] = set()  # of rows whose failure `collect` has yet to tell
 
+    def check(self, *, deadline: float) -> None:
+        self._store.check(max(0.0, deadline - time.monotonic()))
+
     def send(self, batch: Batch, *, deadline: float) -> None:
         doing = f"storing in {str(self._address.path)!r}"
         if self._closed:

@@ -31,7 +31,7 @@ from urllib.parse import quote
 from redelivery.errors import Fatal, Retriable
 from redelivery.settings import nearest
 from redelivery_sqlite.address import Address, Settings
-from redelivery_sqlite.errors import ERRORS, classified, classify, classify_commit, classify_reserve
+from redelivery_sqlite.errors import ERRORS, classified, classify, classify_commit, classify_reserve, denied
 from redelivery_sqlite.reserve import Reserve, size_of
 
 T = TypeVar("T")
@@ -188,6 +188,20 @@ class Store:
             self._timeout = wait
         return self._connection
 
+    def check(self, wait: float) -> None:
+        """Find out whether the file can be written to, or made; it is not made now.
+
+        Raises:
+            BrokerError
+        """
+        if self.exists:
+            self.connection(wait)
+        doing = f"opening {str(self.path)!r}"
+        self._refuse_path(doing)
+        for path in (self.path, self.path.parent):
+            if path.exists() and not os.access(path, os.W_OK):
+                raise denied(doing, str(path))
+
     @contextmanager
     def writing(self, doing: str, wait: float | None = None) -> Iterator[sqlite3.Connection]:
         """A transaction that holds the write lock from its first moment, and leaves nothing behind if it fails.
@@ -307,15 +321,7 @@ class Store:
     def _open(self, wait: float) -> sqlite3.Connection:
         self._numbers.clear()
         doing = f"opening {str(self.path)!r}"
-        if not self.path.parent.is_dir():
-            raise Fatal(f"sqlite: {doing}: its folder is missing; make it, or correct the URL", code="ENOENT")
-        if self.path.is_dir():
-            raise Fatal(f"sqlite: {doing}: this is a folder; name a file in it", code="EISDIR")
-        if not self.settings.create and not self.exists:
-            text = (
-                f"sqlite: {doing}: there is no such file, and sqlite.create is false; provision it, or correct the URL"
-            )
-            raise Fatal(text, code="ENOENT")
+        self._refuse_path(doing)
         name = f"file:{quote(str(self.path.absolute()))}"
         with classified(doing):
             connection = sqlite3.connect(
@@ -328,6 +334,18 @@ class Store:
             connection.close()
             raise
         return connection
+
+    def _refuse_path(self, doing: str) -> None:
+        """Refuse a path that can hold no file of ours. Raises Fatal."""
+        if not self.path.parent.is_dir():
+            raise Fatal(f"sqlite: {doing}: its folder is missing; make it, or correct the URL", code="ENOENT")
+        if self.path.is_dir():
+            raise Fatal(f"sqlite: {doing}: this is a folder; name a file in it", code="EISDIR")
+        if not self.settings.create and not self.exists:
+            text = (
+                f"sqlite: {doing}: there is no such file, and sqlite.create is false; provision it, or correct the URL"
+            )
+            raise Fatal(text, code="ENOENT")
 
     def _prepare(self, connection: sqlite3.Connection, doing: str) -> None:
         def pragma(name: str) -> object:

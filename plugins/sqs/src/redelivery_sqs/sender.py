@@ -38,6 +38,9 @@ class SqsSender(Sender):
         self._idle = 0
         self._closed = False
 
+    def check(self, *, deadline: float) -> None:  # noqa: ARG002 - the client has time-outs of its own
+        queue_url(self._address, self._settings)
+
     def send(self, batch: Batch, *, deadline: float) -> None:
         if self._closed:
             raise Fatal(f"sqs: sending to {self._address.queue!r}: this sender is closed; open another", code="CLOSED")
