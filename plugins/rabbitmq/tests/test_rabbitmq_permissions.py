@@ -73,6 +73,11 @@ class TestPermissions(Statements):
         assert confirmed(subject, url, Message(value=b"v"))
         assert subject.values() == {b"v": 1}
 
+    def test_a_check_without_the_right_to_look_passes(self, subject: Subject) -> None:
+        subject.provision()
+        with subject.connect(as_user(subject, "^$", r"^amq\.default$", "^$")).sender() as sender:
+            sender.check(deadline=subject.deadline())
+
     def test_the_right_to_write_to_an_exchange_is_enough_to_send_to_it(self, subject: Subject) -> None:
         exchange = f"{queue_of(subject)}-shop"
         with raw(subject) as channel:

@@ -377,3 +377,48 @@ def test_sqlite_drift_is_named_and_not_mended(tmp_path):
         assert names == {"message_1_id", "journal_mode"}
         with pytest.raises(Fatal, match=r"journal_mode is 'delete', not 'wal'.*message_1_id is 'missing'"):
             admin.provision(DeliverySpec())
+
+
+def check(url: str, **options: str) -> None:
+    with connect(url, {**QUIET, **{f"sqlite.{name}": value for name, value in options.items()}}).sender() as sender:
+        sender.check(deadline=time.monotonic() + 1)
+
+
+def test_sqlite_a_check_makes_no_file(tmp_path):
+    check(f"sqlite://{tmp_path}/q.db")
+    assert not list(tmp_path.iterdir())
+
+
+def test_sqlite_a_check_says_what_the_first_row_would_meet(tmp_path, monkeypatch):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "text.db").write_text("this is no database, whatever its name says of it")
+    for path, options, said in (
+        ("missing/q.db", {}, "its folder is missing"),
+        ("folder", {}, "this is a folder"),
+        ("q.db", {"create": "false"}, "there is no such file"),
+        ("text.db", {}, "not an SQLite database"),
+    ):
+        with pytest.raises(Fatal, match=said):
+            check(f"sqlite://{tmp_path}/{path}", **options)
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
+    with pytest.raises(Fatal, match=f"{tmp_path} may not be written to; give this user read and write permission"):
+        check(f"sqlite://{tmp_path}/q.db")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="limits of a process are POSIX's")
+def test_sqlite_a_limit_on_file_sizes_is_not_told_as_a_missing_permission(tmp_path):
+    script = (
+        "import resource, sys, time\n"
+        "from redelivery.message import Batch, Message\n"
+        "from redelivery.plugins import connect\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 19, 1 << 19))\n"
+        "with connect(sys.argv[1], {}).sender() as sender:\n"
+        "    sender.send(Batch.of([Message(value=b'v')]), deadline=time.monotonic() + 10)\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", script, f"sqlite://{tmp_path}/q.db"], capture_output=True, text=True, check=False
+    )
+    last = result.stderr.strip().splitlines()[-1]
+    assert "redelivery.errors.Fatal: sqlite: storing in" in last
+    assert "no file may be so large here: raise the limit (ulimit -f), or remove messages" in last
+    assert "permission" not in last

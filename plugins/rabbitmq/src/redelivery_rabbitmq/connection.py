@@ -165,12 +165,29 @@ class Stream:
 
     def exchange_error(self, exchange: str, deadline: float) -> BaseException | None:
         """Ask, on a channel of its own, whether there is such an exchange: None, or what went wrong."""
+        return self._error_of(
+            lambda channel, told: channel.exchange_declare(exchange, passive=True, callback=told),
+            f"no answer whether there is an exchange {exchange!r}",
+            deadline,
+        )
+
+    def queue_error(self, queue: str, deadline: float) -> BaseException | None:
+        """Ask, on a channel of its own, whether there is such a queue: None, or what went wrong."""
+        return self._error_of(
+            lambda channel, told: channel.queue_declare(queue, passive=True, callback=told),
+            f"no answer whether there is a queue {queue!r}",
+            deadline,
+        )
+
+    def _error_of(
+        self, ask: Callable[[Any, Callable[[Any], None]], None], late: str, deadline: float
+    ) -> BaseException | None:
         asked: list[object] = []
         try:
             channel = self._new_channel(deadline, lambda _, reason: asked.append(reason))
-            channel.exchange_declare(exchange, passive=True, callback=lambda _: asked.append(None))
+            ask(channel, lambda _: asked.append(None))
             if not self.until(lambda: asked, deadline):
-                return self.error or _Late(f"no answer whether there is an exchange {exchange!r}")
+                return self.error or _Late(late)
             if channel.is_open:
                 channel.close()
         except ERRORS as error:

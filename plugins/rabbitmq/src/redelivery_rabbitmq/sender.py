@@ -60,6 +60,18 @@ class RabbitmqSender(Sender):
             raise
         return self
 
+    def check(self, *, deadline: float) -> None:
+        self._usable()
+        if self._target.exchange:  # what takes its rows is known by sending alone
+            return
+        queue = self._target.routing_key
+        error = self._connected(deadline).queue_error(queue, deadline)
+        if error is None:
+            return
+        found = classify(error, f"looking for queue {queue!r} at {self._address.where}")
+        if not isinstance(found, Fatal) or getattr(error, "reply_code", None) == _NOT_FOUND:
+            raise found from error  # else it may not be looked at, and sending needs no such right
+
     def send(self, batch: Batch, *, deadline: float) -> None:
         self._usable()
         if time.monotonic() >= deadline:
