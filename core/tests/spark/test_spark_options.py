@@ -29,6 +29,7 @@ def test_every_option_is_known_in_lower_case_as_spark_gives_it():
             "maxinflightbytes": "1000",
             "maxwaitingrecords": "7",
             "sharedmount": "true",
+            "preflight": "false",
             "retry": "3",
             "backoffdelay": "PT1S",
             "deadlettersink": "native",
@@ -38,6 +39,7 @@ def test_every_option_is_known_in_lower_case_as_spark_gives_it():
     )
     assert settings.url == URL
     assert settings.require_attributes == ("subject", "time")
+    assert not settings.preflight
     assert settings.write_id == "nightly"
     assert (settings.bounds.in_flight_bytes, settings.bounds.waiting_records) == (1000, 7)
     assert settings.shared_mount
@@ -74,6 +76,11 @@ def test_a_malformed_url_says_so():
     assert "not a destination URL" in refused(InvalidURL, url="orders")
     assert "not a valid URL" in refused(InvalidURL, url="shelf://[half/orders")
     assert "needs a folder" in refused(InvalidURL, url="shelf:")
+
+
+def test_a_url_may_name_several_hosts():
+    url = "shelf://one:9092,two:9092/orders"
+    assert read_write_options({"url": url}).url == url
 
 
 def test_an_unknown_scheme_names_what_there_is_and_what_to_install():

@@ -155,6 +155,11 @@ class TestBadConnections(Statements):
             assert isinstance(error, Retriable)
             assert "no broker answered by the deadline, so nothing was sent" in str(error)
 
+    def test_all_bootstrap_servers_that_were_not_reached_are_counted(self, subject):
+        error = fails(subject, f"kafka://127.0.0.1:{free_port()},127.0.0.1:{free_port()}/orders", seconds=4.0)
+        assert "none of 2 bootstrap servers was reached: " in str(error)
+        assert "brokers are down" not in str(error)
+
     def test_a_host_that_no_name_server_knows_fails_within_its_stated_time(self, subject):
         error = fails(subject, "kafka://nowhere.invalid:9092/orders", seconds=4.0)
         assert isinstance(error, Retriable)

@@ -57,6 +57,7 @@ class KafkaSender(Sender):
         self._producer: Producer | None = None
         self._topics: set[str] = set()  # that the producer has seen, and not missed since
         self._said = ""  # what the connection said last
+        self._unreached = False  # whether no server could be reached since one was asked for
         self._stop: KafkaError | None = None  # why the producer can go on no more
         self._strict = False  # whether the producer is to stop at the first refusal
         self._shaken = False  # whether it has lost a connection: what it holds may have been sent before
@@ -74,9 +75,9 @@ class KafkaSender(Sender):
     def check(self, *, deadline: float) -> None:
         self._usable()
         topic = self._address.topic
-        error = self._look(self._open(deadline, strict=self._strict), topic, deadline)
-        if error is not None:
-            raise error
+        seen = self._look(self._open(deadline, strict=self._strict), topic, deadline)
+        if not isinstance(seen, int):
+            raise seen
         self._topics.add(topic)
 
     def send(self, batch: Batch, *, deadline: float) -> None:
@@ -172,9 +173,13 @@ class KafkaSender(Sender):
 
     def _heard(self, error: KafkaError) -> None:
         """An error of the connection, or one after which the producer is of no more use."""
-        self._said = str(error.str())
+        said = str(error.str())
+        if error.name() == "_ALL_BROKERS_DOWN":  # its text counts connections ("0/1"), and not the servers named
+            self._unreached = True
+        else:
+            self._said = said
         # A connection that was never there has carried nothing.
-        self._shaken = self._shaken or (error.name() != GAP and "in state CONNECT" not in self._said)
+        self._shaken = self._shaken or (error.name() != GAP and "in state CONNECT" not in said)
         if error.fatal() or error.name() in LOST_COUNT:
             self._stop = error
         elif refused(error):
@@ -212,6 +217,7 @@ class KafkaSender(Sender):
         patience = time.monotonic() + (_NEW if own else 0)
         last: KafkaException | None = None
         self._refused = None  # one that has passed is no more than that
+        self._unreached = False
         while (left := deadline - _MARGIN - time.monotonic()) > 0:
             try:
                 there = producer.list_topics(topic, timeout=min(_ASK, left)).topics[topic]
@@ -229,10 +235,16 @@ class KafkaSender(Sender):
                 return found
             self._said = str(error.str())
             self._poll(producer, _STEP)
-        text = (
-            f"kafka: {doing}: no broker answered by the deadline, so nothing was sent; {self._said or 'no word of why'}"
-        )
+        text = f"kafka: {doing}: no broker answered by the deadline, so nothing was sent; {self._why()}"
         raise Retriable(text, code="_TRANSPORT") from last
+
+    def _why(self) -> str:
+        """What is known of why no broker answers."""
+        count = len(self._address.bootstrap.split(","))
+        unreached = (
+            f"none of {count} bootstrap servers was reached" if count > 1 else "the bootstrap server is not reached"
+        )
+        return ": ".join(filter(None, (self._unreached and unreached, self._said))) or "no word of why"
 
     def _discard(self) -> None:
         producer, self._producer = self._producer, None
