@@ -58,6 +58,12 @@ class Address:
         return [server.rpartition(":")[0].strip("[]") or server for server in self.bootstrap.split(",")]
 
     @property
+    def unreached(self) -> str:
+        """What to say where none of the bootstrap servers was reached."""
+        count = len(self.hosts)
+        return f"none of {count} bootstrap servers was reached" if count > 1 else "the bootstrap server was not reached"
+
+    @property
     def is_dead_letters(self) -> bool:
         """Whether it is a dead letter topic."""
         return self.topic.endswith(DEAD_LETTERS)

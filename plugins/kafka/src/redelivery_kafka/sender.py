@@ -235,16 +235,10 @@ class KafkaSender(Sender):
                 return found
             self._said = str(error.str())
             self._poll(producer, _STEP)
-        text = f"kafka: {doing}: no broker answered by the deadline, so nothing was sent; {self._why()}"
+        known = filter(None, (self._unreached and self._address.unreached, self._said))
+        why = ": ".join(known) or "no word of why"
+        text = f"kafka: {doing}: no broker answered by the deadline, so nothing was sent; {why}"
         raise Retriable(text, code="_TRANSPORT") from last
-
-    def _why(self) -> str:
-        """What is known of why no broker answers."""
-        count = len(self._address.bootstrap.split(","))
-        unreached = (
-            f"none of {count} bootstrap servers was reached" if count > 1 else "the bootstrap server is not reached"
-        )
-        return ": ".join(filter(None, (self._unreached and unreached, self._said))) or "no word of why"
 
     def _discard(self) -> None:
         producer, self._producer = self._producer, None
