@@ -235,7 +235,7 @@ class KafkaSender(Sender):
                 return found
             self._said = str(error.str())
             self._poll(producer, _STEP)
-        known = filter(None, (self._unreached and self._address.unreached, self._said))
+        known = filter(None, (self._address.unreached if self._unreached else "", self._said))
         why = ": ".join(known) or "no word of why"
         text = f"kafka: {doing}: no broker answered by the deadline, so nothing was sent; {why}"
         raise Retriable(text, code="_TRANSPORT") from last
