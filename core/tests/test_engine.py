@@ -29,6 +29,7 @@ from redelivery.report import DeliveryReport
 from redelivery.spec import FOREVER, DeliverySpec, Sink
 
 SECOND = timedelta(seconds=1)
+CONFIGS = {"url": "scripted:work", "sasl.password": "hunter2"}
 LINEAR: dict[str, Any] = {"backoff_policy": "linear", "backoff_delay": SECOND}
 
 
@@ -45,7 +46,9 @@ class Bench:
         self.lanes += [
             Lane(f"scripted:{n}", sink, for_sink(self.spec), bounds, self.clock) for n, sink in enumerate(self.sinks)
         ]
-        self.engine = Engine(self.lanes, self.spec, Origin(run="run-1", partition=3), self.clock, lambda: 0.0)
+        self.engine = Engine(
+            self.lanes, self.spec, Origin(run="run-1", partition=3, configs=CONFIGS), self.clock, lambda: 0.0
+        )
 
     def take(self, *ids: str, **fields: Any) -> None:
         self.engine.take(Batch.of([Message(value=b"body", id=name, **fields) for name in ids]))
@@ -411,3 +414,67 @@ def test_an_event_is_dead_lettered_with_knative_s_attributes_unless_other_dialec
             assert (body["deadletterreason"], body["deadletterretry"]) == ("never", 1)
             assert body["deadlettersubscriberuri"] == "scripted:work"
         assert dialects.strip(letter).value == EVENT.value
+
+
+def logged(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
+    return [json.loads(each.getMessage()) for each in caplog.records if each.getMessage().startswith("{")]
+
+
+def test_an_enabled_error_log_has_one_object_a_failure_with_its_coordinates(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench(retry=2, log_enable=True, **LINEAR)
+    bench.work.script = {"b": ["retriable"] * 3, "c": ["permanent"]}
+    bench.take("a", "b", "c")
+    bench.run()
+    found = {form["redelivery"]["message_id"]: form for form in logged(caplog)}
+    assert set(found) == {"b", "c"}
+    form = found["b"]
+    assert form["fate"] == "dead-lettered to scripted:0"
+    assert form["stages"][form["index"]] == {"type": "TASK_PUT", "class": "scripted.ScriptedSender"}
+    assert (form["attempt"], form["task_id"], form["duration_ms"]) == (2, "run-1-3", 3000)
+    assert form["exception"].endswith("Retriable: try again\n")
+    assert form["record"] == {
+        "timestamp_type": "NO_TIMESTAMP_TYPE",
+        "source_partition": {"run": "run-1", "partition": "3"},
+        "source_offset": {"position": "1"},
+    }
+    ours = form["redelivery"]
+    assert (ours["stage"], ours["exception"], ours["attempts"]) == ("TASK_PUT", "redelivery.errors.Retriable", 3)
+    assert (ours["partition"], ours["position"], ours["destination"]) == (3, 1, "scripted:work")
+
+
+def test_the_error_log_holds_the_message_and_the_options_only_where_asked_and_redacted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for asked in (False, True):
+        caplog.clear()
+        bench = Bench(log_enable=True, log_include_messages=asked, log_include_configs=asked)
+        bench.work.script = {"b": ["permanent"]}
+        bench.take("b")
+        bench.run()
+        (form,) = logged(caplog)
+        assert ("value" in form["record"]) is asked
+        assert form["stages"][form["index"]].get("config") == (
+            {"url": "scripted:work", "sasl.password": "***"} if asked else None
+        )
+        assert "hunter2" not in caplog.text
+    assert form["record"]["value"] == {"schema": "BYTES", "object": "Ym9keQ=="}
+
+
+def test_a_failure_that_fails_the_job_is_logged_too(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench(sinks=0, log_enable=True)
+    bench.work.script = {"a": ["permanent"]}
+    bench.take("a")
+    with pytest.raises(DeliveryFailed):
+        bench.run()
+    assert [form["fate"] for form in logged(caplog)] == ["the job fails: errors.tolerance is 'none'"]
+    assert bench.engine.report.errors_logged == 1
+
+
+def test_only_what_a_log_or_a_sink_has_counts_as_logged() -> None:
+    for enable, sinks, count in ((None, 0, 5), (False, 0, 0), (True, 0, 8), (False, 1, 8), (True, 1, 8)):
+        bench = Bench(sinks=sinks, tolerance="all", allow_skip=True, log_enable=enable)
+        names = [f"m{n}" for n in range(8)]
+        bench.work.script = {name: ["permanent"] for name in names}
+        bench.take(*names)
+        bench.run()
+        assert bench.engine.report.metrics()["total-errors-logged"] == count

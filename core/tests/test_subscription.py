@@ -303,6 +303,28 @@ EVENT = Message(
 )
 
 
+def test_the_options_of_a_subscription_are_logged_and_written_where_asked(caplog: pytest.LogCaptureFixture) -> None:
+    asked = {
+        "sink_include_configs": True,
+        "sink_include_messages": True,
+        "log_enable": True,
+        "log_include_configs": True,
+    }
+    world = World(message("a"), **QUICK, **asked)
+    world.queue.source = Source(topic="orders", partition=3, offset=41)
+    options = {"scripted.user": "u", "scripted.password": "hunter2"}
+    world.subscription(fails, options=options).run(until_empty=True)
+    shown = {"url": "leasing:queue", "scripted.user": "u", "scripted.password": "***"}
+    (line,) = [each.getMessage() for each in caplog.records if each.getMessage().startswith("{")]
+    written = json.loads(dict(world.sinks[0].stored[0].headers)["redelivery-context"] or b"")
+    for form in (json.loads(line), written):
+        assert form["stages"][form["index"]]["config"] == shown
+        assert (form["record"]["topic"], form["record"]["partition"], form["record"]["offset"]) == ("orders", 3, 41)
+    assert written["record"]["value"]["object"] == "YQ=="
+    assert "value" not in json.loads(line)["record"]
+    assert "hunter2" not in caplog.text
+
+
 def test_an_event_that_the_broker_moves_itself_keeps_its_body_unless_dialects_are_asked_for() -> None:
     """Where the body changes, a broker cannot move the message, and has to send another in its place."""
     for asked, kept in ((None, True), (("knative",), False)):

@@ -26,7 +26,7 @@ from types import TracebackType
 from typing import Final, Self, TypeAlias
 
 from redelivery import policy
-from redelivery.broker import Accept, Broker, Outcome, Receiver, Retry
+from redelivery.broker import Accept, Outcome, Receiver, Retry
 from redelivery.clock import Clock, SystemClock
 from redelivery.context import qualified
 from redelivery.delivery.engine import Engine
@@ -39,18 +39,17 @@ from redelivery.errors import (
     ConfigurationError,
     DeliveryFailed,
     Permanent,
-    RedeliveryError,
     Retriable,
     TerminalNack,
     Terminated,
-    Unsupported,
 )
 from redelivery.message import Message
+from redelivery.receiving.checks import check_retries, refuse_own_letters
 from redelivery.receiving.hands import Hand, Hands
 from redelivery.receiving.workers import Workers
 from redelivery.report import SubscriptionReport
-from redelivery.settings import redact
-from redelivery.spec import FOREVER, NATIVE, DeliverySpec
+from redelivery.settings import redact, redact_options
+from redelivery.spec import NATIVE, DeliverySpec
 
 log = logging.getLogger("redelivery.subscription")
 
@@ -249,43 +248,21 @@ class Subscription:
             resources=resources,
         )
         broker = opening.connect()
-        self._check(broker)
+        check_retries(broker, self._spec)
         self._delay_max = broker.capabilities.limits.delay_max or timedelta.max
         receiver = broker.receiver(lease=self._lease)
         resources.callback(receiver.close)
         lanes = [Lane(redact(self._url), broker, self._spec, Bounds(), self._clock)]
         for sink in self._spec.dead_letter_sink:
             if sink.uri == NATIVE and broker.capabilities.terminate:
-                self._refuse_own_letters(broker)
+                refuse_own_letters(broker, self._url)
                 lanes.append(TerminatingLane(broker, receiver, self._spec, self._clock))
             else:
                 lanes.append(opening.sink(sink, broker))
-        engine = Engine(lanes, self._spec, Origin(run=self.name), self._clock, self._random)
+        origin = Origin(run=self.name, configs=redact_options({"url": self._url, **self._options}))
+        engine = Engine(lanes, self._spec, origin, self._clock, self._random)
         self.report.delivery = engine.report
         return receiver, engine
-
-    def _refuse_own_letters(self, broker: Broker) -> None:
-        """A dead letter place is its own native one: what dies here would be received again, without an end."""
-        place = None
-        with contextlib.suppress(RedeliveryError):  # not provisioned, or nothing that a sender could name
-            place = broker.native_sink()
-        if place is not None and place in {self._url, broker.canonical_url}:
-            raise ConfigurationError(
-                f"deadLetterSink: {redact(self._url)} is a dead letter place, and its own native one: letters that die "
-                "there would come back for ever; name another place"
-            )
-
-    def _check(self, broker: Broker) -> None:
-        can = broker.capabilities
-        retries = bool(self._spec.retry or self._spec.retry_timeout)
-        if retries and not can.delay:
-            raise Unsupported(f"{broker.name}: cannot keep a message away for a delay, so it has no retries")
-        timed = self._spec.retry_timeout not in {None, FOREVER, timedelta(0)}
-        if timed and not can.first_delivery:
-            raise Unsupported(
-                f"{broker.name}: does not tell when a message was first delivered, so errors.retry.timeout cannot be "
-                "kept here; give a number of retries"
-            )
 
     # --- the loop ---
 
@@ -422,6 +399,7 @@ class Subscription:
             message=received.message,
             outgoing=received.message,
             sent=received.attempt,
+            seconds=max(0, now_ms - (received.first_ms or now_ms)) / 1000,
             first_failure_ms=received.first_ms or now_ms,
             last_failure_ms=now_ms,
             subscriber=self.name,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import errno
 import json
 import logging
@@ -89,6 +90,19 @@ def test_file_a_third_member_only_where_asked_for(tmp_path):
         (letter,) = letters.browse()
     assert letter.context is not None
     assert (letter.context.code, letter.context.attempts, letter.context.run) == ("404", 3, "r1")
+
+
+def test_file_the_third_member_holds_the_record_and_the_settings_where_they_were_asked_for(tmp_path):
+    context = ErrorContext(reason="no", stage="TASK_PUT", code="404")
+    asked = {"include_message": True, "configs": {"url": "x:y", "sasl.password": "hunter2"}}
+    letter = dialects.attach(EVENT, context, dialect="json", limits=Limits(), prefix=None, **asked)
+    send(f"file://{tmp_path}?context=true", letter)
+    (line,) = lines(tmp_path)
+    assert base64.b64decode(line["context"]["record"]["value"]["object"]) == EVENT.value
+    assert line["context"]["stages"][line["context"]["index"]]["config"] == {"url": "x:y", "sasl.password": "***"}
+    with connect(f"file://{tmp_path}").dead_letters() as letters:
+        (found,) = letters.browse()
+    assert found.context == context
 
 
 def test_file_a_name_is_millis_and_id_and_the_mode_0600(tmp_path):

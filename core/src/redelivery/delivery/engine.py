@@ -6,7 +6,6 @@ from an error is `policy.decide`'s to say; the engine carries it out.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -14,7 +13,8 @@ from typing import Literal
 from redelivery import policy
 from redelivery.broker import Support
 from redelivery.clock import Clock
-from redelivery.context import Stage
+from redelivery.context import ErrorContext, Stage
+from redelivery.delivery.errorlog import ErrorLog
 from redelivery.delivery.lane import Landed, Lane
 from redelivery.delivery.ordering import KeyOrder
 from redelivery.delivery.rate import RateLimit
@@ -26,12 +26,8 @@ from redelivery.report import DeliveryReport
 from redelivery.settings import redact
 from redelivery.spec import DeliverySpec
 
-log = logging.getLogger("redelivery.delivery")
-
 #: How long `drain` waits at a time, in seconds.
 _DRAIN_WAIT = 0.5
-#: Failures that are logged one by one where `errors.log.enable` is not set; the report has them all.
-_LOGGED = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +76,7 @@ class Engine:
         self._clock = clock
         self._random = random
         self._tolerance = Tolerance(spec)
+        self._errors = ErrorLog(spec, origin)
         self._delivered = delivered
         self._rate = RateLimit(flow.rows_per_second)
         self._order: KeyOrder | None = None
@@ -163,7 +160,7 @@ class Engine:
 
     def _park(self, record: Record) -> None:
         """A row whose predecessor by key is dead goes where that one went."""
-        record.sent = record.attempts  # some were made, where it was kept back only then
+        record.sent = record.attempts - record.untried  # some were made, where it was kept back only then
         record.last_failure_ms = self._clock.wall_ms()
         record.first_failure_ms = record.first_failure_ms or record.last_failure_ms
         self.give_up(record, Permanent("an earlier row of its key is dead-lettered", code="Parked"), "it is parked")
@@ -205,6 +202,7 @@ class Engine:
             raise self._failure(record, "errors.tolerance is 'none'")
         exceeded = self._tolerance.count(self._clock.monotonic())
         if exceeded:
+            self._log_end(record, exceeded)
             raise ToleranceExceeded(f"{exceeded}; the last one: {self._story(record)}") from error
         successors = self._order.given_up(record) if self._order is not None else []
         self._descend(record, 1)
@@ -292,7 +290,10 @@ class Engine:
                 continue
             self.report.dead_lettered += 1
             self.report.because(record.reason)
-            self._log(record, f"dead-lettered to {lane.url}")
+            self._errors.write(
+                record, record.told or self._told(record), f"dead-lettered to {lane.url}", self._story(record)
+            )
+            self.report.errors_logged += 1  # by the sink
             self._handled(record)
 
     def _handled(self, record: Record) -> None:
@@ -334,6 +335,7 @@ class Engine:
                 raise error
             case policy.GiveUp(why) if index == 0:
                 record.sent = record.attempts - record.untried
+                record.seconds = max(0.0, now - record.first_attempt)
                 self.give_up(record, error, why)
             case _:
                 lane.broken = error if isinstance(decision, policy.Abort) else lane.broken
@@ -367,21 +369,22 @@ class Engine:
             if lane.broken is not None:
                 record.sink_errors.append(f"{lane.url}: {lane.broken}")
                 continue
-            first = self._lanes[0]
-            context = record.context(self._origin, broker=first.name, component=first.component, destination=first.url)
+            record.told = self._told(record)
             configs = self._origin.configs
-            record.enter(record.letter(context, self._spec, lane.capabilities, configs, moved=lane.moves))
+            record.enter(record.letter(record.told, self._spec, lane.capabilities, configs, moved=lane.moves))
             lane.wait(record, self._clock.monotonic())
             return
         if self._spec.dead_letter_sink:
             raise self._failure(record, "no dead letter sink could take it")
         self.report.skipped += 1
         self.report.because(record.reason)
-        self._log(record, "skipped (allowSkip)")
+        logged = self._errors.write(record, self._told(record), "skipped (allowSkip)", self._story(record))
+        self.report.errors_logged += logged
         self._handled(record)
 
     def _failure(self, record: Record, what: str) -> DeliveryFailed:
         """The primary error as a failure of the job, its text telling all; what the sinks said as notes too."""
+        self._log_end(record, what)
         failure = DeliveryFailed(f"{self._story(record)}; {what}")
         failure.__cause__ = record.primary
         for said in record.sink_errors:
@@ -397,15 +400,13 @@ class Engine:
         story = f"{name} could not be delivered to {self.report.primary}{tried}: {error} ({kind}; {record.why}){sinks}"
         return redact(story)
 
-    def _log(self, record: Record, fate: str) -> None:
-        self.report.errors_logged += 1
-        if self._spec.log_enable is False or (self._spec.log_enable is None and self.report.errors_logged > _LOGGED):
-            return
-        extra = ""
-        if self._spec.log_include_messages:
-            extra = f"; message: {record.message!r}"
-        if self._spec.log_include_configs:
-            extra += f"; options: {dict(self._origin.configs)}"
-        log.warning("%s", redact(f"{fate}: {self._story(record)}{extra}"))
-        if self._spec.log_enable is None and self.report.errors_logged == _LOGGED:
-            log.warning("further failures are counted, not logged, unless errors.log.enable is set")
+    def _log_end(self, record: Record, why: str) -> None:
+        """Log the failure that fails the job, which nothing else has; for people its error tells it."""
+        if self._spec.log_enable:
+            fate = f"the job fails: {why}"
+            self.report.errors_logged += self._errors.write(record, self._told(record), fate, self._story(record))
+
+    def _told(self, record: Record) -> ErrorContext:
+        """Why a record is given up, as letters and the log say it."""
+        first = self._lanes[0]
+        return record.context(self._origin, broker=first.name, component=first.component, destination=first.url)

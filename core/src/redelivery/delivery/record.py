@@ -53,6 +53,8 @@ class Record:
         component: fully qualified name of what failed it; None: the destination's sender.
         sent: attempts at the job's own destination.
         ambiguous: one of them ended ambiguous.
+        seconds: how long those attempts took, the waits between them included.
+        told: why it was given up, once it has been.
         primary: the error that it was given up for; None as long as it has not been.
         sink_errors: what each sink said that could not take it.
         subscriber: the named subscription that gave it up.
@@ -80,6 +82,8 @@ class Record:
     stage: Stage = "TASK_PUT"
     component: str | None = None
     why: str = ""
+    seconds: float = 0.0
+    told: ErrorContext | None = None
     primary: BrokerError | None = None
     first_failure_ms: int = 0
     last_failure_ms: int = 0
@@ -147,7 +151,7 @@ class Record:
             query=origin.query,
             batch=origin.batch,
             partition=origin.partition,
-            position=self.position,
+            position=self.position if self.received is None else None,
             source_topic=None if source is None else source.topic,
             source_partition=None if source is None else source.partition,
             source_offset=None if source is None else source.offset,

@@ -19,14 +19,26 @@ from typing import Any, Final
 from redelivery.broker import Limits
 from redelivery.context import ErrorContext
 from redelivery.dialects import _body, _mark, connect, deadletter, json_context, knativeerror
-from redelivery.dialects._fields import BOOKKEEPING, bounded, checked
+from redelivery.dialects._fields import BOOKKEEPING, bounded, checked, without
 from redelivery.dialects._letter import CONTEXT, Dialect, Letter, combined
 from redelivery.dialects._mark import Mark
 from redelivery.errors import ContractViolation
 from redelivery.events import PREFIXES, event_in, is_structured
 from redelivery.message import Headers, Message
 
-__all__ = ["NAMES", "HeaderDialect", "Lives", "attach", "chosen", "lives", "read", "redriven", "strip"]
+__all__ = [
+    "NAMES",
+    "HeaderDialect",
+    "Lives",
+    "attach",
+    "chosen",
+    "document",
+    "included",
+    "lives",
+    "read",
+    "redriven",
+    "strip",
+]
 
 log = logging.getLogger("redelivery.dialects")
 
@@ -140,6 +152,29 @@ def chosen(asked: Sequence[str] | None, own: str, message: Message) -> tuple[str
     if asked is None:
         return (own, *(each for each in _KNATIVE if each != own)) if event_in(message) is not None else (own,)
     return tuple(dict.fromkeys(each for name in asked for each in (_KNATIVE if name == "knative" else (name,))))
+
+
+def document(
+    message: Message, context: ErrorContext, *, include_message: bool, configs: Mapping[str, str] | None
+) -> dict[str, Any]:
+    """A context as KIP-298's JSON object, with all of ours under `redelivery`; secrets are redacted.
+
+    Args:
+        message: what failed, without a context; only its coordinates are written, unless it is included.
+        context: why.
+        include_message: write its key, value and headers too.
+        configs: settings to write, redacted here.
+    """
+    safe = bounded(context)
+    return json_context.document(safe, without(safe, {}), message, include_message=include_message, configs=configs)
+
+
+def included(message: Message) -> dict[str, Any]:
+    """The record and the stages with their settings, where a letter of ours was asked to hold them."""
+    found = _mark.find(message.headers)
+    names = () if found is None else found[1].headers
+    forms = [json_context.parse(value) or {} for name, value in message.headers if name in CONTEXT and name in names]
+    return {name: value for form in forms for name, value in json_context.asked_for(form).items()}
 
 
 def read(message: Message) -> ErrorContext | None:

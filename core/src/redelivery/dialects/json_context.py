@@ -54,6 +54,17 @@ def included(
     return {"record": _record(context, message, include_message=include_message), **_stages(context, configs)}
 
 
+def asked_for(form: Mapping[str, Any]) -> dict[str, Any]:
+    """Of such an object, the record where it holds the message, and the stages where they hold settings."""
+    record, stages = form.get("record"), form.get("stages")
+    found: dict[str, Any] = {}
+    if isinstance(record, dict) and "value" in record:
+        found["record"] = record
+    if isinstance(stages, list) and any(isinstance(each, dict) and "config" in each for each in stages):
+        found |= {"index": form.get("index"), "stages": stages}
+    return found
+
+
 def read(found: Mapping[str, Any]) -> dict[str, Any]:
     """The fields that such an object gives, whoever wrote it."""
     out: dict[str, Any] = {}

@@ -21,7 +21,7 @@ def write(message: Message, *, error: str | None = None, context: bool = False) 
     Args:
         message: with or without an error context in its headers; the event is written without it.
         error: the primary error; None: the reason that the context gives.
-        context: write the third member.
+        context: write the third member, with the record and the settings where the letter holds them.
 
     Raises:
         Permanent: it cannot be written as JSON.
@@ -32,7 +32,7 @@ def write(message: Message, *, error: str | None = None, context: bool = False) 
     event = events.to_json(events.to_event(dialects.strip(message)))
     line: dict[str, Any] = {"event": event, "error": error}
     if context and known is not None:
-        line["context"] = _context_to_dict(known)
+        line["context"] = {**_context_to_dict(known), **dialects.included(message)}
     try:
         text = json.dumps(line, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as cause:
