@@ -284,7 +284,7 @@ def test_the_place_itself_is_no_destination(url: str, capsys: pytest.CaptureFixt
     ("arguments", "says"),
     [
         (["list", "--where", "knd=x"], "did you mean 'kind'"),
-        (["redrive", "--where", "reason~("], "no regular expression"),
+        (["redrive", "--where", "reason~("], "not a regular expression"),
         (["list", "--limit", "-1"], "must be 0 or more"),
         (["redrive", "--limit", "0"], "must be more than 0"),
         (["move-back"], "redrive"),

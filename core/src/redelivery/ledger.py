@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from redelivery.errors import ConfigurationError
+from redelivery.files import make_private, make_private_folder, refuse_link
 
 #: Marks the file as ours (SQLite's `application_id`).
 _MARK: Final = 0x72644C67
@@ -42,7 +43,7 @@ class Ledger:
     """The ledger of one dead letter place, locked for as long as it is open.
 
     Args:
-        path: made where it is missing, with its folder.
+        path: made where it is missing, with its folder, for its owner alone; not a symbolic link.
         source: redacted URL of the place that is redriven.
 
     Raises:
@@ -52,7 +53,9 @@ class Ledger:
     def __init__(self, path: Path, source: str) -> None:
         self.path = path
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_private_folder(path.parent)
+            refuse_link(path)
+            make_private(path)
             self._file = sqlite3.connect(path, timeout=_BUSY, isolation_level=None)
         except (OSError, sqlite3.Error) as error:
             raise ConfigurationError(f"the ledger {str(path)!r} cannot be opened: {error}") from error

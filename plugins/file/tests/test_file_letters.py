@@ -360,3 +360,43 @@ def test_file_unknown_parameters_and_options_are_refused_and_roles_that_are_not_
     for role in ("receiver", "native_sink"):
         with pytest.raises(Unsupported):
             getattr(connect("file:x"), role)()
+
+
+PLANTED = {
+    "nested deep": b'{"event": ' + b"[" * 100_000 + b"]" * 100_000 + b', "error": ""}',
+    "not an object": b"[]",
+    "an event without a type": b'{"event": {"specversion": "1.0"}, "error": "x"}',
+    "a number of 5,000 digits": b'{"event": {"data": ' + b"9" * 5000 + b'}, "error": "x"}',
+}
+
+
+@pytest.mark.parametrize("data", PLANTED.values(), ids=PLANTED)
+def test_a_planted_file_hides_no_letter(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "1-planted.jsonl").write_bytes(data)
+    send(f"file:{tmp_path}", EVENT)
+    with connect(f"file:{tmp_path}").dead_letters() as letters:
+        assert EVENT.id in [each.message.id for each in letters.browse()]
+
+
+def test_a_time_that_no_date_holds_is_no_time(tmp_path: Path) -> None:
+    send(f"file:{tmp_path}", EVENT)
+    (path,) = tmp_path.iterdir()
+    path.rename(tmp_path / f"{'9' * 20}-planted.jsonl")
+    with connect(f"file:{tmp_path}").dead_letters() as letters:
+        (letter,) = letters.browse()
+    assert letter.dead_lettered_ms is None
+
+
+def test_a_file_of_any_size_is_not_read_into_memory(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with (tmp_path / "1-planted.jsonl").open("wb") as file:
+        file.truncate(folder_module.MOST_BYTES + 1)
+    with connect(f"file:{tmp_path}").dead_letters() as letters:
+        assert not list(letters.browse())
+    assert "are the most that are read" in caplog.text
+
+
+def test_a_folder_that_everybody_may_write_to_is_told_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tmp_path.chmod(0o777)
+    for _ in range(2):
+        Folder(tmp_path).close()
+    assert caplog.text.count("chmod o-w") == 1

@@ -422,3 +422,23 @@ def test_sqlite_a_limit_on_file_sizes_is_not_told_as_a_missing_permission(tmp_pa
     assert "redelivery.errors.Fatal: sqlite: storing in" in last
     assert "no file may be so large here: raise the limit (ulimit -f), or remove messages" in last
     assert "permission" not in last
+
+
+def test_a_reserve_is_not_written_through_a_link(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"untouched")
+    (tmp_path / "orders.db-reserve").symlink_to(victim)
+    with connect(f"sqlite:{tmp_path / 'orders.db'}?queue=orders").sender() as sender:
+        with pytest.raises(Fatal, match="symbolic links"):
+            sender.send(Batch.of([Message(value=b"v")]), deadline=time.monotonic() + 5)
+    assert victim.read_bytes() == b"untouched"
+
+
+def test_a_link_that_leads_nowhere_is_not_followed_to_make_a_file(tmp_path: Path) -> None:
+    (tmp_path / "orders.db").symlink_to(tmp_path / "elsewhere.db")
+    with (
+        connect(f"sqlite:{tmp_path / 'orders.db'}?queue=orders").sender() as sender,
+        pytest.raises(Fatal, match="link"),
+    ):
+        sender.send(Batch.of([Message(value=b"v")]), deadline=time.monotonic() + 5)
+    assert not (tmp_path / "elsewhere.db").exists()

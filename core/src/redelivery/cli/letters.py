@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -25,6 +26,7 @@ from redelivery.cli.showing import body, columns, harmless, one_line, padded
 from redelivery.context import ErrorContext
 from redelivery.errors import ConfigurationError
 from redelivery.export import as_json
+from redelivery.files import open_private
 from redelivery.selection import Selection, dead_since_ms
 
 if TYPE_CHECKING:
@@ -258,10 +260,10 @@ def _export(arguments: argparse.Namespace) -> int:
 
 
 def _write(output: Path, lines: Iterator[str]) -> int:
-    """Into a file beside, which takes the name only when it is whole."""
-    beside = output.with_name(f".{output.name}.part")
+    """Write into a file beside, for its owner alone, which takes the name only when it is whole."""
+    beside = output.with_name(f".{output.name}.{secrets.token_hex(8)}.part")
     try:
-        with beside.open("w", encoding="utf-8") as file:
+        with os.fdopen(open_private(beside), "w", encoding="utf-8") as file:
             count = sum(1 for line in lines if file.write(line))
             file.flush()
             os.fsync(file.fileno())

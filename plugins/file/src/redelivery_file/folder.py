@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import heapq
+import logging
 import os
 import re
 import secrets
@@ -26,6 +27,11 @@ _LETTER = re.compile(r"[0-9]{1,20}-[A-Za-z0-9._-]*\.jsonl")
 #: Names that one look at the folder keeps.
 _PAGE = 10_000
 
+#: Bytes of one letter that are read. A longer file was not written by any sender that we know.
+MOST_BYTES = 1 << 28
+
+logger = logging.getLogger("redelivery.file")
+_warned: set[Path] = set()
 _last_millis = 0
 _lock = threading.Lock()
 
@@ -62,6 +68,9 @@ class Folder:
         self.path = path
         self._clock = clock
         self._fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        if os.fstat(self._fd).st_mode & stat.S_IWOTH and path not in _warned:
+            _warned.add(path)
+            logger.warning("%s: every user of this host may write letters here; take the right away (chmod o-w)", path)
 
     def close(self) -> None:
         """Give the descriptor back."""
@@ -101,10 +110,13 @@ class Folder:
         """What a letter holds.
 
         Raises:
-            ValueError: it is no regular file; a symbolic link is never followed.
+            ValueError: it is not a regular file, or too large; a symbolic link is never followed.
         """
-        if not stat.S_ISREG(os.stat(name, dir_fd=self._fd, follow_symlinks=False).st_mode):
-            raise ValueError("it is no regular file")
+        found = os.stat(name, dir_fd=self._fd, follow_symlinks=False)
+        if not stat.S_ISREG(found.st_mode):
+            raise ValueError("it is not a regular file")
+        if found.st_size > MOST_BYTES:
+            raise ValueError(f"it has {found.st_size} bytes, and {MOST_BYTES} are the most that are read")
         with os.fdopen(os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._fd), "rb") as file:
             return file.read()
 

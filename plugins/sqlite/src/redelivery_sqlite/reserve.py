@@ -27,12 +27,12 @@ class Reserve:
         """Take the room that draining `stored` bytes may need, unless it is taken already.
 
         Raises:
-            OSError: there is no room for it.
+            OSError: there is no room for it, or a link is in its place.
         """
         wanted = min(self._most, max(_LEAST, 1 << (stored - 1).bit_length()) if stored else _LEAST)
         if wanted <= size_of(self._path):
             return
-        fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             _fill(fd, wanted)
         finally:

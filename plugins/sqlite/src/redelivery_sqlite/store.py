@@ -16,6 +16,7 @@ This file must not read or write messages.
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
 import sqlite3
@@ -29,6 +30,7 @@ from typing import NoReturn, TypeVar
 from urllib.parse import quote
 
 from redelivery.errors import Fatal, Retriable
+from redelivery.files import make_private
 from redelivery.settings import nearest
 from redelivery_sqlite.address import Address, Settings
 from redelivery_sqlite.errors import ERRORS, classified, classify, classify_commit, classify_reserve, denied
@@ -323,6 +325,12 @@ class Store:
         doing = f"opening {str(self.path)!r}"
         self._refuse_path(doing)
         name = f"file:{quote(str(self.path.absolute()))}"
+        try:
+            make_private(self.path)  # SQLite gives the files beside it the same mode
+        except OSError as error:  # any other one SQLite meets too, and says it in its own words
+            if error.errno == errno.ELOOP:
+                text = f"sqlite: {doing}: {error.strerror}; remove the link, or name the file itself"
+                raise Fatal(text, code="ELOOP") from error
         with classified(doing):
             connection = sqlite3.connect(
                 name, uri=True, timeout=wait, isolation_level=None, check_same_thread=False, cached_statements=32
