@@ -428,9 +428,9 @@ def test_a_reserve_is_not_written_through_a_link(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_bytes(b"untouched")
     (tmp_path / "orders.db-reserve").symlink_to(victim)
-    with connect(f"sqlite:{tmp_path / 'orders.db'}?queue=orders").sender() as sender:
-        with pytest.raises(Fatal, match="symbolic links"):
-            sender.send(Batch.of([Message(value=b"v")]), deadline=time.monotonic() + 5)
+    url = f"sqlite:{tmp_path / 'orders.db'}?queue=orders"
+    with connect(url).sender() as sender, pytest.raises(Fatal, match="symbolic links"):
+        sender.send(Batch.of([Message(value=b"v")]), deadline=time.monotonic() + 5)
     assert victim.read_bytes() == b"untouched"
 
 
