@@ -1,5 +1,7 @@
 """A dead letter topic at another cluster than the job's topic, as Connect's properties write it."""
 
+import base64
+import json
 from contextlib import contextmanager
 
 import pytest
@@ -84,6 +86,51 @@ def test_the_destination_itself_is_refused_whichever_way_it_is_named():
             with pytest.raises(ConfigurationError, match="is the destination itself"):
                 deliver("kafka:///orders", connect.read(each), **{"kafka.bootstrap.servers": home})
         assert stored(home, "orders") == stored(elsewhere, "orders") == []
+
+
+def letter(bootstrap, topic):
+    """The headers of the one letter in a topic."""
+    reader = Reader({"bootstrap.servers": bootstrap, "log_level": 0})
+    try:
+        (found,) = reader.left(topic, "none")
+        return dict(found.headers())
+    finally:
+        reader.close()
+
+
+@pytest.mark.parametrize("dialects", [None, "connect", "connect,knativeerror"])
+def test_what_connect_has_no_header_for_is_in_the_json_beside_them(dialects):
+    """The record and the settings, where they are asked for: in whichever dialects the letter is."""
+    given = {
+        "deadLetterSink": "native",
+        "errors.deadletterqueue.include.messages": "true",
+        "errors.deadletterqueue.include.configs": "true",
+        **({} if dialects is None else {"deadLetterDialects": dialects}),
+    }
+    with cluster("orders", "orders-dead-letters") as here:
+        origin = Origin(run="run", configs={"kafka.linger.ms": "5", "kafka.sasl.password": "hunter2"})
+        with Delivery.open(f"kafka://{here}/orders", options.read(given), origin=origin) as delivery:
+            delivery.write(Batch.of(ROWS, number=1))
+            assert delivery.finish().dead_lettered == 1
+        headers = letter(here, "orders-dead-letters")
+    assert headers["__connect.errors.stage"] == b"TASK_PUT"
+    assert ("ce_knativeerrordata" in headers) == (dialects == "connect,knativeerror")
+    form = json.loads(headers["redelivery-context"])
+    assert base64.b64decode(form["record"]["value"]["object"]) == b"bad"
+    assert form["stages"][form["index"]]["config"]["kafka.linger.ms"] == "5"
+    assert "hunter2" not in str(headers)
+
+
+def test_a_row_may_not_name_the_dead_letter_topic_as_its_own():
+    """It would be taken for a letter without a reason; as a letter it has one."""
+    rows = [Message(value=b"good"), Message(value=b"sly", destination="orders-dead-letters")]
+    with cluster("orders", "orders-dead-letters") as here:
+        spec = options.read({"deadLetterSink": "native"})
+        with Delivery.open(f"kafka://{here}/orders", spec, origin=Origin(run="run")) as delivery:
+            delivery.write(Batch.of(rows, number=1))
+            report = delivery.finish()
+        assert (report.delivered, report.dead_lettered) == (1, 1)
+        assert b"it is the dead letter topic" in letter(here, "orders-dead-letters")["__connect.errors.exception.message"]
 
 
 @pytest.mark.parametrize("spell", [str, str.upper, str.title])

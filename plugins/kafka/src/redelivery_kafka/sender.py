@@ -20,7 +20,7 @@ from redelivery.broker import Failure, Sender, Settled
 from redelivery.errors import Ambiguous, BrokerError, Fatal, NotSent, Permanent, Retriable
 from redelivery.message import Batch
 from redelivery_kafka import rows
-from redelivery_kafka.address import Address, topic_fault
+from redelivery_kafka.address import DEAD_LETTERS, Address, topic_fault
 from redelivery_kafka.config import Settings
 from redelivery_kafka.errors import ERRORS, GAP, LOST_COUNT, ROW_ERRORS, changed, classify, doubted, refused
 from redelivery_kafka.flight import Flight, Report, Row, produce, slot_type
@@ -191,6 +191,10 @@ class KafkaSender(Sender):
         names = {own} if batch.destination is None else {own if n is None else n for n in set(batch.destination.values)}
         found: dict[str, BrokerError] = {}
         for name in names - self._topics:
+            if name == own + DEAD_LETTERS:
+                text = "it is the dead letter topic, where a row would be taken for a letter without a reason"
+                found[name] = Permanent(f"kafka: storing in {name!r}: {text}; name another topic", code="DEAD_LETTERS")
+                continue
             seen = self._look(producer, name, deadline)
             if isinstance(seen, int):
                 self._topics.add(name)
