@@ -130,7 +130,8 @@ def test_a_row_may_not_name_the_dead_letter_topic_as_its_own():
             delivery.write(Batch.of(rows, number=1))
             report = delivery.finish()
         assert (report.delivered, report.dead_lettered) == (1, 1)
-        assert b"it is the dead letter topic" in letter(here, "orders-dead-letters")["__connect.errors.exception.message"]
+        headers = letter(here, "orders-dead-letters")
+        assert b"it is the dead letter topic" in headers["__connect.errors.exception.message"]
 
 
 @pytest.mark.parametrize("spell", [str, str.upper, str.title])

@@ -160,6 +160,7 @@ class Store:
         self.path = path
         self.settings = settings
         self._connection: sqlite3.Connection | None = None
+        self._opened: tuple[int, int] | None = None
         self._pid = 0
         self._numbers: dict[str, int] = {}
         self._timeout = 0.0
@@ -227,6 +228,18 @@ class Store:
             undone = connection.in_transaction  # then nothing was committed, and that is certain
             self._rollback(connection)
             raise (classify if undone else classify_commit)(error, doing) from error
+        if self._identity() != self._opened:
+            self.close()
+            text = "the file was removed or replaced while it was open, with all that it held; find out by whom"
+            raise Fatal(f"sqlite: {doing}: {text}", code="GONE")
+
+    def _identity(self) -> tuple[int, int] | None:
+        """Which file lies at the path, or None: one that was removed, but is open, goes on taking what it is given."""
+        try:
+            found = self.path.stat()
+        except FileNotFoundError:
+            return None
+        return found.st_dev, found.st_ino
 
     def draining(self, doing: str, work: Callable[[sqlite3.Connection], T]) -> T:
         """What `work` returns, done within `writing`; on a full disk once more, after the reserve was given up.
@@ -341,6 +354,7 @@ class Store:
         except BaseException:
             connection.close()
             raise
+        self._opened = self._identity()
         return connection
 
     def _refuse_path(self, doing: str) -> None:

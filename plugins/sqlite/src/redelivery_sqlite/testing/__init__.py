@@ -62,6 +62,10 @@ class SqlitePlace(Place):
             yield
             other.execute("ROLLBACK")
 
+    def vanish(self) -> None:
+        for each in self.path.parent.glob(f"{self.path.name}*"):
+            each.unlink()
+
     def alter(self) -> None:
         with closing(sqlite3.connect(self.path)) as connection:
             ((number,),) = _all(connection, "SELECT number FROM queue WHERE name = ?", self.queue)
