@@ -12,6 +12,7 @@ Sessions install what `constraints.txt` pins, into environments in `.nox` that t
 
 import concurrent.futures
 import importlib.util
+import itertools
 import json
 import os
 import re
@@ -97,7 +98,7 @@ import nox  # noqa: E402 - what runs as a script has no nox yet
 nox.needs_version = ">=2025.2.9"
 nox.options.default_venv_backend = os.environ.get("NOX_DEFAULT_VENV_BACKEND", "uv|virtualenv")
 nox.options.reuse_venv = "yes"
-nox.options.sessions = ["lint", "types", "unit", "conformance", "stranger"]
+nox.options.sessions = ["lint", "types", "unit", "conformance", "seeds", "stranger"]
 
 #: A plugin that is not ours: outside the workspace, as its author would have it.
 STRANGER = "examples/third_party_plugin"
@@ -111,6 +112,8 @@ DISTRIBUTIONS = [
 GROUPS = nox.project.load_toml("pyproject.toml")
 #: Spark comes as half a gigabyte of source. Not every index lets an installer keep what it built, so it is built here.
 WHEELS = ROOT / ".nox" / "wheels"
+#: Which tests passed: a folder for each session that runs them, made anew by each run. `seeds` reads them.
+PASSED = ROOT / ".nox" / "passed"
 #: Without deadlines for single examples, which say how busy a machine is.
 PYTEST = ["pytest", "--hypothesis-profile=ci", "--durations=15", "--durations-min=1"]
 NO_SPARK = ["-m", "not spark"]
@@ -151,6 +154,8 @@ def side_by_side(session: nox.Session, runs: list[list[str]], *, slots: int) -> 
     environment = {**os.environ, **{name: value for name, value in session.env.items() if value is not None}}
     environment["PATH"] = os.pathsep.join([*(session.bin_paths or []), environment.get("PATH", os.defpath)])
     unsteady: list[str] = []
+    passed, numbers = PASSED / session.name, itertools.count(1)
+    shutil.rmtree(passed, ignore_errors=True)
 
     def run(command: list[str], cache: Path) -> bool:
         shutil.rmtree(cache, ignore_errors=True)
@@ -170,6 +175,7 @@ def side_by_side(session: nox.Session, runs: list[list[str]], *, slots: int) -> 
 
     def once(command: list[str]) -> int:
         begun = time.monotonic()
+        command = [*command, f"--junit-xml={passed / f'{next(numbers)}.xml'}"]
         done = subprocess.run(
             command, env=environment, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
@@ -258,6 +264,12 @@ def conformance(session: nox.Session) -> None:
         classes = re.findall(r"^class (\w+)", Path(module).read_text(encoding="utf-8"), re.MULTILINE)
         runs += [[*suite, *NO_SPARK, f"{module}::{name}", *rest] for name in classes]
     side_by_side(session, [*runs, [*suite, *NO_SPARK, "conformance_tests/tests", *rest]], slots=3)
+
+
+@nox.session(python=False)
+def seeds(session: nox.Session) -> None:
+    """docs/seeds.md against what `unit` and `conformance` ran last: each statement's tests have passed."""
+    session.run(sys.executable, "core/tests/seed_table.py", str(PASSED), external=True)
 
 
 @nox.session

@@ -1,0 +1,124 @@
+"""docs/seeds.md as data: each statement of the seed texts, where it lives, which tests show it.
+
+Run as a script it compares the table with what passed: `python core/tests/seed_table.py FOLDER`. The folder holds one
+folder of JUnit files for each session, as the noxfile has them written.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+ROOT = Path(__file__).resolve().parents[2]
+TABLE = ROOT / "docs/seeds.md"
+DECISIONS = ROOT / "docs/decisions"
+#: A statement of the suite is a test of each broker's own module: there it has the name alone.
+SUITE = "conformance_tests/src/"
+
+_ROW = re.compile(r"^\| ([A-Z]\d*\.\d+(?: [A-Z]\d*\.\d+)*) \|(.*)\|\s*$", re.MULTILINE)
+_QUOTED = re.compile(r"`([^`]+)`")
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """One row.
+
+    Attributes:
+        numbers: `K1.3`: of a text and a statement; several where two texts say the same.
+        says: the statement.
+        places: where it lives: dotted names.
+        tests: node ids without parameters.
+        differs: how we differ, with links to the records; empty where we do not.
+    """
+
+    numbers: tuple[str, ...]
+    says: str
+    places: tuple[str, ...]
+    tests: tuple[str, ...]
+    differs: str
+
+
+def statements() -> list[Statement]:
+    """Every row of the table."""
+    found = []
+    for numbers, rest in _ROW.findall(TABLE.read_text(encoding="utf-8")):
+        says, places, tests, differs = (cell.strip() for cell in rest.split(" | "))
+        quoted = tuple(_QUOTED.findall(places)), tuple(_QUOTED.findall(tests))
+        found.append(Statement(tuple(numbers.split()), says, *quoted, differs.strip(" |")))
+    return found
+
+
+def is_there(place: str) -> bool:
+    """Whether a dotted name (package, module, class, function, attribute) is in a source folder."""
+    parts = place.split(".")
+    for source in (ROOT / "core/src", *sorted(ROOT.glob("plugins/*/src")), ROOT / SUITE):
+        for end in range(len(parts), 0, -1):
+            path = source.joinpath(*parts[:end])
+            module = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+            if module.is_file() and _defines(module, tuple(parts[end:])):
+                return True
+    return False
+
+
+def is_a_test(node: str) -> bool:
+    """Whether a node id names a test that is there."""
+    path, *names = node.split("::")
+    file = ROOT / path
+    return file.is_file() and names[-1].startswith("test_") and _defines(file, tuple(names))
+
+
+@cache
+def _parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def _defines(path: Path, names: tuple[str, ...]) -> bool:
+    node: ast.AST = _parsed(path)
+    for name in names:
+        inside = [each for each in ast.iter_child_nodes(node) if name in _names(each)]
+        if not inside:
+            return False
+        node = inside[-1]
+    return True
+
+
+def _names(node: ast.AST) -> set[str]:
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        return {node.name}
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+    return {each.id for each in targets if isinstance(each, ast.Name)}
+
+
+def passed(folder: Path) -> Iterator[tuple[str, str]]:
+    """Module (dotted, with its class) and name of every test that passed at least once."""
+    for file in sorted(folder.rglob("*.xml")):
+        for case in ET.parse(file).iter("testcase"):  # noqa: S314 - our own pytest wrote it
+            if not any(each.tag in {"failure", "error", "skipped"} for each in case):
+                yield case.get("classname", ""), case.get("name", "").partition("[")[0]
+
+
+def not_shown(folder: Path) -> list[str]:
+    """What the runs in a folder did not show: the tests of the table of which none has passed."""
+    for session in ("unit", "conformance"):
+        if not list(folder.glob(f"{session}/*.xml")):
+            return [f"nothing is known of the session {session!r}; run it first: nox -s unit conformance seeds"]
+    found = set(passed(folder))
+    names = {name for _, name in found}
+    missing = []
+    for statement in statements():
+        for node in statement.tests:
+            path, *within = node.split("::")
+            module = ".".join([path.removesuffix(".py").replace("/", "."), *within[:-1]])
+            if not (within[-1] in names if path.startswith(SUITE) else (module, within[-1]) in found):
+                missing.append(f"{' '.join(statement.numbers)}: failed, skipped or not run: {node}")
+    return missing
+
+
+if __name__ == "__main__":
+    raise SystemExit("\n".join(not_shown(Path(sys.argv[1]))) or 0)
