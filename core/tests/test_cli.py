@@ -238,3 +238,25 @@ def test_an_error_drives_no_terminal(monkeypatch: pytest.MonkeyPatch, capsys: py
     monkeypatch.setattr(command, "_run", run)
     assert cli.main(["plugins"]) == cli.FAILED
     assert "\x1b" not in capsys.readouterr().err
+
+
+SECRETS = [
+    ["plan", "carrier://user:c4nary-hunter2@host/q"],
+    ["dead-letters", "list", "carrier://host/q?password=c4nary-hunter2"],
+    ["dead-letters", "list", "sqlite:a.db?queue=q", "--sink", "carrier://user:c4nary-hunter2@host/q"],
+    ["dead-letters", "redrive", "sqlite:a.db?queue=q", "--to", "carrier://user:c4nary-hunter2@host/q"],
+    ["dead-letters", "stats", "sqlite:a.db?queue=q", "--option", "carrier.password=c4nary-hunter2"],
+    ["run", "sqlite:a.db?queue=q", "os:getcwd", "--option", "carrier.password=c4nary-hunter2"],
+    ["dead-letters", "stats", "sqlite:a.db?queue=q", "--option", "carrier.proxy=http://me:c4nary-hunter2@proxy"],
+]
+
+
+@pytest.mark.parametrize("arguments", SECRETS, ids=lambda each: " ".join(each)[:40])
+def test_a_secret_on_the_command_line_is_refused_and_not_shown(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(arguments) == cli.FAILED
+    told = capsys.readouterr().err
+    assert "every user of this host can see" in told
+    assert "env:NAME" in told
+    assert "c4nary" not in told

@@ -54,6 +54,11 @@ _ELEMENT: Final = re.compile(rf"<(?P<name>[A-Za-z0-9_.:-]*?(?i:{_WORDS})[A-Za-z0
 _AUTHORIZATION: Final = re.compile(r"\b(?P<how>(?i:bearer|basic))\s+(?=[^\s,;\"']*[0-9A-Z=])[^\s,;\"']{8,}")
 
 
+_WRITE_A_REFERENCE: Final = (
+    "write a reference in its place, as in 'env:NAME' (a variable where it is used) or 'file:PATH'"
+)
+
+
 class Secret(str):
     """The value of a secret. It is a text like any other, but its `repr` does not show it."""
 
@@ -193,18 +198,28 @@ def remember_literals(url: str) -> None:
         remember(unquote_plus(each))
 
 
-def refuse_password(url: str) -> None:
-    """Refuse a secret written out in a URL: it would show in plans and logs.
+def refuse_password(url: str, *, shown: str = "Spark would show in plans and logs") -> None:
+    """Refuse a secret written out in a URL.
+
+    Args:
+        url: any text; one that is not a URL holds none.
+        shown: where others would see it, for the error.
 
     Raises:
         InvalidURL: it holds one that is not a reference.
     """
     if next(literal_secrets(url), None) is not None:
-        msg = (
-            f"the URL {redact_url(url)!r} holds a password, which Spark would show in plans and logs; "
-            "put it into an environment variable of the workers and write a reference, as in 'env:NAME'"
-        )
-        raise InvalidURL(msg)
+        raise InvalidURL(f"the URL {redact_url(url)!r} holds a password, which {shown}; {_WRITE_A_REFERENCE}")
+
+
+def refuse_literal(name: str, value: str, *, shown: str = "Spark would show in plans and logs") -> None:
+    """Refuse an option that is a secret, or holds one, and is not a reference. Arguments as `refuse_password`.
+
+    Raises:
+        ConfigurationError: the text does not show the value.
+    """
+    if (holds_secret(name) and not is_reference(value)) or redact(value) != value:
+        raise ConfigurationError(f"the option {name!r} holds a secret, which {shown}; {_WRITE_A_REFERENCE}")
 
 
 def redact_url(url: str) -> str:

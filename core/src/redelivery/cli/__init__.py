@@ -14,9 +14,10 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import version
 
 from redelivery.cli import letters, plugins, provision, run
+from redelivery.cli.arguments import SHOWN
 from redelivery.cli.showing import harmless
 from redelivery.errors import RedeliveryError
-from redelivery.settings import redact
+from redelivery.secrets import redact, refuse_password
 
 #: Exit status: something the caller wrote, or a broker, does not let the command do what was asked.
 FAILED = 2
@@ -45,6 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):  # what its encoding has no character for is written out
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
+        _refuse_secrets(parsed)
         status = command(parsed)
         if sys.stdout is not None:  # somebody may have closed it
             sys.stdout.flush()
@@ -58,6 +60,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _leave_output()
         return FAILED
     return status
+
+
+def _refuse_secrets(parsed: argparse.Namespace) -> None:
+    """No URL on the command line holds a secret. Raises InvalidURL."""
+    for name in ("url", "sink", "to"):
+        given = getattr(parsed, name, None)
+        if isinstance(given, str):
+            refuse_password(given, shown=SHOWN)
 
 
 def _leave_output() -> None:

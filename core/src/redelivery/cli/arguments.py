@@ -8,13 +8,18 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Final
 
 from redelivery import plugins
 from redelivery.deadletters import LetterBox, dead_letters
 from redelivery.errors import ConfigurationError
 from redelivery.forms import connect, knative, options
+from redelivery.secrets import redact, refuse_literal
 from redelivery.selection import Selection
 from redelivery.spec import DeliverySpec
+
+#: Why a secret is not taken from the command line.
+SHOWN: Final = "every user of this host can see (ps)"
 
 
 def add_spec(parser: argparse.ArgumentParser) -> None:
@@ -99,7 +104,8 @@ def _pairs(arguments: argparse.Namespace) -> list[tuple[str, str]]:
     for given in arguments.option:
         name, sign, value = given.partition("=")
         if not sign:
-            raise ConfigurationError(f"--option {given!r}: it is written NAME=VALUE")
+            raise ConfigurationError(f"--option {redact(given)!r}: it is written NAME=VALUE")
+        refuse_literal(name, value, shown=SHOWN)
         pairs.append((name, value))
     return pairs
 

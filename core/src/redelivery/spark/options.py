@@ -17,9 +17,9 @@ from redelivery.delivery import Bounds, Flow
 from redelivery.delivery.opening import prefixed
 from redelivery.errors import ConfigurationError, InvalidSpec
 from redelivery.forms import options as forms
+from redelivery.secrets import refuse_literal
 from redelivery.settings import (
     has_scheme,
-    holds_secret,
     is_reference,
     redact,
     redact_options,
@@ -256,11 +256,7 @@ def _client_options(
 
 def _refuse_literal_secrets(plugin: BrokerPlugin, client: Mapping[str, str]) -> None:
     for name, value in client.items():
-        if (holds_secret(name) and not is_reference(value)) or redact(value) != value:
-            raise ConfigurationError(
-                f"the option '{plugin.name}.{name}' holds a secret, which Spark would show in plans and logs; "
-                "write a reference, as in 'env:NAME' (a variable on the workers) or 'file:PATH'"
-            )
+        refuse_literal(f"{plugin.name}.{name}", value)
 
 
 def _with_sinks(spec: DeliverySpec, destination: BrokerPlugin, sink_client: Mapping[str, str]) -> DeliverySpec:
