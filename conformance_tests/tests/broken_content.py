@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -230,3 +231,52 @@ class TakesTheIdOfARefusedRow(Broken):
             refused = {batch.row(each.index).id for each in settled.failures}
             store.queue(self.broker.queue).taken.update(id_ for id_ in refused if id_)
             return settled
+
+
+# --- identities ----------------------------------------------------------------------------------------------------
+
+
+class RecognisesByIdAlone(Broken):
+    """As every broker did before there were identities."""
+
+    caught_by = "messages_of_one_id_and_different_identity_are_all_stored_under_that_id"
+    SenderRole = rewriting(identity=lambda _: None)
+
+
+class RecognisesByIdentityAndId(Broken):
+    caught_by = "an_identity_that_was_taken_is_taken_again_but_not_stored_again"
+    SenderRole = rewriting(identity=lambda m: m.identity and f"{m.identity} {m.id}")
+
+
+class CutsIdentities(Broken):
+    """To what its column holds."""
+
+    caught_by = "an_identity_may_be_any_text_of_any_length"
+    SenderRole = rewriting(identity=lambda m: m.identity and m.identity[:128])
+
+
+class LosesTheIdForTheIdentity(Broken):
+    """Its messages have one name, so that of a letter is none that anybody knows."""
+
+    caught_by = "letters_of_one_id_sent_to_a_sink_by_url_are_all_kept"
+    SenderRole = rewriting(id=lambda m: m.identity or m.id)
+
+
+class RecognisesNoLetter(Broken):
+    """What has an identity of its own is stored each time."""
+
+    caught_by = "the_very_same_letter_sent_again_is_one"
+    SenderRole = rewriting(identity=lambda m: m.identity and f"{m.identity} {time.monotonic_ns()}")
+
+
+class TakesARowForALetterOfItsId(Broken):
+    """Remembers the id beside the identity."""
+
+    caught_by = "a_place_of_letters_is_a_destination_for_others"
+
+    class SenderRole(MemorySender):
+        def store_row(self, store: Store, message: Message) -> bool:
+            stored = super().store_row(store, message)
+            if message.id is not None:
+                store.queue(message.destination or self.broker.queue).taken.add(message.id)
+            return stored

@@ -89,6 +89,17 @@ class DeduplicatesLetters(Broken):
             store.put(self.broker.dead_letter_queue, outcome.letter)
 
 
+class DeduplicatesLettersThatAreSent(Broken):
+    """By id, in the native place alone: that of a row that died before is known there."""
+
+    caught_by = "letters_of_one_id_sent_to_the_native_place_are_all_kept"
+
+    class SenderRole(MemorySender):
+        def store_row(self, store: Store, message: Message) -> bool:
+            native = self.broker.queue == self.broker.dead_letter_queue
+            return super().store_row(store, replace(message, identity=None) if native else message)
+
+
 class LosesTheReason(Broken):
     caught_by = "the_native_place_keeps_the_reason"
 

@@ -359,3 +359,14 @@ class ExtendsThoughItSaysNone(Broken):
     class ReceiverRole(MemoryReceiver):
         def extend(self, leases: Sequence[Received], seconds: float) -> Sequence[Received | LeaseLost]:
             return list(leases)
+
+
+class NumbersEachDelivery(Broken):
+    """And says that its numbers last."""
+
+    caught_by = "a_position_that_is_said_to_last_is_there_when_its_message_is_given_again"
+
+    class ReceiverRole(MemoryReceiver):
+        def give(self, store: Store, queue: Queue, position: int, state: State) -> Received:
+            received = super().give(store, queue, position, state)
+            return replace(received, position=str(state.lease))

@@ -273,7 +273,10 @@ def test_two_messages_of_one_id_both_arrive_where_ids_are_de_duplicated() -> Non
     object.__setattr__(here.work.capabilities, "deduplicate", Support.NATIVE)
     with here.box() as box:
         box.redrive()
-    assert [each.id for each in here.work.stored] == ["a~1", "a~1~other", "a~1", "b~1"], "copies stay copies"
+    assert [each.id for each in here.work.stored] == ["a~1", "a~1", "a~1", "b~1"]
+    first, second, copy, last = (each.identity for each in here.work.stored)
+    assert first == copy, "copies stay copies"
+    assert len({first, second, last, None}) == 4
 
 
 def test_letters_of_one_key_keep_their_order_where_the_destination_keeps_it() -> None:

@@ -84,6 +84,7 @@ class MemoryReceiver(Receiver):
             position=str(position),
             first_ms=state.first_ms if has.first_delivery else None,
             undecodable=state.damage,
+            lasting=True,
         )
 
     # --- settling ---
@@ -106,7 +107,7 @@ class MemoryReceiver(Receiver):
         refused = self.refused(outcome)
         if refused is not None:
             return refused
-        queue, position = store.queue(self.broker.queue), int(received.position)
+        queue, position = store.queue(self.broker.queue), received.lease[0]
         if isinstance(outcome, Accept):
             queue.drop(position)
         elif isinstance(outcome, Terminate):

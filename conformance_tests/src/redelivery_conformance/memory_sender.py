@@ -59,7 +59,7 @@ class MemorySender(Sender):
         return Settled(batch=batch.number, failures=failures, duplicates=duplicates)
 
     def store_row(self, store: Store, message: Message) -> bool:
-        """Store one row; False where its id was taken already."""
+        """Store one row; False where it is recognised."""
         has = self.broker.capabilities
         kept = replace(
             message, destination=None, extra={}, timestamp_ms=message.timestamp_ms if has.timestamps else None

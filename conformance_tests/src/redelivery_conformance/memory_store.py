@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from threading import Lock
 from typing import ClassVar
 
 from redelivery.context import ErrorContext
 from redelivery.message import Message
+
+
+def recognised(message: Message) -> str | None:
+    """What a message is recognised by; None: by nothing."""
+    return message.id if message.identity is None else message.identity
 
 
 @dataclass(slots=True)
@@ -56,7 +61,7 @@ class Queue:
                 yield position, state
 
     def drop(self, position: int) -> Message:
-        """Take a message out; its id stays remembered."""
+        """Take a message out; what it was recognised by stays remembered."""
         self.states.pop(position, None)
         return self.messages.pop(position)
 
@@ -79,9 +84,10 @@ class Store:
         return self.queues.setdefault(name, Queue())
 
     def put(self, name: str, message: Message, *, ttl: float = 0.0) -> bool:
-        """Store a message, for `ttl` seconds where that is not 0; False where its id was taken already."""
+        """Store a message, for `ttl` seconds where that is not 0; False where it is recognised."""
         queue = self.queue(name)
-        if message.id is not None and message.id in queue.taken:
+        known_by = recognised(message)
+        if known_by is not None and known_by in queue.taken:
             return False
         for copy in self.copies.get(name, ()):
             self.put(copy, message, ttl=ttl)
@@ -91,12 +97,13 @@ class Store:
         return True
 
     def add(self, name: str, message: Message) -> int:
-        """Store a message whatever its id; its position."""
+        """Store a message, whatever is there; its position."""
         queue = self.queue(name)
-        if message.id is not None:
-            queue.taken.add(message.id)
+        known_by = recognised(message)
+        if known_by is not None:
+            queue.taken.add(known_by)
         position = next(self.positions)
-        queue.messages[position] = message
+        queue.messages[position] = replace(message, identity=None)
         return position
 
     def bury(self, source: str, position: int, place: str, letter: Message, why: ErrorContext) -> None:

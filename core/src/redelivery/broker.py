@@ -86,7 +86,7 @@ class Settled:
         batch: `Batch.number`.
         failures: the rows that failed, each index once at most.
         error: where not None, every row *not* in `failures` failed with it (a lost connection).
-        duplicates: how many rows the broker recognised by id and did not store again, where it tells.
+        duplicates: how many rows the broker recognised (by identity, else id) and did not store again, where it tells.
     """
 
     batch: int
@@ -179,6 +179,7 @@ class Retry:
 class Terminate:
     """Outcome: move it to the dead letter place as `letter` (the message with its error context), then forget it.
 
+    Another letter of its id must not swallow it: only its `identity` says that it is there already.
     `reason` and `description` are for brokers that keep their own.
     """
 
@@ -220,6 +221,7 @@ class Received:
         lease: the broker's own handle; opaque.
         expires: `time.monotonic()` seconds when the lease runs out unless extended; None: with the connection.
         position: names the message for people and logs.
+        lasting: the position is the same each time that this message is given, and never another message's.
         first_ms: when it was first delivered, milliseconds since the epoch; None where the broker does not tell.
         undecodable: what of it the plugin could not decode; core dead-letters it unhandled, with this reason.
         source: where it was read; None where that has no numbers.
@@ -233,6 +235,7 @@ class Received:
     first_ms: int | None = None
     undecodable: str | None = None
     source: Source | None = None
+    lasting: bool = False
 
 
 class Receiver(Role):

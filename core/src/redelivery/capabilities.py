@@ -67,7 +67,8 @@ class Capabilities:
         dead_letter: this destination has a native dead letter place (`deadLetterSink: native`).
         keys, headers, ids, timestamps, null_value: travel with the message and come back unchanged.
         destinations: a row may name a target other than the URL's.
-        deduplicate: a message whose id was already taken within `deduplication_window` is taken but not doubled.
+        deduplicate: a message that is recognised as one already taken within `deduplication_window` is taken but not
+            doubled. It is recognised by its `identity` where it has one, else by its id, and by nothing else.
         order: messages of one key are received in the order in which they were sent; one that comes again after a
             retry comes behind those given meanwhile. Native: the sender keeps `Batch.ordered`.
         competing: several receivers of one destination share its messages one by one. None: a receiver owns whole

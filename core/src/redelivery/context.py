@@ -30,6 +30,7 @@ class ErrorContext:
         destination: redacted URL that it did not reach.
         target: the row's own destination, where it named one other than the URL's.
         message_id: the id that it was sent under.
+        identity: what it was to be recognised by, where that was not its id.
         attempts: attempts in this life, the first included; 0 where it was never sent.
         attempts_total: over all lives.
         hops: how often it was redriven.
@@ -54,6 +55,7 @@ class ErrorContext:
     destination: str | None = None
     target: str | None = None
     message_id: str | None = None
+    identity: str | None = None
     attempts: int | None = None
     attempts_total: int | None = None
     hops: int = 0

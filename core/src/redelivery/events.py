@@ -59,6 +59,7 @@ __all__ = [
     "prefix_in",
     "reformat",
     "retype",
+    "source_of",
     "to_event",
     "to_json",
     "undeliverable",
@@ -138,6 +139,12 @@ def retype(message: Message, event_type: str) -> Message:
     name = f"{prefix_in(message)}type"
     headers = tuple((each, event_type.encode() if each == name else value) for each, value in message.headers)
     return replace(message, headers=headers)
+
+
+def source_of(message: Message) -> str | None:
+    """The source of the event that a message is; None for a raw message and for a malformed event. Never raises."""
+    event = event_in(message) if message.headers else None
+    return None if event is None else event.get_source()
 
 
 def _wrap(message: Message) -> CloudEvent:

@@ -28,7 +28,9 @@ class Message:
         value: the body; None is a null body (a tombstone, where the broker knows such).
         key: what orders and places it, where the broker has keys.
         headers: (name, bytes or None) pairs in order; names may repeat where the broker allows it.
-        id: what a de-duplicating broker recognises it by; None where it has none.
+        id: its name for people and consumers, which comes back unchanged; None where it has none.
+        identity: what a de-duplicating broker recognises it by, any text of any length; None: its id. It need not come
+            back, and says nothing of what the message holds: two messages that differ in it alone are equal.
         destination: where it goes, if not to the URL's own target (topic, queue, routing key).
         timestamp_ms: creation time, milliseconds since the epoch.
         extra: the broker's own columns as its capabilities name them (partition, exchange, ...).
@@ -41,6 +43,7 @@ class Message:
     destination: str | None = None
     timestamp_ms: int | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
+    identity: str | None = field(default=None, compare=False)
 
     @property
     def nbytes(self) -> int:
@@ -100,7 +103,8 @@ class Batch:
         isolate: each row must be sent on its own, so that a failure can be told to be its own.
         ordered: where the broker's `order` is native, rows of one key must be stored in their order: when one fails,
             every later row of its key that is not yet stored fails with `NotSent`, in this batch and in those behind.
-        value, key, headers, id, destination, timestamp_ms, extra: as in `Message`, a column each.
+        value, key, headers, id, destination, timestamp_ms, extra, identity: as in `Message`, a column each. A sender
+            that does not de-duplicate does not ask for `identity`, which may have to be computed.
     """
 
     number: int
@@ -113,6 +117,7 @@ class Batch:
     destination: Column[str | None] | None = None
     timestamp_ms: Column[int | None] | None = None
     extra: Mapping[str, Column[Any]] = field(default_factory=dict)
+    identity: Column[str | None] | None = None
     first: int = 0
     isolate: bool = False
     ordered: bool = False
@@ -134,6 +139,7 @@ class Batch:
             destination=at(self.destination),
             timestamp_ms=at(self.timestamp_ms),
             extra={name: column.values[index] for name, column in self.extra.items()},
+            identity=at(self.identity),
         )
 
     def rows(self) -> Iterable[Message]:
@@ -155,6 +161,7 @@ class Batch:
             destination=Column.of([m.destination for m in messages]),
             timestamp_ms=Column.of([m.timestamp_ms for m in messages]),
             extra={name: Column.of([m.extra.get(name) for m in messages]) for name in names},
+            identity=Column.of([m.identity for m in messages]) if any(m.identity for m in messages) else None,
             isolate=isolate,
             ordered=ordered,
         )

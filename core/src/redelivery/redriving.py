@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
 
-from redelivery import dialects, events
+from redelivery import dialects, events, identity
 from redelivery.broker import Capabilities, DeadLetters, Letter, Support
 from redelivery.clock import Clock
 from redelivery.context import ErrorContext
@@ -165,8 +165,6 @@ class Transfer:
         self._pending: dict[str, str] = {}
         #: Of those, what is shown again.
         self._again: list[str] = []
-        #: Where ids are de-duplicated: what was sent under which.
-        self._named: dict[str, bytes] = {}
         self._began_ms = clock.wall_ms()
         self._next_look = clock.monotonic() + _LOOK_AFTER
 
@@ -221,7 +219,7 @@ class Transfer:
 
     def _send(self, engine: Engine, going: Sequence[Letter], confirmed: list[int]) -> None:
         places = {engine.report.rows + n: letter for n, letter in enumerate(going)}
-        engine.take(Batch.of([self._prepared(letter) for letter in going]))
+        engine.take(Batch.of([self._errand.prepare(letter, self._there) for letter in going]))
         try:
             engine.drain()
         except BaseException as error:  # what is confirmed is removed, whatever becomes of its neighbours
@@ -231,16 +229,6 @@ class Transfer:
                 error.add_note(f"and then: {second}")
             raise
         self._account(places, confirmed)
-
-    def _prepared(self, letter: Letter) -> Message:
-        """The message of a letter. One that shares another's id and is not the same would be de-duplicated away."""
-        message = self._errand.prepare(letter, self._there)
-        if message.id is None or self._there.deduplicate is Support.NONE:
-            return message
-        body = hashlib.blake2b(repr((message.key, message.value)).encode(), digest_size=12).digest()
-        if self._named.setdefault(message.id, body) == body:
-            return message
-        return replace(message, id=f"{message.id}{HOP_MARK}{letter.position}")
 
     def _account(self, places: Mapping[int, Letter], confirmed: list[int]) -> None:
         """Count what was sent, note what is confirmed, and remove that."""
@@ -375,23 +363,25 @@ def sent_back(letter: Letter, there: Capabilities, to: str | None = None) -> Mes
         if each in columns and columns[each] is not bytes:
             with contextlib.suppress(ValueError):  # somebody else wrote it: the message goes without
                 extra[each] = columns[each](value)
-    return replace(
+    sent = replace(
         message,
         id=name if name is None or context.maybe_delivered else f"{original_id(name, hop - 1)}{HOP_MARK}{hop}",
         destination=None if elsewhere else message.destination or context.target,
         extra={**extra, **message.extra},
     )
+    return replace(sent, identity=identity.of_redriven(sent))
 
 
 def forwarded(letter: Letter, there: Capabilities) -> Message:
     """A letter of the broker's own as a sink takes it: with its context in the headers, as core writes it."""
-    return dialects.attach(
+    attached = dialects.attach(
         letter.message,
         letter.context or ErrorContext(),
         dialect=dialects.chosen(None, there.context_dialect, letter.message),
         limits=there.limits,
         prefix=there.cloudevents_prefix,
     )
+    return replace(attached, identity=identity.of_forwarded(letter))
 
 
 def original_id(name: str, hop: int) -> str:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -121,6 +122,42 @@ def test_sqlite_a_newer_schema_is_fatal(tmp_path):
     other.close()
     with pytest.raises(Fatal, match=r"schema has version 99.*install the version that wrote it"):
         send(url, Message(value=b""))
+
+
+def _as_of_version_2(path):
+    """Make the file what the version without identities wrote."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        for (number,) in other.execute("SELECT number FROM queue").fetchall():
+            other.execute(f"DROP INDEX message_{number}_identity")
+            other.execute(f"ALTER TABLE message_{number} DROP COLUMN identity")
+            text = f"CREATE UNIQUE INDEX message_{number}_id ON message_{number} (id) WHERE id IS NOT NULL"
+            other.execute(text)
+        other.execute("PRAGMA user_version = 2")
+
+
+def test_sqlite_a_file_without_identities_is_brought_up_to_date_and_keeps_what_it_knows(tmp_path):
+    url = f"sqlite://{tmp_path}/q.db?queue=a"
+    with connect(url, QUIET).admin() as admin:
+        admin.provision(DeliverySpec())
+    send(url, Message(value=b"1", id="i"), Message(value=b"2"))
+    _as_of_version_2(tmp_path / "q.db")
+    assert send(url, Message(value=b"1", id="i"), Message(value=b"3", id="i", identity="other")).duplicates == 1
+    with connect(url, QUIET).dead_letters(direct=True) as letters:
+        assert [each.message.value for each in letters.browse()] == [b"1", b"2", b"3"]
+    with connect(url, QUIET).admin() as admin:
+        assert not admin.plan(DeliverySpec()).drift, "a file brought up to date differs from one made anew"
+
+
+def test_sqlite_a_file_without_identities_can_be_provisioned_and_a_plan_leaves_it_as_it_is(tmp_path):
+    url = f"sqlite://{tmp_path}/q.db?queue=a"
+    with connect(url, QUIET).admin() as admin:
+        admin.provision(DeliverySpec())
+        _as_of_version_2(tmp_path / "q.db")
+    with connect(url, QUIET).admin() as admin:
+        named = [str(each) for item in admin.plan(DeliverySpec()).objects for each in item.differences]
+        assert "user_version is '2', not '3'" in named
+        admin.provision(DeliverySpec())
+        assert not admin.plan(DeliverySpec()).drift
 
 
 def test_sqlite_a_damaged_file_is_fatal(tmp_path):
@@ -369,13 +406,13 @@ def test_sqlite_drift_is_named_and_not_mended(tmp_path):
     with broker.admin() as admin:
         admin.provision(DeliverySpec())
     other = sqlite3.connect(tmp_path / "q.db", isolation_level=None)
-    other.execute("DROP INDEX message_1_id")
+    other.execute("DROP INDEX message_1_identity")
     other.execute("PRAGMA journal_mode = DELETE")
     other.close()
     with broker.admin() as admin:
         names = {each.attribute for item in admin.plan(DeliverySpec()).objects for each in item.differences}
-        assert names == {"message_1_id", "journal_mode"}
-        with pytest.raises(Fatal, match=r"journal_mode is 'delete', not 'wal'.*message_1_id is 'missing'"):
+        assert names == {"message_1_identity", "journal_mode"}
+        with pytest.raises(Fatal, match=r"journal_mode is 'delete', not 'wal'.*message_1_identity is 'missing'"):
             admin.provision(DeliverySpec())
 
 

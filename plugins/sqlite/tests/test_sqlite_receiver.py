@@ -239,8 +239,29 @@ def test_sqlite_a_second_letter_of_one_id_is_kept_too(url):
     found = letters(broker)
     assert [(each.message.value, each.message.id, each.context.message_id) for each in found] == [
         (b"1", "a", "a"),
-        (b"2", None, "a"),
+        (b"2", "a", "a"),
     ]
+
+
+def test_sqlite_a_letter_that_lies_in_its_place_already_is_that_very_letter(url):
+    """And two that differ are two, whatever their ids; what the broker moves by itself is told apart from all."""
+    broker = connect(url, {**QUIET, "sqlite.deduplication_window": "0"})
+    places = []
+    for value, name in ((b"1", "one"), (b"1", "one"), (b"2", "two"), (b"3", None)):
+        time.sleep(0.002)
+        send(broker, Message(value=value, id="a"))
+        with broker.receiver() as receiver:
+            (received,) = receiver.receive(1, wait=0)
+            letter = Message(value=value, id="a", identity=name)
+            assert receiver.settle([(received, Terminate(letter, "why"))]) == [None]
+        places.append([(each.message.value, each.message.id, each.context.reason) for each in letters(broker)])
+    assert places[1] == places[0] == [(b"1", "a", "why")]
+    assert places[3] == [(each, "a", "why") for each in (b"1", b"2", b"3")]
+    with closing(sqlite3.connect(broker.address.path)) as connection:
+        assert connection.execute("SELECT count(*) FROM message_1").fetchone() == (0,)
+        assert connection.execute("SELECT count(*) FROM reason_2").fetchone() == (3,)
+    send(connect(broker.native_sink(), QUIET), Message(value=b"1", id="a", identity="one"))
+    assert [each.message.value for each in letters(broker)] == [b"1", b"2", b"3"], "sent, it is another"
 
 
 def test_sqlite_a_dead_letter_queue_can_be_received_from_and_terminates_into_itself(url):

@@ -77,6 +77,22 @@ def test_sqlite_an_id_is_stored_once_and_the_repeats_are_counted(broker):
     assert [m.value for m in stored(broker)] == [b"1", b"2", b"3", b"3"]
 
 
+def test_sqlite_a_message_is_recognised_by_its_identity_where_it_has_one(broker):
+    rows = [Message(value=b"1", id="a", identity="x"), Message(value=b"2", id="a", identity="y")]
+    assert send(broker, *rows, Message(value=b"3", id="a"), rows[1]).duplicates == 1
+    assert [(m.value, m.id) for m in stored(broker)] == [(b"1", "a"), (b"2", "a"), (b"3", "a")]
+    with broker.dead_letters(direct=True) as letters:
+        letters.purge()
+    assert send(broker, rows[0], Message(value=b"4", id="x"), Message(value=b"5", id="b", identity="z")).duplicates == 2
+    assert [m.value for m in stored(broker)] == [b"5"]
+
+
+def test_sqlite_an_identity_with_a_lone_surrogate_fails_its_row_alone(broker):
+    settled = send(broker, Message(value=b"1", id="a", identity="\ud800"), Message(value=b"2"))
+    assert [(failure.index, failure.error.code) for failure in settled.failures] == [(0, "ENCODING")]
+    assert [m.value for m in stored(broker)] == [b"2"]
+
+
 def test_sqlite_an_id_is_known_per_queue(broker):
     assert send(broker, Message(value=b"1", id="a"), Message(value=b"1", id="a", destination="x")).duplicates == 0
     assert stored(connect(broker.address.at("x").url)) == [Message(value=b"1", id="a")]

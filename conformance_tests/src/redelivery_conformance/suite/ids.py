@@ -1,4 +1,4 @@
-"""Ids and de-duplication: an id comes back as it was, and the same id within the window is stored once."""
+"""Ids and de-duplication: an id comes back as it was, and what is recognised within the window is stored once."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ ODD_IDS = {
     "controls": "a\nb",
     "case": "AbC",
 }
+#: Those that differ in one place only are told apart; that a broker takes no such id says nothing of an identity.
+ODD_IDENTITIES = ("größe-大きさ-📏", "x" * 2_000 + "a", "x" * 2_000 + "b", "a b", "a\nb", "case", "CASE", "../i", "i")
 
 
 class Ids(Statements):
@@ -79,6 +81,32 @@ class Ids(Statements):
         subject.deliver(Message(value=b"v"), Message(value=b"v"))
         subject.deliver(Message(value=b"v"))
         assert subject.values() == Counter({b"v": 3})
+
+    @broker_has("send", "deduplicate")
+    def test_messages_of_one_id_and_different_identity_are_all_stored_under_that_id(self, subject: Subject) -> None:
+        """Letters of one row's id, events of one id and different source: no id is overloaded to tell them apart."""
+        names = ("a", "b", None)
+        messages = [Message(value=b"%d" % at, id="the-same", identity=name) for at, name in enumerate(names)]
+        subject.deliver(*messages)
+        subject.returns(*messages)
+
+    @broker_has("send", "deduplicate")
+    def test_an_identity_that_was_taken_is_taken_again_but_not_stored_again(self, subject: Subject) -> None:
+        """Whatever the id: in one batch, and by another sender."""
+        subject.deliver(*(Message(value=b"v", id=id_, identity="one") for id_ in ("i", "i", "j")))
+        settled = subject.send(*(Message(value=b"v", id=id_, identity="one") for id_ in ("i", None)))
+        assert settled.error is None
+        assert not settled.failures, "a known identity is no failure"
+        subject.deliver(Message(value=b"other", id="i", identity="another"))
+        assert subject.values() == Counter([b"v", b"other"])
+
+    @broker_has("send", "deduplicate")
+    def test_an_identity_may_be_any_text_of_any_length(self, subject: Subject) -> None:
+        """It need not come back, so what a broker cannot hold is replaced by a digest."""
+        messages = [Message(value=b"%d" % at, id="i", identity=name) for at, name in enumerate(ODD_IDENTITIES)]
+        subject.deliver(*messages)
+        subject.deliver(*messages)
+        subject.returns(*messages)
 
     @broker_has("send", "deduplicate", "destinations")
     def test_an_id_taken_at_one_destination_is_free_at_another(self, subject: Subject) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from dataclasses import replace
 from itertools import islice
 
 import pytest
 
-from redelivery import dialects
+from redelivery import dialects, identity
 from redelivery.context import ErrorContext
 from redelivery.message import Message
 from redelivery_conformance.statements import Statements, broker_has, broker_lacks
@@ -73,6 +74,32 @@ class DeadLetterPlaces(Statements):
         assert subject.values() == Counter([b"live"])
         assert [letter.message.value for letter in subject.browse(direct=False)] == [b"letter"]
 
+    @broker_has("send", "browse")
+    def test_letters_of_one_id_sent_to_a_sink_by_url_are_all_kept(self, subject: Subject) -> None:
+        """Of two runs, or two jobs: each is the only trace of its row."""
+        self._keeps_letters_of_one_id(subject, subject.place.url, direct=True)
+
+    @broker_has("send", "browse", "dead_letter")
+    def test_letters_of_one_id_sent_to_the_native_place_are_all_kept(self, subject: Subject) -> None:
+        subject.provision()
+        self._keeps_letters_of_one_id(subject, subject.broker.native_sink(), direct=False)
+
+    @broker_has("send", "browse", "deduplicate")
+    def test_the_very_same_letter_sent_again_is_one(self, subject: Subject) -> None:
+        """By a retried task, or after an answer that never came."""
+        for _ in range(2):
+            subject.deliver(self._letter_of_run(subject, b"v", "run-1"))
+        assert [each.message.value for each in subject.browse(direct=True)] == [b"v"]
+
+    @broker_has("send", "browse", "deduplicate")
+    def test_a_place_of_letters_is_a_destination_for_others(self, subject: Subject) -> None:
+        """A row is not taken for the letter of another row of its id, nor that for the row."""
+        row = Message(value=b"row", id=original(subject).id)
+        subject.deliver(
+            self._letter_of_run(subject, b"first", "run-1"), row, self._letter_of_run(subject, b"second", "run-1"), row
+        )
+        assert subject.values() == Counter([b"first", b"row", b"second"])
+
     @broker_has("dead_letter")
     def test_the_native_place_is_the_same_each_time(self, subject: Subject) -> None:
         subject.provision()
@@ -83,6 +110,20 @@ class DeadLetterPlaces(Statements):
     @broker_lacks("dead_letter")
     def test_without_a_native_place_asking_for_it_is_unsupported(self, subject: Subject) -> None:
         subject.is_unsupported(subject.broker.native_sink)
+
+    def _keeps_letters_of_one_id(self, subject: Subject, url: str, *, direct: bool) -> None:
+        sent = [(b"first", "run-1"), (b"second", "run-1"), (b"first", "run-2")]
+        for value, run in sent:
+            subject.deliver(self._letter_of_run(subject, value, run), url=url)
+        found = [each.message for each in subject.browse(direct=direct)]
+        assert Counter(each.value for each in found) == Counter(value for value, _ in sent)
+        assert {each.id for each in found} == {original(subject).id}
+
+    @staticmethod
+    def _letter_of_run(subject: Subject, value: bytes, run: str) -> Message:
+        """A letter as core sends it, without the headers that a broker may not have."""
+        failed = replace(original(subject), value=value)
+        return replace(failed, identity=identity.of_letter(failed, replace(CONTEXT, run=run), None))
 
     def _comes_back_whole(self, subject: Subject, url: str, dialect: str, *, direct: bool) -> None:
         there = subject.connect(url).capabilities

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import pytest
 
-from redelivery.broker import Accept, Received, Terminate
+from redelivery.broker import Accept, GiveBack, Received, Terminate
 from redelivery.errors import Ambiguous, BrokerError, RedeliveryError
 from redelivery.message import Message
 from redelivery_conformance.forking import in_a_fork
@@ -207,6 +207,19 @@ class Receiving(Statements):
         received = Taker(subject).take(3)
         assert all(each.position for each in received), "people look for it in a log"
         assert len({each.position for each in received}) == 3
+
+    @broker_has("receive", "send")
+    def test_a_position_that_is_said_to_last_is_there_when_its_message_is_given_again(self, subject: Subject) -> None:
+        """By it a letter is recognised whose subscription was killed before its message was settled."""
+        subject.deliver(*numbered(3))
+        first = Taker(subject)
+        given = {each.message.value: each for each in first.take(3)}
+        first.settle(GiveBack(), *given.values())
+        first.close()
+        again = {each.message.value: each for each in Taker(subject).take(3)}
+        assert {each.lasting for each in (*given.values(), *again.values())} in ({True}, {False})
+        for value, each in given.items():
+            assert not each.lasting or each.position == again[value].position
 
 
 class ReceivingEnds(Statements):

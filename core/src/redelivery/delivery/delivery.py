@@ -16,7 +16,7 @@ from functools import partial
 from types import TracebackType
 from typing import Final, Self
 
-from redelivery import policy
+from redelivery import identity, policy
 from redelivery.broker import Capabilities
 from redelivery.clock import SystemClock
 from redelivery.context import Stage
@@ -115,6 +115,7 @@ class Delivery:
         Raises:
             DeliveryFailed, BrokerError, ContractViolation: the delivery has failed, now or earlier.
         """
+        batch = identity.identified(batch) if self.capabilities.deduplicate else batch
 
         def take() -> bool:
             if not self._engine.can_take(batch):

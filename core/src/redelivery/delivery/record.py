@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from redelivery import dialects, events
+from redelivery import dialects, events, identity
 from redelivery.broker import Capabilities, Received
 from redelivery.context import ErrorContext, Stage, qualified
 from redelivery.errors import BrokerError, thrown
@@ -142,6 +142,7 @@ class Record:
             destination=destination,
             target=self.message.destination,
             message_id=self.message.id,
+            identity=self.message.identity,
             attempts=self.sent,
             attempts_total=lives.attempts_total + self.sent,
             hops=lives.hops,
@@ -171,7 +172,7 @@ class Record:
         *,
         moved: bool = False,
     ) -> Message:
-        """The message with its context, in the form that a sink takes.
+        """The message with its context, in the form that a sink takes, with an identity of its own.
 
         Args:
             context: why.
@@ -183,7 +184,9 @@ class Record:
         kept = capabilities.columns.keys() - capabilities.routes
         columns = {name: value for name, value in self.message.extra.items() if name in kept}
         prefix = capabilities.cloudevents_prefix
-        message = dialects.strip(replace(self.message, destination=None, extra=columns))
+        received = None if self.received is None else self.received()
+        name = identity.of_letter(self.message, context, received)
+        message = dialects.strip(replace(self.message, destination=None, extra=columns, identity=name))
         if self.rename_type is not None:
             message = events.retype(message, self.rename_type)
         if spec.format is not None:

@@ -31,7 +31,7 @@ _LONGEST_INT: Final = 2**63
 _TYPES: Final = {item.name: str(item.type) for item in fields(ErrorContext)}
 #: Names by which a thing is found again: a secret is not looked for in them.
 _NAMES: Final = frozenset(
-    {"message_id", "run", "query", "batch", "kind", "code", "stage", "broker", "exception", "component"}
+    {"message_id", "identity", "run", "query", "batch", "kind", "code", "stage", "broker", "exception", "component"}
 )
 DEFAULTS: Final[Mapping[str, Any]] = {
     item.name: item.default_factory() if item.default_factory is not MISSING else item.default

@@ -163,6 +163,12 @@ def _micros(text: str) -> dt.datetime | None:
         return None
 
 
+def identities(rows: Events, ids: Any) -> Any:
+    """What `redelivery.identity.of_event` says of each event, null where the row is none or its id is null."""
+    source = rows.texts["source"]
+    return pc.binary_join_element_wise(pc.utf8_length(source).cast(pa.string()), source, ids, " ")
+
+
 def taken_names(prefix: str | None) -> str:
     """A regular expression of the header names that an event's own attributes are written to."""
     names = "(?i:^content-type$)"

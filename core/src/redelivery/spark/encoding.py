@@ -243,7 +243,16 @@ class Encoder:
             destination=piece.column("destination", vectors.text_column),
             timestamp_ms=piece.column("timestamp", vectors.timestamp_column),
             extra={name: vectors.any_column(piece.columns[at]) for name, at in layout.extra.items()},
+            identity=self._identity(piece),
         )
+
+    def _identity(self, piece: _Piece) -> Column[str | None] | None:
+        """What events with an `id` of their own are recognised by. A derived id is of the source already."""
+        if not self._capabilities.deduplicate:
+            return None
+        if self._layout.mode == "raw" or piece.ids.explicit is None:
+            return Column(len(piece), lambda: [None] * len(piece))
+        return Column(len(piece), lambda: vectors.to_list(cloudevents.identities(piece.event, piece.ids.explicit)))
 
     def _headers(self, piece: _Piece) -> Column[Headers] | None:
         own = None if piece.headers is None else vectors.headers_column(piece.headers)

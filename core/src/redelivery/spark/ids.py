@@ -34,11 +34,15 @@ class Ids:
         self._explicit = explicit
 
     @cached_property
+    def explicit(self) -> Any:
+        """The `id` column as text, null where a row has none of its own; None where there is no such column."""
+        explicit = self._explicit
+        return explicit if explicit is None or pa.types.is_string(explicit.type) else explicit.cast(pa.string())
+
+    @cached_property
     def array(self) -> Any:
         """An Arrow array of text, without nulls."""
-        explicit = self._explicit
-        if explicit is not None and not pa.types.is_string(explicit.type):
-            explicit = explicit.cast(pa.string())
+        explicit = self.explicit
         if explicit is not None and not explicit.null_count:
             return explicit
         derived = pc.binary_join_element_wise(

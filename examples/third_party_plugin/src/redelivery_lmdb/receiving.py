@@ -82,6 +82,7 @@ class LmdbReceiver(LmdbRole, Receiver):
                 lease=(key, leased.lease),
                 expires=expires,
                 position=self.position(key),
+                lasting=True,
                 first_ms=leased.first_ms,
                 undecodable=leased.undecodable,
             )

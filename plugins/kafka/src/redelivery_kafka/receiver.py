@@ -205,6 +205,7 @@ class KafkaReceiver(Receiver):
             attempt=tries.attempts,
             lease=partition.give(offset),
             position=position(self._address.topic, partition.number, offset),
+            lasting=True,
             first_ms=tries.first_ms,
             source=Source(
                 topic=self._address.topic,

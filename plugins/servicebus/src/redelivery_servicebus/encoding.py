@@ -1,6 +1,7 @@
 """A message as Service Bus carries it, and back.
 
-- The body is one data section; the id is the message id. A null body is an empty one, and is marked.
+- The body is one data section; the message id is the id, or the identity of a message that has one: duplicate detection
+  knows no other. A null body is an empty one, and is marked.
 - A header whose value is text is an application property, for others to read; one named `content-type` is the native
   content type besides. The SDK takes text only, Service Bus a name once.
 - All else is one application property, `redelivery`, a JSON object: `key`, `timestamp`, `body` ("null"), `headers` in
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
 import json
 import uuid
 from collections.abc import Mapping
@@ -89,7 +91,7 @@ def encode(message: Message, most: int | None, *, attempt: int = 0) -> Encoded:
         Permanent: it cannot be carried, or is larger than `most`.
     """
     row = (message.value, message.key, message.headers, message.id, message.timestamp_ms)
-    return encode_row(*row, most, attempt=attempt)
+    return encode_row(*row, most, identity=message.identity, attempt=attempt)
 
 
 def encode_row(
@@ -100,6 +102,7 @@ def encode_row(
     timestamp: int | None,
     most: int | None,
     *,
+    identity: str | None = None,
     attempt: int = 0,
 ) -> Encoded:
     """`encode`, of a row's columns.
@@ -121,7 +124,8 @@ def encode_row(
         if headers:
             size += _add_headers(headers, properties, packed)
             content_type = properties.get(CONTENT_TYPE)
-        if not id_:
+        known_by = id_ if identity is None or most is None else _message_id(identity)
+        if not id_ or known_by != id_:
             packed["id"] = False if id_ is None else id_
         if attempt:
             packed["attempt"] = attempt
@@ -131,7 +135,7 @@ def encode_row(
             _check_headers(headers or ())
             _check_sizes(size, most, id_)
             _check(properties)
-        return Encoded(value or b"", properties, id_ or uuid.uuid4().hex, content_type)
+        return Encoded(value or b"", properties, known_by or uuid.uuid4().hex, content_type)
     except (TypeError, ValueError, AttributeError) as error:
         raise _refused(f"its key, headers, id or timestamp cannot be written ({error})", "TYPE") from error
 
@@ -222,6 +226,13 @@ def message_id(raw: Any) -> str | None:
 def texts(properties: Mapping[Any, Any] | None) -> dict[str, Any]:
     """Application properties with names as text, values as text where they are UTF-8 text."""
     return {str(_text(name)): _text(value) for name, value in (properties or {}).items()}
+
+
+def _message_id(identity: str) -> str:
+    """An identity as a message id, which has a bound."""
+    written = identity.encode("utf-8", "surrogatepass")
+    fits = len(written) <= ID_LENGTH and identity.isprintable()
+    return identity if fits else f"sha256-{hashlib.sha256(written).hexdigest()}"
 
 
 def _text(value: Any) -> Any:

@@ -265,6 +265,7 @@ class ServicebusReceiver(Receiver):
             lease=lease,
             expires=lease.expires,
             position=str(raw.sequence_number),
+            lasting=True,
             undecodable=decoded.fault,
         )
 

@@ -77,11 +77,12 @@ class ServicebusSender(Sender):
             nothing if column is None else column.values
             for column in (batch.key, batch.headers, batch.id, batch.timestamp_ms, batch.destination)
         )
+        identities = nothing if batch.identity is None else batch.identity.values
         dues = batch.extra[SCHEDULED].values if SCHEDULED in batch.extra else nothing
         most = self._settings.max_message_bytes
         queues: dict[str, list[Row]] = {}
-        values = zip(batch.value.values, keys, headers, ids, stamps, targets, dues, strict=True)
-        for index, (value, key, pairs, id_, stamp, target, due) in enumerate(values):
+        values = zip(batch.value.values, keys, headers, ids, stamps, targets, dues, identities, strict=True)
+        for index, (value, key, pairs, id_, stamp, target, due, identity) in enumerate(values):
             queue = self._address.queue if target is None else target
             wrong = None if target is None else fault(target)
             if wrong is not None:
@@ -89,7 +90,7 @@ class ServicebusSender(Sender):
                 failures.append(Failure(index, Permanent(text, code="NAME")))
                 continue
             try:
-                encoded = encode_row(value, key, pairs, id_, stamp, most)
+                encoded = encode_row(value, key, pairs, id_, stamp, most, identity=identity)
                 if due is not None:
                     encoded = scheduled(encoded, due)
             except Permanent as error:

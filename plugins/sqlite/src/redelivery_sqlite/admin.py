@@ -13,7 +13,7 @@ from redelivery.broker import Admin, Difference, NativeObject, Plan
 from redelivery.spec import UNLIMITED, DeliverySpec, DeliveryStatus, Ref
 from redelivery_sqlite.address import Address
 from redelivery_sqlite.errors import classified
-from redelivery_sqlite.store import APPLICATION_ID, SCHEMA_VERSION, Store, queue_schema
+from redelivery_sqlite.store import APPLICATION_ID, SCHEMA_VERSION, WITHOUT_IDENTITY, Store, queue_schema
 
 #: Deliveries beyond core's own limit: only handlers that never come back to core get so far.
 MARGIN = 10
@@ -43,6 +43,8 @@ class SqliteAdmin(Admin):
         return Plan(objects=[file, *queues], status=self._status(spec))
 
     def provision(self, spec: DeliverySpec) -> DeliveryStatus:
+        if self._is_of_the_version_before():
+            self._store.connection()  # which brings it up to date
         plan = self.plan(spec)
         plan.refuse_differences(f"sqlite: {str(self._address.path)!r}")
         doing = f"provisioning {str(self._address.path)!r}"
@@ -66,6 +68,12 @@ class SqliteAdmin(Admin):
 
     def close(self) -> None:
         self._store.close()
+
+    def _is_of_the_version_before(self) -> bool:
+        if not self._store.exists:
+            return False
+        with classified(f"looking at {str(self._address.path)!r}"), contextlib.closing(self._look()) as connection:
+            return bool(connection.execute("PRAGMA user_version").fetchone()[0] == WITHOUT_IDENTITY)
 
     def _look(self) -> sqlite3.Connection:
         """The file as it is, read only: opening it otherwise would set what is looked for."""

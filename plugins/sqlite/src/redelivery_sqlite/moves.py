@@ -1,4 +1,4 @@
-"""How messages leave a queue: removed, with their ids remembered, or moved to a dead letter queue with the reason.
+"""How messages leave a queue: removed, and remembered, or moved to a dead letter queue with the reason.
 
 Every function works within the caller's transaction. This file must not decide which message leaves.
 """
@@ -14,7 +14,7 @@ from redelivery.errors import Fatal
 from redelivery.message import Message
 from redelivery_sqlite import headers
 from redelivery_sqlite.address import Settings
-from redelivery_sqlite.store import Store
+from redelivery_sqlite.store import KNOWN_BY, Store
 
 #: Messages that one transaction moves, at most: other writers wait for it.
 MOST = 1000
@@ -22,6 +22,9 @@ MOST = 1000
 EXPIRED = "expired"
 LIMIT = "delivery-limit"
 TERMINATED = "terminated"
+
+#: An identity that nothing else has.
+_UNKNOWN = "lower(hex(randomblob(16)))"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +45,15 @@ class Dead:
 
 
 def remove(connection: sqlite3.Connection, number: int, seqs: Sequence[int], now: int, settings: Settings) -> int:
-    """Remove messages and remember their ids; returns how many were there."""
+    """Remove messages and remember what they were recognised by; returns how many were there."""
     if not seqs:
         return 0
     these = (json.dumps(seqs),)
     among = "IN (SELECT value FROM json_each(?))"
-    # REPLACE gives a repeated id a new number, so that numbers ascend with time and the oldest can be found by them.
+    # REPLACE gives a repeated name a new number, so that numbers ascend with time and the oldest can be found by them.
     connection.execute(
-        f"INSERT OR REPLACE INTO taken_{number} (id, removed_ms) SELECT id, {now} FROM message_{number} "  # noqa: S608 - numbers
-        f"WHERE seq {among} AND id IS NOT NULL",
+        f"INSERT OR REPLACE INTO taken_{number} (id, removed_ms) SELECT {KNOWN_BY}, {now} FROM message_{number} "  # noqa: S608 - our own names
+        f"WHERE seq {among} AND {KNOWN_BY} IS NOT NULL",
         these,
     )
     _forget(connection, number, now - settings.window_ms, 2 * len(seqs) + 100)
@@ -62,7 +65,7 @@ def remove(connection: sqlite3.Connection, number: int, seqs: Sequence[int], now
 def bury(connection: sqlite3.Connection, store: Store, source: str, place: str, dead: Sequence[Dead], now: int) -> None:
     """Move messages of the queue `source` to `place`, which may be the same.
 
-    An id that another letter there has already is kept in `reason_<n>` alone.
+    A letter whose identity is there already is that very letter, and stays as it is.
 
     Raises:
         Fatal: there is no such place, and none may be made.
@@ -79,21 +82,21 @@ def bury(connection: sqlite3.Connection, store: Store, source: str, place: str, 
     seqs = [each.seq for each in dead]
     known = _known(connection, number, seqs)
     raw = [(first + at, now, each.seq) for at, each in enumerate(dead) if each.letter is None]
-    free = f"CASE WHEN EXISTS (SELECT 1 FROM message_{there} WHERE id = {{0}}) THEN NULL ELSE {{0}} END"  # noqa: S608 - a number
-    into = f"INSERT INTO message_{there} (seq, id, enqueued_ms, timestamp_ms, key, headers, value)"
+    into = f"INSERT INTO message_{there} (seq, id, identity, enqueued_ms, timestamp_ms, key, headers, value)"
     connection.executemany(
-        f"{into} SELECT ?, {free.format('m.id')}, ?, m.timestamp_ms, m.key, m.headers, m.value "  # noqa: S608 - our own names
+        f"{into} SELECT ?, m.id, {_UNKNOWN}, ?, m.timestamp_ms, m.key, m.headers, m.value "  # noqa: S608 - our own names
         f"FROM message_{number} m WHERE m.seq = ?",
         raw,
     )
     remove(connection, number, seqs, now, store.settings)
     connection.executemany(
-        f"{into} VALUES (:seq, {free.format(':id')}, :now, :timestamp, :key, :headers, :value)",
+        f"{into} VALUES (:seq, :id, coalesce(:identity, {_UNKNOWN}), :now, :timestamp, :key, :headers, :value) "
+        f"ON CONFLICT ({KNOWN_BY}) WHERE {KNOWN_BY} IS NOT NULL DO NOTHING",
         (_columns(first + at, each.letter, now) for at, each in enumerate(dead) if each.letter is not None),
     )
     connection.executemany(
         f"INSERT INTO reason_{there} (seq, kind, reason, description, queue, message_id, attempts, first_ms) "  # noqa: S608 - a number
-        "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        f"SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8 WHERE EXISTS (SELECT 1 FROM message_{there} WHERE seq = ?1)",
         (
             (first + at, each.kind, _text(each.reason), _text(each.description), source, *known[each.seq])
             for at, each in enumerate(dead)
@@ -148,6 +151,7 @@ def _columns(seq: int, letter: Message, now: int) -> dict[str, object]:
     return {
         "seq": seq,
         "id": letter.id,
+        "identity": letter.identity,
         "now": now,
         "timestamp": letter.timestamp_ms,
         "key": letter.key,
@@ -162,7 +166,7 @@ def _text(text: str) -> str:
 
 
 def _forget(connection: sqlite3.Connection, number: int, before: int, most: int) -> None:
-    """Forget ids that were removed before a time, the oldest first."""
+    """Forget what was removed before a time, the oldest first."""
     oldest = connection.execute(f"SELECT removed_ms FROM taken_{number} ORDER BY number LIMIT 1").fetchone()  # noqa: S608 - a number
     if oldest is not None and oldest[0] < before:
         connection.execute(

@@ -223,6 +223,7 @@ class SqliteReceiver(Receiver):
                     position=str(seq),
                     first_ms=now if first_ms is None else first_ms,
                     undecodable=fault,
+                    lasting=True,
                 )
             )
         return received

@@ -15,6 +15,7 @@ def fault(message: Message, *, message_bytes: int) -> Permanent | None:
     """Why a row cannot be stored; None where it can."""
     found = (
         _text_fault("id", message.id)
+        or _text_fault("identity", message.identity)
         or _text_fault("destination", message.destination)
         or _type_fault(message)
         or _size_fault(message, message_bytes)

@@ -19,7 +19,7 @@ from redelivery.message import Batch
 from redelivery_sqlite import headers, rows
 from redelivery_sqlite.address import Address
 from redelivery_sqlite.errors import VALUE_ERRORS, classify
-from redelivery_sqlite.store import Store, now_ms
+from redelivery_sqlite.store import KNOWN_BY, Store, now_ms
 
 #: What one row can cause, and what leaves the transaction open.
 _ROW_ERRORS = (*VALUE_ERRORS, sqlite3.DataError, sqlite3.IntegrityError, sqlite3.ProgrammingError, Permanent)
@@ -69,7 +69,7 @@ class SqliteSender(Sender):
 
     def _load(self, batch: Batch) -> None:
         """Do all that can be done before the write lock is held, which only one process has at a time."""
-        for column in (batch.value, batch.key, batch.id, batch.destination, batch.timestamp_ms):
+        for column in (batch.value, batch.key, batch.id, batch.identity, batch.destination, batch.timestamp_ms):
             if column is not None:
                 _ = column.values
         self._headers = None
@@ -175,9 +175,9 @@ class SqliteSender(Sender):
         def pick(values: list[Any]) -> list[Any]:
             return values if indexes is None else [values[index] for index in indexes]
 
-        for name in ("id", "timestamp_ms", "key"):
+        for name in ("id", "timestamp_ms", "key", "identity"):
             column = getattr(batch, name)
-            if column is not None:
+            if column is not None and column.values.count(None) < batch.length:
                 columns[name] = pick(column.values)
         if self._headers is not None:
             columns["headers"] = pick(self._headers)
@@ -186,20 +186,23 @@ class SqliteSender(Sender):
         columns["value"] = pick(batch.value.values)
         marks = ", ".join("?" * len(columns))
         into = f"INSERT INTO message_{number} ({', '.join(columns)}) VALUES ({marks})"  # noqa: S608 - our own names
-        if "id" in columns:
-            into += " ON CONFLICT (id) WHERE id IS NOT NULL DO NOTHING"
+        known = not columns.keys().isdisjoint(("id", "identity"))
+        if known:
+            into += f" ON CONFLICT ({KNOWN_BY}) WHERE {KNOWN_BY} IS NOT NULL DO NOTHING"
         stored = connection.executemany(into, zip(*columns.values(), strict=False)).rowcount
         connection.execute("UPDATE queue SET next = ? WHERE number = ?", (first + count, number))
-        if "id" in columns and not dead:  # an event that fails again is another letter, once the first is gone
+        if known and not dead:  # a letter that is gone may come again: rather twice than not at all
             stored -= self._take_back(connection, number, first)
         return count - stored
 
     def _take_back(self, connection: sqlite3.Connection, number: int, first: int) -> int:
-        """Remove what was stored from `first` on under an id that was removed within the window; returns how many."""
+        """Remove what was stored from `first` on and is recognised as removed within the window; returns how many."""
         if connection.execute(f"SELECT 1 FROM taken_{number} LIMIT 1").fetchone() is None:  # noqa: S608 - a number
             return 0
-        repeated = f"SELECT 1 FROM taken_{number} t WHERE t.id = message_{number}.id AND t.removed_ms >= ?"  # noqa: S608 - numbers
-        statement = f"DELETE FROM message_{number} WHERE seq >= ? AND EXISTS ({repeated})"  # noqa: S608 - numbers
+        taken = f"SELECT id FROM taken_{number} WHERE id = known AND removed_ms >= ?"  # noqa: S608 - a number
+        found = f"SELECT seq, {KNOWN_BY} AS known FROM message_{number} WHERE seq >= ?"  # noqa: S608 - our own names
+        repeated = f"SELECT seq FROM ({found}) WHERE EXISTS ({taken})"  # noqa: S608 - our own names
+        statement = f"DELETE FROM message_{number} WHERE seq IN ({repeated})"  # noqa: S608 - our own names
         return connection.execute(statement, (first, now_ms() - self._store.settings.window_ms)).rowcount
 
     def _number(self, queue: str | None) -> int | None:

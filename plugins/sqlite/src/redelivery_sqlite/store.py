@@ -3,13 +3,15 @@
 A queue has tables of its own, so that no queue's backlog slows another's reader:
 
 - `message_<n>`: what was sent, in the order of arrival, never altered. `seq` comes from `queue.next` and is never used
-  twice (cheaper than AUTOINCREMENT, which looks its counter up at every row; measured, see the README).
+  twice (cheaper than AUTOINCREMENT, which looks its counter up at every row; measured, see the README). A message is
+  recognised by its `identity`, where it has one, else by its `id`: `KNOWN_BY`, of which the index is. What the broker
+  itself moves has a random identity, so that it is recognised as nothing else.
 - `lease_<n>`: the messages that were delivered at least once, with their attempts and the time from which they may be
   delivered again (lease end or delay; 0: now). What was never delivered lies past `queue.head`, so that messages need
   no index for it, and leasing rewrites no body. `since_ms` says when `visible_ms` was set: a time to come there, or in
   `queue.clock_ms`, shows that the clock went back.
 - `reason_<n>`: why a letter that this broker moved lies here.
-- `taken_<n>`: the ids of messages removed, for as long as a sender may repeat them.
+- `taken_<n>`: by what removed messages were recognised, for as long as a sender may repeat them.
 
 This file must not read or write messages.
 """
@@ -38,7 +40,11 @@ from redelivery_sqlite.reserve import Reserve, size_of
 
 T = TypeVar("T")
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
+#: The version before, without identities: such a file is brought up to date as it is opened.
+WITHOUT_IDENTITY = 2
+#: By what a message is recognised; null: by nothing.
+KNOWN_BY = "coalesce(identity, id)"
 #: Marks the file as ours ("rdlv"), so that no other program's database is written to.
 APPLICATION_ID = 0x72646C76
 
@@ -75,8 +81,10 @@ CREATE TABLE message_{n} (
     key BLOB,
     headers TEXT,
     value BLOB
-)""",
-    "message_{n}_id": "CREATE UNIQUE INDEX message_{n}_id ON message_{n} (id) WHERE id IS NOT NULL",
+, identity TEXT)""",  # written as ALTER TABLE leaves a table of the version before
+    "message_{n}_identity": (
+        f"CREATE UNIQUE INDEX message_{{n}}_identity ON message_{{n}} ({KNOWN_BY}) WHERE {KNOWN_BY} IS NOT NULL"
+    ),
     "message_{n}_expires": (
         "CREATE INDEX message_{n}_expires ON message_{n} (expires_ms) WHERE expires_ms IS NOT NULL"
     ),
@@ -377,6 +385,8 @@ class Store:
             self._create(connection, doing)
         if pragma("application_id") != APPLICATION_ID:
             _refuse_foreign(doing)
+        if pragma("user_version") == WITHOUT_IDENTITY:
+            self._add_identities(connection)
         version = pragma("user_version")
         if version != SCHEMA_VERSION:
             text = (
@@ -389,6 +399,24 @@ class Store:
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
         connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
+
+    @staticmethod
+    def _add_identities(connection: sqlite3.Connection) -> None:
+        """Bring a file of the version before up to date: its messages stay recognised by their ids."""
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            if connection.execute("PRAGMA user_version").fetchone()[0] == WITHOUT_IDENTITY:  # nobody else was faster
+                for (number,) in connection.execute("SELECT number FROM queue").fetchall():
+                    index = f"message_{number}_identity"
+                    connection.execute(f"ALTER TABLE message_{number} ADD COLUMN identity TEXT")
+                    connection.execute(f"DROP INDEX IF EXISTS message_{number}_id")
+                    connection.execute(queue_schema(number)[index])
+                connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
 
     @staticmethod
     def _create(connection: sqlite3.Connection, doing: str) -> None:

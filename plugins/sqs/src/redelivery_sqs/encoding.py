@@ -103,13 +103,13 @@ def encode_row(
     return Encoded(text, attributes, size)
 
 
-def fifo_fields(id_: str | None, key: bytes | None, group: str | None) -> dict[str, str]:
-    """What a FIFO queue asks for besides: the group from the key, the de-duplication id from the id.
+def fifo_fields(known_by: str | None, key: bytes | None, group: str | None) -> dict[str, str]:
+    """What a FIFO queue asks for besides: the group from the key, the de-duplication id from the identity or id.
 
-    What SQS does not take as such, or is too long, is replaced by its SHA-256. A row without an id is never a repeat.
+    What SQS does not take as such, or is too long, is replaced by its SHA-256. A row with neither is never a repeat.
 
     Args:
-        id_: the row's.
+        known_by: the row's identity, or its id where it has none.
         key: the row's.
         group: of rows without a key; `EACH`: each is a group of its own.
 
@@ -122,15 +122,15 @@ def fifo_fields(id_: str | None, key: bytes | None, group: str | None) -> dict[s
             "add a column 'key', or set sqs.message_group"
         )
         raise Permanent(text, code="MissingParameter")
-    unique = uuid.uuid4().hex if id_ is None else _token(id_.encode("utf-8", "surrogatepass"))
+    unique = uuid.uuid4().hex if known_by is None else token(known_by)
     alone = key is None and group == EACH
     named = _token((group or "").encode() if key is None else key)
     return {"MessageGroupId": unique if alone else named, "MessageDeduplicationId": unique}
 
 
-def letter_id(id_: str, letter: Encoded) -> str:
-    """What a FIFO dead letter queue knows a letter by: all that it says, for an event that fails again is another."""
-    return f"{id_} {json.dumps([letter.body, letter.attributes], sort_keys=True)}"
+def token(known_by: str) -> str:
+    """A de-duplication id of an identity or id."""
+    return _token(known_by.encode("utf-8", "surrogatepass"))
 
 
 def decode(raw: Mapping[str, Any]) -> tuple[Message, str | None]:

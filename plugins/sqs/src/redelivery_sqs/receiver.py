@@ -195,6 +195,7 @@ class SqsReceiver(Receiver):
             lease=lease,
             expires=lease.expires,
             position=raw["MessageId"],
+            lasting=True,
             first_ms=int(first) if first else None,
             undecodable=fault,
         )
@@ -263,9 +264,10 @@ class SqsReceiver(Receiver):
             size += letter.size
             batch[at] = {"MessageBody": letter.body, "MessageAttributes": letter.attributes}
             if place.fifo:
-                # By SQS's own id of the message: one that is given again, and buried again, is one letter; two messages
-                # under one id of ours are two.
-                batch[at] |= {"MessageGroupId": received.lease.group, "MessageDeduplicationId": received.position}
+                # Without an identity by SQS's own id of the message: one that is buried again is one letter, and two
+                # messages under one id of ours are two.
+                known_by = encoding.token(outcome.letter.identity or received.position)
+                batch[at] |= {"MessageGroupId": received.lease.group, "MessageDeduplicationId": known_by}
         if batch:
             flush()
         return {at: _of_letter(answer) for at, answer in answers.items()}

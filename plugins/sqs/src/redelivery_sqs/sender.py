@@ -15,7 +15,7 @@ from redelivery.errors import Ambiguous, BrokerError, Fatal, NotSent, Permanent,
 from redelivery.message import Batch
 from redelivery_sqs.address import Address, fault
 from redelivery_sqs.config import Settings, client, queue_url
-from redelivery_sqs.encoding import GROUP, encode_row, fifo_fields, letter_id
+from redelivery_sqs.encoding import GROUP, encode_row, fifo_fields
 from redelivery_sqs.errors import classified, classify_entry, is_target
 from redelivery_sqs.feeds import BATCH, FLYING, WAITING, Feed, GroupFeed, PlainFeed, Row, Work
 
@@ -89,21 +89,20 @@ class SqsSender(Sender):
             nothing if column is None else column.values
             for column in (batch.key, batch.headers, batch.id, batch.timestamp_ms, batch.destination)
         )
+        identities = self._identities(batch) or ids
         groups = batch.extra[GROUP].values if GROUP in batch.extra else nothing
         most, group = self._settings.max_message_bytes, self._settings.message_group
-        values = zip(batch.value.values, keys, headers, ids, stamps, destinations, groups, strict=True)
-        for index, (value, key, pairs, id_, stamp, destination, own) in enumerate(values):
+        values = zip(batch.value.values, keys, headers, ids, stamps, destinations, groups, identities, strict=True)
+        for index, (value, key, pairs, id_, stamp, destination, own, identity) in enumerate(values):
             row = Row(work, index)
             try:
                 row.feed = feed = self._feed(destination)
                 if isinstance(feed, GroupFeed):
                     ordering = key if key is not None or own is None else str(own).encode("utf-8", "surrogatepass")
-                    row.entry = fifo_fields(id_, ordering, group)
+                    row.entry = fifo_fields(id_ if identity is None else identity, ordering, group)
                     row.group = row.entry["MessageGroupId"]
                     row.ordered = work.ordered and ordering is not None
                 encoded = encode_row(value, key, pairs, id_, stamp, most)
-                if row.entry and id_ is not None and self._address.is_dead_letters:
-                    row.entry = fifo_fields(letter_id(id_, encoded), ordering, group)
             except Permanent as error:
                 row.refused = error
             else:
@@ -112,6 +111,12 @@ class SqsSender(Sender):
                 if encoded.attributes:
                     row.entry["MessageAttributes"] = encoded.attributes
             yield row
+
+    def _identities(self, batch: Batch) -> list[str | None] | None:
+        """Only FIFO queues recognise anything: elsewhere no identity need be computed."""
+        if batch.identity is None or (batch.destination is None and not self._address.fifo):
+            return None
+        return batch.identity.values
 
     def _feed(self, destination: str | None) -> Feed:
         name = self._address.queue if destination is None else destination

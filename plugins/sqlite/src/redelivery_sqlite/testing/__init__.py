@@ -69,7 +69,7 @@ class SqlitePlace(Place):
     def alter(self) -> None:
         with closing(sqlite3.connect(self.path)) as connection:
             ((number,),) = _all(connection, "SELECT number FROM queue WHERE name = ?", self.queue)
-            connection.execute(f"DROP INDEX message_{int(number)}_id")
+            connection.execute(f"DROP INDEX message_{int(number)}_identity")
             connection.commit()
 
     def expiring(self, seconds: float) -> Mapping[str, str]:
