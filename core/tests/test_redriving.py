@@ -305,3 +305,14 @@ def test_letters_that_lie_behind_others_go_too_and_each_is_counted_once() -> Non
         report = box.redrive()
     assert (report.considered, report.redriven, report.removed, report.failed) == (10, 9, 9, 1)
     assert len(here.place.letters) == 1
+
+
+def test_what_may_have_arrived_is_recognised_as_what_was_sent_first() -> None:
+    """By its id, or by what it was recognised by beside it; anything else goes as another message."""
+    contexts = [replace(CONTEXT, maybe_delivered=True), replace(CONTEXT, maybe_delivered=True, identity="2 /s b")]
+    here = World(letter("a", contexts[0]), letter("b", contexts[1]), letter("c"))
+    with here.box() as box:
+        box.redrive()
+    assert [(each.id, each.identity) for each in here.work.stored[:2]] == [("a", None), ("b", "2 /s b")]
+    assert here.work.stored[2].id == "c~1"
+    assert here.work.stored[2].identity not in {None, "c"}

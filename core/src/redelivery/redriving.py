@@ -369,7 +369,8 @@ def sent_back(letter: Letter, there: Capabilities, to: str | None = None) -> Mes
         destination=None if elsewhere else message.destination or context.target,
         extra={**extra, **message.extra},
     )
-    return replace(sent, identity=identity.of_redriven(sent))
+    again = context.maybe_delivered
+    return replace(sent, identity=identity.of_unchanged(sent, context) if again else identity.of_redriven(sent))
 
 
 def forwarded(letter: Letter, there: Capabilities) -> Message:
