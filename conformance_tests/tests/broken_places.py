@@ -185,6 +185,24 @@ class CountsDeadLettersAsWaiting(Broken):
             return sum(len(queue.messages) for queue in self.broker.store().queues.values())
 
 
+class HeedsNoPartitions(Broken):
+    caught_by = "the_partitions_that_a_spec_asks_for_are_made_and_compared"
+
+    class AdminRole(MemoryAdmin):
+        def plan(self, spec: DeliverySpec) -> Plan:
+            return super().plan(replace(spec, sink_partitions=None))
+
+
+class MakesOneReplicaWhateverIsAsked(Broken):
+    """And compares with what was asked."""
+
+    caught_by = "the_replicas_that_a_spec_asks_for_are_made_and_compared"
+
+    class AdminRole(MemoryAdmin):
+        def provision(self, spec: DeliverySpec) -> DeliveryStatus:
+            return super().provision(replace(spec, sink_replication_factor=7))
+
+
 class CallsTheNativePlaceASink(Broken):
     """Though the spec has none."""
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies_spec import specs
 
-from redelivery.backoff import wait_before_retry
+from redelivery.backoff import cap_of, wait_before_retry
 from redelivery.errors import InvalidSpec
 from redelivery.forms import options
 from redelivery.spec import DeliverySpec
@@ -45,7 +45,7 @@ def test_the_golden_vectors_name_every_profile_and_policy() -> None:
     assert ("connect", None) in named
 
 
-def cap_of(spec: DeliverySpec) -> float:
+def highest(spec: DeliverySpec) -> float:
     said = [cap.total_seconds() for cap in (spec.backoff_max, spec.retry_delay_max) if cap is not None]
     if said:
         return min(said)
@@ -56,7 +56,7 @@ def cap_of(spec: DeliverySpec) -> float:
 
 @given(specs(), NUMBERS, RANDOM)
 def test_no_wait_is_negative_or_above_the_cap(spec: DeliverySpec, n: int, roll: float) -> None:
-    assert 0.0 <= wait_before_retry(spec, n, lambda: roll) <= cap_of(spec)
+    assert 0.0 <= wait_before_retry(spec, n, lambda: roll) <= highest(spec)
 
 
 @given(specs(), NUMBERS, st.integers(0, 10**9))
@@ -83,6 +83,19 @@ def test_past_its_cap_the_connect_profile_is_uniform_below_it(roll: float) -> No
 def test_backoff_delay_selects_the_formula_of_knative_and_its_absence_that_of_connect() -> None:
     assert wait_before_retry(DeliverySpec(), 1, never) == 0.3
     assert wait_before_retry(DeliverySpec(backoff_delay=timedelta(seconds=1)), 1, never) == 2.0
+
+
+@given(specs(), NUMBERS, RANDOM)
+def test_the_cap_is_told_and_no_wait_exceeds_it(spec: DeliverySpec, n: int, roll: float) -> None:
+    cap = cap_of(spec)
+    assert wait_before_retry(spec, n, lambda: roll) <= cap.total_seconds() or cap == timedelta.max
+
+
+def test_the_cap_that_is_not_said_is_an_hour_or_connects_minute() -> None:
+    assert cap_of(EXPONENTIAL) == timedelta(hours=1)
+    assert cap_of(DeliverySpec()) == timedelta(minutes=1)
+    assert cap_of(DeliverySpec(backoff_delay=timedelta(hours=2))) == timedelta(hours=4)
+    assert cap_of(DeliverySpec(backoff_delay=timedelta.max)) == timedelta.max
 
 
 def test_an_hour_caps_thirty_doublings_of_a_second() -> None:

@@ -78,6 +78,8 @@ FULL: Final = Capabilities(
     reason=Support.NATIVE,
     extend=Support.NATIVE,
     ref_kinds=("Queue", "Queue.memory.example"),
+    sink_partitions=Support.NATIVE,
+    sink_replication_factor=Support.NATIVE,
     expiry=Support.NATIVE,
     backstop=Support.NATIVE,
     shared=False,
@@ -144,7 +146,7 @@ class MemoryAdmin(Admin):
 
     def plan(self, spec: DeliverySpec) -> Plan:
         queues = self.broker.store().queues
-        objects = {name: self._object(name, queues.get(name)) for name in self._names()}
+        objects = {name: self._object(name, queues.get(name), self._shape(name, spec)) for name in self._names()}
         source, copy, name = self._subscription()
         if copy:
             there = self.broker.queue in self.broker.store().copies.get(source, ())
@@ -153,9 +155,10 @@ class MemoryAdmin(Admin):
         return Plan(objects=list(objects.values()), status=self._status(spec))
 
     def provision(self, spec: DeliverySpec) -> DeliveryStatus:
-        differing = [item.name for item in self.plan(spec).objects if item.action == "differs"]
-        if differing:
-            raise Fatal(f"memory: altered is 'yes', not 'no', in {', '.join(differing)}; nothing was changed")
+        self.plan(spec).refuse_differences(f"memory: {self.broker.queue!r}")
+        for item in self.plan(spec).objects:
+            if item.action == "create" and item.kind == "queue":
+                self.broker.store().queue(item.name).shape = self._shape(item.name, spec)
         for name in self._names():
             self.broker.store().queue(name)
         source, copy, _ = self._subscription()
@@ -170,13 +173,21 @@ class MemoryAdmin(Admin):
         """Nothing is held."""
 
     @staticmethod
-    def _object(name: str, queue: Queue | None) -> NativeObject:
+    def _object(name: str, queue: Queue | None, shape: tuple[int | None, int | None]) -> NativeObject:
         if queue is None:
             return NativeObject(kind="queue", name=name, action="create")
-        if queue.altered:
-            differences = [Difference("altered", "no", "yes")]
-            return NativeObject(kind="queue", name=name, action="differs", differences=differences)
-        return NativeObject(kind="queue", name=name, action="keep")
+        differences = [Difference("altered", "no", "yes")] if queue.altered else []
+        differences += [
+            Difference(attribute, str(wanted), str(found))
+            for attribute, wanted, found in zip(("partitions", "replicas"), shape, queue.shape, strict=True)
+            if wanted not in {None, found}
+        ]
+        return NativeObject.compared("queue", name, {}, differences)
+
+    def _shape(self, name: str, spec: DeliverySpec) -> tuple[int | None, int | None]:
+        """Partitions and replicas that a queue is made with: those of a dead letter place are the spec's to say."""
+        is_place = name == self.broker.dead_letter_queue
+        return (spec.sink_partitions, spec.sink_replication_factor) if is_place else (None, None)
 
     def _subscription(self) -> tuple[str, str, str]:
         """The queue that this one has copies of, what is between, and the subscription's name; each empty for none."""

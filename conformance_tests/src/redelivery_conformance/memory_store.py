@@ -41,13 +41,18 @@ class State:
 
 @dataclass(slots=True)
 class Queue:
-    """What lies in one queue. `altered` is for tests of drift; `why` is the queue's own word on its dead letters."""
+    """What lies in one queue.
+
+    `altered` is for tests of drift; `why` is the queue's own word on its dead letters; `shape` are the partitions and
+    replicas that it was made with, which a queue in memory only remembers.
+    """
 
     messages: dict[int, Message] = field(default_factory=dict)
     states: dict[int, State] = field(default_factory=dict)
     why: dict[int, ErrorContext] = field(default_factory=dict)
     taken: set[str] = field(default_factory=set)
     altered: bool = False
+    shape: tuple[int | None, int | None] = (None, None)
 
     def state(self, position: int) -> State:
         """The state of a message, made when first asked for."""

@@ -48,16 +48,14 @@ def wait_before_retry(spec: DeliverySpec, n: int, random: Callable[[], float]) -
     if n < 1:
         msg = f"retries are counted from 1, not from {n}"
         raise ValueError(msg)
-    profile = profile_of(spec)
+    profile, cap = profile_of(spec), _cap(spec)
     if profile == "connect":
-        first, turn, cap = _micros(CONNECT_FIRST), n - 1, _cap(spec, _micros(CONNECT_CAP))
-        wait = _doubled(first, turn, cap)
+        wait = _doubled(_micros(CONNECT_FIRST), n - 1, cap)
         return (cap * random() if wait > cap else wait) / _SECOND
-    delay, start = _micros(spec.backoff_delay or timedelta(0)), 1 if profile == "knative" else 0
-    turn = n - 1 + start
+    delay = _micros(spec.backoff_delay or timedelta(0))
+    turn = n - 1 + _start(profile)
     if spec.backoff_policy == "linear":
-        return min(delay * turn, _cap(spec, max(_micros(KNATIVE_CAP), delay))) / _SECOND
-    cap = _cap(spec, max(_micros(KNATIVE_CAP), delay << start))
+        return min(delay * turn, cap) / _SECOND
     return min(_doubled(delay, turn, cap), cap) / _SECOND
 
 
@@ -66,10 +64,30 @@ def profile_of(spec: DeliverySpec) -> BackoffProfile:
     return spec.backoff_profile or ("connect" if spec.backoff_delay is None else "knative")
 
 
-def _cap(spec: DeliverySpec, default: int) -> int:
-    """Microseconds that no wait exceeds: what the spec says in either dialect, the lower of both, or the default."""
+def cap_of(spec: DeliverySpec) -> timedelta:
+    """What no wait exceeds: what the spec says in either dialect, the lower of both.
+
+    Unsaid, it is a minute for Connect's waits, else an hour, or the first wait where that is longer.
+    """
+    return _MICROSECOND * min(_cap(spec), timedelta.max // _MICROSECOND)
+
+
+def _cap(spec: DeliverySpec) -> int:
+    """The cap in microseconds: as a number it does not overflow."""
     said = [_micros(cap) for cap in (spec.backoff_max, spec.retry_delay_max) if cap is not None]
-    return min(said, default=default)
+    if said:
+        return min(said)
+    profile = profile_of(spec)
+    if profile == "connect":
+        return _micros(CONNECT_CAP)
+    delay = _micros(spec.backoff_delay or timedelta(0))
+    first = delay if spec.backoff_policy == "linear" else delay << _start(profile)
+    return max(_micros(KNATIVE_CAP), first)
+
+
+def _start(profile: BackoffProfile) -> int:
+    """From which number Knative's profiles count the retries."""
+    return 1 if profile == "knative" else 0
 
 
 def _doubled(first: int, times: int, cap: int) -> int:

@@ -86,6 +86,8 @@ class Capabilities:
             it was asked for or prolonged, and `Received.expires` tells.
         ref_kinds: kinds of a `ref` that name a place here, each with its API group, as Kubernetes writes it
             ("Queue.rabbitmq.example"), or without where no apiVersion is needed ("Queue"). See `Broker.resolve`.
+        sink_partitions, sink_replication_factor: provisioning makes a dead letter place with as many partitions, or
+            replicas, as the spec's field of this name says, and tells where one that exists has others.
         expiry: messages can expire, and then go to the dead letter place.
         backstop: a native limit of deliveries catches what core cannot see.
         settles: "batch": `collect` tells of each batch as it is settled. "quiescence": the client reports errors
@@ -128,6 +130,8 @@ class Capabilities:
     extend: Support = Support.NONE
     leases_as_asked: bool = True
     ref_kinds: tuple[str, ...] = ()
+    sink_partitions: Support = Support.NONE
+    sink_replication_factor: Support = Support.NONE
     expiry: Support = Support.NONE
     backstop: Support = Support.NONE
     settles: Literal["batch", "quiescence"] = "batch"

@@ -9,14 +9,16 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import Final
 
-from redelivery import plugins, policy
+from redelivery import durations, plugins, policy, support
+from redelivery.backoff import cap_of
 from redelivery.broker import Broker, Capabilities, Plan, Support
 from redelivery.delivery.opening import refuse_destination, sink_options, sink_url, true_url
 from redelivery.errors import BrokerError, ConfigurationError, Unsupported
 from redelivery.settings import redact
-from redelivery.spec import NATIVE, DeliverySpec, DeliveryStatus
+from redelivery.spec import FOREVER, NATIVE, DeliverySpec, DeliveryStatus
 
 #: The parts of the vocabulary, and the capability that does each.
 _PARTS: Final[Mapping[str, str]] = {
@@ -39,6 +41,7 @@ class Provisioning:
     Attributes:
         url: the destination, redacted.
         plan: the broker's own part.
+        fields: each field that the spec says, and each default that is in force, by written name.
         support: how well each part of the vocabulary is done there.
         warnings: what an operator should see to.
         ends_within: seconds after which a task that writes has ended though nothing is accepted any more; infinite
@@ -47,6 +50,7 @@ class Provisioning:
 
     url: str
     plan: Plan
+    fields: Mapping[str, str]
     support: Mapping[str, Support]
     warnings: Sequence[str]
     ends_within: float
@@ -64,15 +68,20 @@ def plan(
         reads: URLs that the job itself reads.
 
     Raises:
-        ConfigurationError: a sink is the destination itself.
+        ConfigurationError: a sink is the destination itself, or the destination cannot do what the spec asks.
         BrokerError, Unsupported
     """
     own = plugins.own_options(url, options or {})
     with plugins.connect(url, own) as broker:
+        support.check(spec, broker.capabilities, broker.name)
         sinks = _sinks(url, spec, broker, own)
         with broker.admin() as admin:
             native = admin.plan(_resolved(spec, sinks))
-        native = replace(native, status=_status(spec, sinks, native.status))
+        native = replace(
+            native,
+            status=_status(spec, sinks, native.status),
+            approximations=[*native.approximations, *support.without_effect(spec), *_cut(spec, broker.capabilities)],
+        )
         place = None
         with contextlib.suppress(BrokerError, ConfigurationError, Unsupported):
             place = broker.native_sink()
@@ -82,6 +91,7 @@ def plan(
     return Provisioning(
         url=redact(url),
         plan=native,
+        fields=support.understood(spec),
         support=_support(can),
         warnings=warnings,
         ends_within=policy.worst_case_seconds(spec),
@@ -96,6 +106,7 @@ def apply(url: str, spec: DeliverySpec, *, options: Mapping[str, str] | None = N
     """
     own = plugins.own_options(url, options or {})
     with plugins.connect(url, own) as broker:
+        support.check(spec, broker.capabilities, broker.name)
         sinks = _sinks(url, spec, broker, own)
         with broker.admin() as admin:
             status = admin.provision(_resolved(spec, sinks))
@@ -150,6 +161,18 @@ def _of_spec(spec: DeliverySpec, can: Capabilities) -> Iterator[str]:
         yield "deadLetterSink: this destination has no dead letter place of its own: name a URL instead of 'native'"
     if spec.retry and can.receive and not can.delay:
         yield "retry: what is received here cannot be kept away for a delay, so a subscription has no retries"
+    timed = spec.retry_timeout not in {None, FOREVER, timedelta(0)}
+    if timed and can.receive and not can.first_delivery:
+        yield (
+            "errors.retry.timeout: it is not told here when a message was first delivered, so a subscription refuses it"
+        )
+
+
+def _cut(spec: DeliverySpec, can: Capabilities) -> Iterator[str]:
+    """Waits of a subscription that are longer than the destination can keep a message away."""
+    most = can.limits.delay_max
+    if can.delay and most is not None and (spec.retry or spec.retry_timeout) and cap_of(spec) > most:
+        yield f"a subscription's waits are {durations.write(most)} at most: longer ones this destination does not know"
 
 
 def _of_sinks(

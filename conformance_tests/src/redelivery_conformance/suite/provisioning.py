@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+
 import pytest
 
-from redelivery.errors import BrokerError
+from redelivery.broker import Broker
+from redelivery.delivery import Delivery, Origin
+from redelivery.errors import BrokerError, ConfigurationError
 from redelivery.message import Message
 from redelivery.settings import redact
 from redelivery.spec import NATIVE, DeliverySpec, DeliveryStatus, Sink
@@ -13,6 +19,34 @@ from redelivery_conformance.subject import Subject
 
 SPEC = DeliverySpec()
 NATIVE_SINK = DeliverySpec(dead_letter_sink=(Sink(uri=NATIVE),))
+
+
+def _made_and_compared(subject: Subject, field: str, number: int) -> None:
+    """Assert that a place which is missing is made as a field of the spec says, and that another number is told of."""
+    asked, other = ({field: each} for each in (number, number + 1))
+    admin = subject.keep(subject.broker.admin())
+    assert [item.action for item in admin.plan(replace(NATIVE_SINK, **asked)).objects].count("create")  # type: ignore[arg-type]
+    admin.provision(replace(NATIVE_SINK, **asked))  # type: ignore[arg-type]
+    assert not admin.plan(replace(NATIVE_SINK, **asked)).drift, f"{field} was not heeded"  # type: ignore[arg-type]
+    differing = [item for item in admin.plan(replace(NATIVE_SINK, **other)).objects if item.action == "differs"]  # type: ignore[arg-type]
+    assert differing, f"{field} is not compared"
+    assert str(number + 1) in {each.wanted for item in differing for each in item.differences}
+
+
+def _is_refused(subject: Subject, spec: DeliverySpec) -> None:
+    """Assert that a job with this spec is refused, before anything is sent or made."""
+
+    @contextmanager
+    def borrowed(url: str, options: Mapping[str, str]) -> Iterator[Broker]:
+        with subject.harness.connect(url, options) as broker:
+            yield broker
+
+    before = subject.place.snapshot()
+    with pytest.raises(ConfigurationError, match=r"errors\.deadletterqueue\.topic\."):
+        Delivery.open(
+            subject.place.url, spec, options=subject.place.options, origin=Origin(run="refused"), borrow=borrowed
+        )
+    assert subject.place.snapshot() == before
 
 
 class Provisioning(Statements):
@@ -97,6 +131,24 @@ class Provisioning(Statements):
         elsewhere = DeliverySpec(dead_letter_sink=(Sink(uri="file:///elsewhere"), Sink(uri=NATIVE)))
         status = subject.keep(subject.broker.admin()).plan(elsewhere).status
         assert status.dead_letter_sink_uri != redact(subject.broker.native_sink())
+
+    @broker_has("provision", "dead_letter", "sink_partitions")
+    def test_the_partitions_that_a_spec_asks_for_are_made_and_compared(self, subject: Subject) -> None:
+        _made_and_compared(subject, "sink_partitions", 2)
+
+    @broker_has("provision", "dead_letter", "sink_replication_factor")
+    def test_the_replicas_that_a_spec_asks_for_are_made_and_compared(self, subject: Subject) -> None:
+        _made_and_compared(subject, "sink_replication_factor", 1)
+
+    @broker_has("send")
+    @broker_lacks("sink_partitions")
+    def test_without_partitions_a_spec_that_asks_for_them_is_refused(self, subject: Subject) -> None:
+        _is_refused(subject, replace(SPEC, sink_partitions=2))
+
+    @broker_has("send")
+    @broker_lacks("sink_replication_factor")
+    def test_without_replicas_a_spec_that_asks_for_them_is_refused(self, subject: Subject) -> None:
+        _is_refused(subject, replace(SPEC, sink_replication_factor=2))
 
     @broker_has("provision", "send")
     def test_depth_counts_what_waits(self, subject: Subject) -> None:

@@ -99,6 +99,7 @@ def as_dict(found: Provisioning) -> dict[str, object]:
         "drift": found.plan.drift,
         "objects": [asdict(item) for item in found.plan.objects],
         "status": knative.status_to_dict(found.plan.status),
+        "fields": dict(found.fields),
         "support": {part: each.value for part, each in found.support.items()},
         "approximations": list(found.plan.approximations),
         "ends_within_seconds": None if math.isinf(found.ends_within) else found.ends_within,
@@ -118,10 +119,14 @@ def as_text(found: Provisioning) -> Iterator[str]:
     yield f"Dead letters go to {sink}" if sink else "No dead letter sink."
     end = "never by itself" if math.isinf(found.ends_within) else f"within {found.ends_within:,.0f} s"
     yield f"Where nothing is accepted any more, a task that writes ends {end}."
-    yield ""
-    width = max(map(len, found.support))
-    for part, support in found.support.items():
-        yield f"  {part:<{width}}  {support.value}"
+    for rows in (found.fields, {part: support.value for part, support in found.support.items()}):
+        yield ""
+        width = max(map(len, rows))
+        for name, value in rows.items():
+            indent = f"  {name:<{width}}  "
+            yield from textwrap.wrap(
+                value, max(_WIDTH, width + 30), initial_indent=indent, subsequent_indent=" " * len(indent)
+            )
     for title, lines in (("Done otherwise", found.plan.approximations), ("See to", found.warnings)):
         if lines:
             yield ""

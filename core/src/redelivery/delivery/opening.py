@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TypeAlias
 from urllib.parse import urljoin, urlsplit
 
-from redelivery import plugins, policy
+from redelivery import plugins, policy, support
 from redelivery.broker import Broker
 from redelivery.clock import Clock
 from redelivery.delivery.lane import Bounds, Lane
@@ -69,11 +69,15 @@ class Opening:
     resources: Resources
 
     def connect(self) -> Broker:
-        """The destination's broker. Raises ConfigurationError."""
+        """The destination's broker. Raises ConfigurationError: it cannot do what the spec asks."""
         warning = policy.retries_that_do_not_fit(self.spec)
         if warning:
             log.warning("%s", warning)
-        return self.resources.enter_context(self.borrow(self.url, self.options))
+        broker = self.resources.enter_context(self.borrow(self.url, self.options))
+        support.check(self.spec, broker.capabilities, broker.name)
+        for sentence in (*support.without_effect(self.spec), *support.left_to_provisioning(self.spec)):
+            log.warning("%s", sentence)
+        return broker
 
     def destination(self, broker: Broker) -> Lane:
         """The destination's lane, open. Raises BrokerError, Unsupported."""

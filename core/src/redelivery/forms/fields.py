@@ -186,6 +186,24 @@ def canonical(name: str) -> str:
     return next((special for special in SINKS if special.lower() == lower), name)
 
 
+def written(attribute: str, value: Any) -> tuple[str, str]:
+    """One field's name and value as people know them, in the first dialect that can say it, Knative's before Connect's.
+
+    Args:
+        attribute: of `DeliverySpec`.
+        value: its value; None: only the name counts.
+    """
+    candidates = [field for field in (*KNATIVE, *CONNECT, *OURS) if field.attribute == attribute]
+    if not candidates:
+        return DEAD_LETTER_SINK, " ".join(sink.uri or f"{sink.ref and sink.ref.group_kind}" for sink in value or ())
+    for field in candidates if value is not None else ():
+        try:
+            return field.name, as_text(field.kind.write(value))
+        except InvalidSpec:
+            continue
+    return candidates[0].name, "" if value is None else str(value)
+
+
 def kind_of(name: str) -> Kind | None:
     """How the value of a canonical name is written; None for the names of sinks."""
     field = _BY_NAME.get(name.lower())

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
-from redelivery import plugins
+from redelivery import plugins, support
 from redelivery.broker import BrokerPlugin
 from redelivery.delivery import Bounds, Flow
 from redelivery.delivery.opening import prefixed
@@ -260,7 +260,8 @@ def _refuse_literal_secrets(plugin: BrokerPlugin, client: Mapping[str, str]) -> 
 
 
 def _with_sinks(spec: DeliverySpec, destination: BrokerPlugin, sink_client: Mapping[str, str]) -> DeliverySpec:
-    """The spec, each sink with the client options that are its plugin's."""
+    """The spec, each sink with the client options that are its plugin's. Raises ConfigurationError."""
+    support.check(spec, destination.capabilities, destination.name)
     unused = dict(sink_client)
     sinks = []
     for sink in spec.dead_letter_sink:
