@@ -11,13 +11,13 @@ import pytest
 from scripted import ScriptedBroker
 from test_delivery import RealClock
 
-from redelivery import dialects, events
+from redelivery import dialects, events, redriving
 from redelivery.broker import Broker, DeadLetters, Letter, Limits, Support
 from redelivery.context import ErrorContext
 from redelivery.deadletters import LetterBox, dead_letters
 from redelivery.errors import ConfigurationError, Fatal, Permanent
 from redelivery.message import Message
-from redelivery.redriving import context_of, original_id
+from redelivery.redriving import Pace, context_of, original_id
 
 
 class Place(DeadLetters):
@@ -250,3 +250,22 @@ def test_the_mark_of_a_hop_is_taken_off_only_where_it_is_ours() -> None:
     assert original_id("a~2", 2) == "a"
     assert original_id("a~2", 0) == "a~2"
     assert original_id("a~2", 1) == "a~2"
+
+
+def test_a_redrive_holds_so_many_bytes_of_letters_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redriving, "_CHUNK_BYTES", 40_000)
+    large = [replace(each, message=replace(each.message, value=b"v" * 10_000)) for each in map(letter, "abcdefghijkl")]
+    world = World(*large)
+    shown, held = 0, []
+
+    def browse() -> Iterator[Letter]:
+        nonlocal shown
+        for each in large:
+            shown += 1
+            held.append(shown - len(world.place.at_work_when_removed))
+            yield each
+
+    monkeypatch.setattr(world.place, "browse", browse)
+    with world.box() as box:
+        assert box.redrive(pace=Pace(max_returns=None)).removed == len(large)
+    assert max(held) <= 4

@@ -37,8 +37,9 @@ HOP_LIMIT: Final = 5
 MAX_RETURNS: Final = 100
 #: Separates an id from the number of its hop.
 HOP_MARK: Final = "~"
-#: Letters that are sent and then removed together.
+#: Letters that are sent and then removed together: so many, or fewer that have so many bytes.
 _CHUNK: Final = 500
+_CHUNK_BYTES: Final = 16 * 1024 * 1024
 #: Looking for letters that came back takes this part of the time at most, and no look comes sooner than that.
 _LOOKING: Final = 0.1
 _LOOK_AFTER: Final = 1.0
@@ -183,7 +184,7 @@ class Transfer:
         while again:
             removed = self.report.removed
             meant = self._meant()
-            while not self.report.stopped and (chunk := list(itertools.islice(meant, self._size(rate)))):
+            while not self.report.stopped and (chunk := _taken(meant, self._size(rate))):
                 going = self._going(chunk)
                 if engine is not None and going and self._may_send(rate, len(going)):
                     self._send(engine, going, confirmed)
@@ -315,6 +316,18 @@ class Transfer:
         self.report.returned = returned
         now = self._clock.monotonic()
         self._next_look = now + max(_LOOK_AFTER, (now - began) / _LOOKING)
+
+
+def _taken(letters: Iterator[Letter], most: int) -> list[Letter]:
+    """The next letters: at most so many, and no more once they have `_CHUNK_BYTES`."""
+    taken: list[Letter] = []
+    weight = 0
+    for letter in itertools.islice(letters, most):
+        taken.append(letter)
+        weight += letter.message.nbytes
+        if weight >= _CHUNK_BYTES:
+            break
+    return taken
 
 
 def _digest(letter: Letter) -> str:
