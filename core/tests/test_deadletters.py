@@ -256,12 +256,10 @@ def test_a_redrive_holds_so_many_bytes_of_letters_at_most(monkeypatch: pytest.Mo
     monkeypatch.setattr(redriving, "_CHUNK_BYTES", 40_000)
     large = [replace(each, message=replace(each.message, value=b"v" * 10_000)) for each in map(letter, "abcdefghijkl")]
     world = World(*large)
-    shown, held = 0, []
+    held: list[int] = []
 
     def browse() -> Iterator[Letter]:
-        nonlocal shown
-        for each in large:
-            shown += 1
+        for shown, each in enumerate(list(world.place.letters), 1):
             held.append(shown - len(world.place.at_work_when_removed))
             yield each
 
