@@ -217,6 +217,8 @@ def test_events_made_by_spark_are_events_and_bad_rows_are_dead_lettered(spark, s
     assert json.loads(message.value)["data"] == {"id": 1, "at": "1970-01-01T00:00:01.000000Z"}
     with pytest.raises(ConfigurationError, match="did you mean 'tail'"):
         events(df, type="flight", source="/nyc", subject="tale")
+    with pytest.raises(ConfigurationError, match=r"'source' must be a URI reference.*'New York'"):
+        events(df, type="flight", source="New York")
 
 
 # --- what is refused before anything is sent -----------------------------------------------------------------------

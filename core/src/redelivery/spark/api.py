@@ -16,7 +16,8 @@ from pyspark.sql.utils import is_remote
 
 from redelivery import plugins
 from redelivery.delivery.opening import prefixed, sink_url
-from redelivery.errors import ConfigurationError, RedeliveryError
+from redelivery.errors import ConfigurationError, Permanent, RedeliveryError
+from redelivery.events import validate
 from redelivery.report import DeliveryReport
 from redelivery.settings import has_scheme, unknown
 from redelivery.spark import job as jobs
@@ -114,8 +115,9 @@ def events(
         The columns that a write takes: `value`, `datacontenttype`, `type`, `source`, and those given.
 
     Raises:
-        ConfigurationError: a column is not there, or has no JSON form.
+        ConfigurationError: a column is not there, or has no JSON form; a `type` or `source` that no event can have.
     """
+    _check_literals(type, source)
     names = list(df.columns if data is None else data)
     by_name = {each.name: each for each in df.schema.fields}
     for name in [*names, *(each for each in (subject, time, id, dataschema, key) if isinstance(each, str))]:
@@ -229,6 +231,15 @@ def _encode_rows(df: DataFrame, layout: Layout) -> tuple[DataFrame, Layout]:
         row=(),
         json_from=_VALUE,
     )
+
+
+def _check_literals(kind: Column | str, source: Column | str) -> None:
+    """What all rows would be refused for is said here. Raises ConfigurationError."""
+    given = {name: value for name, value in (("type", kind), ("source", source)) if isinstance(value, str)}
+    try:
+        validate({"id": "1", "type": "t", "source": "/s", **given})
+    except Permanent as error:
+        raise ConfigurationError(f"events: {error}") from error
 
 
 def _column(column: Column | str | None) -> Column | None:
