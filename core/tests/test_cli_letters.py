@@ -9,8 +9,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -406,3 +408,46 @@ def test_killed_between_any_two_steps_no_letter_is_lost_and_the_next_run_goes_on
     assert run(capsys, "redrive", url)[0] == 0
     assert sorted(map(str, at_work(url))) == ["n0~1", "n1~1", "n2~1"]
     assert lying(url) == []
+
+
+def expire(url: str, name: str) -> None:
+    """Have the broker itself dead-letter a message."""
+    with connect(url, {"sqlite.message_ttl": "0.05"}) as broker:
+        with broker.sender() as sender:
+            sender.send(Batch.of([Message(value=b"v", id=name)]), deadline=time.monotonic() + 10)
+            assert [settled.failures for settled in sender.collect(1.0)] == [()]
+        with broker.receiver(lease=timedelta(milliseconds=10)) as receiver:
+            until(lambda: not receiver.receive(1, wait=0.1) and broker.admin().depth() == 0)
+
+
+def until(true: Callable[[], object]) -> None:
+    end = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_forwarding_follows_what_is_dead_lettered_later_until_it_is_told_to_end(url: str, tmp_path: Path) -> None:
+    expire(url, "a")
+    sink = f"sqlite:{tmp_path}/sink.db?queue=kept"
+    command = [sys.executable, "-m", "redelivery", "dead-letters", "forward", url, "--to", sink, "--json"]
+    process = subprocess.Popen([*command, "--follow", "--interval", "0.1"], stdout=subprocess.PIPE, text=True)
+    until(lambda: (tmp_path / "sink.db").exists() and len(at_work(sink)) == 1)
+    expire(url, "b")
+    until(lambda: len(at_work(sink)) == 2)
+    os.kill(process.pid, signal.SIGTERM)
+    out, _ = process.communicate(timeout=20)
+    account = json.loads(out)
+    assert (account["redriven"], account["removed"], account["failed"]) == (2, 2, 0)
+    assert process.returncode == 0
+    assert (at_work(sink), lying(url)) == (["a", "b"], [])
+
+
+@pytest.mark.parametrize("interval", ["0", "-1", "nan", "inf"])
+def test_an_interval_that_cannot_be_is_refused(
+    interval: str, url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sink = f"sqlite:{tmp_path}/sink.db?queue=kept"
+    status, _, err = run(capsys, "forward", url, "--to", sink, "--follow", f"--interval={interval}")
+    assert status == 2
+    assert "interval" in err

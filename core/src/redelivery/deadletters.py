@@ -6,23 +6,34 @@ This file opens a place and hands it to people; how letters are moved is in `red
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from redelivery.broker import Broker, DeadLetters, Letter, Support
+from redelivery.broker import Broker, Capabilities, DeadLetters, Letter, Support
+from redelivery.carrying import Back, Carrier, Onward, several
 from redelivery.clock import SystemClock
-from redelivery.delivery.lane import Bounds
-from redelivery.delivery.opening import Borrow, Opening, Resources, connected, sink_options, sink_url
+from redelivery.delivery.lane import Bounds, Lane
+from redelivery.delivery.opening import (
+    Borrow,
+    Opening,
+    Resources,
+    connected,
+    refuse_destination,
+    sink_options,
+    sink_url,
+    true_url,
+)
 from redelivery.errors import ConfigurationError
 from redelivery.ledger import Ledger
 from redelivery.plugins import own_options
 from redelivery.redriving import FORWARDING, HOP_LIMIT, Errand, Pace, RedriveReport, Transfer, context_of, redriving
 from redelivery.selection import Selection
 from redelivery.settings import redact
-from redelivery.spec import DeliverySpec
+from redelivery.spec import DeliverySpec, Sink
 
 #: How a letter is sent where nothing else is said; one that fails for good stays in its place.
 _SPEC: Final = DeliverySpec(retry=3, tolerance="all", allow_skip=True, log_enable=False)
@@ -111,7 +122,14 @@ class LetterBox:
         selection = where or Selection()
         options = self._options if to is None else own_options(to, self._options)
         meant = selection if ids is None else selection.of(ids)
-        return self._transfer(redriving(to, hop_limit), to, options, spec or _SPEC, meant, pace or Pace(), ledger)
+        pace = pace or Pace()
+
+        def opened(opening: Opening) -> tuple[Carrier | None, Capabilities]:
+            broker = self._destination(replace(opening, url=to or opening.url, options=options), to)
+            lane = None if pace.dry_run else replace(opening, url=to or opening.url).destination(broker)
+            return None if lane is None else Back(lane, opening.spec, opening.clock), broker.capabilities
+
+        return self._transfer(redriving(to, hop_limit), opened, spec, meant, pace, ledger)
 
     def move_back(self, *, wait: float = 300.0) -> int:
         """Have the broker itself move all letters back to work, as they are; returns how many.
@@ -139,18 +157,47 @@ class LetterBox:
         pace: Pace | None = None,
         ledger: Path | None = None,
         spec: DeliverySpec | None = None,
+        follow: bool = False,
+        interval: timedelta = timedelta(seconds=10),
     ) -> RedriveReport:
         """Move what the broker itself dead-lettered (expired, delivered too often) to a sink, with its context.
 
-        Each is removed once the sink has confirmed it. Arguments and errors are those of `redrive`, but for `to`: None
-        means the first deadLetterSink of `spec` that is not the place itself.
+        Each letter goes to the first of the sinks that takes it, in that sink's form and in the spec's format, and is
+        removed once the sink has confirmed it; one that none takes stays.
+
+        Args:
+            to: the only sink; None: those of `spec`, but for the place itself.
+            where: only those that it means.
+            pace: limit, rate, dry run, and when to stop.
+            ledger: as `redrive` has it.
+            spec: its sinks, format, retries, backoff and timeouts.
+            follow: go on with what the broker gives up later, until `pace.stop` says so or the limit is reached. What
+                stays is then counted as the last look found it.
+            interval: between two looks.
+
+        Raises:
+            ConfigurationError: no sink is named, or one is the destination itself, or the ledger is another place's or
+                in use.
+            BrokerError: no sink, or not the place, can be used; letters not removed are still there.
         """
-        if to is None:
-            to, options = self._named_sink(spec or _SPEC)
-        else:
-            options = own_options(to, self._options)
         pace = pace or Pace(max_returns=None)
-        return self._transfer(FORWARDING, to, options, spec or _SPEC, where or Selection(), pace, ledger)
+        if interval <= timedelta(0):
+            raise ConfigurationError(f"interval: must be more than 0, not {interval}")
+
+        def opened(opening: Opening) -> tuple[Carrier | None, Capabilities]:
+            sinks = list(self._sinks(opening, to, spec or _SPEC))
+            if not sinks:
+                raise ConfigurationError(
+                    "forward: say where to, with `to` or with a spec whose deadLetterSink is another place"
+                )
+            if pace.dry_run:
+                return None, sinks[0][1].capabilities
+            lanes = [opening.letters(url, there) for url, there in sinks]
+            place = Lane(self.place, self._broker, opening.spec, opening.bounds, opening.clock)
+            return Onward(place, lanes, opening.spec, opening.clock), several(lanes)
+
+        seconds = interval.total_seconds() if follow else None
+        return self._transfer(FORWARDING, opened, spec, where or Selection(), pace, ledger, follow=seconds)
 
     def close(self) -> None:
         """Close the connection."""
@@ -167,49 +214,60 @@ class LetterBox:
     def _transfer(
         self,
         errand: Errand,
-        to: str | None,
-        options: Mapping[str, str],
-        spec: DeliverySpec,
+        opened: Callable[[Opening], tuple[Carrier | None, Capabilities]],
+        spec: DeliverySpec | None,
         selection: Selection,
         pace: Pace,
         ledger: Path | None,
+        *,
+        follow: float | None = None,
     ) -> RedriveReport:
-        spec = replace(spec, dead_letter_sink=(), allow_skip=True, **_TOLERANT)
+        given = replace(spec or _SPEC, dead_letter_sink=(), allow_skip=True, log_enable=False, **_TOLERANT)
         with Resources() as resources:
-            url = to or self._opening.url
-            opening = replace(self._opening, url=url, options=options, spec=spec, resources=resources)
-            place = self._place()
-            broker = self._broker if to is None or to == place else opening.connect()
-            same = self._direct and to is not None and broker.is_at(self._broker)
-            if same or place in (url, broker.canonical_url):
-                raise ConfigurationError(
-                    f"{errand.name}: {redact(url)} is the place that the letters are in; say where to"
-                )
-            lane = None if pace.dry_run else opening.destination(broker)
+            carrier, there = opened(replace(self._opening, spec=given, resources=resources))
             book = resources.enter_context(Ledger(ledger, self.place)) if ledger and not pace.dry_run else None
             transfer = Transfer(
                 self._letters,
                 look=lambda: self._broker.dead_letters(direct=self._direct),
                 selection=selection,
                 errand=errand,
-                there=broker.capabilities,
+                there=there,
                 pace=pace,
                 ledger=book,
-                clock=opening.clock,
+                clock=self._opening.clock,
+                follow=follow,
                 partial=self._broker.capabilities.browse is Support.LOWER_BOUND,
             )
-            return transfer.run(lane, spec)
+            return transfer.run(carrier)
 
-    def _named_sink(self, spec: DeliverySpec) -> tuple[str, Mapping[str, str]]:
-        """URL and client options of a spec's sink. Raises ConfigurationError, BrokerError, Unsupported."""
-        for sink in spec.dead_letter_sink:
+    def _destination(self, opening: Opening, to: str | None) -> Broker:
+        """Where letters go back to. Raises ConfigurationError."""
+        broker = self._broker if to is None or to == self._place() else opening.connect()
+        if to is not None:
+            self._check_elsewhere("redrive", to, broker)
+        return broker
+
+    def _check_elsewhere(self, doing: str, url: str, there: Broker) -> None:
+        place = self._place()
+        if place in (url, there.canonical_url) or (self._direct and there.is_at(self._broker)):
+            raise ConfigurationError(f"{doing}: {redact(url)} is the place that the letters are in; say where to")
+
+    def _sinks(self, opening: Opening, to: str | None, spec: DeliverySpec) -> Iterator[tuple[str, Broker]]:
+        """URL and broker of each sink that letters are forwarded to. Raises ConfigurationError, BrokerError."""
+        place = self._place()
+        for sink in spec.dead_letter_sink if to is None else (Sink(uri=to),):
             url = sink_url(sink, self._broker)
-            if url != self._place():
-                own = own_options(url, self._options)
-                return url, {**own, **sink_options(sink, self._broker, own)}
-        raise ConfigurationError(
-            "forward: say where to, with `to` or with a spec whose deadLetterSink is another place"
-        )
+            if to is None and url == place and not sink.options:
+                continue
+            own = own_options(url, self._options)
+            options = {**own, **sink_options(sink, self._broker, own)}
+            there = opening.resources.enter_context(opening.borrow(url, options))
+            url = true_url(sink, url, there)
+            if to is None and place in (url, there.canonical_url):
+                continue
+            self._check_elsewhere("forward", url, there)
+            refuse_destination(url, there, opening.url, self._broker)
+            yield url, there
 
     def _place(self) -> str:
         """Not as it was written: a relative path is another place in another folder."""

@@ -10,26 +10,25 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
+import logging
 import math
-import random as random_module
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
 
 from redelivery import dialects, events, identity
 from redelivery.broker import Capabilities, DeadLetters, Letter, Support
+from redelivery.carrying import Carrier
 from redelivery.clock import Clock
 from redelivery.context import ErrorContext
-from redelivery.delivery.engine import Engine, Flow
-from redelivery.delivery.lane import Lane
 from redelivery.delivery.rate import RateLimit
-from redelivery.delivery.record import Origin
-from redelivery.errors import ConfigurationError, RedeliveryError
+from redelivery.errors import Ambiguous, ConfigurationError, RedeliveryError, Retriable
 from redelivery.ledger import Ledger
-from redelivery.message import Batch, Message
+from redelivery.message import Message
 from redelivery.selection import Selection, dead_since_ms
 from redelivery.settings import redact
-from redelivery.spec import DeliverySpec
+
+log = logging.getLogger("redelivery.redriving")
 
 #: A letter that was sent back this often is not sent again unless told to.
 HOP_LIMIT: Final = 5
@@ -45,7 +44,6 @@ _LOOKING: Final = 0.1
 _LOOK_AFTER: Final = 1.0
 #: The longest time without a look at `Pace.stop`, in seconds.
 _NAP: Final = 0.2
-_ORIGIN: Final = Origin(run="redrive")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -73,6 +71,13 @@ class RedriveReport:
     resumed: int = 0
     returned: int = 0
     stopped: str | None = None
+
+    def look_again(self) -> None:
+        """Forget what stays: the next look finds it again."""
+        self.considered -= self.failed + sum(self.left.values())
+        self.selected -= self.failed
+        self.failed = 0
+        self.left.clear()
 
     def leave(self, why: str | None) -> bool:
         """Count a letter that is not sent; False where there is no reason for that."""
@@ -135,6 +140,7 @@ class Transfer:
         there: what the destination can do.
         pace: how far and how fast.
         ledger: remembers what was sent and not yet removed; None: nothing does.
+        follow: look again after so many seconds, until it is stopped; None: one look is all.
         partial: the place shows some letters only when those before them are gone.
     """
 
@@ -149,6 +155,7 @@ class Transfer:
         pace: Pace,
         ledger: Ledger | None,
         clock: Clock,
+        follow: float | None = None,
         partial: bool = False,
     ) -> None:
         self.report = RedriveReport()
@@ -160,50 +167,72 @@ class Transfer:
         self._pace = pace
         self._ledger = ledger
         self._clock = clock
+        self._follow = follow
         self._partial = partial
         self._stay: set[str] = set()
         #: Letters that are confirmed where they went and not known to be removed: digests by position.
         self._pending: dict[str, str] = {}
         #: Of those, what is shown again.
         self._again: list[str] = []
-        self._began_ms = clock.wall_ms()
+        self._began_ms = self._looked_ms = clock.wall_ms()
         self._next_look = clock.monotonic() + _LOOK_AFTER
 
-    def run(self, lane: Lane | None, spec: DeliverySpec) -> RedriveReport:
-        """Move the letters over this lane; without one, which is a dry run, only count them."""
-        confirmed: list[int] = []
-        engine = None
-        if lane is not None:
+    def run(self, carrier: Carrier | None) -> RedriveReport:
+        """Move the letters by this carrier; without one, which is a dry run, only count them."""
+        if carrier is not None:
             self._pending = {} if self._ledger is None else self._ledger.pending()
-            # Letters come in the order of their deaths; a refusal must not turn round those of one key.
-            flow = Flow(ordering="key" if self._there.order is Support.NATIVE else "none")
-            chance = random_module.random
-            engine = Engine([lane], spec, _ORIGIN, self._clock, chance, flow, delivered=confirmed.extend)
         rate = RateLimit(self._pace.rate)
+        self._pass(carrier, rate)
+        while self._follow is not None and not self.report.stopped and self._waited(self._follow, carrier):
+            self._look_anew(carrier, rate)
+        if carrier is not None and self.report.redriven:
+            self._count_returned()
+            self._pace.on_progress(self.report)
+        return self.report
+
+    def _pass(self, carrier: Carrier | None, rate: RateLimit) -> None:
+        """Move what lies there now."""
         again = True
         while again:
             removed = self.report.removed
             meant = self._meant()
             while not self.report.stopped and (chunk := _taken(meant, self._size(rate))):
                 going = self._going(chunk)
-                if engine is not None and going and self._may_send(rate, len(going)):
-                    self._send(engine, going, confirmed)
+                if carrier is not None and going and self._may_send(rate, len(going)):
+                    self._send(carrier, going)
                 self._pace.on_progress(self.report)
                 self._must_stop()
             self._resume()
             # What was behind those that are gone is shown now.
             again = self._partial and not self.report.stopped and self.report.removed > removed
-        if engine is not None and self.report.redriven:
-            self._count_returned()
-            self._pace.on_progress(self.report)
-        return self.report
+
+    def _look_anew(self, carrier: Carrier | None, rate: RateLimit) -> None:
+        """One more look. What stays is counted as the last look finds it; a broker that is away comes back."""
+        self.report.look_again()
+        self._stay.clear()
+        self._again.clear()
+        self._looked_ms = self._clock.wall_ms()
+        try:
+            with self._look() as self._letters:
+                self._pass(carrier, rate)
+        except (Retriable, Ambiguous) as error:
+            log.warning("%s: the letters cannot be looked at now, and later again: %s", self._errand.name, error)
+
+    def _waited(self, seconds: float, carrier: Carrier | None) -> bool:
+        """Wait for the next look; False where the run is stopped meanwhile."""
+        end = self._clock.monotonic() + seconds
+        while (left := end - self._clock.monotonic()) > 0 and not self._pace.stop():
+            if carrier is not None:
+                carrier.beat()
+            self._clock.sleep(min(left, _NAP))
+        return not self._pace.stop()
 
     def _meant(self) -> Iterator[Letter]:
         for letter in self._letters.browse():
             if self._was_sent(letter):
                 continue
             whole = replace(letter, context=context_of(letter))
-            if letter.position not in self._stay and self._selection.admits(whole, self._began_ms):
+            if letter.position not in self._stay and self._selection.admits(whole, self._looked_ms):
                 yield letter
 
     def _size(self, rate: RateLimit) -> int:
@@ -218,27 +247,25 @@ class Transfer:
         self.report.selected += len(going)
         return going
 
-    def _send(self, engine: Engine, going: Sequence[Letter], confirmed: list[int]) -> None:
-        places = {engine.report.rows + n: letter for n, letter in enumerate(going)}
-        engine.take(Batch.of([self._errand.prepare(letter, self._there) for letter in going]))
+    def _send(self, carrier: Carrier, going: Sequence[Letter]) -> None:
         try:
-            engine.drain()
+            carrier.carry([(letter, self._errand.prepare(letter, self._there)) for letter in going])
         except BaseException as error:  # what is confirmed is removed, whatever becomes of its neighbours
             try:
-                self._account(places, confirmed)
+                self._account(going, carrier.confirmed)
             except RedeliveryError as second:
                 error.add_note(f"and then: {second}")
             raise
-        self._account(places, confirmed)
+        self._account(going, carrier.confirmed)
 
-    def _account(self, places: Mapping[int, Letter], confirmed: list[int]) -> None:
+    def _account(self, going: Sequence[Letter], confirmed: list[Letter]) -> None:
         """Count what was sent, note what is confirmed, and remove that."""
         self.report.redriven += len(confirmed)
-        self.report.failed += len(places) - len(confirmed)
-        if self._partial:
-            self._stay.update(places[row].position for row in places.keys() - set(confirmed))
-        sent = {places[row].position: _digest(places[row]) for row in confirmed}
+        self.report.failed += len(going) - len(confirmed)
+        sent = {letter.position: _digest(letter) for letter in confirmed}
         confirmed.clear()
+        if self._partial:
+            self._stay.update(letter.position for letter in going if letter.position not in sent)
         self._pending.update(sent)
         try:
             if self._ledger is not None:
@@ -386,18 +413,6 @@ def sent_back(letter: Letter, there: Capabilities, to: str | None = None) -> Mes
     return replace(sent, identity=identity.of_unchanged(sent, context) if again else identity.of_redriven(sent))
 
 
-def forwarded(letter: Letter, there: Capabilities) -> Message:
-    """A letter of the broker's own as a sink takes it: with its context in the headers, as core writes it."""
-    attached = dialects.attach(
-        letter.message,
-        letter.context or ErrorContext(),
-        dialect=dialects.chosen(None, there.context_dialect, letter.message),
-        limits=there.limits,
-        prefix=there.cloudevents_prefix,
-    )
-    return replace(attached, identity=identity.of_forwarded(letter))
-
-
 def original_id(name: str, hop: int) -> str:
     """An id without the mark of its last hop."""
     return name.removesuffix(f"{HOP_MARK}{hop}") if hop > 0 else name
@@ -424,4 +439,9 @@ def redriving(to: str | None, hop_limit: int) -> Errand:
     return Errand("redrive", lambda letter, there: sent_back(letter, there, to), lambda each: why_left(each, hop_limit))
 
 
-FORWARDING: Final = Errand("forward", forwarded, why_not_forwarded)
+#: Letters of the broker's own are sent on as they are; each sink's carrier puts their context into its form.
+FORWARDING: Final = Errand(
+    "forward",
+    lambda letter, _there: replace(letter.message, identity=identity.of_forwarded(letter)),
+    why_not_forwarded,
+)

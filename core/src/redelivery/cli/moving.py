@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from datetime import timedelta
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Final
@@ -49,7 +50,13 @@ def add(what: _SubParsersAction[argparse.ArgumentParser]) -> None:
     forward.set_defaults(run=_forward)
     redrive.add_argument("--to", metavar="URL", help="another destination than the one where they failed")
     redrive.add_argument("--hop-limit", type=int, default=HOP_LIMIT, help="leave what came back so often (default 5)")
-    forward.add_argument("--to", metavar="URL", help="the sink, where the delivery spec names none")
+    forward.add_argument("--to", metavar="URL", help="the only sink, in place of those of the delivery spec")
+    forward.add_argument(
+        "--follow", action="store_true", help="go on with what is dead-lettered later, until Ctrl-C or SIGTERM"
+    )
+    forward.add_argument(
+        "--interval", type=float, default=10.0, metavar="SECONDS", help="between two looks of --follow (default 10)"
+    )
     for parser, returns in ((redrive, MAX_RETURNS), (forward, None)):
         add_place(parser, with_spec=True)
         add_where(parser)
@@ -100,8 +107,24 @@ def _forward(arguments: argparse.Namespace) -> int:
     where, (spec, client) = selection_of(arguments), _spec(arguments)
     with opened(arguments, client) as box, _pace(arguments) as pace:
         ledger = arguments.ledger or default_path(box.place)
-        report = box.forward(arguments.to, where=where, pace=pace, ledger=ledger, spec=spec)
+        report = box.forward(
+            arguments.to,
+            where=where,
+            pace=pace,
+            ledger=ledger,
+            spec=spec,
+            follow=arguments.follow,
+            interval=_interval(arguments.interval),
+        )
     return _account(arguments, report)
+
+
+def _interval(seconds: float) -> timedelta:
+    """Raises ConfigurationError."""
+    try:
+        return timedelta(seconds=seconds)
+    except (OverflowError, ValueError) as error:
+        raise ConfigurationError(f"--interval {seconds}: a number of seconds above 0") from error
 
 
 def _spec(arguments: argparse.Namespace) -> tuple[DeliverySpec | None, dict[str, str]]:

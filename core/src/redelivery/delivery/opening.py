@@ -87,7 +87,14 @@ class Opening:
 
     def sink(self, sink: Sink, broker: Broker) -> Lane:
         """The lane of one of the destination's sinks. Raises ConfigurationError, BrokerError, Unsupported."""
-        lane = self._sink_lane(sink, broker)
+        return self._opened(self._sink_lane(sink, broker))
+
+    def letters(self, url: str, there: Broker) -> Lane:
+        """The lane to a sink that is connected. Raises BrokerError, Unsupported."""
+        return self._opened(self._lane(url, there, policy.for_sink(self.spec)))
+
+    @staticmethod
+    def _opened(lane: Lane) -> Lane:
         # A sink that is down may be up again when it is needed; one that can never work is said now.
         with contextlib.suppress(Retriable, Ambiguous):
             lane.open()

@@ -64,6 +64,7 @@ class Record:
         void: it is no longer ours: another consumer has it.
         lost: called when that is found out.
         rename_type: the type under which an event is reposted to a sink.
+        said: its context as somebody else says it who gave it up, a broker; None: it is ours to say.
     """
 
     message: Message
@@ -94,6 +95,7 @@ class Record:
     void: bool = False
     lost: Callable[[], None] = lambda: None
     rename_type: str | None = None
+    said: ErrorContext | None = None
 
     def enter(self, outgoing: Message) -> None:
         """Begin anew in the next lane."""
@@ -126,6 +128,8 @@ class Record:
             component: fully qualified name of its sender's class.
             destination: its redacted URL.
         """
+        if self.said is not None:
+            return self.said
         error = self.primary
         lives = dialects.lives(self.message)
         source = None if self.received is None else self.received().source

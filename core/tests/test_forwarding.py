@@ -1,0 +1,256 @@
+"""What a broker itself dead-lettered goes down the sinks as any letter does, and for as long as is asked."""
+
+from __future__ import annotations
+
+import contextlib
+import tracemalloc
+from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from scripted import FakeClock, ScriptedBroker
+from test_deadletters import World
+from test_delivery import RealClock
+
+from redelivery import dialects
+from redelivery.broker import Broker, Letter
+from redelivery.context import ErrorContext
+from redelivery.deadletters import dead_letters
+from redelivery.errors import BrokerError, ConfigurationError, Fatal, Retriable
+from redelivery.events import is_structured
+from redelivery.message import Message
+from redelivery.redriving import Pace, RedriveReport
+from redelivery.spec import DeliverySpec, Sink
+
+EVENT = (("ce-specversion", b"1.0"), ("ce-id", b"a"), ("ce-source", b"s"), ("ce-type", b"order.placed"))
+
+
+def expired(name: str, **fields: Any) -> Letter:
+    """A letter of the broker's own."""
+    context = ErrorContext(kind="expired", reason="its time to live had run out", broker="scripted", attempts=2)
+    return Letter(position=f"p-{name}", message=Message(value=name.encode(), id=name, **fields), context=context)
+
+
+class Sinks(World):
+    """Letters in a place, and a chain of sinks."""
+
+    def __init__(self, *letters: Letter, count: int = 2) -> None:
+        super().__init__(*letters)
+        self.chain = [ScriptedBroker(RealClock()) for _ in range(count)]
+        self.spec = DeliverySpec(dead_letter_sink=tuple(Sink(uri=f"scripted:{at}") for at in range(count)))
+
+    @contextlib.contextmanager
+    def borrow(self, url: str, options: Mapping[str, str]) -> Iterator[Broker]:
+        name = url.partition(":")[2]
+        if name.isdigit():
+            yield self.chain[int(name)]
+        else:
+            with super().borrow(url, options) as broker:
+                yield broker
+
+    def values(self) -> list[list[bytes | None]]:
+        return [[message.value for message in sink.stored] for sink in self.chain]
+
+
+def test_what_the_first_sink_refuses_goes_to_the_second() -> None:
+    here = Sinks(expired("a"), expired("b"))
+    here.chain[0].script = {"a": ["permanent"]}
+    with here.box() as box:
+        report = box.forward(spec=here.spec)
+    assert here.values() == [[b"b"], [b"a"]]
+    assert (report.redriven, report.removed, report.failed) == (2, 2, 0)
+    context = dialects.read(here.chain[1].stored[0])
+    assert context is not None
+    assert (context.kind, context.reason, context.attempts) == ("expired", "its time to live had run out", 2)
+
+
+def test_a_sink_that_takes_nothing_is_passed_over() -> None:
+    here = Sinks(expired("a"), expired("b"))
+    here.chain[0].script = {"a": ["fatal"], "b": ["fatal"]}
+    with here.box() as box:
+        assert box.forward(spec=here.spec).removed == 2
+    assert sorted(here.values()[1], key=repr) == [b"a", b"b"]
+
+
+def test_what_no_sink_takes_stays_and_fails_no_other() -> None:
+    here = Sinks(expired("a"), expired("b"))
+    for sink in here.chain:
+        sink.script = {"a": ["permanent"]}
+    with here.box() as box:
+        report = box.forward(spec=here.spec)
+    assert (report.considered, report.redriven, report.failed) == (2, 1, 1)
+    assert [each.position for each in here.place.letters] == ["p-a"]
+
+
+def test_where_no_sink_takes_anything_that_is_said_and_all_stay() -> None:
+    here = Sinks(*(expired(f"n{at}") for at in range(600)))
+    for sink in here.chain:
+        sink.script = {f"n{at}": ["fatal"] for at in range(600)}
+    with here.box() as box, pytest.raises(Fatal, match="no access"):
+        box.forward(spec=here.spec)
+    assert len(here.place.letters) == 600
+
+
+def test_letters_are_forwarded_in_the_format_of_the_spec() -> None:
+    here = Sinks(expired("a", headers=EVENT))
+    spec = DeliverySpec(dead_letter_sink=here.spec.dead_letter_sink, format="json")
+    with here.box() as box:
+        box.forward(spec=spec)
+    (there,) = here.chain[0].stored
+    assert is_structured(there)
+    assert dialects.read(there) is not None
+
+
+def test_each_sink_gets_the_context_in_its_own_dialect() -> None:
+    here = Sinks(expired("a"))
+    object.__setattr__(here.chain[1].capabilities, "context_dialect", "connect")
+    here.chain[0].script = {"a": ["permanent"]}
+    with here.box() as box:
+        box.forward(spec=here.spec)
+    assert any(name.startswith("__connect.errors") for name, _ in here.chain[1].stored[0].headers)
+
+
+def test_a_target_that_is_named_takes_the_place_of_the_specs_sinks_and_not_of_its_format() -> None:
+    here = Sinks(expired("a", headers=EVENT))
+    with here.box() as box:
+        assert box.forward("scripted:other", spec=DeliverySpec(format="json")).removed == 1
+    assert is_structured(here.other.stored[0])
+
+
+def test_letters_do_not_go_back_to_their_own_queue() -> None:
+    here = Sinks(expired("a"))
+    with here.box() as box, pytest.raises(ConfigurationError, match="is the destination itself"):
+        box.forward("scripted:work")
+    assert len(here.place.letters) == 1
+
+
+# --- following ---
+
+
+class Turns:
+    """Does one thing before each look but the first, and then ends the run."""
+
+    def __init__(self, *actions: Callable[[], None]) -> None:
+        self.actions = list(actions)
+        self.clock = FakeClock()
+        self.next = self.clock.now + 9.5
+        self.over = False
+
+    def sleep(self, seconds: float) -> None:
+        self.clock.now += seconds
+        if self.clock.now >= self.next:
+            self.next += 10.0
+            if self.actions:
+                self.actions.pop(0)()
+            else:
+                self.over = True
+
+
+def followed(here: Sinks, monkeypatch: pytest.MonkeyPatch, *actions: Callable[[], None], **pace: Any) -> RedriveReport:
+    turns = Turns(*actions)
+    for sink in here.chain:
+        sink.clock = turns.clock
+    monkeypatch.setattr(turns.clock, "sleep", turns.sleep, raising=False)
+    monkeypatch.setattr("redelivery.deadletters.SystemClock", lambda: turns.clock)
+    with dead_letters("scripted:work", borrow=here.borrow) as box:
+        return box.forward(
+            spec=here.spec,
+            follow=True,
+            interval=timedelta(seconds=10),
+            pace=Pace(max_returns=None, stop=lambda: turns.over, **pace),
+        )
+
+
+def test_following_takes_what_is_dead_lettered_later_until_it_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = Sinks(expired("a"))
+    came = [lambda name=name: here.place.letters.append(expired(name)) for name in ("b", "c")]
+    report = followed(here, monkeypatch, *came)
+    assert here.values()[0] == [b"a", b"b", b"c"]
+    assert (report.redriven, report.removed, report.considered) == (3, 3, 3)
+    assert here.place.letters == []
+
+
+def test_what_stays_is_counted_once_however_often_it_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = Letter(
+        position="p",
+        message=dialects.attach(
+            Message(value=b"v"),
+            ErrorContext(reason="r"),
+            dialect="json",
+            limits=World().work.capabilities.limits,
+            prefix="ce-",
+        ),
+    )
+    here = Sinks(expired("a"), ours)
+    for sink in here.chain:
+        sink.script = {"a": ["permanent"] * 3}
+    report = followed(here, monkeypatch, *[lambda: None] * 3)
+    assert (report.considered, report.redriven, report.failed) == (2, 1, 0), "refused three times, and then taken"
+    assert sum(report.left.values()) == 1
+
+
+def test_a_broker_that_is_away_for_a_while_does_not_end_the_following(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = Sinks(expired("a"))
+    browse = here.place.browse
+    errors: list[Retriable] = []
+
+    def flaky() -> Iterator[Letter]:
+        if errors:
+            raise errors.pop()
+        return browse()
+
+    def breaks() -> None:
+        here.place.letters.append(expired("b"))
+        errors.append(Retriable("busy"))
+
+    here.place.browse = flaky  # type: ignore[method-assign]
+    assert followed(here, monkeypatch, lambda: None, breaks, lambda: None).redriven == 2
+
+
+@pytest.mark.parametrize("error", [Fatal("no access"), ConfigurationError("gone")])
+def test_what_can_never_work_ends_the_following(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = Sinks(expired("a"))
+
+    def broken() -> Iterator[Letter]:
+        raise error
+
+    here.place.browse = broken  # type: ignore[method-assign]
+    with pytest.raises((BrokerError, ConfigurationError), match=str(error)):
+        followed(here, monkeypatch, lambda: None)
+
+
+def test_a_place_that_is_followed_is_opened_anew_for_each_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker that cannot look without taking would else hide what it has shown for ever."""
+    here = Sinks(expired("a"))
+    opened: list[bool] = []
+
+    def again(*, direct: bool = False) -> Any:
+        opened.append(direct)
+        return here.place
+
+    here.work.dead_letters = again  # type: ignore[method-assign]
+    followed(here, monkeypatch, *[lambda: None] * 3)
+    assert len(opened) >= 4
+
+
+def test_what_keeps_a_followed_place_in_memory_does_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = Sinks(expired("n0"))
+    sizes: list[int] = []
+
+    def more() -> None:
+        for sink in here.chain:
+            sink.stored.clear()
+            sink.sends.clear()
+            sink.attempts.clear()
+        here.place.at_work_when_removed.clear()
+        at = len(sizes)
+        here.place.letters += [expired(f"n{at}-{each}") for each in range(500)]
+        sizes.append(tracemalloc.get_traced_memory()[0])
+
+    tracemalloc.start()
+    try:
+        assert followed(here, monkeypatch, *[more] * 12).redriven == 6001
+    finally:
+        tracemalloc.stop()
+    assert max(sizes[6:]) < sizes[5] + 100_000, sizes
