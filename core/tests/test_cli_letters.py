@@ -24,6 +24,7 @@ from redelivery.deadletters import dead_letters
 from redelivery.ledger import Ledger, default_path
 from redelivery.message import Batch, Message
 from redelivery.plugins import connect
+from redelivery.spec import DeliverySpec
 
 CONTEXT = ErrorContext(
     reason="no such airport: größe", kind="permanent", code="NO_AIRPORT", attempts=3, attempts_total=3, run="r1"
@@ -430,13 +431,19 @@ def until(true: Callable[[], object]) -> None:
 def test_forwarding_follows_what_is_dead_lettered_later_until_it_is_told_to_end(url: str, tmp_path: Path) -> None:
     expire(url, "a")
     sink = f"sqlite:{tmp_path}/sink.db?queue=kept"
+    with connect(sink) as broker, broker.admin() as admin:
+        admin.provision(DeliverySpec())
     command = [sys.executable, "-m", "redelivery", "dead-letters", "forward", url, "--to", sink, "--json"]
-    process = subprocess.Popen([*command, "--follow", "--interval", "0.1"], stdout=subprocess.PIPE, text=True)
-    until(lambda: (tmp_path / "sink.db").exists() and len(at_work(sink)) == 1)
-    expire(url, "b")
-    until(lambda: len(at_work(sink)) == 2)
-    os.kill(process.pid, signal.SIGTERM)
-    out, _ = process.communicate(timeout=20)
+    command += ["--follow", "--interval", "0.1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            until(lambda: len(at_work(sink)) == 1)
+            expire(url, "b")
+            until(lambda: len(at_work(sink)) == 2)
+            os.kill(process.pid, signal.SIGTERM)
+            out, _ = process.communicate(timeout=20)
+        finally:
+            process.kill()
     account = json.loads(out)
     assert (account["redriven"], account["removed"], account["failed"]) == (2, 2, 0)
     assert process.returncode == 0

@@ -243,8 +243,7 @@ class LetterBox:
     def _destination(self, opening: Opening, to: str | None) -> Broker:
         """Where letters go back to. Raises ConfigurationError."""
         broker = self._broker if to is None or to == self._place() else opening.connect()
-        if to is not None:
-            self._check_elsewhere("redrive", to, broker)
+        self._check_elsewhere("redrive", to or self._opening.url, broker)
         return broker
 
     def _check_elsewhere(self, doing: str, url: str, there: Broker) -> None:

@@ -42,6 +42,7 @@ _CHUNK_BYTES: Final = 16 * 1024 * 1024
 #: Looking for letters that came back takes this part of the time at most, and no look comes sooner than that.
 _LOOKING: Final = 0.1
 _LOOK_AFTER: Final = 1.0
+_INTERRUPTED: Final = "it was interrupted"
 #: The longest time without a look at `Pace.stop`, in seconds.
 _NAP: Final = 0.2
 
@@ -185,6 +186,8 @@ class Transfer:
         self._pass(carrier, rate)
         while self._follow is not None and not self.report.stopped and self._waited(self._follow, carrier):
             self._look_anew(carrier, rate)
+        if self._follow is not None and self.report.stopped == _INTERRUPTED:
+            self.report.stopped = None  # that is how following ends
         if carrier is not None and self.report.redriven:
             self._count_returned()
             self._pace.on_progress(self.report)
@@ -319,7 +322,7 @@ class Transfer:
     def _must_stop(self) -> bool:
         report, pace = self.report, self._pace
         if pace.stop():
-            report.stopped = "it was interrupted"
+            report.stopped = _INTERRUPTED
         elif pace.limit is not None and report.selected >= pace.limit:
             report.stopped = f"the limit of {pace.limit} letters is reached"
         elif pace.max_returns is not None and not pace.dry_run:
