@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import tracemalloc
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -123,6 +124,21 @@ def test_letters_do_not_go_back_to_their_own_queue() -> None:
     with here.box() as box, pytest.raises(ConfigurationError, match="is the destination itself"):
         box.forward("scripted:work")
     assert len(here.place.letters) == 1
+
+
+def test_two_letters_of_one_id_are_two_and_one_that_is_forwarded_again_is_one() -> None:
+    """A sink that recognises what it has must not swallow the other."""
+    one = expired("a")
+    other = replace(one, position="p-2")
+    here = Sinks(one, other)
+    with here.box() as box:
+        box.forward(spec=here.spec)
+    first = [message.identity for message in here.chain[0].stored]
+    assert len({*first}) == 2
+    here.place.letters += [one, other]
+    with here.box() as box:
+        box.forward(spec=here.spec)
+    assert [message.identity for message in here.chain[0].stored] == first * 2
 
 
 # --- following ---

@@ -9,11 +9,10 @@ from __future__ import annotations
 import random as random_module
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from redelivery.broker import Capabilities, Letter, Support
+from redelivery.broker import Letter, Support
 from redelivery.clock import Clock
 from redelivery.context import ErrorContext
 from redelivery.delivery.engine import Engine, Flow
@@ -100,9 +99,3 @@ class Onward(Carrier):
             self._skipped = self._engine.report.skipped
         else:
             self.confirmed.append(letter)
-
-
-def several(sinks: Sequence[Lane]) -> Capabilities:
-    """What must be heeded of a chain: what the first one can do, and whether any of them de-duplicates."""
-    one = next((sink.capabilities.deduplicate for sink in sinks if sink.capabilities.deduplicate), Support.NONE)
-    return replace(sinks[0].capabilities, deduplicate=one)

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from redelivery.broker import Broker, Capabilities, DeadLetters, Letter, Support
-from redelivery.carrying import Back, Carrier, Onward, several
+from redelivery.carrying import Back, Carrier, Onward
 from redelivery.clock import SystemClock
 from redelivery.delivery.lane import Bounds, Lane
 from redelivery.delivery.opening import (
@@ -194,7 +194,7 @@ class LetterBox:
                 return None, sinks[0][1].capabilities
             lanes = [opening.letters(url, there) for url, there in sinks]
             place = Lane(self.place, self._broker, opening.spec, opening.bounds, opening.clock)
-            return Onward(place, lanes, opening.spec, opening.clock), several(lanes)
+            return Onward(place, lanes, opening.spec, opening.clock), lanes[0].capabilities
 
         seconds = interval.total_seconds() if follow else None
         return self._transfer(FORWARDING, opened, spec, where or Selection(), pace, ledger, follow=seconds)

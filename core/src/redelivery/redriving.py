@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
 
 from redelivery import dialects, events, identity
-from redelivery.broker import Capabilities, DeadLetters, Letter, Support
+from redelivery.broker import Capabilities, DeadLetters, Letter
 from redelivery.carrying import Carrier
 from redelivery.clock import Clock
 from redelivery.context import ErrorContext

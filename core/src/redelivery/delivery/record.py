@@ -189,7 +189,8 @@ class Record:
         columns = {name: value for name, value in self.message.extra.items() if name in kept}
         prefix = capabilities.cloudevents_prefix
         received = None if self.received is None else self.received()
-        name = identity.of_letter(self.message, context, received)
+        own = self.message.identity if self.said is not None else None
+        name = own or identity.of_letter(self.message, context, received)
         message = dialects.strip(replace(self.message, destination=None, extra=columns, identity=name))
         if self.rename_type is not None:
             message = events.retype(message, self.rename_type)
