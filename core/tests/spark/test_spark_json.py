@@ -72,6 +72,21 @@ def test_the_form_is_the_documented_one(spark):
     assert form["arr"] == [1, None]
 
 
+def test_times_past_those_that_python_has_mean_the_same_at_any_depth(spark):
+    df = spark.sql(
+        "SELECT timestamp_seconds(253402300800) AS ts, array(timestamp_seconds(253402300800), NULL) AS many, "
+        "named_struct('a', map('k', timestamp_seconds(253402300800)), 'b', 0.5BD) AS st, "
+        "CAST(timestamp_seconds(253402300800) AS timestamp_ntz) AS ntz, "
+        "date_from_unix_date(2932897) AS day, array(date_from_unix_date(2932897), DATE'2024-02-29') AS days "
+        "UNION ALL SELECT timestamp_seconds(0), array(timestamp_seconds(0)), "
+        "named_struct('a', map('k', timestamp_seconds(0)), 'b', 1BD), CAST(timestamp_seconds(0) AS timestamp_ntz), "
+        "DATE'2024-02-29', array()"
+    ).coalesce(1)
+    by_spark = [json.loads(row[0]) for row in df.select(jsonform.expression(df.columns, df.schema)).collect()]
+    assert [json.loads(text) for text in encoded_in_python(df)] == by_spark
+    assert by_spark[0]["many"] == ["+10000-01-01T00:00:00.000000Z", None]
+
+
 def test_the_sessions_time_zone_does_not_matter(spark):
     before = spark.conf.get("spark.sql.session.timeZone")
     try:

@@ -1,7 +1,9 @@
 """Dead letters are a DataFrame: the originals unchanged and why they are there; mended rows can be written again."""
 
 import json
+import re
 import time
+from pathlib import Path
 
 import pytest
 from pyspark.errors import PySparkException
@@ -11,7 +13,7 @@ from redelivery import dialects
 from redelivery.errors import ConfigurationError
 from redelivery.message import Batch, Message
 from redelivery.plugins import connect
-from redelivery.spark import dead_letters, deliver, events, undelivered
+from redelivery.spark import dead_letters, deliver, events, rows, undelivered
 from redelivery.spec import DeliverySpec, Sink
 
 
@@ -177,3 +179,75 @@ def test_odd_events_are_read_as_they_are_and_harm_no_neighbour(spark, tmp_path):
     assert (found["1"]["text"], found["1"]["extensions"]) == ("9999-12-31 23:59:59", None)
     assert found["2"]["subject"] == "?"
     assert found["3"]["value"] == number.encode()
+
+
+ORDER = "id string, type string, source string, subject string, value binary"
+
+
+@pytest.fixture
+def undeliverable(spark, shelf):
+    """Two orders without a subject, which they need, lie in the dead letters."""
+    orders = spark.sql(
+        "SELECT concat('o', id) AS id, 'order' AS type, '/shop' AS source, IF(id < 2, NULL, 'me') AS subject, "
+        "CAST(concat('order ', id) AS binary) AS value FROM range(3)"
+    )
+    report = deliver(orders, shelf.url(), deadLetterSink="native", requireAttributes="subject")
+    assert (report.delivered, report.dead_lettered) == (1, 2)
+    return letters(spark, shelf.url())
+
+
+def test_rows_that_could_not_become_events_are_unpacked_mended_and_written(shelf, undeliverable):
+    found = rows(undeliverable, ORDER)
+    assert found.columns == ["id", "type", "source", "subject", "value", "_error", "_position"]
+    assert {row["_error"]["code"] for row in found.collect()} == {"missing-subject"}
+    mended = found.withColumn("subject", f.lit("you")).drop("_error", "_position")
+    assert deliver(mended, shelf.url("again"), requireAttributes="subject").delivered == 2
+    sent = {message.id: message for message in shelf.messages("again")}
+    assert {name: message.value for name, message in sent.items()} == {"o0": b"order 0", "o1": b"order 1"}
+    assert dict(sent["o1"].headers)["ce-type"] == b"order"
+    assert dict(sent["o1"].headers)["ce-subject"] == b"you"
+
+
+def test_a_letter_that_stands_for_a_row_is_not_written_as_it_is(shelf, undeliverable):
+    plain = undeliverable.drop("_error", "_position")
+    for options in ({}, {"deadLetterSink": "native"}):
+        for write in (
+            lambda df, options=options: deliver(df, shelf.url("again"), **options),
+            lambda df, options=options: (
+                df.write.format("redelivery").options(url=shelf.url("again"), **options).mode("append").save()
+            ),
+        ):
+            with pytest.raises(
+                PySparkException, match=r"get the rows by redelivery\.spark\.rows, mend and write those"
+            ):
+                write(plain)
+    assert not shelf.messages("again")
+    assert not shelf.letters("again")
+
+
+def test_rows_are_taken_from_letters_that_stand_for_rows_only(spark, shelf, undeliverable):
+    deliver(spark.sql("SELECT 'permanent' AS value"), shelf.url(), deadLetterSink="native")
+    assert letters(spark, shelf.url()).count() == 3
+    assert rows(letters(spark, shelf.url()), ORDER).count() == 2
+    with pytest.raises(ConfigurationError, match="these are no dead letters as they are read"):
+        rows(spark.sql("SELECT 1 AS a"), ORDER)
+
+
+def test_a_row_of_every_type_comes_back_as_it_was(spark, shelf):
+    sent = spark.sql("""
+        SELECT 1 AS i, true AS b, DOUBLE('NaN') AS d, CAST(0.1 AS FLOAT) AS f, 12345678901234567890.123456789BD AS n,
+               DATE'2024-02-29' AS day, TIMESTAMP'2024-02-29 23:59:59.123456' AS ts, X'00FF' AS bin,
+               TIMESTAMP_NTZ'1900-01-01 00:00:00.000001' AS ntz, array(1, NULL) AS arr, cast(NULL AS int) AS none,
+               named_struct('a', 1, 'b', named_struct('c', TIMESTAMP'2024-01-01 00:00:00')) AS st,
+               map('k', CAST(0.1 AS FLOAT)) AS m, cast(X'ff' AS string) AS bad""")
+    assert deliver(sent, shelf.url(), deadLetterSink="native").dead_lettered == 1
+    found = rows(letters(spark, shelf.url()), sent.schema).drop("bad", "m", "_error", "_position").collect()
+    assert list(map(str, found)) == list(map(str, sent.drop("bad", "m").collect()))
+
+
+def test_the_condition_in_the_readme_finds_what_the_broker_refused(spark, shelf, undeliverable):
+    readme = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
+    (condition,) = re.findall(r'letters\.where\("(.*?)"\)\.withColumn', readme)
+    assert undeliverable.where(condition).count() == 0
+    deliver(spark.sql("SELECT 'permanent' AS value"), shelf.url(), deadLetterSink="native")
+    assert [row["value"] for row in undeliverable.where(condition).collect()] == [b"permanent"]

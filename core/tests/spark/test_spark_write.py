@@ -123,16 +123,49 @@ def test_text_that_is_not_utf8_harms_no_neighbour(spark, shelf):
     assert len(shelf.messages()) + len(shelf.letters()) == 2
 
 
-def test_where_spark_encodes_the_row_text_that_is_not_utf8_fails_the_job_and_is_not_changed(spark, shelf):
+def test_text_that_is_not_utf8_is_dead_lettered_by_deliver_as_by_a_plain_write(spark, shelf):
     """A character that stands for none is as good as any, and a nested text as a plain one."""
     good = spark.sql("SELECT '\ufffd' AS a, array('x') AS b")
     assert deliver(good, shelf.url()).delivered == 1
     (message,) = shelf.messages()
     assert json.loads(message.value) == {"a": "\ufffd", "b": ["x"]}
-    for bad in ("cast(X'61ff62' AS string) AS a", "array(cast(X'ff' AS string)) AS a"):
-        with pytest.raises(PySparkException, match="is not UTF-8"):
-            deliver(spark.sql(f"SELECT {bad}, 1 AS b"), shelf.url())
+    rows = {
+        "plain": "cast(X'61ff62' AS string) AS a",
+        "nested": "array(cast(X'ff' AS string), 'x') AS a",
+        "map": "map(cast(X'ff' AS string), cast(X'fe' AS string)) AS a",
+    }
+    for name, bad in rows.items():
+        fine = bad.replace("X'ff'", "'\ufffd'").replace("X'61ff62'", "'y'").replace("X'fe'", "'z'")
+        others = "1 AS b, 'k' AS key, timestamp_seconds(0) AS c"
+        df = spark.sql(f"SELECT {bad}, {others} UNION ALL SELECT {fine}, {others}")
+        df = df.coalesce(1)
+        write(df, shelf.url(f"{name}-written"), deadLetterSink="native", writeId=name)
+        report = deliver(df, shelf.url(f"{name}-delivered"), deadLetterSink="native", writeId=name)
+        assert (report.delivered, report.reasons) == (1, {"not-utf8": 1})
+        for place in (shelf.messages, shelf.letters):
+            (written,), (delivered,) = place(f"{name}-written"), place(f"{name}-delivered")
+            assert (delivered.id, delivered.key) == (written.id, written.key)
+            for member in ("data", "a", "b", "c", "code", "source", "type"):
+                assert json.loads(delivered.value).get(member) == json.loads(written.value).get(member)
+        shown = json.loads(shelf.letters(f"{name}-delivered")[0].value)["data"]
+        assert shown["b"] == 1
+        assert "\ufffd" not in json.dumps(shown, ensure_ascii=False)
+    with pytest.raises(PySparkException, match="is not UTF-8"):
+        deliver(spark.sql(f"SELECT {rows['plain']}"), shelf.url())
     assert len(shelf.messages()) == 1
+
+
+def test_a_row_with_a_time_past_those_that_python_has_is_delivered_or_dead_lettered(spark, shelf):
+    late = "timestamp_seconds(253402300800)"
+    df = spark.sql(f"SELECT array({late}) AS many, {late} AS one, date_from_unix_date(2932897) AS day")
+    write(df, shelf.url())
+    deliver(df, shelf.url())
+    assert {m.value for m in shelf.messages()} == {shelf.messages()[0].value}
+    bad = df.selectExpr("*", "cast(X'ff' AS string) AS name")
+    write(bad, shelf.url("bad"), deadLetterSink="native")
+    data = json.loads(shelf.letters("bad")[0].value)["data"]
+    assert data["many"] == ["+10000-01-01T00:00:00.000000Z"]
+    assert data["day"] == "+10000-01-01"
 
 
 def test_an_option_that_is_none_is_not_set(spark, shelf):

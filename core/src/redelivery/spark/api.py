@@ -1,4 +1,4 @@
-"""What a job calls: `register`, `deliver`, `events`, `undelivered`. Works on classic Spark and on Connect alike.
+"""What a job calls: `register`, `deliver`, `events`, `undelivered`, `rows`. Works on classic Spark and on Connect.
 
 This file only puts together what the others do.
 """
@@ -17,21 +17,24 @@ from pyspark.sql.utils import is_remote
 from redelivery import plugins
 from redelivery.delivery.opening import prefixed, sink_url
 from redelivery.errors import ConfigurationError, Permanent, RedeliveryError
-from redelivery.events import validate
+from redelivery.events import UNDELIVERABLE, validate
 from redelivery.report import DeliveryReport
 from redelivery.settings import has_scheme, unknown
 from redelivery.spark import job as jobs
 from redelivery.spark import jsonform
-from redelivery.spark.columns import MESSAGE, Layout
+from redelivery.spark.columns import MESSAGE, READ_ONLY, Layout
 from redelivery.spark.options import ATTRIBUTES, EXTENSIONS, SINK_PREFIX, read_write_options
 from redelivery.spec import NATIVE, DeliverySpec
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 FORMAT: Final = "redelivery"
 #: Name of the column that holds the rest of the row, encoded by Spark itself.
 _VALUE: Final = "value"
+#: Name of the column that holds a row which Spark could not encode.
+_UNENCODED: Final = "redelivery_unencoded"
 
 
 def register(spark: SparkSession) -> None:
@@ -48,8 +51,7 @@ def deliver(df: DataFrame, url: str, spec: DeliverySpec | None = None, **options
     """Deliver every row, and return the account. Looking at the report never sends again.
 
     Args:
-        df: columns as for `df.write.format("redelivery")`; without a `value` column Spark encodes the row as JSON,
-            and text that is not UTF-8 fails the task (`df.write` dead-letters such a row).
+        df: columns as for `df.write.format("redelivery")`; without a `value` column Spark encodes the row as JSON.
         url: where rows go.
         spec: how; instead of spec options.
         options: as for `df.write`, by keyword, or `**{"errors.tolerance": "all"}`.
@@ -208,28 +210,61 @@ def dead_letters(spark: SparkSession, *urls: str, **options: Any) -> DataFrame:
     return functools.reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), found)
 
 
+def rows(letters: DataFrame, schema: StructType | str) -> DataFrame:
+    """The rows that letters of type `redelivery.undeliverable` stand for, to be mended and written.
+
+    Such a letter is a row that could not become a message; its `value` is that row as JSON. Other letters are left out.
+
+    Args:
+        letters: as `spark.read.format("redelivery").option("deadLetters", True)` gives them.
+        schema: of the rows that were written: `df.schema`, or as in "id string, amount int".
+
+    Returns:
+        The columns of the schema, and `_error` and `_position` of the letter, which are to be dropped before writing.
+        A column that the row does not have is null. Of a letter with the code `not-utf8` text is base64.
+
+    Raises:
+        ConfigurationError: these are no letters, or they have no types: they were not read as dead letters.
+        pyspark.errors.SparkRuntimeException: by the action that follows: a value is no such row.
+    """
+    needed = ("type", _VALUE, *READ_ONLY)
+    if not {*needed} <= {*letters.columns}:
+        raise ConfigurationError(
+            f"rows: these are no dead letters as they are read: the columns {', '.join(needed)} are needed"
+        )
+    text = f.col(_VALUE).cast("string")
+    row = f.from_json(text, schema, {"mode": "FAILFAST"})
+    found = letters.where(f.col("type") == UNDELIVERABLE).select(row.alias(_VALUE), *READ_ONLY)
+    return found.select(f"{_VALUE}.*", *READ_ONLY)
+
+
 def _encode_rows(df: DataFrame, layout: Layout) -> tuple[DataFrame, Layout]:
     """Have Spark itself encode the rows as JSON, where there is no `value` column."""
     if not layout.row:
         return df, layout
-    encoded = jsonform.expression([layout.names[position] for position in layout.row], df.schema)
+    encoded, bad = jsonform.encoded([layout.names[position] for position in layout.row], df.schema)
     kept = [
         position
         for position, name in enumerate(layout.names)
         if position not in layout.row or name.lower() in (*MESSAGE, *ATTRIBUTES)
     ]
     moved = {position: index for index, position in enumerate(kept)}
-    columns = [f.col(jsonform.quoted(layout.names[position])) for position in kept]
-    return df.select(*columns, encoded.alias(_VALUE)), replace(
+    columns = [f.col(jsonform.quoted(name)) for name in layout.names]
+    made = [encoded.alias(_VALUE)]
+    if bad is not None:  # such a row goes along as it is, so that the task can tell what it was
+        made = [f.when(~bad, encoded).alias(_VALUE), f.when(bad, f.struct(*columns)).alias(_UNENCODED)]
+    return df.select(*(columns[position] for position in kept), *made), replace(
         layout,
         names=(*(layout.names[position] for position in kept), _VALUE),
         message={**{name: moved[position] for name, position in layout.message.items()}, _VALUE: len(kept)},
         attributes={name: moved[position] for name, position in layout.attributes.items()},
         extensions=None if layout.extensions is None else moved[layout.extensions],
-        encodings=None,  # a row that is its own value has none
+        encodings=None if layout.encodings is None else moved[layout.encodings],
         extra={name: moved[position] for name, position in layout.extra.items()},
         row=(),
         json_from=_VALUE,
+        unencoded=None if bad is None else len(kept) + 1,
+        source=None if bad is None else layout,
     )
 
 
@@ -260,4 +295,4 @@ def _texts(options: Mapping[str, Any]) -> dict[str, str]:
     return {name: text.lower() if isinstance(options[name], bool) else text for name, text in texts.items()}
 
 
-__all__ = ["dead_letters", "deliver", "events", "register", "undelivered"]
+__all__ = ["dead_letters", "deliver", "events", "register", "rows", "undelivered"]

@@ -59,6 +59,9 @@ class Layout:
         row: positions of the columns that are encoded as JSON to be the value; empty where there is a `value`.
         value_is_json: the values are JSON for certain (we made them).
         json_from: name of the column that holds the rest of the row as JSON, where Spark has encoded it already.
+        unencoded: position of the column that holds a row itself where Spark could not encode it; null elsewhere. It
+            stands behind those of `names`.
+        source: the layout of that row.
     """
 
     mode: ContentMode
@@ -71,6 +74,8 @@ class Layout:
     row: tuple[int, ...] = ()
     value_is_json: bool = False
     json_from: str | None = None
+    unencoded: int | None = None
+    source: Layout | None = None
 
 
 def resolve(

@@ -13,12 +13,13 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from redelivery import events
 from redelivery._json import loads
 from redelivery.broker import Capabilities
 from redelivery.context import Stage
-from redelivery.errors import Permanent
+from redelivery.errors import ConfigurationError, Permanent
 from redelivery.message import ROW_OVERHEAD, Batch, Column, Headers, Message
 from redelivery.spark import cloudevents, rowjson, vectors
 from redelivery.spark.columns import Layout
@@ -84,14 +85,21 @@ class Encoder:
 
         Returns:
             The good rows (None where there are none), and the bad ones.
+
+        Raises:
+            ConfigurationError: a row is a letter that stands for a row.
         """
         rows = pa.record_batch([vectors.plain(vectors.as_array(each)) for each in rows.columns], rows.schema.names)
         positions = pa.array(np.arange(self._position, self._position + len(rows)))
         self._position += len(rows)
-        rows, positions, rejected = self._without_unreadable(rows, positions)
+        rows, positions, rejected = self._without_unencoded(rows, positions)
+        rows, positions, unreadable = self._without_unreadable(rows, positions)
+        rejected += unreadable
         if not len(rows):
             return None, rejected
         piece = _Piece(rows, positions, self._layout, self._prefix)
+        if "type" in self._layout.attributes:
+            _refuse_stand_ins(piece.event.texts["type"])
         keep = np.ones(len(rows), dtype=bool)
         for index in np.flatnonzero(self._suspicious(piece)).tolist():
             judged = self._judge(piece, index)
@@ -136,23 +144,38 @@ class Encoder:
                 bad |= mask
         if not bad.any():
             return rows, positions, []
-        mask = pa.array(bad)
+        mask, keep = pa.array(bad), pa.array(~bad)
+        rejected = self._reject_text(self._layout, rows.filter(mask), positions.filter(mask), stages[bad].tolist())
+        return rows.filter(keep), positions.filter(keep), rejected
+
+    def _without_unencoded(self, rows: Any, positions: Any) -> tuple[Any, Any, list[Rejected]]:
+        """Rows that Spark itself could not encode, taken out; and the column that held them."""
+        layout, at = self._layout, self._layout.unencoded
+        if at is None or layout.source is None:
+            return rows, positions, []
+        column = rows.columns[at]
+        rows = rows.select(list(range(at)))
+        if column.null_count == len(column):
+            return rows, positions, []
+        bad, names = column.is_valid(), [str(index) for index in range(len(layout.source.names))]
+        whole = pa.record_batch(column.filter(bad).flatten(), names=names)
+        stages: list[Stage] = ["VALUE_CONVERTER"] * len(whole)
+        rejected = self._reject_text(layout.source, whole, positions.filter(bad), stages)
+        keep = column.is_null()
+        return rows.filter(keep), positions.filter(keep), rejected
+
+    def _reject_text(self, layout: Layout, rows: Any, positions: Any, stages: list[Stage]) -> list[Rejected]:
+        """Reject rows for text that is not UTF-8."""
         # Seen as bytes, they can be handled; their JSON then shows text as base64, as it does all bytes.
-        columns = [column.cast(vectors.text_as_bytes(column.type)) for column in rows.filter(mask).columns]
-        layout = replace(
-            self._layout,
-            mode="raw",
-            message={n: p for n, p in at.items() if n in ("value", "key")},
-            json_from=None,
-        )
+        columns = [column.cast(vectors.text_as_bytes(column.type)) for column in rows.columns]
+        message = {name: at for name, at in layout.message.items() if name in ("value", "key")}
+        layout = replace(layout, mode="raw", message=message, json_from=None)
         names = [str(index) for index in range(len(columns))]
-        piece = _Piece(pa.record_batch(columns, names=names), positions.filter(mask), layout, self._prefix)
+        piece = _Piece(pa.record_batch(columns, names=names), positions, layout, self._prefix)
         error = Permanent(
             "a text column of the row is not UTF-8 (the row is shown with text as base64)", code="not-utf8"
         )
-        rejected = [self._reject(piece, index, stage, error) for index, stage in enumerate(stages[bad].tolist())]
-        keep = pa.array(~bad)
-        return rows.filter(keep), positions.filter(keep), rejected
+        return [self._reject(piece, index, stage, error) for index, stage in enumerate(stages)]
 
     def _stage_of(self, position: int) -> Stage:
         """The stage that a column belongs to."""
@@ -263,6 +286,15 @@ class Encoder:
         return cloudevents.binary_headers(piece.event, piece.ids, own, self._capabilities.cloudevents_prefix or "")
 
 
+def _refuse_stand_ins(types: Any) -> None:
+    """Refuse letters that stand for rows: written as they are, they would never be the rows again."""
+    if pc.any(pc.equal(types, pa.scalar(events.UNDELIVERABLE))).as_py():
+        raise ConfigurationError(
+            f"a letter of type {events.UNDELIVERABLE!r} is not written: it stands for a row that could not become a "
+            "message; get the rows by redelivery.spark.rows, mend and write those, and leave out such letters by type"
+        )
+
+
 class _Piece:
     """Some rows of a partition, by what their columns mean."""
 
@@ -329,10 +361,10 @@ class _Piece:
 def _plain(column: Any, index: int) -> Any:
     """One value as JSON has it; text that is not UTF-8 (a plain value or key need not be) as bytes."""
     try:
-        return rowjson.plain_of(column[index].as_py(), column.type)
+        return rowjson.plain_scalar(column[index])
     except UnicodeDecodeError:
         raw = column.slice(index, 1).cast(vectors.text_as_bytes(column.type))
-        return rowjson.plain_of(raw[0].as_py(), raw.type)
+        return rowjson.plain_scalar(raw[0])
 
 
 def _json_ready(value: Any) -> Any:

@@ -83,12 +83,24 @@ def expression(names: Sequence[str], schema: t.StructType) -> Column:
     """
     from pyspark.sql import functions as f  # noqa: PLC0415 - not needed on the workers
 
+    row, bad = encoded(names, schema)
+    return row if bad is None else f.when(~bad, row).otherwise(f.raise_error(f.lit(_NOT_UTF8)))
+
+
+def encoded(names: Sequence[str], schema: t.StructType) -> tuple[Column, Column | None]:
+    """The row as JSON text, made by Spark itself, and whether that is wrong, because text of the row is not UTF-8.
+
+    Returns:
+        The text, and a condition; None where no column holds text.
+    """
+    from pyspark.sql import functions as f  # noqa: PLC0415 - not needed on the workers
+
     row = f.to_json(f.struct(*(f.col(quoted(name)) for name in names)), TO_JSON)
     texts = [f.col(quoted(name)).cast("string") for name in names if _holds_text(schema[name].dataType)]
     if not texts:
-        return row
+        return row, None
     readable = functools.reduce(operator.and_, (f.coalesce(f.is_valid_utf8(each), f.lit(True)) for each in texts))  # noqa: FBT003 - Spark's signature
-    return f.when(~f.contains(row, f.lit(_REPLACED)) | readable, row).otherwise(f.raise_error(f.lit(_NOT_UTF8)))
+    return row, f.contains(row, f.lit(_REPLACED)) & ~readable
 
 
 def _holds_text(kind: t.DataType) -> bool:

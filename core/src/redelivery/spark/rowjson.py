@@ -72,8 +72,21 @@ def timestamps(array: Any) -> Any:
     """Timestamps as text: with a time zone RFC 3339 in UTC, without one no offset."""
     zone = "" if array.type.tz is None else "Z"
     naive = array.cast(pa.timestamp("us", array.type.tz)).cast(pa.int64()).cast(pa.timestamp("us"))
-    text = pc.replace_substring(naive.cast(pa.string()), " ", "T", max_replacements=1)
+    text = pc.replace_substring(_signed(naive.cast(pa.string())), " ", "T", max_replacements=1)
     return pc.binary_join_element_wise(text, pa.scalar(zone), "")
+
+
+def dates(array: Any) -> Any:
+    """Dates as ISO 8601 text."""
+    return _signed(array.cast(pa.string()))
+
+
+def _signed(texts: Any) -> Any:
+    """Dates with a sign where the year has more than four digits, as ISO 8601 and Spark write them."""
+    late = pc.match_substring_regex(texts, "^[0-9]{5}")
+    if not pc.any(late).as_py():
+        return texts
+    return pc.if_else(late, pc.binary_join_element_wise("+", texts, ""), texts)
 
 
 def _fragments(array: Any) -> Any:
@@ -86,7 +99,7 @@ def _fragments(array: Any) -> Any:
     elif pa.types.is_timestamp(kind):
         text = in_quotes(timestamps(array))
     elif pa.types.is_date(kind):
-        text = in_quotes(array.cast(pa.string()))
+        text = in_quotes(dates(array))
     elif pa.types.is_floating(kind):
         text = _float_fragments(array)
     elif pa.types.is_integer(kind) or pa.types.is_decimal(kind) or pa.types.is_boolean(kind):
@@ -95,7 +108,11 @@ def _fragments(array: Any) -> Any:
         values = vectors.to_list(array)
         text = in_quotes(pa.array([None if v is None else base64.b64encode(v).decode() for v in values], pa.string()))
     else:
-        return pa.array([dumps(plain_of(value, kind)) for value in array.to_pylist()], pa.string())
+        try:
+            plain = [plain_of(value, kind) for value in array.to_pylist()]
+        except OverflowError:  # a date or timestamp that Spark has, and Python has not
+            plain = [plain_scalar(value) for value in array]
+        return pa.array([dumps(value) for value in plain], pa.string())
     return pc.fill_null(text, "null")
 
 
@@ -117,6 +134,22 @@ def _float_fragments(array: Any) -> Any:
         pc.is_nan(array), "NaN", pc.if_else(pc.greater(array, pa.scalar(0.0, array.type)), "Infinity", "-Infinity")
     )
     return pc.if_else(finite, text, in_quotes(names))
+
+
+def plain_scalar(scalar: Any) -> Any:
+    """An Arrow value as JSON-ready data, as `plain_of`; also with dates and timestamps past those that Python has."""
+    kind = scalar.type
+    try:
+        return plain_of(scalar.as_py(), kind)
+    except OverflowError:
+        if pa.types.is_map(kind):
+            return {str(_plain(each["key"].as_py())): plain_scalar(each["value"]) for each in scalar.values}
+        if pa.types.is_list(kind):
+            return [plain_scalar(each) for each in scalar.values]
+        if pa.types.is_struct(kind):
+            return {each.name: plain_scalar(scalar[index]) for index, each in enumerate(kind)}
+        array = pa.array([scalar], kind)
+        return (timestamps(array) if pa.types.is_timestamp(kind) else dates(array))[0].as_py()
 
 
 def plain_of(value: Any, kind: Any) -> Any:
