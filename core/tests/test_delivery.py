@@ -11,6 +11,8 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 from scripted import FakeClock, ScriptedBroker
 
 from redelivery.broker import Broker, Sender, Settled
@@ -233,6 +235,11 @@ def test_a_uri_relative_to_a_ref_is_resolved_as_rfc_3986_says(base: str, uri: st
         ("x://u:pw@h/v?queue=letters", "poison", "would lose its query"),
         ("x:letters?region=here", "poison", "would lose its query"),
         ("x://h/letters", "//elsewhere/poison", "another host"),
+        ("x://h/letters", "\t//elsewhere/poison", "another host"),
+        ("x://h/letters", "http://elsewhere/poison", "another host"),
+        ("x:letters", "http://elsewhere/poison", "another host"),
+        ("x://h/letters", "y://elsewhere/poison", "another host"),
+        ("x://h/letters", "//[elsewhere/poison", "does not parse"),
         ("x://h/letters", "letters", "is the ref itself"),
         ("x://h/letters", "#poison", "names no other place"),
     ],
@@ -241,6 +248,14 @@ def test_a_uri_relative_to_a_ref_that_means_no_other_place_there_is_refused(base
     with pytest.raises(ConfigurationError, match=f"deadLetterSink: .*{why}.*give a URL") as refused:
         relative(base, uri)
     assert "pw" not in str(refused.value)
+
+
+@example("//a@[b", "x:b?q=1")
+@given(st.text(min_size=1) | st.from_regex(r"[/.?#\[\]:@a]{1,8}"), st.sampled_from(["x://u:pw@h:1,g:2/a/b", "x:b?q=1"]))
+def test_any_uri_beside_a_ref_is_resolved_at_the_same_host_or_refused(uri: str, base: str) -> None:
+    with contextlib.suppress(ConfigurationError):
+        url = relative(base, uri)
+        assert url.startswith("x://u:pw@h:1,g:2/" if "//" in base else "x:")
 
 
 def test_the_caller_waits_while_there_is_no_room() -> None:

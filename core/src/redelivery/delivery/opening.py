@@ -157,11 +157,15 @@ def _relative(uri: str, base: str) -> str:
     scheme, _, rest = base.partition(":")
     # Python resolves by the rules of http alone, and writes an authority, if only an empty one, before any path.
     rooted = rest.startswith("/")
-    joined = urljoin(f"http:{rest}" if rooted else f"http:///{rest}", uri)
-    there, found = urlsplit(f"http:{rest}"), urlsplit(joined)
+    try:
+        joined = urljoin(f"http:{rest}" if rooted else f"http:///{rest}", uri)
+        there, found = urlsplit(f"http:{rest}"), urlsplit(joined)
+    except ValueError:
+        text = f"{redact(uri)!r}, relative to {redact(base)}, does not parse"
+        raise ConfigurationError(f"deadLetterSink: {text}; give a URL") from None  # the text may hold a password
     url = f"{scheme}:{joined.removeprefix('http:' if rooted else 'http:///')}"
     why = None
-    if uri.startswith("//"):
+    if has_scheme(uri) or found.netloc != there.netloc:
         why = "names another host, which would be given the credentials of this one"
     elif found.fragment:
         why = "names no other place, for a part behind '#' is none"
