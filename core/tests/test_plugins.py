@@ -25,6 +25,7 @@ from redelivery.plugins import hookimpl
 
 class Opened(tuple):
     hosts = ()
+    insecure = ()
 
 def connect(url, options):
     return Opened((url, options))

@@ -300,3 +300,79 @@ def test_secrets_write_no_log(caplog: pytest.LogCaptureFixture, monkeypatch: pyt
     with caplog.at_level(logging.DEBUG):
         resolve_secret("env:A_TOKEN")
     assert not caplog.records
+
+
+# --- insecure connections --------------------------------------------------------------------------------------------
+
+SASL = {
+    "kafka.sasl.mechanism": "PLAIN",
+    "kafka.sasl.username": "me",
+    "kafka.sasl.password": "env:A_PASSWORD",
+}
+INSECURE: list[tuple[str, dict[str, str]]] = [
+    ("kafka://broker.example.com:9092/orders", {"kafka.security.protocol": "SASL_PLAINTEXT", **SASL}),
+    (
+        "kafka://localhost:9092/orders",
+        {"kafka.security.protocol": "ssl", "kafka.enable.ssl.certificate.verification": "F"},
+    ),
+    (
+        "kafka://localhost:9092/orders",
+        {"kafka.security.protocol": "ssl", "kafka.ssl.endpoint.identification.algorithm": "None"},
+    ),
+    ("rabbitmq://broker.example.com/?queue=orders", {}),
+    ("amqps://broker.example.com/?queue=orders&verify=verify_none", {}),
+    ("amqps://broker.example.com/?queue=orders", {"rabbitmq.ssl.verify": "FALSE"}),
+    ("sqs:orders", {"sqs.endpoint_url": "http://sqs.example.com:9324", "sqs.region": "eu-west-1"}),
+    ("servicebus://sb.example.com:5672/orders", {"servicebus.connection_string": "env:SB_CONNECTION"}),
+]
+SECURE: list[tuple[str, dict[str, str]]] = [
+    ("kafka://localhost:9092/orders", {"kafka.security.protocol": "sasl_plaintext", **SASL}),
+    ("kafka://broker.example.com:9092/orders", {"kafka.security.protocol": "sasl_ssl", **SASL}),
+    ("rabbitmq://127.0.0.2/?queue=orders", {}),
+    ("rabbitmq://[::1]/?queue=orders", {}),
+    ("amqps://broker.example.com/?queue=orders", {}),
+    ("sqs:orders", {"sqs.endpoint_url": "http://localhost:9324", "sqs.region": "eu-west-1"}),
+    ("sqlite:orders.db?queue=orders", {}),
+]
+
+
+@pytest.fixture
+def passwords(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("A_PASSWORD", CANARY)
+    connection = (
+        "Endpoint=sb://sb.example.com:5672/;SharedAccessKeyName=n;SharedAccessKey=k;UseDevelopmentEmulator=true"
+    )
+    monkeypatch.setenv("SB_CONNECTION", connection)
+    plugins._warn_once.cache_clear()
+
+
+@pytest.mark.parametrize(("url", "options"), INSECURE)
+def test_an_insecure_connection_is_warned_of_once_and_refused_where_strict(
+    url: str, options: dict[str, str], passwords: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(2):
+        plugins.connect(url, options)
+    assert len(caplog.records) == 1
+    assert "redelivery.strict=true would refuse that" in caplog.text
+    with pytest.raises(ConfigurationError, match=r"redelivery\.strict refuses that"):
+        plugins.connect(url, {**options, "Redelivery.Strict": "true"})
+
+
+@pytest.mark.parametrize(("url", "options"), SECURE)
+def test_a_secure_or_local_connection_is_not_told_of(
+    url: str, options: dict[str, str], passwords: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    plugins.connect(url, {**options, "redelivery.strict": "true"})
+    assert not caplog.records
+
+
+def test_a_deployment_may_be_strict(allow) -> None:
+    allow("strict = true")
+    with pytest.raises(ConfigurationError, match="refuses that"):
+        plugins.connect("rabbitmq://broker.example.com/?queue=orders")
+
+
+@pytest.mark.parametrize("options", [{"redelivery.strikt": "true"}, {"redelivery.strict": "perhaps"}])
+def test_a_mistyped_common_option_is_refused(options: dict[str, str]) -> None:
+    with pytest.raises(ConfigurationError, match="strict"):
+        plugins.connect("sqlite:orders.db?queue=orders", options)

@@ -438,12 +438,15 @@ class Broker(Role):
             recognised as such; None: URLs are compared as they are written.
         hosts: names or addresses of the hosts that its clients connect to, as far as options name them; empty: none.
             None: the plugin does not tell, so a deployment that restricts hosts refuses it.
+        insecure: what of its connections a security-minded operator would not allow, a clause each: credentials over
+            plain text to a host that is not local, verification that is switched off. Core warns, or refuses.
     """
 
     name: str
     capabilities: Capabilities
     canonical_url: str | None = None
     hosts: Sequence[str] | None = None
+    insecure: Sequence[str] = ()
 
     def is_at(self, other: Broker) -> bool:
         """Whether another broker is opened at this very place."""

@@ -7,6 +7,7 @@ plugin by name.
 from __future__ import annotations
 
 import importlib.metadata
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -16,13 +17,17 @@ import pluggy
 from redelivery import dialects
 from redelivery.broker import CONTRACT_VERSION, FEATURES, Broker, BrokerPlugin, Support
 from redelivery.dialects import HeaderDialect
-from redelivery.errors import PluginError, UnknownScheme
+from redelivery.errors import ConfigurationError, PluginError, UnknownScheme
 from redelivery.restrictions import restrictions
 from redelivery.secrets import redact, redact_url, remember_literals, resolve_secrets
 from redelivery.settings import nearest, scheme_of, unknown
 
 #: Entry point group, and pluggy's project name.
 GROUP = "redelivery"
+#: The option of every plugin: refuse what is insecure.
+STRICT = "redelivery.strict"
+
+log = logging.getLogger("redelivery.plugins")
 
 _hookspec = pluggy.HookspecMarker(GROUP)
 #: Marks a plugin's implementation: `@hookimpl def redelivery_plugin() -> BrokerPlugin`.
@@ -124,7 +129,8 @@ def connect(url: str, options: Mapping[str, str] | None = None) -> Broker:
 
     Args:
         url: `<scheme>:...`; the plugin's README says what follows.
-        options: client options with their `<plugin name>.` prefix; values may be secret references.
+        options: client options with their `<plugin name>.` prefix; values may be secret references. With
+            `redelivery.strict` set to true an insecure connection is refused, and not only warned of.
 
     Raises:
         InvalidURL, UnknownScheme, UnknownOption, ConfigurationError: the last also where this deployment does not allow
@@ -134,9 +140,41 @@ def connect(url: str, options: Mapping[str, str] | None = None) -> Broker:
     allowed = restrictions()
     allowed.check_plugin(plugin.name)
     remember_literals(url)
-    broker = plugin.connect(url, resolve_secrets(client_options(plugin, options or {})))
+    common, own = _divided(options or {})
+    strict = _is_strict(common)
+    broker = plugin.connect(url, resolve_secrets(client_options(plugin, own)))
     allowed.check_hosts(broker.hosts, plugin.name)
+    for each in broker.insecure:
+        if strict or allowed.strict:
+            raise ConfigurationError(f"{redact_url(url)}: {each}; {STRICT} refuses that")
+        _warn_once(f"{redact_url(url)}: {each}; {STRICT}=true would refuse that")
     return broker
+
+
+def common_options(options: Mapping[str, str]) -> dict[str, str]:
+    """Of client options, those that hold for every plugin. Raises UnknownOption."""
+    return _divided(options)[0]
+
+
+def _divided(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Client options that hold for every plugin, and the others."""
+    common = {name.lower(): value for name, value in options.items() if name.lower().startswith(f"{GROUP}.")}
+    for name in common:
+        if name != STRICT:
+            raise unknown("option", name, [STRICT])
+    return common, {name: value for name, value in options.items() if name.lower() not in common}
+
+
+def _is_strict(common: Mapping[str, str]) -> bool:
+    text = common.get(STRICT, "false").lower()
+    if text not in {"true", "false"}:
+        raise ConfigurationError(f"{STRICT}: true or false, not {text!r}")
+    return text == "true"
+
+
+@cache
+def _warn_once(text: str) -> None:
+    log.warning("%s", text)
 
 
 def subscription_url(url: str, name: str, options: Mapping[str, str] | None = None) -> str:
@@ -165,8 +203,8 @@ def own_options(url: str, options: Mapping[str, str]) -> dict[str, str]:
         return {}
     found = registry()
     mine = found.by_url(url).name
-    own = {}
-    for name, value in options.items():
+    own, others = _divided(options)
+    for name, value in others.items():
         prefix = name.partition(".")[0].lower()
         if prefix not in found.plugins:
             raise unknown("option", name, [f"{each}.{name.partition('.')[2]}" for each in found.plugins])

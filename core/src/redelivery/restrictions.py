@@ -5,7 +5,8 @@ A file of the machine, `/etc/redelivery/restrictions.toml`, that jobs cannot cho
     variables = ["ORDERS_*"]          # what env: references may name
     folders   = ["/run/secrets"]      # where file: references may read
     hosts     = ["*.example.com"]     # where plugins may connect to
-    plugins   = ["kafka", "sqlite"]   # which plugins may open a URL
+    plugins   = ["carrier", "sqlite"] # which plugins may open a URL
+    strict    = true                  # refuse insecure connections
 
 A key that is left out restricts nothing. The variable REDELIVERY_RESTRICTIONS names a second file; both hold, so it can
 only take away.
@@ -38,6 +39,7 @@ class _Rules:
     folders: tuple[str, ...] | None = None
     hosts: tuple[str, ...] | None = None
     plugins: tuple[str, ...] | None = None
+    strict: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,11 @@ class Restrictions:
     """The rules of every file that is in force; each check raises ConfigurationError for what one of them forbids."""
 
     rules: Sequence[_Rules] = ()
+
+    @property
+    def strict(self) -> bool:
+        """Whether insecure connections are refused."""
+        return any(rules.strict for rules in self.rules)
 
     def check_variable(self, name: str) -> None:
         """Check the variable of an `env:` reference."""
@@ -102,7 +109,10 @@ def _read(path: Path, _stamp: tuple[int, int]) -> _Rules:
         found = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"the restrictions {str(path)!r} cannot be read: {error}") from error
-    return _Rules(str(path), **{name: _texts(path, name, value) for name, value in found.items()})
+    strict = found.pop("strict", False)
+    if not isinstance(strict, bool):
+        raise ConfigurationError(f"the restrictions {str(path)!r}: 'strict' is true or false")
+    return _Rules(str(path), strict=strict, **{name: _texts(path, name, value) for name, value in found.items()})
 
 
 def _texts(path: Path, name: str, value: Any) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import ipaddress
 import re
 from collections.abc import Iterable
 from urllib.parse import SplitResult, urlsplit
@@ -24,6 +25,7 @@ __all__ = [
     "REDACTED",
     "has_scheme",
     "holds_secret",
+    "is_local",
     "is_reference",
     "nearest",
     "redact",
@@ -75,6 +77,14 @@ def split_url(url: str, *, several_hosts: bool = False) -> SplitResult:
         msg = f"not a valid URL: {redact_url(url)!r}: {redact(str(error))}"
         raise InvalidURL(msg) from None  # the original text may hold a password
     return parts
+
+
+def is_local(host: str) -> bool:
+    """Whether a host is this machine itself: a loopback address, or `localhost`."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host.lower().rstrip(".") == "localhost" or host.lower().endswith(".localhost")
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

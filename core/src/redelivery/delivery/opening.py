@@ -197,7 +197,8 @@ def sink_options(sink: Sink, broker: Broker, options: Mapping[str, str]) -> Mapp
     """A sink's client options; one at the destination's broker shares those of the destination."""
     if sink.ref is not None or sink.uri == NATIVE or not has_scheme(sink.uri):
         return {**options, **prefixed(sink.options, broker.name)}
-    return prefixed(sink.options, plugins.registry().by_url(sink.uri).name) if sink.options else {}
+    own = prefixed(sink.options, plugins.registry().by_url(sink.uri).name) if sink.options else {}
+    return {**plugins.common_options(options), **own}
 
 
 def prefixed(options: Mapping[str, str], plugin: str) -> dict[str, str]:

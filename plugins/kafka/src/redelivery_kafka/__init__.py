@@ -66,6 +66,7 @@ class KafkaBroker(Broker):
         self.settings = settings
         self.canonical_url = replace(address, named_group="").url
         self.hosts = (*address.hosts, *settings.hosts)
+        self.insecure = settings.insecure(address.hosts)
         limits = replace(CAPABILITIES.limits, message_bytes=largest(settings.message_bytes))
         self.capabilities = replace(CAPABILITIES, limits=limits)
 

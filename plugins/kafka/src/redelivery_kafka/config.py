@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
@@ -17,7 +17,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
 from redelivery.errors import ConfigurationError, UnknownOption
-from redelivery.settings import redact, unknown
+from redelivery.settings import is_local, redact, unknown
 from redelivery_kafka.address import Address
 from redelivery_kafka.known import CONSUMER_ONLY, HARMLESS, JAVA_ONLY, KNOWN, OURS, PRODUCER_ONLY
 
@@ -68,6 +68,10 @@ _MOST_BYTES: Final = 1_000_000_000
 _HEADERS_BYTES: Final = 4_096
 
 
+#: How librdkafka's switches are switched off.
+_OFF: Final = frozenset({"false", "f", "0"})
+
+
 @dataclass(frozen=True)
 class Settings:
     """The client options, read and checked. Values are never shown: some are secret."""
@@ -101,6 +105,24 @@ class Settings:
         """Hosts that the settings name besides the bootstrap servers: where tokens are obtained."""
         url = self.values.get("sasl.oauthbearer.token.endpoint.url")
         return [] if url is None else [urlsplit(url).hostname or ""]
+
+    def insecure(self, hosts: Sequence[str]) -> list[str]:
+        """What of a connection to these hosts is insecure, a clause each."""
+
+        def of(name: str) -> str:
+            return self.values.get(name, "").lower()
+
+        found = []
+        remote = [host for host in hosts if not is_local(host)]
+        if of("security.protocol") == "sasl_plaintext" and remote:
+            found.append(f"credentials go to {remote[0]} over plain text; set kafka.security.protocol=sasl_ssl")
+        if of("enable.ssl.certificate.verification") in _OFF:
+            found.append("kafka.enable.ssl.certificate.verification is off: anybody can take the broker's place")
+        if of("ssl.endpoint.identification.algorithm") == "none":
+            found.append("kafka.ssl.endpoint.identification.algorithm is none: any certificate's owner is believed")
+        if of("sasl.oauthbearer.token.endpoint.url").startswith("http:") and not is_local(self.hosts[0]):
+            found.append("tokens come over plain text; write https in kafka.sasl.oauthbearer.token.endpoint.url")
+        return found
 
     @property
     def message_bytes(self) -> int:

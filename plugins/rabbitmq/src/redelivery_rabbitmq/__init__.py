@@ -16,7 +16,7 @@ from redelivery.plugins import hookimpl
 from redelivery.spec import Ref
 from redelivery_rabbitmq.address import SCHEMES, Address
 from redelivery_rabbitmq.admin import API_GROUP, EXCHANGE, QUEUE, RabbitmqAdmin
-from redelivery_rabbitmq.config import OPTIONS, Settings
+from redelivery_rabbitmq.config import OPTIONS, Settings, insecure
 from redelivery_rabbitmq.headers import HEADERS_BYTES, SHORT
 from redelivery_rabbitmq.letters import RabbitmqDeadLetters
 from redelivery_rabbitmq.receiver import RabbitmqReceiver
@@ -67,6 +67,7 @@ class RabbitmqBroker(Broker):
         self.settings = settings
         self.canonical_url = replace(address, username=None, password=None, parameters={}, binding=None).url
         self.hosts = (address.host,)
+        self.insecure = insecure(address, settings)
         limits = replace(CAPABILITIES.limits, message_bytes=settings.message_bytes)
         self.capabilities = replace(CAPABILITIES, limits=limits)
         if settings.queue_type == "classic":  # it only tells that a message was given before

@@ -14,7 +14,7 @@ import pika
 from pika.credentials import ExternalCredentials, PlainCredentials
 
 from redelivery.errors import ConfigurationError
-from redelivery.settings import resolve_secret, unknown
+from redelivery.settings import is_local, resolve_secret, unknown
 
 if TYPE_CHECKING:
     from redelivery_rabbitmq.address import Address
@@ -113,6 +113,15 @@ class Settings:
             queue_length=int(_number(given, "queue_length", 0)) or None,
             message_bytes=int(_number(given, "message_bytes", 128 << 20, least=1)),
         )
+
+
+def insecure(address: Address, settings: Settings) -> list[str]:
+    """What of a connection is insecure, a clause each."""
+    if is_local(address.host):
+        return []
+    if not (address.tls or settings.ssl):
+        return [f"credentials go to {address.host} over plain text; write amqps:// or set rabbitmq.ssl=true"]
+    return [] if settings.ssl_verify else ["rabbitmq.ssl.verify is off: anybody can take the broker's place"]
 
 
 def parameters(address: Address, settings: Settings) -> pika.ConnectionParameters:

@@ -13,6 +13,7 @@ from typing import Final
 
 from redelivery.broker import Admin, Broker, BrokerPlugin, Capabilities, DeadLetters, Limits, Receiver, Sender, Support
 from redelivery.plugins import hookimpl
+from redelivery.settings import is_local
 from redelivery_servicebus.address import SCHEME, Address
 from redelivery_servicebus.admin import API_GROUP, KIND, ServicebusAdmin, native_sink
 from redelivery_servicebus.config import OPTIONS, Settings
@@ -76,6 +77,8 @@ class ServicebusBroker(Broker):
         self.settings = settings
         self.canonical_url = address.url
         self.hosts = (address.host,)
+        if settings.emulator and not is_local(address.host):
+            self.insecure = (f"UseDevelopmentEmulator sends credentials to {address.host} over plain text; drop it",)
         has = settings.duplicate_detection
         self.capabilities = replace(
             CAPABILITIES,

@@ -14,6 +14,7 @@ from typing import Final
 from redelivery.broker import Admin, Broker, BrokerPlugin, Capabilities, DeadLetters, Limits, Receiver, Sender, Support
 from redelivery.errors import ConfigurationError
 from redelivery.plugins import hookimpl
+from redelivery.settings import is_local
 from redelivery_sqs.address import Address, fault
 from redelivery_sqs.admin import API_GROUP, KIND, SqsAdmin
 from redelivery_sqs.config import OPTIONS, Settings
@@ -81,6 +82,8 @@ class SqsBroker(Broker):
         self.settings = settings
         self.canonical_url = address.url
         self.hosts = (address.host, *settings.proxy_hosts)
+        if (address.endpoint or "").startswith("http:") and not is_local(address.host):
+            self.insecure = (f"requests go to {address.host} over plain text; write https in sqs.endpoint_url",)
         most = settings.max_message_bytes
         limits = replace(CAPABILITIES.limits, message_bytes=binary_limit(most), batch_bytes=most)
         self.capabilities = replace(CAPABILITIES, limits=limits)
