@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pyspark.sql import types as t
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from redelivery import events
+from redelivery import events, identity
 from redelivery.broker import Capabilities, Letter, Support
 from redelivery.errors import Permanent
 from redelivery.message import Message
@@ -303,6 +303,28 @@ def test_in_order_a_bad_row_comes_between_those_before_and_those_behind_it():
     good, bad = encode(rows, capabilities=NO_NULLS)
     assert sorted(seen) == sorted([(m.key, m.id) for m in good] + [(each.message.key, each.message.id) for each in bad])
     assert [each.position for each in bad] == [0, 3, 4]
+
+
+@pytest.mark.parametrize("mode", ["binary", "structured"])
+def test_events_with_an_id_of_their_own_are_recognised_by_it_and_their_source(mode):
+    """As one by one: a redrive and a job in Python say the same. A derived id is of the source already."""
+    knows = replace(CAPABILITIES, deduplicate=Y, cloudevents_prefix="ce-")
+    rows = event_columns(source=["/a", "/longer", "/b", "/b"], id=["1", "1", None, "2"], value=["{}"] * 4)
+    rows["specversion"] = ["1.0", "1.0", "1.0", None]
+    messages, _ = encode(rows, mode=mode, capabilities=knows)
+    assert [m.identity for m in messages] == ["2 /a 1", "7 /longer 1", None, None]
+    assert [identity.of_message(replace(m, identity=None)) for m in messages[:2]] == [m.identity for m in messages[:2]]
+    assert not any(m.identity for m in encode(rows, mode=mode)[0]), "where nothing is recognised none is needed"
+
+
+def test_good_raw_rows_have_no_identity_and_cost_nothing():
+    rows = pa.record_batch({"value": [b"a"], "id": ["1"]})
+    for deduplicate in (Support.NONE, Y):
+        has = replace(CAPABILITIES, deduplicate=deduplicate)
+        layout = resolve(from_arrow_schema(rows.schema), has, broker="x", content_mode=None, require_attributes=())
+        batch, _ = Encoder(layout, has, prefix="run-0", source="test").encode(rows)
+        assert [m.identity for m in identity.identified(batch).rows()] == [None]
+        assert (batch.identity is None) == (deduplicate is Support.NONE)
 
 
 def test_ids_are_made_only_when_asked_for(monkeypatch):
