@@ -187,6 +187,18 @@ def test_a_broker_that_can_moves_the_message_to_its_dead_letter_place_itself() -
     assert world.queue.items == []
 
 
+def test_what_a_broker_keeps_of_the_reason_holds_no_secret() -> None:
+    def handler(_message: Message) -> None:
+        raise TerminalNack("cannot reach db://me:c4nary-hunter2@host")
+
+    world = World(message("a"), terminates=True)
+    world.subscription(handler).run(until_empty=True)
+    ((_, outcome),) = world.queue.settled
+    assert isinstance(outcome, Terminate)
+    assert "db://me:***@host" in outcome.description
+    assert "c4nary" not in repr(outcome)
+
+
 @pytest.mark.parametrize("by", ["message", "id"])
 def test_terminate_gives_up_one_message_in_hand_whatever_its_handler_still_says(by: str) -> None:
     world = World(message("a"), message("b"))

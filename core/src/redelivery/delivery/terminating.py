@@ -33,7 +33,7 @@ class TerminatingLane(Lane):
         now = self._clock.monotonic()
         leased = [(record, record.received()) for record in records or () if record.received is not None]
         outcomes = [
-            (received, Terminate(record.outgoing, record.reason, str(record.primary or "")))
+            (received, Terminate(record.outgoing, record.reason, redact(str(record.primary or ""))))
             for record, received in leased
         ]
         answers: Sequence[LeaseLost | BrokerError | None]
