@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from redelivery.broker import BrokerPlugin
+from redelivery.cli import options_page
 from redelivery.cli.plugins import as_markdown
 from redelivery.plugins import Registry, registry
 from redelivery.settings import holds_secret
@@ -217,6 +218,12 @@ def test_the_readme_shows_the_capabilities_as_they_are() -> None:
     shown = readme.partition("<!-- capabilities -->\n")[2].partition("\n<!-- end -->")[0]
     assert shown == as_markdown(Registry(our_plugins(), {}, ())), (
         "run: redelivery plugins --markdown, and put its output into README.md"
+    )
+
+
+def test_the_page_of_options_shows_them_as_they_are() -> None:
+    assert text(ROOT / "docs/options.md") == options_page.as_markdown(Registry(our_plugins(), {}, ())) + "\n", (
+        "run: redelivery plugins --options > docs/options.md"
     )
 
 

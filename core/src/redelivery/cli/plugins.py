@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from redelivery import durations
 from redelivery.broker import CONTRACT_VERSION, FEATURES, BrokerPlugin, Capabilities, Limits, Support
+from redelivery.cli import options_page
 from redelivery.plugins import Registry, registry
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ def add(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print everything that is known as JSON")
     form.add_argument("--markdown", action="store_true", help="print the table of capabilities in Markdown")
+    form.add_argument("--options", action="store_true", help="print every option there is in Markdown")
     parser.set_defaults(run=_run)
 
 
@@ -45,6 +47,8 @@ def _run(arguments: argparse.Namespace) -> int:
         print(json.dumps(as_dict(found), indent=2))
     elif arguments.markdown:
         print(as_markdown(found))
+    elif arguments.options:
+        print(options_page.as_markdown(found))
     else:
         print(as_table(found))
     return 0

@@ -74,11 +74,9 @@ class KafkaSender(Sender):
 
     def check(self, *, deadline: float) -> None:
         self._usable()
-        topic = self._address.topic
-        seen = self._look(self._open(deadline, strict=self._strict), topic, deadline)
+        seen = self._look(self._open(deadline, strict=self._strict), self._address.topic, deadline)
         if not isinstance(seen, int):
             raise seen
-        self._topics.add(topic)
 
     def send(self, batch: Batch, *, deadline: float) -> None:
         self._usable()
