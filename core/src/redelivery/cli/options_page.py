@@ -19,14 +19,14 @@ _HEAD = """\
 Made by `redelivery plugins --options`; a test compares it with the code. Names are known in any case. An option that is
 not here is an error that names the nearest one.
 
-In Spark they are `.option(name, value)`, or keywords of `deliver()`. A delivery spec in YAML or JSON has Knative's names of
-the first table.
+In Spark they are `.option(name, value)`, or keywords of `deliver()`. A delivery spec in YAML or JSON has the first
+table's names, as Knative has them.
 """
 
 
 def as_markdown(found: Registry) -> str:
     """The page: a table for the delivery spec, for writes, for reads, and for each plugin."""
-    return "\n".join(_lines(found))
+    return "\n".join(_lines(found)).rstrip()
 
 
 def _lines(found: Registry) -> Iterator[str]:
