@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from broken import Broken
 
-from redelivery.broker import Accept, GiveBack, Outcome, Received, Retry, Settled, Terminate
+from redelivery.broker import Accept, GiveBack, Letter, Outcome, Received, Retry, Settled, Terminate
 from redelivery.context import ErrorContext
 from redelivery.errors import BrokerError, LeaseLost
 from redelivery.message import Batch, Message
@@ -213,6 +213,16 @@ class DropsWhatExpires(Broken):
             queue = store.queue(self.broker.queue)
             for position in [at for at, state in queue.states.items() if state.expires <= time.monotonic()]:
                 queue.drop(position)
+
+
+class KeepsTheReasonToItself(Broken):
+    """Dead-letters, and does not say that it did."""
+
+    caught_by = "what_the_broker_gave_up_is_forwarded_with_its_reason"
+
+    class LettersRole(MemoryDeadLetters):
+        def browse(self) -> Iterator[Letter]:
+            return (replace(letter, context=None) for letter in super().browse())
 
 
 class ExpiresAtOnce(Broken):

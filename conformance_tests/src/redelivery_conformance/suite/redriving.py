@@ -23,7 +23,7 @@ from redelivery.redriving import HOP_MARK, Pace
 from redelivery.selection import Selection
 from redelivery_conformance.forking import KILLED, in_a_fork
 from redelivery_conformance.statements import Statements, broker_has, broker_lacks
-from redelivery_conformance.subject import Subject
+from redelivery_conformance.subject import GRACE, Subject
 from redelivery_conformance.suite.letters import CONTEXT, original
 from redelivery_conformance.suite.receiving import numbered
 from redelivery_conformance.taking import Taker
@@ -235,6 +235,28 @@ class Redriving(Statements):
             assert box.redrive().removed == count
         assert subject.values() == Counter(row.value for row in rows)
         assert not subject.browse(direct=False)
+
+    @broker_has(*NEEDS, "receive", "expiry", "destinations")
+    def test_what_the_broker_gave_up_is_forwarded_with_its_reason(self, subject: Subject) -> None:
+        """A sink has it with a context that anybody can read, and its place has it no more."""
+        subject.provision()
+        subject.deliver(original(subject), options=subject.place.expiring(0.2))
+        time.sleep(0.3)
+        taker, end = Taker(subject), time.monotonic() + subject.place.patience
+        while not subject.browse(direct=False):
+            taker.nothing()
+            assert time.monotonic() < end + GRACE, "it never became a dead letter"
+        sink = subject.broker.sibling(subject.place.destination("kept"))
+        with self._box(subject) as box:
+            report = box.forward(sink)
+        assert (report.considered, report.redriven, report.removed) == (1, 1, 1), report
+        assert not subject.browse(direct=False)
+        with subject.connect(sink).dead_letters(direct=True) as letters:
+            (letter,) = letters.browse()
+        context = dialects.read(letter.message)
+        assert letter.message.value == original(subject).value
+        assert context is not None
+        assert context.kind == "expired"
 
     def _bury(self, subject: Subject, first: Message, *rest: Message | ErrorContext) -> None:
         """Put messages into the native place as letters, with a context where one is given."""
