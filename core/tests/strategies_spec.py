@@ -25,7 +25,7 @@ REFS = st.builds(Ref, kind=text, name=text, api_version=st.just("") | text, name
 CLIENT_OPTIONS = st.dictionaries(text, st.text(max_size=12), max_size=3)
 SINKS = st.one_of(
     st.just(Sink(uri="native")),
-    st.builds(Sink, uri=NAMES | ODD_NAMES | URLS, options=CLIENT_OPTIONS),
+    st.builds(Sink, uri=NAMES | ODD_NAMES | URLS, options=CLIENT_OPTIONS, type=st.none() | text),
     st.builds(Sink, ref=REFS, uri=st.just("") | NAMES | ODD_NAMES, options=CLIENT_OPTIONS),
 )
 
@@ -59,6 +59,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "sink_partitions": st.integers(1, 2**31 - 1),
     "sink_replication_factor": st.integers(1, 2**15 - 1),
     "dead_letter_dialects": st.lists(st.sampled_from(get_args(LetterDialect)), min_size=1, unique=True).map(tuple),
+    "dead_letter_type": st.from_regex(r"[!-~]{1,12}", fullmatch=True),
     "allow_skip": FLAGS,
 }
 

@@ -104,3 +104,25 @@ def test_what_is_wrong_is_said_in_one_line(
     status = cli.main(["run", *(url if each == "URL" else each for each in arguments)])
     assert status == 2
     assert said in capsys.readouterr().err
+
+
+def test_events_that_die_are_reposted_under_the_type_that_an_option_says(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    attributes = {"specversion": "1.0", "id": "bad", "source": "/s", "type": "flight"}
+    event = Message(
+        value=json.dumps(attributes).encode(), headers=(("content-type", b"application/cloudevents+json"),), id="bad"
+    )
+    broker: Broker
+    with connect(url) as broker, broker.sender() as sender:
+        sender.send(Batch.of([event]), deadline=time.monotonic() + 10)
+        assert [settled.failures for settled in sender.collect(1.0)] == [()]
+    options = ["--option", "deadLetterSink=native", "--option", "deadLetterType=flight.dead"]
+    assert cli.main(["run", url, "handlers_of_test:handle", "--until-empty", *options]) == 0
+    with dead_letters(url) as box:
+        (letter,) = box
+        assert json.loads(letter.message.value or b"")["type"] == "flight.dead"
+        assert box.redrive().redriven == 1
+    with connect(url) as broker, broker.dead_letters(direct=True) as place:
+        assert [each.message.value for each in place.browse()] == [event.value]
+    capsys.readouterr()

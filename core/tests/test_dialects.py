@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -13,7 +14,7 @@ from redelivery.broker import Limits
 from redelivery.context import ErrorContext
 from redelivery.dialects import _body
 from redelivery.errors import ContractViolation
-from redelivery.events import reformat
+from redelivery.events import reformat, to_event
 from redelivery.message import Message
 from redelivery.spec import LetterDialect
 
@@ -499,3 +500,65 @@ def test_an_error_of_ours_never_holds_a_letter_back(caplog):
         patch.setattr(dialects.log, "exception", dialects.log.warning)
         assert letter(broken, "json") is broken
     assert "the letter goes without it" in caplog.text
+
+
+@pytest.mark.parametrize("message", [STRUCTURED, BINARY], ids=["structured", "binary"])
+def test_an_event_under_another_type_comes_back_to_the_byte(message) -> None:
+    out = letter(message, KNATIVE, rename_type="dead.\u00e9")
+    assert to_event(out).get_type() == "dead.\u00e9"
+    assert dialects.read(out) == CONTEXT
+    stripped = dialects.strip(out)
+    assert (stripped.value, stripped.headers[:-1]) == (message.value, message.headers)
+    assert b"retyped" not in dict(stripped.headers)["redelivery-letter"]
+    again = letter(out, "json", rename_type="dead again")
+    assert to_event(again).get_type() == "dead again"
+    assert dialects.strip(again) == stripped
+
+
+def test_a_type_is_kept_where_it_is_asked_for_and_comes_back_later() -> None:
+    kept = dialects.strip(letter(STRUCTURED, KNATIVE, rename_type="dead"), keep_type=True)
+    assert kept.value == EVENT.replace(b'"t"', b'"dead"')
+    assert dialects.read(kept) is None
+    assert dialects.redriven(kept).value == EVENT
+    assert dialects.lives(dialects.redriven(kept)).hops == 2
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'\xef\xbb\xbf{"specversion":"1.0","id":"1","source":"s","type":"t"}',
+        b'{"specversion":"1.0","type":"a","id":"1","source":"s","type":"t"}',
+        b'{ "type" : "\\u0074\\/", "data":{"type":"no","x":1e400},"specversion":"1.0","id":"1","source":"s" }',
+        '{"id":"ä€","specversion":"1.0","source":"s","data":"\\ud800","type":"\u00fc"}'.encode(),
+    ],
+)
+def test_an_oddly_written_type_comes_back_as_it_was_written(body) -> None:
+    message = Message(value=body, headers=STRUCTURED.headers)
+    assert dialects.strip(letter(message, KNATIVE, rename_type="dead")).value == body
+
+
+def test_a_type_that_somebody_has_mended_since_stays() -> None:
+    out = letter(STRUCTURED, "json", rename_type="dead")
+    mended = replace(out, value=out.value.replace(b'"dead"', b'"mended"'))
+    assert dialects.strip(mended).value == EVENT.replace(b'"t"', b'"mended"')
+    longer = replace(out, value=out.value.replace(b'"1"', b'"12345"'))
+    assert dialects.strip(longer).value == EVENT.replace(b'"1"', b'"12345"')
+
+
+@pytest.mark.parametrize("mode", ["json", "binary"])
+@pytest.mark.parametrize("message", [STRUCTURED, BINARY], ids=["structured", "binary"])
+def test_a_type_comes_back_whatever_the_content_mode_since(message, mode) -> None:
+    changed = reformat(letter(message, "json", rename_type="dead"), mode, "ce_")
+    assert to_event(dialects.strip(changed)).get_type() == to_event(message).get_type()
+
+
+def test_an_event_keeps_its_type_where_there_is_no_room_to_say_what_it_was() -> None:
+    message = replace(STRUCTURED, value=EVENT.replace(b'"t"', b'"' + b"t" * 900 + b'"'))
+    for room in (2_500, 500):
+        out = letter(message, "json", rename_type="dead", limits=Limits(header_value_bytes=room))
+        assert (to_event(out).get_type() == "dead") is (room > 900)
+        assert dialects.strip(out).value == message.value
+
+
+def test_a_message_that_is_no_event_has_no_type_to_rename() -> None:
+    assert letter(RAW, "json", rename_type="dead") == letter(RAW, "json")

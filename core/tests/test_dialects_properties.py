@@ -131,12 +131,14 @@ def test_every_dialect_gives_back_the_whole_context(message, context, dialect, p
     assert found == wanted
 
 
-@given(messages, contexts, any_dialect, prefixes, limits)
-def test_strip_gives_back_the_message_whatever_the_limits(message, context, dialect, prefix, limit):
-    letter = dialects.attach(message, context, dialect=dialect, limits=limit, prefix=prefix)
+@given(messages, contexts, any_dialect, prefixes, limits, st.none() | st.text(min_size=1, max_size=4))
+def test_strip_gives_back_the_message_whatever_the_limits(message, context, dialect, prefix, limit, rename_type):
+    options = {"dialect": dialect, "limits": limit, "prefix": prefix, "rename_type": rename_type}
+    letter = dialects.attach(message, context, **options)
     stripped = dialects.strip(letter)
     assert bare(stripped) == message
-    assert letter.headers[: len(message.headers)] == message.headers
+    assert [name for name, _ in letter.headers[: len(message.headers)]] == [name for name, _ in message.headers]
+    assert rename_type or letter.headers[: len(message.headers)] == message.headers
     assert dialects.lives(stripped) == dialects.lives(letter)
     assert dialects.strip(stripped) == stripped
 
@@ -325,6 +327,10 @@ def hostile_headers():
             "hops": json_junk,
             "inserted": st.lists(st.integers(-9, 99), max_size=3) | json_junk,
             "truncated": json_junk,
+            "retyped": st.tuples(
+                st.text(max_size=3), st.sampled_from(["t", "x"]), st.integers(-9, 99), st.just('"t"')
+            ).map(list)
+            | json_junk,
         },
     )
     value = st.binary(max_size=9) | st.none() | st.just(b"[" * 100_000) | st.just(b"9" * 5000)

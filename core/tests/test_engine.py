@@ -478,3 +478,15 @@ def test_only_what_a_log_or_a_sink_has_counts_as_logged() -> None:
         bench.take(*names)
         bench.run()
         assert bench.engine.report.metrics()["total-errors-logged"] == count
+
+
+def test_an_event_is_reposted_under_the_sinks_or_the_specs_type_and_its_own_comes_back() -> None:
+    for of_spec, of_sink, found in (("dead", None, "dead"), ("dead", "own", "own"), (None, "own", "own")):
+        bench = Bench(dead_letter_type=of_spec)
+        bench.lanes[1].rename_type = of_sink
+        bench.work.script = {"a": ["permanent"]}
+        bench.engine.take(Batch.of([EVENT]))
+        bench.run()
+        (letter,) = bench.sinks[0].stored
+        assert json.loads(letter.value or b"")["type"] == found
+        assert dialects.redriven(letter).value == EVENT.value

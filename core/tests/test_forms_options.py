@@ -66,6 +66,7 @@ def test_every_field_of_a_spec_has_an_option() -> None:
         sink_partitions=4,
         sink_replication_factor=2,
         dead_letter_dialects=("connect", "knative"),
+        dead_letter_type="com.example.dead",
         allow_skip=True,
     )
     unsaid = {each.name for each in fields(DeliverySpec) if getattr(everything, each.name) is None}
@@ -94,6 +95,7 @@ def test_every_field_of_a_spec_has_an_option() -> None:
         "errors.deadletterqueue.topic.partitions": "4",
         "errors.deadletterqueue.topic.replication.factor": "2",
         "deadLetterDialects": "connect,knative",
+        "deadLetterType": "com.example.dead",
         "allowSkip": "true",
     }
     assert options.write(everything) == written
@@ -173,6 +175,7 @@ MALFORMED = [
     ("errors.deadletterqueue.topic.partitions", "0", "from 1"),
     ("errors.deadletterqueue.topic.replication.factor", "32768", "to 32767"),
     ("allowSkip", "", "'true' or 'false'"),
+    ("deadLetterType", "", "must not be empty"),
     ("deadLetterDialects", "connect,smoke", "must be some of connect, knative, knativeerror, deadletter, json"),
     ("deadLetterDialects", "json,json", "each once"),
     ("deadLetterDialects", "", "as in 'connect,knative'"),

@@ -270,3 +270,17 @@ def test_what_keeps_a_followed_place_in_memory_does_not_grow(monkeypatch: pytest
     finally:
         tracemalloc.stop()
     assert max(sizes[6:]) < sizes[5] + 100_000, sizes
+
+
+def test_an_event_goes_on_under_the_type_of_the_spec_or_of_the_sink_that_takes_it() -> None:
+    here = Sinks(expired("a", headers=EVENT), expired("b", headers=EVENT))
+    here.chain[0].script = {"a": ["permanent"]}
+    first, second = here.spec.dead_letter_sink
+    spec = replace(
+        here.spec, dead_letter_sink=(first, replace(second, type="order.lost")), dead_letter_type="order.dead"
+    )
+    with here.box() as box:
+        assert box.forward(spec=spec).removed == 2
+    kinds = [[dict(message.headers)["ce-type"] for message in sink.stored] for sink in here.chain]
+    assert kinds == [[b"order.dead"], [b"order.lost"]]
+    assert dict(dialects.redriven(here.chain[1].stored[0]).headers)["ce-type"] == b"order.placed"

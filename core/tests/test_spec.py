@@ -20,6 +20,7 @@ from redelivery.spec import DeliverySpec
         ({"retry": "3"}, "retry: must be an int, not str"),
         ({"retry": True}, "retry: must be an int, not bool"),
         ({"retry": -2}, "retry: must be -1 or more"),
+        ({"dead_letter_type": ""}, "deadLetterType: must be text"),
         ({"dead_letter_dialects": ()}, "deadLetterDialects: must be a tuple of connect, knative"),
         ({"dead_letter_dialects": "json"}, "deadLetterDialects: must be a tuple"),
         ({"dead_letter_dialects": ("smoke",)}, "not .'smoke',"),

@@ -83,6 +83,7 @@ JOB = {
     "retry_after_max": Probe(MS, {"retry": 1}, fate="throttled"),
     "format": Probe("json", {}),
     "dead_letter_dialects": Probe(("connect",), {}, told="__connect.errors."),
+    "dead_letter_type": Probe("com.dead", {}, told="com.dead"),
     "retry_timeout": Probe(SECOND, {"retry": 9}),
     "retry_delay_max": Probe(MS, GROWING),
     "tolerance": Probe("none", {}),
@@ -220,6 +221,7 @@ def test_each_field_is_told_by_a_plan_or_refused(name: str, tmp_path: Path) -> N
 #: A field that is said and changes nothing beside the others that are said.
 IDLE = [
     ("format", "json", {"dead_letter_sink": (), **SKIPPING}),
+    ("dead_letter_type", "com.dead", {"dead_letter_sink": (), **SKIPPING}),
     ("dead_letter_dialects", ("connect",), {"sink_context_headers": False}),
     ("sink_include_messages", True, {"sink_context_headers": False}),
     ("sink_include_configs", True, {"sink_context_headers": False}),

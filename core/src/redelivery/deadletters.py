@@ -191,8 +191,8 @@ class LetterBox:
                     "forward: say where to, with `to` or with a spec whose deadLetterSink is another place"
                 )
             if pace.dry_run:
-                return None, sinks[0][1].capabilities
-            lanes = [opening.letters(url, there) for url, there in sinks]
+                return None, sinks[0][2].capabilities
+            lanes = [opening.letters(url, there, sink.type) for sink, url, there in sinks]
             place = Lane(self.place, self._broker, opening.spec, opening.bounds, opening.clock)
             return Onward(place, lanes, opening.spec, opening.clock), lanes[0].capabilities
 
@@ -251,8 +251,8 @@ class LetterBox:
         if place in (url, there.canonical_url) or (self._direct and there.is_at(self._broker)):
             raise ConfigurationError(f"{doing}: {redact(url)} is the place that the letters are in; say where to")
 
-    def _sinks(self, opening: Opening, to: str | None, spec: DeliverySpec) -> Iterator[tuple[str, Broker]]:
-        """URL and broker of each sink that letters are forwarded to. Raises ConfigurationError, BrokerError."""
+    def _sinks(self, opening: Opening, to: str | None, spec: DeliverySpec) -> Iterator[tuple[Sink, str, Broker]]:
+        """Each sink that letters are forwarded to, its URL and broker. Raises ConfigurationError, BrokerError."""
         place = self._place()
         for sink in spec.dead_letter_sink if to is None else (Sink(uri=to),):
             url = sink_url(sink, self._broker)
@@ -266,7 +266,7 @@ class LetterBox:
                 continue
             self._check_elsewhere("forward", url, there)
             refuse_destination(url, there, opening.url, self._broker)
-            yield url, there
+            yield sink, url, there
 
     def _place(self) -> str:
         """Not as it was written: a relative path is another place in another folder."""

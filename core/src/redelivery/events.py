@@ -38,7 +38,6 @@ from redelivery._cloudevents import (
     to_structured,
     validate,
 )
-from redelivery._json import dumps, loads
 from redelivery._syntax import is_uri_reference
 from redelivery.errors import Permanent
 from redelivery.message import Headers, Message
@@ -58,7 +57,6 @@ __all__ = [
     "jsonable",
     "prefix_in",
     "reformat",
-    "retype",
     "source_of",
     "to_event",
     "to_json",
@@ -127,18 +125,6 @@ def reformat(message: Message, event_format: EventFormat, prefix: str | None) ->
     if prefix is None or (own == prefix and not is_structured(message)):
         return message
     return to_binary(message if is_structured(message) else to_structured(message, event), event, prefix)
-
-
-def retype(message: Message, event_type: str) -> Message:
-    """An event message under another type, in the same content mode. A raw message: unchanged. Never raises."""
-    if event_in(message) is None or not event_type:
-        return message
-    if is_structured(message):
-        form = loads(message.value or b"{}")
-        return replace(message, value=dumps({**form, "type": event_type}).encode())
-    name = f"{prefix_in(message)}type"
-    headers = tuple((each, event_type.encode() if each == name else value) for each, value in message.headers)
-    return replace(message, headers=headers)
 
 
 def source_of(message: Message) -> str | None:

@@ -425,7 +425,7 @@ def why_left(letter: Letter, hop_limit: int) -> str | None:
     """Why a letter is not sent back; None where it is."""
     if dialects.lives(letter.message).hops >= hop_limit:
         return f"it was sent back {hop_limit} times already"
-    if events.to_event(letter.message).get_type() == events.UNDELIVERABLE:
+    if events.to_event(dialects.strip(letter.message)).get_type() == events.UNDELIVERABLE:
         return "its row never became a message: mend it and write it again"
     return None
 

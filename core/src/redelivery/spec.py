@@ -60,13 +60,18 @@ class Sink:
         uri: the URL or `native`; empty where only `ref` is given.
         ref: the object that the uri is relative to, or the sink itself.
         options: this sink's own client options (`errors.deadletterqueue.producer.*`), secrets as references.
+        type: under which events are reposted here; None: the spec's `dead_letter_type`.
     """
 
     uri: str = ""
     ref: Ref | None = None
     options: Mapping[str, str] = field(default_factory=dict)
+    type: str | None = None
 
     def __post_init__(self) -> None:
+        if self.type == "":
+            msg = "deadLetterSink: type must not be empty; leave it out to keep that of each event"
+            raise InvalidSpec(msg)
         if not self.uri and self.ref is None:
             msg = "deadLetterSink: give a uri, a ref, or 'native'"
             raise InvalidSpec(msg)
@@ -75,7 +80,8 @@ class Sink:
             raise InvalidSpec(msg)
 
     def __repr__(self) -> str:  # a spec is logged and shown; its sinks' secrets must not be
-        return f"Sink(uri={redact(self.uri)!r}, ref={self.ref!r}, options={redact_options(self.options)!r})"
+        shown = f"uri={redact(self.uri)!r}, ref={self.ref!r}, options={redact_options(self.options)!r}"
+        return f"Sink({shown}, type={self.type!r})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +110,7 @@ class DeliverySpec:
     Ours:
         dead_letter_dialects: in which dialects the error context is written into letters. None: the sink's own one, and
             beside it, where the message is a CloudEvent, Knative's.
+        dead_letter_type: the type under which events are reposted to sinks; None: their own. A redrive gives it back.
         allow_skip: permits tolerance "all" without a sink: failed rows are then counted, logged and gone.
     """
 
@@ -133,6 +140,7 @@ class DeliverySpec:
     sink_replication_factor: int | None = None
 
     dead_letter_dialects: tuple[LetterDialect, ...] | None = None
+    dead_letter_type: str | None = None
     allow_skip: bool = False
 
     def __post_init__(self) -> None:
@@ -176,6 +184,9 @@ class DeliverySpec:
                 _refuse(name, f"must be one of {', '.join(known)}, not {value!r}")
 
     def _check_dialects(self) -> None:
+        event_type: object = self.dead_letter_type
+        if event_type is not None and (not isinstance(event_type, str) or not event_type):
+            _refuse("dead_letter_type", f"must be text, as in 'com.example.dead', not {event_type!r}")
         chosen: object = self.dead_letter_dialects
         if chosen is None:
             return

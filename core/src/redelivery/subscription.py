@@ -84,7 +84,8 @@ class Subscription:
         lease: how long a message is ours without being prolonged.
         terminal: the handler gives messages up (`TerminalNack`, `terminate`): without a sink that is refused at once,
             and not only when it does, which ends the subscription and leaves the message unsettled.
-        rename_type: the type under which an event is reposted to a sink; None: its own.
+        rename_type: the type under which an event is reposted to a sink that has none of its own; None: the spec's
+            `dead_letter_type`.
         stop_timeout: how long a stop waits for handlers before their messages are given back.
         borrow, clock, random: for tests.
 
@@ -257,6 +258,7 @@ class Subscription:
             if sink.uri == NATIVE and broker.capabilities.terminate:
                 refuse_own_letters(broker, self._url)
                 lanes.append(TerminatingLane(broker, receiver, self._spec, self._clock))
+                lanes[-1].rename_type = sink.type
             else:
                 lanes.append(opening.sink(sink, broker))
         origin = Origin(run=self.name, configs=redact_options({"url": self._url, **self._options}))

@@ -32,6 +32,7 @@ _WAITS: Final = (
 _OF_LETTERS: Final = (
     "format",
     "dead_letter_dialects",
+    "dead_letter_type",
     "sink_context_headers",
     "sink_include_messages",
     "sink_include_configs",

@@ -105,6 +105,19 @@ def test_file_the_third_member_holds_the_record_and_the_settings_where_they_were
     assert found.context == context
 
 
+@pytest.mark.parametrize("query", ["", "?context=true"])
+def test_file_an_event_under_another_type_comes_back_under_its_own(tmp_path, query):
+    letter = dialects.attach(
+        EVENT, ErrorContext(reason="no"), dialect="json", limits=Limits(), prefix=None, rename_type="dead"
+    )
+    send(f"file://{tmp_path}{query}", letter)
+    assert lines(tmp_path)[0]["event"]["type"] == "dead"
+    with connect(f"file://{tmp_path}").dead_letters() as letters:
+        (found,) = letters.browse()
+    back = dialects.redriven(found.message)
+    assert (back.value, back.headers[:-1]) == (EVENT.value, EVENT.headers)
+
+
 def test_file_a_name_is_millis_and_id_and_the_mode_0600(tmp_path):
     began = time.time_ns() // 1_000_000
     send(f"file://{tmp_path}", letter_of(EVENT))

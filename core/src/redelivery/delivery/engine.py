@@ -371,7 +371,15 @@ class Engine:
                 continue
             record.told = self._told(record)
             configs = self._origin.configs
-            record.enter(record.letter(record.told, self._spec, lane.capabilities, configs, moved=lane.moves))
+            letter = record.letter(
+                record.told,
+                self._spec,
+                lane.capabilities,
+                configs,
+                moved=lane.moves,
+                rename_type=lane.rename_type,
+            )
+            record.enter(letter)
             lane.wait(record, self._clock.monotonic())
             return
         if self._spec.dead_letter_sink:

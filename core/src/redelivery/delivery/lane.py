@@ -90,6 +90,8 @@ class Lane:
         self.ordered = False
         #: The broker moves messages here by itself; nothing is sent.
         self.moves = False
+        #: The type that events get here; None: as the spec says.
+        self.rename_type: str | None = None
         self.beat: Callable[[], None] = lambda: None
         self.on_wait: Callable[[Record], None] = lambda _record: None
         self.may_go: Callable[[Record], bool] = lambda _record: True

@@ -87,11 +87,15 @@ class Opening:
 
     def sink(self, sink: Sink, broker: Broker) -> Lane:
         """The lane of one of the destination's sinks. Raises ConfigurationError, BrokerError, Unsupported."""
-        return self._opened(self._sink_lane(sink, broker))
+        lane = self._sink_lane(sink, broker)
+        lane.rename_type = sink.type
+        return self._opened(lane)
 
-    def letters(self, url: str, there: Broker) -> Lane:
-        """The lane to a sink that is connected. Raises BrokerError, Unsupported."""
-        return self._opened(self._lane(url, there, policy.for_sink(self.spec)))
+    def letters(self, url: str, there: Broker, rename_type: str | None) -> Lane:
+        """The lane to a sink that is connected, with its own type of events. Raises BrokerError, Unsupported."""
+        lane = self._lane(url, there, policy.for_sink(self.spec))
+        lane.rename_type = rename_type
+        return self._opened(lane)
 
     @staticmethod
     def _opened(lane: Lane) -> Lane:

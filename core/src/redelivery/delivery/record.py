@@ -175,6 +175,7 @@ class Record:
         configs: Mapping[str, str],
         *,
         moved: bool = False,
+        rename_type: str | None = None,
     ) -> Message:
         """The message with its context, in the form that a sink takes, with an identity of its own.
 
@@ -184,6 +185,7 @@ class Record:
             capabilities: of the sink.
             configs: the job's options, redacted.
             moved: the broker moves the message itself: its body stays, unless the spec asks for another.
+            rename_type: the sink's own, before the record's and the spec's.
         """
         kept = capabilities.columns.keys() - capabilities.routes
         columns = {name: value for name, value in self.message.extra.items() if name in kept}
@@ -192,12 +194,11 @@ class Record:
         own = self.message.identity if self.said is not None else None
         name = own or identity.of_letter(self.message, context, received)
         message = dialects.strip(replace(self.message, destination=None, extra=columns, identity=name))
-        if self.rename_type is not None:
-            message = events.retype(message, self.rename_type)
         if spec.format is not None:
             message = events.reformat(message, spec.format, prefix)
+        rename_type = rename_type or self.rename_type or spec.dead_letter_type
         if spec.sink_context_headers is False:
-            return message
+            return message if rename_type is None else dialects.renamed(message, rename_type)
         own = capabilities.context_dialect
         beside = not (moved and events.is_structured(message))
         return dialects.attach(
@@ -208,4 +209,5 @@ class Record:
             prefix=prefix,
             include_message=bool(spec.sink_include_messages),
             configs=configs if spec.sink_include_configs else None,
+            rename_type=rename_type,
         )

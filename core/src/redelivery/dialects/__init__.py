@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from redelivery.broker import Limits
 from redelivery.context import ErrorContext
-from redelivery.dialects import _body, _mark, connect, deadletter, json_context, knativeerror
+from redelivery.dialects import _body, _mark, _retype, connect, deadletter, json_context, knativeerror
 from redelivery.dialects._fields import BOOKKEEPING, bounded, checked, without
 from redelivery.dialects._letter import CONTEXT, Dialect, Letter, combined
 from redelivery.dialects._mark import Mark
@@ -37,6 +37,7 @@ __all__ = [
     "lives",
     "read",
     "redriven",
+    "renamed",
     "strip",
 ]
 
@@ -99,6 +100,7 @@ def attach(
     prefix: str | None,
     include_message: bool = False,
     configs: Mapping[str, str] | None = None,
+    rename_type: str | None = None,
 ) -> Message:
     """The letter: the message with its context, within the limits.
 
@@ -114,6 +116,7 @@ def attach(
         prefix: the sink's prefix of CloudEvents headers; None where it has none.
         include_message: write the record into the JSON header.
         configs: settings to write into the JSON header, redacted.
+        rename_type: the type that an event gets; the marker keeps its own, which `strip` and `redriven` give back.
 
     Raises:
         ContractViolation: no such dialect.
@@ -126,15 +129,25 @@ def attach(
     found = _mark.find(stripped.headers)
     try:
         plain = stripped if found is None else replace(stripped, headers=_at(stripped.headers, found[0], None))
-        letter = Letter(
-            plain,
-            Mark() if found is None else found[1],
-            [_DIALECTS[name] for name in names],
-            prefix=prefix,
-            limits=limits,
-            include_message=include_message,
-            configs=configs,
-        ).fit(bounded(context))
+        mark = Mark() if found is None else found[1]
+        ways = [(plain, mark)]  # where there is no room for what its type was, it keeps that
+        renamed = _retype.rename(plain, rename_type) if rename_type else None
+        if renamed is not None:
+            ways.insert(0, (renamed[0], replace(mark, retyped=renamed[1])))
+        safe = bounded(context)
+        letters = (
+            Letter(
+                each,
+                kept,
+                [_DIALECTS[name] for name in names],
+                prefix=prefix,
+                limits=limits,
+                include_message=include_message,
+                configs=configs,
+            ).fit(safe)
+            for each, kept in ways
+        )
+        letter = next((each for each in letters if each is not None), None)
     except Exception:
         log.exception("the error context of a letter could not be written; the letter goes without it")
         letter = None
@@ -208,14 +221,33 @@ def _read_others(message: Message) -> ErrorContext | None:
     return None
 
 
-def strip(message: Message) -> Message:
-    """The message without the context that we wrote; its lives stay in the marker. Any other message as it is."""
+def strip(message: Message, *, keep_type: bool = False) -> Message:
+    """The message without the context that we wrote; its lives stay in the marker. Any other message as it is.
+
+    Args:
+        message: any.
+        keep_type: an event that was given another type keeps it, and the marker goes on saying what it was.
+    """
     found = _mark.find(message.headers)
-    if found is None or not _is_letter(found[1]):
+    if found is None or not (_is_letter(found[1]) or (found[1].retyped and not keep_type)):
         return message
     mark = found[1]
-    kept = Mark(attempts_total=mark.attempts_total, hops=mark.hops, maybe_delivered=mark.maybe_delivered)
-    return _remark(_bare(message, mark), kept)
+    kept = Mark(
+        attempts_total=mark.attempts_total,
+        hops=mark.hops,
+        maybe_delivered=mark.maybe_delivered,
+        retyped=mark.retyped if keep_type else None,
+    )
+    bare = _bare(message, mark) if _is_letter(mark) else message
+    if mark.retyped is not None and not keep_type:
+        bare = _retype.restore(bare, mark.retyped)
+    return _remark(bare, kept)
+
+
+def renamed(message: Message, event_type: str) -> Message:
+    """An event under another type, for good: where no header may say what it was. Any other message as it is."""
+    found = _retype.rename(message, event_type)
+    return message if found is None else found[0]
 
 
 def redriven(message: Message) -> Message:

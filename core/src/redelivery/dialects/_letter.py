@@ -137,7 +137,7 @@ class Letter:
             yield self._render(context, named=0)
             yield self._render(context, rest=False)
         yield self._with((), replace(self._mark(context), truncated=True))
-        yield self._with((), Mark(truncated=True))
+        yield self._with((), Mark(truncated=True, retyped=self._lives.retyped))
 
     def _cut(self, context: ErrorContext, field: str) -> Iterator[Message]:
         """The letter with as much of one text as fits, found by halving."""
@@ -207,6 +207,7 @@ class Letter:
             hops=min(max(context.hops, self._lives.hops), _MOST),
             truncated=context.truncated,
             maybe_delivered=context.maybe_delivered,
+            retyped=self._lives.retyped,
         )
 
     def _with(self, headers: list[Header] | tuple[Header, ...], mark: Mark, message: Message | None = None) -> Message:

@@ -6,11 +6,12 @@ A redriven message keeps a marker with its lives only. This file must not touch 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any, Final
 
 from redelivery.dialects import json_context
 from redelivery.dialects._body import Inserted
+from redelivery.dialects._retype import Retyped
 from redelivery.message import Headers
 
 #: The marker's name, and the one it takes where a user's own header has the first.
@@ -30,6 +31,7 @@ class Mark:
         attempts_total, hops: over all lives.
         truncated: the context was cut.
         maybe_delivered: the message may lie at its destination, by this life or one before.
+        retyped: an event's type before it was reposted under another.
     """
 
     dialect: str | None = None
@@ -40,6 +42,7 @@ class Mark:
     hops: int = 0
     truncated: bool = False
     maybe_delivered: bool = False
+    retyped: Retyped | None = None
 
     @property
     def dialects(self) -> tuple[str, ...]:
@@ -60,6 +63,8 @@ class Mark:
                 form[name] = value
         if self.inserted is not None:
             form["inserted"] = [self.inserted.offset, self.inserted.length]
+        if self.retyped is not None:
+            form["retyped"] = list(astuple(self.retyped))
         return json_context.dump(form)
 
 
@@ -86,7 +91,10 @@ def _read(form: Mapping[str, Any]) -> Mark | None:
     names = [form.get("headers", []), form.get("attributes", [])]
     numbers = [form.get("attempts_total", 0), form.get("hops", 0)]
     inserted = form.get("inserted", [0, 0])
-    if not form.keys() & set(_MEMBERS) or not isinstance(dialect, str | None):
+    retyped = form.get("retyped", ["", "", 0, ""])
+    if not isinstance(retyped, list) or [type(each) for each in retyped] != [str, str, int, str]:
+        return None
+    if not form.keys() & {*_MEMBERS, "retyped"} or not isinstance(dialect, str | None):
         return None
     if not all(isinstance(several, list) and all(isinstance(each, str) for each in several) for several in names):
         return None
@@ -103,4 +111,5 @@ def _read(form: Mapping[str, Any]) -> Mark | None:
         hops=numbers[1],
         truncated=form.get("truncated") is True,
         maybe_delivered=form.get("maybe_delivered") is True,
+        retyped=Retyped(*retyped) if retyped[0] and retyped[1] else None,
     )

@@ -56,7 +56,8 @@ def write(spec: DeliverySpec) -> dict[str, str]:
     Raises:
         InvalidSpec: a value that no property can say, as a retry timeout of half a millisecond.
     """
-    plain = len(spec.dead_letter_sink) == 1 and spec.dead_letter_sink[0].ref is None
+    sinks_of = spec.dead_letter_sink
+    plain = len(sinks_of) == 1 and sinks_of[0].ref is None and sinks_of[0].type is None
     written = fields.write(spec, fields.CONNECT, _EXTENSION, default_none=plain)
     extension = {field.name for field in _EXTENSION}
     texts = {(_OURS + name if name in extension else name): as_text(value) for name, value in written.items()}

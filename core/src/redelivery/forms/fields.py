@@ -23,6 +23,7 @@ from redelivery.forms.kinds import (
     INT32_MAX,
     INT64_MAX,
     SOME_DURATION,
+    TEXT,
     Kind,
     as_text,
     coded,
@@ -148,6 +149,7 @@ OURS: Final = (
         words(*get_args(LetterDialect)),
         "how the error context is written into letters: comma list of connect, knative, knativeerror, deadletter, json",
     ),
+    Field("deadLetterType", "dead_letter_type", TEXT, "the type under which events are reposted to sinks"),
     Field(
         "allowSkip", "allow_skip", FLAG, "permits tolerance without a sink: failed rows are counted, logged and gone"
     ),

@@ -136,6 +136,12 @@ def word(*words: str) -> Kind:
     return Kind(str, read, read)
 
 
+def _read_text(text: str) -> str:
+    if not text:
+        raise InvalidSpec("must not be empty; leave it out")
+    return text
+
+
 def words(*known: str) -> Kind:
     """Some of a few words, each once, with commas between."""
     must = f"must be some of {', '.join(known)}, each once, with commas between, as in '{known[0]},{known[1]}'"
@@ -175,6 +181,7 @@ def _read_some_duration(text: str) -> timedelta:
     return duration
 
 
+TEXT: Final = Kind(str, _read_text, str)
 FLAG: Final = Kind(bool, _read_flag, bool)
 DURATION: Final = Kind(str, durations.parse, durations.write)
 SOME_DURATION: Final = Kind(str, _read_some_duration, durations.write)

@@ -2,9 +2,9 @@
 
 A destination is `{uri}`, `{ref: {apiVersion, kind, name, namespace}}`, or both: then the uri is relative to what the
 ref resolves to. Ours beyond that: plain text stands for `{uri}`; a list of destinations is a chain, tried in turn;
-`options` holds the sink's own client settings, spelled as the client spells them; the uri `native` is the
-destination's own dead letter place; a uri without a scheme and without a ref names a sibling of the
-job's destination, another queue or topic at the same broker.
+`options` holds the sink's own client settings, spelled as the client spells them; `type` is the one under which events
+are reposted there; the uri `native` is the destination's own dead letter place; a uri without a scheme and without a
+ref names a sibling of the job's destination, another queue or topic at the same broker.
 
 This file must not open or resolve a sink. Sentences begin after the field's name; errors never quote options.
 """
@@ -24,7 +24,7 @@ from redelivery.settings import scheme_of, unknown
 from redelivery.spec import NATIVE, Ref, Sink
 
 _SPACE_OR_CONTROL: Final = re.compile(r"[\s\x00-\x1f\x7f]")
-_SINK: Final = ("uri", "ref", "options")
+_SINK: Final = ("uri", "ref", "options", "type")
 _REF: Final = {"kind": "kind", "name": "name", "apiVersion": "api_version", "namespace": "namespace"}
 _NEEDED: Final = ("kind", "name")
 
@@ -55,7 +55,7 @@ def read_text(value: str) -> tuple[Sink, ...]:
 
 def write_text(sinks: Sequence[Sink]) -> str:
     """The text that `read_text` reads back."""
-    plain = all(sink.ref is None and not sink.options for sink in sinks)
+    plain = all(sink.ref is None and not sink.options and sink.type is None for sink in sinks)
     named = all(sink.uri == NATIVE or _absolute(sink.uri) for sink in sinks) or len(sinks) == 1
     joined = " ".join(sink.uri for sink in sinks)
     if plain and named and not joined.startswith(("{", "[")):
@@ -122,7 +122,10 @@ def _sink(value: object) -> Sink:
             options[name] = as_text(item)
         except InvalidSpec as error:
             raise InvalidSpec(f"options.{name} {error}") from None
-    sink = Sink(uri=uri, ref=ref, options=options)
+    event_type = given.get("type")
+    if event_type is not None and (not isinstance(event_type, str) or not event_type):
+        raise InvalidSpec("type must be text, as in 'com.example.dead'")
+    sink = Sink(uri=uri, ref=ref, options=options, type=event_type)
     _check_uri(sink)
     return sink
 
@@ -134,6 +137,8 @@ def _write_one(sink: Sink) -> dict[str, Any]:
         written["ref"] = write_ref(sink.ref)
     if sink.options:
         written["options"] = dict(sink.options)
+    if sink.type is not None:
+        written["type"] = sink.type
     return written
 
 

@@ -27,7 +27,7 @@ from redelivery.settings import (
     split_url,
     unknown,
 )
-from redelivery.spec import NATIVE, DeliverySpec, Sink
+from redelivery.spec import NATIVE, DeliverySpec
 
 ContentMode: TypeAlias = Literal["raw", "binary", "structured"]
 
@@ -285,11 +285,7 @@ def _with_sinks(spec: DeliverySpec, destination: BrokerPlugin, sink_client: Mapp
             raise ConfigurationError(f"the option '{prefix}{name}' is given twice: the sink has one of its own")
         checked |= shared
         _refuse_literal_secrets(plugin, checked)
-        sinks.append(
-            Sink(
-                uri=sink.uri, ref=sink.ref, options={f"{plugin.name}.{name}": value for name, value in checked.items()}
-            )
-        )
+        sinks.append(replace(sink, options={f"{plugin.name}.{name}": value for name, value in checked.items()}))
     for name in unused:
         raise ConfigurationError(f"the option {name!r} is for a sink that deadLetterSink does not name")
     return replace(spec, dead_letter_sink=tuple(sinks))

@@ -29,7 +29,7 @@ def write(message: Message, *, error: str | None = None, context: bool = False) 
     known = dialects.read(message)
     if error is None:
         error = known.reason if known is not None else ""
-    event = events.to_json(events.to_event(dialects.strip(message)))
+    event = events.to_json(events.to_event(dialects.strip(message, keep_type=True)))
     line: dict[str, Any] = {"event": event, "error": error}
     if context and known is not None:
         line["context"] = {**_context_to_dict(known), **dialects.included(message)}
