@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pyspark.sql import types as t
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from redelivery import events, identity
+from redelivery import dialects, events, identity
 from redelivery.broker import Capabilities, Letter, Support
 from redelivery.errors import Permanent
 from redelivery.message import Message
@@ -315,6 +315,20 @@ def test_events_with_an_id_of_their_own_are_recognised_by_it_and_their_source(mo
     assert [m.identity for m in messages] == ["2 /a 1", "7 /longer 1", None, None]
     assert [identity.of_message(replace(m, identity=None)) for m in messages[:2]] == [m.identity for m in messages[:2]]
     assert not any(m.identity for m in encode(rows, mode=mode)[0]), "where nothing is recognised none is needed"
+
+
+def test_mended_letters_of_one_id_are_recognised_by_what_they_hold():
+    """Two jobs' rows of one id, read as letters, mended and written again, are two, and each once in a retried task."""
+    letters = [dialects.redriven(Message(value=value, id="1")) for value in (b"first", b"second", b"first")]
+    lists = [list(letter.headers) for letter in letters]
+    rows = {"value": [m.value for m in letters] + [b"raw"], "id": ["1~1"] * 4}
+    rows["headers"] = headers(*lists, [("other", b"")])
+    knows = replace(CAPABILITIES, deduplicate=Y)
+    first, second, again, raw = (m.identity for m in encode(rows, capabilities=knows)[0])
+    assert first == again
+    assert len({first, second, raw}) == 3
+    assert raw is None
+    assert [m.identity for m in encode(rows, capabilities=knows, pieces=3)[0]] == [first, second, again, raw]
 
 
 def test_good_raw_rows_have_no_identity_and_cost_nothing():

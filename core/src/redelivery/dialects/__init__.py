@@ -49,6 +49,8 @@ _DIALECTS: Final[Mapping[str, Dialect]] = {
     "knativeerror": Dialect("knativeerror", knativeerror.NAMES, knativeerror.write, knativeerror.read, extensions=True),
     "json": Dialect("json", frozenset(), lambda _: [], lambda _: {}, whole=True),
 }
+#: The headers that a message which was ever a letter has one of.
+MARKERS: Final = _mark.NAMES
 #: The dialects that there are.
 NAMES: Final = tuple(_DIALECTS)
 

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from redelivery import events
+from redelivery import dialects, events, identity
 from redelivery._json import loads
 from redelivery.broker import Capabilities
 from redelivery.context import Stage
@@ -255,7 +255,7 @@ class Encoder:
         length = len(piece)
         structured = layout.mode == "structured"
         value = cloudevents.structured(piece.event, piece.ids.array) if structured else piece.value
-        return Batch(
+        batch = Batch(
             number=0,
             length=length,
             nbytes=piece.nbytes,
@@ -266,16 +266,24 @@ class Encoder:
             destination=piece.column("destination", vectors.text_column),
             timestamp_ms=piece.column("timestamp", vectors.timestamp_column),
             extra={name: vectors.any_column(piece.columns[at]) for name, at in layout.extra.items()},
-            identity=self._identity(piece),
         )
-
-    def _identity(self, piece: _Piece) -> Column[str | None] | None:
-        """What events with an `id` of their own are recognised by. A derived id is of the source already."""
         if not self._capabilities.deduplicate:
-            return None
-        if self._layout.mode == "raw" or piece.ids.explicit is None:
-            return Column(len(piece), lambda: [None] * len(piece))
-        return Column(len(piece), lambda: vectors.to_list(cloudevents.identities(piece.event, piece.ids.explicit)))
+            return batch
+        return replace(batch, identity=Column(length, lambda: self._identities(piece, batch)))
+
+    def _identities(self, piece: _Piece, batch: Batch) -> list[str | None]:
+        """What rows are recognised by that have an id of their own and are events, or mended letters of one id."""
+        names: list[str | None] = [None] * len(piece)
+        if piece.ids.explicit is None:
+            return names  # a derived id is of all that makes a row another
+        if self._layout.mode != "raw":
+            names = vectors.to_list(cloudevents.identities(piece.event, piece.ids.explicit))
+        if piece.headers is not None:
+            for index in vectors.rows_with_header(piece.headers, dialects.MARKERS):
+                message = batch.row(index)
+                if dialects.lives(message).hops:
+                    names[index] = identity.of_redriven(message)
+        return names
 
     def _headers(self, piece: _Piece) -> Column[Headers] | None:
         own = None if piece.headers is None else vectors.headers_column(piece.headers)

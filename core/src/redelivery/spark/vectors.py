@@ -6,6 +6,7 @@ Nothing here is called for a single row. This file must not know what a column i
 from __future__ import annotations
 
 import itertools
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -117,6 +118,14 @@ def bad_headers(array: Any, pattern: str) -> Any:
         return np.zeros(len(array), dtype=bool)
     before = np.concatenate(([0], np.cumsum(bad.to_numpy(zero_copy_only=False))))
     return before[bounds[1:]] > before[bounds[:-1]]
+
+
+def rows_with_header(array: Any, wanted: Collection[str]) -> list[int]:
+    """The rows of a column of headers that have one of these names, ascending."""
+    names, _, bounds = header_parts(array)
+    found = np.flatnonzero(pc.is_in(names, value_set=pa.array(wanted, pa.string())).to_numpy(zero_copy_only=False))
+    rows: list[int] = np.unique(np.searchsorted(bounds, found, side="right") - 1).tolist()
+    return rows
 
 
 def unreadable(array: Any) -> Any:
