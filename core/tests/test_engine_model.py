@@ -63,7 +63,7 @@ class Model(RuleBasedStateMachine):
             tolerance="all",
             allow_skip=True,
         )
-        self.bounds = Bounds(in_flight_bytes=10 * ROW, waiting_records=20, waiting_bytes=10**9)
+        self.bounds = Bounds(in_flight_records=60, in_flight_bytes=10 * ROW, waiting_records=20)
         lanes = [Lane("scripted:work", self.work, self.spec, self.bounds, self.clock)]
         lanes += [
             Lane(f"scripted:{n}", sink, for_sink(self.spec), self.bounds, self.clock)

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from redelivery.delivery import Bounds
 from redelivery.errors import ConfigurationError, InvalidSpec, InvalidURL, UnknownOption, UnknownScheme
 from redelivery.spark.options import WRITE, read_read_options, read_write_options
 from redelivery.spec import DeliverySpec, Sink
@@ -28,6 +29,7 @@ def test_every_option_is_known_in_lower_case_as_spark_gives_it():
             "writeid": "nightly",
             "maxinflightbytes": "1000",
             "maxwaitingrecords": "7",
+            "maxinflightrecords": "50",
             "sharedmount": "true",
             "preflight": "false",
             "retry": "3",
@@ -41,7 +43,7 @@ def test_every_option_is_known_in_lower_case_as_spark_gives_it():
     assert settings.require_attributes == ("subject", "time")
     assert not settings.preflight
     assert settings.write_id == "nightly"
-    assert (settings.bounds.in_flight_bytes, settings.bounds.waiting_records) == (1000, 7)
+    assert settings.bounds == Bounds(in_flight_records=50, in_flight_bytes=1000, waiting_records=7)
     assert settings.shared_mount
     assert settings.spec.retry == 3
     assert settings.client == {"shelf.maxWeight": "5"}
@@ -115,6 +117,7 @@ def test_a_literal_secret_in_a_client_option_is_refused_and_not_shown():
         ("backoffDelay", "5s", "ISO-8601"),
         ("retry", "-2", "retry"),
         ("maxInFlightBytes", "0", "above 0"),
+        ("maxInFlightRecords", "none", "above 0"),
         ("maxWaitingRecords", "many", "above 0"),
         ("sharedMount", "perhaps", "true or false"),
         ("contentMode", "binery", "did you mean 'binary'"),

@@ -108,18 +108,31 @@ class Engine:
         return any(lane.busy for lane in self._lanes)
 
     def can_take(self, batch: Batch) -> bool:
-        """Whether there is room for a batch: in flight, among what waits, and under the rate limit."""
-        if self._order is not None and (self._order_is_full() or self._lanes[0].refused):
+        """Whether there is room for a batch: among all that is held, and under the rate limit."""
+        destination, now = self._lanes[0], self._clock.monotonic()
+        if self._order is not None and destination.refused:
             return False
-        now = self._clock.monotonic()
-        if self._rate.next(now) > now or self.crowded or not self._lanes[0].may_begin(now):
+        if self._rate.next(now) > now or self.crowded or not destination.may_begin(now):
             return False
-        return self._lanes[0].has_room(batch.nbytes)
+        records, nbytes = self._held_elsewhere()
+        bounds = destination.bounds
+        records, nbytes = records + len(batch), nbytes + batch.nbytes
+        if records > len(batch) and (records > bounds.in_flight_records or nbytes > bounds.in_flight_bytes):
+            return False
+        return destination.has_room(records, nbytes)
+
+    def _held_elsewhere(self) -> tuple[int, int]:
+        """Records and bytes that are held, and not in flight to the destination."""
+        held = [self._lanes[0].waiting, *(lane.held for lane in self._lanes[1:])]
+        if self._order is not None:
+            held.append((self._order.waiting, self._order.waiting_bytes))
+        return sum(records for records, _ in held), sum(nbytes for _, nbytes in held)
 
     @property
     def crowded(self) -> bool:
         """Whether so much waits that nothing more may be taken."""
-        return any(lane.crowded for lane in self._lanes)
+        waiting = self._order.waiting if self._order is not None else 0
+        return waiting >= self._lanes[0].bounds.waiting_records or any(lane.crowded for lane in self._lanes)
 
     def take(self, batch: Batch) -> None:
         """Send a batch of fresh rows."""
@@ -142,13 +155,6 @@ class Engine:
             order.wait(self._fresh(batch, index))
         for index in admitted.parked:
             self._park(self._fresh(batch, index))
-
-    def _order_is_full(self) -> bool:
-        bounds = self._lanes[0].bounds
-        waiting = self._order
-        return waiting is not None and (
-            waiting.waiting >= bounds.waiting_records or waiting.waiting_bytes >= bounds.waiting_bytes
-        )
 
     def _fresh(self, batch: Batch, index: int) -> Record:
         """A row that no attempt was made for."""

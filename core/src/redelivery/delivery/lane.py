@@ -30,26 +30,39 @@ _LONG: Final = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """What a task may hold in memory.
+    """What a task may hold in memory: rows that it has taken and that are not accounted for yet.
+
+    They are in flight to the destination, wait for their next attempt or behind their key, or are letters on their way
+    to a sink: all count together, so no outage makes them more. What a row costs besides its bytes, about 1 KiB when it
+    has failed, is bounded by their number.
 
     Attributes:
-        in_flight_bytes: handed to a broker and not yet settled, a destination. One batch is always let through.
-        waiting_records, waiting_bytes: waiting for their next attempt; past it no new rows are taken.
+        in_flight_records, in_flight_bytes: of all together. One batch is always let through.
+        waiting_records: of those that have failed, in each lane, or that wait behind their key; past it no new rows are
+            taken.
     """
 
+    in_flight_records: int = 100_000
     in_flight_bytes: int = 64 * 1024 * 1024
     waiting_records: int = 10_000
-    waiting_bytes: int = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """A batch in flight. `records` is None for a batch of fresh rows."""
+    """A batch in flight.
+
+    Attributes:
+        batch: what was sent.
+        records: what its rows are; None for a batch of fresh rows.
+        sent_at, deadline: monotonic seconds.
+        blocked: it could not be handed over, or that took most of its time.
+    """
 
     batch: Batch
     records: Sequence[Record] | None
     sent_at: float
     deadline: float
+    blocked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +114,7 @@ class Lane:
         self._clock = clock
         self._flights: dict[int, Flight] = {}
         self._refused: list[Landed] = []
-        self._in_flight_bytes = 0
+        self._in_flight_records = self._in_flight_bytes = 0
         self._draining = False
         self._slow = False
         self._waiting: list[tuple[float, int, Record]] = []
@@ -134,7 +147,17 @@ class Lane:
     @property
     def crowded(self) -> bool:
         """Whether so much waits that no new rows may be taken."""
-        return len(self._waiting) >= self.bounds.waiting_records or self._waiting_bytes >= self.bounds.waiting_bytes
+        return len(self._waiting) >= self.bounds.waiting_records
+
+    @property
+    def waiting(self) -> tuple[int, int]:
+        """Records that wait, and their bytes."""
+        return len(self._waiting), self._waiting_bytes
+
+    @property
+    def held(self) -> tuple[int, int]:
+        """Records that are in flight or wait, and their bytes."""
+        return self._in_flight_records + len(self._waiting), self._in_flight_bytes + self._waiting_bytes
 
     @property
     def next_due(self) -> float | None:
@@ -145,8 +168,8 @@ class Lane:
         """Whether fresh rows may come; in an outage not before what is here has fared, unless they will be refused."""
         return not self.outage.on or self.idle or self.outage.over(now) is not None
 
-    def has_room(self, nbytes: int) -> bool:
-        """Whether `nbytes` more may be in flight. A broker that settles at quiescence is drained at the bound.
+    def has_room(self, records: int, nbytes: int) -> bool:
+        """Whether so much more may be in flight. A broker that settles at quiescence is drained at the bound.
 
         One that has blocked is asked first how that went, and one that accepts nothing gets one batch at a time.
         """
@@ -157,10 +180,15 @@ class Lane:
             return True
         if self._draining:
             return False
-        if self._in_flight_bytes + nbytes <= self.bounds.in_flight_bytes:
+        if self._fits(records, nbytes):
             return True
         self._draining = self.capabilities.settles == "quiescence"
         return False
+
+    def _fits(self, records: int, nbytes: int) -> bool:
+        bounds = self.bounds
+        within = self._in_flight_records + records <= bounds.in_flight_records
+        return within and self._in_flight_bytes + nbytes <= bounds.in_flight_bytes
 
     # --- sending ---
 
@@ -200,14 +228,16 @@ class Lane:
             if self._sender is not None:
                 self._sender.send(batch, deadline=flight.deadline)
         except BrokerError as error:
-            self._refused.append(self._over(Landed(flight, dict.fromkeys(range(len(batch)), error)), blocked=True))
+            flight = replace(flight, blocked=True)
+            self._refused.append(self._over(Landed(flight, dict.fromkeys(range(len(batch)), error))))
             return
         except RedeliveryError:
             raise
         except Exception as error:
             raise self._violation(f"send() raised {type(error).__name__}, not a BrokerError: {error}") from error
         self._slow = self._clock.monotonic() - now > _LONG * (flight.deadline - now)
-        self._flights[batch.number] = flight
+        self._flights[batch.number] = replace(flight, blocked=True) if self._slow else flight
+        self._in_flight_records += len(batch)
         self._in_flight_bytes += batch.nbytes
 
     def _refuse(self, flight: Flight) -> None:
@@ -215,13 +245,17 @@ class Lane:
         error = self.outage.error()
         self._refused.append(Landed(flight, dict.fromkeys(range(len(flight.batch)), error), tried=False))
 
-    def _over(self, landed: Landed, *, blocked: bool = False) -> Landed:
+    def _over(self, landed: Landed) -> Landed:
         """Learn from a flight that is over."""
         flight, failures = landed.flight, landed.failures
         first = flight.records is None or any(record.attempts <= 1 for record in flight.records)
-        now = self._clock.monotonic()
         self.outage.heard(
-            failures.values(), len(flight.batch), sent_at=flight.sent_at, now=now, first=first, blocked=blocked
+            failures.values(),
+            len(flight.batch),
+            sent_at=flight.sent_at,
+            now=self._clock.monotonic(),
+            first=first,
+            blocked=flight.blocked,
         )
         return landed
 
@@ -236,7 +270,7 @@ class Lane:
         now = self._clock.monotonic()
         while self._waiting and self._waiting[0][0] <= now:
             answered = self._is_answered(now)
-            if not answered and not self.has_room(self._waiting[0][2].outgoing.nbytes):
+            if not answered and not self.has_room(1, self._waiting[0][2].outgoing.nbytes):
                 return
             if not answered and self.ordered and self._refused:
                 return  # what was refused must not be overtaken by what comes behind it
@@ -263,13 +297,13 @@ class Lane:
         """Due records of one kind (alone, or not; answered for, or not), as many as make a batch within the bounds."""
         isolated = self._waiting[0][2].isolated
         nbytes = 0
-        for _ in range(RESEND):
+        for taken in range(RESEND):
             if not self._waiting or self._waiting[0][0] > now or self._waiting[0][2].isolated is not isolated:
                 return
             if self._is_answered(now) is not answered:
                 return
             size = self._waiting[0][2].outgoing.nbytes
-            if nbytes and self._in_flight_bytes + nbytes + size > self.bounds.in_flight_bytes:
+            if taken and not self._fits(taken + 1, nbytes + size):
                 return
             nbytes += size
             self._waiting_bytes -= size
@@ -301,6 +335,7 @@ class Lane:
         flight = self._flights.pop(settled.batch, None)
         if flight is None:
             raise self._violation(f"settled batch {settled.batch}, which is not in flight (settled twice?)")
+        self._in_flight_records -= len(flight.batch)
         self._in_flight_bytes -= flight.batch.nbytes
         length = len(flight.batch)
         named: dict[int, BrokerError] = {}
@@ -317,7 +352,7 @@ class Lane:
     def _abandon(self, error: BrokerError) -> list[Landed]:
         """The sender itself failed: the fate of everything in flight is what its error says."""
         flights, self._flights = list(self._flights.values()), {}
-        self._in_flight_bytes = 0
+        self._in_flight_records = self._in_flight_bytes = 0
         return [self._over(Landed(flight, dict.fromkeys(range(len(flight.batch)), error))) for flight in flights]
 
     def close(self) -> None:

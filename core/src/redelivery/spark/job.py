@@ -147,7 +147,10 @@ def _deliver(job: Job, batches: Iterable[Any], opened: list[Delivery]) -> Delive
     rows = _pieces(
         batches,
         most_bytes=settings.bounds.in_flight_bytes // _BATCHES_IN_FLIGHT,
-        most_rows=RateLimit(settings.flow.rows_per_second).piece,
+        most_rows=min(
+            RateLimit(settings.flow.rows_per_second).piece or settings.bounds.in_flight_records,
+            max(1, settings.bounds.in_flight_records // _BATCHES_IN_FLIGHT),
+        ),
     )
     first = next(rows, None)
     if first is None:
@@ -275,11 +278,11 @@ def _origin(job: Job) -> Origin:
     )
 
 
-def _pieces(batches: Iterable[Any], *, most_bytes: int, most_rows: int | None) -> Iterator[Any]:
+def _pieces(batches: Iterable[Any], *, most_bytes: int, most_rows: int) -> Iterator[Any]:
     """Batches that have rows, cut to about `most_bytes`, and to `most_rows`."""
     for batch in batches:
         rows = batch.num_rows
-        size = max(1, min(rows // max(1, -(-batch.nbytes // max(1, most_bytes))), most_rows or rows))
+        size = max(1, min(rows // max(1, -(-batch.nbytes // max(1, most_bytes))), most_rows))
         for start in range(0, rows, size):
             yield batch.slice(start, size)
 

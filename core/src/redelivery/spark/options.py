@@ -54,7 +54,8 @@ WRITE: Final[Mapping[str, str]] = {
     "ordering": "key: rows of one key in their order, as they lie in a partition; none (default): in any order",
     "parkSuccessors": "true: with ordering=key, rows behind a dead-lettered one of their key are dead-lettered too",
     "maxRecordsPerSecond": "of one task: the job sends at most this times the tasks that run at once",
-    "maxInFlightBytes": "bytes that a task may have unsettled at the broker (default 64 MiB)",
+    "maxInFlightRecords": "records that a task may hold: at the broker, waiting, or on their way to a sink (100000)",
+    "maxInFlightBytes": "bytes that these may have (default 64 MiB)",
     "maxWaitingRecords": "records of a task that may wait for their next attempt (default 10000)",
 }
 #: Options of a read.
@@ -153,6 +154,7 @@ def read_write_options(options: Mapping[str, str], *, spec: DeliverySpec | None 
         write_id=_write_id(own.get("writeId")),
         report_path=_report_path(own.get("reportPath")),
         bounds=Bounds(
+            in_flight_records=_count(own, "maxInFlightRecords", Bounds().in_flight_records),
             in_flight_bytes=_count(own, "maxInFlightBytes", Bounds().in_flight_bytes),
             waiting_records=_count(own, "maxWaitingRecords", Bounds().waiting_records),
         ),
