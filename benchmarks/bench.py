@@ -158,7 +158,16 @@ def memory(broker: str, module: Ways) -> list[Result]:
     small, large = found
     grown = (large["peak"] - small["peak"]) / (large["rows"] - small["rows"])
     name = f"memory, {small['rows']:,} to {large['rows']:,} rows"
-    return [Result(name, int(large["rows"]), round(large["rate"]), None, None, round(grown, 3))]
+    results = [Result(name, int(large["rows"]), round(large["rate"]), None, None, round(grown, 3))]
+    return results + (outage(broker, *module.OUTAGE) if hasattr(module, "OUTAGE") else [])
+
+
+def outage(broker: str, rows: int, seconds: float) -> list[Result]:
+    """The peak memory of a task whose destination is a black hole for so long, beside that of one whose is not."""
+    without, within = (run(broker, "outage", str(rows), str(each)) for each in (0.0, seconds))
+    grown = (within["peak"] - without["peak"]) / 2**20
+    name = f"memory in an outage of {seconds:g} s: {within['peak'] / 2**20:.0f} MiB, which is {grown:.0f} more"
+    return [Result(name, rows, round(within["rate"]), None, None)]
 
 
 def show(results: list[Result]) -> None:

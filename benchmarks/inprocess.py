@@ -1,4 +1,6 @@
-"""Without Spark, in a process of its own: `inprocess.py BROKER overhead | memory ROWS [URL] | receive`.
+"""Without Spark, in a process of its own.
+
+`inprocess.py BROKER overhead | memory ROWS [URL] | outage ROWS SECONDS [RECORDS] | receive`
 
 Prints one JSON object. The rows are made beforehand as Arrow batches, as Spark would hand them over.
 """
@@ -12,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,7 @@ import pyarrow as pa
 
 from redelivery import Subscription, plugins
 from redelivery.broker import Accept
-from redelivery.delivery import Delivery, Origin
+from redelivery.delivery import Bounds, Delivery, Origin
 from redelivery.message import Batch, Column
 from redelivery.spec import DeliverySpec
 
@@ -108,6 +111,33 @@ def memory(broker: str, rows: int, target: str | None = None) -> dict[str, float
     }
 
 
+def outage(broker: str, rows: int, seconds: float, records: int | None = None) -> dict[str, float]:
+    """Peak resident bytes of a process whose destination is a black hole at first; then all rows are delivered.
+
+    Args:
+        broker: "null".
+        rows: how many are sent.
+        seconds: how long the black hole lasts.
+        records: how many rows the task may hold; None: as many as by default.
+    """
+    spec = DeliverySpec(
+        retry=10, timeout=timedelta(seconds=2), backoff_policy="linear", backoff_delay=timedelta(seconds=0.5)
+    )
+    bounds = Bounds() if records is None else Bounds(in_flight_records=records)
+    with tempfile.TemporaryDirectory() as folder:
+        target = f"{url(broker, folder)}?dead={seconds}"
+        began = time.perf_counter()
+        with Delivery.open(target, spec, origin=Origin(run="bench"), bounds=bounds) as delivery:
+            for batch in batches(rows, "o"):
+                delivery.write(batch)
+            report = delivery.finish()
+        took = time.perf_counter() - began
+    if report.delivered != rows:
+        raise SystemExit(f"outage: delivered {report.delivered} rows of {rows}")
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return {"rows": rows, "peak": peak, "rate": rows / took, "retried": report.retried}
+
+
 def receive(broker: str) -> dict[str, float]:
     """Messages/s through a subscription, against the same leases taken and ended by hand, 100 at a time."""
     rows = 30_000
@@ -145,5 +175,10 @@ def by_hand(target: str, seen: list[bytes | None]) -> None:
 
 if __name__ == "__main__":
     broker_name, what, *rest = sys.argv[1:]
-    found = {"overhead": overhead, "receive": receive}.get(what)
-    print(json.dumps(memory(broker_name, int(rest[0]), *rest[1:]) if found is None else found(broker_name)))
+    if what == "memory":
+        found = memory(broker_name, int(rest[0]), *rest[1:])
+    elif what == "outage":
+        found = outage(broker_name, int(rest[0]), float(rest[1]), *map(int, rest[2:]))
+    else:
+        found = {"overhead": overhead, "receive": receive}[what](broker_name)
+    print(json.dumps(found))

@@ -1,30 +1,51 @@
-"""A plugin that does nothing: what is left is the framework and the engine. Installed for one run by `install`."""
+"""A plugin that does nothing: what is left is the framework and the engine. Installed for one run by `install`.
+
+`null:?dead=SECONDS` is a black hole for so long: it takes each batch, and tells nothing of it until its deadline.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from redelivery.broker import Broker, BrokerPlugin, Capabilities, Sender, Settled, Support
+from redelivery.broker import Broker, BrokerPlugin, Capabilities, Failure, Sender, Settled, Support
+from redelivery.errors import Ambiguous
 from redelivery.message import Batch
 from redelivery.plugins import hookimpl
 
 
 class NullSender(Sender):
-    """Settles at once and never looks at a row."""
+    """Settles at once and never looks at a row; but what is sent before `back` fails at its deadline."""
 
-    def __init__(self) -> None:
+    def __init__(self, back: float = 0.0) -> None:
+        self._back = back
         self._done: list[Settled] = []
+        self._lost: list[tuple[float, Batch]] = []
 
-    def send(self, batch: Batch, *, deadline: float) -> None:  # noqa: ARG002
-        self._done.append(Settled(batch=batch.number))
+    def send(self, batch: Batch, *, deadline: float) -> None:
+        if time.monotonic() < self._back:
+            self._lost.append((deadline, batch))
+        else:
+            self._done.append(Settled(batch=batch.number))
 
-    def collect(self, wait: float) -> Sequence[Settled]:  # noqa: ARG002
+    def collect(self, wait: float) -> Sequence[Settled]:
+        if self._lost:
+            if not self._done:
+                time.sleep(max(0.0, min(wait, self._lost[0][0] - time.monotonic())))
+            self._tell()
         done, self._done = self._done, []
         return done
+
+    def _tell(self) -> None:
+        """Each row with an error of its own, as clients do."""
+        while self._lost and self._lost[0][0] <= time.monotonic():
+            _, batch = self._lost.pop(0)
+            failures = [Failure(row, Ambiguous(f"row {row} got no answer", code="Silent")) for row in range(len(batch))]
+            self._done.append(Settled(batch=batch.number, failures=failures))
 
     def close(self) -> None:
         pass
@@ -36,16 +57,20 @@ class NullBroker(Broker):
     name = "null"
     capabilities = Capabilities(send=Support.NATIVE, keys=Support.NATIVE, headers=Support.NATIVE)
 
+    def __init__(self, dead: float = 0.0) -> None:
+        self._back = time.monotonic() + dead
+
     def sender(self) -> Sender:
-        return NullSender()
+        return NullSender(self._back)
 
     def close(self) -> None:
         pass
 
 
-def connect(_url: str, _options: Mapping[str, str]) -> Broker:
+def connect(url: str, _options: Mapping[str, str]) -> Broker:
     """The null broker."""
-    return NullBroker()
+    _, _, dead = url.partition("?dead=")
+    return NullBroker(float(dead or 0))
 
 
 @hookimpl

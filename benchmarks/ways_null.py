@@ -17,6 +17,7 @@ from pyspark.sql import functions as f
 ROWS = 2_000_000
 IN_PROCESS = True
 MEMORY = (100_000, 10_000_000)
+OUTAGE = (1_000_000, 8.0)
 
 _folder = tempfile.mkdtemp()
 atexit.register(shutil.rmtree, _folder, ignore_errors=True)

@@ -16,6 +16,9 @@ T = TypeVar("T")
 Header = tuple[str, bytes | None]
 Headers = tuple[Header, ...]
 
+#: Shared by all rows without columns of the broker's own.
+_NO_EXTRA: Mapping[str, Any] = {}
+
 #: What a row costs besides its bytes, when bytes in flight are bounded.
 ROW_OVERHEAD = 64
 
@@ -138,7 +141,7 @@ class Batch:
             id=at(self.id),
             destination=at(self.destination),
             timestamp_ms=at(self.timestamp_ms),
-            extra={name: column.values[index] for name, column in self.extra.items()},
+            extra={name: column.values[index] for name, column in self.extra.items()} if self.extra else _NO_EXTRA,
             identity=at(self.identity),
         )
 

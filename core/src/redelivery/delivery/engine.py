@@ -256,7 +256,8 @@ class Engine:
         elif self._order is not None or self._delivered is not None:
             self._settle_rows(landed)
         for row in sorted(landed.failures):
-            self._failed(index, lane, self._record(landed, row), landed.failures[row], tried=landed.tried)
+            error = landed.failures.pop(row)  # not kept: each may be larger than its row
+            self._failed(index, lane, self._record(landed, row), error, tried=landed.tried)
 
     def _settle_rows(self, landed: Landed) -> None:
         """Tell of rows that were delivered, and let go of their keys. Only where somebody asks for single rows."""

@@ -33,8 +33,8 @@ class Bounds:
     """What a task may hold in memory: rows that it has taken and that are not accounted for yet.
 
     They are in flight to the destination, wait for their next attempt or behind their key, or are letters on their way
-    to a sink: all count together, so no outage makes them more. What a row costs besides its bytes, about 1 KiB when it
-    has failed, is bounded by their number.
+    to a sink: all count together, so no outage makes them more. What a row costs besides its bytes, about 1.5 KiB when
+    it has failed, is bounded by their number.
 
     Attributes:
         in_flight_records, in_flight_bytes: of all together. One batch is always let through.
