@@ -19,6 +19,7 @@ from redelivery.broker import Broker, Sender, Settled
 from redelivery.delivery import Bounds, Delivery, Origin
 from redelivery.delivery import delivery as module
 from redelivery.delivery.opening import sink_url
+from redelivery.delivery.record import Record
 from redelivery.errors import (
     ConfigurationError,
     ContractViolation,
@@ -306,6 +307,24 @@ def test_a_plugin_that_hangs_does_not_hang_the_job(monkeypatch: pytest.MonkeyPat
     hanging.release.set()
     until(lambda: lent.returned)
     assert [name for name, _ in lent.returned] == ["work"], "closed as soon as the plugin came back"
+
+
+def test_an_engine_that_is_busy_with_many_letters_is_not_taken_for_a_plugin_that_hangs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = [f"m{n}" for n in range(300)]
+    lent = Lent(work=scripted(**{name: ["permanent"] for name in names}), sink=scripted())
+    write, slow = Record.letter, 0.005
+
+    def written(record: Record, *given: Any) -> Message:
+        time.sleep(slow)  # a row's worth of work
+        return write(record, *given)
+
+    monkeypatch.setattr(Record, "letter", written)
+    with opened(lent) as delivery:
+        delivery._longest_call = 100 * slow
+        delivery.write(batch(*names))
+        assert delivery.finish().dead_lettered == len(names)
 
 
 def test_who_does_not_return_is_named_and_a_slow_opening_is_no_hang(monkeypatch: pytest.MonkeyPatch) -> None:

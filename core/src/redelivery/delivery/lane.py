@@ -42,7 +42,7 @@ class Bounds:
             taken.
     """
 
-    in_flight_records: int = 100_000
+    in_flight_records: int = 200_000
     in_flight_bytes: int = 64 * 1024 * 1024
     waiting_records: int = 10_000
 

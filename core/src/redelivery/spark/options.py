@@ -54,7 +54,7 @@ WRITE: Final[Mapping[str, str]] = {
     "ordering": "key: rows of one key in their order, as they lie in a partition; none (default): in any order",
     "parkSuccessors": "true: with ordering=key, rows behind a dead-lettered one of their key are dead-lettered too",
     "maxRecordsPerSecond": "of one task: the job sends at most this times the tasks that run at once",
-    "maxInFlightRecords": "records that a task may hold: at the broker, waiting, or on their way to a sink (100000)",
+    "maxInFlightRecords": "records that a task may hold: at the broker, waiting, or on their way to a sink (200000)",
     "maxInFlightBytes": "bytes that these may have (default 64 MiB)",
     "maxWaitingRecords": "records of a task that may wait for their next attempt (default 10000)",
 }
