@@ -316,9 +316,9 @@ def test_an_engine_that_is_busy_with_many_letters_is_not_taken_for_a_plugin_that
     lent = Lent(work=scripted(**{name: ["permanent"] for name in names}), sink=scripted())
     write, slow = Record.letter, 0.005
 
-    def written(record: Record, *given: Any) -> Message:
+    def written(record: Record, *given: Any, **options: Any) -> Message:
         time.sleep(slow)  # a row's worth of work
-        return write(record, *given)
+        return write(record, *given, **options)
 
     monkeypatch.setattr(Record, "letter", written)
     with opened(lent) as delivery:
