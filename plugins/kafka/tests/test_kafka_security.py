@@ -22,6 +22,7 @@ from confluent_kafka.admin import (
 from cryptography.hazmat.primitives import serialization
 
 from redelivery.broker import Terminate
+from redelivery.delivery import preflight
 from redelivery.errors import BrokerError, Fatal
 from redelivery.message import Batch, Message
 from redelivery.plugins import connect
@@ -190,8 +191,10 @@ def test_wrong_credentials_are_fatal_in_time_and_never_shown(guarded, topic, wro
         send(url, options)
     with connect(url, options) as broker, broker.admin() as admin, pytest.raises(Fatal) as asked:
         admin.plan(SPEC)
+    with pytest.raises(Fatal) as looked:
+        preflight(url, SPEC, options=options)
     assert time.monotonic() - began < 30
-    for error in (caught.value, asked.value):
+    for error in (caught.value, asked.value, looked.value):
         assert error.code == code
         assert "check kafka.security.protocol, kafka.sasl.*" in str(error)
         for secret in (PASSWORD, WRONG):

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 from rabbitmq_operating import as_user, queue_of, raw
 
 from redelivery.broker import Accept, GiveBack, Retry, Terminate
+from redelivery.delivery import preflight
 from redelivery.errors import Fatal
 from redelivery.message import Message
-from redelivery.spec import DeliverySpec
+from redelivery.spec import DeliverySpec, Sink
 from redelivery_conformance.statements import Statements
 from redelivery_conformance.subject import Subject
 from redelivery_conformance.taking import Taker
@@ -72,6 +74,16 @@ class TestPermissions(Statements):
         url = as_user(subject, "^$", r"^amq\.default$", "^$")
         assert confirmed(subject, url, Message(value=b"v"))
         assert subject.values() == {b"v": 1}
+
+    def test_a_wrong_password_and_a_missing_queue_are_told_before_any_row(self, subject: Subject) -> None:
+        address = Address.parse(subject.place.url)
+        wrong = replace(address, username="nobody", password="wrong-S3cr3t")  # noqa: S106 - it is wrong
+        with pytest.raises(Fatal, match="refuse") as caught:
+            preflight(wrong.full_url, DeliverySpec(), options=subject.place.options)
+        assert "wrong-S3cr3t" not in str(caught.value)
+        sinks = (Sink(uri=address.at("never-made").full_url),)
+        with pytest.raises(Fatal, match=r"no queue 'never-made'.*provision it, or correct the URL"):
+            preflight(address.full_url, DeliverySpec(dead_letter_sink=sinks), options=subject.place.options)
 
     def test_a_check_without_the_right_to_look_passes(self, subject: Subject) -> None:
         subject.provision()
