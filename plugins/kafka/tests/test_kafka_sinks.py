@@ -181,6 +181,24 @@ def test_a_plan_makes_a_sink_with_settings_of_its_own_at_the_same_cluster(monkey
     assert not any("is not made here" in each for each in planned.warnings)
 
 
+@pytest.mark.parametrize(
+    ("sink", "name"),
+    [
+        ("native", "orders-dead-letters"),
+        ("letters", "letters"),
+        ("kafka://here/letters", "letters"),
+        ('{"ref": {"kind": "KafkaTopic", "name": "letters"}}', "letters"),
+    ],
+)
+def test_a_sink_gets_the_partitions_and_replicas_asked_for_however_it_is_named(monkeypatch, sink, name):
+    monkeypatch.setattr(KafkaAdmin, "_look", lambda *_: None)
+    given = {"errors.deadletterqueue.topic.partitions": "7", "errors.deadletterqueue.topic.replication.factor": "2"}
+    planned = plan("kafka://here/orders", options.read({**given, "deadLetterSink": sink}))
+    _, letters = planned.plan.objects
+    assert (letters.name, planned.plan.status.dead_letter_channel.name) == (name, name)
+    assert (letters.attributes["partitions"], letters.attributes["replication.factor"]) == ("7", "2")
+
+
 def test_a_plan_refuses_the_destination_itself_and_not_its_name_at_another_cluster(monkeypatch):
     monkeypatch.setattr(KafkaAdmin, "_look", lambda *_: None)
     spec = connect.read({TOPIC: "orders", PRODUCER + "bootstrap.servers": "here:9092"})
