@@ -284,3 +284,15 @@ def test_an_event_goes_on_under_the_type_of_the_spec_or_of_the_sink_that_takes_i
     kinds = [[dict(message.headers)["ce-type"] for message in sink.stored] for sink in here.chain]
     assert kinds == [[b"order.dead"], [b"order.lost"]]
     assert dict(dialects.redriven(here.chain[1].stored[0]).headers)["ce-type"] == b"order.placed"
+
+
+@pytest.mark.parametrize("by", ["spec", "sink"])
+def test_an_event_is_forwarded_under_the_type_that_is_asked_for(by: str) -> None:
+    here = Sinks(expired("a", headers=EVENT), count=1)
+    named = DeliverySpec(dead_letter_sink=(Sink(uri="scripted:0", type="order.expired"),))
+    whole = DeliverySpec(dead_letter_sink=(Sink(uri="scripted:0"),), dead_letter_type="order.expired")
+    with here.box() as box:
+        box.forward(spec=whole if by == "spec" else named)
+    (there,) = here.chain[0].stored
+    assert ("ce-type", b"order.expired") in there.headers
+    assert ("ce-type", b"order.placed") in dialects.redriven(there).headers
