@@ -187,7 +187,7 @@ def test_a_plan_makes_a_sink_with_settings_of_its_own_at_the_same_cluster(monkey
         ("native", "orders-dead-letters"),
         ("letters", "letters"),
         ("kafka://here/letters", "letters"),
-        ('{"ref": {"kind": "KafkaTopic", "name": "letters"}}', "letters"),
+        ('{"ref": {"kind": "KafkaTopic", "name": "letters", "apiVersion": "kafka.strimzi.io/v1beta2"}}', "letters"),
     ],
 )
 def test_a_sink_gets_the_partitions_and_replicas_asked_for_however_it_is_named(monkeypatch, sink, name):
