@@ -50,6 +50,14 @@ def test_every_option_is_known_in_lower_case_as_spark_gives_it():
     assert settings.spec.dead_letter_sink[0].options == {"shelf.maxWeight": "6"}
 
 
+def test_what_letters_are_written_as_is_said_by_options_of_a_job():
+    sink = '{"uri": "native", "type": "order.lost", "options": {"maxWeight": "5"}}'
+    options = {"deadlettertype": "order.dead", "deadletterdialects": "connect, knative", "deadlettersink": sink}
+    spec = read_write_options({"url": URL, **options}).spec
+    assert (spec.dead_letter_type, spec.dead_letter_dialects) == ("order.dead", ("connect", "knative"))
+    assert [each.type for each in spec.dead_letter_sink] == ["order.lost"]
+
+
 def test_an_unknown_option_names_the_nearest_one():
     assert "did you mean 'retry'" in refused(UnknownOption, retri="3")
     assert "did you mean 'deadLetterSink'" in refused(UnknownOption, deadletersink="native")
