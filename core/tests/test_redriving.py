@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from test_deadletters import CONTEXT, World, letter
 
-from redelivery import dialects
+from redelivery import dialects, events
 from redelivery.broker import Broker, Letter, Limits, Support
 from redelivery.context import ErrorContext
 from redelivery.deadletters import dead_letters
@@ -237,13 +237,58 @@ def test_a_ledger_speaks_of_a_letter_and_not_of_whatever_lies_at_its_place_later
     assert (report.resumed, report.redriven, len(here.work.stored)) == (0, 1, 1)
 
 
-def test_elsewhere_a_row_has_no_target_of_its_own() -> None:
-    """`q2` is a target where the letter failed; at the destination that failed it is still one."""
-    for destination, target in (("scripted:work", None), ("scripted:other", "q2"), (None, "q2")):
-        here = World(letter("a", replace(CONTEXT, destination=destination)))
-        with here.box() as box:
-            assert box.redrive(to="scripted:other").removed == 1
-        assert [each.destination for each in here.other.stored] == [target]
+TARGETED = replace(CONTEXT, target="victim")
+
+
+@pytest.mark.parametrize("destination", ["scripted:work", "scripted:other", None])
+def test_under_to_no_target_of_a_letter_is_followed_whatever_its_headers_say(destination: str | None) -> None:
+    here = World(letter("a", replace(TARGETED, destination=destination)))
+    object.__setattr__(here.other.capabilities, "columns", {"exchange": str})
+    object.__setattr__(here.other.capabilities, "routes", frozenset({"exchange"}))
+    routed = letter("b", replace(TARGETED, extra={"exchange": "victim"}))
+    here.place.letters.append(replace(routed, message=replace(routed.message, extra={"exchange": "victim"})))
+    with here.box() as box:
+        assert box.redrive(to="scripted:other").removed == 2
+    assert [(each.destination, dict(each.extra)) for each in here.other.stored] == [(None, {})] * 2
+
+
+def test_a_target_that_only_a_header_names_keeps_a_letter_where_it_is_unless_it_is_allowed() -> None:
+    letters = [letter("a", TARGETED), letter("b", replace(CONTEXT, target="orders-eu")), letter("c")]
+    here = World(*letters)
+    with here.box() as box:
+        dry = box.redrive(pace=Pace(dry_run=True), allow_targets=["orders-*"])
+        report = box.redrive(allow_targets=["orders-*"])
+    for each in (dry, report):
+        assert each.left == {"its target 'victim' is not allowed (--allow-targets)": 1}
+        assert each.targets == {"orders-eu": 1}
+    assert report.redriven == 2
+    assert [each.destination for each in here.work.stored] == ["orders-eu", None]
+    assert [each.position for each in here.place.letters] == ["p-a"]
+
+
+def test_a_column_that_routes_is_a_target_too() -> None:
+    here = World(letter("a", replace(CONTEXT, extra={"exchange": "victim", "priority": "5"})))
+    object.__setattr__(here.work.capabilities, "columns", {"exchange": str, "priority": int})
+    object.__setattr__(here.work.capabilities, "routes", frozenset({"exchange"}))
+    with here.box() as box:
+        assert box.redrive().left == {"its target 'exchange=victim' is not allowed (--allow-targets)": 1}
+        assert box.redrive(allow_targets=["exchange=vic*"]).redriven == 1
+    assert [dict(each.extra) for each in here.work.stored] == [{"exchange": "victim", "priority": 5}]
+
+
+def test_an_event_that_stands_for_a_message_names_no_target_either() -> None:
+    wrapped = events.from_event(events.to_event(Message(value=b"v", id="w", destination="victim")))
+    here = World(Letter(position="p-w", message=wrapped))
+    with here.box() as box:
+        assert box.redrive().left == {"its target 'victim' is not allowed (--allow-targets)": 1}
+
+
+def test_names_of_targets_fill_no_memory() -> None:
+    here = World(*(letter(str(n), replace(CONTEXT, target=f"victim{n}")) for n in range(150)))
+    with here.box() as box:
+        report = box.redrive()
+    assert sum(report.left.values()) == 150
+    assert len(report.left) == 101
 
 
 def test_a_letter_written_while_it_runs_is_left_for_the_next_run() -> None:

@@ -6,9 +6,11 @@ This file opens a place and hands it to people; how letters are moved is in `red
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -27,10 +29,20 @@ from redelivery.delivery.opening import (
     sink_url,
     true_url,
 )
-from redelivery.errors import ConfigurationError
+from redelivery.errors import ConfigurationError, RedeliveryError
 from redelivery.ledger import Ledger
-from redelivery.plugins import own_options
-from redelivery.redriving import FORWARDING, HOP_LIMIT, Errand, Pace, RedriveReport, Transfer, context_of, redriving
+from redelivery.plugins import connect, own_options
+from redelivery.redriving import (
+    FORWARDING,
+    HOP_LIMIT,
+    Errand,
+    Pace,
+    RedriveReport,
+    Targets,
+    Transfer,
+    context_of,
+    redriving,
+)
 from redelivery.selection import Selection
 from redelivery.settings import redact
 from redelivery.spec import DeliverySpec, Sink
@@ -95,6 +107,7 @@ class LetterBox:
         ledger: Path | None = None,
         spec: DeliverySpec | None = None,
         hop_limit: int = HOP_LIMIT,
+        allow_targets: Collection[str] = (),
     ) -> RedriveReport:
         """Send letters back to work; each is removed once the destination has confirmed it.
 
@@ -103,12 +116,15 @@ class LetterBox:
 
         Args:
             ids: message ids or positions; None: all that lie there now.
-            to: another destination, which then is that of rows with a target of their own too; None: where they failed.
+            to: another destination; it is that of letters with another target too. None: where they failed.
             where: of these, only those that it means.
             pace: limit, rate, dry run, and when to stop.
             ledger: a file that lets a run that was killed go on where it was, and keeps a second run away.
             spec: how they are sent: its retries, backoff and timeouts. A letter that fails for good stays where it is.
             hop_limit: letters sent back so often already are left.
+            allow_targets: targets that letters may go to, if their headers name one other than the destination: names,
+                or patterns as of a shell (`orders-*`; for a column of the broker's that routes `column=value`). A
+                letter with another target stays: a header alone must not choose where a message goes.
 
         Raises:
             ConfigurationError: it is not clear where to, or that is the dead letter place itself, or the ledger is
@@ -129,7 +145,11 @@ class LetterBox:
             lane = None if pace.dry_run else replace(opening, url=to or opening.url).destination(broker)
             return None if lane is None else Back(lane, opening.spec, opening.clock), broker.capabilities
 
-        return self._transfer(redriving(to, hop_limit), opened, spec, meant, pace, ledger)
+        if isinstance(allow_targets, str):
+            raise ConfigurationError(f"redrive: allow_targets is a list, not one text: write [{allow_targets!r}]")
+        is_own = lru_cache(maxsize=1024)(self._is_own)
+        targets = Targets(allowed=tuple(allow_targets), is_own=is_own, none=to is not None)
+        return self._transfer(redriving(targets, hop_limit), opened, spec, meant, pace, ledger)
 
     def move_back(self, *, wait: float = 300.0) -> int:
         """Have the broker itself move all letters back to work, as they are; returns how many.
@@ -245,6 +265,13 @@ class LetterBox:
         broker = self._broker if to is None or to == self._place() else opening.connect()
         self._check_elsewhere("redrive", to or self._opening.url, broker)
         return broker
+
+    def _is_own(self, target: str) -> bool:
+        """Whether a target of this name is the destination itself, however it is spelled."""
+        with contextlib.suppress(RedeliveryError):  # no such name there, so it is another place
+            url = self._broker.sibling(target)
+            return self._broker.canonical_url == url or connect(url, self._opening.options).is_at(self._broker)
+        return False
 
     def _check_elsewhere(self, doing: str, url: str, there: Broker) -> None:
         place = self._place()

@@ -8,6 +8,7 @@ know any broker or dialect.
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import hashlib
 import itertools
 import logging
@@ -25,8 +26,8 @@ from redelivery.delivery.rate import RateLimit
 from redelivery.errors import Ambiguous, ConfigurationError, RedeliveryError, Retriable
 from redelivery.ledger import Ledger
 from redelivery.message import Message
+from redelivery.report import MAX_REASONS, OTHER
 from redelivery.selection import Selection, dead_since_ms
-from redelivery.settings import redact
 
 log = logging.getLogger("redelivery.redriving")
 
@@ -57,7 +58,8 @@ class RedriveReport:
         redriven: confirmed at their destination.
         removed: of those, removed from the dead letter place; fewer only where somebody else was faster.
         failed: refused by the destination; they stay.
-        left: letters that were not sent, by reason; they stay.
+        left: letters that were not sent, by reason; they stay. At most `MAX_REASONS` reasons, then `OTHER`.
+        targets: of those selected, letters that go to an allowed target, by its name; bounded likewise.
         resumed: letters that had been sent before (by an earlier run, as a rule), and were removed now.
         returned: letters that are dead again since the run began.
         stopped: why it ended before all were considered; None where it did not.
@@ -69,6 +71,7 @@ class RedriveReport:
     removed: int = 0
     failed: int = 0
     left: dict[str, int] = field(default_factory=dict)
+    targets: dict[str, int] = field(default_factory=dict)
     resumed: int = 0
     returned: int = 0
     stopped: str | None = None
@@ -83,8 +86,14 @@ class RedriveReport:
     def leave(self, why: str | None) -> bool:
         """Count a letter that is not sent; False where there is no reason for that."""
         if why is not None:
-            self.left[why] = self.left.get(why, 0) + 1
+            _count(self.left, why)
         return why is not None
+
+
+def _count(counts: dict[str, int], name: str) -> None:
+    """Count one; names are others' words, so there may be any number of them."""
+    name = name if name in counts or len(counts) < MAX_REASONS else OTHER
+    counts[name] = counts.get(name, 0) + 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,12 +131,61 @@ class Errand:
     Attributes:
         name: for messages.
         prepare: a letter as the message that is sent, to a destination of these capabilities.
-        why_left: why a letter is not sent; None where it is.
+        target: where a letter goes, if not to the destination itself; None where it does.
+        why_left: why a letter is not sent to a destination of these capabilities; None where it is.
     """
 
     name: str
     prepare: Callable[[Letter, Capabilities], Message]
-    why_left: Callable[[Letter], str | None]
+    target: Callable[[Letter, Capabilities], str | None]
+    why_left: Callable[[Letter, Capabilities], str | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Targets:
+    """Which targets of letters a redrive follows: what a header says never chooses where a message goes.
+
+    A target is a place other than the destination itself: a letter's own destination, and each of the broker's text
+    columns that routes (`Capabilities.routes`), written `column=value`.
+
+    Attributes:
+        allowed: names, or patterns as of a shell (`orders-*`).
+        is_own: whether a destination of this name is the redrive's own.
+        none: no target is followed, and none holds a letter back: the operator has named where to.
+    """
+
+    allowed: tuple[str, ...] = ()
+    is_own: Callable[[str], bool] = lambda _name: False
+    none: bool = False
+
+    def of(self, letter: Letter, there: Capabilities) -> str | None:
+        """The targets of a letter that count, in one text; None where it has none."""
+        return ", ".join(self._named(letter, there)) or None
+
+    def refused(self, letter: Letter, there: Capabilities) -> str | None:
+        """A target of a letter that may not be followed; None where it has none such."""
+        return next((each for each in self._named(letter, there) if not self._admits(each)), None)
+
+    def _named(self, letter: Letter, there: Capabilities) -> list[str]:
+        if self.none:
+            return []
+        name = _destination(letter)
+        named = [] if name is None or self.is_own(name) else [name]
+        return named + [f"{column}={value}" for column, value in _routed(letter, there).items()]
+
+    def _admits(self, name: str) -> bool:
+        return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.allowed)
+
+
+def _destination(letter: Letter) -> str | None:
+    return letter.message.destination or context_of(letter).target
+
+
+def _routed(letter: Letter, there: Capabilities) -> dict[str, str]:
+    """The broker's text columns of a letter that say where it goes, wherever they were kept."""
+    names = [name for name in there.routes if there.columns.get(name) is str]
+    given = {**context_of(letter).extra, **letter.message.extra}
+    return {name: str(given[name]) for name in names if given.get(name) not in {None, ""}}
 
 
 class Transfer:
@@ -244,10 +302,12 @@ class Transfer:
 
     def _going(self, chunk: Sequence[Letter]) -> list[Letter]:
         self.report.considered += len(chunk)
-        going = [letter for letter in chunk if not self.report.leave(self._errand.why_left(letter))]
+        going = [letter for letter in chunk if not self.report.leave(self._errand.why_left(letter, self._there))]
         if self._partial:  # those that stay are shown again
             self._stay.update({letter.position for letter in chunk} - {letter.position for letter in going})
         self.report.selected += len(going)
+        for target in filter(None, (self._errand.target(letter, self._there) for letter in going)):
+            _count(self.report.targets, target)
         return going
 
     def _send(self, carrier: Carrier, going: Sequence[Letter]) -> None:
@@ -370,16 +430,21 @@ def _digest(letter: Letter) -> str:
 
 
 def context_of(letter: Letter) -> ErrorContext:
-    """Why a letter is there: what its headers say, and what only its broker knows."""
+    """Why a letter is there: what its headers say, and what only its broker knows.
+
+    Where the broker itself has given the message up, its word counts more than any header: a header may be forged.
+    """
     written, native = dialects.read(letter.message), letter.context
     if written is None or native is None:
         return written or native or ErrorContext()
     empty = ErrorContext()
-    unsaid = [each.name for each in fields(ErrorContext) if getattr(written, each.name) == getattr(empty, each.name)]
-    return replace(written, **{name: getattr(native, name) for name in unsaid})
+    own_word = native.kind not in {"", "terminated", written.kind}
+    first, second = (native, written) if own_word else (written, native)
+    unsaid = [each.name for each in fields(ErrorContext) if getattr(first, each.name) == getattr(empty, each.name)]
+    return replace(first, **{name: getattr(second, name) for name in unsaid})
 
 
-def sent_back(letter: Letter, there: Capabilities, to: str | None = None) -> Message:
+def sent_back(letter: Letter, there: Capabilities, *, targeted: bool = True) -> Message:
     """The message of a letter as it is sent again: without our context, one hop further, to its own target.
 
     Its id is `<id>~<hop>`, so that no broker takes it for the message that died; where the message may have been
@@ -388,11 +453,10 @@ def sent_back(letter: Letter, there: Capabilities, to: str | None = None) -> Mes
     Args:
         letter: as it lies.
         there: the destination's; what the message had of its own columns is restored.
-        to: the destination's URL, where it was named: if that is not where the letter failed, it has no target there.
+        targeted: its target was allowed (`Targets`); without, it goes to the destination itself.
     """
     context = context_of(letter)
-    elsewhere = to is not None and context.destination not in {None, redact(to)}
-    columns = {name: kind for name, kind in there.columns.items() if not elsewhere or name not in there.routes}
+    columns = {name: kind for name, kind in there.columns.items() if targeted or name not in there.routes}
     message = dialects.redriven(letter.message)
     hop = dialects.lives(message).hops
     name = message.id
@@ -409,8 +473,8 @@ def sent_back(letter: Letter, there: Capabilities, to: str | None = None) -> Mes
     sent = replace(
         message,
         id=name if name is None or context.maybe_delivered else f"{original_id(name, hop - 1)}{HOP_MARK}{hop}",
-        destination=None if elsewhere else message.destination or context.target,
-        extra={**extra, **message.extra},
+        destination=message.destination or context.target if targeted else None,
+        extra={**extra, **{name: value for name, value in message.extra.items() if name in columns}},
     )
     again = context.maybe_delivered
     return replace(sent, identity=identity.of_unchanged(sent, context) if again else identity.of_redriven(sent))
@@ -430,21 +494,29 @@ def why_left(letter: Letter, hop_limit: int) -> str | None:
     return None
 
 
-def why_not_forwarded(letter: Letter) -> str | None:
+def why_not_forwarded(letter: Letter, _there: Capabilities) -> str | None:
     """Why a letter is not forwarded; None where it is."""
     if dialects.read(letter.message) is not None or letter.context is None:
         return "it was not put there by the broker itself"
     return None
 
 
-def redriving(to: str | None, hop_limit: int) -> Errand:
-    """Letters are sent back to work: to this URL, or where they failed."""
-    return Errand("redrive", lambda letter, there: sent_back(letter, there, to), lambda each: why_left(each, hop_limit))
+def redriving(targets: Targets, hop_limit: int) -> Errand:
+    """Letters are sent back to work, those with another target only where that is allowed."""
+
+    def why(letter: Letter, there: Capabilities) -> str | None:
+        refused = targets.refused(letter, there)
+        if refused is not None:
+            return f"its target {refused!r} is not allowed (--allow-targets)"
+        return why_left(letter, hop_limit)
+
+    return Errand("redrive", lambda letter, there: sent_back(letter, there, targeted=not targets.none), targets.of, why)
 
 
 #: Letters of the broker's own are sent on as they are; each sink's carrier puts their context into its form.
 FORWARDING: Final = Errand(
     "forward",
     lambda letter, _there: replace(letter.message, identity=identity.of_forwarded(letter)),
+    lambda _letter, _there: None,
     why_not_forwarded,
 )

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 from redelivery.cli.arguments import add_place, add_where, opened, selection_of, spec_and_client
 from redelivery.cli.asking import confirm
-from redelivery.cli.showing import columns
+from redelivery.cli.showing import columns, harmless
 from redelivery.errors import ConfigurationError
 from redelivery.ledger import default_path
 from redelivery.redriving import HOP_LIMIT, MAX_RETURNS, Pace, RedriveReport
@@ -49,6 +49,14 @@ def add(what: _SubParsersAction[argparse.ArgumentParser]) -> None:
     redrive.set_defaults(run=_redrive)
     forward.set_defaults(run=_forward)
     redrive.add_argument("--to", metavar="URL", help="another destination than the one where they failed")
+    redrive.add_argument(
+        "--allow-targets",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="follow the target that a letter's headers name, if it is like this (orders-*, or routing_key=a.*); a "
+        "letter with another one stays; may be repeated",
+    )
     redrive.add_argument("--hop-limit", type=int, default=HOP_LIMIT, help="leave what came back so often (default 5)")
     forward.add_argument("--to", metavar="URL", help="the only sink, in place of those of the delivery spec")
     forward.add_argument(
@@ -98,7 +106,13 @@ def _redrive(arguments: argparse.Namespace) -> int:
     with opened(arguments, client) as box, _pace(arguments) as pace:
         ledger = arguments.ledger or default_path(box.place)
         report = box.redrive(
-            to=arguments.to, where=where, pace=pace, ledger=ledger, spec=spec, hop_limit=arguments.hop_limit
+            to=arguments.to,
+            where=where,
+            pace=pace,
+            ledger=ledger,
+            spec=spec,
+            hop_limit=arguments.hop_limit,
+            allow_targets=arguments.allow_targets,
         )
     return _account(arguments, report)
 
@@ -177,7 +191,8 @@ def _account(arguments: argparse.Namespace, report: RedriveReport) -> int:
             (report.resumed, "had been sent by an earlier run, and are removed now"),
             (report.redriven, "are confirmed at their destination"),
             (report.failed, "were refused there, and stay"),
-            *((count, f"stay: {why}") for why, count in report.left.items()),
+            *((count, f"go to {harmless(target)}") for target, count in report.targets.items()),
+            *((count, f"stay: {harmless(why)}") for why, count in report.left.items()),
             (report.returned, "are dead letters again"),
         ):
             if count:
