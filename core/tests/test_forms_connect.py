@@ -125,7 +125,7 @@ def test_the_names_of_the_older_tables_are_read() -> None:
 
 def as_read_back(spec: DeliverySpec) -> DeliverySpec:
     """What an unsaid tolerance means is written out, where Connect's own default or the limits would speak for it."""
-    plain = len(spec.dead_letter_sink) == 1 and spec.dead_letter_sink[0].ref is None
+    plain = len(spec.dead_letter_sink) == 1 and all(s.ref is None and s.type is None for s in spec.dead_letter_sink)
     limited = spec.tolerance_limit is not None or spec.tolerance_rate_limit is not None
     if spec.tolerance is None and (plain or (limited and not spec.dead_letter_sink)):
         return replace(spec, tolerance="all" if spec.tolerates else "none")
