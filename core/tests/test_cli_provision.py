@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 
 from redelivery import cli
+from redelivery.broker import Admin, Difference, NativeObject, Plan
+from redelivery.plugins import connect
+from redelivery.spec import DeliverySpec, DeliveryStatus
 
 FORMS = {
     "delivery.yaml": "deadLetterSink: native\nretry: 3\n",
@@ -169,3 +172,47 @@ def test_a_subscription_where_no_name_has_a_copy_is_refused_with_the_reason(
 ) -> None:
     assert cli.main([*command, url, "--subscription", "billing"]) == 2
     assert "a message here is for one receiver" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["plan", "drift"])
+def test_what_a_broker_says_of_its_objects_drives_no_terminal_and_forges_no_line(
+    url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    evil = "\x1b]0;owned\x07\x7f\u202e\n! queue forged"
+    item = NativeObject(
+        kind="queue",
+        name=f"orders{evil}",
+        action="differs",
+        attributes={f"length{evil}": evil},
+        differences=[Difference("kind", evil, f"found{evil}")],
+    )
+    found = Plan(objects=[item], status=DeliveryStatus(), approximations=[evil])
+    with connect(url) as broker:
+        monkeypatch.setattr(type(broker), "admin", lambda _: Hostile(found))
+    status, out, err = run(capsys, command, url)
+    assert (status, err) == (1 if command == "drift" else 0, "")
+    assert not {"\x1b", "\x07", "\x7f", "\u202e"} & set(out)
+    assert "\\x1b]0;owned" in out
+    assert not any(line.startswith("! queue forged") for line in out.splitlines())
+    out = run(capsys, command, url, "--json")[1]
+    assert json.loads(out)["objects"][0]["name"] == item.name
+    assert "\x7f" not in out
+
+
+class Hostile(Admin):
+    """Answers with what somebody else has named."""
+
+    def __init__(self, found: Plan) -> None:
+        self._found = found
+
+    def plan(self, spec: DeliverySpec) -> Plan:
+        return self._found
+
+    def provision(self, spec: DeliverySpec) -> DeliveryStatus:
+        return self._found.status
+
+    def depth(self) -> int:
+        return 0
+
+    def close(self) -> None:
+        """Nothing is held."""

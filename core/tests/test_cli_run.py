@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from redelivery.message import Batch, Message
 from redelivery.plugins import connect
 
 HANDLERS = """
+import logging
 import time
 
 def handle(message):
@@ -30,6 +32,15 @@ def slow(message):
     time.sleep(0.3)
 
 NOT_A_FUNCTION = 1
+EVIL = "\\x1b]0;owned\\x07\\u202e\\n2026-01-01 00:00:00,000 INFO redelivery: all is well"
+
+def evil(message):
+    logging.getLogger("mine").warning("got %s", EVIL)
+    try:
+        raise KeyError(EVIL)
+    except KeyError:
+        logging.getLogger("mine").exception("no %s", EVIL)
+    raise ValueError(EVIL)
 """
 
 
@@ -126,3 +137,25 @@ def test_events_that_die_are_reposted_under_the_type_that_an_option_says(
     with connect(url) as broker, broker.dead_letters(direct=True) as place:
         assert [each.message.value for each in place.browse()] == [event.value]
     capsys.readouterr()
+
+
+def test_what_handlers_and_messages_say_drives_no_terminal_and_forges_no_line_of_the_log(
+    url: str, tmp_path: Path
+) -> None:
+    fill(url, "id\x1b[2J\nforged")
+    options = ["--option", "deadLetterSink=native", "--option", "errors.log.enable=true"]
+    done = subprocess.run(
+        [sys.executable, "-m", "redelivery", "run", url, "handlers_of_test:evil", "--until-empty", *options],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert json.loads(done.stdout)["dead_lettered"] == 1
+    assert not {"\x1b", "\x07", "\u202e"} & set(done.stderr + done.stdout)
+    assert "KeyError" in done.stderr, "the traceback is not there"
+    starts = [line for line in done.stderr.splitlines() if not line.startswith("    ")]
+    assert starts
+    assert all(re.match(r"20\d\d-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} [A-Z]+ [a-z.]+: ", line) for line in starts), starts
+    assert not any("INFO redelivery: all is well" in line[:60] for line in done.stderr.splitlines())

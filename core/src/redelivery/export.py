@@ -6,6 +6,7 @@ Bytes that are not UTF-8 text are base64 under another name, so nothing is lost.
 from __future__ import annotations
 
 import base64
+import math
 from dataclasses import fields
 from typing import Any
 
@@ -53,4 +54,5 @@ def _named(name: str, value: bytes | None) -> dict[str, Any]:
 
 
 def _is_plain(value: object) -> bool:
-    return value is None or isinstance(value, str | int | float | bool)
+    finite = not isinstance(value, float) or math.isfinite(value)  # JSON has no other numbers
+    return finite and (value is None or isinstance(value, str | int | float | bool))

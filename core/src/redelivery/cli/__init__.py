@@ -15,7 +15,7 @@ from importlib.metadata import version
 
 from redelivery.cli import letters, plugins, provision, run
 from redelivery.cli.arguments import SHOWN
-from redelivery.cli.showing import harmless
+from redelivery.cli.showing import say
 from redelivery.errors import RedeliveryError
 from redelivery.secrets import redact, refuse_password
 
@@ -51,12 +51,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if sys.stdout is not None:  # somebody may have closed it
             sys.stdout.flush()
     except RedeliveryError as error:
-        print(f"redelivery: {harmless(' '.join(redact(str(error)).split()))}", file=sys.stderr)
+        say(f"redelivery: {' '.join(redact(str(error)).split())}", error=True)
         return FAILED
     except BrokenPipeError:
         _leave_output()
     except OSError as error:
-        print(f"redelivery: the output cannot be written: {error.strerror}", file=sys.stderr)
+        say(f"redelivery: the output cannot be written: {error.strerror}", error=True)
         _leave_output()
         return FAILED
     return status

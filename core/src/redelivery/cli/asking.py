@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+from redelivery.cli.showing import say
 from redelivery.errors import ConfigurationError
 
 
@@ -17,6 +18,6 @@ def confirm(question: str, *, yes: bool) -> None:
         return
     if not sys.stdin.isatty():
         raise ConfigurationError(f"{question} There is no terminal to ask at; add --yes if that is meant")
-    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    say(f"{question} [y/N] ", error=True, end="")
     if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
         raise ConfigurationError("nothing was done")

@@ -6,7 +6,6 @@ What moves them is in `moving.py`. This file must not know any broker.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import secrets
 import time
@@ -22,7 +21,7 @@ from redelivery.broker import Letter
 from redelivery.cli import moving
 from redelivery.cli.arguments import add_place, add_where, opened, selection_of
 from redelivery.cli.asking import confirm
-from redelivery.cli.showing import body, columns, harmless, one_line, padded
+from redelivery.cli.showing import body, columns, harmless, json_line, one_line, padded, say, say_json
 from redelivery.context import ErrorContext
 from redelivery.errors import ConfigurationError
 from redelivery.export import as_json
@@ -90,12 +89,12 @@ def _list(arguments: argparse.Namespace) -> int:
         letters = islice(box.select(where), arguments.limit or None)
         if arguments.jsonl:
             for letter in letters:
-                print(json.dumps(as_json(letter)))
+                say_json(as_json(letter))
         elif arguments.json:
-            print(json.dumps([as_json(letter) for letter in letters], indent=2))
+            say_json([as_json(letter) for letter in letters], indent=2)
         else:
             for line in _table(letters, columns(), "No letters match." if where.conditions else "No dead letters."):
-                print(line)
+                say(line)
     return 0
 
 
@@ -139,17 +138,18 @@ def _show(arguments: argparse.Namespace) -> int:
     if letter is None:
         raise ConfigurationError(f"there is no letter {arguments.letter!r}; `redelivery dead-letters list` shows them")
     if arguments.json:
-        print(json.dumps(as_json(letter), indent=2))
+        say_json(as_json(letter), indent=2)
         return 0
     _head(as_json(letter))
     _part("key", letter.message.key, arguments)
     if letter.message.headers:
-        print("\nheaders")
+        say()
+        say("headers")
     for name, value in letter.message.headers:
         lines = list(body(value, most=None if arguments.all else 200))
         _line(harmless(name), lines[0] if len(lines) == 1 else "")
         for line in lines if len(lines) > 1 else ():
-            print(f"    {line}")
+            say(f"    {line}")
     _part("body", letter.message.value, arguments, always=True)
     return 0
 
@@ -159,7 +159,8 @@ def _head(found: dict[str, Any]) -> None:
     for name in ("position", "id", "destination", "timestamp_ms", "dead_lettered_ms"):
         if name in found:
             _field(name, found[name])
-    print("\nerror")
+    say()
+    say("error")
     for name, value in found["error"].items():
         if name != "extra":
             _field(name, value)
@@ -172,16 +173,17 @@ def _field(name: str, value: Any) -> None:
 def _part(title: str, value: bytes | None, arguments: argparse.Namespace, *, always: bool = False) -> None:
     if value is None and not always:
         return
-    print(f"\n{title}" + ("" if value is None else f" ({len(value):,} bytes)"))
+    say()
+    say(title + ("" if value is None else f" ({len(value):,} bytes)"))
     for line in body(value, **({"most": None} if arguments.all else {})):
-        print(f"  {line}")
+        say(f"  {line}")
 
 
 def _line(name: str, value: Any) -> None:
     first, *rest = harmless(str(value), keep="\n").split("\n")
-    print(f"  {name:<18} {first}")
+    say(f"  {name:<18} {first}")
     for line in rest:
-        print(f"  {'':<18} {line}")
+        say(f"  {'':<18} {line}")
 
 
 def _moment(millis: int) -> str:
@@ -204,15 +206,16 @@ def _stats(arguments: argparse.Namespace) -> int:
                 counts[name][of(letter, now)] += 1
     if arguments.json:
         groups = {name.replace(" ", "_"): dict(found.most_common()) for name, found in counts.items()}
-        print(json.dumps({"count": total, "bytes": nbytes, "maybe_delivered": maybe, **groups}, indent=2))
+        say_json({"count": total, "bytes": nbytes, "maybe_delivered": maybe, **groups}, indent=2)
         return 0
-    print(f"{total:,} dead letters, {nbytes:,} bytes")
+    say(f"{total:,} dead letters, {nbytes:,} bytes")
     if maybe:
-        print(f"{maybe:,} of them may have been delivered all the same: an attempt ended without an answer")
+        say(f"{maybe:,} of them may have been delivered all the same: an attempt ended without an answer")
     for name, found in counts.items() if total else ():
-        print(f"\n{name}")
+        say()
+        say(name)
         for group, count in found.most_common():
-            print(f"  {count:>9,}  {one_line(group, columns() - 14)}")
+            say(f"  {count:>9,}  {one_line(group, columns() - 14)}")
     return 0
 
 
@@ -245,17 +248,17 @@ def _export(arguments: argparse.Namespace) -> int:
     where = selection_of(arguments)
     output: Path | None = arguments.output
     with opened(arguments) as box:
-        lines = (json.dumps(as_json(letter)) + "\n" for letter in box.select(where))
+        forms = (as_json(letter) for letter in box.select(where))
         if output is None:
-            for line in lines:
-                print(line, end="")
+            for form in forms:
+                say_json(form)
             return 0
         if output.is_dir():
             raise ConfigurationError(f"--output {str(output)!r} is a folder; name a file in it")
         if output.exists():
             confirm(f"Replace {str(output)!r}?", yes=arguments.yes)
-        count = _write(output, lines)
-    print(f"{count:,} letters in {output}. They are still in their place.")
+        count = _write(output, (json_line(form) + "\n" for form in forms))
+    say(f"{count:,} letters in {output}. They are still in their place.")
     return 0
 
 

@@ -6,7 +6,6 @@ Ctrl-C lets what is in flight be settled; what is not yet sent stays. This file 
 from __future__ import annotations
 
 import argparse
-import json
 import signal
 import sys
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from redelivery.cli.arguments import add_place, add_where, opened, selection_of, spec_and_client
 from redelivery.cli.asking import confirm
-from redelivery.cli.showing import columns, harmless
+from redelivery.cli.showing import overwrite, say, say_json
 from redelivery.errors import ConfigurationError
 from redelivery.ledger import default_path
 from redelivery.redriving import HOP_LIMIT, MAX_RETURNS, Pace, RedriveReport
@@ -173,42 +172,41 @@ def _pace(arguments: argparse.Namespace) -> Iterator[Pace]:
         for number, handler in previous.items():
             signal.signal(number, handler)
         if shows:
-            print("\r" + " " * (columns() - 1), end="\r", file=sys.stderr, flush=True)
+            overwrite("")
 
 
 def _progress(report: RedriveReport) -> None:
-    text = f"{report.redriven:,} moved, {report.failed:,} refused, {sum(report.left.values()):,} left"
-    print(f"\r{text[: columns() - 1]:<{columns() - 1}}", end="", file=sys.stderr, flush=True)
+    overwrite(f"{report.redriven:,} moved, {report.failed:,} refused, {sum(report.left.values()):,} left")
 
 
 def _account(arguments: argparse.Namespace, report: RedriveReport) -> int:
     if arguments.json:
-        print(json.dumps(asdict(report), indent=2))
+        say_json(asdict(report), indent=2)
     else:
         verb = "would be sent" if arguments.dry_run else "were meant"
-        print(f"{report.selected if arguments.dry_run else report.considered:>9,}  {verb}")
+        say(f"{report.selected if arguments.dry_run else report.considered:>9,}  {verb}")
         for count, text in (
             (report.resumed, "had been sent by an earlier run, and are removed now"),
             (report.redriven, "are confirmed at their destination"),
             (report.failed, "were refused there, and stay"),
-            *((count, f"go to {harmless(target)}") for target, count in report.targets.items()),
-            *((count, f"stay: {harmless(why)}") for why, count in report.left.items()),
+            *((count, f"go to {target}") for target, count in report.targets.items()),
+            *((count, f"stay: {why}") for why, count in report.left.items()),
             (report.returned, "are dead letters again"),
         ):
             if count:
-                print(f"{count:>9,}  {text}")
+                say(f"{count:>9,}  {text}")
         if report.stopped:
-            print(f"Stopped: {report.stopped}.")
+            say(f"Stopped: {report.stopped}.")
     held = report.redriven - report.removed
     if held and not arguments.json:
-        print(f"{held:>9,}  of those were not removed: gone already, or hidden or locked, and removed by the next run")
+        say(f"{held:>9,}  of those were not removed: gone already, or hidden or locked, and removed by the next run")
     limited = report.stopped is not None and arguments.limit is not None and report.selected >= arguments.limit
     return INCOMPLETE if report.failed or held or (report.stopped and not limited) else 0
 
 
 def _move_back(arguments: argparse.Namespace) -> int:
     with opened(arguments) as box:
-        print(f"{box.move_back(wait=arguments.wait):,} letters moved back by the broker.")
+        say(f"{box.move_back(wait=arguments.wait):,} letters moved back by the broker.")
     return 0
 
 
@@ -220,7 +218,7 @@ def _remove(arguments: argparse.Namespace) -> int:
         positions = [letter.position for letter in box.select(where)]
         if positions:
             confirm(f"Remove {len(positions):,} letters of {box.place} for good?", yes=arguments.yes)
-        print(f"{box.remove_at(positions):,} letters removed.")
+        say(f"{box.remove_at(positions):,} letters removed.")
     return 0
 
 
@@ -229,5 +227,5 @@ def _purge(arguments: argparse.Namespace) -> int:
         count = sum(1 for _ in box)
         if count:
             confirm(f"Remove all {count:,} letters of {box.place} for good?", yes=arguments.yes)
-        print(f"{box.purge() if count else 0:,} letters removed.")
+        say(f"{box.purge() if count else 0:,} letters removed.")
     return 0

@@ -6,7 +6,6 @@ Everything shown comes from the plugins' own capabilities. This file must not kn
 from __future__ import annotations
 
 import argparse
-import json
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from redelivery import durations
 from redelivery.broker import CONTRACT_VERSION, FEATURES, BrokerPlugin, Capabilities, Limits, Support
 from redelivery.cli import options_page
+from redelivery.cli.showing import say, say_json
 from redelivery.plugins import Registry, registry
 
 if TYPE_CHECKING:
@@ -44,14 +44,19 @@ def add(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     found = registry()
     if arguments.json:
-        print(json.dumps(as_dict(found), indent=2))
+        say_json(as_dict(found), indent=2)
     elif arguments.markdown:
-        print(as_markdown(found))
+        _say_lines(as_markdown(found))
     elif arguments.options:
-        print(options_page.as_markdown(found))
+        _say_lines(options_page.as_markdown(found))
     else:
-        print(as_table(found))
+        _say_lines(as_table(found))
     return 0
+
+
+def _say_lines(page: str) -> None:
+    for line in page.split("\n"):
+        say(line)
 
 
 def as_dict(found: Registry) -> dict[str, Any]:

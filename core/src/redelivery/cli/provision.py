@@ -6,9 +6,7 @@ This file must not decide anything about a broker: `provisioning.py` does, with 
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import sys
 import textwrap
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -17,6 +15,7 @@ from typing import TYPE_CHECKING
 from redelivery import provisioning
 from redelivery.broker import NativeObject
 from redelivery.cli.arguments import add_spec, add_subscription, destination_of, spec_and_client
+from redelivery.cli.showing import say, say_json
 from redelivery.forms import knative
 from redelivery.provisioning import Provisioning
 from redelivery.settings import redact
@@ -69,7 +68,11 @@ def _found(arguments: argparse.Namespace) -> Provisioning:
 
 def _plan(arguments: argparse.Namespace) -> int:
     found = _found(arguments)
-    print(json.dumps(as_dict(found), indent=2) if arguments.json else "\n".join(as_text(found)))
+    if arguments.json:
+        say_json(as_dict(found), indent=2)
+    else:
+        for line in as_text(found):
+            say(line)
     return 0
 
 
@@ -77,18 +80,19 @@ def _drift(arguments: argparse.Namespace) -> int:
     found = _found(arguments)
     changed = [item for item in found.plan.objects if item.action != "keep"]
     if arguments.json:
-        print(json.dumps(as_dict(found), indent=2))
+        say_json(as_dict(found), indent=2)
     else:
-        print("\n".join(line for item in changed for line in _object(item)) or f"{found.url} is as the spec wants it.")
+        for line in [line for item in changed for line in _object(item)] or [f"{found.url} is as the spec wants it."]:
+            say(line)
     return DIFFERS if changed else 0
 
 
 def _apply(arguments: argparse.Namespace) -> int:
     spec, client = spec_and_client(arguments)
     status = provisioning.apply(destination_of(arguments, client), spec, options=client)
-    print(json.dumps(knative.status_to_dict(status), indent=2))
+    say_json(knative.status_to_dict(status), indent=2)
     if status.dead_letter_sink_uri is None:
-        print("The spec has no dead letter sink.", file=sys.stderr)
+        say("The spec has no dead letter sink.", error=True)
     return 0
 
 

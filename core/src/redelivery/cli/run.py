@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import json
 import logging
 import os
 import signal
@@ -16,6 +15,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from redelivery.cli.arguments import add_spec, spec_and_client
+from redelivery.cli.showing import HarmlessFormatter, say_json
 from redelivery.errors import ConfigurationError
 from redelivery.subscription import DEFAULT_NAME, Handler, Subscription
 
@@ -43,7 +43,9 @@ def add(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    lines = logging.StreamHandler()
+    lines.setFormatter(HarmlessFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[lines])
     spec, client = spec_and_client(arguments)
     subscription = Subscription(
         arguments.url,
@@ -61,7 +63,7 @@ def _run(arguments: argparse.Namespace) -> int:
         for number, handler in previous.items():
             signal.signal(number, handler)
     account = asdict(report) | {"delivery": report.delivery.to_dict()}
-    print(json.dumps(account, indent=2))
+    say_json(account, indent=2)
     return 0
 
 

@@ -1,14 +1,18 @@
-"""What a message holds, on a terminal: never able to drive it, never wider than it.
+"""All that the command shows goes through here: no text of others can drive a terminal, or forge a line of a log.
 
-This file must not read a place, nor print.
+This file must not read a place.
 """
 
 from __future__ import annotations
 
+import json
+import logging
 import shutil
+import sys
 import unicodedata
 from collections.abc import Iterator
-from typing import Final
+from types import TracebackType
+from typing import Any, Final
 
 #: Bytes of a body that are shown unless all are asked for.
 SHOWN: Final = 4096
@@ -22,8 +26,57 @@ def columns() -> int:
     return max(40, shutil.get_terminal_size((80, 24)).columns)
 
 
+def say(text: str = "", *, error: bool = False, end: str = "\n") -> None:
+    """Print one line, harmless; a line break within the text is written out.
+
+    Args:
+        text: what to print.
+        error: to stderr.
+        end: what follows it.
+    """
+    print(harmless(text, keep="\t"), end=end, file=sys.stderr if error else sys.stdout, flush=error)
+
+
+def say_json(value: Any, *, indent: int | None = None) -> None:
+    """Print JSON. It is ASCII without control characters, and still means the same."""
+    print(json_line(value, indent=indent))
+
+
+def json_line(value: Any, *, indent: int | None = None) -> str:
+    """A value as JSON that does nothing to a terminal."""
+    return json.dumps(value, indent=indent).replace("\x7f", "\\u007f")  # only text can hold it
+
+
+def overwrite(text: str) -> None:
+    """Print over the last line of stderr; without text only clear it."""
+    width = columns() - 1
+    print(f"\r{harmless(text)[:width]:<{width}}", end="" if text else "\r", file=sys.stderr, flush=True)
+
+
+class HarmlessFormatter(logging.Formatter):
+    """A log record as one line, and its traceback as lines that are indented: no text of others begins a line."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name in `logging`
+        return harmless(super().formatMessage(record))
+
+    def formatException(  # noqa: N802 - as above
+        self,
+        ei: tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None],
+    ) -> str:
+        return _indented(super().formatException(ei))
+
+    def formatStack(self, stack_info: str) -> str:  # noqa: N802 - as above
+        return _indented(super().formatStack(stack_info))
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"    {line}" for line in harmless(text, keep="\n").split("\n"))
+
+
 def harmless(text: str, *, keep: str = "") -> str:
     """Text that shows itself and does nothing: escape sequences, controls and marks of direction are written out."""
+    if text.isascii() and text.isprintable():
+        return text
     return "".join(
         each if each in keep or unicodedata.category(each) not in _HARMFUL else _escaped(each) for each in text
     )
