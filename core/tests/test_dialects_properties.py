@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from redelivery import dialects
 from redelivery.broker import Limits
-from redelivery.context import ErrorContext
-from redelivery.dialects._fields import REASON_BYTES, STACKTRACE_BYTES, STAGES, head, tail
+from redelivery.context import LAST_MS, STAGES, ErrorContext
+from redelivery.dialects._fields import REASON_BYTES, STACKTRACE_BYTES, head, tail
 from redelivery.message import Message
 from redelivery.settings import redact
 
@@ -31,6 +31,9 @@ special = {
     "hops": counts,
     "attempts": st.none() | counts,
     "attempts_total": st.none() | counts,
+    "partition": st.none() | counts,
+    "first_failure_ms": st.none() | st.integers(0, LAST_MS),
+    "last_failure_ms": st.none() | st.integers(0, LAST_MS),
     "extra": st.dictionaries(anything, anything, max_size=3),
     "reason": anything,
     "kind": anything,

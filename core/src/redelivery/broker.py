@@ -29,7 +29,7 @@ from datetime import timedelta
 from typing import Any, Literal, Self
 
 from redelivery.capabilities import FEATURES, Capabilities, Limits, Support
-from redelivery.context import ErrorContext
+from redelivery.context import ErrorContext, moment_ms, sound
 from redelivery.errors import BrokerError, Fatal, LeaseLost, Unsupported
 from redelivery.message import Batch, Message
 from redelivery.spec import DeliverySpec, DeliveryStatus, Ref
@@ -388,6 +388,12 @@ class Letter:
     message: Message
     context: ErrorContext | None = None
     dead_lettered_ms: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check what the broker tells: it may be somebody else's word. What nobody can show becomes unknown."""
+        if self.context is not None:
+            object.__setattr__(self, "context", sound(self.context))
+        object.__setattr__(self, "dead_lettered_ms", moment_ms(self.dead_lettered_ms))
 
 
 class DeadLetters(Role):

@@ -5,13 +5,20 @@ The header dialects in `dialects/` write it and read it back. This file must not
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from functools import partial
-from typing import Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 #: Where it failed, in the order of Connect's stages. SEND is Connect's TASK_PUT.
 Stage: TypeAlias = Literal["TRANSFORMATION", "KEY_CONVERTER", "VALUE_CONVERTER", "HEADER_CONVERTER", "TASK_PUT"]
+STAGES: Final[tuple[Stage, ...]] = get_args(Stage)
+
+#: Kind of a letter that holds what it cannot mean.
+INVALID: Final = "invalid"
+#: The last millisecond of the year 9999, since the epoch: no date is later.
+LAST_MS: Final = 253_402_300_799_999
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +81,71 @@ class ErrorContext:
     maybe_delivered: bool = False
     truncated: bool = False
     extra: Mapping[str, str] = field(default_factory=dict)
+
+
+_TYPES: Final = {item.name: str(item.type) for item in fields(ErrorContext)}
+DEFAULTS: Final[Mapping[str, Any]] = {
+    item.name: item.default_factory() if item.default_factory is not MISSING else item.default
+    for item in fields(ErrorContext)
+}
+#: What whole numbers may be: a DataFrame has 32 bits for counts, and no later time.
+_RANGES: Final[Mapping[str, range]] = {
+    **dict.fromkeys(("attempts", "attempts_total", "hops", "partition"), range(2**31)),
+    **dict.fromkeys(("first_failure_ms", "last_failure_ms"), range(LAST_MS + 1)),
+}
+_ANY: Final = range(-(2**63), 2**63)
+_SURROGATES: Final = re.compile("[\ud800-\udfff]")
+
+
+def checked(given: Any) -> ErrorContext:
+    """A context out of fields that anyone may have written. Never raises.
+
+    A field of another type, or out of its range, is unset, and the kind is "invalid". Unknown names are left out: they
+    may be of a later version. Half a character becomes U+FFFD.
+
+    Args:
+        given: a mapping of field names to JSON values; anything else gives nothing.
+    """
+    known = {name: value for name, value in given.items() if name in _TYPES} if isinstance(given, Mapping) else {}
+    found = {name: _whole(value) for name, value in known.items() if _fits(name, value)}
+    return ErrorContext(**found if len(found) == len(known) else {**found, "kind": INVALID})
+
+
+def sound(context: ErrorContext) -> ErrorContext:
+    """The context as `checked` lets it through: what a broker tells of a letter, somebody may have written."""
+    given = {name: getattr(context, name) for name in _TYPES}
+    return context if all(_fits(name, value) for name, value in given.items()) else checked(given)
+
+
+def moment_ms(millis: Any) -> int | None:
+    """Milliseconds since the epoch; None where they are none that a clock shows (1970 to 9999)."""
+    return millis if _is_whole(millis, _RANGES["last_failure_ms"]) else None
+
+
+def _fits(name: str, value: Any) -> bool:
+    kind = _TYPES[name]
+    if value is None:
+        return kind.endswith("None")
+    if name == "stage":
+        return isinstance(value, str) and value in STAGES
+    if name == "extra":
+        return isinstance(value, Mapping) and all(isinstance(text, str) for pair in value.items() for text in pair)
+    if kind.startswith("bool"):
+        return isinstance(value, bool)
+    if kind.startswith("int"):
+        return _is_whole(value, _RANGES.get(name, _ANY))
+    return isinstance(value, str)
+
+
+def _is_whole(value: Any, within: range) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and within.start <= value < within.stop
+
+
+def _whole(value: Any) -> Any:
+    """Without half characters, which no database or terminal takes."""
+    if isinstance(value, str):
+        return _SURROGATES.sub("\ufffd", value)
+    return {_whole(name): _whole(text) for name, text in value.items()} if isinstance(value, Mapping) else value
 
 
 def qualified(thing: object) -> str:

@@ -152,6 +152,9 @@ def _wrap(message: Message) -> CloudEvent:
 def _restore(kept: Mapping[str, Any], event: CloudEvent) -> Message:
     attributes = event.get_attributes()
     raw = attributes["type"] == WRAPPED
+    for name, kind in (("id", str), ("destination", str), ("timestamp_ms", int)):
+        if not isinstance(kept.get(name), kind | None):
+            raise TypeError(name)
     headers = tuple((str(name), _unshow(value)) for name, value in kept.get("headers", ()))
     message = Message(
         value=None,

@@ -18,7 +18,7 @@ import re2
 
 from redelivery import durations
 from redelivery.broker import Letter
-from redelivery.context import ErrorContext
+from redelivery.context import ErrorContext, moment_ms
 from redelivery.errors import ConfigurationError, InvalidSpec
 from redelivery.settings import unknown
 
@@ -114,7 +114,7 @@ def dead_since_ms(letter: Letter) -> int | None:
     """When a letter was given up, as far as anybody knows."""
     context = letter.context or ErrorContext()
     known = (letter.dead_lettered_ms, context.last_failure_ms, letter.message.timestamp_ms)
-    return next((each for each in known if each is not None), None)
+    return next((each for each in known if moment_ms(each) is not None), None)
 
 
 def _condition(text: str) -> Callable[[Letter, int], bool]:

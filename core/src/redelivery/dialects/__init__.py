@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from redelivery.broker import Limits
-from redelivery.context import ErrorContext
+from redelivery.context import ErrorContext, checked
 from redelivery.dialects import _body, _mark, _retype, connect, deadletter, json_context, knativeerror
-from redelivery.dialects._fields import BOOKKEEPING, bounded, checked, without
+from redelivery.dialects._fields import BOOKKEEPING, bounded, without
 from redelivery.dialects._letter import CONTEXT, Dialect, Letter, combined
 from redelivery.dialects._mark import Mark
 from redelivery.errors import ContractViolation
@@ -203,7 +203,7 @@ def read(message: Message) -> ErrorContext | None:
     for dialect in _DIALECTS.values():
         given = dialect.read(_texts(message, dialect))
         if given:
-            return ErrorContext(**given)
+            return checked(given)
     return _read_others(message)
 
 
@@ -214,12 +214,12 @@ def _read_others(message: Message) -> ErrorContext | None:
     for dialect in registry().dialects.values() if message.headers else ():
         there = {name: value for name, value in message.headers if name in dialect.names and value is not None}
         try:
-            given = checked(dialect.read(there)) if there else {}
+            given = dialect.read(there) if there else {}
         except Exception:
             log.exception("the header dialect %r could not read a letter; it is shown without its reason", dialect.name)
             continue
         if given:
-            return ErrorContext(**given)
+            return checked(given)
     return None
 
 
@@ -280,8 +280,8 @@ def _read_ours(message: Message, mark: Mark) -> ErrorContext:
     for name, value in message.headers:
         if name in CONTEXT and name in mark.headers:
             form = json_context.parse(value) or {}
-            fields |= json_context.read(form) if whole else checked(form.get(json_context.OURS))
-    return ErrorContext(**fields)
+            fields |= json_context.read(form) if whole else json_context.ours(form)
+    return checked(fields)
 
 
 def _texts(message: Message, dialect: Dialect) -> dict[str, str]:

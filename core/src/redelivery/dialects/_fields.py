@@ -1,19 +1,18 @@
-"""The fields of an `ErrorContext` as JSON values and back, and text made safe. This file must not know any header."""
+"""The fields of an `ErrorContext` as JSON values, and text made safe. This file must not know any header."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import MISSING, fields, replace
-from typing import Any, Final, get_args
+from dataclasses import fields, replace
+from typing import Any, Final
 from urllib.parse import quote
 
-from redelivery.context import ErrorContext, Stage
+from redelivery.context import DEFAULTS, ErrorContext
 from redelivery.settings import has_scheme, redact
 
 #: What a letter's marker says for every dialect.
 BOOKKEEPING: Final = ("attempts_total", "hops", "truncated", "maybe_delivered")
-STAGES: Final[tuple[Stage, ...]] = get_args(Stage)
 
 #: Most that any context holds, whatever the broker would take: a trace must not make a letter too large for the next
 #: sink. Bytes of UTF-8, and entries of `extra`.
@@ -27,16 +26,11 @@ _CUT: Final = "…"
 _URI_CHARACTERS: Final = "-._~:/?#[]@!$&'()*+,;=%"
 _SURROGATES: Final = re.compile("[\ud800-\udfff]")
 _CONTROLS: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f]")
-_LONGEST_INT: Final = 2**63
 _TYPES: Final = {item.name: str(item.type) for item in fields(ErrorContext)}
 #: Names by which a thing is found again: a secret is not looked for in them.
 _NAMES: Final = frozenset(
     {"message_id", "identity", "run", "query", "batch", "kind", "code", "stage", "broker", "exception", "component"}
 )
-DEFAULTS: Final[Mapping[str, Any]] = {
-    item.name: item.default_factory() if item.default_factory is not MISSING else item.default
-    for item in fields(ErrorContext)
-}
 
 
 def bounded(context: ErrorContext) -> ErrorContext:
@@ -119,28 +113,6 @@ def without(context: ErrorContext, known: Mapping[str, Any]) -> dict[str, Any]:
         if value != known.get(name, DEFAULTS[name]):
             out[name] = dict(value) if name == "extra" else value
     return out
-
-
-def checked(found: Any) -> dict[str, Any]:
-    """Fields out of JSON that anyone may have written: what has another type than the field is left out."""
-    if not isinstance(found, Mapping):
-        return {}
-    return {name: value for name, value in found.items() if name in _TYPES and _fits(name, value)}
-
-
-def _fits(name: str, value: Any) -> bool:
-    kind = _TYPES[name]
-    if value is None:
-        return kind.endswith("None")
-    if name == "stage":
-        return value in STAGES
-    if name == "extra":
-        return isinstance(value, dict) and all(isinstance(each, str) for each in value.values())
-    if kind.startswith("bool"):
-        return isinstance(value, bool)
-    if kind.startswith("int"):
-        return isinstance(value, int) and not isinstance(value, bool) and abs(value) < _LONGEST_INT
-    return isinstance(value, str)
 
 
 def whole(text: str | None) -> int | None:

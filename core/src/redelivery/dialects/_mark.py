@@ -92,7 +92,7 @@ def _read(form: Mapping[str, Any]) -> Mark | None:
     numbers = [form.get("attempts_total", 0), form.get("hops", 0)]
     inserted = form.get("inserted", [0, 0])
     retyped = form.get("retyped", ["", "", 0, ""])
-    if not isinstance(retyped, list) or [type(each) for each in retyped] != [str, str, int, str]:
+    if not isinstance(retyped, list) or not _is_retyped(retyped):
         return None
     if not form.keys() & {*_MEMBERS, "retyped"} or not isinstance(dialect, str | None):
         return None
@@ -113,3 +113,13 @@ def _read(form: Mapping[str, Any]) -> Mark | None:
         maybe_delivered=form.get("maybe_delivered") is True,
         retyped=Retyped(*retyped) if retyped[0] and retyped[1] else None,
     )
+
+
+def _is_retyped(parts: list[Any]) -> bool:
+    """Whether these are the parts of a `Retyped`: a type of half a character is none."""
+    texts = [each for each in parts if isinstance(each, str)]
+    return [type(each) for each in parts] == [str, str, int, str] and all(map(_is_unicode, texts))
+
+
+def _is_unicode(text: str) -> bool:
+    return not any("\ud800" <= each <= "\udfff" for each in text)

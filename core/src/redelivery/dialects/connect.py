@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from redelivery.context import ErrorContext
-from redelivery.dialects._fields import STAGES, printable, whole
+from redelivery.context import STAGES, ErrorContext
+from redelivery.dialects._fields import printable, whole
 
 _PREFIX: Final = "__connect.errors."
 #: Header and field, what matters most first: where a broker takes few headers the last ones go.

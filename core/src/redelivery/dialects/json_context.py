@@ -7,8 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from redelivery.context import ErrorContext
-from redelivery.dialects._fields import STAGES, checked
+from redelivery.context import STAGES, ErrorContext
 from redelivery.message import Message
 from redelivery.settings import redact_options
 
@@ -66,18 +65,24 @@ def asked_for(form: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read(found: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that such an object gives, whoever wrote it."""
+    """The fields that such an object gives, whoever wrote it, unchecked."""
     out: dict[str, Any] = {}
     stages, index = found.get("stages"), found.get("index")
     if isinstance(stages, list) and isinstance(index, int) and 0 <= index < len(stages):
         stage = stages[index]
         out["stage"] = stage.get("type") if isinstance(stage, dict) else None
     attempt = found.get("attempt")
-    if isinstance(attempt, int):
-        out["attempts"] = attempt + 1
+    if attempt is not None:
+        out["attempts"] = attempt + 1 if isinstance(attempt, int) else attempt
     out["stacktrace"] = found.get("exception")
     out["last_failure_ms"] = found.get("time_of_error")
-    return checked(out) | checked(found.get(OURS))
+    return out | ours(found)
+
+
+def ours(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Our own fields in such an object, unchecked."""
+    own = found.get(OURS)
+    return own if isinstance(own, dict) else {}
 
 
 def parse(value: bytes | None) -> dict[str, Any] | None:

@@ -23,7 +23,7 @@ from pyspark.sql.pandas.types import to_arrow_type
 from redelivery import dialects, events, plugins
 from redelivery._json import dumps, loads
 from redelivery.broker import Letter
-from redelivery.context import ErrorContext
+from redelivery.context import LAST_MS, ErrorContext
 from redelivery.errors import ConfigurationError, RedeliveryError
 from redelivery.message import Message
 from redelivery.redriving import HOP_MARK, context_of, original_id
@@ -40,6 +40,8 @@ _ROWS: Final = 1_000
 _BYTES: Final = 16 * 1024 * 1024
 
 _TEXT: Final = t.StringType()
+#: The first millisecond of the year 1: no date is earlier.
+_FIRST_MS: Final = -62_135_596_800_000
 _EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _INSTANT: Final = t.TimestampType()
 _HEADER: Final = t.StructType([t.StructField("key", _TEXT), t.StructField("value", t.BinaryType())])
@@ -153,16 +155,19 @@ def unpack(letter: Letter) -> dict[str, Any]:
     return row
 
 
-def _event(message: Message) -> tuple[dict[str, Any], Message]:
-    """The attributes of the event that a message is, and the message without them; none for a plain message."""
+def _event(message: Message, *, unwrap: bool = True) -> tuple[dict[str, Any], Message]:
+    """The attributes of the event that a message is, and the message without them; none for a plain message.
+
+    What an event stands for is looked at once: anyone may have written one that stands for itself.
+    """
     if events.is_structured(message):
         try:
             form = loads(message.value or b"")
             event = events.from_json(form)
         except Exception:  # noqa: BLE001 - it only says that it is an event: then it is a plain message
             return {}, message
-        if event.get_type() == events.WRAPPED:
-            return _event(_unwrapped(events.from_event(event), message))
+        if unwrap and event.get_type() == events.WRAPPED:
+            return _event(_unwrapped(events.from_event(event), message), unwrap=False)
         others = tuple(header for header in message.headers if header[0].lower() != "content-type")
         attributes = {name: value for name, value in form.items() if name not in ("data", "data_base64")}
         value, ways = _data(form)
@@ -233,9 +238,9 @@ def _error(context: ErrorContext, dead_lettered_ms: int | None) -> dict[str, Any
         "broker": context.broker,
         "destination": context.destination,
         "message_id": context.message_id,
-        "attempts": _int(context.attempts),
-        "attempts_total": _int(context.attempts_total),
-        "hops": _int(context.hops),
+        "attempts": context.attempts,
+        "attempts_total": context.attempts_total,
+        "hops": context.hops,
         "maybe_delivered": context.maybe_delivered,
         "first_failure": _micros(context.first_failure_ms),
         "last_failure": _micros(context.last_failure_ms),
@@ -247,20 +252,26 @@ def _error(context: ErrorContext, dead_lettered_ms: int | None) -> dict[str, Any
     }
 
 
-def _int(value: int | None, bits: int = 32) -> int | None:
-    """A number that a header told; null where it is none that its column holds."""
-    return None if value is None or not -(1 << bits - 1) <= value < 1 << bits - 1 else value
-
-
 def _micros(millis: int | None) -> int | None:
-    return None if millis is None else _int(millis * 1000, 64)
+    """A time as its column holds it; null where it is none that a date can be."""
+    return None if millis is None or not _FIRST_MS <= millis <= LAST_MS else millis * 1000
 
 
 def _array(values: list[Any], kind: Any) -> Any:
     try:
         return pa.array(values, kind)
-    except UnicodeEncodeError:  # half a character, which JSON can write and UTF-8 cannot
-        return pa.array([_whole(each) for each in values], kind)
+    except (ValueError, TypeError, OverflowError):
+        return pa.array([_fitting(each, kind) for each in values], kind)
+
+
+def _fitting(value: Any, kind: Any) -> Any:
+    """A value that its column can hold: half a character is replaced, what does not fit at all is null."""
+    whole = _whole(value)
+    try:
+        pa.array([whole], kind)
+    except (ValueError, TypeError, OverflowError):
+        return None
+    return whole
 
 
 def _whole(value: Any) -> Any:

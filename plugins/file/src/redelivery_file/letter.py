@@ -10,7 +10,7 @@ from dataclasses import MISSING, fields
 from typing import Any
 
 from redelivery import dialects, events
-from redelivery.context import ErrorContext
+from redelivery.context import ErrorContext, checked
 from redelivery.errors import Permanent
 from redelivery.message import Message
 
@@ -50,7 +50,7 @@ def read(data: bytes) -> tuple[Message, ErrorContext]:
     if not isinstance(line, dict) or not isinstance(line.get("event"), dict) or not isinstance(line.get("error"), str):
         raise ValueError("it holds no object with the members 'event' and 'error'")  # noqa: TRY004 - as for torn JSON
     context = line.get("context")
-    known = _context_from_dict(context) if isinstance(context, dict) else ErrorContext(reason=line["error"])
+    known = checked(context if isinstance(context, dict) else {"reason": line["error"]})
     try:
         return events.from_event(events.from_json(line["event"])), known
     except Exception as error:
@@ -66,8 +66,3 @@ def _context_to_dict(context: ErrorContext) -> dict[str, Any]:
         if value != default:
             out[item.name] = dict(value) if item.name == "extra" else value
     return out
-
-
-def _context_from_dict(data: dict[str, Any]) -> ErrorContext:
-    known = {item.name for item in fields(ErrorContext)}
-    return ErrorContext(**{name: value for name, value in data.items() if name in known})

@@ -23,10 +23,6 @@ from redelivery_file.folder import Folder, is_letter
 logger = logging.getLogger("redelivery.file")
 
 
-#: The last millisecond of the year 9999, the last one that a date has.
-_LAST_MILLIS = 253_402_300_799_999
-
-
 def open_folder(path: Path) -> Folder:
     """The folder, opened.
 
@@ -116,8 +112,7 @@ class FileDeadLetters(DeadLetters):
             except (ValueError, RecursionError) as error:
                 logger.warning("%s: left out, it is torn or no letter of ours: %s", self._folder.path / name, error)
                 continue
-            millis = int(name.partition("-")[0])
-            dead_ms = millis if millis <= _LAST_MILLIS else None  # anybody may name a file
+            dead_ms = int(name.partition("-")[0])
             yield Letter(position=name, message=message, context=context, dead_lettered_ms=dead_ms)
 
     def remove(self, positions: Sequence[str]) -> int:
