@@ -160,6 +160,11 @@ def test_a_wrong_value_of_a_setting_is_told(options: dict[str, str], word: str) 
         Settings.parse(options).producer(Address("localhost:1", "t"))
 
 
+def test_a_token_endpoint_that_is_no_url_is_told() -> None:
+    with pytest.raises(ConfigurationError, match=r"kafka\.sasl\.oauthbearer\.token\.endpoint\.url is not a URL"):
+        connect("kafka://h/t", {"kafka.sasl.oauthbearer.token.endpoint.url": "https://me:hunter2@[::1"})
+
+
 def test_settings_never_show_their_values() -> None:
     settings = Settings.parse({"sasl.password": "hunter2", "sasl.username": "me", "sasl.mechanism": "PLAIN"})
     assert "hunter2" not in repr(settings)

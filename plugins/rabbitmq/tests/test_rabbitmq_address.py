@@ -172,7 +172,16 @@ def test_no_two_subscriptions_have_one_queue(first, second):
     one, other = (f"{first}:{second}", "x"), (first, f"{second}:x")
     with pytest.raises(ConfigurationError):
         Address(exchange=other[0]).subscription(other[1])
-    assert Address(exchange=one[0]).subscription(one[1]).queue == f"{first}:{second}:x"
+    escape = ":" if first.startswith((":", "amq.")) else ""
+    assert Address(exchange=one[0]).subscription(one[1]).queue == f"{escape}{first}:{second}:x"
+
+
+@pytest.mark.parametrize(
+    ("exchange", "queue"),
+    [("amq.topic", ":amq.topic:x"), (":amq.topic", "::amq.topic:x"), ("amqtopic", "amqtopic:x")],
+)
+def test_a_subscriptions_queue_has_no_name_that_the_broker_keeps_for_itself(exchange, queue):
+    assert Address(exchange=exchange).subscription("x").queue == queue
 
 
 def test_a_queue_has_no_subscriptions_and_says_what_has():

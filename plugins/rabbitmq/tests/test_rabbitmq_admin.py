@@ -240,6 +240,23 @@ class TestSubscriptions(Statements):
                 admin.provision(SPEC)
             assert {item.action for item in admin.plan(SPEC).objects} == {"create"}, "something was made all the same"
 
+    def test_an_exchange_of_the_brokers_own_can_be_subscribed_to(self, subject: Subject) -> None:
+        """Its name begins with `amq.`, as no queue's may that is made by others."""
+        queue = Address.parse(subject.place.url).queue
+        own = subject.place.url.replace(f"queue={queue}", f"exchange=amq.topic&routing_key={queue}")
+        there = subject.connect(subject.connect(own).subscription(queue))
+
+        def remove() -> None:
+            with raw(subject) as channel:
+                for end in ("", "-dead-letters"):
+                    channel.queue_delete(f":amq.topic:{queue}{end}")
+
+        subject._stack.callback(remove)
+        with there.admin() as admin:
+            admin.provision(SPEC)
+            subject.deliver(Message(value=b"copy"), url=own)
+            assert admin.depth() == 1
+
     def test_a_redriven_letter_goes_to_its_subscriber_alone(self, subject: Subject) -> None:
         several = subject.connect(subject.place.for_several())
         urls = {name: several.subscription(name) for name in ("billing", "audit")}

@@ -149,6 +149,7 @@ def test_a_schemes_own_port_says_nothing() -> None:
         {"concurrency": "0"},
         {"tcp_keepalive": "perhaps"},
         {"proxies": "http://proxy"},
+        {"proxies": '{"https": "http://[::1"}'},
         {"access_key_id": "AKID"},
         {"region": ""},
     ],
@@ -162,6 +163,13 @@ def test_settings_never_show_secrets() -> None:
     options = {**KEYS, "session_token": "hidden-token", "external_id": "hidden-id", "proxies": '{"https": "hidden"}'}
     assert "hidden" not in repr(Settings.parse(options))
     assert "hidden" not in repr(connect("sqs:orders", {f"sqs.{name}": value for name, value in options.items()}))
+
+
+def test_a_proxy_is_a_host_that_is_spoken_to_however_it_is_written() -> None:
+    """As botocore reads it: without a scheme it is `http`."""
+    for text in ("proxy", "proxy:3128", "//proxy:3128", "http://me:pw@proxy:3128"):
+        broker = connect("sqs:orders?region=eu-west-1", {"sqs.proxies": f'{{"https": "{text}"}}'})
+        assert tuple(broker.hosts) == ("sqs.eu-west-1.amazonaws.com", "proxy")
 
 
 def test_botocore_itself_never_retries() -> None:

@@ -66,8 +66,7 @@ _MESSAGE_BYTES: Final = 1_000_000
 _MOST_BYTES: Final = 1_000_000_000
 #: The client counts some bytes for each header besides its name and value; the sender, which does not, refuses first.
 _HEADERS_BYTES: Final = 4_096
-
-
+_TOKENS: Final = "sasl.oauthbearer.token.endpoint.url"
 #: How librdkafka's switches are switched off.
 _OFF: Final = frozenset({"false", "f", "0"})
 
@@ -103,7 +102,7 @@ class Settings:
     @property
     def hosts(self) -> list[str]:
         """Hosts that the settings name besides the bootstrap servers: where tokens are obtained."""
-        url = self.values.get("sasl.oauthbearer.token.endpoint.url")
+        url = self.values.get(_TOKENS)
         return [] if url is None else [urlsplit(url).hostname or ""]
 
     def insecure(self, hosts: Sequence[str]) -> list[str]:
@@ -120,8 +119,8 @@ class Settings:
             found.append("kafka.enable.ssl.certificate.verification is off: anybody can take the broker's place")
         if of("ssl.endpoint.identification.algorithm") == "none":
             found.append("kafka.ssl.endpoint.identification.algorithm is none: any certificate's owner is believed")
-        if of("sasl.oauthbearer.token.endpoint.url").startswith("http:") and not is_local(self.hosts[0]):
-            found.append("tokens come over plain text; write https in kafka.sasl.oauthbearer.token.endpoint.url")
+        if of(_TOKENS).startswith("http:") and not is_local(self.hosts[0]):
+            found.append(f"tokens come over plain text; write https in kafka.{_TOKENS}")
         return found
 
     @property
@@ -211,6 +210,11 @@ def _check(name: str, value: str) -> None:
     if name in {"acks", "request.required.acks"} and _ACKS.fullmatch(value) is None:
         text = "it is 'all' or 1: with another, a row could count as delivered that no broker has confirmed"
         raise ConfigurationError(f"kafka.{name}={value} cannot be set: {text}")
+    if name == _TOKENS:
+        try:
+            urlsplit(value)
+        except ValueError as error:  # the value may hold a password
+            raise ConfigurationError(f"kafka.{name} is not a URL: {error}; write https://host/path") from None
 
 
 def _probe(options: Mapping[str, str]) -> None:

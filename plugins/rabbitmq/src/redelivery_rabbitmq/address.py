@@ -30,6 +30,8 @@ _COPY_LENGTH: Final = 230
 
 #: Between an exchange's name and that of a subscription, which cannot have it: together they name its queue.
 COPY: Final = ":"
+#: What no queue's name may begin with that others than the broker make. An exchange's may: `amq.topic`.
+_RESERVED: Final = "amq."
 
 _NAMES: Final = ("queue", "exchange", "routing_key", "subscription")
 _PORT: Final = 5672
@@ -54,7 +56,8 @@ class Binding:
     @property
     def queue(self) -> str:
         """The queue's name. Raises ConfigurationError: the subscription cannot be called so."""
-        queue = f"{self.exchange}{COPY}{self.name}"
+        escape = COPY if self.exchange.startswith((_RESERVED, COPY)) else ""
+        queue = f"{escape}{self.exchange}{COPY}{self.name}"
         allowed = self.name.isprintable() and COPY not in self.name and not self.name.endswith(DEAD_LETTERS)
         if not self.name or not allowed or len(queue.encode("utf-8", "surrogatepass")) > _COPY_LENGTH:
             text = f"can be printed, has no {COPY!r} nor the ending {DEAD_LETTERS!r}, and with its exchange's"

@@ -100,8 +100,8 @@ class Settings:
 
     @property
     def proxy_hosts(self) -> list[str]:
-        """The hosts of the proxies."""
-        return [urlsplit(url).hostname or "" for _, url in self.proxies]
+        """The hosts of the proxies, as botocore reads them: without a scheme it is `http`."""
+        return [urlsplit(url if "//" in url else f"//{url}").hostname or "" for _, url in self.proxies]
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> Settings:
@@ -273,8 +273,9 @@ def _boolean(options: Mapping[str, str], name: str) -> bool:
 def _proxies(text: str) -> tuple[tuple[str, str], ...]:
     try:
         found = json.loads(text)
+        good = isinstance(found, dict) and all(isinstance(each, str) and urlsplit(each) for each in found.values())
     except ValueError:
-        found = None
-    if not isinstance(found, dict) or not all(isinstance(each, str) for each in found.values()):
+        good = False
+    if not good:
         raise ConfigurationError('sqs.proxies: JSON as {"https": "http://proxy:3128"}') from None
     return tuple(sorted(found.items()))
