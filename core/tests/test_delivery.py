@@ -274,6 +274,25 @@ def test_the_caller_waits_while_there_is_no_room() -> None:
     assert work.most_in_flight == batch("m0").nbytes
 
 
+def test_a_broker_that_is_drained_at_the_bound_gets_the_next_rows_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_TICK", 10.0)
+    work = scripted()
+    work.latency = 0.05
+    work.capabilities = replace(work.capabilities, settles="quiescence")
+    began = time.monotonic()
+    with Delivery.open(
+        "scripted:work",
+        DeliverySpec(),
+        origin=Origin(run="r"),
+        bounds=Bounds(in_flight_records=2),
+        borrow=Lent(work=work),
+    ) as delivery:
+        for n in range(6):
+            delivery.write(batch(f"m{n}"))
+        delivery.finish()
+    assert time.monotonic() - began < 9.0, "it idles while rows wait to be taken"
+
+
 class Hanging(ScriptedBroker):
     """A plugin that never returns from send()."""
 

@@ -372,3 +372,49 @@ def survived(spec: DeliverySpec) -> float:
     if spec.retry_timeout is not None:  # an attempt that fails after the end is the last
         found.append(spec.retry_timeout.total_seconds() - timeout)
     return max(0.0, min(found))
+
+
+class _OneRefuses(ScriptedSender):
+    def _settle(self, batch: Batch) -> Settled:
+        error = Retriable("the queue is full", code="Full")
+        rows = list(batch.rows())
+        self._broker.stored += [row for row in rows if row.destination != "full"]
+        failures = [Failure(n, error) for n, row in enumerate(rows) if row.destination == "full"]
+        return Settled(batch=batch.number, failures=failures)
+
+
+class OneRefuses(BlackHole):
+    """Takes what goes anywhere but to "full"."""
+
+    def sender(self) -> Sender:
+        return _OneRefuses(self)
+
+
+def test_a_target_that_accepts_nothing_is_no_outage_of_the_others() -> None:
+    """However long it lasts: rows with another target of their own are tried, and arrive."""
+    bounds = Bounds(in_flight_records=20, waiting_records=15)
+    job = Job(with_sinks(spec_of(1, None, 1.0, 0.5, "linear"), 1), "raises", [None], bounds)
+    job.work = OneRefuses(job.clock)
+    job.work.latency = 0.01
+    job.engine = Engine(
+        [
+            Lane("scripted:work", job.work, job.spec, bounds, job.clock),
+            Lane("scripted:0", job.sinks[0], for_sink(job.spec), bounds, job.clock),
+        ],
+        job.spec,
+        Origin(run="r"),
+        job.clock,
+        lambda: 0.5,
+    )
+    targets = ["full"] * 30 + ["good"] * 3
+    batches = [
+        Batch.of([Message(value=b"v", id=f"{target}{n}-{row}", destination=target) for row in range(10)])
+        for n, target in enumerate(targets)
+    ]
+    job._run(iter(batches))
+    assert job.failure is None
+    dead = {message.id for message in job.sinks[0].stored}
+    untried = [m for m in job.sinks[0].stored if (context := dialects.read(m)) is not None and not context.attempts]
+    assert untried, "the outage of the one never outlasted all attempts"
+    assert not {name for name in dead if name and name.startswith("good")}
+    assert job.engine.report.delivered == 30

@@ -234,8 +234,9 @@ class Delivery:
             with self._changed:
                 self._inbox.popleft()
                 self._changed.notify_all()
-        self._engine.turn(0.0 if taken or not self._engine.busy else _GLANCE)
-        if taken or self._engine.busy:
+        busy = self._engine.busy
+        self._engine.turn(0.0 if taken or not busy else _GLANCE)
+        if taken or busy or self._engine.busy:  # what was settled may have made room
             return True
         with self._changed:
             if self._engine.idle and self._finishing and not self._inbox:

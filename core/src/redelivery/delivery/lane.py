@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -109,6 +109,7 @@ class Lane:
         self.on_wait: Callable[[Record], None] = lambda _record: None
         self.may_go: Callable[[Record], bool] = lambda _record: True
         self._broker = broker
+        self._routes = sorted(broker.capabilities.routes)
         self._sender: Sender | None = None
         self.bounds = bounds
         self._clock = clock
@@ -219,7 +220,7 @@ class Lane:
         now = self._clock.monotonic()
         batch = replace(batch, number=next(self._numbers))
         flight = Flight(batch, records, now, now + policy.attempt_timeout(self.spec))
-        if self.outage.refuses(now):
+        if self.outage.refuses(now) and self.outage.speaks_for(self._targets(batch)):
             self._refuse(flight)
             return
         try:
@@ -252,12 +253,19 @@ class Lane:
         self.outage.heard(
             failures.values(),
             len(flight.batch),
+            targets=self._targets(flight.batch) if len(failures) == len(flight.batch) else frozenset(),
             sent_at=flight.sent_at,
             now=self._clock.monotonic(),
             first=first,
             blocked=flight.blocked,
         )
         return landed
+
+    def _targets(self, batch: Batch) -> frozenset[Hashable]:
+        """Where the rows of a batch go: to the destination itself, or to targets of their own."""
+        columns = [batch.destination, *(batch.extra.get(name) for name in self._routes)]
+        values = [itertools.repeat(None) if column is None else column.values for column in columns]
+        return frozenset(itertools.islice(zip(*values, strict=False), len(batch)))
 
     def wait(self, record: Record, until: float) -> None:
         """Keep a record until it is due."""
@@ -289,6 +297,10 @@ class Lane:
         """Whether the first waiting record is answered for by the last try."""
         due, _, record = self._waiting[0]
         if not self.outage.on:
+            return False
+        message = record.outgoing
+        target = (message.destination, *(message.extra.get(name) for name in self._routes))
+        if not self.outage.speaks_for(frozenset({target})):
             return False
         last = policy.is_last(self.spec, attempts=record.attempts, first_attempt=record.first_attempt, now=now)
         return self.outage.answers(due, last=last)

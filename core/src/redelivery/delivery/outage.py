@@ -8,7 +8,7 @@ through, to see. This file must not send anything, nor decide what becomes of a 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Hashable
 from typing import Final
 
 from redelivery.errors import Ambiguous, BrokerError, NotSent, Retriable, Throttled
@@ -36,6 +36,7 @@ class Outage:
         self._tried_from = self._tried_until = float("-inf")  # the last try since: begun, failed
         self._next_try = 0.0
         self._error: BrokerError | None = None
+        self._targets: frozenset[Hashable] = frozenset()  # of the batches that failed; more than one are all
 
     @property
     def on(self) -> bool:
@@ -54,6 +55,10 @@ class Outage:
         self._seen = now
         return self.over(now) is not None and now < self._next_try
 
+    def speaks_for(self, targets: frozenset[Hashable]) -> bool:
+        """Whether it is an outage of these targets too: where one alone has failed, of that one; else of all."""
+        return len(self._targets) > 1 or targets <= self._targets
+
     def answers(self, due: float, *, last: bool) -> bool:
         """Whether the last try answers for a record that was due then; for its last attempt one begun since must."""
         return self.on and (due <= self._tried_from if last else due < self._tried_until)
@@ -66,13 +71,22 @@ class Outage:
         return refusal
 
     def heard(
-        self, errors: Collection[BrokerError], rows: int, *, sent_at: float, now: float, first: bool, blocked: bool
+        self,
+        errors: Collection[BrokerError],
+        rows: int,
+        *,
+        targets: frozenset[Hashable],
+        sent_at: float,
+        now: float,
+        first: bool,
+        blocked: bool,
     ) -> None:
         """Take note of how a batch fared.
 
         Args:
             errors: of the rows that failed.
             rows: how many there were.
+            targets: where the rows of a batch that failed were to go.
             sent_at: when it was sent.
             now: when it is known how it fared.
             first: nothing of it was tried before; a row that fails by itself, again and again, is no outage.
@@ -87,6 +101,8 @@ class Outage:
         if not self._failed:
             self._since = now
         self._failed += first or blocked
+        if len(self._targets) <= 1:
+            self._targets |= targets
         if self.on or blocked or self._failed > 1:
             if blocked or sent_at >= self._since:
                 self._tried_from, self._tried_until = sent_at, now
@@ -97,6 +113,7 @@ class Outage:
     def _end(self) -> None:
         self._failed = 0
         self._error = None
+        self._targets = frozenset()
         self._tried_from = self._tried_until = float("-inf")
 
 
