@@ -7,19 +7,19 @@ import functools
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from leasing import LeasingBroker
+from leasing import LeasingBroker, LeasingReceiver
 from scripted import ScriptedBroker
 from test_delivery import RealClock
 
 from redelivery import dialects
-from redelivery.broker import Broker, Limits, Received, Retry, Source, Terminate
+from redelivery.broker import Broker, Limits, Outcome, Received, Retry, Source, Terminate
 from redelivery.context import ErrorContext
 from redelivery.errors import (
     ConfigurationError,
@@ -32,6 +32,7 @@ from redelivery.errors import (
 )
 from redelivery.message import Message
 from redelivery.receiving.hands import Hand
+from redelivery.receiving.workers import Workers
 from redelivery.spec import DeliverySpec, Sink
 from redelivery.subscription import Subscription
 
@@ -594,6 +595,84 @@ def test_a_termination_of_one_that_was_settled_meanwhile_ends_with_that() -> Non
     subscription.run(until_empty=True)
     with pytest.raises(ConfigurationError, match="settled before"):
         future.result(timeout=5)
+
+
+def test_a_termination_that_is_asked_for_as_the_last_message_is_settled_ends_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another thread asks while the stopping subscription settles what the handler said."""
+    world = World(message("a"))
+    release = threading.Event()
+    futures: list[Future[None]] = []
+
+    def handler(_: Message) -> None:
+        subscription.stop()
+        release.wait(5)
+
+    def drop(workers: Workers) -> None:  # called once it is stopping, before what handlers said is taken
+        if not release.is_set():
+            release.set()
+            workers._done.put(workers._done.get(timeout=5))
+
+    def settle(receiver: LeasingReceiver, outcomes: Sequence[tuple[Received, Outcome]]) -> Sequence[Any]:
+        assert subscription._hands is not None
+        (hand,) = subscription._hands
+        future = subscription._hands.ask(hand)
+        assert future is not None
+        futures.append(future)
+        subscription._asked.put((hand, "late"))
+        return settled(receiver, outcomes)
+
+    settled = LeasingReceiver.settle
+    monkeypatch.setattr(Workers, "drop", drop)
+    monkeypatch.setattr(LeasingReceiver, "settle", settle)
+    subscription = world.subscription(handler)
+    subscription.run()
+    with pytest.raises(ConfigurationError, match="settled before"):
+        futures[0].result(timeout=1)
+
+
+def test_what_was_asked_for_in_an_earlier_run_gives_up_nothing_in_the_next() -> None:
+    """Its lease is over by then, and the message comes again."""
+    world = World(message("a"))
+    subscription = world.subscription(lambda _: None)
+    hand = Hand(Received(message=message("a"), attempt=1, lease=99))
+    future = hand.ask()
+    subscription._asked.put((hand, "late"))
+    report = subscription.run(until_empty=True)
+    assert (report.accepted, report.dead_lettered, report.terms) == (1, 0, 0)
+    assert future.done()
+
+
+def test_who_waits_for_a_termination_may_ask_for_another_when_it_ends() -> None:
+    world = World(message("a"), message("b"))
+    world.sinks[0].script = {"a": ["fatal"]}
+
+    def again(_: Future[None]) -> None:
+        with contextlib.suppress(ConfigurationError):
+            subscription.terminate("b", "seen enough")
+
+    def handler(m: Message) -> None:
+        if m.id == "a":
+            subscription.terminate(m, "seen enough").add_done_callback(again)
+        else:
+            over.wait(5)
+
+    subscription = world.subscription(handler)
+    ended: list[BaseException] = []
+    over = threading.Event()
+
+    def run() -> None:
+        try:
+            subscription.run(until_empty=True)
+        except DeliveryFailed as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(10)
+    over.set()
+    assert ended, "it hangs"
 
 
 def test_a_message_without_an_id_is_given_up_by_its_position() -> None:

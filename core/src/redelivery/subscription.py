@@ -45,7 +45,7 @@ from redelivery.errors import (
 )
 from redelivery.message import Message
 from redelivery.receiving.checks import check_retries, refuse_own_letters
-from redelivery.receiving.hands import Hand, Hands
+from redelivery.receiving.hands import SETTLED, Hand, Hands
 from redelivery.receiving.workers import Workers
 from redelivery.report import SubscriptionReport
 from redelivery.settings import redact, redact_options
@@ -145,8 +145,9 @@ class Subscription:
         """Handle messages until `stop`, or until none is left.
 
         Args:
-            until_empty: end when nothing has arrived for a moment and everything in hand is settled. What waits out
-                a longer delay at the broker is not waited for.
+            until_empty: end when nothing has arrived for a moment and everything in hand is settled. What this run
+                gave back to come again after a delay is waited for, if nobody else takes it; other delayed messages
+                are not.
 
         Raises:
             DeliveryFailed: a message could neither be handled nor dead-lettered; it stays unsettled at the broker.
@@ -308,8 +309,8 @@ class Subscription:
         """Carry out what `terminate` asked for."""
         while not self._asked.empty():
             hand, reason = self._asked.get()
-            if hand.decided:
-                hand.end(ConfigurationError("terminate: the message was settled before it could be given up"))
+            if hand.decided or hand not in hands:
+                hand.end(ConfigurationError(SETTLED))
             else:
                 self._note(engine)
                 self._terminate(hand, reason, None, hands, engine)

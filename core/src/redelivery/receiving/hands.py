@@ -25,6 +25,8 @@ log = logging.getLogger("redelivery.subscription")
 
 #: Seconds that a message may come later than it was put off for, before it counts as taken by somebody else.
 LATE: Final = 3.0
+#: Why a termination came too late.
+SETTLED: Final = "terminate: the message was settled before it could be given up"
 
 
 @dataclass(slots=True, eq=False)
@@ -177,16 +179,19 @@ class Hands:
 
     def lose(self, hand: Hand) -> None:
         """The lease is gone: whoever has the message now answers for it."""
-        if hand in self._held:
-            del self._held[hand]
-            self._report.lost += 1
+        self._report.lost += hand in self._held
         hand.decided = True
-        hand.end(LeaseLost("the lease is lost: whoever has the message now answers for it"))
+        self._part(hand, LeaseLost("the lease is lost: whoever has the message now answers for it"))
 
     def forget(self, hand: Hand) -> None:
         """The broker has ended the lease by itself, as its letter was stored."""
-        self._held.pop(hand, None)
-        hand.end()
+        self._part(hand)
+
+    def _part(self, hand: Hand, error: BaseException | None = None) -> None:
+        """A message is in hand no more; who waits for its termination is told. The lock is not held for that."""
+        with self._lock:
+            self._held.pop(hand, None)
+        hand.end(error)
 
     def ask(self, hand: Hand) -> Future[None] | None:
         """What ends as the termination of a message in hand does; None: it is in hand no more. For any thread."""
@@ -195,17 +200,17 @@ class Hands:
 
     def abandon(self, error: BaseException) -> None:
         """Tell who waits for terminations what ended the subscription."""
-        with self._lock:
-            for hand in self:
-                hand.end(error)
+        for hand in self:
+            hand.end(error)
 
     def give_back(self) -> None:
         """Give back everything. Never raises: a lease that cannot be ended runs out."""
         with self._lock:
-            leases = [hand.received for hand in self._held]
-            for hand in self._held:
-                hand.end(ConfigurationError("the subscription ended before the message was given up; it comes again"))
+            held = list(self._held)
             self._held.clear()
+        leases = [hand.received for hand in held]
+        for hand in held:
+            hand.end(ConfigurationError("the subscription ended before the message was given up; it comes again"))
         if not leases:
             return
         try:
@@ -226,12 +231,10 @@ class Hands:
             answers = [error] * len(held)
         for each, answer in zip(held, answers, strict=True):
             if answer is None:
-                self._held.pop(each.hand)
+                self._part(each.hand, None if each.hand.dead else ConfigurationError(SETTLED))
                 self._report.accepted += isinstance(each.outcome, Accept) and not each.hand.dead
                 if isinstance(each.outcome, Retry):
                     self.put_off.add(self._clock.monotonic(), each.outcome.delay.total_seconds())
-                elif each.hand.dead:
-                    each.hand.end()
             elif isinstance(answer, LeaseLost):
                 self.lose(each.hand)
             else:
