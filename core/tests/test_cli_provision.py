@@ -32,6 +32,26 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
     return status, captured.out, captured.err
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("plan", "URL"),
+        ("apply", "URL"),
+        ("drift", "URL"),
+        ("run", "URL", "json:loads"),
+        *(("dead-letters", each, "URL") for each in ("list", "stats", "redrive", "forward", "purge")),
+    ],
+)
+def test_every_command_refuses_what_is_insecure_where_it_is_told_to(
+    url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    with connect(url) as broker:
+        monkeypatch.setattr(type(broker), "insecure", ("anybody can read it",), raising=False)
+    words = [url if each == "URL" else each for each in command]
+    status, _, err = run(capsys, *words, "--option", "redelivery.strict=true")
+    assert (status, "anybody can read it; redelivery.strict refuses that" in err) == (2, True), err
+
+
 @pytest.mark.parametrize("name", FORMS)
 def test_a_spec_of_any_form_is_planned_applied_and_compared(
     url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str

@@ -156,6 +156,12 @@ def common_options(options: Mapping[str, str]) -> dict[str, str]:
     return _divided(options)[0]
 
 
+def is_client_option(name: str) -> bool:
+    """Whether an option is for a plugin, or for all of them: `<plugin>.<name>`, `redelivery.<name>`."""
+    prefix, dot, _ = name.lower().partition(".")
+    return bool(dot) and (prefix == GROUP or prefix in registry().plugins)
+
+
 def _divided(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
     """Client options that hold for every plugin, and the others."""
     common = {name.lower(): value for name, value in options.items() if name.lower().startswith(f"{GROUP}.")}

@@ -143,10 +143,11 @@ class Errand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Targets:
-    """Which targets of letters a redrive follows: what a header says never chooses where a message goes.
+    """Which targets of letters are followed, by a redrive and by a row that is read to be written again.
 
-    A target is a place other than the destination itself: a letter's own destination, and each of the broker's text
-    columns that routes (`Capabilities.routes`), written `column=value`.
+    What a header says never chooses where a message goes. A target is a place other than the destination itself: a
+    letter's own destination, and each of the broker's text columns that routes (`Capabilities.routes`), written
+    `column=value`.
 
     Attributes:
         allowed: names, or patterns as of a shell (`orders-*`).
@@ -160,32 +161,47 @@ class Targets:
 
     def of(self, letter: Letter, there: Capabilities) -> str | None:
         """The targets of a letter that count, in one text; None where it has none."""
-        return ", ".join(self._named(letter, there)) or None
+        return ", ".join(_written(*each) for each in self._named(letter, there).items()) or None
 
     def refused(self, letter: Letter, there: Capabilities) -> str | None:
         """A target of a letter that may not be followed; None where it has none such."""
-        return next((each for each in self._named(letter, there) if not self._admits(each)), None)
+        named = self._named(letter, there).items()
+        return next((_written(*each) for each in named if not self._admits(*each)), None)
 
-    def _named(self, letter: Letter, there: Capabilities) -> list[str]:
+    def columns(self, letter: Letter, there: Capabilities) -> dict[str, str | None]:
+        """The targets of a letter by the column that they are of a row; one that is not allowed is None."""
+        named = self._named(letter, there).items()
+        unsaid = dict.fromkeys((_DESTINATION, *_text_routes(there)))
+        return unsaid | {column: name if self._admits(column, name) else None for column, name in named}
+
+    def _named(self, letter: Letter, there: Capabilities) -> dict[str, str]:
         if self.none:
-            return []
-        name = _destination(letter)
-        named = [] if name is None or self.is_own(name) else [name]
-        return named + [f"{column}={value}" for column, value in _routed(letter, there).items()]
+            return {}
+        name = letter.message.destination or context_of(letter).target
+        named = {} if not name or self.is_own(name) else {_DESTINATION: name}
+        return named | _routed(letter, there)
 
-    def _admits(self, name: str) -> bool:
-        return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.allowed)
+    def _admits(self, column: str, name: str) -> bool:
+        return any(fnmatch.fnmatchcase(_written(column, name), pattern) for pattern in self.allowed)
 
 
-def _destination(letter: Letter) -> str | None:
-    return letter.message.destination or context_of(letter).target
+#: The column of a row that says where it goes, at any broker.
+_DESTINATION: Final = "destination"
+
+
+def _written(column: str, name: str) -> str:
+    """A target as people write it."""
+    return name if column == _DESTINATION else f"{column}={name}"
 
 
 def _routed(letter: Letter, there: Capabilities) -> dict[str, str]:
     """The broker's text columns of a letter that say where it goes, wherever they were kept."""
-    names = [name for name in there.routes if there.columns.get(name) is str]
     given = {**context_of(letter).extra, **letter.message.extra}
-    return {name: str(given[name]) for name in names if given.get(name) not in {None, ""}}
+    return {name: str(given[name]) for name in _text_routes(there) if given.get(name) not in {None, ""}}
+
+
+def _text_routes(there: Capabilities) -> list[str]:
+    return sorted(name for name in there.routes if there.columns.get(name) is str)
 
 
 class Transfer:

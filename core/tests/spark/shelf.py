@@ -1,7 +1,8 @@
 """A broker for tests: messages on a shelf, that is, pickled into a folder that all worker processes share.
 
 `shelf:///folder?queue=name` can all that Spark can use; `crate:` has no keys, headers, destinations or null values, and
-is one host's. A queue `missing` is not there, one `asleep` is not reached, and a password other than `open` is refused.
+is one host's. A queue `missing` is not there, one `asleep` is not reached, one `unlocked` is insecure, and a password
+other than `open` is refused.
 Except in `-dead-letters` and `-sink`, what a value begins with decides what happens to it:
 `permanent`, `fatal`, `flaky` (fails once).
 """
@@ -134,6 +135,7 @@ class ShelfBroker(Broker):
         self._root = Path(parts.path)
         self._password = options.get("password", "open")
         self._queue = parse_qs(parts.query).get("queue", ["default"])[0]
+        self.insecure = ("anybody can take from it; lock it",) if self._queue == "unlocked" else ()
 
     def sender(self) -> Sender:
         if self._password != "open":  # noqa: S105 - of a lock that is none

@@ -12,9 +12,11 @@ from pyspark.sql import types as t
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from redelivery import dialects, events, identity
-from redelivery.broker import Capabilities, Letter, Support
+from redelivery.broker import Capabilities, Letter, Limits, Support
+from redelivery.context import ErrorContext
 from redelivery.errors import Permanent
 from redelivery.message import Message
+from redelivery.redriving import Targets
 from redelivery.spark.columns import resolve
 from redelivery.spark.encoding import Encoder
 from redelivery.spark.reader import _FIELDS, _record_batch, unpack
@@ -480,7 +482,7 @@ def test_whatever_the_attributes_hold_what_goes_out_is_a_valid_event(rows):
 
 def again(message, *, mode="structured", capabilities=CAPABILITIES, **changes):
     """The message that a letter becomes which is read as a row, changed, and written."""
-    row = unpack(Letter(position="1", message=message, context=None)) | changes
+    row = unpack(Letter(position="1", message=message, context=None), Targets(), capabilities) | changes
     columns = t.StructType([each for each in schema_of(capabilities).fields if not each.name.startswith("_")])
     batch = _record_batch([row], columns)
     messages, rejected = encode(batch, mode=mode, capabilities=capabilities)
@@ -490,6 +492,40 @@ def again(message, *, mode="structured", capabilities=CAPABILITIES, **changes):
 def schema_of(capabilities):
     own = [t.StructField(name, t.LongType()) for name in capabilities.columns]
     return t.StructType([*own, *(t.StructField(name, kind) for name, kind in _FIELDS.items())])
+
+
+def row_of(message, *allowed, context=None):
+    there = replace(CAPABILITIES, columns={"road": str, "gate": str, "row": int}, routes=frozenset({"road", "gate"}))
+    return unpack(Letter(position="1", message=message, context=context), Targets(allowed=allowed), there)
+
+
+FORGED = ErrorContext(kind="permanent", target="victim", extra={"gate": "back"})
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        dialects.attach(Message(value=b"v", extra={"road": "r"}), FORGED, dialect=name, limits=Limits(), prefix="ce-")
+        for name in dialects.NAMES
+    ],
+)
+def test_no_header_chooses_where_a_row_is_written(message):
+    row = row_of(message)
+    assert (row["destination"], row["road"], row["gate"]) == (None, None, None)
+    assert row["_error"]["target"] == "victim, gate=back, road=r"
+    allowed = row_of(message, "vic*", "road=r", "gate=front")
+    assert (allowed["destination"], allowed["road"], allowed["gate"]) == ("victim", "r", None)
+
+
+def test_an_event_that_stands_for_a_message_chooses_no_place_either():
+    event = events.to_json(events.to_event(Message(value=b"v", destination="victim", extra={"road": ""})))
+    headers = (("content-type", b"application/cloudevents+json"),)
+    row = row_of(Message(value=json.dumps(event).encode(), headers=headers))
+    assert (row["value"], row["destination"], row["road"], row["_error"]["target"]) == (b"v", None, None, "victim")
+
+
+def test_a_letter_without_a_target_has_none():
+    assert row_of(Message(value=b"v"))["_error"]["target"] is None
 
 
 def structured(**members):

@@ -88,6 +88,26 @@ def test_what_can_never_work_is_one_line_from_the_driver_before_any_task(rows, s
     assert not (tmp_path / "orders.db").exists(), "the destination was made by looking"
 
 
+@pytest.mark.parametrize("strict", ["redelivery.strict", "redelivery.Strict"])
+def test_what_is_insecure_is_refused_at_the_driver_where_strict_also_a_second_sink(rows, spark, shelf, strict):
+    bad = shelf.url("unlocked")
+    for url, sinks in ((bad, shelf.url("sink")), (shelf.url(), bad), (shelf.url(), f"native {bad}")):
+        options = {"url": url, "deadLetterSink": sinks, strict: "true"}
+        for call in (lambda: write(rows, **options), lambda: deliver(rows, **options)):  # noqa: B023 - called at once
+            assert "anybody can take from it; lock it; redelivery.strict refuses that" in shown(call)
+        assert not shelf.messages()
+    read = {"url": shelf.url(), "deadLetters": "true", "deadLetterSink": bad}
+    assert spark.read.format("redelivery").options(**read).load().count() == 0
+    assert "redelivery.strict refuses that" in shown(
+        lambda: spark.read.format("redelivery").options(**read, **{strict: "true"}).load()
+    )
+
+
+def test_without_preflight_a_task_refuses_what_is_insecure(rows, shelf):
+    options = {"deadLetterSink": f"native {shelf.url('unlocked')}", "redelivery.strict": True, "preflight": False}
+    assert "redelivery.strict refuses that" in shown(lambda: deliver(rows, shelf.url(), **options))
+
+
 def test_an_unknown_option_is_one_line(rows, shelf):
     assert "unknown option 'retri'; did you mean 'retry'?" in shown(lambda: write(rows, shelf.url(), retri="3"))
     with pytest.raises(UnknownOption, match="did you mean 'retry'"):

@@ -58,6 +58,23 @@ def test_what_letters_are_written_as_is_said_by_options_of_a_job():
     assert [each.type for each in spec.dead_letter_sink] == ["order.lost"]
 
 
+def test_what_is_common_to_all_plugins_is_an_option_of_both_directions():
+    assert read_write_options({"url": URL, "redelivery.Strict": "TRUE"}).client == {"redelivery.strict": "true"}
+    read = {"url": URL, "deadLetters": "true", "redelivery.strict": "true"}
+    assert read_read_options(read).client == {"redelivery.strict": "true"}
+    assert "redelivery.strict must be true or false" in refused(ConfigurationError, **{"redelivery.strict": "yes"})
+    assert "did you mean 'redelivery.strict'" in refused(UnknownOption, **{"redelivery.strikt": "true"})
+
+
+def test_allowed_targets_are_a_comma_list():
+    read = {"url": URL, "deadLetters": "true"}
+    assert read_read_options({**read, "allowtargets": "orders-*, exchange=a,"}).allow_targets == (
+        "orders-*",
+        "exchange=a",
+    )
+    assert read_read_options(read).allow_targets == ()
+
+
 def test_an_unknown_option_names_the_nearest_one():
     assert "did you mean 'retry'" in refused(UnknownOption, retri="3")
     assert "did you mean 'deadLetterSink'" in refused(UnknownOption, deadletersink="native")

@@ -35,7 +35,8 @@ def test_letters_hold_the_original_and_why(spark, shelf, orders):
     found = {row["_error"]["message_id"]: row for row in letters(spark, shelf.url()).collect()}
     assert set(found) == {"id0", "id2"}
     row = found["id2"]
-    assert (row["key"], row["value"], row["destination"]) == (b"k2", b"permanent 2", "to2")
+    assert (row["key"], row["value"], row["_error"]["target"]) == (b"k2", b"permanent 2", "to2")
+    assert row["destination"] is None, "a header chooses where a row is written"
     own, *bookkeeping = row["headers"]
     assert tuple(own) == ("own", b"\xff")
     assert all(each["key"].startswith("redelivery-") for each in bookkeeping)  # so that attempts add up over lives
@@ -56,9 +57,10 @@ def test_letters_of_several_destinations_are_one_dataframe(spark, shelf, orders,
     deliver(orders, shelf.url(), deadLetterSink="native")
     plain = orders.where("id = 'id0'").drop("row")
     deliver(plain.selectExpr("value", "id"), f"{file}-dead-letters")
-    found = dead_letters(spark, shelf.url(), file, **{"sqlite.busy_timeout": 2}).collect()
+    found = dead_letters(spark, shelf.url(), file, allowTargets="*", **{"sqlite.busy_timeout": 2}).collect()
     assert sorted(row["id"] for row in found) == ["id0~1", "id0~1", "id2~1"]
     assert {row["row"] for row in found} == {0, 2, None}, "a column that only one of them has"
+    assert {row["destination"] for row in found} == {"to0", "to2", None}
     with pytest.raises(ConfigurationError, match="give the URL"):
         dead_letters(spark)
 
@@ -75,7 +77,7 @@ def test_looking_twice_sends_nothing(spark, shelf, orders):
 def test_mended_rows_can_be_written_again(spark, shelf, orders):
     deliver(orders, shelf.url(), deadLetterSink="native")
     mended = (
-        letters(spark, shelf.url())
+        letters(spark, shelf.url(), allowTargets="to2")
         .where("_error.code = 'REFUSED'")
         .withColumn("value", f.regexp_replace(f.col("value").cast("string"), "permanent", "mended"))
         .drop("_error", "_position")
@@ -83,6 +85,7 @@ def test_mended_rows_can_be_written_again(spark, shelf, orders):
     assert deliver(mended, shelf.url("again")).delivered == 2
     message = next(m for m in shelf.messages("again") if m.id == "id2~1")
     assert (message.key, message.value, message.destination) == (b"k2", b"mended 2", "to2")
+    assert next(m for m in shelf.messages("again") if m.id == "id0~1").destination is None, "to0 was not allowed"
     assert message.headers[0] == ("own", b"\xff")
     assert message.extra["row"] == 2
     assert dialects.lives(message) == dialects.Lives(attempts_total=1, hops=1), "a redelivery, as it were"

@@ -82,11 +82,10 @@ def destination_of(arguments: argparse.Namespace, client: Mapping[str, str]) -> 
 
 def spec_and_client(arguments: argparse.Namespace) -> tuple[DeliverySpec, dict[str, str]]:
     """The spec, and the client's options. Raises ConfigurationError."""
-    names = plugins.registry().plugins.keys()
     spec_options: dict[str, str] = {}
     client: dict[str, str] = {}
     for name, value in _pairs(arguments):
-        (client if name.lower().partition(".")[0] in names else spec_options)[name] = value
+        (client if plugins.is_client_option(name) else spec_options)[name] = value
     if arguments.spec is None:
         return options.read(spec_options), client
     if spec_options:

@@ -23,7 +23,7 @@ from redelivery.settings import has_scheme, unknown
 from redelivery.spark import job as jobs
 from redelivery.spark import jsonform
 from redelivery.spark.columns import MESSAGE, READ_ONLY, Layout
-from redelivery.spark.options import ATTRIBUTES, EXTENSIONS, SINK_PREFIX, read_write_options
+from redelivery.spark.options import ATTRIBUTES, EXTENSIONS, READ, SINK_PREFIX, read_write_options
 from redelivery.spec import NATIVE, DeliverySpec
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 FORMAT: Final = "redelivery"
+#: Options of a read that hold for any place.
+_READ: Final = {name.lower() for name in READ} - {"url", "deadletters", "deadlettersink"}
 #: Name of the column that holds the rest of the row, encoded by Spark itself.
 _VALUE: Final = "value"
 #: Name of the column that holds a row which Spark could not encode.
@@ -196,17 +198,20 @@ def dead_letters(spark: SparkSession, *urls: str, **options: Any) -> DataFrame:
     Args:
         spark: the session.
         urls: destinations, whose native places are read.
-        options: client options of any of the plugins, by keyword, or `**{"<plugin>.<name>": ...}` as for reading.
+        options: as for reading; client options of any of the plugins, by keyword, or `**{"<plugin>.<name>": ...}`.
 
     Raises:
         ConfigurationError: no URL is given.
     """
     if not urls:
         raise ConfigurationError("dead_letters: give the URL of one destination, or of several")
+    given = _texts(options)
+    ours = {name: text for name, text in given.items() if name.lower() in _READ}
+    client = {name: text for name, text in given.items() if name not in ours}
     found = []
     for url in urls:
-        own = plugins.own_options(url, _texts(options))
-        found.append(spark.read.format(FORMAT).options(url=url, deadLetters="true", **own).load())
+        own = plugins.own_options(url, client)
+        found.append(spark.read.format(FORMAT).options(url=url, deadLetters="true", **ours, **own).load())
     return functools.reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), found)
 
 
@@ -221,7 +226,9 @@ def rows(letters: DataFrame, schema: StructType | str) -> DataFrame:
 
     Returns:
         The columns of the schema, and `_error` and `_position` of the letter, which are to be dropped before writing.
-        A column that the row does not have is null. Of a letter with the code `not-utf8` text is base64.
+        A column that the row does not have is null. Leave `destination`, and what else routes, out of the schema unless
+        you trust who may write letters there: a row is its writer's word. Of a letter with the code `not-utf8` text is
+        base64.
 
     Raises:
         ConfigurationError: these are no letters, or they have no types: they were not read as dead letters.

@@ -41,6 +41,8 @@ ENCODINGS: Final = "encodings"
 COMMON: Final[Mapping[str, str]] = {
     "url": "where rows go, or whose dead letters are read; `.save(url)` and `.load(url)` say the same",
     "sharedMount": "true: this one-host destination lies on a mount that all hosts share",
+    plugins.STRICT: "true: refuse credentials over plain text to a host that is not local, and verification that is "
+    "switched off, at the destination and at every sink; else they are warned of",
 }
 #: Options of a write, besides those of the delivery spec (`redelivery.forms.options`).
 WRITE: Final[Mapping[str, str]] = {
@@ -64,6 +66,8 @@ READ: Final[Mapping[str, str]] = {
     "deadLetters": "true: read the dead letters (there is nothing else to read yet)",
     "deadLetterSink": "the sink's own URL, where letters went to a sink rather than to the native place",
     "run": "only the letters of this run (`DeliveryReport.run`)",
+    "allowTargets": "targets of letters that become columns of a row, and so where it is written: comma list of names "
+    "or shell patterns, `column=value` of a broker's column that routes; any other is told by `_error.target` alone",
 }
 #: `sink.<broker>.<name>`: client options of the sinks.
 SINK_PREFIX: Final = "sink."
@@ -115,6 +119,7 @@ class ReadSettings:
         url: the place that is read: the destination's native one, or with `direct` the very place that the URL names.
         client: client options, with their prefix.
         run: only letters of this run.
+        allow_targets: targets of letters that may become columns.
         shared_mount: a one-host place may be used on a cluster.
     """
 
@@ -122,6 +127,7 @@ class ReadSettings:
     direct: bool = False
     client: Mapping[str, str] = field(default_factory=dict)
     run: str | None = None
+    allow_targets: tuple[str, ...] = ()
     shared_mount: bool = False
 
 
@@ -142,7 +148,7 @@ def read_write_options(options: Mapping[str, str], *, spec: DeliverySpec | None 
         said = ", ".join(sorted(spec_options))
         raise InvalidSpec(f"the delivery spec is given twice: as an object, and by the options {said}")
     spec = forms.read(spec_options) if spec is None else spec
-    client = _client_options(url, plugin, client, known=_known(WRITE, plugin))
+    client = _client_options(url, plugin, client, own, known=_known(WRITE, plugin))
     if not plugin.capabilities.send:
         raise ConfigurationError(f"{plugin.name!r} destinations cannot be written to; nothing was sent")
     return WriteSettings(
@@ -183,8 +189,9 @@ def read_read_options(options: Mapping[str, str]) -> ReadSettings:
     return ReadSettings(
         url=url,
         direct=direct,
-        client=_client_options(url, plugin, mine, known=known),
+        client=_client_options(url, plugin, mine, own, known=known),
         run=own.get("run"),
+        allow_targets=tuple(each.strip() for each in own.get("allowTargets", "").split(",") if each.strip()),
         shared_mount=_flag(own, "sharedMount"),
     )
 
@@ -195,7 +202,6 @@ def _sort(
     """Options by whom they are for: ours, the spec's, the destination's client's, the sinks' clients'."""
     spelling = {name.lower(): name for name in known}
     spec_spelling = {name.lower(): name for name in forms.OPTIONS}
-    prefixes = {name.lower() for name in plugins.registry().plugins}
     own: dict[str, str] = {}
     spec: dict[str, str] = {}
     client: dict[str, str] = {}
@@ -214,7 +220,7 @@ def _sort(
             spec[spec_spelling.get(lower, name)] = str(value)
         elif lower.startswith(SINK_PREFIX):
             sink_client[lower[: len(SINK_PREFIX)] + name[len(SINK_PREFIX) :]] = str(value)
-        elif "." in name and name.partition(".")[0].lower() in prefixes:
+        elif plugins.is_client_option(name) and not lower.startswith(f"{plugins.GROUP}."):
             client[name] = str(value)
         else:
             everything = [*known, *(forms.OPTIONS if with_spec else ())]
@@ -243,17 +249,23 @@ def _check_url(url: str) -> None:
 
 
 def _client_options(
-    url: str, plugin: BrokerPlugin, client: Mapping[str, str], *, known: Iterable[str]
+    url: str, plugin: BrokerPlugin, client: Mapping[str, str], own: Mapping[str, str], *, known: Iterable[str]
 ) -> dict[str, str]:
-    """Check one plugin's client options, and the URL with them, as far as that goes without the secrets."""
+    """Check one plugin's client options, and the URL with them, as far as that goes without the secrets.
+
+    Returns:
+        Them, and of our own options what holds for every plugin.
+    """
     for name in client:
         if name.partition(".")[0].lower() != plugin.name:
             raise unknown("option", name, known)
     checked = plugins.client_options(plugin, client)
     _refuse_literal_secrets(plugin, checked)
+    strict = {plugins.STRICT: "true"} if _flag(own, plugins.STRICT) else {}
+    given = {f"{plugin.name}.{name}": value for name, value in checked.items()} | strict
     if not any(is_reference(value) for value in checked.values()):
-        plugin.connect(url, checked).close()  # no I/O by contract: it only checks
-    return {f"{plugin.name}.{name}": value for name, value in checked.items()}
+        plugins.connect(url, given).close()  # no I/O by contract: it only checks
+    return given
 
 
 def _refuse_literal_secrets(plugin: BrokerPlugin, client: Mapping[str, str]) -> None:

@@ -3,16 +3,17 @@
 What the writer packs, this unpacks: an event's attributes are columns and its data is `value`; a plain message has no
 `specversion`. So rows can be mended with ordinary DataFrame code and written again without `_error` and `_position`:
 a redelivery, one hop further. So `id` is `<id>~<hop>`, the id of that hop; the first one is `_error.message_id`.
+Where a letter says that it goes is `_error.target`; columns say it only where the reader has allowed that target.
 Reading leaves the letters in place. This file must not remove anything.
 """
 
 from __future__ import annotations
 
 import base64
-import dataclasses
 import datetime as dt
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -22,11 +23,11 @@ from pyspark.sql.pandas.types import to_arrow_type
 
 from redelivery import dialects, events, plugins
 from redelivery._json import dumps, loads
-from redelivery.broker import Letter
+from redelivery.broker import Capabilities, Letter
 from redelivery.context import LAST_MS, ErrorContext
 from redelivery.errors import ConfigurationError, RedeliveryError
 from redelivery.message import Message
-from redelivery.redriving import HOP_MARK, context_of, original_id
+from redelivery.redriving import HOP_MARK, Targets, context_of, original_id
 from redelivery.settings import unknown
 from redelivery.spark.cloudevents import default_way, is_json_type
 from redelivery.spark.job import local_property, plain, refuse_one_host
@@ -52,6 +53,7 @@ _ERROR: Final[Mapping[str, t.DataType]] = {
     "stage": _TEXT,
     "broker": _TEXT,
     "destination": _TEXT,
+    "target": _TEXT,
     "message_id": _TEXT,
     "attempts": t.IntegerType(),
     "attempts_total": t.IntegerType(),
@@ -119,8 +121,9 @@ class DeadLetterReader(DataSourceReader):
         ):
             rows: list[dict[str, Any]] = []
             weight = 0
+            targets, there = Targets(allowed=settings.allow_targets), broker.capabilities
             for letter in letters.browse():
-                row = unpack(letter)
+                row = unpack(letter, targets, there)
                 if settings.run is not None and row["_error"]["run"] != settings.run:
                     continue
                 rows.append(row)
@@ -132,24 +135,32 @@ class DeadLetterReader(DataSourceReader):
                 yield _record_batch(rows, self.wanted)
 
 
-def unpack(letter: Letter) -> dict[str, Any]:
-    """One letter as the columns of a row."""
+def unpack(letter: Letter, targets: Targets, there: Capabilities) -> dict[str, Any]:
+    """One letter as the columns of a row.
+
+    Args:
+        letter: as it lies.
+        targets: which of them may become columns, so that a row which is written again goes there.
+        there: what the broker can do.
+    """
     context = context_of(letter)
     message = dialects.redriven(letter.message)
     hop = dialects.lives(message).hops
     attributes, message = _event(message)
     name = message.id or context.message_id or attributes.get("id")
     row: dict[str, Any] = dict.fromkeys(_FIELDS)
+    said = replace(letter, message=replace(letter.message, destination=message.destination, extra=message.extra))
     row |= attributes
     row |= message.extra
+    row |= targets.columns(said, there)
     row |= {
         "id": name and f"{original_id(name, hop - 1)}{HOP_MARK}{hop}",
         "key": message.key,
         "value": message.value,
         "headers": [{"key": name, "value": value} for name, value in message.headers] or None,
-        "destination": message.destination or context.target,
         "timestamp": _micros(message.timestamp_ms),
-        "_error": _error(context, letter.dead_lettered_ms) | {"message_id": context.message_id or letter.message.id},
+        "_error": _error(context, letter.dead_lettered_ms)
+        | {"message_id": context.message_id or letter.message.id, "target": targets.of(said, there)},
         "_position": letter.position,
     }
     return row
@@ -171,7 +182,7 @@ def _event(message: Message, *, unwrap: bool = True) -> tuple[dict[str, Any], Me
         others = tuple(header for header in message.headers if header[0].lower() != "content-type")
         attributes = {name: value for name, value in form.items() if name not in ("data", "data_base64")}
         value, ways = _data(form)
-        return _columns(attributes, ways), dataclasses.replace(message, value=value, headers=others)
+        return _columns(attributes, ways), replace(message, value=value, headers=others)
     prefix = events.prefix_in(message)
     if prefix is None:
         return {}, message
@@ -184,12 +195,12 @@ def _event(message: Message, *, unwrap: bool = True) -> tuple[dict[str, Any], Me
             attributes["datacontenttype"] = (value or b"").decode("utf-8", "replace")
         else:
             others += ((name, value),)
-    return _columns(attributes, {}), dataclasses.replace(message, headers=others)
+    return _columns(attributes, {}), replace(message, headers=others)
 
 
 def _unwrapped(inner: Message, outer: Message) -> Message:
     """A plain message that was wrapped for its sink; what the sink's broker carried by itself wins."""
-    return dataclasses.replace(inner, key=outer.key or inner.key) if not events.is_structured(inner) else inner
+    return replace(inner, key=outer.key or inner.key) if not events.is_structured(inner) else inner
 
 
 def _data(form: Mapping[str, Any]) -> tuple[bytes | None, dict[str, str]]:
