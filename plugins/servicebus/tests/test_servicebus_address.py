@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from redelivery.errors import ConfigurationError, InvalidURL, RedeliveryError, UnknownOption
+from redelivery.errors import ConfigurationError, InvalidURL, RedeliveryError, UnknownOption, Unsupported
 from redelivery_servicebus import connect
 from redelivery_servicebus.address import Address
 from redelivery_servicebus.config import Settings
@@ -33,8 +33,11 @@ def test_a_url_names_a_namespace_and_a_queue() -> None:
         ("servicebus://host/a b", "made of"),
         ("servicebus://host/" + "q" * 261, "260"),
         ("servicebus://host/q/$DeadLetterQueue", "sub-queue"),
-        ("servicebus://host/orders/Subscriptions/mine", "topics and subscriptions are for later"),
-        ("servicebus://host/orders?subscription=mine", "topics and subscriptions are for later"),
+        ("servicebus://host/orders/Subscriptions/mine", "is written '<topic>\\?subscription=<name>'"),
+        ("servicebus://host/orders?subscription=", "subscription's name"),
+        ("servicebus://host/orders?subscription=a&subscription=b", "more than one"),
+        ("servicebus://host/orders-dead-letters?subscription=a", "one receiver each"),
+        ("servicebus://host/" + "q" * 245 + "?subscription=mine", "260"),
         ("servicebus://host/orders?session=a", "sessions are for later"),
     ],
 )
@@ -49,6 +52,42 @@ def test_a_user_or_a_parameter_in_the_url_is_refused() -> None:
     assert SECRET not in str(caught.value)
     with pytest.raises(UnknownOption, match="ttl"):
         Address.parse("servicebus://host/q?ttl=1")
+
+
+def test_a_subscription_is_a_queue_that_its_topic_feeds_and_the_url_says_both() -> None:
+    url = connect("servicebus://host/team/orders", {"connection_string": STRING}).subscription("billing")
+    assert url == "servicebus://host/team/orders?subscription=billing"
+    address = Address.parse(url)
+    assert (address.topic, address.native, address.queue) == ("team/orders", "billing", "team/orders.billing")
+    assert address.dead_letters.url == "servicebus://host/team/orders.billing-dead-letters"
+    assert address.at("other").url == "servicebus://host/other"
+
+
+NAMES = st.sampled_from(["a", "A", "a.b", "b", "a-b", "-a", "a-dead-letters", "sha256-a", "x" * 51, "é"]) | st.text(
+    "aA.-_/é", min_size=1, max_size=4
+)
+
+
+@given(st.tuples(st.sampled_from(["t", "t.a", "t.a.b"]), NAMES), st.tuples(st.sampled_from(["t", "t.a"]), NAMES))
+def test_no_two_subscriptions_have_one_queue_and_service_bus_can_name_each(
+    one: tuple[str, str], other: tuple[str, str]
+) -> None:
+    first, second = (Address("host", topic).subscription(name) for topic, name in (one, other))
+    assert (first.queue.lower() == second.queue.lower()) == (one == other)
+    assert not first.is_dead_letters
+    assert Address.parse(first.url) == first
+    assert len(first.native) <= 50
+    assert first.native[0].isalnum()
+    assert first.native[-1].isalnum()
+    assert first.native.replace("-", "").replace("_", "").isalnum()
+
+
+def test_a_subscription_of_a_subscription_or_of_a_queue_for_letters_is_refused() -> None:
+    options = {"connection_string": STRING}
+    with pytest.raises(ConfigurationError, match="'audit' already"):
+        connect("servicebus://host/orders?subscription=audit", options).subscription("billing")
+    with pytest.raises(Unsupported, match="one receiver each"):
+        connect("servicebus://host/orders-dead-letters", options).subscription("billing")
 
 
 @given(st.text(max_size=40))

@@ -196,7 +196,7 @@ def test_a_message_that_is_cut_and_put_together_again_is_the_same_to_its_reader(
 
 
 def test_it_runs_by_itself_and_says_how_to_reach_it() -> None:
-    command = [sys.executable, "-m", "redelivery_servicebus.testing", "--port", "0", "--queue", "q"]
+    command = [sys.executable, "-m", "redelivery_servicebus.testing", "--port", "0", "--queue", "q", "--topic", "t"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
@@ -206,6 +206,7 @@ def test_it_runs_by_itself_and_says_how_to_reach_it() -> None:
             options: dict[str, Any] = {"connection_verify": certificate}
             with ServiceBusAdministrationClient.from_connection_string(connection_string, **options) as admin:
                 assert admin.get_queue_runtime_properties("q").active_message_count == 1
+                assert admin.get_topic("t").name == "t"
         finally:
             process.terminate()
         assert process.wait(10) == 0

@@ -41,6 +41,7 @@ CAPABILITIES: Final = Capabilities(
     deduplicate=Support.NATIVE,  # where the queue has it: see the broker
     deduplication_window=timedelta(minutes=10),
     competing=Support.NATIVE,
+    subscriptions=Support.NATIVE,  # of a topic: each forwards to a queue of its own
     settle_any_order=Support.NATIVE,
     attempts=Support.NATIVE,
     delay=Support.EMULATED,  # a scheduled copy is sent and confirmed, then the message is completed
@@ -68,7 +69,7 @@ CAPABILITIES: Final = Capabilities(
 
 
 class ServicebusBroker(Broker):
-    """One queue."""
+    """One queue, a topic, or a subscription of one."""
 
     name = "servicebus"
 
@@ -96,6 +97,9 @@ class ServicebusBroker(Broker):
 
     def sibling(self, name: str) -> str:
         return self.address.sibling(name).url
+
+    def subscription(self, name: str) -> str:
+        return self.address.subscription(name).url
 
     def receiver(self, *, lease: timedelta = timedelta(seconds=30)) -> Receiver:  # noqa: ARG002 - a lock's length is its queue's
         receiver = ServicebusReceiver(self.address, self.settings)

@@ -1,4 +1,4 @@
-"""The admin role: the queue, the queue for its dead letters, and the forwarding between them.
+"""The admin role: the queue, the queue for its dead letters, the forwarding between them, and that of a subscription.
 
 It needs the claim Manage; without it, it says what could not be checked. This file must not alter what exists.
 """
@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from azure.servicebus.management import QueueProperties, ServiceBusAdministrationClient
 
@@ -33,22 +33,27 @@ MOST_DELIVERIES: Final = 2_000
 
 _COUNT, _LOCK, _TTL = "MaxDeliveryCount", "LockDuration", "DefaultMessageTimeToLive"
 _EXPIRED, _DUPLICATES = "DeadLetteringOnMessageExpiration", "RequiresDuplicateDetection"
+_SUBSCRIPTION: Final = "subscription"
 _WINDOW, _FORWARD, _SESSION = (
     "DuplicateDetectionHistoryTimeWindow",
     "ForwardDeadLetteredMessagesTo",
     "RequiresSession",
 )
+_OTHER_KIND: Final = "OTHER_KIND"
+_FORWARD_ALL: Final = "ForwardTo"
 #: A time to live so long is none: Azure's own default is 10,675,199 days.
 _FOR_EVER: Final = timedelta(days=36_500)
 #: What a queue is made with where nothing says otherwise: seconds.
 _LOCK_SECONDS: Final = 60
 _LETTER_LOCK_SECONDS: Final = 300
 
+_Found = TypeVar("_Found")
+
 log = logging.getLogger("redelivery.servicebus")
 
 
 class ServicebusAdmin(Admin):
-    """Makes and checks the queue of an address and the queue for its dead letters."""
+    """Makes and checks the queue of an address, the queue for its dead letters, and what fills it from a topic."""
 
     def __init__(self, address: Address, settings: Settings) -> None:
         self._address = address
@@ -62,6 +67,8 @@ class ServicebusAdmin(Admin):
         objects = [self._letters(notes)]
         if not self._address.is_dead_letters:
             objects.append(self._work(spec, notes))
+        if self._address.topic:
+            objects.append(self._subscription(objects[-1], notes))
         return Plan(objects=objects, status=self._status(spec), approximations=_limits(spec), warnings=notes)
 
     def provision(self, spec: DeliverySpec) -> DeliveryStatus:
@@ -69,9 +76,11 @@ class ServicebusAdmin(Admin):
         for note in plan.warnings:
             log.warning("servicebus: %s", note)
         plan.refuse_differences(f"servicebus: queue {self._address.queue!r}")
+        if any(item.kind == _SUBSCRIPTION and item.action == "create" for item in plan.objects):
+            self._needs_topic()
         for item in plan.objects:
             if item.action == "create":
-                self._create(item)
+                (self._subscribe if item.kind == _SUBSCRIPTION else self._create)(item)
         return plan.status
 
     def depth(self) -> int:
@@ -165,6 +174,43 @@ class ServicebusAdmin(Admin):
             notes.append(f"{text}: say so (servicebus.duplicate_detection)")
         return NativeObject.compared("queue", name, wanted, differences)
 
+    def _subscription(self, work: NativeObject, notes: list[str]) -> NativeObject:
+        """What copies each message of the topic to the queue."""
+        address = self._address
+        name, wanted = f"{address.topic}/Subscriptions/{address.native}", {_FORWARD_ALL: address.queue}
+        try:
+            has_topic = self._has_topic()
+            found = self._looked(
+                f"subscription {name!r}", lambda asked: asked.get_subscription(address.topic, address.native)
+            )
+        except BrokerError as error:
+            if not is_denied(error):
+                raise
+            if work.action != "create":
+                notes.append(f"whether {name} forwards to {address.queue} could not be checked: Manage is missing")
+            return NativeObject(kind=_SUBSCRIPTION, name=name, action=work.action, attributes=wanted)
+        if not has_topic:
+            notes.append(self._no_topic())
+        if found is None:
+            return NativeObject(kind=_SUBSCRIPTION, name=name, action="create", attributes=wanted)
+        target = _name(found.forward_to) or "none"
+        differences = (
+            [] if target.lower() == address.queue.lower() else [Difference(_FORWARD_ALL, address.queue, target)]
+        )
+        return NativeObject.compared(_SUBSCRIPTION, name, wanted, differences)
+
+    def _has_topic(self) -> bool:
+        """Whether there is the topic. Raises BrokerError: it is a queue, or cannot be found out."""
+        topic = self._address.topic
+        return self._looked(f"topic {topic!r}", lambda asked: asked.get_topic(topic)) is not None
+
+    def _needs_topic(self) -> None:
+        if not self._has_topic():
+            raise Fatal(f"servicebus: subscribing {self._address.name!r}: {self._no_topic()}", code="NO_TOPIC")
+
+    def _no_topic(self) -> str:
+        return f"there is no topic {self._address.topic!r}; create it, with the settings that its publishers need"
+
     def _wanted(self, spec: DeliverySpec) -> dict[str, str]:
         settings = self._settings
         wanted = {
@@ -203,14 +249,26 @@ class ServicebusAdmin(Admin):
 
     def _get(self, address: Address) -> QueueProperties | None:
         """A queue as the namespace has it; None where it has none."""
+        return self._looked(f"queue {address.queue!r}", lambda asked: asked.get_queue(address.queue))
+
+    def _looked(self, what: str, ask: Callable[[ServiceBusAdministrationClient], _Found]) -> _Found | None:
+        """What the namespace answers; None where it has no such thing. Raises BrokerError."""
+        doing = f"looking at {what}"
         with self._asking() as asked:
             try:
-                with classified(f"looking at queue {address.queue!r}", claim="Manage", asked=False):
-                    return asked.get_queue(address.queue)
+                with classified(doing, claim="Manage", asked=False):
+                    return _of_this_kind(doing, lambda: ask(asked))
             except Fatal as error:
                 if is_missing(error):
                     return None
                 raise
+
+    def _subscribe(self, item: NativeObject) -> None:
+        address = self._address
+        with classified(f"making subscription {item.name!r}", claim="Manage"), self._asking() as asked:
+            asked.create_subscription(
+                address.topic, address.native, forward_to=item.attributes[_FORWARD_ALL], user_metadata=address.name
+            )
 
     def _create(self, item: NativeObject) -> None:
         wanted = item.attributes
@@ -256,6 +314,9 @@ def native_sink(address: Address, settings: Settings) -> str:
             target = admin.forwards_to()
             drops = admin.drops_letters()
         except Fatal as error:
+            if error.code == _OTHER_KIND:
+                text = f"servicebus: {address.queue!r} is a topic, which has no dead letters of its own"
+                raise ConfigurationError(f"{text}: name another sink, or a subscription of it") from error
             if not is_denied(error):
                 raise
             if admin.exists(place):
@@ -276,6 +337,16 @@ def native_sink(address: Address, settings: Settings) -> str:
         f"sub-queue cannot be sent to. Run: redelivery apply {address.url} --option deadLetterSink=native"
     )
     raise ConfigurationError(text if target is None else f"{text}, or name {address.at(target).url} as the sink")
+
+
+def _of_this_kind(doing: str, ask: Callable[[], _Found]) -> _Found:
+    """The SDK takes the answer for that of the kind it asked for, and fails within itself where it is another."""
+    try:
+        return ask()
+    except AttributeError as error:
+        text = "a topic has this name where a queue is asked for, or a queue where a topic is"
+        advice = "name a subscription of a topic as '?subscription=<name>', and a queue without"
+        raise Fatal(f"servicebus: {doing}: {text}; {advice}", code=_OTHER_KIND) from error
 
 
 def _told(found: QueueProperties) -> Mapping[str, str]:

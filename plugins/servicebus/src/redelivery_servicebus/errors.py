@@ -27,7 +27,7 @@ _DENIED: _Rule = (Fatal, "give this identity the claim")
 _REFUSED: _Rule = (Unattributed, "Service Bus refused it; nothing was stored")
 _ROW: _Rule = (Permanent, "it cannot be sent")
 _LOST: _Rule = (Permanent, "the lock has run out, or was used")
-_CONFIGURED: _Rule = (Fatal, "this queue cannot be used so: sessions and topics are for later")
+_CONFIGURED: _Rule = (Fatal, "it cannot be used so: name a subscription of a topic; sessions are for later")
 _OURS: _Rule = (Fatal, "this is an error of redelivery-servicebus: please report it")
 
 #: By class: the nearest base counts. A test walks what the SDK has.

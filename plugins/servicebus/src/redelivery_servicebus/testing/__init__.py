@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 
 from redelivery.message import Message
 from redelivery.settings import resolve_secrets, split_url
-from redelivery_conformance.harness import CannotShow, Harness, Kind, NotHere, Place, Runtime
+from redelivery_conformance.harness import SUBSCRIBERS, CannotShow, Harness, Kind, NotHere, Place, Runtime
 from redelivery_servicebus.testing import reading
 from redelivery_servicebus.testing.codec import APPLICATION, DATA, section, write
 from redelivery_servicebus.testing.namespace import Azure
@@ -39,6 +39,12 @@ class Namespace(Protocol):
 
     def delete_queue(self, name: str) -> None:
         """Remove it."""
+
+    def create_topic(self, name: str) -> None:
+        """A new topic."""
+
+    def delete_topic(self, name: str) -> None:
+        """Remove it, with its subscriptions."""
 
     def wires(self, path: str) -> Sequence[Wire]:
         """What lies there, in order; left there."""
@@ -72,6 +78,7 @@ class ServicebusPlace(Place):
         self.url = runtime.url(queue)
         self.lease = runtime.lease
         self._made: list[str] = []
+        self._topics: list[str] = []
         self._make(self.letters)
         self._make(queue, forward_dead_lettered_messages_to=self.letters, **runtime.settings)
 
@@ -91,6 +98,12 @@ class ServicebusPlace(Place):
 
     def destination(self, label: str) -> str:
         return self._make(f"{self.queue}-{label}", **self._runtime.settings)
+
+    def for_several(self) -> str:
+        topic = f"{self.queue}-topic"
+        self._namespace.create_topic(topic)
+        self._topics.append(topic)
+        return self._runtime.url(topic)
 
     def impossible_destination(self) -> str | None:
         return f"{self.queue}-is-not-there"
@@ -119,9 +132,13 @@ class ServicebusPlace(Place):
         self._namespace.damage(self.queue)
 
     def close(self) -> None:
-        for name in reversed(self._made):
-            with suppress(Exception):  # a test may have removed it, or stopped the server
+        copies = [f"{topic}.{name}" for topic in self._topics for name in SUBSCRIBERS]
+        for name in (*copies, *(f"{each}-dead-letters" for each in copies), *reversed(self._made)):
+            with suppress(Exception):  # a test may have removed it, or never made it, or stopped the server
                 self._namespace.delete_queue(name)
+        for name in self._topics:
+            with suppress(Exception):
+                self._namespace.delete_topic(name)
 
 
 class ServicebusRuntime(Runtime):
@@ -156,7 +173,7 @@ class StandInRuntime(ServicebusRuntime):
 
     cannot_show = (
         "Azure Service Bus itself: this is a stand-in, written from what the real SDK sends and from the documentation",
-        "topics, sessions, transactions, partitioned queues, AMQP over WebSockets, Azure credentials: it has none",
+        "filters, sessions, transactions, partitioned queues, AMQP over WebSockets, Azure credentials: it has none",
         "failover, power loss, throttling by load: its queues are in memory, and it throttles when a test says so",
     )
 

@@ -18,6 +18,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--port", type=int, default=5671, help="0 takes a free one (default: %(default)s)")
     parser.add_argument("--queue", action="append", default=[], help="make this queue; repeatable")
+    parser.add_argument("--topic", action="append", default=[], help="make this topic; repeatable")
     given = parser.parse_args(arguments)
     ended = threading.Event()
     for each in (signal.SIGINT, signal.SIGTERM):
@@ -25,6 +26,8 @@ def main(arguments: list[str] | None = None) -> int:
     with StandIn(given.port) as server:
         for name in given.queue:
             server.create_queue(name)
+        for name in given.topic:
+            server.create_topic(name)
         sys.stdout.write(f"{server.connection_string}\n{server.certificate}\n")
         sys.stdout.flush()
         ended.wait()

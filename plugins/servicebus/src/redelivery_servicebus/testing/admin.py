@@ -1,10 +1,11 @@
-"""The administration endpoint: queues as ATOM entries over https, as the administration client wants them.
+"""The administration endpoint: queues, topics, subscriptions as ATOM entries over https, as the client wants them.
 
 It must not touch the store without the lock, nor know AMQP.
 """
 
 from __future__ import annotations
 
+import re
 import socket
 import ssl
 import threading
@@ -20,7 +21,7 @@ import isodate  # type: ignore[import-untyped] # the SDK brings it
 
 from redelivery_servicebus.testing.auth import Key, Unauthorized, allowed, check_token, entity_path
 from redelivery_servicebus.testing.box import Settings, StoreError
-from redelivery_servicebus.testing.store import Queue, Store, not_found
+from redelivery_servicebus.testing.store import SUBSCRIPTIONS, Queue, Store, Subscription, Topic, not_found
 
 ATOM: Final = "http://www.w3.org/2005/Atom"
 BUS: Final = "http://schemas.microsoft.com/netservices/2010/10/servicebus/connect"
@@ -29,6 +30,19 @@ INSTANCE: Final = "http://www.w3.org/2001/XMLSchema-instance"
 #: What Service Bus calls "without end".
 FOREVER: Final = "P10675199DT2H48M5.4775807S"
 _BODY: Final = 1 << 20
+_SUBSCRIPTION: Final = re.compile(rf"(?P<topic>.+){SUBSCRIPTIONS}(?P<name>[^/]*)", re.IGNORECASE)
+_SUBSCRIPTION_NAME: Final = re.compile(r"(?=.{1,50}$)[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
+#: Attributes of queues that are not of others.
+_LACKS: Final[Mapping[str, frozenset[str]]] = {
+    "Topic": frozenset((
+        "LockDuration", "RequiresSession", "DeadLetteringOnMessageExpiration", "MaxDeliveryCount", "MessageCount",
+        "ForwardTo", "ForwardDeadLetteredMessagesTo",
+    )),
+    "Subscription": frozenset((
+        "MaxSizeInMegabytes", "RequiresDuplicateDetection", "DuplicateDetectionHistoryTimeWindow", "SizeInBytes",
+        "IsAnonymousAccessible", "SupportOrdering", "EnablePartitioning", "EnableExpress",
+    )),
+}  # fmt: skip
 
 
 class Refused(Exception):
@@ -112,7 +126,9 @@ class Administration:
 
     def _list(self, query: Mapping[str, str]) -> bytes:
         skip, top = int(query.get("$skip", 0)), int(query.get("$top", 100))
-        queues = sorted(self.store.queues.values(), key=lambda queue: queue.name)
+        queues = sorted(
+            (each for each in self.store.queues.values() if each.kind == "Queue"), key=lambda each: each.name
+        )
         feed = ET.Element(f"{{{ATOM}}}feed")
         _child(feed, ATOM, "title", "Queues")
         page = f"https://{self.namespace}/$Resources/queues?$skip={{}}&$top={top}"
@@ -132,16 +148,18 @@ class Administration:
 
     def _put(self, name: str, body: bytes, *, replacing: bool) -> tuple[int, bytes]:
         try:
-            settings = _settings(ET.fromstring(body))  # noqa: S314 - from a test's own client, on localhost  # nosec B314 - a test server, asked by tests
+            kind, settings = _settings(ET.fromstring(body))  # noqa: S314 - from a test's own client, on localhost  # nosec B314 - a test server, asked by tests
         except (ET.ParseError, ValueError) as error:
             raise Refused(400, f"The body is not as it should be: {error}") from error
         for target in (settings.forward_to, settings.forward_dead_lettered_messages_to):
             if target is not None and target.lower() not in self.store.queues:
                 raise Refused(400, f"The queue to forward to, '{target}', could not be found.")
         if not replacing:
-            queue = self.store.create(name, settings)
+            queue = self._create(name, kind, settings)
         else:
             queue = self.store.queues.get(name.lower()) or _raise(not_found(name))
+            if queue.kind != kind:
+                raise Refused(400, f"'{name}' is a {queue.kind}, not a {kind}.")
             for each in ("requires_duplicate_detection", "requires_session"):
                 if getattr(queue.settings, each) != getattr(settings, each):
                     raise Refused(400, f"The value of '{each}' of an existing queue cannot be changed.")
@@ -150,16 +168,26 @@ class Administration:
         self.changed()
         return 200 if replacing else 201, ET.tostring(self._entry(queue))
 
+    def _create(self, name: str, kind: str, settings: Settings) -> Queue:
+        found = _SUBSCRIPTION.fullmatch(name)
+        if (found is None) == (kind == Subscription.kind):
+            raise Refused(400, f"A {kind} cannot have the path '{name}'.")
+        if found is None:
+            return self.store.create(name, settings, Topic if kind == Topic.kind else Queue)
+        if not _SUBSCRIPTION_NAME.fullmatch(found["name"]):
+            raise Refused(400, f"'{found['name']}' is not a valid name of a subscription.")
+        return self.store.subscribe(found["topic"], found["name"], settings)
+
     def _entry(self, queue: Queue) -> ET.Element:
         entry = ET.Element(f"{{{ATOM}}}entry")
         _child(entry, ATOM, "id", f"https://{self.namespace}/{queue.name}")
-        _child(entry, ATOM, "title", queue.name)
+        _child(entry, ATOM, "title", queue.name.rpartition(SUBSCRIPTIONS)[2])
         _child(entry, ATOM, "published", _time(queue.created))
         _child(entry, ATOM, "updated", _time(queue.updated))
         content = ET.SubElement(entry, f"{{{ATOM}}}content", type="application/xml")
-        description = ET.SubElement(content, f"{{{BUS}}}QueueDescription")
+        description = ET.SubElement(content, f"{{{BUS}}}{queue.kind}Description")
         for name, value in self._attributes(queue).items():
-            if value is not None:
+            if value is not None and name not in _LACKS.get(queue.kind, ()):
                 _child(description, BUS, name, value)
         counts = ET.SubElement(description, f"{{{BUS}}}CountDetails")
         main = queue.main
@@ -280,10 +308,12 @@ _READERS: Final[Mapping[str, tuple[str, Callable[[str], Any]]]] = {
 }
 
 
-def _settings(entry: ET.Element) -> Settings:
-    description = entry.find(f".//{{{BUS}}}QueueDescription")
+def _settings(entry: ET.Element) -> tuple[str, Settings]:
+    kinds = (Queue.kind, Topic.kind, Subscription.kind)
+    found_kinds = ((kind, entry.find(f".//{{{BUS}}}{kind}Description")) for kind in kinds)
+    kind, description = next(((kind, each) for kind, each in found_kinds if each is not None), ("", None))
     if description is None:
-        raise Refused(400, "The stand-in has queues only.")
+        raise Refused(400, f"The stand-in has {', '.join(kinds)} only.")
     found: dict[str, Any] = {}
     for child in description:
         field, reader = _READERS.get(child.tag.rpartition("}")[2], (None, str))
@@ -294,4 +324,4 @@ def _settings(entry: ET.Element) -> Settings:
         raise Refused(400, "The lock duration must be at most five minutes.")
     if not 1 <= settings.max_delivery_count <= 2000:  # noqa: PLR2004 - Azure's range
         raise Refused(400, "MaxDeliveryCount must be from 1 to 2000.")
-    return settings
+    return kind, settings

@@ -18,7 +18,7 @@ from redelivery_servicebus.testing.box import Box, StoreError
 from redelivery_servicebus.testing.codec import Malformed, int32, unpack_batch
 from redelivery_servicebus.testing.frames import FrameReader
 from redelivery_servicebus.testing.management import Request
-from redelivery_servicebus.testing.store import Queue, Store
+from redelivery_servicebus.testing.store import Queue, Store, Subscription, Topic
 
 MAX_MESSAGE: Final = 262_144
 CREDIT: Final = 1000
@@ -148,8 +148,9 @@ class Connection:
             raise StoreError("amqp:unauthorized-access", 401, text)
         queue, box = self._store.find(path)
         if link.is_receiver:
-            if box is queue.dead:
-                raise StoreError("amqp:not-allowed", 400, "A dead-letter queue cannot be sent to.")
+            if box is queue.dead or isinstance(queue, Subscription):
+                text = "A dead-letter queue cannot be sent to, nor a subscription."
+                raise StoreError("amqp:not-allowed", 400, text)
             queue.admit()
             return Incoming(queue)
         outgoing = Outgoing(link, queue, box)
@@ -284,6 +285,8 @@ class Outgoing:
         filters: Any = wanted.get_object() if wanted.next() else None
         if queue.settings.requires_session or "com.microsoft:session-filter" in map(str, filters or {}):
             raise StoreError("amqp:not-implemented", 501, "The stand-in has no sessions.")
+        if isinstance(queue, Topic):
+            raise StoreError("amqp:not-allowed", 400, "A topic cannot be received from: its subscriptions can.")
         if queue.settings.forward_to is not None and box is queue.main:
             raise StoreError("amqp:not-allowed", 400, "A queue that forwards its messages cannot be received from.")
         self.link = link

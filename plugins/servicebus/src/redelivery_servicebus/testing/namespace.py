@@ -1,4 +1,4 @@
-"""A namespace that is not ours, by its connection string: its queues through the SDK's own clients.
+"""A namespace that is not ours, by its connection string: its queues and topics through the SDK's own clients.
 
 It must not be the plugin's code: it is what the plugin is checked against.
 """
@@ -49,6 +49,16 @@ class Azure:
         """Remove it."""
         with self._admin() as admin:
             admin.delete_queue(name)
+
+    def create_topic(self, name: str) -> None:
+        """A new topic."""
+        with self._admin() as admin:
+            admin.create_topic(name)
+
+    def delete_topic(self, name: str) -> None:
+        """Remove it, with its subscriptions."""
+        with self._admin() as admin:
+            admin.delete_topic(name)
 
     def wires(self, path: str) -> Sequence[Wire]:
         """What lies there, by peeking."""

@@ -24,7 +24,7 @@ from redelivery_servicebus.testing.auth import ALL, Claim, Key, sign
 from redelivery_servicebus.testing.box import Settings, State, Stored
 from redelivery_servicebus.testing.codec import Content, read
 from redelivery_servicebus.testing.server import Server
-from redelivery_servicebus.testing.store import Store
+from redelivery_servicebus.testing.store import Store, Topic
 
 ROOT_KEY = "RootManageSharedAccessKey"
 
@@ -178,7 +178,7 @@ class StandIn:
             self.store.create(name, Settings(**settings))
 
     def alter_queue(self, name: str, **settings: Any) -> None:
-        """Change settings behind everybody's back."""
+        """Change settings behind everybody's back; a subscription's by its path."""
         with self.lock:
             self.store.alter(name, **settings)
         self._wake()
@@ -189,10 +189,24 @@ class StandIn:
             self.store.delete(name)
         self._wake()
 
+    def create_topic(self, name: str, **settings: Any) -> None:
+        """A new topic; the settings are those of a queue that a topic has."""
+        with self.lock:
+            self.store.create(name, Settings(**settings), Topic)
+
+    def create_subscription(self, topic: str, name: str, **settings: Any) -> None:
+        """A new subscription, named `<topic>/Subscriptions/<name>` from then on; without filters."""
+        with self.lock:
+            self.store.subscribe(topic, name, Settings(**settings))
+
+    def delete_topic(self, name: str) -> None:
+        """Remove a topic with its subscriptions."""
+        self.delete_queue(name)
+
     def queue_names(self) -> list[str]:
         """Names of all queues."""
         with self.lock:
-            return sorted(queue.name for queue in self.store.queues.values())
+            return sorted(queue.name for queue in self.store.queues.values() if queue.kind == "Queue")
 
     def messages(self, path: str) -> list[Seen]:
         """All that lies under an address (`q`, `q/$DeadLetterQueue`), in order of sequence numbers; left as it is."""

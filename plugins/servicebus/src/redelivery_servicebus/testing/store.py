@@ -1,4 +1,4 @@
-"""Queues: a box of messages, a dead-letter box, the ids that were seen, and where messages are forwarded to.
+"""Queues: a box of messages, a dead-letter box, the ids that were seen, and where messages are forwarded to. Topics.
 
 Pure: the clock is given, and nothing here waits. It must not know AMQP, HTTP or threads: whoever calls holds the lock.
 """
@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from redelivery_servicebus.testing.box import Box, Letter, Settings, Stored, StoreError
 
 DEAD: Final = "/$deadletterqueue"
+#: Between the names of a topic and of its subscription.
+SUBSCRIPTIONS: Final = "/Subscriptions/"
 REASON, DESCRIPTION = "DeadLetterReason", "DeadLetterErrorDescription"
 #: So often a message is forwarded at most.
 MAX_HOPS: Final = 4
@@ -24,6 +26,9 @@ def not_found(what: str) -> StoreError:
 
 class Queue:
     """A queue: its box, its dead-letter box, its settings, and the ids it has seen."""
+
+    #: Its name in what the administration endpoint reads and writes.
+    kind: ClassVar = "Queue"
 
     def __init__(self, name: str, settings: Settings, store: Store) -> None:
         self.name = name
@@ -107,20 +112,54 @@ class Queue:
         return True
 
 
+class Subscription(Queue):
+    """A subscription of a topic: a queue that only its topic sends to."""
+
+    kind: ClassVar = "Subscription"
+
+
+class Topic(Queue):
+    """A topic: what comes is copied to each of its subscriptions at once; what is scheduled, when it is due."""
+
+    kind: ClassVar = "Topic"
+
+    def __init__(self, name: str, settings: Settings, store: Store) -> None:
+        super().__init__(name, settings, store)
+        self.main.forward = self._copy
+
+    def _copy(self, message: Stored) -> bool:
+        self.main.remove(message)
+        for subscription in self._store.subscriptions(self):
+            subscription.main.add(replace(message, origin=0, properties=dict(message.properties)))
+        return True
+
+
 class Store:
-    """All queues. Names are matched without case."""
+    """All queues, topics and subscriptions, by path. Names are matched without case."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock
         self.queues: dict[str, Queue] = {}
 
-    def create(self, name: str, settings: Settings | None = None) -> Queue:
-        """A new queue. Raises StoreError."""
+    def create(self, name: str, settings: Settings | None = None, kind: type[Queue] = Queue) -> Queue:
+        """A new queue, or topic. Raises StoreError."""
         if name.lower() in self.queues:
             text = f"The messaging entity '{name}' already exists."
             raise StoreError("com.microsoft:entity-already-exists", 409, text)
-        queue = self.queues[name.lower()] = Queue(name, settings or Settings(), self)
+        queue = self.queues[name.lower()] = kind(name, settings or Settings(), self)
         return queue
+
+    def subscribe(self, topic: str, name: str, settings: Settings) -> Queue:
+        """A new subscription. Raises StoreError."""
+        found = self.queues.get(topic.lower())
+        if not isinstance(found, Topic):
+            raise not_found(topic)
+        return self.create(f"{found.name}{SUBSCRIPTIONS}{name}", settings, Subscription)
+
+    def subscriptions(self, topic: Queue) -> list[Queue]:
+        """All of a topic."""
+        prefix = f"{topic.name}{SUBSCRIPTIONS}".lower()
+        return [each for path, each in self.queues.items() if path.startswith(prefix)]
 
     def alter(self, name: str, **settings: Any) -> None:
         """Change some of a queue's settings. Raises StoreError."""
@@ -129,9 +168,9 @@ class Store:
         queue.updated = self.clock()
 
     def delete(self, name: str) -> None:
-        """Forget a queue and all that is in it. Raises StoreError."""
-        self.queue(name)
-        del self.queues[name.lower()]
+        """Forget a queue and all that is in it, a topic with its subscriptions. Raises StoreError."""
+        for each in (self.queue(name), *self.subscriptions(self.queue(name))):
+            del self.queues[each.name.lower()]
 
     def queue(self, name: str) -> Queue:
         """A queue by its name. Raises StoreError."""
