@@ -87,6 +87,13 @@ def test_a_position_that_does_not_last_tells_only_what_has_no_id() -> None:
     assert len({identity.of_letter(replace(MESSAGE, id=None), CONTEXT, each) for each in passing}) == 2
 
 
+def test_what_has_neither_an_id_nor_a_position_that_lasts_is_never_taken_for_another() -> None:
+    """Such a position may be another message's tomorrow; a letter that is there twice is better than one that is not."""
+    nameless = replace(MESSAGE, id=None)
+    passing = replace(RECEIVED, message=nameless, lasting=False)
+    assert len({identity.of_letter(nameless, CONTEXT, passing) for _ in range(2)}) == 2
+
+
 def test_events_of_one_id_and_different_source_are_two_in_either_mode() -> None:
     other = replace(EVENT, headers=tuple((n, b"/b" if n == "ce-source" else v) for n, v in EVENT.headers))
     names = [identity.of_message(each) for each in (EVENT, other)]

@@ -21,6 +21,7 @@ from redelivery.secrets import (
     literal_secrets,
     redact,
     redact_url,
+    refuse_literal,
     refuse_password,
     remember,
     remember_literals,
@@ -142,6 +143,12 @@ def test_the_value_of_a_reference_is_hidden_wherever_it_stands(monkeypatch: pyte
 def test_a_secret_written_out_in_a_url_is_hidden_once_the_url_is_opened() -> None:
     remember_literals("carrier://user:pass%20word%21@host")
     assert redact("login as user with 'pass word!' failed") == "login as user with '***' failed"
+
+
+def test_an_option_that_is_spelled_like_a_secret_we_know_is_not_refused() -> None:
+    """The user's name may be the password, as on many test machines: the first job must not end the second."""
+    remember("orders-service")
+    refuse_literal("carrier.username", "orders-service")
 
 
 def test_a_short_secret_does_not_eat_words() -> None:
@@ -278,6 +285,16 @@ def test_the_machines_own_file_holds_beside_the_one_that_a_variable_names(
 def test_restrictions_that_cannot_be_understood_allow_nothing(allow, text: str) -> None:
     allow(text)
     with pytest.raises(ConfigurationError, match="the restrictions"):
+        plugins.connect("sqlite:orders.db?queue=orders")
+
+
+def test_the_machines_own_file_that_leads_nowhere_allows_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    system = tmp_path / "system.toml"
+    system.symlink_to(tmp_path / "gone.toml")
+    monkeypatch.setattr(restrictions, "SYSTEM_FILE", system)
+    with pytest.raises(ConfigurationError, match="cannot be read"):
         plugins.connect("sqlite:orders.db?queue=orders")
 
 

@@ -717,7 +717,7 @@ def test_until_empty_waits_for_what_it_put_off_itself() -> None:
 
 def test_until_empty_ends_though_another_took_what_was_put_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("redelivery.receiving.hands.LATE", 0.2)
-    world = World(message("a"), retry=2, backoff_policy="linear", backoff_delay=timedelta(seconds=0.1))
+    world = World(message("a"), retry=2, backoff_policy="linear", backoff_delay=timedelta(seconds=0.6))
 
     def handler(_message: Message) -> None:
         threading.Timer(0.05, world.queue.items.clear).start()

@@ -9,6 +9,7 @@ never made of times, attempts, or the text of an error.
 from __future__ import annotations
 
 import hashlib
+import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Final
@@ -56,10 +57,12 @@ def of_letter(message: Message, context: ErrorContext, received: Received | None
     if received is None:
         # A retried task may get its rows in another order: what has an id is the same row wherever it stands.
         come: tuple[object, ...] = () if message.id is not None else (context.partition, context.position)
+    elif message.id is None and received.source is None and not received.lasting:
+        return uuid.uuid4().hex  # nothing tells it from another: rather twice than not at all
     else:
         source = received.source
         come = () if source is None else (source.topic, source.partition, source.offset)
-        come += (received.position,) if received.lasting or message.id is None else ()
+        come += (received.position,) if received.lasting else ()
     return _digest("letter", *where, len(come), *come, dialects.lives(message).hops, *_content(message))
 
 

@@ -91,8 +91,18 @@ def restrictions() -> Restrictions:
         ConfigurationError: a file cannot be read or understood; then nothing is allowed.
     """
     named = os.environ.get(VARIABLE)
-    system = [SYSTEM_FILE] if SYSTEM_FILE.exists() else []
-    return Restrictions([_read(path, _stamp(path)) for path in [*system, *([Path(named)] if named else [])]])
+    return Restrictions([_read(path, _stamp(path)) for path in [*_system(), *([Path(named)] if named else [])]])
+
+
+def _system() -> list[Path]:
+    """The machine's own file, where there is one: a link to nowhere, or one that may not be looked at, counts."""
+    try:
+        SYSTEM_FILE.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError:
+        pass  # reading it says why
+    return [SYSTEM_FILE]
 
 
 def _stamp(path: Path) -> tuple[int, int]:

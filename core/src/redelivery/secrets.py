@@ -218,7 +218,8 @@ def refuse_literal(name: str, value: str, *, shown: str = "Spark would show in p
     Raises:
         ConfigurationError: the text does not show the value.
     """
-    if (holds_secret(name) and not is_reference(value)) or redact(value) != value:
+    # A value that we know is not looked for: a user may be called what the password is.
+    if (holds_secret(name) and not is_reference(value)) or _without_patterns(value) != value:
         raise ConfigurationError(f"the option {name!r} holds a secret, which {shown}; {_WRITE_A_REFERENCE}")
 
 
@@ -268,7 +269,11 @@ def redact(text: str) -> str:
 
     A text longer than `LONGEST` is cut.
     """
-    text = _remembered.hide(_cut(text))
+    return _without_patterns(_remembered.hide(_cut(text)))
+
+
+def _without_patterns(text: str) -> str:
+    """Text without the secrets that show by what stands around them."""
     if _SCHEME.match(text) and "\n" not in text and not re.search(r"\s", text[text.rfind("@") + 1 :]):
         text = redact_url(text)  # the whole of it is a URL, whose password may hold white space
     elif "://" in text:
