@@ -88,7 +88,7 @@ def test_a_position_that_does_not_last_tells_only_what_has_no_id() -> None:
 
 
 def test_what_has_neither_an_id_nor_a_position_that_lasts_is_never_taken_for_another() -> None:
-    """Such a position may be another message's tomorrow; a letter that is there twice is better than one that is not."""
+    """Such a position may be another message's tomorrow: rather a letter twice than none."""
     nameless = replace(MESSAGE, id=None)
     passing = replace(RECEIVED, message=nameless, lasting=False)
     assert len({identity.of_letter(nameless, CONTEXT, passing) for _ in range(2)}) == 2
