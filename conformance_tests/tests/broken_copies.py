@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from broken import Broken
 
-from redelivery.broker import Terminate
+from redelivery.broker import Outcome, Received, Retry, Terminate
+from redelivery.errors import BrokerError, LeaseLost
 from redelivery_conformance.memory import COPY, PLAIN, MemoryBroker
 from redelivery_conformance.memory_receiver import MemoryReceiver
 from redelivery_conformance.memory_store import State, Store
@@ -54,6 +55,21 @@ class GivesUpForAll(Broken):
             for name, queue in store.queues.items():
                 if COPY in name and not name.endswith("-dead-letters"):
                     queue.messages.clear()
+
+
+class RetriesForAll(Broken):
+    """A delayed retry is a copy that is sent to the destination."""
+
+    caught_by = "what_one_name_retries_comes_again_to_it_alone"
+
+    class ReceiverRole(MemoryReceiver):
+        def settle_one(self, store: Store, received: Received, outcome: Outcome) -> LeaseLost | BrokerError | None:
+            answer = super().settle_one(store, received, outcome)
+            source, copy, _ = self.broker.queue.rpartition(COPY)
+            if answer is None and copy and isinstance(outcome, Retry):
+                store.queue(self.broker.queue).drop(received.lease[0])
+                store.put(source, received.message)
+            return answer
 
 
 class SubscribesByReceiving(Broken):

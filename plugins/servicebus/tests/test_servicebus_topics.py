@@ -1,11 +1,10 @@
 """Subscriptions of a topic: what a name needs, and that what befalls one name is felt by no other."""
 
-from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from redelivery.broker import Accept, Broker, Retry
+from redelivery.broker import Broker
 from redelivery.deadletters import dead_letters
 from redelivery.errors import BrokerError, ConfigurationError, Fatal
 from redelivery.message import Message
@@ -114,18 +113,6 @@ class TestTopics(Statements):
             assert {item.action for item in admin.plan(SPEC).objects} == {"create"}
             with pytest.raises(Fatal, match="the claim Manage"):
                 admin.provision(SPEC)
-
-    def test_what_one_name_retries_with_a_delay_comes_again_to_it_alone(self, subject: Subject) -> None:
-        """A delayed retry is a scheduled copy: sent to the topic, it would reach everybody."""
-        url = subject.place.for_several()
-        billing, audit = (provisioned(subject, url, name) for name in ("billing", "audit"))
-        subject.deliver(Message(value=b"v"), url=url)
-        with Taker(subject, broker=billing) as taker:
-            taker.settle(Retry(timedelta(seconds=0.5)), taker.one())
-            again = taker.one()
-            assert (again.message.value, again.attempt) == (b"v", 2)
-            taker.settle(Accept(), again)
-        assert (depth(billing), depth(audit)) == (0, 1)
 
     def test_a_redriven_letter_goes_to_its_subscriber_alone(self, subject: Subject) -> None:
         url = subject.place.for_several()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import suppress
+from datetime import timedelta
 
 import pytest
 
 from redelivery import dialects
-from redelivery.broker import Accept, Broker
+from redelivery.broker import Accept, Broker, Retry
 from redelivery.errors import BrokerError, ConfigurationError, TerminalNack
 from redelivery.message import Message
 from redelivery.spec import DeliverySpec, Sink
@@ -72,6 +73,18 @@ class Copies(Statements):
         assert (context.subscriber, context.reason) == ("billing", "nobody pays for a lost order")
         with Taker(subject, broker=audit) as taker:
             taker.nothing()
+
+    @broker_has("subscriptions", "send", "delay")
+    def test_what_one_name_retries_comes_again_to_it_alone(self, subject: Subject) -> None:
+        """Whatever keeps it away meanwhile: a copy that is sent to the destination would reach every name."""
+        url = subject.place.for_several()
+        billing, audit = (_provisioned(subject, url, name) for name in SUBSCRIBERS[:2])
+        subject.deliver(Message(value=b"v"), url=url)
+        for there, outcomes in ((billing, (Retry(timedelta(seconds=0.3)), Accept())), (audit, (Accept(),))):
+            with Taker(subject, broker=there) as taker:
+                for outcome in outcomes:
+                    taker.settle(outcome, taker.one())
+                taker.nothing()
 
     @broker_has("subscriptions", "provision")
     def test_receiving_makes_no_subscription(self, subject: Subject) -> None:
