@@ -248,6 +248,12 @@ def test_file_every_error_that_these_calls_may_raise_is_mapped():
     assert {getattr(errno, name) for name in named.split()} <= set(BY_ERRNO)
 
 
+def test_file_a_path_that_the_system_refuses_is_told_by_a_plan(tmp_path):
+    """As one that this user may not look into is."""
+    with connect(f"file://{tmp_path}/{'x' * 300}").admin() as admin, pytest.raises(BrokerError, match="looking for"):
+        admin.plan(DeliverySpec())
+
+
 def test_file_a_missing_folder_is_fatal_and_provisioning_makes_it(tmp_path):
     url = f"file://{tmp_path}/a/b"
     broker = connect(url)

@@ -20,6 +20,7 @@ from redelivery.message import Batch, Message
 from redelivery.plugins import connect
 from redelivery.spec import DeliverySpec, Sink
 from redelivery_sqlite.errors import BY_CLASS, BY_CODE, classify, classify_commit
+from redelivery_sqlite.store import Store
 
 QUIET = {"sqlite.reserve": "0", "sqlite.busy_timeout": "0.2"}
 #: Result codes that are no errors: they never come as an exception.
@@ -466,7 +467,7 @@ def test_a_reserve_is_not_written_through_a_link(tmp_path: Path) -> None:
     victim.write_bytes(b"untouched")
     (tmp_path / "orders.db-reserve").symlink_to(victim)
     url = f"sqlite:{tmp_path / 'orders.db'}?queue=orders"
-    with connect(url).sender() as sender, pytest.raises(Fatal, match="symbolic links"):
+    with connect(url).sender() as sender, pytest.raises(Fatal, match="symbolic links; remove the link"):
         sender.send(Batch.of([Message(value=b"v")]), deadline=time.monotonic() + 5)
     assert victim.read_bytes() == b"untouched"
 
@@ -479,3 +480,74 @@ def test_a_link_that_leads_nowhere_is_not_followed_to_make_a_file(tmp_path: Path
     ):
         sender.send(Batch.of([Message(value=b"v")]), deadline=time.monotonic() + 5)
     assert not (tmp_path / "elsewhere.db").exists()
+
+
+@pytest.mark.parametrize("path", ["x" * 300, f"{'x' * 300}/q.db"], ids=["file", "folder"])
+def test_sqlite_a_path_that_the_system_refuses_is_told_by_every_role(tmp_path: Path, path: str) -> None:
+    """As one that this user may not look into is."""
+    url = f"sqlite:{tmp_path}/{path}?queue=orders"
+    broker = connect(url, QUIET)
+    with pytest.raises(Fatal):
+        check(url)
+    with pytest.raises(Fatal):
+        send(url, Message(value=b"v"))
+    with pytest.raises(Fatal), broker.receiver() as receiver:
+        receiver.receive(1, wait=0)
+    with pytest.raises(Fatal):
+        values(url)
+    with broker.admin() as admin:
+        for ask in (admin.depth, lambda: admin.provision(DeliverySpec())):
+            with pytest.raises(Fatal):
+                ask()
+
+
+def test_sqlite_a_folder_that_may_not_be_looked_into_is_fatal() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name, "closed")
+        folder.mkdir(mode=0o700 if os.geteuid() == 0 else 0)
+        Path(name).chmod(0o755)
+        for path in (folder / "q.db", folder / "deep" / "q.db"):
+            said = said_as_nobody(f"sqlite://{path}")
+            assert said.startswith("Fatal sqlite: "), said
+            assert "give this user read and write permission" in said
+        folder.chmod(0o700)
+
+
+def test_sqlite_a_file_that_is_removed_while_it_is_opened_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare = Store._prepare
+
+    def removing(self: Store, connection: sqlite3.Connection, doing: str) -> None:
+        prepare(self, connection, doing)
+        connection.execute("SELECT count(*) FROM queue").fetchall()  # from here on its log is open too
+        self.path.unlink()
+
+    monkeypatch.setattr(Store, "_prepare", removing)
+    with pytest.raises(Fatal, match="removed or replaced"):
+        send(f"sqlite://{tmp_path}/q.db", Message(value=b"v"))
+
+
+def test_sqlite_a_folder_that_is_replaced_by_a_file_under_an_open_sender_is_noticed(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    with connect(f"sqlite://{folder}/q.db", QUIET).sender() as sender:
+        sender.send(Batch.of([Message(value=b"v")]), deadline=time.monotonic() + 10)
+        folder.rename(tmp_path / "away")
+        folder.touch()
+        with pytest.raises(Fatal, match="removed or replaced"):
+            sender.send(Batch.of([Message(value=b"w")]), deadline=time.monotonic() + 10)
+
+
+def test_sqlite_an_empty_file_is_one_that_is_still_to_be_made(tmp_path: Path) -> None:
+    """Somebody's who made it with rights of their choice, or what a process left that was killed as it began."""
+    path = tmp_path / "q.db"
+    path.touch(mode=0o640)
+    url = f"sqlite://{path}?queue=orders"
+    with pytest.raises(Fatal, match="no such file"):
+        values(url)
+    assert path.stat().st_size == 0
+    with connect(url, QUIET).admin() as admin:
+        admin.provision(DeliverySpec())
+        assert not admin.plan(DeliverySpec()).drift
+    assert path.stat().st_mode & 0o777 == 0o640

@@ -153,7 +153,11 @@ class FileAdmin(Admin):
         self._path = path
 
     def plan(self, spec: DeliverySpec) -> Plan:  # noqa: ARG002 - a folder has no part of a spec
-        action: Literal["create", "keep", "differs"] = "keep" if self._path.is_dir() else "create"
+        try:
+            is_folder = self._path.is_dir()
+        except OSError as error:
+            raise classify(error, f"looking for the folder {str(self._path)!r}") from error
+        action: Literal["create", "keep", "differs"] = "keep" if is_folder else "create"
         differences = []
         if action == "create" and os.path.lexists(self._path):
             action = "differs"

@@ -20,7 +20,12 @@ _DENIED = (
     Fatal,
     "give this user read and write permission on the file, on its -wal and -shm files and on their folder",
 )
-_FILE_LIMIT = "no file may be so large here: raise the limit (ulimit -f), or remove messages"
+#: What to do about a path that the system refuses; else permissions are missing.
+_PATHS = {
+    errno.EFBIG: "no file may be so large here: raise the limit (ulimit -f), or remove messages",
+    errno.ELOOP: "remove the link, or name the file itself",
+    errno.ENAMETOOLONG: "correct the URL",
+}
 
 #: By primary result code. A code that is missing here is one that SQLite grew later: a test says so.
 BY_CODE: dict[int, _Rule] = {
@@ -124,7 +129,12 @@ def classify_reserve(error: OSError, doing: str) -> BrokerError:
     if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EIO}:
         text = "no room left but what draining needs; nothing was stored; make room on the disk, or remove messages"
         return Retriable(f"sqlite: {doing}: {error.strerror}; {text}", code="SQLITE_FULL")
-    advice = _FILE_LIMIT if error.errno == errno.EFBIG else _DENIED[1]
+    return classify_path(error, doing)
+
+
+def classify_path(error: OSError, doing: str) -> Fatal:
+    """The error of a path that the system refuses."""
+    advice = _PATHS.get(error.errno or 0, _DENIED[1])
     return Fatal(f"sqlite: {doing}: {error.strerror}; {advice}", code=errno.errorcode.get(error.errno or 0))
 
 
@@ -135,11 +145,13 @@ def denied(doing: str, path: str) -> Fatal:
 
 @contextmanager
 def classified(doing: str) -> Iterator[None]:
-    """Turn whatever sqlite3 raises inside into redelivery's error, chained."""
+    """Turn whatever sqlite3 raises inside into redelivery's error, chained, and what looking at a path raises."""
     try:
         yield
     except ERRORS as error:
         raise classify(error, doing) from error
+    except OSError as error:
+        raise classify_path(error, doing) from error
 
 
 def _rule(error: Exception, code: int | None) -> _Rule:

@@ -48,10 +48,10 @@ class Reserve:
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a file; 0 where there is none."""
+    """Bytes of a file; 0 where there is none. Raises OSError."""
     try:
         return path.stat().st_size
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return 0
 
 

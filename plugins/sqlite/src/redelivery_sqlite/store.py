@@ -35,7 +35,15 @@ from redelivery.errors import Fatal, Retriable
 from redelivery.files import make_private
 from redelivery.settings import nearest
 from redelivery_sqlite.address import Address, Settings
-from redelivery_sqlite.errors import ERRORS, classified, classify, classify_commit, classify_reserve, denied
+from redelivery_sqlite.errors import (
+    ERRORS,
+    classified,
+    classify,
+    classify_commit,
+    classify_path,
+    classify_reserve,
+    denied,
+)
 from redelivery_sqlite.reserve import Reserve, size_of
 
 T = TypeVar("T")
@@ -179,8 +187,13 @@ class Store:
 
     @property
     def exists(self) -> bool:
-        """Whether the file is there."""
-        return self.path.exists()
+        """Whether the file is there; an empty one is still to be made.
+
+        Raises:
+            Fatal: its folder may not be looked into.
+        """
+        with classified(f"looking for {str(self.path)!r}"):
+            return size_of(self.path) > 0
 
     def connection(self, wait: float | None = None) -> sqlite3.Connection:
         """The open connection, whose statements wait up to `wait` seconds for a lock (None: the option's).
@@ -245,7 +258,7 @@ class Store:
         """Which file lies at the path, or None: one that was removed, but is open, goes on taking what it is given."""
         try:
             found = self.path.stat()
-        except FileNotFoundError:
+        except OSError:
             return None
         return found.st_dev, found.st_ino
 
@@ -270,9 +283,9 @@ class Store:
         Raises:
             BrokerError: there is no room for it.
         """
-        if not self.path.parent.is_dir():
-            return  # opening says what is wrong
         try:
+            if not self.path.parent.is_dir():
+                return  # opening says what is wrong
             self._reserve.keep(size_of(self.path) + size_of(self._log))
         except OSError as error:
             raise classify_reserve(error, doing) from error
@@ -350,8 +363,8 @@ class Store:
             make_private(self.path)  # SQLite gives the files beside it the same mode
         except OSError as error:  # any other one SQLite meets too, and says it in its own words
             if error.errno == errno.ELOOP:
-                text = f"sqlite: {doing}: {error.strerror}; remove the link, or name the file itself"
-                raise Fatal(text, code="ELOOP") from error
+                raise classify_path(error, doing) from error
+        self._opened = self._identity()  # before: one that is replaced from now on is noticed
         with classified(doing):
             connection = sqlite3.connect(
                 name, uri=True, timeout=wait, isolation_level=None, check_same_thread=False, cached_statements=32
@@ -362,14 +375,15 @@ class Store:
         except BaseException:
             connection.close()
             raise
-        self._opened = self._identity()
         return connection
 
     def _refuse_path(self, doing: str) -> None:
         """Refuse a path that can hold no file of ours. Raises Fatal."""
-        if not self.path.parent.is_dir():
+        with classified(doing):
+            in_folder, is_folder = self.path.parent.is_dir(), self.path.is_dir()
+        if not in_folder:
             raise Fatal(f"sqlite: {doing}: its folder is missing; make it, or correct the URL", code="ENOENT")
-        if self.path.is_dir():
+        if is_folder:
             raise Fatal(f"sqlite: {doing}: this is a folder; name a file in it", code="EISDIR")
         if not self.settings.create and not self.exists:
             text = (
