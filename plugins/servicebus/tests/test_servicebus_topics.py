@@ -88,13 +88,15 @@ class TestTopics(Statements):
 
     def test_a_queue_where_a_topic_is_named_is_told_and_the_other_way_round(self, subject: Subject) -> None:
         with subject.connect(subject.broker.subscription("billing")).admin() as admin:
-            with pytest.raises(Fatal, match="a queue where a topic is"):
+            with pytest.raises(Fatal, match="it is a queue"):
                 admin.plan(SPEC)
-            with pytest.raises(Fatal, match="a queue where a topic is"):
+            with pytest.raises(Fatal, match="it is a queue"):
                 admin.provision(SPEC)
         topic = subject.connect(subject.place.for_several())
-        with topic.admin() as admin, pytest.raises(Fatal, match=r"\?subscription="):
-            admin.plan(SPEC)
+        with topic.admin() as admin:
+            for ask in (lambda: admin.plan(SPEC), admin.depth):
+                with pytest.raises(Fatal, match=r"it is a topic: .*\?subscription="):
+                    ask()
         with pytest.raises(ConfigurationError, match="is a topic, which has no dead letters of its own"):
             topic.native_sink()
         with pytest.raises(BrokerError, match="name a subscription"):
@@ -113,6 +115,16 @@ class TestTopics(Statements):
             assert {item.action for item in admin.plan(SPEC).objects} == {"create"}
             with pytest.raises(Fatal, match="the claim Manage"):
                 admin.provision(SPEC)
+
+    def test_where_letters_of_a_name_are_not_gathered_the_command_that_sees_to_it_names_it(
+        self, subject: Subject
+    ) -> None:
+        url = subject.place.for_several()
+        broker = provisioned(subject, url, "billing")
+        namespace(subject).alter_queue(f"{url.rpartition('/')[2]}.billing", forward_dead_lettered_messages_to=None)
+        with pytest.raises(ConfigurationError) as caught:
+            broker.native_sink()
+        assert f"redelivery apply '{url}?subscription=billing' --option deadLetterSink=native" in str(caught.value)
 
     def test_a_redriven_letter_goes_to_its_subscriber_alone(self, subject: Subject) -> None:
         url = subject.place.for_several()

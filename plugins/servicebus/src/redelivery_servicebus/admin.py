@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
+from shlex import quote
 from typing import Any, Final, TypeVar
 
 from azure.servicebus.management import QueueProperties, ServiceBusAdministrationClient
@@ -40,6 +41,10 @@ _WINDOW, _FORWARD, _SESSION = (
     "RequiresSession",
 )
 _OTHER_KIND: Final = "OTHER_KIND"
+_IS_TOPIC: Final = "it is a topic: name a subscription of it ('?subscription=<name>')"
+_IS_QUEUE: Final = (
+    "it is a queue, whose messages are for one receiver each: name a topic, or leave the subscription out"
+)
 _FORWARD_ALL: Final = "ForwardTo"
 #: A time to live so long is none: Azure's own default is 10,675,199 days.
 _FOR_EVER: Final = timedelta(days=36_500)
@@ -86,8 +91,7 @@ class ServicebusAdmin(Admin):
     def depth(self) -> int:
         doing = f"counting queue {self._address.queue!r}"
         with classified(doing, claim="Manage"), self._asking() as asked:
-            found = asked.get_queue_runtime_properties(self._address.queue)
-        return (found.active_message_count or 0) + (found.scheduled_message_count or 0)
+            return _of_this_kind(doing, _IS_TOPIC, lambda: _count(asked, self._address.queue))
 
     def forwards_to(self) -> str | None:
         """Name of the queue that dead letters are forwarded to; None where they are not. Raises BrokerError."""
@@ -202,7 +206,7 @@ class ServicebusAdmin(Admin):
     def _has_topic(self) -> bool:
         """Whether there is the topic. Raises BrokerError: it is a queue, or cannot be found out."""
         topic = self._address.topic
-        return self._looked(f"topic {topic!r}", lambda asked: asked.get_topic(topic)) is not None
+        return self._looked(f"topic {topic!r}", lambda asked: asked.get_topic(topic), _IS_QUEUE) is not None
 
     def _needs_topic(self) -> None:
         if not self._has_topic():
@@ -251,13 +255,15 @@ class ServicebusAdmin(Admin):
         """A queue as the namespace has it; None where it has none."""
         return self._looked(f"queue {address.queue!r}", lambda asked: asked.get_queue(address.queue))
 
-    def _looked(self, what: str, ask: Callable[[ServiceBusAdministrationClient], _Found]) -> _Found | None:
+    def _looked(
+        self, what: str, ask: Callable[[ServiceBusAdministrationClient], _Found], other: str = _IS_TOPIC
+    ) -> _Found | None:
         """What the namespace answers; None where it has no such thing. Raises BrokerError."""
         doing = f"looking at {what}"
         with self._asking() as asked:
             try:
                 with classified(doing, claim="Manage", asked=False):
-                    return _of_this_kind(doing, lambda: ask(asked))
+                    return _of_this_kind(doing, other, lambda: ask(asked))
             except Fatal as error:
                 if is_missing(error):
                     return None
@@ -334,19 +340,22 @@ def native_sink(address: Address, settings: Settings) -> str:
     found = "nowhere" if target is None else f"to {target!r}"
     text = (
         f"servicebus: letters of {address.queue!r} are forwarded {found}, not to {place.queue!r}, and its dead-letter "
-        f"sub-queue cannot be sent to. Run: redelivery apply {address.url} --option deadLetterSink=native"
+        f"sub-queue cannot be sent to. Run: redelivery apply {quote(address.url)} --option deadLetterSink=native"
     )
     raise ConfigurationError(text if target is None else f"{text}, or name {address.at(target).url} as the sink")
 
 
-def _of_this_kind(doing: str, ask: Callable[[], _Found]) -> _Found:
+def _of_this_kind(doing: str, other: str, ask: Callable[[], _Found]) -> _Found:
     """The SDK takes the answer for that of the kind it asked for, and fails within itself where it is another."""
     try:
         return ask()
     except AttributeError as error:
-        text = "a topic has this name where a queue is asked for, or a queue where a topic is"
-        advice = "name a subscription of a topic as '?subscription=<name>', and a queue without"
-        raise Fatal(f"servicebus: {doing}: {text}; {advice}", code=_OTHER_KIND) from error
+        raise Fatal(f"servicebus: {doing}: {other}", code=_OTHER_KIND) from error
+
+
+def _count(asked: ServiceBusAdministrationClient, queue: str) -> int:
+    found = asked.get_queue_runtime_properties(queue)
+    return (found.active_message_count or 0) + (found.scheduled_message_count or 0)
 
 
 def _told(found: QueueProperties) -> Mapping[str, str]:
