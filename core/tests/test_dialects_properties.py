@@ -7,7 +7,7 @@ import time
 from dataclasses import fields, replace
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from redelivery import dialects
@@ -269,6 +269,27 @@ def test_attempts_add_up_over_all_lives(attempts):
     assert len(message.headers) <= 1
 
 
+@pytest.mark.parametrize("dialect", ALL)
+def test_a_context_that_is_cut_says_where_its_letter_goes_back_to_as_long_as_it_names_its_write(dialect):
+    """Else a redrive would send it to the destination itself, whose rows it is none of."""
+    context = ErrorContext(
+        reason="r" * 500,
+        kind="permanent",
+        component="c" * 200,
+        destination="x://host/orders",
+        target="orders-late",
+        run="run-1",
+        extra={"a": "b" * 400},
+    )
+    letters = (
+        dialects.attach(Message(value=b"v"), context, dialect=dialect, limits=Limits(headers_bytes=most), prefix="ce_")
+        for most in range(200, 1500, 50)
+    )
+    said = [found for letter in letters if (found := dialects.read(letter)) is not None and found.run]
+    assert any(found.truncated for found in said)
+    assert {found.target for found in said} == {"orders-late"}
+
+
 SECRETS = {
     "reason": "url amqp://u:hunter2@h refused, password=hunter2",
     "stacktrace": "File x\n  connect(token='hunter2')\n",
@@ -356,6 +377,7 @@ def hostile_headers():
 
 
 @given(hostile_headers(), st.none() | event_bodies | st.binary(max_size=9), contexts, any_dialect, limits)
+@settings(deadline=None)  # the first that is read looks for plugins
 def test_nothing_in_a_message_makes_reading_stripping_or_attaching_raise(headers, value, context, dialect, limit):
     message = Message(value=value, headers=headers)
     found = dialects.read(message)

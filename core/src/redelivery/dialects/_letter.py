@@ -130,6 +130,7 @@ class Letter:
                 hops=context.hops,
                 maybe_delivered=context.maybe_delivered,
                 run=context.run,  # by which the letters of a write are found
+                target=context.target,  # without it a redrive would send it elsewhere
                 truncated=True,
             )
             context = shortened(context, text=_LEAST)
