@@ -54,8 +54,8 @@ def test_under_a_rate_rows_are_handed_over_in_small_pieces():
     batch = pa.record_batch({"value": pa.array(["x"] * 10)})
     sizes = [len(each) for each in _pieces([batch], most_bytes=1 << 20, most_rows=4)]
     assert sizes == [4, 4, 2]
-    assert [len(each) for each in _pieces([batch], most_bytes=1 << 20, most_rows=None)] == [10]
-    assert max(len(each) for each in _pieces([batch], most_bytes=20, most_rows=None)) < 10
+    assert [len(each) for each in _pieces([batch], most_bytes=1 << 20, most_rows=1000)] == [10]
+    assert max(len(each) for each in _pieces([batch], most_bytes=20, most_rows=1000)) < 10
 
 
 @pytest.mark.parametrize(
