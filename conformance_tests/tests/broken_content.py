@@ -76,6 +76,13 @@ class DecodesBodies(Broken):
     SenderRole = rewriting(value=lambda m: m.value and m.value.decode("utf-8", "replace").encode())
 
 
+class DropsExtensions(Broken):
+    """The JSON of an event is written anew, without what the specification does not name."""
+
+    caught_by = "what_any_broker_can_take_is_storable_here_wrapped[memory-bytes in all of it]"
+    SenderRole = rewriting(value=lambda m: m.value and m.value.replace(b'"redeliverymessage"', b'"other"'))
+
+
 class MakesNullEmpty(Broken):
     caught_by = "a_null_value_comes_back_null_and_an_empty_one_empty"
     SenderRole = rewriting(value=lambda m: m.value or b"")

@@ -57,7 +57,7 @@ class Sinks(World):
 
 def test_what_the_first_sink_refuses_goes_to_the_second() -> None:
     here = Sinks(expired("a"), expired("b"))
-    here.chain[0].script = {"a": ["permanent"]}
+    here.chain[0].script = {"a": ["permanent", "permanent"]}
     with here.box() as box:
         report = box.forward(spec=here.spec)
     assert here.values() == [[b"b"], [b"a"]]
@@ -78,7 +78,7 @@ def test_a_sink_that_takes_nothing_is_passed_over() -> None:
 def test_what_no_sink_takes_stays_and_fails_no_other() -> None:
     here = Sinks(expired("a"), expired("b"))
     for sink in here.chain:
-        sink.script = {"a": ["permanent"]}
+        sink.script = {"a": ["permanent", "permanent"]}
     with here.box() as box:
         report = box.forward(spec=here.spec)
     assert (report.considered, report.redriven, report.failed) == (2, 1, 1)
@@ -107,7 +107,7 @@ def test_letters_are_forwarded_in_the_format_of_the_spec() -> None:
 def test_each_sink_gets_the_context_in_its_own_dialect() -> None:
     here = Sinks(expired("a"))
     object.__setattr__(here.chain[1].capabilities, "context_dialect", "connect")
-    here.chain[0].script = {"a": ["permanent"]}
+    here.chain[0].script = {"a": ["permanent", "permanent"]}
     with here.box() as box:
         box.forward(spec=here.spec)
     assert any(name.startswith("__connect.errors") for name, _ in here.chain[1].stored[0].headers)
@@ -201,7 +201,7 @@ def test_what_stays_is_counted_once_however_often_it_is_looked_at(monkeypatch: p
     )
     here = Sinks(expired("a"), ours)
     for sink in here.chain:
-        sink.script = {"a": ["permanent"] * 3}
+        sink.script = {"a": ["permanent", "permanent"] * 3}
     report = followed(here, monkeypatch, *[lambda: None] * 3)
     assert (report.considered, report.redriven, report.failed) == (2, 1, 0), "refused three times, and then taken"
     assert sum(report.left.values()) == 1
@@ -271,7 +271,7 @@ def test_what_keeps_a_followed_place_in_memory_does_not_grow(monkeypatch: pytest
 
 def test_an_event_goes_on_under_the_type_of_the_spec_or_of_the_sink_that_takes_it() -> None:
     here = Sinks(expired("a", headers=EVENT), expired("b", headers=EVENT))
-    here.chain[0].script = {"a": ["permanent"]}
+    here.chain[0].script = {"a": ["permanent", "permanent"]}
     first, second = here.spec.dead_letter_sink
     spec = replace(
         here.spec, dead_letter_sink=(first, replace(second, type="order.lost")), dead_letter_type="order.dead"

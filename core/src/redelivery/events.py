@@ -62,6 +62,7 @@ __all__ = [
     "to_json",
     "undeliverable",
     "validate",
+    "wrapped",
 ]
 
 #: Type of an event that stands for a message which is no event.
@@ -94,6 +95,8 @@ def to_event(message: Message) -> CloudEvent:
     kept = _describe(message)
     if message.value != _body(event, binary=not is_structured(message)):
         kept["value"] = _show(message.value)
+        if not _is_finite(event):
+            return _wrap(message)
     event.get_attributes()[_ENVELOPE] = json.dumps(kept)
     return event
 
@@ -131,6 +134,21 @@ def source_of(message: Message) -> str | None:
     """The source of the event that a message is; None for a raw message and for a malformed event. Never raises."""
     event = event_in(message) if message.headers else None
     return None if event is None else event.get_source()
+
+
+def wrapped(message: Message) -> Message:
+    """A message as a structured event that stands for it, in ASCII, with no other header. Never raises."""
+    body = json.dumps(to_json(_wrap(message)), separators=(",", ":")).encode()
+    return Message(value=body, headers=((CONTENT_TYPE, STRUCTURED.encode()),), identity=message.identity)
+
+
+def _is_finite(event: CloudEvent) -> bool:
+    """Whether JSON can hold the numbers of an event."""
+    try:
+        json.dumps(to_json(event), allow_nan=False)
+    except ValueError:
+        return False
+    return True
 
 
 def _wrap(message: Message) -> CloudEvent:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import islice
 
@@ -14,6 +15,7 @@ from redelivery.context import ErrorContext
 from redelivery.message import Message
 from redelivery_conformance.statements import Statements, broker_has, broker_lacks
 from redelivery_conformance.subject import Subject
+from redelivery_conformance.suite.headers import ODD_HEADERS
 
 #: Seconds between letters that must be told apart by age: a broker's clock may be as coarse as this.
 TICK = 0.02
@@ -38,6 +40,26 @@ CONTEXT = ErrorContext(
     partition=1,
     position=42,
 )
+
+
+_BYTES = bytes(range(256))
+#: Rows that one broker takes and another does not.
+HOSTILE: Mapping[str, Message] = {
+    **{f"header {name}": Message(value=b"v", headers=headers) for name, headers in ODD_HEADERS.items()},
+    "headers that some broker has for itself": Message(
+        value=b"v", headers=tuple((name, b"evil") for name in ("CC", "BCC", "x-death", "content-type", "message-id"))
+    ),
+    "more headers than any limit": Message(value=b"v", headers=tuple((f"h{at}", b"%d" % at) for at in range(300))),
+    "bytes in all of it": Message(value=_BYTES, key=_BYTES, headers=(("h", _BYTES),)),
+    "a null value": Message(value=None, key=b"k", headers=(("h", None),)),
+    "nothing in it": Message(value=b""),
+    "a long id": Message(value=b"v", id="i" * 3000),
+    "an id of controls": Message(value=b"v", id="a\0b\n\x1b[2J\u202e\uffff"),
+    "a long key": Message(value=b"v", key=b"k" * 3000),
+    "a time that is none": Message(value=b"v", timestamp_ms=2**62),
+    "a time before all": Message(value=b"v", timestamp_ms=-(2**62)),
+    "characters that XML has not": Message(value="\0\x0b\ufffe\uffff\U0001f4cf".encode()),
+}
 
 
 def original(subject: Subject) -> Message:
@@ -65,6 +87,29 @@ class DeadLetterPlaces(Statements):
         subject.provision()
         dialect = subject.capabilities.context_dialect
         self._comes_back_whole(subject, subject.broker.native_sink(), dialect, direct=False)
+
+    @broker_has("send", "browse", "headers")
+    @pytest.mark.parametrize("row", [pytest.param(row, id=name) for name, row in HOSTILE.items()])
+    def test_what_any_broker_can_take_is_storable_here_wrapped(self, subject: Subject, row: Message) -> None:
+        """What a sink refuses is sent once more as an event that stands for it, and is given back as it was."""
+        has = subject.capabilities
+        letter = dialects.attach(
+            row,
+            CONTEXT,
+            dialect=has.context_dialect,
+            limits=has.limits,
+            prefix=has.cloudevents_prefix,
+            wrapped=True,
+        )
+        subject.deliver(letter)
+        (found,) = subject.browse(direct=True)
+        given = dialects.strip(found.message)
+        assert given == dialects.strip(letter)
+        assert (given.value, given.key, given.id, given.timestamp_ms) == (row.value, row.key, row.id, row.timestamp_ms)
+        assert given.headers[: len(row.headers)] == row.headers
+        context = dialects.read(found.message) or found.context
+        assert context is not None, "the letter came without its context"
+        assert context.code == CONTEXT.code
 
     @broker_has("send", "browse", "dead_letter")
     def test_the_native_place_is_apart_from_the_destination(self, subject: Subject) -> None:

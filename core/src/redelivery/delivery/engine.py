@@ -345,6 +345,9 @@ class Engine:
                 record.sent = record.attempts - record.untried
                 record.seconds = max(0.0, now - record.first_attempt)
                 self.give_up(record, error, why)
+            case policy.GiveUp() if isinstance(error, Permanent) and not (record.wrapped or lane.moves):
+                record.sink_errors.append(f"{lane.url}: {error} (so it was sent there once more, wrapped as an event)")
+                self._enter(record, lane, wrapped=True)
             case _:
                 lane.broken = error if isinstance(decision, policy.Abort) else lane.broken
                 record.sink_errors.append(f"{lane.url}: {error}")
@@ -377,18 +380,7 @@ class Engine:
             if lane.broken is not None:
                 record.sink_errors.append(f"{lane.url}: {lane.broken}")
                 continue
-            record.told = self._told(record)
-            configs = self._origin.configs
-            letter = record.letter(
-                record.told,
-                self._spec,
-                lane.capabilities,
-                configs,
-                moved=lane.moves,
-                rename_type=lane.rename_type,
-            )
-            record.enter(letter)
-            lane.wait(record, self._clock.monotonic())
+            self._enter(record, lane)
             return
         if self._spec.dead_letter_sink:
             raise self._failure(record, "no dead letter sink could take it")
@@ -397,6 +389,21 @@ class Engine:
         logged = self._errors.write(record, self._told(record), "skipped (allowSkip)", self._story(record))
         self.report.errors_logged += logged
         self._handled(record)
+
+    def _enter(self, record: Record, lane: Lane, *, wrapped: bool = False) -> None:
+        """Hand the record to a sink as a letter; wrapped where the sink has refused what it holds."""
+        record.told = self._told(record)
+        letter = record.letter(
+            record.told,
+            self._spec,
+            lane.capabilities,
+            self._origin.configs,
+            moved=lane.moves,
+            rename_type=lane.rename_type,
+            wrapped=wrapped,
+        )
+        record.enter(letter, wrapped=wrapped)
+        lane.wait(record, self._clock.monotonic())
 
     def _failure(self, record: Record, what: str) -> DeliveryFailed:
         """The primary error as a failure of the job, its text telling all; what the sinks said as notes too."""

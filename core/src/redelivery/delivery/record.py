@@ -64,6 +64,7 @@ class Record:
         void: it is no longer ours: another consumer has it.
         lost: called when that is found out.
         rename_type: the type under which an event is reposted to a sink.
+        wrapped: its lane gets it as an event that stands for it, after having refused what it holds.
         said: its context as somebody else says it who gave it up, a broker; None: it is ours to say.
     """
 
@@ -95,11 +96,13 @@ class Record:
     void: bool = False
     lost: Callable[[], None] = lambda: None
     rename_type: str | None = None
+    wrapped: bool = False
     said: ErrorContext | None = None
 
-    def enter(self, outgoing: Message) -> None:
-        """Begin anew in the next lane."""
+    def enter(self, outgoing: Message, *, wrapped: bool = False) -> None:
+        """Begin anew in the next lane, or in the same one in another form."""
         self.outgoing = outgoing
+        self.wrapped = wrapped
         self.attempts = self.untried = 0
         self.first_attempt = 0.0
         self.isolated = False
@@ -176,6 +179,7 @@ class Record:
         *,
         moved: bool = False,
         rename_type: str | None = None,
+        wrapped: bool = False,
     ) -> Message:
         """The message with its context, in the form that a sink takes, with an identity of its own.
 
@@ -186,6 +190,7 @@ class Record:
             configs: the job's options, redacted.
             moved: the broker moves the message itself: its body stays, unless the spec asks for another.
             rename_type: the sink's own, before the record's and the spec's.
+            wrapped: as an event that stands for the message.
         """
         kept = capabilities.columns.keys() - capabilities.routes
         columns = {name: value for name, value in self.message.extra.items() if name in kept}
@@ -197,6 +202,8 @@ class Record:
         if spec.format is not None:
             message = events.reformat(message, spec.format, prefix)
         rename_type = rename_type or self.rename_type or spec.dead_letter_type
+        if spec.sink_context_headers is False and wrapped:
+            return dialects.wrap(message)
         if spec.sink_context_headers is False:
             return message if rename_type is None else dialects.renamed(message, rename_type)
         own = capabilities.context_dialect
@@ -210,4 +217,5 @@ class Record:
             include_message=bool(spec.sink_include_messages),
             configs=configs if spec.sink_include_configs else None,
             rename_type=rename_type,
+            wrapped=wrapped,
         )

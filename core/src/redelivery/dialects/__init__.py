@@ -12,10 +12,12 @@ This file must not decide that a message is dead, nor raise for what a message h
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from redelivery import events
 from redelivery.broker import Limits
 from redelivery.context import ErrorContext, checked
 from redelivery.dialects import _body, _mark, _retype, connect, deadletter, json_context, knativeerror
@@ -39,6 +41,7 @@ __all__ = [
     "redriven",
     "renamed",
     "strip",
+    "wrap",
 ]
 
 log = logging.getLogger("redelivery.dialects")
@@ -53,6 +56,9 @@ _DIALECTS: Final[Mapping[str, Dialect]] = {
 MARKERS: Final = _mark.NAMES
 #: The dialects that there are.
 NAMES: Final = tuple(_DIALECTS)
+
+#: An id that every broker takes.
+_PLAIN: Final = re.compile(r"[0-9A-Za-z_.~:-]{1,100}")
 
 #: What Knative's code writes today, and what its design names.
 _KNATIVE: Final = ("knativeerror", "deadletter")
@@ -103,6 +109,7 @@ def attach(
     include_message: bool = False,
     configs: Mapping[str, str] | None = None,
     rename_type: str | None = None,
+    wrapped: bool = False,
 ) -> Message:
     """The letter: the message with its context, within the limits.
 
@@ -119,6 +126,7 @@ def attach(
         include_message: write the record into the JSON header.
         configs: settings to write into the JSON header, redacted.
         rename_type: the type that an event gets; the marker keeps its own, which `strip` and `redriven` give back.
+        wrapped: as an event that stands for the message, for a sink that refuses what the message holds (see `wrap`).
 
     Raises:
         ContractViolation: no such dialect.
@@ -127,13 +135,13 @@ def attach(
     for name in names or ("",):
         if name not in _DIALECTS:
             raise ContractViolation(f"no header dialect {name!r}; there are: {', '.join(NAMES)}")
-    stripped = strip(message)
+    stripped = wrap(strip(message)) if wrapped else strip(message)
     found = _mark.find(stripped.headers)
     try:
         plain = stripped if found is None else replace(stripped, headers=_at(stripped.headers, found[0], None))
         mark = Mark() if found is None else found[1]
         ways = [(plain, mark)]  # where there is no room for what its type was, it keeps that
-        renamed = _retype.rename(plain, rename_type) if rename_type else None
+        renamed = _retype.rename(plain, rename_type) if rename_type and not wrapped else None
         if renamed is not None:
             ways.insert(0, (renamed[0], replace(mark, retyped=renamed[1])))
         safe = bounded(context)
@@ -231,9 +239,11 @@ def strip(message: Message, *, keep_type: bool = False) -> Message:
         keep_type: an event that was given another type keeps it, and the marker goes on saying what it was.
     """
     found = _mark.find(message.headers)
-    if found is None or not (_is_letter(found[1]) or (found[1].retyped and not keep_type)):
+    if found is None:
         return message
     mark = found[1]
+    if not (_is_letter(mark) or mark.wrapped or (mark.retyped and not keep_type)):
+        return message
     kept = Mark(
         attempts_total=mark.attempts_total,
         hops=mark.hops,
@@ -243,7 +253,31 @@ def strip(message: Message, *, keep_type: bool = False) -> Message:
     bare = _bare(message, mark) if _is_letter(mark) else message
     if mark.retyped is not None and not keep_type:
         bare = _retype.restore(bare, mark.retyped)
-    return _remark(bare, kept)
+    return _remark(_unwrapped(bare) if mark.wrapped else bare, kept)
+
+
+def wrap(message: Message) -> Message:
+    """The message as an event that stands for it, with a marker that says so; `strip` and `redriven` give it back.
+
+    Key, headers, id and time are in the body: whatever they hold, a broker takes it. Its lives stay in the marker.
+
+    Args:
+        message: without an error context.
+    """
+    found = _mark.find(message.headers)
+    mark = replace(Mark() if found is None else found[1], wrapped=True)
+    event = events.wrapped(replace(message, destination=None, extra={}))
+    id_ = message.id if message.id is not None and _PLAIN.fullmatch(message.id) else None
+    return replace(event, id=id_, headers=(*event.headers, (_mark.NAMES[0], mark.dump())))
+
+
+def _unwrapped(message: Message) -> Message:
+    """The message that an event stands for. Where it goes is not the event's to say: anyone may have written it."""
+    event = event_in(message)
+    if event is None or event.get_type() != events.WRAPPED:
+        return message
+    inner = events.from_event(event)
+    return replace(inner, destination=message.destination, extra=message.extra, identity=message.identity)
 
 
 def renamed(message: Message, event_type: str) -> Message:
@@ -332,7 +366,7 @@ def _remark(message: Message, mark: Mark) -> Message:
     found = _mark.find(message.headers)
     if found is not None:
         return replace(message, headers=_at(message.headers, found[0], mark))
-    name = _mark.free_name(message.headers)
+    name = _mark.free_name(message.headers) if mark.says_anything else None
     return message if name is None else replace(message, headers=(*message.headers, (name, mark.dump())))
 
 

@@ -138,7 +138,7 @@ class Letter:
             yield self._render(context, named=0)
             yield self._render(context, rest=False)
         yield self._with((), replace(self._mark(context), truncated=True))
-        yield self._with((), Mark(truncated=True, retyped=self._lives.retyped))
+        yield self._with((), Mark(truncated=True, retyped=self._lives.retyped, wrapped=self._lives.wrapped))
 
     def _cut(self, context: ErrorContext, field: str) -> Iterator[Message]:
         """The letter with as much of one text as fits, found by halving."""
@@ -209,6 +209,7 @@ class Letter:
             truncated=context.truncated,
             maybe_delivered=context.maybe_delivered,
             retyped=self._lives.retyped,
+            wrapped=self._lives.wrapped,
         )
 
     def _with(self, headers: list[Header] | tuple[Header, ...], mark: Mark, message: Message | None = None) -> Message:

@@ -17,7 +17,8 @@ from redelivery.message import Headers
 #: The marker's name, and the one it takes where a user's own header has the first.
 NAMES: Final = ("redelivery-letter", "redelivery-letter-2")
 _MOST: Final = 2**31
-_MEMBERS: Final = ("dialect", "headers", "attributes", "attempts_total", "hops", "truncated", "maybe_delivered")
+_FLAGS: Final = ("truncated", "maybe_delivered", "wrapped")
+_MEMBERS: Final = ("dialect", "headers", "attributes", "attempts_total", "hops", *_FLAGS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +33,7 @@ class Mark:
         truncated: the context was cut.
         maybe_delivered: the message may lie at its destination, by this life or one before.
         retyped: an event's type before it was reposted under another.
+        wrapped: the letter is an event that stands for the message (`events.wrapped`).
     """
 
     dialect: str | None = None
@@ -43,6 +45,7 @@ class Mark:
     truncated: bool = False
     maybe_delivered: bool = False
     retyped: Retyped | None = None
+    wrapped: bool = False
 
     @property
     def dialects(self) -> tuple[str, ...]:
@@ -109,8 +112,7 @@ def _read(form: Mapping[str, Any]) -> Mark | None:
         inserted=Inserted(*inserted) if inserted[1] else None,
         attempts_total=numbers[0],
         hops=numbers[1],
-        truncated=form.get("truncated") is True,
-        maybe_delivered=form.get("maybe_delivered") is True,
+        **{name: form.get(name) is True for name in _FLAGS},
         retyped=Retyped(*retyped) if retyped[0] and retyped[1] else None,
     )
 
