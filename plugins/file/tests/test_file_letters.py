@@ -9,6 +9,7 @@ import logging
 import os
 import re
 import subprocess
+import sys
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -17,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from redelivery import dialects
+from redelivery import cli, dialects
 from redelivery.broker import Limits, Settled
 from redelivery.context import ErrorContext
 from redelivery.errors import (
@@ -419,3 +420,58 @@ def test_a_folder_that_everybody_may_write_to_is_told_of_once(tmp_path: Path, ca
     for _ in range(2):
         Folder(tmp_path).close()
     assert caplog.text.count("chmod o-w") == 1
+
+
+HOSTILE_CONTEXTS = (
+    *('{"partition": 1e400}', '{"hops": "3"}', '{"attempts": 99999999999, "extra": [1]}', '{"last_failure_ms": 1e30}'),
+    *('{"first_failure_ms": -9e18, "kind": null}', '{"reason": {"a": NaN}}', '{"stage": []}', '{"extra": {"a": 1}}'),
+    *('{"dead_lettered": 1}', '{"last_failure_ms": 99999999999999999999}', "[]", '"text"', '{"target": "\\ud800"}'),
+)
+
+
+@pytest.mark.parametrize(
+    "command", ["list", "list --json", "stats", "export", "show good", "redrive --dry-run", "redrive"]
+)
+def test_planted_files_end_no_command_and_hide_no_letter(tmp_path, monkeypatch, capsys, command):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    place = tmp_path / "letters"
+    place.mkdir(mode=0o700)
+    event = '{"specversion": "1.0", "id": "i", "source": "s", "type": "t", "data": 1e400, "x": %s}'
+    for at, context in enumerate(HOSTILE_CONTEXTS):
+        line = f'{{"event": {event % (10**300)}, "error": "why", "context": {context}}}'
+        (place / f"{at}-planted.jsonl").write_text(line)
+    for at, data in enumerate(("[" * 100_000, '{"event": {}, "error": ""}', "9" * 5000, "\0", "", '{"event": NaN}')):
+        (place / f"100{at}-torn.jsonl").write_text(data)
+    os.mkfifo(place / "2000-fifo.jsonl")
+    (place / "2001-folder.jsonl").mkdir()
+    (place / "2002-link.jsonl").symlink_to("/etc/passwd")
+    os.close(os.open(os.fsencode(place) + b"/\xff\x1b[2J.jsonl", os.O_CREAT))
+    with (place / "2003-huge.jsonl").open("wb") as file:
+        file.truncate(1 << 40)
+    send(f"file:{place}", letter_of(Message(value=b"v", id="good")))
+    url = f"sqlite:{tmp_path}/q.db?queue=orders"
+    name, *options = command.split()
+    options += ["--to", url] if name == "redrive" else []
+    status = cli.main(["dead-letters", name, url, "--sink", f"file:{place}", *options])
+    out, err = capsys.readouterr()
+    assert status == 0, err
+    assert "Traceback" not in err
+    if name in {"list", "export"}:
+        assert "good" in out
+    if command == "redrive":
+        assert not list(place.glob("*-good.jsonl"))
+
+
+def test_the_name_of_a_planted_file_drives_no_terminal(tmp_path):
+    os.close(os.open(os.fsencode(tmp_path) + b"/\x1b[2J\nforged.jsonl", os.O_CREAT))
+    place = ["sqlite:/none.db", "--sink", f"file:{tmp_path}"]
+    done = subprocess.run(
+        [sys.executable, "-m", "redelivery", "dead-letters", "list", *place],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert "left alone" in done.stderr
+    assert "\x1b" not in done.stderr
+    assert not any(line.startswith("forged") for line in done.stderr.splitlines())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -15,7 +16,7 @@ from importlib.metadata import version
 
 from redelivery.cli import letters, plugins, provision, run
 from redelivery.cli.arguments import SHOWN
-from redelivery.cli.showing import say
+from redelivery.cli.showing import HarmlessFormatter, say
 from redelivery.errors import RedeliveryError
 from redelivery.secrets import redact, refuse_password
 
@@ -43,6 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = parser.parse_args(arguments)
     command: Callable[[argparse.Namespace], int] = parsed.run
     status = UNREAD
+    if logging.lastResort is not None:  # who shows warnings where nobody has asked for logs
+        logging.lastResort.setFormatter(HarmlessFormatter())
     if isinstance(sys.stdout, io.TextIOWrapper):  # what its encoding has no character for is written out
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
