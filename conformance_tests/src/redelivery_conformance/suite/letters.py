@@ -12,7 +12,9 @@ import pytest
 
 from redelivery import dialects, identity
 from redelivery.context import ErrorContext
-from redelivery.message import Message
+from redelivery.delivery import Delivery, Origin
+from redelivery.message import Batch, Message
+from redelivery.spec import NATIVE, DeliverySpec, Sink
 from redelivery_conformance.statements import Statements, broker_has, broker_lacks
 from redelivery_conformance.subject import Subject
 from redelivery_conformance.suite.headers import ODD_HEADERS
@@ -110,6 +112,25 @@ class DeadLetterPlaces(Statements):
         context = dialects.read(found.message) or found.context
         assert context is not None, "the letter came without its context"
         assert context.code == CONTEXT.code
+
+    @broker_has("send", "browse", "headers", "dead_letter")
+    @pytest.mark.parametrize("row", [pytest.param(row, id=name) for name, row in HOSTILE.items()])
+    def test_a_row_that_is_refused_for_what_it_holds_is_kept_at_the_native_place(
+        self, subject: Subject, row: Message
+    ) -> None:
+        """Where it is taken it is delivered; either way the job goes on."""
+        subject.provision()
+        spec = DeliverySpec(tolerance="all", dead_letter_sink=(Sink(uri=NATIVE),))
+        with Delivery.open(subject.place.url, spec, origin=Origin(run="r"), borrow=subject.connect) as delivery:
+            delivery.write(Batch.of([row, Message(value=b"after")]))
+            report = delivery.finish()
+        assert report.delivered + report.dead_lettered == 2
+        assert subject.values()[b"after"] == 1
+        if report.dead_lettered:
+            (found,) = subject.browse(direct=False)
+            given = dialects.strip(found.message)
+            assert (given.value, given.key, given.id) == (row.value, row.key, row.id)
+            assert given.headers[: len(row.headers)] == row.headers
 
     @broker_has("send", "browse", "dead_letter")
     def test_the_native_place_is_apart_from_the_destination(self, subject: Subject) -> None:
