@@ -161,6 +161,12 @@ def test_what_may_have_arrived_is_sent_back_as_what_it_was() -> None:
     assert cut not in {None, "2 /a"}, "what was cut may be another's"
 
 
+def test_events_of_one_id_that_may_have_arrived_are_two_also_where_no_sender_asked_for_their_identity() -> None:
+    """They may go to another broker than the first, one that de-duplicates."""
+    other = replace(EVENT, headers=tuple((n, b"/b" if n == "ce-source" else v) for n, v in EVENT.headers))
+    assert [identity.of_unchanged(each, CONTEXT) for each in (EVENT, other)] == ["2 /a i", "2 /b i"]
+
+
 @pytest.mark.parametrize("dialect", dialects.NAMES)
 def test_a_letter_keeps_what_its_message_was_recognised_by(dialect: str) -> None:
     context = replace(CONTEXT, identity="27 https://user:pw@example.org/ i")

@@ -82,7 +82,7 @@ def of_unchanged(message: Message, context: ErrorContext) -> str | None:
     """
     if context.truncated:  # what is left of it may be another's: rather twice than not at all
         return _digest("redriven", message.destination, *_content(message))
-    return context.identity
+    return context.identity or of_message(message)
 
 
 def of_forwarded(letter: Letter) -> str:
