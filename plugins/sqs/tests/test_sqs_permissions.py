@@ -92,9 +92,8 @@ class Permitted:
 
     def _connect(self, url: str, key: str, secret: str) -> Broker:
         number = next(_numbers)
-        self._monkeypatch.setenv(f"KEY_{number}", key)
         self._monkeypatch.setenv(f"SECRET_{number}", secret)
-        credentials = {"sqs.access_key_id": f"env:KEY_{number}", "sqs.secret_access_key": f"env:SECRET_{number}"}
+        credentials = {"sqs.access_key_id": key, "sqs.secret_access_key": f"env:SECRET_{number}"}
         return connect(url, {"sqs.endpoint_url": self.server, "sqs.region": REGION, **credentials})
 
 
@@ -121,6 +120,17 @@ def test_to_send_is_enough_to_send(permitted: Permitted) -> None:
     enforce(permitted.server, on=False)
     with permitted.owner.admin() as admin:
         assert admin.depth() == 1
+
+
+def test_a_check_asks_for_a_queue_whose_account_the_url_says_and_needs_no_right_to(permitted: Permitted) -> None:
+    there, deadline = f"{permitted.server}/123456789012/", time.monotonic() + 30
+    with permitted.user("SendMessage", name=there + permitted.name).sender() as sender:
+        sender.check(deadline=deadline)
+    with (
+        permitted.user("GetQueueAttributes", name=f"{there}{permitted.name}-never-made").sender() as sender,
+        pytest.raises(Fatal, match="provision it"),
+    ):
+        sender.check(deadline=deadline)
 
 
 def test_what_receiving_needs_is_enough_to_settle_in_every_way(permitted: Permitted) -> None:

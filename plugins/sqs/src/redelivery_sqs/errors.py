@@ -176,6 +176,11 @@ def is_target(error: BrokerError) -> bool:
     return isinstance(error, Fatal) and any(BY_CODE.get(error.code or "") is rule for rule in (_NO_QUEUE, _DENIED))
 
 
+def is_denied(error: BrokerError) -> bool:
+    """Whether a policy does not allow what was asked for."""
+    return isinstance(error, Fatal) and (BY_CODE.get(error.code or "") is _DENIED or error.code == "403")
+
+
 def plain(code: str) -> str:
     """A code as the service's model names it: without the older protocol's prefix."""
     return code.rpartition("#")[2].rpartition(".")[2]

@@ -16,7 +16,7 @@ from redelivery.message import Batch
 from redelivery_sqs.address import Address, fault
 from redelivery_sqs.config import Settings, client, queue_url
 from redelivery_sqs.encoding import GROUP, encode_row, fifo_fields
-from redelivery_sqs.errors import classified, classify_entry, is_target
+from redelivery_sqs.errors import classified, classify_entry, is_denied, is_target
 from redelivery_sqs.feeds import BATCH, FLYING, WAITING, Feed, GroupFeed, PlainFeed, Row, Work
 
 _IDS = [str(number) for number in range(BATCH)]
@@ -39,7 +39,15 @@ class SqsSender(Sender):
         self._closed = False
 
     def check(self, *, deadline: float) -> None:  # noqa: ARG002 - the client has time-outs of its own
-        queue_url(self._address, self._settings)
+        url = queue_url(self._address, self._settings)
+        if self._address.account is None:
+            return
+        try:  # such a URL is not asked for: whether there is the queue is still to be seen
+            with classified(f"looking for queue {self._address.queue!r}"):
+                client(self._address, self._settings).get_queue_attributes(QueueUrl=url, AttributeNames=["QueueArn"])
+        except BrokerError as error:
+            if not is_denied(error):  # else it may not be looked at, and sending needs no such right
+                raise
 
     def send(self, batch: Batch, *, deadline: float) -> None:
         if self._closed:
