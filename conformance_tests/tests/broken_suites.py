@@ -9,6 +9,7 @@ import broken_ends
 import broken_leases
 import broken_places
 import broken_rhythm
+import broken_secrecy
 from broken import Broken
 
 from redelivery_conformance import BrokerSuite
@@ -23,6 +24,7 @@ __all__ = [
     "broken_leases",
     "broken_places",
     "broken_rhythm",
+    "broken_secrecy",
 ]
 
 

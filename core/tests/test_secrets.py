@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import logging
 import time
 import traceback
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from urllib.parse import quote, quote_plus
 
@@ -14,10 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from redelivery import plugins, restrictions, secrets
+from redelivery.broker import Broker, BrokerPlugin, Capabilities
 from redelivery.errors import ConfigurationError, InvalidURL, UnknownScheme
 from redelivery.secrets import (
     LONGEST,
     Secret,
+    guard_loggers,
     literal_secrets,
     redact,
     redact_url,
@@ -393,3 +397,151 @@ def test_a_deployment_may_be_strict(allow) -> None:
 def test_a_mistyped_common_option_is_refused(options: dict[str, str]) -> None:
     with pytest.raises(ConfigurationError, match="strict"):
         plugins.connect("sqlite:orders.db?queue=orders", options)
+
+
+# --- what hostile eyes found ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("before", ["", "a", "ab", "\0user\0", "user:"])
+@pytest.mark.parametrize("encode", [base64.b64encode, base64.urlsafe_b64encode])
+def test_a_secret_within_base64_is_hidden(before: str, encode: Callable[[bytes], bytes]) -> None:
+    """As SASL PLAIN and HTTP's basic authentication write it, behind a user's name."""
+    remember("c4nary?hunter2~long>enough")
+    text = encode(f"{before}c4nary?hunter2~long>enough".encode()).decode()
+    shown = redact(f"header <{text}> sent")
+    assert text[len(text) // 2 : -4] not in shown
+    assert "***" in shown
+
+
+@pytest.mark.parametrize(
+    "secret",
+    [
+        f"Endpoint=sb://localhost/;SharedAccessKeyName=root;SharedAccessKey={CANARY}=;EntityPath=orders",
+        f'org.example.Login required username="me" password="{CANARY}=";',
+        f"amqps://user:{CANARY}%3D@host/",
+        f"-----BEGIN PRIVATE KEY-----\n{CANARY}=\n{CANARY * 2}\n-----END PRIVATE KEY-----\n",
+    ],
+)
+def test_the_secret_within_a_secret_is_known_too(secret: str) -> None:
+    remember(secret)
+    assert CANARY not in redact(f"the signature by <{CANARY}=> is wrong")
+
+
+def test_a_password_within_the_json_of_an_option_is_known() -> None:
+    resolve_secrets({"proxies": json.dumps({"https": f"http://me:{CANARY}@proxy:3128"})})
+    assert CANARY not in redact(f"the proxy refuses {CANARY}")
+
+
+def test_a_secret_in_use_is_not_forgotten_for_newer_ones() -> None:
+    remember(CANARY)
+    for number in range(secrets.REMEMBERED + 10):
+        remember(f"rotated-token-{number:06}")
+        if number % 100 == 0:
+            remember(CANARY)
+    assert CANARY not in redact(f"refused {CANARY}")
+
+
+def test_a_thousand_remembered_secrets_do_not_slow_a_text_down() -> None:
+    for number in range(secrets.REMEMBERED):
+        remember(f"s3cret/{number:06}=+ {number}")
+    began = time.process_time()
+    redact("nothing to hide, s3cre but words; " * 3000)
+    assert time.process_time() - began < 5
+
+
+@pytest.mark.parametrize(
+    "reference",
+    ["env:A\nB", "env:A\0B", "env:\ud800", "file:/a\0b", "file:/\ud800", "file:/a\nb", "file:/" + "x" * 100_000,
+     "env:" + "X" * 100_000, "file:/", "env:A=B", "file:\x1b[2J"],
+)  # fmt: skip
+def test_a_reference_to_nothing_gets_one_short_line(reference: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        resolve_secret(reference)
+    text = str(caught.value)
+    assert text.isprintable()
+    assert len(text) < 1000
+
+
+def test_a_reference_to_a_file_without_end_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="more than"):
+        resolve_secret("file:/dev/zero")
+
+
+def test_what_a_client_logs_is_redacted_with_its_traceback_in_loggers_made_later_too(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    remember(CANARY)
+    guard_loggers("chatty_client")
+    log = logging.getLogger("chatty_client.made.later")
+    with caplog.at_level(logging.DEBUG):
+        log.debug("header %r", f"x {CANARY}")
+        try:
+            int(f"the key {CANARY} is wrong")
+        except ValueError:
+            log.exception("it failed")
+        log.debug("bad %d", f"{CANARY}")
+        logging.getLogger("chatty_clients").debug("of others: %s", "as it is")
+    assert CANARY not in caplog.text
+    assert "ValueError" in caplog.text
+    assert "of others: as it is" in caplog.text
+
+
+def _frames(error: BaseException) -> str:
+    """What the frames of a traceback hold, below this test's own."""
+    shown = []
+    traceback_ = error.__traceback__
+    while traceback_ is not None:
+        if traceback_.tb_frame.f_code.co_filename != __file__:
+            shown.append(repr(traceback_.tb_frame.f_locals))
+        traceback_ = traceback_.tb_next
+    return "\n".join(shown)
+
+
+@pytest.mark.parametrize(
+    ("url", "options"),
+    [
+        (
+            "servicebus://localhost/orders",
+            {"servicebus.connection_string": f"Endpoint=sb://h;SharedAccessKey={CANARY}"},
+        ),
+        ("servicebus://localhost/orders", {"servicebus.connection_string": CANARY}),
+        ("sqs:orders", {"sqs.secret_access_key": CANARY}),
+        ("rabbitmq://localhost/?queue=orders", {"rabbitmq.password": CANARY, "rabbitmq.heartbeat": "x"}),
+        ("kafka://localhost:9092/orders", {"kafka.sasl.password": CANARY, "kafka.acks": "7"}),
+    ],
+)
+def test_the_frames_of_a_configuration_error_hold_no_secret(
+    url: str, options: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Error reporting tools write the locals of each frame."""
+    given = {}
+    for name, value in options.items():
+        monkeypatch.setenv("A_CANARY", CANARY if value == CANARY else value)
+        given[name] = "env:A_CANARY" if CANARY in value else value
+    monkeypatch.setenv("A_CANARY", next(value for value in options.values() if CANARY in value))
+    with pytest.raises(ConfigurationError) as caught:
+        plugins.connect(url, given)
+    assert CANARY not in _frames(caught.value)
+    assert CANARY not in "".join(traceback.format_exception(caught.value))
+
+
+def test_a_plugins_own_words_about_an_option_become_one_short_line_without_secrets() -> None:
+    def refuse(_: str, options: Mapping[str, str]) -> Broker:
+        raise ConfigurationError(f"carrier.size: a number, not {options['size']}; password {options['password']}")
+
+    plugin = BrokerPlugin(
+        name="carrier",
+        schemes=("carrier",),
+        version="1",
+        capabilities=Capabilities(),
+        connect=refuse,
+        options={"size": "how much", "password": "what"},
+    )
+    options = {"carrier.size": "1\n2\x1b[2J" + "9" * 100_000, "carrier.password": CANARY}
+    with pytest.raises(ConfigurationError) as caught:
+        plugins.open_broker(plugin, "carrier:orders", options)
+    text = str(caught.value)
+    assert text.startswith("carrier.size: a number, not 1\\n2\\x1b[2J99")
+    assert text.endswith("password ***")
+    assert len(text) < 2000
+    assert text.isprintable()

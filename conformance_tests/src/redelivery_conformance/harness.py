@@ -9,7 +9,7 @@ This file must not know any broker, nor import the suite: a harness is also of u
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +18,7 @@ from typing import ClassVar, Final, Literal, Self, TypeAlias
 
 from redelivery.broker import Broker, BrokerPlugin, Capabilities
 from redelivery.message import Message
-from redelivery.plugins import client_options, connect, registry
-from redelivery.settings import resolve_secrets
+from redelivery.plugins import connect, open_broker, registry
 
 #: Entry point group of harnesses; each entry point is a `Harness` subclass without arguments.
 GROUP: Final = "redelivery_testing"
@@ -106,6 +105,14 @@ class Place(ABC):
         """A URL of this scheme that holds a password, and behind which nothing answers."""
         scheme = self.url.partition(":")[0]
         return f"{scheme}://someone:{secret}@localhost:1/place"
+
+    def logins(self, secret: str) -> Iterable[Mapping[str, str]]:  # noqa: ARG002
+        """Each way to log in, as client options for this place, the secret being this one: wrong, but really used.
+
+        A secret option alone is tried by itself: here is what takes several options together, or what holds a secret
+        within more.
+        """
+        return ()
 
     def outage(self) -> AbstractContextManager[None]:
         """While entered, the broker takes nothing: it is stopped, cut off, or locked. Raises CannotShow."""
@@ -218,7 +225,7 @@ class Unregistered(Harness):
         return self._plugin
 
     def connect(self, url: str, options: Mapping[str, str]) -> Broker:
-        return self._plugin.connect(url, resolve_secrets(client_options(self._plugin, options)))
+        return open_broker(self._plugin, url, options)
 
 
 def start(

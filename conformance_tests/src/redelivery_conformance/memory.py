@@ -44,10 +44,13 @@ DEAD_LETTERS: Final = "-dead-letters"
 COPY: Final = "@"
 #: Characters of a subscription's name.
 NAME: Final = 100
+#: The largest number that an option takes.
+MOST: Final = 1e9
 #: Seconds that it needs at most, on a busy machine.
 PATIENCE: Final = 2.0
 OPTIONS: Final = {
     "deliveries": "deliveries after which a message goes to the dead letters; 0: no bound (0)",
+    "password": "taken and forgotten: there is nobody to log in to; a reference",
     "latency": "milliseconds that each call of a receiver takes (0)",
     "ttl": "milliseconds after which a sent message goes to the dead letters; 0: never (0)",
 }
@@ -304,9 +307,12 @@ class MemoryBroker(Broker):
 def _number(options: Mapping[str, str], name: str) -> float:
     text = options.get(name, "0")
     try:
-        return float(text)
+        value = float(text)
     except ValueError:
-        raise ConfigurationError(f"memory.{name}: a number, not {text!r}") from None
+        value = -1
+    if not 0 <= value <= MOST:  # also refuses nan
+        raise ConfigurationError(f"memory.{name}: a number from 0 to {MOST:g}, not {text!r}")
+    return value
 
 
 def _over(size: int, limit: int | None) -> bool:

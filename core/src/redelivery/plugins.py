@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import logging
+import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -18,14 +19,17 @@ from redelivery import dialects
 from redelivery.broker import CONTRACT_VERSION, FEATURES, Broker, BrokerPlugin, Support
 from redelivery.dialects import HeaderDialect
 from redelivery.errors import ConfigurationError, PluginError, UnknownScheme
+from redelivery.rendering import harmless
 from redelivery.restrictions import restrictions
-from redelivery.secrets import redact, redact_url, remember_literals, resolve_secrets
+from redelivery.secrets import guard_loggers, redact, redact_url, remember_literals, resolve_secrets
 from redelivery.settings import nearest, scheme_of, unknown
 
 #: Entry point group, and pluggy's project name.
 GROUP = "redelivery"
 #: The option of every plugin: refuse what is insecure.
 STRICT = "redelivery.strict"
+#: Characters of an error about options: a list of all that a plugin knows is shorter.
+_LINE = 1600
 
 log = logging.getLogger("redelivery.plugins")
 
@@ -136,7 +140,37 @@ def connect(url: str, options: Mapping[str, str] | None = None) -> Broker:
         InvalidURL, UnknownScheme, UnknownOption, ConfigurationError: the last also where this deployment does not allow
             the plugin, a secret reference or a host (`redelivery.restrictions`).
     """
-    plugin = registry().by_url(url)
+    return open_broker(registry().by_url(url), url, options)
+
+
+def open_broker(plugin: BrokerPlugin, url: str, options: Mapping[str, str] | None = None) -> Broker:
+    """Open a URL by this plugin. As `connect`; for a plugin that is not installed as a distribution.
+
+    An error is one short line without secrets, whatever the plugin says; the frames that it came through are emptied,
+    since tools that report errors write what is in them, and options stand there resolved.
+    """
+    guard_loggers(GROUP, str(getattr(plugin.connect, "__module__", GROUP)).partition(".")[0])
+    try:
+        return _opened(plugin, url, options)
+    except Exception as error:
+        if isinstance(error, ConfigurationError):
+            error.args = (_line(str(error)), *error.args[1:])
+        each: BaseException | None = error
+        while each is not None:
+            traceback.clear_frames(each.__traceback__)
+            each = each.__cause__ or each.__context__
+        raise
+
+
+def _line(text: str) -> str:
+    """A plugin's text as one line without secrets; of a long one its beginning and its end."""
+    text = harmless(redact(text))
+    if len(text) <= _LINE:
+        return text
+    return f"{text[: _LINE * 3 // 4]} ... {text[-_LINE // 4 :]}"
+
+
+def _opened(plugin: BrokerPlugin, url: str, options: Mapping[str, str] | None) -> Broker:
     allowed = restrictions()
     allowed.check_plugin(plugin.name)
     remember_literals(url)

@@ -57,14 +57,14 @@ class Restrictions:
         """Check the variable of an `env:` reference."""
         for rules in self.rules:
             if rules.variables is not None and not _matches(name, rules.variables):
-                raise _refused(f"the secret reference 'env:{name}'", rules)
+                raise _refused(f"the secret reference {f'env:{name}'!r}", rules)
 
     def check_file(self, path: Path) -> None:
         """Check the file of a `file:` reference, links followed."""
         for rules in self.rules:
             allowed = rules.folders
             if allowed is not None and not any(path.resolve().is_relative_to(Path(each).resolve()) for each in allowed):
-                raise _refused(f"the secret reference 'file:{path}'", rules)
+                raise _refused(f"the secret reference {f'file:{path}'!r}", rules)
 
     def check_plugin(self, name: str) -> None:
         """Check the plugin that opens a URL."""

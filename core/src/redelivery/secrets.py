@@ -7,14 +7,16 @@ stands. Patterns find the secrets that nobody has told us of. Every function her
 
 from __future__ import annotations
 
+import base64
 import json
 import logging
 import os
 import re
 import threading
-from collections.abc import Iterator, Mapping
+import traceback
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from urllib.parse import quote, quote_plus, unquote, unquote_plus
 
 from redelivery.errors import ConfigurationError, InvalidURL, MissingSecret
@@ -27,9 +29,16 @@ LONGEST: Final = 256 * 1024
 SHORTEST: Final = 6
 #: Values that are remembered; the oldest are forgotten first.
 REMEMBERED: Final = 1000
+#: A file with more than this is no secret. Bytes.
+LARGEST: Final = 1 << 20
+#: What is quoted of a reference. Characters.
+_SHOWN: Final = 200
+#: A line of a key, which has several. Characters.
+_LONG_LINE: Final = 12
 
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _WORD: Final = re.compile(r"\S+")
+_URL_WORD: Final = re.compile(r"(?<![A-Za-z0-9+.-])[A-Za-z][A-Za-z0-9+.-]*+://[^\s\"\'<>{}]+")
 #: A reference, and nothing besides; a percent sign may stand for its colon in a URL.
 _REFERENCE: Final = re.compile(r"(?:env|file)(?::|%3[Aa])[\w./~%-]+")
 #: `sas` counts where it is a word: `sasl_plaintext` is a protocol.
@@ -69,50 +78,80 @@ class Secret(str):
 
 
 class _Remembered:
-    """Secret values that this process has seen, and one pattern of all their spellings."""
+    """Secret values that this process has seen, each with its spellings; the one seen last is the last."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._values: dict[str, None] = {}
-        self._pattern: re.Pattern[str] | None = None
+        self._values: dict[str, frozenset[str]] = {}
+        self._spellings: tuple[str, ...] = ()
 
     def add(self, value: str) -> None:
         with self._lock:
-            if value in self._values:
+            known = self._values.pop(value, None)
+            self._values[value] = known or frozenset(_spellings(value))
+            if known:
                 return
-            self._values[value] = None
             while len(self._values) > REMEMBERED:
                 del self._values[next(iter(self._values))]
-            spellings = sorted({each for known in self._values for each in _spellings(known)}, key=len, reverse=True)
-            self._pattern = re.compile("|".join(map(re.escape, spellings)))
+            every = frozenset().union(*self._values.values())
+            self._spellings = tuple(sorted(every, key=len, reverse=True))
 
     def hide(self, text: str) -> str:
-        return text if self._pattern is None else self._pattern.sub(REDACTED, text)
+        for each in self._spellings:  # one by one: a pattern of all of them is tried at each character, a hundredfold
+            if each in text:
+                text = text.replace(each, REDACTED)
+        return text
 
 
 _remembered = _Remembered()
 
 
 def remember(value: str) -> Secret:
-    """Have `redact` replace this very value from now on. Returns it as a `Secret`.
+    """Have `redact` replace this very value, and each secret within it, from now on. Returns it as a `Secret`.
 
     A value of fewer than `SHORTEST` characters is not looked for: `guest` stands in too many texts.
     """
-    if len(value) >= SHORTEST:
-        _remembered.add(str(value))
+    for each in (str(value), *_within(value), *_lines(value)):
+        if len(each) >= SHORTEST:
+            _remembered.add(each)
     return Secret(value)
 
 
-def _spellings(value: str) -> set[str]:
-    """The value as texts may show it: plain, URL-encoded, and within JSON or a Python literal."""
-    return {
-        str(value),
-        quote(value, safe=""),
-        quote(value),
-        quote_plus(value),
+def _within(text: str) -> Iterator[str]:
+    """Secrets within a text: those of its pairs and its URLs. A client may show them without the rest."""
+    for pair in _PAIR.finditer(text):
+        value = pair["value"].strip("\"'")
+        own = holds_secret(value)  # a signature's text begins with its own name
+        if holds_secret(pair["name"]) and not own and not is_reference(value):
+            yield value
+    for word in _URL_WORD.findall(text):
+        for each in literal_secrets(word):
+            yield from (each, unquote(each), unquote_plus(each))
+
+
+def _lines(text: str) -> Iterator[str]:
+    """The lines of a key, which has several."""
+    lines = text.splitlines()
+    yield from (each.strip() for each in lines if len(lines) > 1 and len(each) >= _LONG_LINE and "-----" not in each)
+
+
+def _spellings(value: str) -> Iterator[str]:
+    """The value as texts may show it: plain, URL-encoded, within JSON or a Python literal, and within base64."""
+    yield from (
+        value,
+        quote(value, safe="", errors="replace"),
+        quote(value, errors="replace"),
+        quote_plus(value, errors="replace"),
         json.dumps(value)[1:-1],
-        repr(str(value))[1:-1],
-    }
+        repr(value)[1:-1],
+    )
+    data = value.encode("utf-8", "surrogateescape" if value.isascii() else "replace")
+    for before in range(3):  # base64 spells three bytes at a time: what it makes of these depends on where they begin
+        first, end = -(-before * 4 // 3), (before + len(data)) * 4 // 3
+        for encode in (base64.b64encode, base64.urlsafe_b64encode):
+            found = encode(bytes(before) + data).decode("ascii")[first:end]
+            if len(found) >= SHORTEST:
+                yield found
 
 
 # --- references ----------------------------------------------------------------------------------------------------
@@ -136,21 +175,36 @@ def resolve_secret(value: str) -> str:
         ConfigurationError: this deployment does not allow the reference. The text never shows a value.
     """
     kind, _, name = value.partition(":")
-    if kind == "env" and name:
-        restrictions().check_variable(name)
-        if name not in os.environ:
-            msg = f"the secret reference 'env:{name}' names a variable that is not set on this machine"
-            raise MissingSecret(msg)
-        return remember(os.environ[name])
-    if kind == "file" and name:
-        path = Path(name.removeprefix("//"))
-        restrictions().check_file(path)
-        try:
-            return remember(path.read_text(encoding="utf-8").rstrip("\r\n"))
-        except (OSError, UnicodeDecodeError) as error:
-            msg = f"the secret reference 'file:{name}' cannot be read on this machine: {type(error).__name__}"
-            raise MissingSecret(msg) from None  # a decoding error holds the bytes
-    return value
+    if kind not in {"env", "file"} or not name:
+        return value
+    try:
+        return remember(_variable(name) if kind == "env" else _file(Path(name.removeprefix("//"))))
+    except (OSError, ValueError, KeyError) as error:  # the last two: no name at all, no text
+        if isinstance(error, ConfigurationError):
+            raise
+        why = {"env": "names a variable that is not set on this machine"}.get(
+            kind, f"cannot be read on this machine: {type(error).__name__}"
+        )
+    raise MissingSecret(f"the secret reference {_quoted(value)} {why}")  # not from it: a decoding error holds the bytes
+
+
+def _variable(name: str) -> str:
+    restrictions().check_variable(name)
+    return os.environ[name]
+
+
+def _file(path: Path) -> str:
+    restrictions().check_file(path)
+    with path.open("rb") as file:
+        found = file.read(LARGEST + 1)
+    if len(found) > LARGEST:
+        raise MissingSecret(f"the secret reference {_quoted(f'file:{path}')} has more than {LARGEST} bytes: no secret")
+    return found.decode("utf-8").rstrip("\r\n")
+
+
+def _quoted(text: str) -> str:
+    """A reference as an error quotes it."""
+    return repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...").encode("ascii", "backslashreplace").decode()
 
 
 def resolve_secrets(options: Mapping[str, str]) -> dict[str, str]:
@@ -166,8 +220,11 @@ def resolve_secrets(options: Mapping[str, str]) -> dict[str, str]:
         if holds_secret(name):
             resolved[name] = resolve_secret(value) if is_reference(value) else remember(value)
         elif is_reference(value):
-            msg = f"{name}: only a secret may be a reference, and this option is none; write its value, not {value!r}"
-            raise ConfigurationError(msg)
+            why = "only a secret may be a reference, and this option is none; write its value"
+            raise ConfigurationError(f"{name}: {why}, not {_quoted(value)}")
+        else:
+            for each in _within(value):
+                remember(each)
     return resolved
 
 
@@ -193,9 +250,8 @@ def literal_secrets(url: str) -> Iterator[str]:
 def remember_literals(url: str) -> None:
     """Remember the secrets written out in a URL that is about to be opened, as written and decoded."""
     for each in literal_secrets(url):
-        remember(each)
-        remember(unquote(each))
-        remember(unquote_plus(each))
+        for spelling in (each, unquote(each), unquote_plus(each)):
+            remember(spelling)
 
 
 def refuse_password(url: str, *, shown: str = "Spark would show in plans and logs") -> None:
@@ -283,28 +339,42 @@ def _without_patterns(text: str) -> str:
     return _PAIR.sub(lambda match: match["name"] + match["sign"] + _hidden(match["value"]), text)
 
 
-class _Redacting(logging.Filter):
-    """Redacts what is logged, before any handler sees it."""
+_guarded: Final[set[str]] = set()
 
-    def filter(self, record: logging.LogRecord) -> bool:
+
+def _guard(make: Callable[..., logging.LogRecord]) -> Callable[..., logging.LogRecord]:
+    def guarded(*args: Any, **kwargs: Any) -> logging.LogRecord:
+        record = make(*args, **kwargs)
+        if record.name.partition(".")[0] in _guarded:
+            _redact_record(record)
+        return record
+
+    return guarded
+
+
+def _redact_record(record: logging.LogRecord) -> None:
+    try:
         said = record.getMessage()
-        safe = redact(said)
-        if safe != said:
-            record.msg, record.args = safe, ()
-        return True
-
-
-_redacting: Final = _Redacting()
+    except Exception:  # noqa: BLE001 - whatever a client's arguments raise, a log line must not
+        said = f"{record.msg} {record.args!r}"
+    safe = redact(said)
+    if safe != said:
+        record.msg, record.args = safe, ()
+    if record.exc_info and record.exc_info[1] is not None:
+        told = "".join(traceback.format_exception(record.exc_info[1])).rstrip()
+        safe = redact(told)
+        if safe != told:
+            record.exc_info, record.exc_text = None, safe
 
 
 def guard_loggers(*packages: str) -> None:
-    """Have what a client library logs redacted: its loggers that exist now, each with its children.
+    """Have what these packages log redacted before any handler sees it, by their loggers of now and of later.
 
     For a client that writes credentials into its log; call it where the client is made. A second call changes nothing.
     """
-    for name in list(logging.root.manager.loggerDict):
-        if name.partition(".")[0] in packages:
-            logging.getLogger(name).addFilter(_redacting)
+    if not _guarded:
+        logging.setLogRecordFactory(_guard(logging.getLogRecordFactory()))
+    _guarded.update(packages)
 
 
 def redact_options(options: Mapping[str, str]) -> dict[str, str]:
@@ -316,7 +386,11 @@ def redact_options(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def _hidden(value: str) -> str:
-    return value if _is_reference_in_url(value) else REDACTED
+    """A value that is not shown; its quotes stay, so that JSON remains JSON."""
+    if _is_reference_in_url(value):
+        return value
+    quote_ = value[-1] if value[-1:] in {'"', "'"} and len(value) > 1 else ""
+    return f"{quote_}{REDACTED}{quote_}"
 
 
 def _cut(text: str) -> str:

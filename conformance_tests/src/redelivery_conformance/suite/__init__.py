@@ -8,6 +8,7 @@ from redelivery_conformance.suite.copies import Copies
 from redelivery_conformance.suite.destinations import Destinations
 from redelivery_conformance.suite.failures import Failures
 from redelivery_conformance.suite.headers import Headers
+from redelivery_conformance.suite.hostility import Hostility
 from redelivery_conformance.suite.ids import Ids
 from redelivery_conformance.suite.leases import Extending, Leases
 from redelivery_conformance.suite.letters import Browsing, DeadLetterPlaces
@@ -17,6 +18,7 @@ from redelivery_conformance.suite.provisioning import Provisioning
 from redelivery_conformance.suite.publishing import Publishing
 from redelivery_conformance.suite.receiving import Receiving, ReceivingEnds
 from redelivery_conformance.suite.redriving import Redriving
+from redelivery_conformance.suite.secrecy import Secrecy
 from redelivery_conformance.suite.settling import Settling
 from redelivery_conformance.suite.spark import SparkWrites
 from redelivery_conformance.suite.subscribing import Subscribing
@@ -33,6 +35,7 @@ __all__ = [
     "Extending",
     "Failures",
     "Headers",
+    "Hostility",
     "Ids",
     "Leases",
     "Limiting",
@@ -44,6 +47,7 @@ __all__ = [
     "ReceivingEnds",
     "Redriving",
     "Retrying",
+    "Secrecy",
     "Settling",
     "SparkWrites",
     "Subscribing",
@@ -53,6 +57,8 @@ __all__ = [
 
 class BrokerSuite(
     Opening,
+    Secrecy,
+    Hostility,
     Publishing,
     Headers,
     Ids,

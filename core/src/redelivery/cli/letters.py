@@ -21,11 +21,12 @@ from redelivery.broker import Letter
 from redelivery.cli import moving
 from redelivery.cli.arguments import add_place, add_where, opened, selection_of
 from redelivery.cli.asking import confirm
-from redelivery.cli.showing import body, columns, harmless, json_line, one_line, padded, say, say_json
+from redelivery.cli.showing import body, columns, json_line, one_line, padded, say, say_json
 from redelivery.context import ErrorContext
 from redelivery.errors import ConfigurationError
 from redelivery.export import as_json
 from redelivery.files import open_private
+from redelivery.rendering import harmless
 from redelivery.selection import Selection, dead_since_ms
 
 if TYPE_CHECKING:

@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Final
 
+from redelivery.rendering import harmless
+
 #: Bytes of a body that are shown unless all are asked for.
 SHOWN: Final = 4096
 _HEX_ROW: Final = 16
-#: Unicode categories that move the cursor, reorder text, or show nothing.
-_HARMFUL: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 
 
 def columns() -> int:
@@ -73,15 +73,6 @@ def _indented(text: str) -> str:
     return "\n".join(f"    {line}" for line in harmless(text, keep="\n").split("\n"))
 
 
-def harmless(text: str, *, keep: str = "") -> str:
-    """Text that shows itself and does nothing: escape sequences, controls and marks of direction are written out."""
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(
-        each if each in keep or unicodedata.category(each) not in _HARMFUL else _escaped(each) for each in text
-    )
-
-
 def one_line(text: str, width: int) -> str:
     """Harmless text on one line, cut to so many columns; wide characters count two."""
     text = harmless(" ".join(text.split()))
@@ -132,10 +123,6 @@ def _hex(value: bytes) -> Iterator[str]:
         row = value[at : at + _HEX_ROW]
         text = "".join(chr(byte) if 0x20 <= byte < 0x7F else "." for byte in row)  # noqa: PLR2004 - printable ASCII
         yield f"{at:08x}  {row.hex(' '):<{_HEX_ROW * 3 - 1}}  {text}"
-
-
-def _escaped(character: str) -> str:
-    return character.encode("unicode_escape", "backslashreplace").decode("ascii")
 
 
 def _width(text: str) -> int:

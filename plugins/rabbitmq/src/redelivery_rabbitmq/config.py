@@ -14,6 +14,7 @@ import pika
 from pika.credentials import ExternalCredentials, PlainCredentials
 
 from redelivery.errors import ConfigurationError
+from redelivery.secrets import guard_loggers
 from redelivery.settings import is_local, resolve_secret, unknown
 
 if TYPE_CHECKING:
@@ -130,6 +131,7 @@ def parameters(address: Address, settings: Settings) -> pika.ConnectionParameter
     Raises:
         ConfigurationError: a TLS file cannot be used.
     """
+    guard_loggers("pika")  # it logs the parameters and the frames of a connection
     timeout = settings.connection_timeout
     return pika.ConnectionParameters(
         host=address.host,

@@ -14,6 +14,7 @@ from azure.servicebus import ServiceBusClient, TransportType
 from azure.servicebus.management import ServiceBusAdministrationClient
 
 from redelivery.errors import ConfigurationError, Fatal
+from redelivery.secrets import guard_loggers, remember
 from redelivery.settings import unknown
 from redelivery_servicebus.address import Address
 
@@ -35,6 +36,8 @@ OPTIONS: Final[Mapping[str, str]] = {
     "transport_type": "amqp (the default) or websockets, which needs the package websocket-client",
 }
 
+#: Packages that log requests, frames and their headers at DEBUG.
+_LOGGING: Final = ("azure", "msal", "requests", "urllib3", "websocket")
 _TRANSPORTS: Final = {"amqp": TransportType.Amqp, "websockets": TransportType.AmqpOverWebsocket}
 _PREFIXES: Final = ("cloudEvents_", "cloudEvents:")
 #: Options that are numbers: of which kind, and from where to where.
@@ -134,6 +137,7 @@ def client(address: Address, settings: Settings) -> ServiceBusClient:
     Raises:
         BrokerError: no credentials.
     """
+    guard_loggers(*_LOGGING)
     more: dict[str, Any] = {
         "retry_total": 0,
         "try_timeout": settings.operation_timeout,
@@ -155,6 +159,7 @@ def admin_client(address: Address, settings: Settings) -> ServiceBusAdministrati
     Raises:
         BrokerError: no credentials.
     """
+    guard_loggers(*_LOGGING)
     more: dict[str, Any] = {
         "retry_total": 0,
         "connection_timeout": settings.operation_timeout,
@@ -193,9 +198,9 @@ def _parts(text: str) -> dict[str, Any]:
         raise _malformed("it has no Endpoint")
     key, name, token = (found.get(each) for each in ("sharedaccesskey", "sharedaccesskeyname", "sharedaccesssignature"))
     if token and not (key or name):
-        who: dict[str, Any] = {"sas_token": token}
+        who: dict[str, Any] = {"sas_token": remember(token)}
     elif key and name and not token:
-        who = {"sas_key": key, "sas_key_name": name}
+        who = {"sas_key": remember(key), "sas_key_name": name}
     else:
         raise _malformed("it needs SharedAccessKeyName and SharedAccessKey, or SharedAccessSignature alone")
     emulator = found.get("usedevelopmentemulator", "false").lower() == "true"

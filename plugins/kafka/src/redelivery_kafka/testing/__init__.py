@@ -155,6 +155,16 @@ class KafkaPlace(Place):
     def unreachable(self) -> str:
         return f"kafka://127.0.0.1:{self._closed_port}/{self.topic}"
 
+    def logins(self, secret: str) -> Iterator[Mapping[str, str]]:
+        for mechanism in ("PLAIN", "SCRAM-SHA-512"):
+            yield {
+                **self.options,
+                "kafka.security.protocol": "sasl_plaintext",
+                "kafka.sasl.mechanism": mechanism,
+                "kafka.sasl.username": "someone",
+                "kafka.sasl.password": secret,
+            }
+
     def outage(self) -> Any:
         return self._runtime.outage()
 

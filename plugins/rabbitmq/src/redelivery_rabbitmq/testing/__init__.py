@@ -91,6 +91,9 @@ class RabbitmqPlace(Place):
     def secret_url(self, secret: str) -> str:
         return f"rabbitmq://someone:{secret}@localhost:1/place?queue=orders"
 
+    def logins(self, secret: str) -> Iterator[Mapping[str, str]]:
+        yield {**self.options, "rabbitmq.username": "someone", "rabbitmq.password": secret}
+
     def unreachable(self) -> str:
         return "rabbitmq://localhost:1?queue=orders"
 

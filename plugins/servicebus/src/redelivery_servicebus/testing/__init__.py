@@ -93,6 +93,15 @@ class ServicebusPlace(Place):
     def snapshot(self) -> object:
         return [(name, self._namespace.wires(name), self._namespace.wires(name + DEAD)) for name in sorted(self._made)]
 
+    def logins(self, secret: str) -> Iterator[Mapping[str, str]]:
+        own = {name: value for name, value in self.options.items() if name != CONNECTION_STRING}
+        token = f"SharedAccessSignature sr=sb%3A%2F%2Flocalhost&sig={secret}&se=4102444800&skn=someone"
+        parts = f"Endpoint={self.url.replace('servicebus:', 'sb:')};UseDevelopmentEmulator=true"
+        yield {**own, CONNECTION_STRING: f"{parts};SharedAccessKeyName=someone;SharedAccessKey={secret}"}
+        yield {**own, CONNECTION_STRING: f"{parts};SharedAccessSignature={token}"}
+        yield {**own, "servicebus.sas_key_name": "someone", "servicebus.sas_key": secret}
+        yield {**own, "servicebus.sas_token": token}
+
     def unreachable(self) -> str:
         return f"servicebus://localhost:1/{self.queue}"
 

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import quote
 
 import boto3
 from botocore.config import Config
@@ -62,6 +63,14 @@ class SqsPlace(Place):
     def consumed(self) -> Sequence[Message]:
         """What lies there, taken away: of a FIFO queue it tells all of a group, and in their order."""
         return reading.by_consuming(self._sqs, self.queue)
+
+    def logins(self, secret: str) -> Iterator[Mapping[str, str]]:
+        own = {**self.options, "sqs.access_key_id": "AKIAIOSFODNN7EXAMPLE", "sqs.secret_access_key": secret}
+        yield own
+        yield {**own, "sqs.session_token": secret}
+        yield {**own, "sqs.role_arn": "arn:aws:iam::123456789012:role/orders", "sqs.external_id": secret}
+        proxy = f"http://someone:{quote(secret, safe='')}@127.0.0.1:1"
+        yield {**own, "sqs.proxies": json.dumps({"http": proxy, "https": proxy})}
 
     def unreachable(self) -> str:
         return f"sqs:{self.queue}?endpoint_url=http%3A//127.0.0.1%3A1&region=eu-west-1"

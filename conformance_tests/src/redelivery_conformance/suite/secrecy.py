@@ -1,0 +1,260 @@
+"""Secrecy: whatever fails, no secret shows: in no error, repr, log line, warning, nor on standard error."""
+
+from __future__ import annotations
+
+import base64
+import logging
+import re
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from urllib.parse import quote, quote_plus
+
+import pytest
+
+from redelivery.broker import Broker
+from redelivery.errors import ConfigurationError, RedeliveryError
+from redelivery.message import Message
+from redelivery.secrets import holds_secret
+from redelivery.spec import DeliverySpec
+from redelivery_conformance.statements import Statements
+from redelivery_conformance.subject import NotApplicable, Subject
+
+#: Of characters that a URL, JSON and base64 write in other ways. Nothing about it looks like a secret.
+CANARY = "yellow bird/38+chirp~of=dawn"
+#: A host that no resolver knows (RFC 2606).
+UNKNOWN_HOST = "nowhere.invalid"
+VARIABLE = "REDELIVERY_TEST_CANARY"
+_HERE = re.compile(r"(?<=//)(?:localhost|127\.0\.0\.1)|(?<=://)\[::1\]|(?<=%3A//)127\.0\.0\.1")
+
+
+def spellings() -> set[str]:
+    """The canary as it may show: as it is, URL-encoded, and what base64 makes of it wherever it begins."""
+    found = {CANARY, quote(CANARY), quote(CANARY, safe=""), quote_plus(CANARY)}
+    for before in range(3):
+        text = base64.b64encode(bytes(before) + CANARY.encode()).decode()
+        found.add(text[4:-4])
+    return found
+
+
+class Told:
+    """What anybody could have seen."""
+
+    def __init__(self, *, frames: bool) -> None:
+        self.texts: list[tuple[str, str]] = []
+        self._frames = frames
+
+    def add(self, what: str, *things: object) -> None:
+        """Note what is shown of these things."""
+        self.texts += [(what, each if isinstance(each, str) else f"{each!r}\n{each}") for each in things]
+
+    def error(self, error: BaseException) -> None:
+        """Note an error with all that led to it; of a configuration error also what its frames hold."""
+        self.add("an error", *traceback.format_exception(error), repr(error))
+        if self._frames and isinstance(error, ConfigurationError):
+            self.add("the frames of an error", *_held(error.__traceback__))
+
+    def hides_it(self) -> None:
+        """Assert that the canary is nowhere."""
+        for what, text in self.texts:
+            for each in spellings():
+                assert each not in text, f"{what} shows the secret: {_around(text, each)}"
+
+
+def _held(trace: TracebackType | None) -> Iterator[str]:
+    """What the frames below the suite's own hold, as a tool that reports errors writes it."""
+    while trace is not None:
+        if Path(trace.tb_frame.f_code.co_filename).parent != Path(__file__).parent:
+            yield repr(trace.tb_frame.f_locals)
+        trace = trace.tb_next
+
+
+def _around(text: str, part: str) -> str:
+    at = text.index(part)
+    return text[max(0, at - 300) : at] + "<HERE>" + text[at + len(part) : at + len(part) + 100]
+
+
+def _use(subject: Subject, told: Told, connect: Callable[[], Broker]) -> None:
+    """Open everything that there is, and really send, browse, plan and receive."""
+    try:
+        broker = connect()
+    except RedeliveryError as error:
+        told.error(error)
+        return
+    told.add("the broker", broker, broker.capabilities, broker.canonical_url or "", broker.hosts, broker.insecure)
+    with broker:
+        for use in (_send, _receive, _plan, _browse):
+            try:
+                use(subject, told, broker)
+            except RedeliveryError as error:
+                told.error(error)
+
+
+def _send(subject: Subject, told: Told, broker: Broker) -> None:
+    deadline = subject.deadline(min(subject.place.patience, 5.0))
+    with broker.sender() as sender:
+        told.add("the sender", sender)
+        batch = subject.batch([Message(value=b"a"), Message(value=b"b")])
+        settled = subject.settle(sender, batch, deadline=deadline)[batch.number]
+        told.add("how a batch was settled", settled)
+        for each in (settled.error, *(failure.error for failure in settled.failures)):
+            if each is not None:
+                told.error(each)
+        sender.check(deadline=deadline)
+
+
+def _receive(subject: Subject, told: Told, broker: Broker) -> None:  # noqa: ARG001
+    with broker.receiver() as receiver:
+        told.add("the receiver", receiver)
+        for received in receiver.receive(1, wait=0.2):
+            told.add("a message", received)
+
+
+def _plan(subject: Subject, told: Told, broker: Broker) -> None:  # noqa: ARG001
+    with broker.admin() as admin:
+        told.add("the admin", admin, admin.plan(DeliverySpec()), admin.depth())
+
+
+def _browse(subject: Subject, told: Told, broker: Broker) -> None:  # noqa: ARG001
+    with broker.dead_letters() as letters:
+        told.add("the letters", letters, *letters.browse())
+
+
+@contextmanager
+def watched(
+    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str], *, frames: bool = False
+) -> Iterator[Told]:
+    """Whatever is logged at DEBUG by anybody, warned of or written while entered is noted; then the canary sought.
+
+    With `frames` what those of a configuration error hold is looked at too: not where the caller's own hold it.
+    """
+    told = Told(frames=frames)
+    with caplog.at_level(logging.DEBUG), warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        yield told
+    told.add("a log line", *(f"{each.name}: {each.getMessage()}\n{each.exc_text or ''}" for each in caplog.records))
+    told.add("a log line", caplog.text)
+    told.add("a warning", *(str(each.message) for each in warned))
+    told.add("what was written", *capfd.readouterr())
+    told.hides_it()
+
+
+def _refused(subject: Subject) -> str:
+    return subject.place.unreachable()
+
+
+def _unknown_host(subject: Subject) -> str:
+    url = subject.place.unreachable()
+    if not _HERE.search(url):
+        raise NotApplicable("its URLs name no host")
+    return _HERE.sub(UNKNOWN_HOST, url)
+
+
+def _missing(subject: Subject) -> str:
+    nowhere = subject.place.impossible_destination()
+    if nowhere is None or not subject.capabilities.destinations:
+        raise NotApplicable("any destination can be")
+    try:
+        return subject.broker.sibling(nowhere)
+    except ConfigurationError:
+        raise NotApplicable("a target that cannot be has no URL") from None
+
+
+WAYS: Mapping[str, Callable[[Subject], str]] = {
+    "wrong-credentials": lambda subject: subject.place.url,
+    "refused-connection": _refused,
+    "unknown-host": _unknown_host,
+    "missing-target": _missing,
+}
+
+
+class Secrecy(Statements):
+    """A secret that is given as an option or in a URL, and each way of failing that there is."""
+
+    @pytest.mark.parametrize("way", WAYS)
+    @pytest.mark.parametrize("given", ["reference", "literal"])
+    def test_a_secret_option_shows_nowhere_when_all_fails(
+        self,
+        subject: Subject,
+        given: str,
+        way: str,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+        capfd: pytest.CaptureFixture[str],
+    ) -> None:
+        """Each secret option alone, and each way to log in that the harness knows."""
+        ways = _logins(subject)
+        if not ways:
+            raise NotApplicable("it has no secret option")
+        url = WAYS[way](subject)
+        with watched(caplog, capfd, frames=given == "reference") as told:
+            for number, (options, names) in enumerate(ways):
+                mine = dict(options)
+                for name in names if given == "reference" else ():
+                    monkeypatch.setenv(f"{VARIABLE}_{number}", mine[name])
+                    mine[name] = f"env:{VARIABLE}_{number}"
+                _use(subject, told, lambda mine=mine: subject.harness.connect(url, mine))  # type: ignore[misc]
+
+    @pytest.mark.parametrize("at", ["unreachable", "wrong-credentials"])
+    def test_a_password_in_a_url_shows_nowhere_when_all_fails(
+        self, subject: Subject, at: str, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        """Where the scheme takes none, refusing it must not show it either."""
+        url = subject.place.secret_url(quote(CANARY, safe=""))
+        if at == "wrong-credentials":
+            url, changed = re.subn(
+                r"(?<=//)(?:[^/@]*@)?(?=[^/])", f"someone:{quote(CANARY, safe='')}@", subject.place.url
+            )
+            if not changed:
+                raise NotApplicable("its URLs name no host")
+        with watched(caplog, capfd) as told:
+            _use(subject, told, lambda: subject.harness.connect(url, subject.place.options))
+
+    def test_a_malformed_option_beside_a_secret_shows_neither(
+        self,
+        subject: Subject,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+        capfd: pytest.CaptureFixture[str],
+    ) -> None:
+        plugin = subject.harness.plugin()
+        ways = _logins(subject)
+        if not ways:
+            raise NotApplicable("it has no secret option")
+        with watched(caplog, capfd, frames=True) as told:
+            for options, names in ways:
+                monkeypatch.setenv(VARIABLE, options[names[0]])
+                for name in plugin.options:
+                    full = f"{plugin.name}.{name}"
+                    if full not in options:
+                        both = {**options, **dict.fromkeys(names, f"env:{VARIABLE}"), full: "no such value"}
+                        try:
+                            subject.harness.connect(subject.place.url, both).close()
+                        except RedeliveryError as error:
+                            told.error(error)
+
+    def test_a_secret_that_cannot_be_read_is_told_without_any_of_it(
+        self, subject: Subject, tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        """A file that holds no text, and a file in an option that is no secret."""
+        plugin = subject.harness.plugin()
+        planted = tmp_path / "planted"
+        planted.write_bytes(b"\xff" + CANARY.encode())
+        with watched(caplog, capfd, frames=True) as told:
+            for name in plugin.options:
+                options = {**subject.place.options, f"{plugin.name}.{name}": f"file:{planted}"}
+                with pytest.raises(ConfigurationError) as caught:
+                    subject.harness.connect(subject.place.url, options)
+                told.error(caught.value)
+
+
+def _logins(subject: Subject) -> list[tuple[dict[str, str], list[str]]]:
+    """Options that hold the canary, with the names of those that do."""
+    plugin, place = subject.harness.plugin(), subject.place
+    secret = [f"{plugin.name}.{name}" for name in plugin.options if holds_secret(name)]
+    ways: list[tuple[dict[str, str], list[str]]] = [({**place.options, name: CANARY}, [name]) for name in secret]
+    logins = map(dict, place.logins(CANARY))
+    return ways + [(login, [name for name in login if name in secret and CANARY in login[name]]) for login in logins]

@@ -1,0 +1,22 @@
+"""Foreign text as one may show it: what would drive a terminal, or forge a line of a log, is written out."""
+
+from __future__ import annotations
+
+import unicodedata
+from typing import Final
+
+#: Unicode categories that move the cursor, reorder text, or show nothing.
+_HARMFUL: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+
+
+def harmless(text: str, *, keep: str = "") -> str:
+    """Text that shows itself and does nothing: escape sequences, controls and marks of direction are written out."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(
+        each if each in keep or unicodedata.category(each) not in _HARMFUL else _escaped(each) for each in text
+    )
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape", "backslashreplace").decode("ascii")
