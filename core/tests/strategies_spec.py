@@ -60,6 +60,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "sink_replication_factor": st.integers(1, 2**15 - 1),
     "dead_letter_dialects": st.lists(st.sampled_from(get_args(LetterDialect)), min_size=1, unique=True).map(tuple),
     "dead_letter_type": st.from_regex(r"[!-~]{1,12}", fullmatch=True),
+    "letter_key": st.from_regex(r"env:[A-Z]{1,8}", fullmatch=True),
     "allow_skip": FLAGS,
 }
 

@@ -39,10 +39,11 @@ def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return f"sqlite:{tmp_path}/q.db?queue=orders"
 
 
-def bury(url: str, *messages: Message, context: ErrorContext = CONTEXT) -> None:
+def bury(url: str, *messages: Message, context: ErrorContext = CONTEXT, key: bytes | None = None) -> None:
     with connect(url) as broker:
         limits = broker.capabilities.limits
-        letters = [dialects.attach(each, context, dialect="json", limits=limits, prefix="ce-") for each in messages]
+        options: dict[str, Any] = {"dialect": "json", "limits": limits, "prefix": "ce-", "key": key}
+        letters = [dialects.attach(each, context, **options) for each in messages]
         with connect(broker.native_sink()) as sink, sink.sender() as sender:
             sender.send(Batch.of(letters), deadline=time.monotonic() + 10)
             assert [settled.failures for settled in sender.collect(1.0)] == [()]
@@ -78,6 +79,22 @@ def test_a_list_keeps_within_the_terminal_and_cannot_drive_it(url: str, capsys: 
     assert out.isprintable() or set(out) - {"\n"} == {each for each in out if each.isprintable()}
     assert all(len(line) <= 80 for line in out.splitlines())
     assert "NO_AIRPORT" in out
+
+
+def test_with_a_key_no_header_of_an_unsigned_letter_meets_a_condition(
+    url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CLI_LETTER_KEY", "a key that signs letters")
+    bury(url, *rows(1))
+    bury(url, Message(value=b"v", id="signed"), key=b"a key that signs letters")
+    condition = ("--where", "kind=permanent", "--json")
+    assert len(json.loads(run(capsys, "list", url, *condition)[1])) == 2
+    key = ("--key", "env:CLI_LETTER_KEY")
+    assert [each["id"] for each in json.loads(run(capsys, "list", url, *condition, *key)[1])] == ["signed"]
+    assert run(capsys, "redrive", url, "--where", "kind=permanent", *key)[0] == 0
+    assert at_work(url) == ["signed~1"]
+    status, _, err = run(capsys, "list", url, "--key", "canary of a key")
+    assert (status, "letterKey: write references" in err, "canary" in err) == (2, True, False)
 
 
 def test_without_letters_it_says_so(url: str, capsys: pytest.CaptureFixture[str]) -> None:

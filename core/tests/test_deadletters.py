@@ -15,9 +15,11 @@ from redelivery import dialects, events, redriving
 from redelivery.broker import Broker, DeadLetters, Letter, Limits, Support
 from redelivery.context import ErrorContext
 from redelivery.deadletters import LetterBox, dead_letters
+from redelivery.errands import original_id
 from redelivery.errors import ConfigurationError, Fatal, Permanent
 from redelivery.message import Message
-from redelivery.redriving import Pace, context_of, original_id
+from redelivery.redriving import Pace
+from redelivery.trust import context_of
 
 
 class Place(DeadLetters):

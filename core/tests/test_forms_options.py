@@ -67,6 +67,7 @@ def test_every_field_of_a_spec_has_an_option() -> None:
         sink_replication_factor=2,
         dead_letter_dialects=("connect", "knative"),
         dead_letter_type="com.example.dead",
+        letter_key="env:LETTER_KEY",
         allow_skip=True,
     )
     unsaid = {each.name for each in fields(DeliverySpec) if getattr(everything, each.name) is None}
@@ -96,6 +97,7 @@ def test_every_field_of_a_spec_has_an_option() -> None:
         "errors.deadletterqueue.topic.replication.factor": "2",
         "deadLetterDialects": "connect,knative",
         "deadLetterType": "com.example.dead",
+        "letterKey": "env:LETTER_KEY",
         "allowSkip": "true",
     }
     assert options.write(everything) == written

@@ -84,6 +84,7 @@ JOB = {
     "format": Probe("json", {}),
     "dead_letter_dialects": Probe(("connect",), {}, told="__connect.errors."),
     "dead_letter_type": Probe("com.dead", {}, told="com.dead"),
+    "letter_key": Probe("env:PROBE_KEY", {}, told='"mac"'),
     "retry_timeout": Probe(SECOND, {"retry": 9}),
     "retry_delay_max": Probe(MS, GROWING),
     "tolerance": Probe("none", {}),
@@ -117,6 +118,7 @@ def attempts(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         send(self, batch, deadline=deadline)
 
     monkeypatch.setattr(ScriptedSender, "send", noting)
+    monkeypatch.setenv("PROBE_KEY", "a key that signs letters")
     return noted
 
 
@@ -222,6 +224,7 @@ def test_each_field_is_told_by_a_plan_or_refused(name: str, tmp_path: Path) -> N
 IDLE = [
     ("format", "json", {"dead_letter_sink": (), **SKIPPING}),
     ("dead_letter_type", "com.dead", {"dead_letter_sink": (), **SKIPPING}),
+    ("letter_key", "env:PROBE_KEY", {"sink_context_headers": False}),
     ("dead_letter_dialects", ("connect",), {"sink_context_headers": False}),
     ("sink_include_messages", True, {"sink_context_headers": False}),
     ("sink_include_configs", True, {"sink_context_headers": False}),

@@ -382,12 +382,14 @@ class Letter:
             written in headers is read by core, whichever dialect wrote it. A letter that cannot be decoded is given as
             far as it can be read, with kind "invalid" and a reason here.
         dead_lettered_ms: when it came there, milliseconds since the epoch; None where unknown.
+        signed: whether one of the reader's keys has signed it; None where the reader has none. Plugins leave it.
     """
 
     position: str
     message: Message
     context: ErrorContext | None = None
     dead_lettered_ms: int | None = None
+    signed: bool | None = None
 
     def __post_init__(self) -> None:
         """Check what the broker tells: it may be somebody else's word. What nobody can show becomes unknown."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
+from redelivery import signing
 from redelivery.broker import Broker, Capabilities, DeadLetters, Letter, Support
 from redelivery.carrying import Back, Carrier, Onward
 from redelivery.clock import SystemClock
@@ -29,23 +30,20 @@ from redelivery.delivery.opening import (
     sink_url,
     true_url,
 )
+from redelivery.errands import FORWARDING, HOP_LIMIT, Errand, redriving
 from redelivery.errors import ConfigurationError, RedeliveryError
 from redelivery.ledger import Ledger
 from redelivery.plugins import connect, own_options
 from redelivery.redriving import (
-    FORWARDING,
-    HOP_LIMIT,
-    Errand,
     Pace,
     RedriveReport,
-    Targets,
     Transfer,
-    context_of,
-    redriving,
 )
 from redelivery.selection import Selection
 from redelivery.settings import redact
+from redelivery.signing import Verified
 from redelivery.spec import DeliverySpec, Sink
+from redelivery.trust import Targets, context_of
 
 #: How a letter is sent where nothing else is said; one that fails for good stays in its place.
 _SPEC: Final = DeliverySpec(retry=3, tolerance="all", allow_skip=True, log_enable=False)
@@ -62,12 +60,20 @@ class LetterBox:
     """The dead letters of one destination. Use it as a context manager, or `close` it."""
 
     def __init__(
-        self, opening: Opening, broker: Broker, letters: DeadLetters, options: Mapping[str, str], *, direct: bool
+        self,
+        opening: Opening,
+        broker: Broker,
+        letters: DeadLetters,
+        options: Mapping[str, str],
+        *,
+        direct: bool,
+        keys: Sequence[bytes] = (),
     ) -> None:
+        self._keys = keys
         self._opening = opening
         self._options = options
         self._broker = broker
-        self._letters = letters
+        self._letters = Verified(letters, keys)
         self._direct = direct
 
     def __iter__(self) -> Iterator[Letter]:
@@ -124,7 +130,7 @@ class LetterBox:
             hop_limit: letters sent back so often already are left.
             allow_targets: targets that letters may go to, if their headers name one other than the destination: names,
                 or patterns as of a shell (`orders-*`; for a column of the broker's that routes `column=value`). A
-                letter with another target stays: a header alone must not choose where a message goes.
+                letter with another target stays, unless it is signed: a header alone must not choose where it goes.
 
         Raises:
             ConfigurationError: it is not clear where to, or that is the dead letter place itself, or the ledger is
@@ -248,7 +254,7 @@ class LetterBox:
             book = resources.enter_context(Ledger(ledger, self.place)) if ledger and not pace.dry_run else None
             transfer = Transfer(
                 self._letters,
-                look=lambda: self._broker.dead_letters(direct=self._direct),
+                look=lambda: Verified(self._broker.dead_letters(direct=self._direct), self._keys),
                 selection=selection,
                 errand=errand,
                 there=there,
@@ -308,6 +314,7 @@ def dead_letters(
     sink: str | None = None,
     options: Mapping[str, str] | None = None,
     borrow: Borrow | None = None,
+    key: str | None = None,
 ) -> LetterBox:
     """The dead letters of a destination.
 
@@ -316,10 +323,13 @@ def dead_letters(
         sink: URL of the sink that its letters went to, where that was not the native place.
         options: client options, with their plugin's prefix; also of the plugins that letters are sent to.
         borrow: how a connection is had; plainly, where not given.
+        key: references of the keys that letters were signed with (`letterKey`), with commas between. Of a letter that
+            none of them has signed only what its broker says is believed; the target of one that is signed is followed.
 
     Raises:
         ConfigurationError, Unsupported, BrokerError
     """
+    keys = [signing.key(each) for each in signing.references(key)]
     with Resources() as resources:
         opening = Opening(
             url=sink or url,
@@ -336,5 +346,6 @@ def dead_letters(
         letters = broker.dead_letters(direct=direct)
         resources.callback(letters.close)
         kept = resources.pop_all()
-        return LetterBox(replace(opening, resources=kept), broker, letters, options or {}, direct=direct)
+        box = replace(opening, resources=kept)
+        return LetterBox(box, broker, letters, options or {}, direct=direct, keys=keys)
     raise AssertionError("unreachable")

@@ -7,36 +7,30 @@ know any broker or dialect.
 
 from __future__ import annotations
 
-import contextlib
-import fnmatch
 import hashlib
 import itertools
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, Final
+from dataclasses import dataclass, field, replace
+from typing import Final
 
-from redelivery import dialects, events, identity
+from redelivery import dialects
 from redelivery.broker import Capabilities, DeadLetters, Letter
 from redelivery.carrying import Carrier
 from redelivery.clock import Clock
-from redelivery.context import ErrorContext
 from redelivery.delivery.rate import RateLimit
+from redelivery.errands import Errand
 from redelivery.errors import Ambiguous, ConfigurationError, RedeliveryError, Retriable
 from redelivery.ledger import Ledger
-from redelivery.message import Message
 from redelivery.report import MAX_REASONS, OTHER
 from redelivery.selection import Selection, dead_since_ms
+from redelivery.trust import context_of
 
 log = logging.getLogger("redelivery.redriving")
 
-#: A letter that was sent back this often is not sent again unless told to.
-HOP_LIMIT: Final = 5
 #: A redrive stops when so many of its letters were refused, or are dead letters again.
 MAX_RETURNS: Final = 100
-#: Separates an id from the number of its hop.
-HOP_MARK: Final = "~"
 #: Letters that are sent and then removed together: so many, or fewer that have so many bytes.
 _CHUNK: Final = 500
 _CHUNK_BYTES: Final = 16 * 1024 * 1024
@@ -122,86 +116,6 @@ class Pace:
                 raise ConfigurationError(f"{name}: must be more than 0 and finite, not {value}")
         if self.max_returns is not None and self.max_returns < 0:
             raise ConfigurationError(f"max_returns: must be 0 or more, not {self.max_returns}")
-
-
-@dataclass(frozen=True, slots=True)
-class Errand:
-    """What is done with letters: sent back to work, or forwarded.
-
-    Attributes:
-        name: for messages.
-        prepare: a letter as the message that is sent, to a destination of these capabilities.
-        target: where a letter goes, if not to the destination itself; None where it does.
-        why_left: why a letter is not sent to a destination of these capabilities; None where it is.
-    """
-
-    name: str
-    prepare: Callable[[Letter, Capabilities], Message]
-    target: Callable[[Letter, Capabilities], str | None]
-    why_left: Callable[[Letter, Capabilities], str | None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Targets:
-    """Which targets of letters are followed, by a redrive and by a row that is read to be written again.
-
-    What a header says never chooses where a message goes. A target is a place other than the destination itself: a
-    letter's own destination, and each of the broker's text columns that routes (`Capabilities.routes`), written
-    `column=value`.
-
-    Attributes:
-        allowed: names, or patterns as of a shell (`orders-*`).
-        is_own: whether a destination of this name is the redrive's own.
-        none: no target is followed, and none holds a letter back: the operator has named where to.
-    """
-
-    allowed: tuple[str, ...] = ()
-    is_own: Callable[[str], bool] = lambda _name: False
-    none: bool = False
-
-    def of(self, letter: Letter, there: Capabilities) -> str | None:
-        """The targets of a letter that count, in one text; None where it has none."""
-        return ", ".join(_written(*each) for each in self._named(letter, there).items()) or None
-
-    def refused(self, letter: Letter, there: Capabilities) -> str | None:
-        """A target of a letter that may not be followed; None where it has none such."""
-        named = self._named(letter, there).items()
-        return next((_written(*each) for each in named if not self._admits(*each)), None)
-
-    def columns(self, letter: Letter, there: Capabilities) -> dict[str, str | None]:
-        """The targets of a letter by the column that they are of a row; one that is not allowed is None."""
-        named = self._named(letter, there).items()
-        unsaid = dict.fromkeys((_DESTINATION, *_text_routes(there)))
-        return unsaid | {column: name if self._admits(column, name) else None for column, name in named}
-
-    def _named(self, letter: Letter, there: Capabilities) -> dict[str, str]:
-        if self.none:
-            return {}
-        name = letter.message.destination or context_of(letter).target
-        named = {} if not name or self.is_own(name) else {_DESTINATION: name}
-        return named | _routed(letter, there)
-
-    def _admits(self, column: str, name: str) -> bool:
-        return any(fnmatch.fnmatchcase(_written(column, name), pattern) for pattern in self.allowed)
-
-
-#: The column of a row that says where it goes, at any broker.
-_DESTINATION: Final = "destination"
-
-
-def _written(column: str, name: str) -> str:
-    """A target as people write it."""
-    return name if column == _DESTINATION else f"{column}={name}"
-
-
-def _routed(letter: Letter, there: Capabilities) -> dict[str, str]:
-    """The broker's text columns of a letter that say where it goes, wherever they were kept."""
-    given = {**context_of(letter).extra, **letter.message.extra}
-    return {name: str(given[name]) for name in _text_routes(there) if given.get(name) not in {None, ""}}
-
-
-def _text_routes(there: Capabilities) -> list[str]:
-    return sorted(name for name in there.routes if there.columns.get(name) is str)
 
 
 class Transfer:
@@ -443,96 +357,3 @@ def _digest(letter: Letter) -> str:
     found = hashlib.blake2b(repr(said).encode(errors="surrogatepass"), digest_size=12)
     found.update(message.value or b"")
     return found.hexdigest()
-
-
-def context_of(letter: Letter) -> ErrorContext:
-    """Why a letter is there: what its headers say, and what only its broker knows.
-
-    Where the broker itself has given the message up, its word counts more than any header: a header may be forged.
-    """
-    written, native = dialects.read(letter.message), letter.context
-    if written is None or native is None:
-        return written or native or ErrorContext()
-    empty = ErrorContext()
-    own_word = native.kind not in {"", "terminated", written.kind}
-    first, second = (native, written) if own_word else (written, native)
-    unsaid = [each.name for each in fields(ErrorContext) if getattr(first, each.name) == getattr(empty, each.name)]
-    return replace(first, **{name: getattr(second, name) for name in unsaid})
-
-
-def sent_back(letter: Letter, there: Capabilities, *, targeted: bool = True) -> Message:
-    """The message of a letter as it is sent again: without our context, one hop further, to its own target.
-
-    Its id is `<id>~<hop>`, so that no broker takes it for the message that died; where the message may have been
-    delivered, it is the one that it was sent under.
-
-    Args:
-        letter: as it lies.
-        there: the destination's; what the message had of its own columns is restored.
-        targeted: its target was allowed (`Targets`); without, it goes to the destination itself.
-    """
-    context = context_of(letter)
-    columns = {name: kind for name, kind in there.columns.items() if targeted or name not in there.routes}
-    message = dialects.redriven(letter.message)
-    hop = dialects.lives(message).hops
-    name = message.id
-    if context.maybe_delivered:
-        name = name or context.message_id  # as it was sent: whoever has it already can tell
-    elif name is None and context.message_id is not None:
-        # Not the letter's own: another letter may have it, and must not be taken for the same message.
-        name = f"{context.message_id}{HOP_MARK}{letter.position}"
-    extra: dict[str, Any] = {}
-    for each, value in context.extra.items():
-        if each in columns and columns[each] is not bytes:
-            with contextlib.suppress(ValueError):  # somebody else wrote it: the message goes without
-                extra[each] = columns[each](value)
-    sent = replace(
-        message,
-        id=name if name is None or context.maybe_delivered else f"{original_id(name, hop - 1)}{HOP_MARK}{hop}",
-        destination=message.destination or context.target if targeted else None,
-        extra={**extra, **{name: value for name, value in message.extra.items() if name in columns}},
-    )
-    again = context.maybe_delivered
-    return replace(sent, identity=identity.of_unchanged(sent, context) if again else identity.of_redriven(sent))
-
-
-def original_id(name: str, hop: int) -> str:
-    """An id without the mark of its last hop."""
-    return name.removesuffix(f"{HOP_MARK}{hop}") if hop > 0 else name
-
-
-def why_left(letter: Letter, hop_limit: int) -> str | None:
-    """Why a letter is not sent back; None where it is."""
-    if dialects.lives(letter.message).hops >= hop_limit:
-        return f"it was sent back {hop_limit} times already"
-    if events.to_event(dialects.strip(letter.message)).get_type() == events.UNDELIVERABLE:
-        return "its row never became a message: mend it and write it again"
-    return None
-
-
-def why_not_forwarded(letter: Letter, _there: Capabilities) -> str | None:
-    """Why a letter is not forwarded; None where it is."""
-    if dialects.read(letter.message) is not None or letter.context is None:
-        return "it was not put there by the broker itself"
-    return None
-
-
-def redriving(targets: Targets, hop_limit: int) -> Errand:
-    """Letters are sent back to work, those with another target only where that is allowed."""
-
-    def why(letter: Letter, there: Capabilities) -> str | None:
-        refused = targets.refused(letter, there)
-        if refused is not None:
-            return f"its target {refused!r} is not allowed (--allow-targets)"
-        return why_left(letter, hop_limit)
-
-    return Errand("redrive", lambda letter, there: sent_back(letter, there, targeted=not targets.none), targets.of, why)
-
-
-#: Letters of the broker's own are sent on as they are; each sink's carrier puts their context into its form.
-FORWARDING: Final = Errand(
-    "forward",
-    lambda letter, _there: replace(letter.message, identity=identity.of_forwarded(letter)),
-    lambda _letter, _there: None,
-    why_not_forwarded,
-)

@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Final, Literal, Self, TypeAlias, get_args
 
 from redelivery.errors import InvalidSpec
-from redelivery.settings import redact, redact_options
+from redelivery.settings import is_reference, redact, redact_options
 
 #: A retry timeout that never ends (Connect's -1).
 FOREVER: Final = timedelta.max
@@ -111,6 +111,7 @@ class DeliverySpec:
         dead_letter_dialects: in which dialects the error context is written into letters. None: the sink's own one, and
             beside it, where the message is a CloudEvent, Knative's.
         dead_letter_type: the type under which events are reposted to sinks; None: their own. A redrive gives it back.
+        letter_key: reference of the key that signs letters (`env:NAME`, `file:PATH`); None: they are not signed.
         allow_skip: permits tolerance "all" without a sink: failed rows are then counted, logged and gone.
     """
 
@@ -141,11 +142,15 @@ class DeliverySpec:
 
     dead_letter_dialects: tuple[LetterDialect, ...] | None = None
     dead_letter_type: str | None = None
+    letter_key: str | None = None
     allow_skip: bool = False
 
     def __post_init__(self) -> None:
         self._check_types()
         self._check_dialects()
+        key: object = self.letter_key
+        if key is not None and (not isinstance(key, str) or not is_reference(key)):
+            _refuse("letter_key", "must be a reference, as in 'env:NAME' or 'file:PATH', and never the key itself")
         self._check_at_least(UNLIMITED, "retry", "tolerance_limit", "tolerance_rate_limit")
         self._check_at_least(1, "sink_partitions", "sink_replication_factor")
         zero = timedelta(0)

@@ -33,12 +33,13 @@ _OF_LETTERS: Final = (
     "format",
     "dead_letter_dialects",
     "dead_letter_type",
+    "letter_key",
     "sink_context_headers",
     "sink_include_messages",
     "sink_include_configs",
     *PROVISIONED,
 )
-_OF_CONTEXT: Final = ("dead_letter_dialects", "sink_include_messages", "sink_include_configs")
+_OF_CONTEXT: Final = ("dead_letter_dialects", "letter_key", "sink_include_messages", "sink_include_configs")
 _LIMITS: Final = ("tolerance_limit", "tolerance_rate_limit", "tolerance_rate_duration")
 
 

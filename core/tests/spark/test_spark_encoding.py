@@ -16,10 +16,10 @@ from redelivery.broker import Capabilities, Letter, Limits, Support
 from redelivery.context import ErrorContext
 from redelivery.errors import Permanent
 from redelivery.message import Message
-from redelivery.redriving import Targets
 from redelivery.spark.columns import resolve
 from redelivery.spark.encoding import Encoder
 from redelivery.spark.reader import _FIELDS, _record_batch, unpack
+from redelivery.trust import Targets
 
 Y = Support.NATIVE
 CAPABILITIES = Capabilities(

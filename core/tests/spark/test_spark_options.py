@@ -66,6 +66,22 @@ def test_what_is_common_to_all_plugins_is_an_option_of_both_directions():
     assert "did you mean 'redelivery.strict'" in refused(UnknownOption, **{"redelivery.strikt": "true"})
 
 
+def test_a_key_of_letters_is_a_reference_in_both_directions():
+    assert read_write_options({"url": URL, "letterkey": "file:/run/key"}).spec.letter_key == "file:/run/key"
+    read = {"url": URL, "deadLetters": "true"}
+    assert read_read_options({**read, "letterKey": "env:NEW, env:OLD"}).keys == ("env:NEW", "env:OLD")
+    for call in (
+        lambda: read_read_options({**read, "letterKey": "canary"}),
+        lambda: refused(InvalidSpec, letterKey="canary"),
+    ):
+        try:
+            text = call()
+        except ConfigurationError as error:
+            text = str(error)
+        assert "letterKey: " in str(text)
+        assert "canary" not in str(text)
+
+
 def test_allowed_targets_are_a_comma_list():
     read = {"url": URL, "deadLetters": "true"}
     assert read_read_options({**read, "allowtargets": "orders-*, exchange=a,"}).allow_targets == (

@@ -91,6 +91,17 @@ def test_mended_rows_can_be_written_again(spark, shelf, orders):
     assert dialects.lives(message) == dialects.Lives(attempts_total=1, hops=1), "a redelivery, as it were"
 
 
+def test_the_target_of_a_signed_letter_is_a_column_and_no_header_of_another_counts(spark, shelf, orders, tmp_path):
+    keys = [tmp_path / name for name in ("new", "old")]
+    for each in keys:
+        each.write_text(f"the key that is {each.name}")
+    deliver(orders.where("id = 'id0'"), shelf.url(), deadLetterSink="native", letterKey=f"file:{keys[1]}")
+    deliver(orders.where("id = 'id2'"), shelf.url(), deadLetterSink="native")
+    found = letters(spark, shelf.url(), letterKey=",".join(f"file:{each}" for each in keys)).collect()
+    told = {row["value"]: (row["destination"], row["_error"]["kind"], row["_error"]["target"]) for row in found}
+    assert told == {b"permanent 0": ("to0", "permanent", "to0"), b"permanent 2": (None, "unsigned", None)}
+
+
 def test_events_that_became_none_can_be_mended(spark, shelf):
     df = spark.sql("SELECT id AS n, IF(id = 1, NULL, concat('s', id)) AS tail FROM range(3)")
     made = events(df, type="flight", source="/nyc", subject="tail")

@@ -19,6 +19,8 @@ from redelivery_conformance.statements import Statements, broker_has, broker_lac
 from redelivery_conformance.subject import Subject
 from redelivery_conformance.suite.headers import ODD_HEADERS
 
+#: Signs letters.
+KEY = b"a key that signs letters"
 #: Seconds between letters that must be told apart by age: a broker's clock may be as coarse as this.
 TICK = 0.02
 
@@ -194,7 +196,8 @@ class DeadLetterPlaces(Statements):
     def _comes_back_whole(self, subject: Subject, url: str, dialect: str, *, direct: bool) -> None:
         there = subject.connect(url).capabilities
         sent = original(subject)
-        letter = dialects.attach(sent, CONTEXT, dialect=dialect, limits=there.limits, prefix=there.cloudevents_prefix)
+        prefix = there.cloudevents_prefix
+        letter = dialects.attach(sent, CONTEXT, dialect=dialect, limits=there.limits, prefix=prefix, key=KEY)
         subject.deliver(letter, url=url)
         (found,) = subject.browse(direct=direct)
         message = found.message
@@ -204,6 +207,8 @@ class DeadLetterPlaces(Statements):
         context = dialects.read(message) or found.context
         assert context is not None, "the letter came without its context"
         assert context == dialects.read(letter)
+        if dialects.read(message) is not None:
+            assert dialects.is_signed(message, [KEY]), "what was signed has changed on its way"
 
 
 class Browsing(Statements):

@@ -16,10 +16,11 @@ from redelivery import dialects
 from redelivery.broker import Accept, Broker, DeadLetters, Letter, Sender, Terminate
 from redelivery.context import ErrorContext
 from redelivery.deadletters import LetterBox, dead_letters
+from redelivery.errands import HOP_MARK
 from redelivery.errors import Retriable
 from redelivery.ledger import Ledger
 from redelivery.message import Message
-from redelivery.redriving import HOP_MARK, Pace
+from redelivery.redriving import Pace
 from redelivery.selection import Selection
 from redelivery_conformance.forking import KILLED, in_a_fork
 from redelivery_conformance.statements import Statements, broker_has, broker_lacks

@@ -14,7 +14,7 @@ from redelivery.errors import BrokerError
 from redelivery.message import Message
 from redelivery_conformance.statements import Statements, broker_has, broker_lacks
 from redelivery_conformance.subject import GRACE, Subject
-from redelivery_conformance.suite.letters import CONTEXT, original
+from redelivery_conformance.suite.letters import CONTEXT, KEY, original
 from redelivery_conformance.suite.receiving import numbered
 from redelivery_conformance.taking import LONG, QUIET, Taker, values
 
@@ -27,7 +27,12 @@ def letter_of(subject: Subject, received: Received) -> Message:
     """The letter of a received message, as core makes it."""
     has = subject.capabilities
     return dialects.attach(
-        received.message, CONTEXT, dialect=has.context_dialect, limits=has.limits, prefix=has.cloudevents_prefix
+        received.message,
+        CONTEXT,
+        dialect=has.context_dialect,
+        limits=has.limits,
+        prefix=has.cloudevents_prefix,
+        key=KEY,
     )
 
 
@@ -48,6 +53,7 @@ class Terminating(Statements):
         assert [each for each in found.message.headers if each in sent.headers] == list(sent.headers)
         assert dialects.read(found.message) == dialects.read(letter)
         assert dialects.strip(found.message) == dialects.strip(letter), "what is redriven is not what was received"
+        assert dialects.is_signed(found.message, [KEY]), "what was signed has changed on its way"
 
     @broker_has("receive", "send", "terminate", "browse")
     def test_a_terminated_message_is_gone_when_its_letter_is_there(self, subject: Subject) -> None:

@@ -51,6 +51,12 @@ def add_place(parser: argparse.ArgumentParser, *, with_spec: bool = False) -> No
     parser.add_argument("url", help="the destination whose dead letters are meant")
     add_subscription(parser)
     parser.add_argument("--sink", metavar="URL", help="where its letters went, if not to its native place")
+    parser.add_argument(
+        "--key",
+        metavar="REFERENCE",
+        help="env:NAME or file:PATH of the key that letters were signed with (letterKey), or several with commas "
+        "between; what the headers of other letters say is not believed",
+    )
     (add_spec if with_spec else add_client)(parser)
 
 
@@ -127,7 +133,7 @@ def _properties(text: str) -> dict[str, str]:
 def opened(arguments: argparse.Namespace, client: Mapping[str, str] | None = None) -> LetterBox:
     """The place that the arguments name; the client's options are read here where they are not given."""
     options = client_of(arguments) if client is None else client
-    return dead_letters(destination_of(arguments, options), sink=arguments.sink, options=options)
+    return dead_letters(destination_of(arguments, options), sink=arguments.sink, options=options, key=arguments.key)
 
 
 def selection_of(arguments: argparse.Namespace) -> Selection:

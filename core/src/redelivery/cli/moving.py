@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Final
 from redelivery.cli.arguments import add_place, add_where, opened, selection_of, spec_and_client
 from redelivery.cli.asking import confirm
 from redelivery.cli.showing import overwrite, say, say_json
+from redelivery.errands import HOP_LIMIT
 from redelivery.errors import ConfigurationError
 from redelivery.ledger import default_path
-from redelivery.redriving import HOP_LIMIT, MAX_RETURNS, Pace, RedriveReport
+from redelivery.redriving import MAX_RETURNS, Pace, RedriveReport
 from redelivery.spec import DeliverySpec
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TypeAlias
 from urllib.parse import urljoin, urlsplit
 
-from redelivery import plugins, policy, support
+from redelivery import plugins, policy, signing, support
 from redelivery.broker import Broker
 from redelivery.clock import Clock
 from redelivery.delivery.lane import Bounds, Lane
@@ -73,11 +73,17 @@ class Opening:
         warning = policy.retries_that_do_not_fit(self.spec)
         if warning:
             log.warning("%s", warning)
+        self._check_key()
         broker = self.resources.enter_context(self.borrow(self.url, self.options))
         support.check(self.spec, broker.capabilities, broker.name)
         for sentence in (*support.without_effect(self.spec), *support.left_to_provisioning(self.spec)):
             log.warning("%s", sentence)
         return broker
+
+    def _check_key(self) -> None:
+        """That the key of letters is missing is said before any row is sent. Raises ConfigurationError."""
+        if self.spec.letter_key is not None:
+            signing.key(self.spec.letter_key)
 
     def destination(self, broker: Broker) -> Lane:
         """The destination's lane, open. Raises BrokerError, Unsupported."""
@@ -130,6 +136,7 @@ class Opening:
         return self._lane(true_url(sink, url, there), there, policy.for_sink(self.spec))
 
     def _lane(self, url: str, broker: Broker, spec: DeliverySpec) -> Lane:
+        self._check_key()
         lane = Lane(redact(url), broker, spec, self.bounds, self.clock)
         self.resources.callback(lane.close)
         return lane

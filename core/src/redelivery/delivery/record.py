@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from redelivery import dialects, events, identity
+from redelivery import dialects, events, identity, signing
 from redelivery.broker import Capabilities, Received
 from redelivery.context import ErrorContext, Stage, qualified
 from redelivery.errors import BrokerError, thrown
@@ -218,4 +218,5 @@ class Record:
             configs=configs if spec.sink_include_configs else None,
             rename_type=rename_type,
             wrapped=wrapped,
+            key=None if spec.letter_key is None else signing.key(spec.letter_key),
         )

@@ -20,7 +20,7 @@ from typing import Any, Final
 from redelivery import events
 from redelivery.broker import Limits
 from redelivery.context import ErrorContext, checked
-from redelivery.dialects import _body, _mark, _retype, connect, deadletter, json_context, knativeerror
+from redelivery.dialects import _body, _mark, _retype, _signature, connect, deadletter, json_context, knativeerror
 from redelivery.dialects._fields import BOOKKEEPING, bounded, without
 from redelivery.dialects._letter import CONTEXT, Dialect, Letter, combined
 from redelivery.dialects._mark import Mark
@@ -36,6 +36,7 @@ __all__ = [
     "chosen",
     "document",
     "included",
+    "is_signed",
     "lives",
     "read",
     "redriven",
@@ -110,6 +111,7 @@ def attach(
     configs: Mapping[str, str] | None = None,
     rename_type: str | None = None,
     wrapped: bool = False,
+    key: bytes | None = None,
 ) -> Message:
     """The letter: the message with its context, within the limits.
 
@@ -127,6 +129,7 @@ def attach(
         configs: settings to write into the JSON header, redacted.
         rename_type: the type that an event gets; the marker keeps its own, which `strip` and `redriven` give back.
         wrapped: as an event that stands for the message, for a sink that refuses what the message holds (see `wrap`).
+        key: signs the letter, so that who has it can tell it from a forged one (`is_signed`).
 
     Raises:
         ContractViolation: no such dialect.
@@ -140,6 +143,7 @@ def attach(
     try:
         plain = stripped if found is None else replace(stripped, headers=_at(stripped.headers, found[0], None))
         mark = Mark() if found is None else found[1]
+        sign = None if key is None else lambda letter, mark: _signature.of(key, *_signed_parts(letter, mark))
         ways = [(plain, mark)]  # where there is no room for what its type was, it keeps that
         renamed = _retype.rename(plain, rename_type) if rename_type and not wrapped else None
         if renamed is not None:
@@ -154,6 +158,7 @@ def attach(
                 limits=limits,
                 include_message=include_message,
                 configs=configs,
+                sign=sign,
             ).fit(safe)
             for each, kept in ways
         )
@@ -213,6 +218,25 @@ def read(message: Message) -> ErrorContext | None:
         if given:
             return checked(given)
     return _read_others(message)
+
+
+def is_signed(message: Message, keys: Sequence[bytes]) -> bool:
+    """Whether a message is a letter that one of these keys has signed, and nothing that was signed has changed.
+
+    Signed are the marker, the context as `read` gives it, and the message's key and value. Never raises.
+    """
+    found = _mark.find(message.headers)
+    mark = Mark() if found is None else found[1]
+    if mark.mac is None or not _is_letter(mark):
+        return False
+    mac, parts = mark.mac, _signed_parts(message, mark)
+    return any(_signature.is_by(key, mac, *parts) for key in keys)
+
+
+def _signed_parts(message: Message, mark: Mark) -> tuple[bytes, dict[str, str], list[bytes], Message]:
+    """What a signature is of: the marker, the texts and the JSON that a context is read from, the bare message."""
+    unsigned = replace(mark, mac=None)
+    return unsigned.dump(), _written_texts(message, mark), _written_json(message, mark), _bare(message, mark)
 
 
 def _read_others(message: Message) -> ErrorContext | None:
@@ -306,16 +330,28 @@ def _is_letter(mark: Mark) -> bool:
 
 def _read_ours(message: Message, mark: Mark) -> ErrorContext:
     fields: dict[str, Any] = {name: getattr(mark, name) for name in BOOKKEEPING}
-    known = [_DIALECTS[name] for name in mark.dialects if name in _DIALECTS]
-    written = {_extension(name) or name for name in mark.headers} | set(mark.attributes)
-    texts = {name: value for dialect in known for name, value in _texts(message, dialect).items() if name in written}
-    fields |= combined(known, texts)
+    known = _known(mark)
+    fields |= combined(known, _written_texts(message, mark))
     whole = any(dialect.whole for dialect in known)
-    for name, value in message.headers:
-        if name in CONTEXT and name in mark.headers:
-            form = json_context.parse(value) or {}
-            fields |= json_context.read(form) if whole else json_context.ours(form)
+    for value in _written_json(message, mark):
+        form = json_context.parse(value) or {}
+        fields |= json_context.read(form) if whole else json_context.ours(form)
     return checked(fields)
+
+
+def _known(mark: Mark) -> list[Dialect]:
+    return [_DIALECTS[name] for name in mark.dialects if name in _DIALECTS]
+
+
+def _written_texts(message: Message, mark: Mark) -> dict[str, str]:
+    """Of the names that the marker lists, their text, wherever they stand now."""
+    written = {_extension(name) or name for name in mark.headers} | set(mark.attributes)
+    found = (pair for dialect in _known(mark) for pair in _texts(message, dialect).items())
+    return {name: value for name, value in found if name in written}
+
+
+def _written_json(message: Message, mark: Mark) -> list[bytes]:
+    return [value or b"" for name, value in message.headers if name in CONTEXT and name in mark.headers]
 
 
 def _texts(message: Message, dialect: Dialect) -> dict[str, str]:

@@ -72,6 +72,7 @@ class Letter:
         prefix: of CloudEvents headers at the broker; None where it has none.
         limits: the broker's.
         include_message, configs: see `json_context.document`.
+        sign: gives the signature of a letter with this marker; None: it gets none.
     """
 
     def __init__(
@@ -84,7 +85,9 @@ class Letter:
         limits: Limits,
         include_message: bool,
         configs: Mapping[str, str] | None,
+        sign: Callable[[Message, Mark], str] | None = None,
     ) -> None:
+        self._sign = sign
         self._message = message
         self._lives = lives
         self._dialects = list(dialects)
@@ -217,7 +220,10 @@ class Letter:
         name = _mark.free_name(message.headers)
         if name is None:
             return message
-        return replace(message, headers=(*message.headers, *headers, (name, mark.dump())))
+        letter = replace(message, headers=(*message.headers, *headers))
+        if self._sign is not None:
+            mark = replace(mark, mac=self._sign(letter, mark))
+        return replace(letter, headers=(*letter.headers, (name, mark.dump())))
 
     def _room(self) -> int:
         """How many headers may be added."""

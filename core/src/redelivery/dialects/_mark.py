@@ -34,6 +34,7 @@ class Mark:
         maybe_delivered: the message may lie at its destination, by this life or one before.
         retyped: an event's type before it was reposted under another.
         wrapped: the letter is an event that stands for the message (`events.wrapped`).
+        mac: signs all of this, what we wrote, and the message (`dialects._signature`).
     """
 
     dialect: str | None = None
@@ -46,6 +47,7 @@ class Mark:
     maybe_delivered: bool = False
     retyped: Retyped | None = None
     wrapped: bool = False
+    mac: str | None = None
 
     @property
     def dialects(self) -> tuple[str, ...]:
@@ -68,6 +70,8 @@ class Mark:
             form["inserted"] = [self.inserted.offset, self.inserted.length]
         if self.retyped is not None:
             form["retyped"] = list(astuple(self.retyped))
+        if self.mac is not None:
+            form["mac"] = self.mac
         return json_context.dump(form)
 
 
@@ -95,6 +99,7 @@ def _read(form: Mapping[str, Any]) -> Mark | None:
     numbers = [form.get("attempts_total", 0), form.get("hops", 0)]
     inserted = form.get("inserted", [0, 0])
     retyped = form.get("retyped", ["", "", 0, ""])
+    mac = form.get("mac")
     if not isinstance(retyped, list) or not _is_retyped(retyped):
         return None
     if not form.keys() & {*_MEMBERS, "retyped"} or not isinstance(dialect, str | None):
@@ -114,6 +119,7 @@ def _read(form: Mapping[str, Any]) -> Mark | None:
         hops=numbers[1],
         **{name: form.get(name) is True for name in _FLAGS},
         retyped=Retyped(*retyped) if retyped[0] and retyped[1] else None,
+        mac=mac if isinstance(mac, str) else None,
     )
 
 

@@ -150,6 +150,7 @@ OURS: Final = (
         "how the error context is written into letters: comma list of connect, knative, knativeerror, deadletter, json",
     ),
     Field("deadLetterType", "dead_letter_type", TEXT, "the type under which events are reposted to sinks"),
+    Field("letterKey", "letter_key", TEXT, "signs letters with the key behind this reference, env:NAME or file:PATH"),
     Field(
         "allowSkip", "allow_skip", FLAG, "permits tolerance without a sink: failed rows are counted, logged and gone"
     ),

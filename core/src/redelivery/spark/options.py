@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
-from redelivery import plugins, support
+from redelivery import plugins, signing, support
 from redelivery.broker import BrokerPlugin
 from redelivery.delivery import Bounds, Flow
 from redelivery.delivery.opening import prefixed
@@ -66,6 +66,8 @@ READ: Final[Mapping[str, str]] = {
     "deadLetters": "true: read the dead letters (there is nothing else to read yet)",
     "deadLetterSink": "the sink's own URL, where letters went to a sink rather than to the native place",
     "run": "only the letters of this run (`DeliveryReport.run`)",
+    "letterKey": "references of the keys that letters were signed with, with commas between: what the headers of "
+    "others say is not believed, and the targets of those that are signed become columns",
     "allowTargets": "targets of letters that become columns of a row, and so where it is written: comma list of names "
     "or shell patterns, `column=value` of a broker's column that routes; any other is told by `_error.target` alone",
 }
@@ -120,6 +122,7 @@ class ReadSettings:
         client: client options, with their prefix.
         run: only letters of this run.
         allow_targets: targets of letters that may become columns.
+        keys: references of the keys that letters were signed with.
         shared_mount: a one-host place may be used on a cluster.
     """
 
@@ -128,6 +131,7 @@ class ReadSettings:
     client: Mapping[str, str] = field(default_factory=dict)
     run: str | None = None
     allow_targets: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()
     shared_mount: bool = False
 
 
@@ -191,6 +195,7 @@ def read_read_options(options: Mapping[str, str]) -> ReadSettings:
         direct=direct,
         client=_client_options(url, plugin, mine, own, known=known),
         run=own.get("run"),
+        keys=signing.references(own.get("letterKey")),
         allow_targets=tuple(each.strip() for each in own.get("allowTargets", "").split(",") if each.strip()),
         shared_mount=_flag(own, "sharedMount"),
     )

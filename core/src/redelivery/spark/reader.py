@@ -21,17 +21,19 @@ from pyspark.sql import types as t
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_type
 
-from redelivery import dialects, events, plugins
+from redelivery import dialects, events, plugins, signing
 from redelivery._json import dumps, loads
 from redelivery.broker import Capabilities, Letter
 from redelivery.context import LAST_MS, ErrorContext
+from redelivery.errands import HOP_MARK, original_id
 from redelivery.errors import ConfigurationError, RedeliveryError
 from redelivery.message import Message
-from redelivery.redriving import HOP_MARK, Targets, context_of, original_id
 from redelivery.settings import unknown
+from redelivery.signing import Verified
 from redelivery.spark.cloudevents import default_way, is_json_type
 from redelivery.spark.job import local_property, plain, refuse_one_host
 from redelivery.spark.options import ATTRIBUTES, ENCODINGS, EXTENSIONS, ReadSettings
+from redelivery.trust import Targets, context_of
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -114,6 +116,7 @@ class DeadLetterReader(DataSourceReader):
 
     def _read(self) -> Iterator[RecordBatch]:
         settings = self.settings
+        keys = [signing.key(each) for each in settings.keys]
         refuse_one_host(settings.url, local_property("spark.master"), shared_mount=settings.shared_mount)
         with (
             plugins.connect(settings.url, settings.client) as broker,
@@ -122,7 +125,7 @@ class DeadLetterReader(DataSourceReader):
             rows: list[dict[str, Any]] = []
             weight = 0
             targets, there = Targets(allowed=settings.allow_targets), broker.capabilities
-            for letter in letters.browse():
+            for letter in Verified(letters, keys).browse():
                 row = unpack(letter, targets, there)
                 if settings.run is not None and row["_error"]["run"] != settings.run:
                     continue
