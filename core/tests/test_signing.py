@@ -26,7 +26,7 @@ from test_dialects_properties import (
     within,
 )
 
-from redelivery import dialects, signing
+from redelivery import dialects, plugins, signing
 from redelivery.broker import Letter, Limits
 from redelivery.context import ErrorContext
 from redelivery.errors import ConfigurationError, InvalidSpec, MissingSecret
@@ -45,6 +45,7 @@ def _keys(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("SIGNING_TEST_KEY", KEY.decode())
     monkeypatch.setenv("SIGNING_OTHER_KEY", OTHER.decode())
     signing.key.cache_clear()
+    plugins.registry()  # loaded before any example is timed
     yield
     signing.key.cache_clear()
 
