@@ -132,7 +132,10 @@ class DeadLetterPlaces(Statements):
             (found,) = subject.browse(direct=False)
             given = dialects.strip(found.message)
             assert (given.value, given.key, given.id) == (row.value, row.key, row.id)
-            assert given.headers[: len(row.headers)] == row.headers
+            kept = given.headers[: len(row.headers)]
+            # A plugin may take a letter as it is by writing as an escape what its client has no way to hold in a name.
+            escaped = tuple((name.replace("\0", "\\0"), value) for name, value in row.headers)
+            assert kept in (row.headers, escaped)
 
     @broker_has("send", "browse", "dead_letter")
     def test_the_native_place_is_apart_from_the_destination(self, subject: Subject) -> None:
