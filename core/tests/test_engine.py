@@ -26,6 +26,7 @@ from redelivery.errors import (
 from redelivery.message import Batch, Message
 from redelivery.policy import for_sink
 from redelivery.report import DeliveryReport
+from redelivery.secrets import LONGEST, guard_loggers
 from redelivery.spec import FOREVER, DeliverySpec, Sink
 
 SECOND = timedelta(seconds=1)
@@ -440,6 +441,17 @@ def test_an_enabled_error_log_has_one_object_a_failure_with_its_coordinates(capl
     ours = form["redelivery"]
     assert (ours["stage"], ours["exception"], ours["attempts"]) == ("TASK_PUT", "redelivery.errors.Retriable", 3)
     assert (ours["partition"], ours["position"], ours["destination"]) == (3, 1, "scripted:work")
+
+
+def test_the_error_log_of_a_large_record_is_whole(caplog: pytest.LogCaptureFixture) -> None:
+    """However long a text may be that is searched for secrets: its parts have been."""
+    guard_loggers("redelivery")
+    bench = Bench(log_enable=True, log_include_messages=True)
+    bench.work.script = {"a": ["permanent"]}
+    bench.engine.take(Batch.of([Message(value=b"v" * LONGEST, id="a")]))
+    bench.run()
+    (form,) = logged(caplog)
+    assert len(form["record"]["value"]["object"]) > LONGEST
 
 
 def test_the_error_log_holds_the_message_and_the_options_only_where_asked_and_redacted(

@@ -77,6 +77,12 @@ class Secret(str):
         return repr(REDACTED)
 
 
+class Redacted(str):
+    """A text that is redacted already, in its parts: what is guarded logs it whole."""
+
+    __slots__ = ()
+
+
 class _Remembered:
     """Secret values that this process has seen, each with its spellings; the one seen last is the last."""
 
@@ -353,6 +359,8 @@ def _guard(make: Callable[..., logging.LogRecord]) -> Callable[..., logging.LogR
 
 
 def _redact_record(record: logging.LogRecord) -> None:
+    if isinstance(record.msg, Redacted):
+        return
     try:
         said = record.getMessage()
     except Exception:  # noqa: BLE001 - whatever a client's arguments raise, a log line must not

@@ -13,7 +13,7 @@ from typing import Final
 from redelivery import dialects
 from redelivery.context import ErrorContext
 from redelivery.delivery.record import Origin, Record
-from redelivery.settings import redact
+from redelivery.secrets import Redacted, redact
 from redelivery.spec import DeliverySpec
 
 log = logging.getLogger("redelivery.delivery")
@@ -52,7 +52,8 @@ class ErrorLog:
                 include_message=bool(spec.log_include_messages),
                 configs=self._origin.configs if spec.log_include_configs else None,
             )
-            log.error("%s", json.dumps({"fate": redact(fate), "duration_ms": round(record.seconds * 1000), **form}))
+            whole = {"fate": redact(fate), "duration_ms": round(record.seconds * 1000), **form}
+            log.error(Redacted(json.dumps(whole)))
             return True
         if spec.log_enable is False or self._told >= _TOLD:
             return False
