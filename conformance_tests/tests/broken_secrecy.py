@@ -52,22 +52,22 @@ class ShowsThePasswordInItsRepr(Knowing):
         return f"ShowsThePasswordInItsRepr({self.password})"
 
 
-class DiesOfANul(Broken):
+class DiesOfALineBreak(Broken):
     """With an error that is none of ours."""
 
-    caught_by = "a_hostile_option_is_taken_or_refused_in_one_short_line[memory-nul]"
+    caught_by = "a_hostile_option_is_taken_or_refused_in_one_short_line[memory-newline]"
 
     def __init__(self, url: str, options: Mapping[str, str]) -> None:
         super().__init__(url, options)
-        if "\0" in options.get("password", ""):
-            raise ValueError("embedded null byte")
+        if "\n" in options.get("password", ""):
+            raise ValueError("a line break")
 
 
 class ReadsSlowly(Broken):
     """Looks at each character of a name again for each that follows."""
 
     caught_by = "what_others_name_is_read_in_time_linear_in_it[memory-a]"
-    unit: ClassVar[float] = 6e-10
+    unit: ClassVar[float] = 2.5e-8
 
     def sibling(self, name: str) -> str:
         until = time.process_time() + len(name) ** 2 * self.unit

@@ -175,6 +175,9 @@ def _opened(plugin: BrokerPlugin, url: str, options: Mapping[str, str] | None) -
     allowed.check_plugin(plugin.name)
     remember_literals(url)
     common, own = _divided(options or {})
+    for name, value in own.items():
+        if "\0" in value or not _is_text(value):
+            raise ConfigurationError(f"{name}: it holds a NUL or half a character, which no client takes; correct it")
     strict = _is_strict(common)
     broker = plugin.connect(url, resolve_secrets(client_options(plugin, own)))
     allowed.check_hosts(broker.hosts, plugin.name)
@@ -183,6 +186,14 @@ def _opened(plugin: BrokerPlugin, url: str, options: Mapping[str, str] | None) -
             raise ConfigurationError(f"{redact_url(url)}: {each}; {STRICT} refuses that")
         _warn_once(f"{redact_url(url)}: {each}; {STRICT}=true would refuse that")
     return broker
+
+
+def _is_text(value: str) -> bool:
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def common_options(options: Mapping[str, str]) -> dict[str, str]:

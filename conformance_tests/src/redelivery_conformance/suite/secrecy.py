@@ -226,6 +226,8 @@ class Secrecy(Statements):
             raise NotApplicable("it has no secret option")
         with watched(caplog, capfd, frames=True) as told:
             for options, names in ways:
+                if any(each in options[name] for name in options.keys() - set(names) for each in spellings()):
+                    continue  # what the caller wrote out stands in the caller's own frames
                 monkeypatch.setenv(VARIABLE, options[names[0]])
                 for name in plugin.options:
                     full = f"{plugin.name}.{name}"

@@ -274,7 +274,7 @@ def _proxies(text: str) -> tuple[tuple[str, str], ...]:
     try:
         found = json.loads(text)
         good = isinstance(found, dict) and all(isinstance(each, str) and urlsplit(each) for each in found.values())
-    except ValueError:
+    except (ValueError, RecursionError):
         good = False
     if not good:
         raise ConfigurationError('sqs.proxies: JSON as {"https": "http://proxy:3128"}') from None
