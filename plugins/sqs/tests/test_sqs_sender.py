@@ -251,9 +251,10 @@ class TestFifo(Statements):
         assert subject.values() == Counter([b"v"])
 
     def test_an_event_that_fails_again_is_a_letter_again_though_its_first_one_is_gone(self, subject: Subject) -> None:
-        """SQS knows an id for five minutes after its message was deleted; a letter that it drops would be lost."""
-        first = Message(value=b"v", key=b"k", id="i", headers=(("failed", b"at one"),))
-        for letter in (first, first, replace(first, headers=(("failed", b"at two"),))):
+        """SQS knows an identity for five minutes after its message was deleted: a later letter has another one."""
+        first = Message(value=b"v", key=b"k", id="i", headers=(("failed", b"at one"),), identity="letter one")
+        second = replace(first, headers=(("failed", b"at two"),), identity="letter two")
+        for letter in (first, first, second):
             subject.deliver(letter, url=subject.broker.native_sink())
         found = [letter.message for letter in subject.browse(direct=False)]
         assert [message.headers[0][1] for message in found] == [b"at one", b"at two"]
