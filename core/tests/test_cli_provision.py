@@ -153,7 +153,7 @@ def test_it_warns_of_what_an_operator_should_see_to(url: str, capsys: pytest.Cap
     assert "is counted, and gone" in warnings(capsys, url, *gone)
     other = url.replace("orders", "other")
     said = warnings(capsys, url, "--option", f"deadLetterSink={other}", "--reads", other)
-    assert "is not made here" in said
+    assert "is another place" in said
     assert "the job reads its own dead letter sink" in said
 
 
@@ -236,3 +236,13 @@ class Hostile(Admin):
 
     def close(self) -> None:
         """Nothing is held."""
+
+
+def test_a_sink_that_no_plugin_opens_is_refused_by_plan_as_by_a_job(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for command in ("plan", "drift", "apply"):
+        status, _, err = run(capsys, command, url, "--option", "deadLetterSink=fil:/tmp/letters")
+        assert status == 2
+        assert "no plugin opens 'fil' URLs" in err
+        assert "did you mean 'file'?" in err

@@ -189,8 +189,9 @@ def _of_sinks(
             yield f"the job reads its own dead letter sink, {redact(there)}: each letter comes back as a message"
         if sink == NATIVE:
             continue
+        plugins.registry().by_url(sink)  # raises where no plugin opens it: no job could use it either
         if sink not in made:
-            yield f"the sink {redact(sink)} is not made here; see to it: redelivery plan {redact(sink)}"
+            yield f"the sink {redact(sink)} is another place; make it, if it is missing: redelivery apply {redact(sink)}"
         with contextlib.suppress(BrokerError, ConfigurationError, Unsupported):
             with plugins.connect(sink, plugins.own_options(sink, options)) as broker:
                 loop = broker.native_sink() == url

@@ -101,7 +101,7 @@ class TestProvisioning(Statements):
             spec = DeliverySpec(dead_letter_sink=(sink,))
             found = provisioning.plan(subject.place.url, spec, options=subject.place.options)
             assert [each.name for each in found.plan.objects] == [subject.place.topic, name]
-            assert not [each for each in found.warnings if "is not made here" in each]
+            assert not [each for each in found.warnings if "is another place" in each]
             status = provisioning.apply(subject.place.url, spec, options=subject.place.options)
             assert f"/{name}" in status.dead_letter_sink_uri
             assert status.dead_letter_channel.name == name

@@ -20,7 +20,7 @@ Made by `redelivery plugins --options`; a test compares it with the code. Names 
 not here is an error that names the nearest one.
 
 In Spark they are `.option(name, value)`, or keywords of `deliver()`. A delivery spec in YAML or JSON has the first
-table's names, as Knative has them.
+table's names: those that Knative knows at the top, the others within an object `redelivery`.
 """
 
 
