@@ -121,6 +121,7 @@ def _sinks(url: str, spec: DeliverySpec, broker: Broker, options: Mapping[str, s
             sinks.append(NATIVE)
             continue
         named = sink_url(sink, broker)
+        plugins.registry().by_url(named)  # raises where no plugin opens it: no job could use it either
         if sink.options:
             with plugins.connect(named, sink_options(sink, broker, options)) as there:
                 refuse_destination(named, there, url, broker)
@@ -189,9 +190,9 @@ def _of_sinks(
             yield f"the job reads its own dead letter sink, {redact(there)}: each letter comes back as a message"
         if sink == NATIVE:
             continue
-        plugins.registry().by_url(sink)  # raises where no plugin opens it: no job could use it either
         if sink not in made:
-            yield f"the sink {redact(sink)} is another place; make it, if it is missing: redelivery apply {redact(sink)}"
+            shown = redact(sink)
+            yield f"the sink {shown} is another place; make it, if it is missing: redelivery apply {shown}"
         with contextlib.suppress(BrokerError, ConfigurationError, Unsupported):
             with plugins.connect(sink, plugins.own_options(sink, options)) as broker:
                 loop = broker.native_sink() == url

@@ -175,7 +175,9 @@ def admin_client(address: Address, settings: Settings) -> ServiceBusAdministrati
 
 def _credential(address: Address, settings: Settings) -> Any:
     if settings.credential is None:
-        text = "there are no credentials; set servicebus.connection_string, or sas_key_name and sas_key, or credential to default"
+        text = (
+            "there are no credentials; set servicebus.connection_string, sas_key and its name, or credential to default"
+        )
         raise Fatal(f"servicebus: {address.namespace}: {text}", code="NO_CREDENTIALS")
     try:
         from azure.identity import DefaultAzureCredential  # type: ignore[import-untyped,import-not-found,unused-ignore] # noqa: PLC0415 - an extra

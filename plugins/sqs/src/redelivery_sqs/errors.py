@@ -110,7 +110,7 @@ BY_CODE: Final[Mapping[str, _Rule]] = {
 BY_CLASS: Final[Mapping[type[Exception], _Rule]] = {
     boto.NoCredentialsError: (
         Fatal,
-        "there are no credentials; set sqs.access_key_id and sqs.secret_access_key, a profile, or give this machine a role",
+        "there are no credentials; set sqs.access_key_id and sqs.secret_access_key, a profile, or this machine's role",
     ),
     boto.NoRegionError: (Fatal, "no region: set sqs.region, or name the queue by its URL or ARN"),
     boto.CredentialRetrievalError: (Retriable, "the credentials could not be fetched; nothing was done"),
