@@ -16,7 +16,7 @@ from redelivery import durations, plugins, policy, support
 from redelivery.backoff import cap_of
 from redelivery.broker import Broker, Capabilities, Plan, Support
 from redelivery.delivery.opening import refuse_destination, sink_options, sink_url, true_url
-from redelivery.errors import BrokerError, ConfigurationError, Unsupported
+from redelivery.errors import BrokerError, ConfigurationError, UnknownScheme, Unsupported
 from redelivery.settings import redact
 from redelivery.spec import FOREVER, NATIVE, DeliverySpec, DeliveryStatus
 
@@ -121,7 +121,10 @@ def _sinks(url: str, spec: DeliverySpec, broker: Broker, options: Mapping[str, s
             sinks.append(NATIVE)
             continue
         named = sink_url(sink, broker)
-        plugins.registry().by_url(named)  # raises where no plugin opens it: no job could use it either
+        try:
+            plugins.registry().by_url(named)
+        except UnknownScheme as error:  # no job could use it either
+            raise UnknownScheme(f"deadLetterSink: {error}") from None
         if sink.options:
             with plugins.connect(named, sink_options(sink, broker, options)) as there:
                 refuse_destination(named, there, url, broker)

@@ -205,9 +205,8 @@ class Secrecy(Statements):
         """Where the scheme takes none, refusing it must not show it either."""
         url = subject.place.secret_url(quote(CANARY, safe=""))
         if at == "wrong-credentials":
-            url, changed = re.subn(
-                r"(?<=//)(?:[^/@]*@)?(?=[^/])", f"someone:{quote(CANARY, safe='')}@", subject.place.url
-            )
+            login = f"://someone:{quote(CANARY, safe='')}@"
+            url, changed = re.subn("://(?:[^/@]*@)?(?=[^/])", login, subject.place.url, count=1)
             if not changed:
                 raise NotApplicable("its URLs name no host")
         with watched(caplog, capfd) as told:

@@ -13,7 +13,8 @@ from redelivery.broker import Admin, Difference, NativeObject, Plan
 from redelivery.spec import UNLIMITED, DeliverySpec, DeliveryStatus, Ref
 from redelivery_sqlite.address import Address
 from redelivery_sqlite.errors import classified
-from redelivery_sqlite.store import APPLICATION_ID, SCHEMA_VERSION, WITHOUT_IDENTITY, Store, queue_schema
+from redelivery_sqlite.schema import APPLICATION_ID, SCHEMA_VERSION, WITHOUT_IDENTITY, queue_schema
+from redelivery_sqlite.store import Store
 
 #: Deliveries beyond core's own limit: only handlers that never come back to core get so far.
 MARGIN = 10

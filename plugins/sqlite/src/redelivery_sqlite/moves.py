@@ -14,7 +14,8 @@ from redelivery.errors import Fatal
 from redelivery.message import Message
 from redelivery_sqlite import headers
 from redelivery_sqlite.address import Settings
-from redelivery_sqlite.store import KNOWN_BY, Store
+from redelivery_sqlite.schema import KNOWN_BY
+from redelivery_sqlite.store import Store
 
 #: Messages that one transaction moves, at most: other writers wait for it.
 MOST = 1000

@@ -19,7 +19,8 @@ from redelivery.message import Batch
 from redelivery_sqlite import headers, rows
 from redelivery_sqlite.address import Address
 from redelivery_sqlite.errors import VALUE_ERRORS, classify
-from redelivery_sqlite.store import KNOWN_BY, Store, now_ms
+from redelivery_sqlite.schema import KNOWN_BY
+from redelivery_sqlite.store import Store, now_ms
 
 #: What one row can cause, and what leaves the transaction open.
 _ROW_ERRORS = (*VALUE_ERRORS, sqlite3.DataError, sqlite3.IntegrityError, sqlite3.ProgrammingError, Permanent)
