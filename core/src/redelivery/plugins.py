@@ -156,7 +156,9 @@ def open_broker(plugin: BrokerPlugin, url: str, options: Mapping[str, str] | Non
         if isinstance(error, ConfigurationError):
             error.args = (_line(str(error)), *error.args[1:])
         each: BaseException | None = error
-        while each is not None:
+        seen: set[int] = set()
+        while each is not None and id(each) not in seen:  # a plugin's error may have itself for its cause
+            seen.add(id(each))
             traceback.clear_frames(each.__traceback__)
             each = each.__cause__ or each.__context__
         raise

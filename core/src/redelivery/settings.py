@@ -28,6 +28,7 @@ __all__ = [
     "is_local",
     "is_reference",
     "nearest",
+    "quoted",
     "redact",
     "redact_options",
     "redact_url",
@@ -85,6 +86,11 @@ def is_local(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return host.lower().rstrip(".") == "localhost" or host.lower().endswith(".localhost")
+
+
+def quoted(text: str, most: int = 200) -> str:
+    """A name as an error quotes it: its `repr`, of a long one the beginning. `most` is in characters."""
+    return repr(text) if len(text) <= most else f"{text[:most]!r}... ({len(text)} characters)"
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

@@ -108,7 +108,8 @@ class DeadLetterPlaces(Statements):
         subject.deliver(letter)
         (found,) = subject.browse(direct=True)
         given = dialects.strip(found.message)
-        assert given == dialects.strip(letter)
+        # A broker may tell columns of its own besides, as the group that a row was put into.
+        assert replace(given, extra={}) == replace(dialects.strip(letter), extra={})
         assert (given.value, given.key, given.id, given.timestamp_ms) == (row.value, row.key, row.id, row.timestamp_ms)
         assert given.headers[: len(row.headers)] == row.headers
         context = dialects.read(found.message) or found.context

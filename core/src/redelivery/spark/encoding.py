@@ -19,7 +19,7 @@ from redelivery import dialects, events, identity
 from redelivery._json import loads
 from redelivery.broker import Capabilities
 from redelivery.context import Stage
-from redelivery.errors import ConfigurationError, Permanent
+from redelivery.errors import Permanent
 from redelivery.message import ROW_OVERHEAD, Batch, Column, Headers, Message
 from redelivery.spark import cloudevents, rowjson, vectors
 from redelivery.spark.columns import Layout
@@ -98,8 +98,6 @@ class Encoder:
         if not len(rows):
             return None, rejected
         piece = _Piece(rows, positions, self._layout, self._prefix)
-        if "type" in self._layout.attributes:
-            _refuse_stand_ins(piece.event.texts["type"])
         keep = np.ones(len(rows), dtype=bool)
         for index in np.flatnonzero(self._suspicious(piece)).tolist():
             judged = self._judge(piece, index)
@@ -206,10 +204,24 @@ class Encoder:
             bad |= piece.value.is_null().to_numpy(zero_copy_only=False)
         if self._layout.mode != "raw":
             bad |= cloudevents.suspicious(piece.event, self._require, check_data=self._layout.mode == "structured")
+        if "type" in self._layout.attributes:
+            stands = pc.equal(piece.event.texts["type"], pa.scalar(events.UNDELIVERABLE)).fill_null(
+                pa.scalar(value=False)
+            )
+            bad |= stands.to_numpy(zero_copy_only=False)
         return bad
 
     def _judge(self, piece: _Piece, index: int) -> tuple[Stage, Permanent] | None:
         """Where and why a suspicious row cannot become a message; None where it can."""
+        if piece.stands_for_row(index):
+            text = (
+                f"a letter of type {events.UNDELIVERABLE!r} is not written: it stands for a row that could not become "
+                "a message; get the rows by redelivery.spark.rows, mend and write those, and leave out such letters"
+            )
+            return "TRANSFORMATION", Permanent(text, code="stands-for-a-row")
+        return self._judge_message(piece, index)
+
+    def _judge_message(self, piece: _Piece, index: int) -> tuple[Stage, Permanent] | None:
         is_event = self._layout.mode != "raw" and piece.event.is_event(index)
         if piece.headers is not None:
             for header in piece.headers[index].as_py() or ():
@@ -239,7 +251,7 @@ class Encoder:
             headers = tuple((h["key"], h["value"]) for h in pairs if h and h["key"] and h["key"].isprintable())
         key = None if piece.key is None else vectors.as_binary(piece.key.slice(index, 1))[0].as_py()
         message = events.undeliverable(
-            piece.row(index),
+            piece.row_stood_for(index) if piece.stands_for_row(index) else piece.row(index),
             id=piece.ids.values[index] or "",
             error=error,
             key=key,
@@ -294,15 +306,6 @@ class Encoder:
         return cloudevents.binary_headers(piece.event, piece.ids, own, self._capabilities.cloudevents_prefix or "")
 
 
-def _refuse_stand_ins(types: Any) -> None:
-    """Refuse letters that stand for rows: written as they are, they would never be the rows again."""
-    if pc.any(pc.equal(types, pa.scalar(events.UNDELIVERABLE))).as_py():
-        raise ConfigurationError(
-            f"a letter of type {events.UNDELIVERABLE!r} is not written: it stands for a row that could not become a "
-            "message; get the rows by redelivery.spark.rows, mend and write those, and leave out such letters by type"
-        )
-
-
 class _Piece:
     """Some rows of a partition, by what their columns mean."""
 
@@ -354,6 +357,18 @@ class _Piece:
         """A column of the message, where the DataFrame has it."""
         position = self._layout.message.get(name)
         return None if position is None else make(self.columns[position])
+
+    def stands_for_row(self, index: int) -> bool:
+        """Whether a row is a letter that stands for a row, as it was read back."""
+        return "type" in self._layout.attributes and self.event.texts["type"][index].as_py() == events.UNDELIVERABLE
+
+    def row_stood_for(self, index: int) -> Mapping[str, Any]:
+        """The row that a letter stands for: a letter of it is that letter again, and does not grow."""
+        try:
+            found = loads(vectors.as_binary(self.value.slice(index, 1))[0].as_py() or b"")
+        except ValueError:
+            found = None
+        return found if isinstance(found, dict) else self.row(index)
 
     def row(self, index: int) -> Mapping[str, Any]:
         """A whole row as JSON-ready data, whatever its columns mean."""

@@ -8,7 +8,7 @@ from typing import Final
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
 
 from redelivery.errors import ConfigurationError, InvalidURL
-from redelivery.settings import redact, unknown
+from redelivery.settings import quoted, redact, unknown
 
 #: What is put behind a topic's name to name its dead letter topic.
 DEAD_LETTERS: Final = "-dead-letters"
@@ -135,7 +135,7 @@ def topic_fault(name: str) -> str | None:
     if len(name) > TOPIC_LENGTH:
         return f"a topic's name has at most {TOPIC_LENGTH} characters, not {len(name)}"
     if name in {".", ".."} or _TOPIC.fullmatch(name) is None:
-        return f"{name!r} is no name of a topic: it has letters (a to z), digits, '.', '_' and '-' only"
+        return f"{quoted(name)} is no name of a topic: it has letters (a to z), digits, '.', '_' and '-' only"
     return None
 
 

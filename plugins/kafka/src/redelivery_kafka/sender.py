@@ -19,6 +19,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from redelivery.broker import Failure, Sender, Settled
 from redelivery.errors import Ambiguous, BrokerError, Fatal, NotSent, Permanent, Retriable
 from redelivery.message import Batch
+from redelivery.settings import quoted
 from redelivery_kafka import rows
 from redelivery_kafka.address import DEAD_LETTERS, Address, topic_fault
 from redelivery_kafka.config import Settings
@@ -191,7 +192,7 @@ class KafkaSender(Sender):
         for name in names - self._topics:
             if name == own + DEAD_LETTERS:
                 text = "it is the dead letter topic, where a row would be taken for a letter without a reason"
-                found[name] = Permanent(f"kafka: storing in {name!r}: {text}; name another topic", code="DEAD_LETTERS")
+                found[name] = Permanent(f"kafka: storing in {quoted(name)}: {text}; name another", code="DEAD_LETTERS")
                 continue
             seen = self._look(producer, name, deadline)
             if isinstance(seen, int):
@@ -211,7 +212,7 @@ class KafkaSender(Sender):
         Raises:
             BrokerError: nobody answered by the deadline, or the connection is refused.
         """
-        doing = f"storing in {topic!r}"
+        doing = f"storing in {quoted(topic)}"
         fault = topic_fault(topic)
         if fault is not None:
             return Permanent(f"kafka: {doing}: {fault}", code="TOPIC_EXCEPTION")
@@ -326,7 +327,7 @@ class KafkaSender(Sender):
             return True
         slot, topic, error = row[0], row[1], again
         index = int(slot) - flight.base
-        found = classify(error, f"storing in {topic!r}", own=topic == self._address.topic)
+        found = classify(error, f"storing in {quoted(topic)}", own=topic == self._address.topic)
         found.__cause__ = error
         doubt = doubted(error)
         if doubt is not None or isinstance(error, ROW_ERRORS) or isinstance(found, Permanent):
@@ -368,17 +369,17 @@ class KafkaSender(Sender):
                 self._stop = error
             topic = self._topic(flight.batch, index)
             own = topic == self._address.topic
-            found = classify(error, f"storing in {topic!r}", alone=flight.batch.isolate, own=own)
+            found = classify(error, f"storing in {quoted(topic)}", alone=flight.batch.isolate, own=own)
             if name == "_PURGE_QUEUE" and self._gap and flight.batch.ordered and not self._shaken:
                 found = self._behind()
             elif name in _UNDELIVERED and self._stop is not None and self._stop.name() in _RIGHTS:
-                found = classify(self._stop, f"storing in {topic!r}", own=own)
+                found = classify(self._stop, f"storing in {quoted(topic)}", own=own)
             elif name in _UNDELIVERED and not placed:
                 text = f"{found}; it had no partition yet, so it was never sent; {self._said}".rstrip("; ")
                 found = Retriable(text, code=name)
             elif name == "_PURGE_QUEUE":  # it may have been sent before, and waited there to be sent again
                 found = Ambiguous(
-                    f"kafka: storing in {topic!r}: not confirmed by the deadline; {self._said}", code=name
+                    f"kafka: storing in {quoted(topic)}: not confirmed by the deadline; {self._said}", code=name
                 )
             found.__cause__ = KafkaException(error)
             self._fail(flight, index, found, doubted(error))
@@ -405,7 +406,7 @@ class KafkaSender(Sender):
                 if isinstance(there, BrokerError):
                     flight.failures[index] = there
                 elif named is None or 0 <= named < there:
-                    flight.failures[index] = changed(f"storing in {topic!r}", there, doubt.name())
+                    flight.failures[index] = changed(f"storing in {quoted(topic)}", there, doubt.name())
             flight.doubts.clear()
 
     def _fail(self, flight: Flight, index: int, error: BrokerError, doubt: KafkaError | None = None) -> None:

@@ -16,6 +16,7 @@ from azure.servicebus.exceptions import MessageSizeExceededError
 from redelivery.broker import Failure, Sender, Settled
 from redelivery.errors import Ambiguous, BrokerError, Fatal, Permanent, Retriable, Unattributed
 from redelivery.message import Batch
+from redelivery.settings import quoted
 from redelivery_servicebus.address import Address, fault
 from redelivery_servicebus.config import Settings, client
 from redelivery_servicebus.encoding import SCHEDULED, Encoded, encode_row, scheduled
@@ -86,7 +87,7 @@ class ServicebusSender(Sender):
             queue = self._address.queue if target is None else target
             wrong = None if target is None else fault(target)
             if wrong is not None:
-                text = f"servicebus: this row cannot be sent to {target!r}: {wrong}"
+                text = f"servicebus: this row cannot be sent to {quoted(target)}: {wrong}"
                 failures.append(Failure(index, Permanent(text, code="NAME")))
                 continue
             try:

@@ -13,6 +13,7 @@ from typing import Any
 from redelivery.broker import Sender, Settled
 from redelivery.errors import Ambiguous, BrokerError, Fatal, NotSent, Permanent, Retriable, Unattributed
 from redelivery.message import Batch
+from redelivery.settings import quoted
 from redelivery_sqs.address import Address, fault
 from redelivery_sqs.config import Settings, client, queue_url
 from redelivery_sqs.encoding import GROUP, encode_row, fifo_fields
@@ -132,7 +133,7 @@ class SqsSender(Sender):
         if feed is None:
             wrong = fault(name)
             if wrong is not None:
-                raise Permanent(f"sqs: this row cannot be sent to {name!r}: {wrong}", code="QueueDoesNotExist")
+                raise Permanent(f"sqs: this row cannot be sent to {quoted(name)}: {wrong}", code="QueueDoesNotExist")
             address = self._address.at(name)
             kind = GroupFeed if address.fifo else PlainFeed
             feed = kind(address, self._settings.max_message_bytes, own=name == self._address.queue)
