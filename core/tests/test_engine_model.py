@@ -194,7 +194,9 @@ class Model(RuleBasedStateMachine):
                 mine = [int((m.id or "")[1:]) for m in self.work.stored if m.key == key]
                 firsts = list(dict.fromkeys(mine))
                 assert firsts == sorted(firsts), f"rows of key {key!r} were stored out of order: {mine}"
-        assert all(message.value == VALUE for broker in [self.work, *self.sinks] for message in broker.stored)
+        assert all(message.value == VALUE for message in self.work.stored)
+        # A letter that a sink refused for what it holds was sent once more, wrapped: it is given back as it was.
+        assert all(dialects.strip(message).value == VALUE for sink in self.sinks for message in sink.stored)
 
 
 Model.TestCase.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
