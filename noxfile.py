@@ -62,9 +62,15 @@ def _make_tools(tools: Path, python: Path) -> str:
     shutil.rmtree(tools, ignore_errors=True)
     without = [] if has_ensurepip else ["--without-pip"]
     pip = [str(python), "-m", "pip"] if has_ensurepip else [sys.executable, "-m", "pip", "--python", str(python)]
+    install = [*pip, "install", "--quiet", "--disable-pip-version-check"]
+    # pip takes no hashes from constraints: it installs uv alone by its hashes, and uv the rest by theirs.
+    nox = [str(python), "-m", "uv", "pip", "install", "--quiet", "--constraint", str(CONSTRAINTS), "nox"]
+    if _pip_has_its_own_index(python):
+        nox = [*install, "--constraint", str(pinned("plain")), "nox"]
     for command in (
         [sys.executable, "-m", "venv", *without, str(tools)],
-        [*pip, "install", "--quiet", "--disable-pip-version-check", "--constraint", str(CONSTRAINTS), "nox", "uv"],
+        [*install, "--requirement", str(pinned("uv", only="uv"))],
+        nox,
     ):
         if subprocess.run(command, check=False).returncode:
             return f"this command failed, see above: {' '.join(command)}"
@@ -80,6 +86,26 @@ def _pip_has_its_own_index(python: Path) -> bool:
     command = [str(python), "-m", "pip", "config", "list"]
     settings = subprocess.run(command, capture_output=True, text=True, check=False).stdout
     return any(f".{name}=" in settings.replace("_", "-") for name in ("index-url", "extra-index-url", "no-index"))
+
+
+def pinned(name: str, *, only: str | None = None, built: str | None = None) -> Path:
+    """A part of `constraints.txt`, written into `.nox`: without hashes ("plain"), or with them.
+
+    Args:
+        name: of the file.
+        only: this package alone.
+        built: this package without hashes: it was built here, of the source whose hash was checked.
+    """
+    entries = re.split(r"\n(?=[A-Za-z0-9])", CONSTRAINTS.read_text(encoding="utf-8").strip())
+    kept = []
+    for entry in entries:
+        package = entry.partition("=")[0]
+        if only in {None, package}:
+            kept.append(entry.split(" \\\n")[0] if name == "plain" or package == built else entry)
+    path = ROOT / ".nox" / f"constraints-{name}.txt"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("\n".join(kept) + "\n", encoding="utf-8")
+    return path
 
 
 def _refuse(why: str) -> int:
@@ -126,12 +152,14 @@ FEW, AGAIN = 10, 3
 def install(session: nox.Session, *what: str, groups: tuple[str, ...] = ()) -> None:
     """Install packages and dependency groups as `constraints.txt` pins them."""
     wanted = nox.project.dependency_groups(GROUPS, *groups) if groups else ()
-    pins = ["--constraint", str(CONSTRAINTS)]
-    spark = re.search(r"^pyspark==.*", CONSTRAINTS.read_text(encoding="utf-8"), re.MULTILINE)
+    by_uv = getattr(session.virtualenv, "venv_backend", "") == "uv"
+    pins = ["--constraint", str(pinned("session", built="pyspark") if by_uv else pinned("plain"))]
+    spark = re.search(r"^pyspark==[^ \n]+", CONSTRAINTS.read_text(encoding="utf-8"), re.MULTILINE)
     if any("[spark]" in each for each in what) and spark:
         if not list(WHEELS.glob(f"{spark[0].replace('==', '-')}-*.whl")):
             session.install(*pins, "pip")
-            session.run("python", "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(WHEELS), spark[0])
+            source = ["--requirement", str(pinned("spark", only="pyspark"))]  # by its hash
+            session.run("python", "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(WHEELS), *source)
         pins += ["--find-links", str(WHEELS)]
     # Without this uv takes what is named here as not editable from the workspace, editable.
     session.install(*pins, *what, *wanted, env={"UV_NO_SOURCES": "1"})
@@ -320,6 +348,7 @@ def stranger(session: nox.Session) -> None:
 def constraints(session: nox.Session) -> None:
     """Pin anew what every session installs. `-- --upgrade` takes the newest."""
     command = ["uv", "pip", "compile", "--quiet", "--universal", "--python-version", "3.11", "--all-extras"]
+    command += ["--generate-hashes"]
     command += ["--no-header", "--no-annotate", "--no-emit-index-url", "--no-emit-find-links"]
     command += [argument for group in GROUPS["dependency-groups"] for argument in ("--group", group)]
     for own in (
