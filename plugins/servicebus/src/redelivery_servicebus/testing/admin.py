@@ -148,7 +148,7 @@ class Administration:
 
     def _put(self, name: str, body: bytes, *, replacing: bool) -> tuple[int, bytes]:
         try:
-            kind, settings = _settings(ET.fromstring(body))  # noqa: S314 - from a test's own client, on localhost  # nosec B314 - a test server, asked by tests
+            kind, settings = _settings(ET.fromstring(body))  # noqa: S314 - from a test's own client, on localhost  # nosec B314
         except (ET.ParseError, ValueError) as error:
             raise Refused(400, f"The body is not as it should be: {error}") from error
         for target in (settings.forward_to, settings.forward_dead_lettered_messages_to):
