@@ -449,7 +449,8 @@ def test_planted_files_end_no_command_and_hide_no_letter(tmp_path, monkeypatch, 
     with (place / "2003-huge.jsonl").open("wb") as file:
         file.truncate(1 << 40)
     send(f"file:{place}", letter_of(Message(value=b"v", id="good")))
-    url = f"sqlite:{tmp_path}/q.db?queue=orders"
+    (tmp_path / "work").mkdir(mode=0o700)
+    url = f"file:{tmp_path}/work"
     name, *options = command.split()
     options += ["--to", url] if name == "redrive" else []
     status = cli.main(["dead-letters", name, url, "--sink", f"file:{place}", *options])
@@ -464,7 +465,7 @@ def test_planted_files_end_no_command_and_hide_no_letter(tmp_path, monkeypatch, 
 
 def test_the_name_of_a_planted_file_drives_no_terminal(tmp_path):
     os.close(os.open(os.fsencode(tmp_path) + b"/\x1b[2J\nforged.jsonl", os.O_CREAT))
-    place = ["sqlite:/none.db", "--sink", f"file:{tmp_path}"]
+    place = ["file:/none", "--sink", f"file:{tmp_path}"]
     done = subprocess.run(
         [sys.executable, "-m", "redelivery", "dead-letters", "list", *place],
         capture_output=True,
