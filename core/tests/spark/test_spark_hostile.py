@@ -9,17 +9,20 @@ from hypothesis import strategies as st
 from redelivery.broker import Letter
 from redelivery.context import ErrorContext
 from redelivery.message import Batch, Message
-from redelivery.plugins import connect
+from redelivery.plugins import connect, registry
 from redelivery.spark.options import ReadSettings
 from redelivery.spark.reader import _record_batch, schema, unpack
+from redelivery.trust import Targets
 
 WANTED = schema(ReadSettings(url="sqlite:/none.db"))
+THERE = registry().plugins["sqlite"].capabilities
 GOOD = Letter(position="good", message=Message(value=b"v"), context=ErrorContext(reason="good", attempts=3))
 
 
 def shown(letter):
     """The letter's row, read beside a good one."""
-    found = _record_batch([unpack(letter), unpack(GOOD)], WANTED).to_pylist()
+    rows = [unpack(each, Targets(allowed=("*",)), THERE) for each in (letter, GOOD)]
+    found = _record_batch(rows, WANTED).to_pylist()
     assert found[1]["_error"]["message"] == "good"
     assert found[1]["_error"]["attempts"] == 3
     return found[0]
