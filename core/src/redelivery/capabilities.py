@@ -85,7 +85,7 @@ class Capabilities:
         leases_as_asked: a lease lasts as long as was asked for; False: as long as the destination itself says, however
             it was asked for or prolonged, and `Received.expires` tells.
         ref_kinds: kinds of a `ref` that name a place here, each with its API group, as Kubernetes writes it
-            ("Queue.rabbitmq.example"), or without where no apiVersion is needed ("Queue"). See `Broker.resolve`.
+            ("Queue.carrier.example"), or without where no apiVersion is needed ("Queue"). See `Broker.resolve`.
         sink_partitions, sink_replication_factor: provisioning makes a dead letter place with as many partitions, or
             replicas, as the spec's field of this name says, and tells where one that exists has others.
         expiry: messages can expire, and then go to the dead letter place.

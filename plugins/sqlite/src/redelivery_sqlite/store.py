@@ -333,8 +333,7 @@ class Store:
     @staticmethod
     def _add_identities(connection: sqlite3.Connection) -> None:
         """Bring a file of the version before up to date: its messages stay recognised by their ids."""
-        connection.execute("BEGIN IMMEDIATE")
-        try:
+        with _transaction(connection):
             if connection.execute("PRAGMA user_version").fetchone()[0] == WITHOUT_IDENTITY:  # nobody else was faster
                 for (number,) in connection.execute("SELECT number FROM queue").fetchall():
                     index = f"message_{number}_identity"
@@ -342,28 +341,30 @@ class Store:
                     connection.execute(f"DROP INDEX IF EXISTS message_{number}_id")
                     connection.execute(queue_schema(number)[index])
                 connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-            connection.execute("COMMIT")
-        except BaseException:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
-            raise
 
     @staticmethod
     def _create(connection: sqlite3.Connection, doing: str) -> None:
         connection.execute(f"PRAGMA page_size = {_PAGE_SIZE}")
-        connection.execute("BEGIN IMMEDIATE")
-        try:
+        with _transaction(connection):
             if connection.execute("PRAGMA user_version").fetchone()[0] == 0:  # nobody else was faster
                 if connection.execute("SELECT 1 FROM sqlite_master").fetchone() is not None:
                     _refuse_foreign(doing)
                 connection.execute(FILE_SCHEMA)
                 connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
                 connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-            connection.execute("COMMIT")
-        except BaseException:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
-            raise
+
+
+@contextmanager
+def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    """A transaction that makes or changes the schema. SQLite's own errors are left to whoever opens the file."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
 
 
 def _advice(address: Address) -> str:
