@@ -430,10 +430,13 @@ def test_sqlite_a_check_makes_no_file(tmp_path):
 def test_sqlite_a_check_says_what_the_first_row_would_meet(tmp_path, monkeypatch):
     (tmp_path / "folder").mkdir()
     (tmp_path / "text.db").write_text("this is no database, whatever its name says of it")
+    with connect(f"sqlite://{tmp_path}/other.db?queue=other").sender() as sender:
+        sender.send(Batch.of([Message(value=b"v")]), deadline=time.monotonic() + 5)
     for path, options, said in (
         ("missing/q.db", {}, "its folder is missing"),
         ("folder", {}, "this is a folder"),
         ("q.db", {"create": "false"}, "there is no such file"),
+        ("other.db", {"create": "false"}, "there is no queue 'default' in .* provision it, or correct the URL"),
         ("text.db", {}, "not an SQLite database"),
     ):
         with pytest.raises(Fatal, match=said):

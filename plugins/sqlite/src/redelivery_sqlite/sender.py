@@ -40,6 +40,8 @@ class SqliteSender(Sender):
 
     def check(self, *, deadline: float) -> None:
         self._store.check(max(0.0, deadline - time.monotonic()))
+        if not self._store.settings.create and self._store.number(self._address.queue) is None:
+            raise self._no_own_queue()
 
     def send(self, batch: Batch, *, deadline: float) -> None:
         doing = f"storing in {str(self._address.path)!r}"
