@@ -38,8 +38,11 @@ def of_message(message: Message) -> str | None:
 
 
 def identified(batch: Batch) -> Batch:
-    """The batch with the identities of its messages, computed when a plugin asks for them."""
-    if batch.identity is not None or batch.id is None:
+    """The batch with the identities of its messages, computed when a plugin asks for them.
+
+    An event says in a header that it is one: without headers there is none, and rows cost nothing.
+    """
+    if batch.identity is not None or batch.id is None or batch.headers is None:
         return batch
     column = Column(len(batch), lambda: [of_message(message) for message in batch.rows()])
     return replace(batch, identity=column)
