@@ -18,8 +18,9 @@ import filelock
 import lmdb
 import msgpack
 
-from redelivery.errors import Permanent
+from redelivery.errors import Fatal, Permanent
 from redelivery.message import ROW_OVERHEAD, Headers, Message
+from redelivery.settings import quoted
 from redelivery_lmdb.errors import sorted_errors
 
 MESSAGE_BYTES = 16 << 20
@@ -107,6 +108,8 @@ class Store:
         """A transaction. LMDB would wait for its own lock without a limit, so a file lock stands before it."""
         lock = filelock.FileLock(self.folder / "writer.lock", timeout=max(patience, 0), poll_interval=POLL)
         with sorted_errors(), lock, self.environment.begin(write=True) as transaction:
+            if not (self.folder / "data.mdb").exists():  # LMDB would go on writing into a file that nobody can open
+                raise Fatal(f"{self.folder} was removed while it was open; find out by whom", code="gone")
             yield transaction
 
     @contextmanager
@@ -123,7 +126,9 @@ def prefix_of(queue: str) -> bytes:
     """What all keys of a queue begin with. Raises Permanent where LMDB can have no such key."""
     name = queue.encode(errors="surrogatepass")
     if not 0 < len(name) <= NAME_BYTES or b"\0" in name:
-        raise Permanent(f"no queue can be called {queue!r}: 1 to {NAME_BYTES} bytes, none of them 0", code="queue-name")
+        raise Permanent(
+            f"no queue can be called {quoted(queue)}: 1 to {NAME_BYTES} bytes, none of them 0", code="queue-name"
+        )
     return name + b"\0"
 
 

@@ -64,6 +64,9 @@ class LmdbPlace(Place):
         with filelock.FileLock(self.folder / "writer.lock"):
             yield
 
+    def vanish(self) -> None:
+        shutil.rmtree(self.folder)
+
     def damage(self) -> None:
         command = [sys.executable, "-c", DAMAGE, str(self.folder)]  # another process: this one may have the file open
         subprocess.run(command, check=True)  # noqa: S603 - it is our own code
