@@ -13,7 +13,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 from redelivery_conformance.harness import CannotShow
 from redelivery_conformance.subject import Subject
 from redelivery_rabbitmq.address import Address, Settings
-from redelivery_rabbitmq.config import parameters
+from redelivery_rabbitmq.options import parameters
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from redelivery.plugins import connect
 from redelivery.settings import redact
 from redelivery.spec import Ref
 from redelivery_rabbitmq.address import Address, Binding
-from redelivery_rabbitmq.config import OPTIONS, Settings, parameters
+from redelivery_rabbitmq.options import OPTIONS, Settings, parameters
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=40)
 SECRET = "s3cr3t"  # noqa: S105 - a made-up one

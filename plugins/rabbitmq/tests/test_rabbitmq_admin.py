@@ -18,8 +18,8 @@ from redelivery.spec import UNLIMITED, DeliverySpec
 from redelivery_conformance.harness import CannotShow
 from redelivery_conformance.statements import Statements
 from redelivery_conformance.subject import Subject
-from redelivery_rabbitmq import topology
 from redelivery_rabbitmq.address import Address
+from redelivery_rabbitmq.client import topology
 
 SPEC = DeliverySpec(retry=3)
 

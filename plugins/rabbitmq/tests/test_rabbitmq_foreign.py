@@ -18,7 +18,7 @@ from redelivery.message import Message
 from redelivery_conformance.statements import Statements
 from redelivery_conformance.subject import Subject
 from redelivery_conformance.taking import Taker, values
-from redelivery_rabbitmq.headers import Encoded, decode, encode
+from redelivery_rabbitmq.codec import Encoded, decode, encode
 
 SOON = timedelta(milliseconds=20)
 

@@ -23,9 +23,10 @@ from redelivery_conformance.harness import CannotShow
 from redelivery_conformance.statements import Statements
 from redelivery_conformance.subject import Subject
 from redelivery_conformance.taking import Taker, values
-from redelivery_rabbitmq import native, topology
 from redelivery_rabbitmq.address import Address, Settings
-from redelivery_rabbitmq.config import parameters
+from redelivery_rabbitmq.client import broker_headers as native
+from redelivery_rabbitmq.client import topology
+from redelivery_rabbitmq.options import parameters
 
 
 class TestRetrying(Statements):

@@ -22,9 +22,9 @@ from redelivery_conformance.forking import in_a_fork
 from redelivery_conformance.statements import Statements
 from redelivery_conformance.subject import Subject
 from redelivery_rabbitmq.address import Address, Settings
-from redelivery_rabbitmq.connection import Stream
-from redelivery_rabbitmq.flight import Flight
-from redelivery_rabbitmq.headers import decode, encode
+from redelivery_rabbitmq.client.publisher import Stream
+from redelivery_rabbitmq.client.unconfirmed import Flight
+from redelivery_rabbitmq.codec import decode, encode
 from redelivery_rabbitmq.sender import RabbitmqSender
 
 HEADER_NAMES = st.text(st.characters(codec="utf-8"), max_size=20).filter(

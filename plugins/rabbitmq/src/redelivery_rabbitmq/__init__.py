@@ -16,12 +16,12 @@ from redelivery.plugins import hookimpl
 from redelivery.spec import Ref
 from redelivery_rabbitmq.address import SCHEMES, Address
 from redelivery_rabbitmq.admin import API_GROUP, EXCHANGE, QUEUE, RabbitmqAdmin
-from redelivery_rabbitmq.config import OPTIONS, Settings, insecure
-from redelivery_rabbitmq.headers import HEADERS_BYTES, SHORT
-from redelivery_rabbitmq.letters import RabbitmqDeadLetters
+from redelivery_rabbitmq.client.topology import DELAY_MAX
+from redelivery_rabbitmq.codec import HEADERS_BYTES, SHORT
+from redelivery_rabbitmq.dead_letters import RabbitmqDeadLetters
+from redelivery_rabbitmq.options import OPTIONS, Settings, insecure
 from redelivery_rabbitmq.receiver import RabbitmqReceiver
 from redelivery_rabbitmq.sender import RabbitmqSender
-from redelivery_rabbitmq.topology import DELAY_MAX
 
 CAPABILITIES: Final = Capabilities(
     send=Support.NATIVE,

@@ -16,7 +16,7 @@ from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlencode, urls
 
 from redelivery.errors import ConfigurationError, InvalidURL, Unsupported
 from redelivery.settings import REDACTED, unknown
-from redelivery_rabbitmq.config import QUERY, Settings
+from redelivery_rabbitmq.options import QUERY, Settings
 
 __all__ = ["SCHEMES", "Address", "Settings"]
 

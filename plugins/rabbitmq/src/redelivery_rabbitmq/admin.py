@@ -17,10 +17,10 @@ from redelivery.broker import Admin, Difference, NativeObject, Plan
 from redelivery.errors import Fatal
 from redelivery.spec import DeliverySpec, DeliveryStatus, Ref
 from redelivery_rabbitmq.address import Address, Binding, Settings
+from redelivery_rabbitmq.client.at_least_once import FLAG, OFF, keeps
+from redelivery_rabbitmq.client.blocking import Link
+from redelivery_rabbitmq.client.topology import Argument, Queue, Shape, wanted
 from redelivery_rabbitmq.errors import NODE_DOWN
-from redelivery_rabbitmq.keeping import FLAG, OFF, keeps
-from redelivery_rabbitmq.link import Link
-from redelivery_rabbitmq.topology import Argument, Queue, Shape, wanted
 
 #: What queues and exchanges are called in a `ref`: the kinds of RabbitMQ's topology operator for Kubernetes.
 QUEUE: Final = "Queue"

@@ -21,13 +21,14 @@ from redelivery.context import ErrorContext
 from redelivery.dialects import attach
 from redelivery.errors import BrokerError, Fatal, LeaseLost, Permanent, Retriable, Unsupported
 from redelivery.message import Message
-from redelivery_rabbitmq import native, topology
 from redelivery_rabbitmq.address import Address, Settings
-from redelivery_rabbitmq.frames import fits
-from redelivery_rabbitmq.headers import Encoded, decode, encode
-from redelivery_rabbitmq.intake import Delivery, Intake
-from redelivery_rabbitmq.keeping import OFF, keeps
-from redelivery_rabbitmq.link import Link
+from redelivery_rabbitmq.client import broker_headers as native
+from redelivery_rabbitmq.client import topology
+from redelivery_rabbitmq.client.at_least_once import OFF, keeps
+from redelivery_rabbitmq.client.blocking import Link
+from redelivery_rabbitmq.client.consumer import Delivery, Intake
+from redelivery_rabbitmq.client.frames import fits
+from redelivery_rabbitmq.codec import Encoded, decode, encode
 
 log = logging.getLogger("redelivery.rabbitmq")
 

@@ -16,12 +16,12 @@ from redelivery.broker import Failure, Sender, Settled
 from redelivery.errors import Ambiguous, BrokerError, Fatal, Permanent, Retriable
 from redelivery.message import Batch, Message
 from redelivery_rabbitmq.address import Address, Settings
-from redelivery_rabbitmq.connection import Stream
+from redelivery_rabbitmq.client.frames import Frames
+from redelivery_rabbitmq.client.publisher import Stream
+from redelivery_rabbitmq.client.routing import Target, Targets, values_of
+from redelivery_rabbitmq.client.unconfirmed import Flight
+from redelivery_rabbitmq.codec import SHORT, decode, properties
 from redelivery_rabbitmq.errors import classify
-from redelivery_rabbitmq.flight import Flight
-from redelivery_rabbitmq.frames import Frames
-from redelivery_rabbitmq.headers import SHORT, decode, properties
-from redelivery_rabbitmq.targets import Target, Targets, values_of
 
 #: Bytes handed to the socket in one piece.
 _PIECE: Final = 128 << 10

@@ -22,7 +22,7 @@ from redelivery.spec import DeliverySpec
 from redelivery_conformance.containers import Container
 from redelivery_conformance.harness import SUBSCRIBERS, CannotShow, Harness, Kind, NotHere, Place, Runtime
 from redelivery_rabbitmq.address import Address
-from redelivery_rabbitmq.config import Settings, parameters
+from redelivery_rabbitmq.options import Settings, parameters
 from redelivery_rabbitmq.testing.node import Node
 from redelivery_rabbitmq.testing.reading import Cluster
 

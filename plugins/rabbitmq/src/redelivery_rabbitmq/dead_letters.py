@@ -17,11 +17,11 @@ from typing import Any, Final
 from redelivery.broker import DeadLetters, Letter
 from redelivery.context import ErrorContext
 from redelivery.errors import BrokerError, ConfigurationError
-from redelivery_rabbitmq import native
 from redelivery_rabbitmq.address import Address, Settings
-from redelivery_rabbitmq.headers import decode
-from redelivery_rabbitmq.intake import Delivery, Intake
-from redelivery_rabbitmq.link import Link
+from redelivery_rabbitmq.client import broker_headers as native
+from redelivery_rabbitmq.client.blocking import Link
+from redelivery_rabbitmq.client.consumer import Delivery, Intake
+from redelivery_rabbitmq.codec import decode
 
 #: Letters that are in memory at a time.
 _PAGE: Final = 100

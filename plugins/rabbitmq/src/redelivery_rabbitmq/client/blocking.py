@@ -17,7 +17,7 @@ from pika.exceptions import AMQPError
 
 from redelivery.errors import BrokerError, Fatal
 from redelivery_rabbitmq.address import Address, Settings
-from redelivery_rabbitmq.connection import opened, unless_silent
+from redelivery_rabbitmq.client.publisher import opened, unless_silent
 from redelivery_rabbitmq.errors import classified
 
 

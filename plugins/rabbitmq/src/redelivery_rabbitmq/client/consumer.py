@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
 from pika.spec import Basic, BasicProperties
 
-from redelivery_rabbitmq.connection import drop
+from redelivery_rabbitmq.client.publisher import drop
 
 #: Messages that one call takes, at most: what a consumer of a quorum queue may hold, and half of it.
 MOST: Final = 1000

@@ -12,7 +12,7 @@ from typing import Final
 from pika.exceptions import ChannelClosedByBroker, ConnectionClosedByBroker
 
 from redelivery_rabbitmq.address import Address, Settings
-from redelivery_rabbitmq.connection import opened
+from redelivery_rabbitmq.client.publisher import opened
 
 #: The feature flag.
 FLAG: Final = "stream_queue"

@@ -16,9 +16,9 @@ from redelivery.errors import ConfigurationError
 from redelivery.message import Message
 from redelivery_conformance.statements import Statements
 from redelivery_conformance.subject import Subject
-from redelivery_rabbitmq import letters as letters_role
-from redelivery_rabbitmq import native
-from redelivery_rabbitmq.intake import Delivery, Intake
+from redelivery_rabbitmq import dead_letters as letters_role
+from redelivery_rabbitmq.client import broker_headers as native
+from redelivery_rabbitmq.client.consumer import Delivery, Intake
 
 
 def positions(subject: Subject) -> list[str]:

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Final
 
 from redelivery.errors import Permanent
-from redelivery_rabbitmq.headers import SHORT
+from redelivery_rabbitmq.codec import SHORT
 
 _PUBLISH: Final = (60, 40)
 _MANDATORY: Final = b"\x01"

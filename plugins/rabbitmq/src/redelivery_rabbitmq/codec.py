@@ -22,7 +22,7 @@ from pika.spec import BasicProperties
 
 from redelivery.errors import Permanent
 from redelivery.message import Headers, Message
-from redelivery_rabbitmq.tables import DEPTH, Nested
+from redelivery_rabbitmq.client.field_tables import DEPTH, Nested
 
 KEY: Final = "x-redelivery-key"
 NULL: Final = "x-redelivery-null"
@@ -108,7 +108,7 @@ def properties(
 
 
 def decode(given: BasicProperties, body: bytes) -> tuple[Message, str | None]:
-    """The message, and what of it is not as it was sent; where it was published to is no part (see `native.split`).
+    """The message, and what of it is not as it was sent; where it was published to is no part (see `broker_headers`).
 
     What other publishers write into headers besides text and bytes is given as text: tables and arrays as JSON.
     """

@@ -17,9 +17,9 @@ from pika.channel import Channel
 from pika.exceptions import AMQPConnectionError
 
 from redelivery_rabbitmq.address import Address, Settings
-from redelivery_rabbitmq.config import parameters
+from redelivery_rabbitmq.client.field_tables import install
 from redelivery_rabbitmq.errors import ERRORS, classified
-from redelivery_rabbitmq.tables import install
+from redelivery_rabbitmq.options import parameters
 
 install()
 

@@ -15,8 +15,8 @@ from typing import Any, Final
 from pika.spec import BasicProperties
 
 from redelivery.context import ErrorContext
-from redelivery_rabbitmq.headers import COPIES
-from redelivery_rabbitmq.topology import RETRY
+from redelivery_rabbitmq.client.topology import RETRY
+from redelivery_rabbitmq.codec import COPIES
 
 #: Our header on a message that waits, or has waited, out a delay: its attempts so far.
 RETRIED: Final = "redelivery-retry"

@@ -1,0 +1,1 @@
+"""What only this client needs: connections, frames, field tables, routes, queues."""
