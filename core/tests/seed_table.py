@@ -1,6 +1,6 @@
-"""docs/seeds.md as data: each statement of the seed texts, where it lives, which tests show it.
+"""docs/seeds.md and the README's invariants as data: each statement, where it lives, which tests show it.
 
-Run as a script it compares the table with what passed: `python core/tests/seed_table.py FOLDER`. The folder holds one
+Run as a script it compares both with what passed: `python core/tests/seed_table.py FOLDER`. The folder holds one
 folder of JUnit files for each session, as the noxfile has them written.
 """
 
@@ -20,6 +20,54 @@ TABLE = ROOT / "docs/seeds.md"
 DECISIONS = ROOT / "docs/decisions"
 #: A statement of the suite is a test of each broker's own module: there it has the name alone.
 SUITE = "conformance_tests/src/"
+_STATED = SUITE + "redelivery_conformance/suite"
+
+#: Each invariant of the README, by its number there, and the tests that state it.
+INVARIANTS: dict[int, tuple[str, ...]] = {
+    1: (
+        f"{_STATED}/publishing.py::Publishing::test_a_confirmed_message_is_stored_once",
+        f"{_STATED}/publishing.py::Publishing::test_a_row_is_stored_by_the_time_it_is_confirmed",
+        "core/tests/test_engine.py::test_a_row_counts_as_handled_only_when_a_sink_has_confirmed_it",
+    ),
+    2: (
+        "core/tests/test_delivery.py::test_rows_written_are_accounted_for_and_connections_come_back",
+        "core/tests/test_engine.py::test_allow_skip_counts_and_logs_what_it_skips",
+    ),
+    3: (
+        "core/tests/test_engine.py::test_a_lost_connection_makes_everything_in_flight_ambiguous_under_the_same_ids",
+        f"{_STATED}/failures.py::Failures::test_the_account_explains_every_duplicate_of_an_outage",
+    ),
+    4: (
+        "core/tests/test_engine.py::test_a_dead_letter_keeps_the_original_and_says_why",
+        "core/tests/test_dialects_properties.py::test_strip_gives_back_the_message_whatever_the_limits",
+        "core/tests/test_dialects_properties.py::test_attempts_add_up_over_all_lives",
+    ),
+    5: ("core/tests/test_engine.py::test_a_failing_sink_surfaces_the_primary_error",),
+    6: (
+        "core/tests/test_settings.py::test_no_password_in_a_url_is_shown",
+        "core/tests/spark/test_spark_options.py::test_a_password_in_a_url_is_refused_and_not_shown",
+        "core/tests/test_settings.py::test_a_password_in_a_url_is_refused_and_not_shown",
+        "core/tests/test_dialects_properties.py::test_no_secret_reaches_a_letter",
+        f"{_STATED}/opening.py::Opening::test_a_password_never_shows",
+    ),
+    7: (
+        f"{_STATED}/settling.py::Settling::test_a_batch_is_settled_by_its_deadline",
+        "core/tests/test_delivery.py::test_a_plugin_that_hangs_does_not_hang_the_job",
+        "core/tests/test_engine.py::test_a_batch_that_is_never_settled_fails_the_job",
+        "core/tests/test_outages.py::test_a_job_into_a_black_hole_ends_within_the_stated_time",
+        "core/tests/test_outages.py::test_and_so_it_does_where_its_sinks_are_black_holes_too",
+    ),
+    8: (
+        "core/tests/test_engine.py::test_a_waiting_record_never_holds_up_its_neighbours",
+        "core/tests/test_engine.py::test_the_culprit_of_a_failed_batch_is_found_and_its_neighbours_are_delivered",
+        "core/tests/test_plugins.py::test_a_plugin_that_fails_is_named_with_its_cause_and_harms_no_other",
+    ),
+    9: ("core/tests/test_dialects_properties.py::test_limits_are_respected_and_the_message_is_never_held_back",),
+    10: (
+        "core/tests/test_workspace.py::test_a_plugin_waits_only_where_it_can_be_woken",
+        f"{_STATED}/settling.py::Settling::test_a_refused_row_is_tried_once",
+    ),
+}
 
 _ROW = re.compile(r"^\| ([A-Z]\d*\.\d+(?: [A-Z]\d*\.\d+)*) \|(.*)\|\s*$", re.MULTILINE)
 _QUOTED = re.compile(r"`([^`]+)`")
@@ -104,19 +152,20 @@ def passed(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def not_shown(folder: Path) -> list[str]:
-    """What the runs in a folder did not show: the tests of the table of which none has passed."""
+    """What the runs in a folder did not show: the tests of the table and of the invariants of which none has passed."""
     for session in ("unit", "conformance"):
         if not list(folder.glob(f"{session}/*.xml")):
             return [f"nothing is known of the session {session!r}; run it first: nox -s unit conformance seeds"]
     found = set(passed(folder))
     names = {name for _, name in found}
     missing = []
-    for statement in statements():
-        for node in statement.tests:
+    stated = [(" ".join(each.numbers), each.tests) for each in statements()]
+    for what, nodes in [*stated, *((f"invariant {number}", nodes) for number, nodes in INVARIANTS.items())]:
+        for node in nodes:
             path, *within = node.split("::")
             module = ".".join([path.removesuffix(".py").replace("/", "."), *within[:-1]])
             if not (within[-1] in names if path.startswith(SUITE) else (module, within[-1]) in found):
-                missing.append(f"{' '.join(statement.numbers)}: failed, skipped or not run: {node}")
+                missing.append(f"{what}: failed, skipped or not run: {node}")
     return missing
 
 

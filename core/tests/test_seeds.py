@@ -44,7 +44,8 @@ def test_a_renamed_test_and_a_moved_function_are_noticed() -> None:
 
 def test_a_test_that_failed_was_skipped_or_did_not_run_is_told(tmp_path: Path) -> None:
     assert "run it first" in seed_table.not_shown(tmp_path)[0]
-    nodes = sorted({node for statement in STATEMENTS for node in statement.tests})
+    of_invariants = set(chain.from_iterable(seed_table.INVARIANTS.values()))
+    nodes = sorted({*chain.from_iterable(each.tests for each in STATEMENTS), *of_invariants})
     cases = []
     for node in nodes:
         path, *within = node.split("::")
@@ -62,5 +63,6 @@ def test_a_test_that_failed_was_skipped_or_did_not_run_is_told(tmp_path: Path) -
     good = [""] * len(cases)
     assert told(*good) == set()
     assert told(*good[:-1]) == {nodes[-1]}
+    assert of_invariants <= told() == set(nodes)
     for outcome in ("<failure/>", "<error/>", "<skipped/>"):
         assert told(*good[:-1], outcome) == {nodes[-1]}

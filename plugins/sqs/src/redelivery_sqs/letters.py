@@ -128,9 +128,8 @@ class SqsDeadLetters(DeadLetters):
             # Not left to SQS: it knows no source of letters that were sent there, only of those that it moved itself.
             self._client().start_message_move_task(**arns)
         while (task := self._task(arns["SourceArn"], doing)).get("Status") in _UNDER_WAY:
-            if time.monotonic() >= end:
+            if time.monotonic() >= end or self._closed.wait(_LOOK):
                 raise Ambiguous(f"sqs: {doing}: it goes on; {_progress(task)}", code="TASK_RUNNING")
-            self._closed.wait(_LOOK)
         if task.get("Status") != "COMPLETED":
             text = f"{task.get('Status')} {task.get('FailureReason', '')}".strip()
             raise Retriable(f"sqs: {doing}: {text}; {_progress(task)}, the rest is still there", code="TASK_ENDED")
