@@ -1,0 +1,7 @@
+"""What a plugin needs to read the URL of a destination."""
+
+from __future__ import annotations
+
+from redelivery.settings import has_scheme, is_local, nearest, quoted, redact, redact_url, split_url, unknown
+
+__all__ = ["has_scheme", "is_local", "nearest", "quoted", "redact", "redact_url", "split_url", "unknown"]
