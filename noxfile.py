@@ -129,11 +129,14 @@ nox.options.sessions = ["lint", "types", "unit", "conformance", "seeds", "strang
 #: A plugin that is not ours: outside the workspace, as its author would have it.
 STRANGER = "examples/third_party_plugin"
 PLUGINS = sorted(path.parent.name for path in ROOT.glob("plugins/*/pyproject.toml"))
+#: Plugins with a server of ours that stands in for their broker in tests: a distribution in the plugin's folder.
+STANDINS = [name for name in PLUGINS if (ROOT / "plugins" / name / "standin").is_dir()]
 DISTRIBUTIONS = [
     "pyproject.toml",
     "conformance_tests/pyproject.toml",
     f"{STRANGER}/pyproject.toml",
     *(f"plugins/{name}/pyproject.toml" for name in PLUGINS),
+    *(f"plugins/{name}/standin/pyproject.toml" for name in STANDINS),
 ]
 GROUPS = nox.project.load_toml("pyproject.toml")
 #: Spark comes as half a gigabyte of source. Not every index lets an installer keep what it built, so it is built here.
@@ -167,7 +170,8 @@ def install(session: nox.Session, *what: str, groups: tuple[str, ...] = ()) -> N
 
 def install_project(session: nox.Session, *groups: str) -> None:
     """Install every distribution of the workspace, editable, and what Spark needs."""
-    folders = ["core[spark]", "conformance_tests", *(f"plugins/{name}[testing]" for name in PLUGINS), "."]
+    plugins = [*(f"plugins/{name}[testing]" for name in PLUGINS), *(f"plugins/{name}/standin" for name in STANDINS)]
+    folders = ["core[spark]", "conformance_tests", *plugins, "."]
     editable = [argument for folder in folders for argument in ("--editable", folder)]
     install(session, *editable, groups=groups)
     provide_spark(session)
@@ -247,6 +251,7 @@ def lint(session: nox.Session) -> None:
         "--recursive",
         "core/src",
         *(f"plugins/{name}/src" for name in PLUGINS),
+        *(f"plugins/{name}/standin/src" for name in STANDINS),
     )
 
 
@@ -255,6 +260,7 @@ def types(session: nox.Session) -> None:
     """Mypy, strict, over every distribution, the examples and the benchmarks."""
     install_project(session, "types", "test")
     sources = ["core/src", "conformance_tests/src", *(f"plugins/{name}/src" for name in PLUGINS)]
+    sources += [f"plugins/{name}/standin/src" for name in STANDINS]
     scripts = [str(path) for folder in ("examples", "benchmarks") for path in sorted(Path(folder).glob("*.py"))]
     session.run("mypy", *sources, *scripts)
 
@@ -269,7 +275,7 @@ def unit(session: nox.Session) -> None:
     own = [*PYTEST, *NO_SPARK, *REQUIRED, "--ignore-glob=*_conformance.py"]
     apart = [f"core/tests/spark/test_spark_{name}.py" for name in ("stream_killed", "connect", "cluster")]
     runs = [[*own, "core/tests", *(f"--ignore={path}" for path in apart)], [*own, *apart]]  # with Sparks of their own
-    runs += [[*own, f"plugins/{name}/tests"] for name in PLUGINS]
+    runs += [[*own, *_tests(name)] for name in PLUGINS]
     side_by_side(session, runs, slots=2)
 
 
@@ -330,8 +336,9 @@ def plugin(session: nox.Session) -> None:
     session.run("redelivery", "plugins")
     found = f"from redelivery.plugins import registry as r; assert list(r().plugins) == [{name!r}], r()"
     session.run("python", "-c", found)
-    install(session, "./core", "./conformance_tests", f"./{folder}[testing]", groups=("test",))
-    session.run(*PYTEST, *NO_SPARK, str(folder / "tests"), *rest)
+    standin = [f"./{folder}/standin"] if name in STANDINS else []
+    install(session, "./core", "./conformance_tests", f"./{folder}[testing]", *standin, groups=("test",))
+    session.run(*PYTEST, *NO_SPARK, *_tests(name), *rest)
 
 
 @nox.session(reuse_venv=False)
@@ -357,10 +364,15 @@ def constraints(session: nox.Session) -> None:
         "redelivery-conformance",
         "redelivery-lmdb",
         *(f"redelivery-{name}" for name in PLUGINS),
+        *(f"redelivery-{name}-standin" for name in STANDINS),
     ):
         command += ["--no-emit-package", own]
     session.install("uv")
     session.run(*command, "--output-file", "constraints.txt", *session.posargs, *DISTRIBUTIONS)
+
+
+def _tests(name: str) -> list[str]:
+    return [f"plugins/{name}/tests", *([f"plugins/{name}/standin/tests"] if name in STANDINS else [])]
 
 
 def _plugin(session: nox.Session, name: str) -> Path:

@@ -36,7 +36,7 @@ Send = Callable[[Iterable[bytes], ServiceBusSender], None]
 @cache
 def _server() -> tuple[str, str]:
     """Connection string and certificate file."""
-    command = [sys.executable, "-m", "redelivery_servicebus.testing", "--port", "0"]
+    command = [sys.executable, "-m", "servicebus_standin", "--port", "0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)  # noqa: S603 - our own
     atexit.register(process.terminate)
     if process.stdout is None:

@@ -26,6 +26,7 @@ PROJECTS = [
     ROOT / "core/pyproject.toml",
     ROOT / "conformance_tests/pyproject.toml",
     *sorted(ROOT.glob("plugins/*/pyproject.toml")),
+    *sorted(ROOT.glob("plugins/*/standin/pyproject.toml")),
 ]
 #: Files that are part of the project, wherever it was unpacked; not what tools leave behind.
 FOLDERS = ("core", "plugins", "conformance_tests", "examples", "benchmarks", "docs", ".ci")

@@ -9,7 +9,8 @@ from redelivery.errors import BrokerError, ConfigurationError, Fatal
 from redelivery.spec import DeliverySpec, Sink
 from redelivery_conformance.statements import Statements
 from redelivery_conformance.subject import Subject
-from redelivery_servicebus.testing import CONNECTION_STRING, StandIn
+from redelivery_servicebus.testing import CONNECTION_STRING
+from servicebus_standin import StandIn
 
 
 def namespace(subject: Subject) -> StandIn:

@@ -12,7 +12,8 @@ from redelivery.message import Batch, Message
 from redelivery_conformance.statements import Statements
 from redelivery_conformance.subject import Subject
 from redelivery_conformance.taking import Taker
-from redelivery_servicebus.testing import CONNECTION_STRING, CONNECTION_VERIFY, StandIn
+from redelivery_servicebus.testing import CONNECTION_STRING, CONNECTION_VERIFY
+from servicebus_standin import StandIn
 
 SECRET = "d3Jvbmcta2V5LW9mLW91cnM"  # noqa: S105 - what must not show
 

@@ -11,7 +11,8 @@ from redelivery.message import Message
 from redelivery_conformance.statements import Statements
 from redelivery_conformance.subject import Subject
 from redelivery_conformance.taking import Taker
-from redelivery_servicebus.testing import CONNECTION_STRING, StandIn
+from redelivery_servicebus.testing import CONNECTION_STRING
+from servicebus_standin import StandIn
 
 
 def with_claims(subject: Subject, *claims: Any) -> Broker:

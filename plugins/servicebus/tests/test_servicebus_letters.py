@@ -15,7 +15,8 @@ from redelivery.message import Message
 from redelivery_conformance.statements import Statements
 from redelivery_conformance.subject import Subject
 from redelivery_conformance.taking import Taker
-from redelivery_servicebus.testing import DEAD, StandIn
+from redelivery_servicebus.testing import DEAD
+from servicebus_standin import StandIn
 
 
 def namespace(subject: Subject) -> StandIn:

@@ -16,9 +16,9 @@ from redelivery.broker import Broker, Retry
 from redelivery.errors import Ambiguous, BrokerError, Retriable
 from redelivery.message import Batch, Message
 from redelivery_servicebus import connect, links
-from redelivery_servicebus.testing import StandIn
-from redelivery_servicebus.testing.amqp import management
-from redelivery_servicebus.testing.codec import DATA, int32, section, write
+from servicebus_standin import StandIn
+from servicebus_standin.amqp import management
+from servicebus_standin.codec import DATA, int32, section, write
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,8 @@ from redelivery.message import Message
 from redelivery_conformance.statements import Statements
 from redelivery_conformance.subject import Subject
 from redelivery_conformance.taking import Taker
-from redelivery_servicebus.testing import StandIn
-from redelivery_servicebus.testing.codec import APPLICATION, DATA, Raw, section, write
+from servicebus_standin import StandIn
+from servicebus_standin.codec import APPLICATION, DATA, Raw, section, write
 
 
 def namespace(subject: Subject) -> StandIn:

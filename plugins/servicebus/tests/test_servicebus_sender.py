@@ -17,7 +17,8 @@ from redelivery_conformance.statements import Statements
 from redelivery_conformance.subject import Subject
 from redelivery_conformance.taking import Taker
 from redelivery_servicebus.encoding import SCHEDULED
-from redelivery_servicebus.testing import ServicebusPlace, StandIn
+from redelivery_servicebus.testing import ServicebusPlace
+from servicebus_standin import StandIn
 
 
 def namespace(subject: Subject) -> StandIn:

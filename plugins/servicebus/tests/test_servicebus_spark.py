@@ -14,7 +14,7 @@ import pytest
 from redelivery_conformance.statements import Statements
 from redelivery_conformance.subject import Subject
 from redelivery_conformance.suite.spark import session
-from redelivery_servicebus.testing import StandIn
+from servicebus_standin import StandIn
 
 pytestmark = [
     pytest.mark.spark,

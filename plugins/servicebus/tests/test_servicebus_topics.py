@@ -12,7 +12,8 @@ from redelivery.spec import DeliverySpec, Sink
 from redelivery_conformance.statements import Statements
 from redelivery_conformance.subject import Subject
 from redelivery_conformance.taking import Taker
-from redelivery_servicebus.testing import CONNECTION_STRING, StandIn
+from redelivery_servicebus.testing import CONNECTION_STRING
+from servicebus_standin import StandIn
 
 SPEC = DeliverySpec(retry=3, dead_letter_sink=(Sink(uri="native"),))
 

@@ -16,12 +16,12 @@ from redelivery.message import Message
 from redelivery.settings import resolve_secrets, split_url
 from redelivery_conformance.harness import SUBSCRIBERS, CannotShow, Harness, Kind, NotHere, Place, Runtime
 from redelivery_servicebus.testing import reading
-from redelivery_servicebus.testing.codec import APPLICATION, DATA, section, write
 from redelivery_servicebus.testing.namespace import Azure
 from redelivery_servicebus.testing.reading import Wire
-from redelivery_servicebus.testing.standin import StandIn
+from servicebus_standin import StandIn
+from servicebus_standin.codec import APPLICATION, DATA, section, write
 
-__all__ = ["ServicebusDuplicatesHarness", "ServicebusHarness", "ServicebusPlace", "ServicebusRuntime", "StandIn"]
+__all__ = ["ServicebusDuplicatesHarness", "ServicebusHarness", "ServicebusPlace", "ServicebusRuntime"]
 
 DEAD: Final = "/$DeadLetterQueue"
 CONNECTION_STRING: Final = "servicebus.connection_string"

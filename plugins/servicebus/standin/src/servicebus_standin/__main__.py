@@ -1,4 +1,4 @@
-"""`python -m redelivery_servicebus.testing`: the stand-in by itself, for jobs in other processes."""
+"""`python -m servicebus_standin`: the stand-in in its own process, for jobs in other processes."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import signal
 import sys
 import threading
 
-from redelivery_servicebus.testing.standin import StandIn
+from servicebus_standin.standin import StandIn
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Serve until interrupted."""
     parser = argparse.ArgumentParser(
-        prog="python -m redelivery_servicebus.testing",
+        prog="python -m servicebus_standin",
         description="A stand-in for Azure Service Bus, for tests. It is not Azure: its queues are in memory.",
     )
     parser.add_argument("--port", type=int, default=5671, help="0 takes a free one (default: %(default)s)")

@@ -42,7 +42,7 @@ def missing(numbers: Sequence[int]) -> StoreError:
     )
 
 
-class Letter(Protocol):
+class Storable(Protocol):
     """What the store must know of a content; it keeps all else as it is."""
 
     @property

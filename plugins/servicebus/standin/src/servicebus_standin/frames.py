@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-from redelivery_servicebus.testing.codec import NULL, items, read, skip
+from servicebus_standin.codec import NULL, items, read, skip
 
 BATCH_FORMAT: Final = 0x80013700
 _ATTACH, _TRANSFER = 0x12, 0x14

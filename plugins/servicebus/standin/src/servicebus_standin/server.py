@@ -15,10 +15,10 @@ from functools import partial
 
 from proton import ProtonException
 
-from redelivery_servicebus.testing.amqp import Connection
-from redelivery_servicebus.testing.auth import Key
-from redelivery_servicebus.testing.box import StoreError
-from redelivery_servicebus.testing.store import Store
+from servicebus_standin.amqp import Connection
+from servicebus_standin.auth import Key
+from servicebus_standin.box import StoreError
+from servicebus_standin.store import Store
 
 #: A TLS connection begins with this byte, an AMQP one with an "A".
 TLS = b"\x16"

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 from uuid import UUID
 
-from redelivery_servicebus.testing import codec, letters
-from redelivery_servicebus.testing.auth import Claim
-from redelivery_servicebus.testing.box import Box, Stored, StoreError
-from redelivery_servicebus.testing.codec import NULL, Content, Malformed, array, int32, timestamp, write
-from redelivery_servicebus.testing.store import Queue
+from servicebus_standin import codec, wire
+from servicebus_standin.auth import Claim
+from servicebus_standin.box import Box, Stored, StoreError
+from servicebus_standin.codec import NULL, Content, Malformed, array, int32, timestamp, write
+from servicebus_standin.store import Queue
 
 #: A reply that peeks holds no more bytes than this, but one message at least.
 PEEK_BYTES: Final = 256 * 1024
@@ -85,7 +85,7 @@ def _peek(body: Mapping[str, Any], _: Queue, box: Box) -> Any:
     found: list[dict[str, bytes]] = []
     size = 0
     for message in box.peek(body["from-sequence-number"], body["message-count"]):
-        encoded = letters.give(message)
+        encoded = wire.give(message)
         size += len(encoded)
         if found and size > PEEK_BYTES:
             break
@@ -98,7 +98,7 @@ def _renew(body: Mapping[str, Any], _: Queue, box: Box) -> Any:
 
 
 def _schedule(body: Mapping[str, Any], queue: Queue, _: Box) -> Any:
-    numbers = letters.take(queue, *(bytes(each["message"]) for each in body["messages"]), scheduled=True)
+    numbers = wire.take(queue, *(bytes(each["message"]) for each in body["messages"]), scheduled=True)
     return {"sequence-numbers": array(0x81, [write(number) for number in numbers])}
 
 
@@ -115,7 +115,7 @@ def _receive(body: Mapping[str, Any], queue: Queue, box: Box) -> Any:
 
 
 def _locked(message: Stored) -> dict[str, Any]:
-    given: dict[str, Any] = {"message": letters.give(message)}
+    given: dict[str, Any] = {"message": wire.give(message)}
     if message.token is not None:
         given["lock-token"] = message.token
     return given

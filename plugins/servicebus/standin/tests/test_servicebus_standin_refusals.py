@@ -18,94 +18,94 @@ from azure.servicebus.exceptions import (
     ServiceBusConnectionError,
     ServiceBusError,
 )
-from standin_bench import DEAD, WAIT, Bench, one, refused, until
+from standin_namespace import DEAD, WAIT, Namespace, one, refused, until
 
-from redelivery_servicebus.testing.standin import StandIn
+from servicebus_standin import StandIn
 
 # --- refusals ------------------------------------------------------------------------------------------------------
 
 
-def test_an_unknown_queue_is_not_found(bench: Bench) -> None:
-    with refused(MessagingEntityNotFoundError), bench.sender("nowhere"):
+def test_an_unknown_queue_is_not_found(namespace: Namespace) -> None:
+    with refused(MessagingEntityNotFoundError), namespace.sender("nowhere"):
         pass
-    with refused(MessagingEntityNotFoundError), bench.receiver("nowhere"):
-        pass
-
-
-def test_a_disabled_queue_says_so(bench: Bench) -> None:
-    queue = bench.queue(status="Disabled")
-    with refused(MessagingEntityDisabledError), bench.sender(queue):
-        pass
-    with refused(MessagingEntityDisabledError), bench.receiver(queue):
+    with refused(MessagingEntityNotFoundError), namespace.receiver("nowhere"):
         pass
 
 
-def test_a_queue_disabled_under_an_open_link_refuses_and_stores_nothing(bench: Bench) -> None:
-    queue = bench.queue()
-    with bench.sender(queue) as sender:
-        bench.server.alter_queue(queue, status="SendDisabled")
+def test_a_disabled_queue_says_so(namespace: Namespace) -> None:
+    queue = namespace.queue(status="Disabled")
+    with refused(MessagingEntityDisabledError), namespace.sender(queue):
+        pass
+    with refused(MessagingEntityDisabledError), namespace.receiver(queue):
+        pass
+
+
+def test_a_queue_disabled_under_an_open_link_refuses_and_stores_nothing(namespace: Namespace) -> None:
+    queue = namespace.queue()
+    with namespace.sender(queue) as sender:
+        namespace.server.alter_queue(queue, status="SendDisabled")
         with refused(MessagingEntityDisabledError):
             sender.send_messages(ServiceBusMessage(b"a"))
-    assert bench.seen(queue) == []
+    assert namespace.seen(queue) == []
 
 
-def test_a_queue_deleted_under_open_links_is_not_found(bench: Bench) -> None:
-    queue = bench.queue()
-    with bench.sender(queue) as sender, bench.receiver(queue) as receiver:
-        bench.server.delete_queue(queue)
+def test_a_queue_deleted_under_open_links_is_not_found(namespace: Namespace) -> None:
+    queue = namespace.queue()
+    with namespace.sender(queue) as sender, namespace.receiver(queue) as receiver:
+        namespace.server.delete_queue(queue)
         with refused(MessagingEntityNotFoundError):
             sender.send_messages(ServiceBusMessage(b"a"))
         with refused(MessagingEntityNotFoundError):
             receiver.receive_messages(1, max_wait_time=2)
 
 
-def test_a_dead_letter_queue_cannot_be_sent_to(bench: Bench) -> None:
-    with refused(ServiceBusError, "amqp:not-allowed"), bench.sender(bench.queue() + DEAD):
+def test_a_dead_letter_queue_cannot_be_sent_to(namespace: Namespace) -> None:
+    with refused(ServiceBusError, "amqp:not-allowed"), namespace.sender(namespace.queue() + DEAD):
         pass
 
 
-def test_sessions_are_refused_by_name(bench: Bench) -> None:
-    queue = bench.queue(requires_session=True)
-    with refused(ServiceBusError, "no sessions"), bench.receiver(queue):
+def test_sessions_are_refused_by_name(namespace: Namespace) -> None:
+    queue = namespace.queue(requires_session=True)
+    with refused(ServiceBusError, "no sessions"), namespace.receiver(queue):
         pass
-    with bench.sender(queue) as sender, refused(ServiceBusError, "session id"):
+    with namespace.sender(queue) as sender, refused(ServiceBusError, "session id"):
         sender.send_messages(ServiceBusMessage(b"a"))
 
 
-def test_a_wrong_key_is_refused(bench: Bench) -> None:
-    queue = bench.queue()
-    wrong = bench.server.connection("RootManageSharedAccessKey", secret="not-the-key")  # noqa: S106 - it opens nothing
-    with bench.connect(wrong) as client, refused(ServiceBusAuthenticationError):
+def test_a_wrong_key_is_refused(namespace: Namespace) -> None:
+    queue = namespace.queue()
+    wrong = namespace.server.connection("RootManageSharedAccessKey", secret="not-the-key")  # noqa: S106 - it opens nothing
+    with namespace.connect(wrong) as client, refused(ServiceBusAuthenticationError):
         client.get_queue_sender(queue).__enter__()
 
 
-def test_an_expired_token_is_refused(bench: Bench) -> None:
-    queue = bench.queue()
-    token = bench.server.token(queue, seconds=-1)
-    string = f"Endpoint=sb://{bench.server.namespace};SharedAccessSignature={token};UseDevelopmentEmulator=true;"
-    with bench.connect(string) as client, refused(ServiceBusAuthenticationError):
+def test_an_expired_token_is_refused(namespace: Namespace) -> None:
+    queue = namespace.queue()
+    token = namespace.server.token(queue, seconds=-1)
+    string = f"Endpoint=sb://{namespace.server.namespace};SharedAccessSignature={token};UseDevelopmentEmulator=true;"
+    with namespace.connect(string) as client, refused(ServiceBusAuthenticationError):
         client.get_queue_sender(queue).__enter__()
 
 
-def test_a_token_is_good_for_its_entity_only(bench: Bench) -> None:
-    queue, other = bench.queue(), bench.queue()
-    token = bench.server.token(queue)
-    string = f"Endpoint=sb://{bench.server.namespace};SharedAccessSignature={token};UseDevelopmentEmulator=true;"
-    with bench.connect(string) as client:
+def test_a_token_is_good_for_its_entity_only(namespace: Namespace) -> None:
+    queue, other = namespace.queue(), namespace.queue()
+    token = namespace.server.token(queue)
+    string = f"Endpoint=sb://{namespace.server.namespace};SharedAccessSignature={token};UseDevelopmentEmulator=true;"
+    with namespace.connect(string) as client:
         with client.get_queue_sender(queue) as sender:
             sender.send_messages(ServiceBusMessage(b"a"))
         with refused(ServiceBusAuthorizationError):
             client.get_queue_sender(other).__enter__()
 
 
-def test_a_key_does_what_its_claims_allow_and_no_more(bench: Bench) -> None:
-    queue = bench.queue()
-    with bench.connect(bench.server.add_key("sends", "Send")) as client:
+def test_a_key_does_what_its_claims_allow_and_no_more(namespace: Namespace) -> None:
+    queue = namespace.queue()
+    with namespace.connect(namespace.server.add_key("sends", "Send")) as client:
         with client.get_queue_sender(queue) as sender:
             sender.send_messages(ServiceBusMessage(b"a"))
         with refused(ServiceBusAuthorizationError, "'Listen' claim"):
             client.get_queue_receiver(queue).__enter__()
-    with bench.connect(bench.server.add_key("listens", "Listen")) as client:
+    with namespace.connect(namespace.server.add_key("listens", "Listen")) as client:
         with client.get_queue_receiver(queue) as receiver:
             assert len(receiver.peek_messages(1)) == 1
         with refused(ServiceBusAuthorizationError, "'Send' claim"):
@@ -139,20 +139,20 @@ def test_what_is_stored_and_locked_outlives_a_stop_of_the_server() -> None:
     server.stop()
 
 
-def test_a_connection_that_talks_nonsense_harms_no_other(bench: Bench) -> None:
-    queue = bench.queue()
-    with bench.sender(queue) as sender:
+def test_a_connection_that_talks_nonsense_harms_no_other(namespace: Namespace) -> None:
+    queue = namespace.queue()
+    with namespace.sender(queue) as sender:
         for nonsense in (b"GET / HTTP/1.1\r\n\r\n", b"AMQP\x00\x01\x00\x00\xff\xff", b"\x16\x03\x01nonsense", b"\x00"):
-            with socket.create_connection(("127.0.0.1", bench.server.port), timeout=WAIT) as other:
+            with socket.create_connection(("127.0.0.1", namespace.server.port), timeout=WAIT) as other:
                 other.sendall(nonsense)
         sender.send_messages(ServiceBusMessage(b"a"))
-    assert bench.bodies(queue) == [b"a"]
+    assert namespace.bodies(queue) == [b"a"]
 
 
-def test_a_paused_server_answers_nothing_and_then_goes_on(bench: Bench) -> None:
-    queue = bench.queue()
-    with bench.sender(queue) as sender:
-        with bench.server.paused(), pytest.raises(ServiceBusError):
+def test_a_paused_server_answers_nothing_and_then_goes_on(namespace: Namespace) -> None:
+    queue = namespace.queue()
+    with namespace.sender(queue) as sender:
+        with namespace.server.paused(), pytest.raises(ServiceBusError):
             sender.send_messages(ServiceBusMessage(b"a"), timeout=1)
         sender.send_messages(ServiceBusMessage(b"b"))
-    until(lambda: b"b" in bench.bodies(queue))
+    until(lambda: b"b" in namespace.bodies(queue))

@@ -21,7 +21,7 @@ from azure.servicebus.exceptions import (
     ServiceBusError,
 )
 
-from redelivery_servicebus.testing.standin import Seen, StandIn
+from servicebus_standin.standin import Seen, StandIn
 
 DEAD = "/$DeadLetterQueue"
 WAIT = 10.0
@@ -29,7 +29,7 @@ WAIT = 10.0
 _numbers = itertools.count(1)
 
 
-class Bench:
+class Namespace:
     """A stand-in and one client of it."""
 
     def __init__(self) -> None:

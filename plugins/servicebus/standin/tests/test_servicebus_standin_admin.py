@@ -20,10 +20,10 @@ from azure.core.exceptions import (
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
 from azure.servicebus.management import ServiceBusAdministrationClient
 
-from redelivery_servicebus.testing.auth import Key, Unauthorized, allowed, check_token, entity_path, sign
-from redelivery_servicebus.testing.codec import Content
-from redelivery_servicebus.testing.frames import FrameReader
-from redelivery_servicebus.testing.standin import StandIn
+from servicebus_standin import StandIn
+from servicebus_standin.auth import Key, Unauthorized, allowed, check_token, entity_path, sign
+from servicebus_standin.codec import Content
+from servicebus_standin.frames import FrameReader
 
 
 @pytest.fixture(scope="module")
@@ -196,7 +196,7 @@ def test_a_message_that_is_cut_and_put_together_again_is_the_same_to_its_reader(
 
 
 def test_it_runs_by_itself_and_says_how_to_reach_it() -> None:
-    command = [sys.executable, "-m", "redelivery_servicebus.testing", "--port", "0", "--queue", "q", "--topic", "t"]
+    command = [sys.executable, "-m", "servicebus_standin", "--port", "0", "--queue", "q", "--topic", "t"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:

@@ -13,7 +13,7 @@ from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusSubQ
 from azure.servicebus.exceptions import MessagingEntityNotFoundError, ServiceBusError
 from azure.servicebus.management import ServiceBusAdministrationClient
 
-from redelivery_servicebus.testing.standin import StandIn
+from servicebus_standin import StandIn
 
 
 @pytest.fixture(scope="module")

@@ -19,9 +19,9 @@ from xml.etree import ElementTree as ET
 
 import isodate  # type: ignore[import-untyped] # the SDK brings it
 
-from redelivery_servicebus.testing.auth import Key, Unauthorized, allowed, check_token, entity_path
-from redelivery_servicebus.testing.box import Settings, StoreError
-from redelivery_servicebus.testing.store import SUBSCRIPTIONS, Queue, Store, Subscription, Topic, not_found
+from servicebus_standin.auth import Key, Unauthorized, allowed, check_token, entity_path
+from servicebus_standin.box import Settings, StoreError
+from servicebus_standin.store import SUBSCRIPTIONS, Queue, Store, Subscription, Topic, not_found
 
 ATOM: Final = "http://www.w3.org/2005/Atom"
 BUS: Final = "http://schemas.microsoft.com/netservices/2010/10/servicebus/connect"

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from standin_bench import Bench
+from standin_namespace import Namespace
 
 
 @pytest.fixture(scope="module")
-def bench() -> Iterator[Bench]:
-    made = Bench()
+def namespace() -> Iterator[Namespace]:
+    made = Namespace()
     yield made
     made.client.close()
     made.server.stop()

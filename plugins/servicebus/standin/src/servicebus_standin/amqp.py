@@ -12,13 +12,13 @@ from typing import Any, Final, Protocol
 from proton import Collector, Condition, Delivery, Event, Link, Terminus, Transport, symbol
 from proton import Connection as Endpoint
 
-from redelivery_servicebus.testing import letters, management
-from redelivery_servicebus.testing.auth import Claim, Grant, Key, Unauthorized, allowed, check_token, entity_path
-from redelivery_servicebus.testing.box import Box, StoreError
-from redelivery_servicebus.testing.codec import Malformed, int32, unpack_batch
-from redelivery_servicebus.testing.frames import FrameReader
-from redelivery_servicebus.testing.management import Request
-from redelivery_servicebus.testing.store import Queue, Store, Subscription, Topic
+from servicebus_standin import management, wire
+from servicebus_standin.auth import Claim, Grant, Key, Unauthorized, allowed, check_token, entity_path
+from servicebus_standin.box import Box, StoreError
+from servicebus_standin.codec import Malformed, int32, unpack_batch
+from servicebus_standin.frames import FrameReader
+from servicebus_standin.management import Request
+from servicebus_standin.store import Queue, Store, Subscription, Topic
 
 MAX_MESSAGE: Final = 262_144
 CREDIT: Final = 1000
@@ -273,7 +273,7 @@ class Incoming:
         if len(encoded) > MAX_MESSAGE:
             text = f"The received message ({len(encoded)} bytes) exceeds the limit ({MAX_MESSAGE} bytes) on the link."
             raise StoreError("amqp:link:message-size-exceeded", 413, text)
-        letters.take(self._queue, *(unpack_batch(encoded) if batch else (encoded,)))
+        wire.take(self._queue, *(unpack_batch(encoded) if batch else (encoded,)))
 
 
 class Outgoing:
@@ -303,7 +303,7 @@ class Outgoing:
                 tag: Any = _tag() if message.token is None else message.token.bytes_le
                 delivery = link.delivery(tag)
                 delivery.token = message.token
-                link.send(letters.give(message))
+                link.send(wire.give(message))
                 link.advance()
                 if self._delete:
                     delivery.settle()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, ClassVar, Final
 
-from redelivery_servicebus.testing.box import Box, Letter, Settings, Stored, StoreError
+from servicebus_standin.box import Box, Settings, Storable, Stored, StoreError
 
 DEAD: Final = "/$deadletterqueue"
 #: Between the names of a topic and of its subscription.
@@ -67,7 +67,7 @@ class Queue:
         text = f"Messaging entity '{self.name}' is currently disabled. {what} is not allowed."
         return StoreError("com.microsoft:entity-disabled", 403, text)
 
-    def enqueue(self, content: Letter, message_id: str, due: float | None = None) -> int | None:
+    def enqueue(self, content: Storable, message_id: str, due: float | None = None) -> int | None:
         """Take a message; None where its id was seen within the window. Raises StoreError."""
         self.admit(content.size)
         now = self._store.clock()

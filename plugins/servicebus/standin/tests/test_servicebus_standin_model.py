@@ -12,8 +12,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from redelivery_servicebus.testing.box import Settings, Stored, StoreError
-from redelivery_servicebus.testing.store import DESCRIPTION, REASON, Store
+from servicebus_standin.box import Settings, Stored, StoreError
+from servicebus_standin.store import DESCRIPTION, REASON, Store
 
 LOCK, LIMIT, WINDOW = 10.0, 3, 40.0
 TTL, BYTES = "TTLExpiredException", 10

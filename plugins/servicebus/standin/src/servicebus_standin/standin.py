@@ -1,6 +1,6 @@
 """`StandIn`: a small server that speaks Service Bus's protocols, for tests of jobs that use it. It is not Azure.
 
-What it does as Azure does, and what it does not, is in the plugin's README.
+The README of this distribution lists what it does not show and what it assumes of Azure.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self
 
-from redelivery_servicebus.testing import certificate, letters
-from redelivery_servicebus.testing.admin import Administration
-from redelivery_servicebus.testing.auth import ALL, Claim, Key, sign
-from redelivery_servicebus.testing.box import Settings, State, Stored
-from redelivery_servicebus.testing.codec import Content, read
-from redelivery_servicebus.testing.server import Server
-from redelivery_servicebus.testing.store import Store, Topic
+from servicebus_standin import certificate, wire
+from servicebus_standin.admin import Administration
+from servicebus_standin.auth import ALL, Claim, Key, sign
+from servicebus_standin.box import Settings, State, Stored
+from servicebus_standin.codec import Content, read
+from servicebus_standin.server import Server
+from servicebus_standin.store import Store, Topic
 
 ROOT_KEY = "RootManageSharedAccessKey"
 
@@ -218,7 +218,7 @@ class StandIn:
     def put(self, name: str, encoded: bytes) -> None:
         """Put an encoded AMQP message there, as a client would have."""
         with self.lock:
-            letters.take(self.store.queue(name), encoded)
+            wire.take(self.store.queue(name), encoded)
         self._wake()
 
     def _wake(self) -> None:
@@ -227,7 +227,7 @@ class StandIn:
 
 
 def _seen(message: Stored) -> Seen:
-    content = Content.parse(letters.give(message))
+    content = Content.parse(wire.give(message))
     names = (name for name in map(_text, content.annotations))
     return Seen(
         sequence=message.sequence,

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from redelivery_servicebus.testing.box import Stored, StoreError
-from redelivery_servicebus.testing.codec import Content, int32, timestamp
-from redelivery_servicebus.testing.store import Queue
+from servicebus_standin.box import Stored, StoreError
+from servicebus_standin.codec import Content, int32, timestamp
+from servicebus_standin.store import Queue
 
 SCHEDULED: Final = "x-opt-scheduled-enqueue-time"
 _GROUP_ID: Final = 10
