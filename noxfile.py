@@ -131,6 +131,12 @@ STRANGER = "examples/third_party_plugin"
 PLUGINS = sorted(path.parent.name for path in ROOT.glob("plugins/*/pyproject.toml"))
 #: Plugins with a server of ours that stands in for their broker in tests: a distribution in the plugin's folder.
 STANDINS = [name for name in PLUGINS if (ROOT / "plugins" / name / "standin").is_dir()]
+#: What is shipped to users.
+SOURCES = [
+    "core/src",
+    *(f"plugins/{name}/src" for name in PLUGINS),
+    *(f"plugins/{name}/standin/src" for name in STANDINS),
+]
 DISTRIBUTIONS = [
     "pyproject.toml",
     "conformance_tests/pyproject.toml",
@@ -238,7 +244,7 @@ def provide_spark(session: nox.Session) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Ruff: all its rules, and its format; bandit over what is shipped. `-- --fix` repairs what it can."""
+    """Ruff: all its rules, and its format; bandit over what is shipped; the layers. `-- --fix` repairs what it can."""
     install(session, groups=("lint",))
     session.run("ruff", "check", *session.posargs, ".")
     session.run("ruff", "format", *([] if "--fix" in session.posargs else ["--check"]), ".")
@@ -249,18 +255,16 @@ def lint(session: nox.Session) -> None:
         "--configfile=pyproject.toml",
         "-ll",
         "--recursive",
-        "core/src",
-        *(f"plugins/{name}/src" for name in PLUGINS),
-        *(f"plugins/{name}/standin/src" for name in STANDINS),
+        *SOURCES,
     )
+    session.run("lint-imports", env={"PYTHONPATH": os.pathsep.join(["conformance_tests/src", *SOURCES])})
 
 
 @nox.session
 def types(session: nox.Session) -> None:
     """Mypy, strict, over every distribution, the examples and the benchmarks."""
     install_project(session, "types", "test")
-    sources = ["core/src", "conformance_tests/src", *(f"plugins/{name}/src" for name in PLUGINS)]
-    sources += [f"plugins/{name}/standin/src" for name in STANDINS]
+    sources = [*SOURCES, "conformance_tests/src"]
     scripts = [str(path) for folder in ("examples", "benchmarks") for path in sorted(Path(folder).glob("*.py"))]
     session.run("mypy", *sources, *scripts)
 
@@ -334,7 +338,7 @@ def plugin(session: nox.Session) -> None:
     folder = _plugin(session, name)
     install(session, "./core", f"./{folder}")
     session.run("redelivery", "plugins")
-    found = f"from redelivery.plugins import registry as r; assert list(r().plugins) == [{name!r}], r()"
+    found = f"from redelivery.registry import installed as r; assert list(r().plugins) == [{name!r}], r()"
     session.run("python", "-c", found)
     standin = [f"./{folder}/standin"] if name in STANDINS else []
     install(session, "./core", "./conformance_tests", f"./{folder}[testing]", *standin, groups=("test",))

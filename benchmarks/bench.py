@@ -18,7 +18,7 @@ from typing import Protocol
 
 from pyspark.sql import DataFrame, SparkSession
 
-from redelivery.plugins import registry
+from redelivery.registry import installed
 from redelivery.spark.java import local_session
 
 HERE = Path(__file__).parent
@@ -133,7 +133,7 @@ def in_process(broker: str) -> list[Result]:
         "engine over plugin, no Spark", int(each["rows"]), round(each["engine"]), each["ratio"], plugin.name
     )
     results = [plugin, engine]
-    if registry().plugins.get(broker) and registry().plugins[broker].capabilities.receive:
+    if installed().plugins.get(broker) and installed().plugins[broker].capabilities.receive:
         each = run(broker, "receive")
         hand = Result(
             "receive and accept by hand", int(each["rows"]), round(each["hand"]), 1.0, "receive and accept by hand"

@@ -20,11 +20,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from redelivery import Subscription, plugins
-from redelivery.broker import Accept
-from redelivery.delivery import Bounds, Delivery, Origin
-from redelivery.message import Batch, Column
-from redelivery.spec import DeliverySpec
+from redelivery import Subscription, registry
+from redelivery.contract.broker import Accept
+from redelivery.contract.message import Batch, Column
+from redelivery.contract.spec import DeliverySpec
+from redelivery.sending import Bounds, Delivery, Origin
 
 BATCH = 10_000
 VALUE = 300
@@ -60,7 +60,7 @@ def batch_of(value: Any, ids: list[str]) -> Batch:
 
 def plugin_alone(target: str, made: list[Batch]) -> float:
     """Seconds that the plugin takes by itself: send, collect, one batch after the other."""
-    with plugins.connect(target) as broker, broker.sender() as sender:
+    with registry.connect(target) as broker, broker.sender() as sender:
         began = time.perf_counter()
         for batch in made:
             sender.send(batch, deadline=time.monotonic() + 30)
@@ -167,7 +167,7 @@ def subscribed(target: str, seen: list[bytes | None]) -> None:
 
 def by_hand(target: str, seen: list[bytes | None]) -> None:
     """What people write: lease some, handle each, end all leases; no retry, no account, no lease kept alive."""
-    with plugins.connect(target) as broker, broker.receiver() as receiver:
+    with registry.connect(target) as broker, broker.receiver() as receiver:
         while leased := receiver.receive(100, wait=0.5):
             seen.extend(received.message.value for received in leased)
             receiver.settle([(received, Accept()) for received in leased])

@@ -12,10 +12,10 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from redelivery.broker import Broker, BrokerPlugin, Capabilities, Failure, Sender, Settled, Support
+from redelivery.contract.broker import Broker, BrokerPlugin, Capabilities, Failure, Sender, Settled, Support
+from redelivery.contract.hooks import hookimpl
+from redelivery.contract.message import Batch
 from redelivery.errors import Ambiguous
-from redelivery.message import Batch
-from redelivery.plugins import hookimpl
 
 
 class NullSender(Sender):

@@ -24,8 +24,8 @@ from pika.adapters.select_connection import IOLoop
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from redelivery.message import Batch, Column
-from redelivery.plugins import connect
+from redelivery.contract.message import Batch, Column
+from redelivery.registry import connect
 from redelivery_conformance.harness import start
 from redelivery_rabbitmq.testing import RabbitmqHarness, RabbitmqRuntime
 

@@ -22,8 +22,8 @@ from bench import Way
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from redelivery.message import Batch, Column
-from redelivery.plugins import connect
+from redelivery.contract.message import Batch, Column
+from redelivery.registry import connect
 
 ROWS = 10_000
 PARTITIONS = 2

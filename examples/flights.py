@@ -24,9 +24,9 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from redelivery import plugins
+from redelivery import registry
 from redelivery.errors import ConfigurationError, RedeliveryError
-from redelivery.report import DeliveryReport
+from redelivery.sending.report import DeliveryReport
 from redelivery.spark.java import local_session
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ class Queue:
 
     def remove(self, positions: list[str]) -> int:
         """Remove dead letters."""
-        with plugins.connect(self.url) as broker, broker.dead_letters() as letters:
+        with registry.connect(self.url) as broker, broker.dead_letters() as letters:
             return letters.remove(positions)
 
     @contextmanager

@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING
 from flights import FLIGHT, read_flights, show, step
 
 import redelivery
-from redelivery import DeliverySpec, Message, Sink, Subscription, TerminalNack, dialects, provisioning
+from redelivery import DeliverySpec, Message, Sink, Subscription, TerminalNack, provisioning
+from redelivery.formats import dialects
 from redelivery.spark.java import local_session
 
 if TYPE_CHECKING:

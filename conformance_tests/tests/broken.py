@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import ClassVar
 
-from redelivery.message import Message
+from redelivery.contract.message import Message
 from redelivery_conformance.memory import (
     MemoryBroker,
     MemorySender,

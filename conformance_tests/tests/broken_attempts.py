@@ -9,7 +9,7 @@ from datetime import timedelta
 
 from broken import Broken
 
-from redelivery.broker import GiveBack, Outcome, Received, Retry, Support
+from redelivery.contract.broker import GiveBack, Outcome, Received, Retry, Support
 from redelivery.errors import LeaseLost
 from redelivery_conformance.memory import FULL, PLAIN, MemoryReceiver, Store
 from redelivery_conformance.memory_store import Queue, State

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from broken import Broken, rewriting
 
-from redelivery.broker import Settled
-from redelivery.message import Batch, Message
+from redelivery.contract.broker import Settled
+from redelivery.contract.message import Batch, Message
 from redelivery_conformance.memory import (
     BARE,
     MemoryBroker,

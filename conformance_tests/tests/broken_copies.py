@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from broken import Broken
 
-from redelivery.broker import Outcome, Received, Retry, Terminate
+from redelivery.contract.broker import Outcome, Received, Retry, Terminate
 from redelivery.errors import BrokerError, LeaseLost
 from redelivery_conformance.memory import COPY, PLAIN, MemoryBroker
 from redelivery_conformance.memory_receiver import MemoryReceiver

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 from broken import Broken
 
-from redelivery.broker import Accept, GiveBack, Letter, Outcome, Received, Retry, Settled, Terminate
-from redelivery.context import ErrorContext
+from redelivery.contract.broker import Accept, GiveBack, Letter, Outcome, Received, Retry, Settled, Terminate
+from redelivery.contract.context import ErrorContext
+from redelivery.contract.message import Batch, Message
 from redelivery.errors import BrokerError, LeaseLost
-from redelivery.message import Batch, Message
 from redelivery_conformance.memory import (
     PLAIN,
     MemoryBroker,

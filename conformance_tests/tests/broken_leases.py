@@ -8,9 +8,9 @@ from dataclasses import replace
 
 from broken import Broken
 
-from redelivery.broker import Accept, GiveBack, Outcome, Received, Settled
+from redelivery.contract.broker import Accept, GiveBack, Outcome, Received, Settled
+from redelivery.contract.message import Batch
 from redelivery.errors import LeaseLost, NotSent
-from redelivery.message import Batch
 from redelivery_conformance.memory import PLAIN, MemoryReceiver, MemorySender, Store
 from redelivery_conformance.memory_store import Queue, State
 

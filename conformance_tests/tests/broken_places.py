@@ -9,10 +9,10 @@ from dataclasses import replace
 
 from broken import Broken, Rewriting
 
-from redelivery.broker import DeadLetters, Letter, Plan, Sender
+from redelivery.contract.broker import DeadLetters, Letter, Plan, Sender
+from redelivery.contract.message import Batch, Message
+from redelivery.contract.spec import NATIVE, DeliverySpec, DeliveryStatus, Ref, Sink
 from redelivery.errors import Throttled
-from redelivery.message import Batch, Message
-from redelivery.spec import NATIVE, DeliverySpec, DeliveryStatus, Ref, Sink
 from redelivery_conformance.memory import (
     BARE,
     READ_ONLY,

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 from broken import Broken
 
-from redelivery.broker import Failure, Sender, Settled
+from redelivery.contract.broker import Failure, Sender, Settled
+from redelivery.contract.message import Batch, Message
 from redelivery.errors import Permanent, Retriable
-from redelivery.message import Batch, Message
 from redelivery_conformance.memory import (
     MemorySender,
     Store,

@@ -9,9 +9,9 @@ from typing import ClassVar
 
 from broken import Broken
 
-from redelivery.broker import Sender
+from redelivery.contract.broker import Sender
+from redelivery.contract.message import Batch
 from redelivery.errors import Fatal
-from redelivery.message import Batch
 from redelivery_conformance.memory import MemorySender
 
 SHOWN = "a_secret_option_shows_nowhere_when_all_fails[memory-literal-wrong-credentials]"

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from redelivery import dialects
-from redelivery.context import ErrorContext
+from redelivery.contract.context import ErrorContext
+from redelivery.contract.message import Message
+from redelivery.contract.spec import NATIVE, DeliverySpec, Sink
 from redelivery.errors import TerminalNack
-from redelivery.message import Message
-from redelivery.spec import NATIVE, DeliverySpec, Sink
-from redelivery.subscription import Subscription
+from redelivery.formats import dialects
+from redelivery.receiving.subscription import Subscription
 from redelivery_conformance.subject import Subject
 from redelivery_conformance.suite.spark import session
 

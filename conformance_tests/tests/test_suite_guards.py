@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import pytest
 
-from redelivery.broker import Capabilities, Limits, Support
+from redelivery.contract.broker import Capabilities, Limits, Support
 from redelivery_conformance import BrokerSuite
 from redelivery_conformance.containers import Container, image_for
 from redelivery_conformance.harness import KINDS, Harness, NotHere, Runtime, start

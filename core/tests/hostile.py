@@ -6,8 +6,8 @@ from dataclasses import fields
 
 from hypothesis import strategies as st
 
-from redelivery.context import ErrorContext
-from redelivery.message import Message
+from redelivery.contract.context import ErrorContext
+from redelivery.contract.message import Message
 
 STRUCTURED = ("content-type", b"application/cloudevents+json")
 #: JSON, or nearly, that no honest writer of ours writes.

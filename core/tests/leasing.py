@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
-from redelivery.broker import (
+from redelivery.contract.broker import (
     Accept,
     Broker,
     Capabilities,
@@ -21,8 +21,8 @@ from redelivery.broker import (
     Support,
     Terminate,
 )
+from redelivery.contract.message import Message
 from redelivery.errors import BrokerError, LeaseLost
-from redelivery.message import Message
 
 NATIVE = Support.NATIVE
 

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from redelivery.broker import Broker, Capabilities, Failure, Sender, Settled, Support
+from redelivery.contract.broker import Broker, Capabilities, Failure, Sender, Settled, Support
+from redelivery.contract.message import Batch, Message
 from redelivery.errors import Ambiguous, BrokerError, Fatal, NotSent, Permanent, Retriable, Throttled, Unattributed
-from redelivery.message import Batch, Message
 
 #: What may happen to a row in one attempt. "lost" and "stored" are ambiguous, "culprit" fails its whole batch.
 OUTCOMES = ("ok", "retriable", "throttled", "lost", "stored", "permanent", "culprit")

@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 from hypothesis import strategies as st
 
-from redelivery.spec import FOREVER, DeliverySpec, LetterDialect, Ref, Sink
+from redelivery.contract.spec import FOREVER, DeliverySpec, LetterDialect, Ref, Sink
 
 text = st.text(min_size=1, max_size=12)
 NAMES = st.from_regex(r"[A-Za-z0-9._-]{1,12}", fullmatch=True)

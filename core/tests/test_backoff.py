@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies_spec import specs
 
-from redelivery.backoff import cap_of, wait_before_retry
+from redelivery.contract.spec import DeliverySpec
 from redelivery.errors import InvalidSpec
-from redelivery.forms import options
-from redelivery.spec import DeliverySpec
+from redelivery.formats.specs import options
+from redelivery.policy.backoff import cap_of, wait_before_retry
 
 VECTORS = json.loads((Path(__file__).parent / "vectors" / "backoff.json").read_text(encoding="utf-8"))
 EXPONENTIAL = DeliverySpec(backoff_policy="exponential", backoff_delay=timedelta(seconds=1))

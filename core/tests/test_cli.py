@@ -19,10 +19,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from redelivery import cli
-from redelivery.broker import Broker, BrokerPlugin, Capabilities, Limits, Support
 from redelivery.cli import plugins as command
+from redelivery.contract.broker import Broker, BrokerPlugin, Capabilities, Limits, Support
 from redelivery.errors import ConfigurationError
-from redelivery.plugins import FailedPlugin, Registry
+from redelivery.registry import FailedPlugin, Registry
 
 
 def nowhere(url: str, options: Mapping[str, str]) -> Broker:
@@ -130,7 +130,7 @@ def test_the_markdown_is_one_table_with_a_column_a_plugin() -> None:
 def test_the_command_prints_what_is_installed(
     form: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(command, "registry", lambda: ONE)
+    monkeypatch.setattr(command, "installed", lambda: ONE)
     assert cli.main(["plugins", *form]) == 0
     assert "alpha" in capsys.readouterr().out
 

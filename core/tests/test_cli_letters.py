@@ -18,13 +18,14 @@ from typing import Any
 
 import pytest
 
-from redelivery import cli, dialects
-from redelivery.context import ErrorContext
-from redelivery.deadletters import dead_letters
-from redelivery.ledger import Ledger, default_path
-from redelivery.message import Batch, Message
-from redelivery.plugins import connect
-from redelivery.spec import DeliverySpec
+from redelivery import cli
+from redelivery.contract.context import ErrorContext
+from redelivery.contract.message import Batch, Message
+from redelivery.contract.spec import DeliverySpec
+from redelivery.deadletters.journal import Ledger, default_path
+from redelivery.deadletters.queue import dead_letters
+from redelivery.formats import dialects
+from redelivery.registry import connect
 
 CONTEXT = ErrorContext(
     reason="no such airport: größe", kind="permanent", code="NO_AIRPORT", attempts=3, attempts_total=3, run="r1"
@@ -392,7 +393,8 @@ def test_ctrl_c_leaves_every_letter_in_one_place_and_the_rest_for_the_next_run(u
 
 KILLED = """
 import os, sys
-from redelivery import cli, ledger, redriving
+from redelivery import cli
+from redelivery.deadletters import journal, redrive
 step, url = sys.argv[1:]
 from redelivery_sqlite.letters import SqliteDeadLetters as Place
 def die(*_): os._exit(9)
@@ -402,8 +404,8 @@ def after(call):
         os._exit(9)
     return both
 where = {
-    "before-it-is-sent": lambda: setattr(redriving.Transfer, "_send", die),
-    "before-it-is-noted": lambda: setattr(ledger.Ledger, "sent", die),
+    "before-it-is-sent": lambda: setattr(redrive.Transfer, "_send", die),
+    "before-it-is-noted": lambda: setattr(journal.Ledger, "sent", die),
     "before-it-is-removed": lambda: setattr(Place, "remove", die),
     "after-it-is-removed": lambda: setattr(Place, "remove", after(Place.remove)),
 }

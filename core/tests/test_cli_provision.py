@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from redelivery import cli
-from redelivery.broker import Admin, Difference, NativeObject, Plan
-from redelivery.plugins import connect
-from redelivery.spec import DeliverySpec, DeliveryStatus
+from redelivery.contract.broker import Admin, Difference, NativeObject, Plan
+from redelivery.contract.spec import DeliverySpec, DeliveryStatus
+from redelivery.registry import connect
 
 FORMS = {
     "delivery.yaml": "deadLetterSink: native\nretry: 3\n",

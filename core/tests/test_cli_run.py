@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from redelivery import cli
-from redelivery.broker import Broker
-from redelivery.deadletters import dead_letters
-from redelivery.message import Batch, Message
-from redelivery.plugins import connect
+from redelivery.contract.broker import Broker
+from redelivery.contract.message import Batch, Message
+from redelivery.deadletters.queue import dead_letters
+from redelivery.registry import connect
 
 HANDLERS = """
 import logging

@@ -11,15 +11,16 @@ import pytest
 from scripted import ScriptedBroker
 from test_delivery import RealClock
 
-from redelivery import dialects, events, redriving
-from redelivery.broker import Broker, DeadLetters, Letter, Limits, Support
-from redelivery.context import ErrorContext
-from redelivery.deadletters import LetterBox, dead_letters
-from redelivery.errands import original_id
+from redelivery.contract.broker import Broker, DeadLetters, Letter, Limits, Support
+from redelivery.contract.context import ErrorContext
+from redelivery.contract.message import Message
+from redelivery.deadletters import redrive
+from redelivery.deadletters.errands import original_id
+from redelivery.deadletters.queue import LetterBox, dead_letters
+from redelivery.deadletters.redrive import Pace
+from redelivery.deadletters.trust import context_of
 from redelivery.errors import ConfigurationError, Fatal, Permanent
-from redelivery.message import Message
-from redelivery.redriving import Pace
-from redelivery.trust import context_of
+from redelivery.formats import dialects, events
 
 
 class Place(DeadLetters):
@@ -256,7 +257,7 @@ def test_the_mark_of_a_hop_is_taken_off_only_where_it_is_ours() -> None:
 
 
 def test_a_redrive_holds_so_many_bytes_of_letters_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redriving, "_CHUNK_BYTES", 40_000)
+    monkeypatch.setattr(redrive, "_CHUNK_BYTES", 40_000)
     large = [replace(each, message=replace(each.message, value=b"v" * 10_000)) for each in map(letter, "abcdefghijkl")]
     world = World(*large)
     held: list[int] = []

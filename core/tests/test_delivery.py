@@ -15,11 +15,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from scripted import FakeClock, ScriptedBroker
 
-from redelivery.broker import Broker, Sender, Settled
-from redelivery.delivery import Bounds, Delivery, Origin
-from redelivery.delivery import delivery as module
-from redelivery.delivery.opening import sink_url
-from redelivery.delivery.record import Record
+from redelivery.contract.broker import Broker, Sender, Settled
+from redelivery.contract.message import Batch, Message
+from redelivery.contract.spec import DeliverySpec, Ref, Sink
 from redelivery.errors import (
     ConfigurationError,
     ContractViolation,
@@ -28,8 +26,10 @@ from redelivery.errors import (
     Permanent,
     Retriable,
 )
-from redelivery.message import Batch, Message
-from redelivery.spec import DeliverySpec, Ref, Sink
+from redelivery.sending import Bounds, Delivery, Origin
+from redelivery.sending import delivery as module
+from redelivery.sending.opening import sink_url
+from redelivery.sending.record import Record
 
 
 class RealClock(FakeClock):

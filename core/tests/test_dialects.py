@@ -9,14 +9,14 @@ from typing import get_args
 
 import pytest
 
-from redelivery import dialects
-from redelivery.broker import Limits
-from redelivery.context import ErrorContext
-from redelivery.dialects import _body
+from redelivery.contract.broker import Limits
+from redelivery.contract.context import ErrorContext
+from redelivery.contract.message import Message
+from redelivery.contract.spec import LetterDialect
 from redelivery.errors import ContractViolation
-from redelivery.events import reformat, to_event
-from redelivery.message import Message
-from redelivery.spec import LetterDialect
+from redelivery.formats import dialects
+from redelivery.formats.dialects import _body
+from redelivery.formats.events import reformat, to_event
 
 CONTEXT = ErrorContext(
     reason="refused: too long",

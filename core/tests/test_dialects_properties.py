@@ -10,12 +10,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from redelivery import dialects
-from redelivery.broker import Limits
-from redelivery.context import LAST_MS, STAGES, ErrorContext
-from redelivery.dialects._fields import REASON_BYTES, STACKTRACE_BYTES, head, tail
-from redelivery.message import Message
-from redelivery.settings import redact
+from redelivery.base.urls import redact
+from redelivery.contract.broker import Limits
+from redelivery.contract.context import LAST_MS, STAGES, ErrorContext
+from redelivery.contract.message import Message
+from redelivery.formats import dialects
+from redelivery.formats.dialects._fields import REASON_BYTES, STACKTRACE_BYTES, head, tail
 
 STRUCTURED = ("content-type", b"application/cloudevents+json")
 MARKERS = ("redelivery-letter", "redelivery-letter-2")

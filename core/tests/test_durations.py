@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies_spec import DURATIONS
 
-from redelivery import durations
+from redelivery.base import durations
 from redelivery.errors import InvalidSpec
 
 

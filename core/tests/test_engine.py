@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from scripted import FakeClock, ScriptedBroker
 
-from redelivery import dialects
-from redelivery.broker import Failure, Limits, Settled
-from redelivery.context import ErrorContext
-from redelivery.delivery import Bounds, Engine, Lane, Origin
+from redelivery.base.secrets import LONGEST, guard_loggers
+from redelivery.contract.broker import Failure, Limits, Settled
+from redelivery.contract.context import ErrorContext
+from redelivery.contract.message import Batch, Message
+from redelivery.contract.spec import FOREVER, DeliverySpec, Sink
 from redelivery.errors import (
     Ambiguous,
     ContractViolation,
@@ -23,11 +24,10 @@ from redelivery.errors import (
     Retriable,
     ToleranceExceeded,
 )
-from redelivery.message import Batch, Message
-from redelivery.policy import for_sink
-from redelivery.report import DeliveryReport
-from redelivery.secrets import LONGEST, guard_loggers
-from redelivery.spec import FOREVER, DeliverySpec, Sink
+from redelivery.formats import dialects
+from redelivery.policy.decisions import for_sink
+from redelivery.sending import Bounds, Engine, Lane, Origin
+from redelivery.sending.report import DeliveryReport
 
 SECOND = timedelta(seconds=1)
 CONFIGS = {"url": "scripted:work", "sasl.password": "hunter2"}

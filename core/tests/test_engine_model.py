@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from scripted import OUTCOMES, FakeClock, ScriptedBroker
 
-from redelivery import dialects
-from redelivery.broker import Support
-from redelivery.delivery import Bounds, Engine, Flow, Lane, Origin
+from redelivery.contract.broker import Support
+from redelivery.contract.message import ROW_OVERHEAD, Batch, Message
+from redelivery.contract.spec import DeliverySpec, Sink
 from redelivery.errors import Ambiguous, Permanent, RedeliveryError, Retriable
-from redelivery.message import ROW_OVERHEAD, Batch, Message
-from redelivery.policy import for_sink
-from redelivery.spec import DeliverySpec, Sink
+from redelivery.formats import dialects
+from redelivery.policy.decisions import for_sink
+from redelivery.sending import Bounds, Engine, Flow, Lane, Origin
 
 fates = st.lists(st.sampled_from(OUTCOMES), max_size=4)
 VALUE = b"v" * 100

@@ -14,9 +14,9 @@ from cloudevents.core.v1.event import CloudEvent
 from hypothesis import given
 from hypothesis import strategies as st
 
-from redelivery import dialects, events
+from redelivery.contract.message import Message
 from redelivery.errors import Permanent
-from redelivery.message import Message
+from redelivery.formats import dialects, events
 
 STRUCTURED = ("content-type", b"application/cloudevents+json")
 EVENT = b'{"specversion":"1.0","id":"1","source":"/s","type":"t","data":{"a":1}}'

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from redelivery.base.files import make_private
 from redelivery.cli import main
+from redelivery.contract.message import Batch, Message
+from redelivery.deadletters.journal import Ledger
 from redelivery.errors import ConfigurationError
-from redelivery.files import make_private
-from redelivery.ledger import Ledger
-from redelivery.message import Batch, Message
-from redelivery.plugins import connect
+from redelivery.registry import connect
 
 
 @pytest.fixture(autouse=True)

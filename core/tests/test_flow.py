@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scripted import FakeClock, ScriptedBroker, ScriptedSender
 
-from redelivery import dialects
-from redelivery.broker import Support
-from redelivery.delivery import Bounds, Engine, Flow, Lane, Origin
-from redelivery.delivery.rate import RateLimit
+from redelivery.contract.broker import Support
+from redelivery.contract.message import Batch, Message
+from redelivery.contract.spec import DeliverySpec, Sink
 from redelivery.errors import Ambiguous, Permanent, Retriable
-from redelivery.message import Batch, Message
-from redelivery.policy import for_sink
-from redelivery.spec import DeliverySpec, Sink
+from redelivery.formats import dialects
+from redelivery.policy.decisions import for_sink
+from redelivery.policy.rate import RateLimit
+from redelivery.sending import Bounds, Engine, Flow, Lane, Origin
 
 
 class Bench:

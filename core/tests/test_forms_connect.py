@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from strategies_spec import specs
 
+from redelivery.contract.spec import FOREVER, UNLIMITED, DeliverySpec, Ref, Sink
 from redelivery.errors import ConfigurationError, InvalidSpec, UnknownOption
-from redelivery.forms import connect, options
-from redelivery.spec import FOREVER, UNLIMITED, DeliverySpec, Ref, Sink
+from redelivery.formats.specs import connect, options
 
 TOPIC = "errors.deadletterqueue.topic.name"
 TO_LETTERS = (Sink(uri="my-connector-errors"),)

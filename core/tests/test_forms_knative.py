@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies_spec import NAMES, REFS, specs
 
+from redelivery.contract.spec import FOREVER, UNLIMITED, DeliverySpec, DeliveryStatus, Ref, Sink
 from redelivery.errors import ConfigurationError, InvalidSpec, UnknownOption
-from redelivery.forms import knative
-from redelivery.spec import FOREVER, UNLIMITED, DeliverySpec, DeliveryStatus, Ref, Sink
+from redelivery.formats.specs import knative
 
 BARE = """
 deadLetterSink:

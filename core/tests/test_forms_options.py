@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies_spec import specs
 
+from redelivery.contract.spec import FOREVER, UNLIMITED, DeliverySpec, Ref, Sink
 from redelivery.errors import ConfigurationError, InvalidSpec, UnknownOption
-from redelivery.forms import options
-from redelivery.spec import FOREVER, UNLIMITED, DeliverySpec, Ref, Sink
+from redelivery.formats.specs import options
 
 A, B = "scheme://a/x", "file:///letters"
 

@@ -14,16 +14,16 @@ from scripted import FakeClock, ScriptedBroker
 from test_deadletters import World
 from test_delivery import RealClock
 
-from redelivery import dialects
-from redelivery.broker import Broker, Letter
-from redelivery.context import ErrorContext
-from redelivery.deadletters import dead_letters
-from redelivery.delivery.record import Record
+from redelivery.contract.broker import Broker, Letter
+from redelivery.contract.context import ErrorContext
+from redelivery.contract.message import Message
+from redelivery.contract.spec import DeliverySpec, Sink
+from redelivery.deadletters.queue import dead_letters
+from redelivery.deadletters.redrive import Pace, RedriveReport
 from redelivery.errors import BrokerError, ConfigurationError, Fatal, Retriable
-from redelivery.events import is_structured
-from redelivery.message import Message
-from redelivery.redriving import Pace, RedriveReport
-from redelivery.spec import DeliverySpec, Sink
+from redelivery.formats import dialects
+from redelivery.formats.events import is_structured
+from redelivery.sending.record import Record
 
 EVENT = (("ce-specversion", b"1.0"), ("ce-id", b"a"), ("ce-source", b"s"), ("ce-type", b"order.placed"))
 
@@ -169,7 +169,7 @@ def followed(here: Sinks, monkeypatch: pytest.MonkeyPatch, *actions: Callable[[]
     for sink in here.chain:
         sink.clock = turns.clock
     monkeypatch.setattr(turns.clock, "sleep", turns.sleep, raising=False)
-    monkeypatch.setattr("redelivery.deadletters.SystemClock", lambda: turns.clock)
+    monkeypatch.setattr("redelivery.deadletters.queue.SystemClock", lambda: turns.clock)
     with dead_letters("scripted:work", borrow=here.borrow) as box:
         return box.forward(
             spec=here.spec,

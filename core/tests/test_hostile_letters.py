@@ -12,14 +12,15 @@ from hostile import FIELDS, MARKS, STRUCTURED, VALUES, messages
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from redelivery import cli, dialects, events
-from redelivery.broker import Letter, Limits
-from redelivery.context import ErrorContext, checked
-from redelivery.export import as_json
-from redelivery.message import Batch, Message
-from redelivery.plugins import connect
-from redelivery.selection import dead_since_ms
-from redelivery.trust import context_of
+from redelivery import cli
+from redelivery.contract.broker import Letter, Limits
+from redelivery.contract.context import ErrorContext, checked
+from redelivery.contract.message import Batch, Message
+from redelivery.deadletters.export import as_json
+from redelivery.deadletters.selection import dead_since_ms
+from redelivery.deadletters.trust import context_of
+from redelivery.formats import dialects, events
+from redelivery.registry import connect
 
 LATEST_MS = 253_402_300_799_999
 MARK = MARKS[0]

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from redelivery import dialects, identity
-from redelivery.broker import Letter, Limits, Received, Source
-from redelivery.context import ErrorContext
-from redelivery.events import reformat
-from redelivery.message import Batch, Message
+from redelivery.contract.broker import Letter, Limits, Received, Source
+from redelivery.contract.context import ErrorContext
+from redelivery.contract.message import Batch, Message
+from redelivery.formats import dialects, identity
+from redelivery.formats.events import reformat
 
 MESSAGE = Message(
     value=b'{"n": 1}', key=b"k", headers=(("a", b"1"), ("b", None)), id="i", timestamp_ms=1, extra={"partition": 3}

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from redelivery.deadletters.journal import Ledger, default_path
 from redelivery.errors import ConfigurationError
-from redelivery.ledger import Ledger, default_path
 
 PLACE = "carrier://host/orders-dead-letters"
 
@@ -33,7 +33,7 @@ def test_what_was_sent_and_not_removed_is_pending_for_the_next_run(tmp_path: Pat
 def test_it_is_durable_and_unlocked_when_its_process_is_killed(tmp_path: Path) -> None:
     path = tmp_path / "ledger.db"
     code = (
-        "import os, sys, pathlib; from redelivery.ledger import Ledger; "
+        "import os, sys, pathlib; from redelivery.deadletters.journal import Ledger; "
         f"Ledger(pathlib.Path(sys.argv[1]), {PLACE!r}).sent({{'1': 'a'}}); os._exit(9)"
     )
     assert subprocess.run([sys.executable, "-c", code, str(path)], check=False).returncode == 9

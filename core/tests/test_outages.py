@@ -15,14 +15,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scripted import FakeClock, ScriptedBroker, ScriptedSender
 
-from redelivery import dialects
-from redelivery.backoff import wait_before_retry
-from redelivery.broker import Failure, Sender, Settled
-from redelivery.delivery import Bounds, Engine, Lane, Origin, lane
+from redelivery.contract.broker import Failure, Sender, Settled
+from redelivery.contract.message import Batch, Message
+from redelivery.contract.spec import FOREVER, UNLIMITED, DeliverySpec, Sink
 from redelivery.errors import Ambiguous, RedeliveryError, Retriable
-from redelivery.message import Batch, Message
-from redelivery.policy import OPENING, attempt_timeout, for_sink, worst_case_seconds
-from redelivery.spec import FOREVER, UNLIMITED, DeliverySpec, Sink
+from redelivery.formats import dialects
+from redelivery.policy.backoff import wait_before_retry
+from redelivery.policy.decisions import OPENING, attempt_timeout, for_sink, worst_case_seconds
+from redelivery.sending import Bounds, Engine, Lane, Origin, lane
 
 #: How a dead destination lets a caller wait: `send` blocks and raises, or blocks and `collect` tells; `send` returns,
 #: and `collect` tells at the deadline; or not even a sender can be opened.

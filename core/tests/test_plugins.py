@@ -9,19 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from redelivery import dialects
-from redelivery import plugins as redelivery_plugins
-from redelivery.broker import CONTRACT_VERSION, Broker, BrokerPlugin, Capabilities
-from redelivery.context import ErrorContext
+from redelivery import registry as redelivery_plugins
+from redelivery.contract.broker import CONTRACT_VERSION, Broker, BrokerPlugin, Capabilities
+from redelivery.contract.context import ErrorContext
+from redelivery.contract.message import Message
 from redelivery.errors import ConfigurationError, InvalidURL, UnknownOption, UnknownScheme
-from redelivery.message import Message
-from redelivery.plugins import GROUP, Registry, client_options, connect, discover
+from redelivery.formats import dialects
+from redelivery.registry import GROUP, Registry, client_options, connect, discover
 
 Install = Callable[..., importlib.metadata.EntryPoint]
 
+HOOKIMPL = "from redelivery.contract.hooks import hookimpl\n"
 GOOD = """
-from redelivery.broker import BrokerPlugin, Capabilities
-from redelivery.plugins import hookimpl
+from redelivery.contract.broker import BrokerPlugin, Capabilities
+from redelivery.contract.hooks import hookimpl
 
 class Opened(tuple):
     hosts = ()
@@ -73,15 +74,15 @@ def test_a_plugin_is_found_by_each_of_its_schemes(install: Install) -> None:
         ("", "must implement redelivery_plugin()"),
         ("def redelivery_plugin(): return 1", "must implement redelivery_plugin()"),
         (
-            "from redelivery.plugins import hookimpl\n@hookimpl\ndef redelivery_plugin(): return {'name': 'broken'}",
+            f"{HOOKIMPL}@hookimpl\ndef redelivery_plugin(): return {{'name': 'broken'}}",
             "must implement redelivery_plugin() and return a BrokerPlugin",
         ),
         (
-            "from redelivery.plugins import hookimpl\n@hookimpl\ndef redelivery_plugin(): raise KeyError('HOME')",
+            f"{HOOKIMPL}@hookimpl\ndef redelivery_plugin(): raise KeyError('HOME')",
             "KeyError: 'HOME'",
         ),
         (
-            "from redelivery.plugins import hookimpl\n@hookimpl\ndef redelivery_plugins(): return None",
+            f"{HOOKIMPL}@hookimpl\ndef redelivery_plugins(): return None",
             "redelivery_plugins",
         ),
     ],
@@ -199,7 +200,7 @@ def test_connect_gives_the_plugin_its_own_options_with_secrets_resolved(
 ) -> None:
     source = GOOD.format(name="alpha", schemes=("alpha",), contract=CONTRACT_VERSION)
     found = discover([install("alpha", source.replace("connect=connect", "connect=connect, options={'token': ''}"))])
-    monkeypatch.setattr(redelivery_plugins, "registry", lambda: found)
+    monkeypatch.setattr(redelivery_plugins, "installed", lambda: found)
     monkeypatch.setenv("A_TOKEN", "hunter2")
     assert connect("alpha:q", {"alpha.token": "env:A_TOKEN"}) == ("alpha:q", {"token": "hunter2"})
 
@@ -209,15 +210,15 @@ def test_connect_refuses_a_secret_that_is_not_there_without_guessing(
 ) -> None:
     source = GOOD.format(name="alpha", schemes=("alpha",), contract=CONTRACT_VERSION)
     found = discover([install("alpha", source.replace("connect=connect", "connect=connect, options={'token': ''}"))])
-    monkeypatch.setattr(redelivery_plugins, "registry", lambda: found)
+    monkeypatch.setattr(redelivery_plugins, "installed", lambda: found)
     monkeypatch.delenv("A_TOKEN", raising=False)
     with pytest.raises(ConfigurationError, match=r"env:A_TOKEN.*not set on this machine"):
         connect("alpha:q", {"alpha.token": "env:A_TOKEN"})
 
 
 DIALECT = """
-from redelivery.dialects import HeaderDialect
-from redelivery.plugins import hookimpl
+from redelivery.contract.hooks import HeaderDialect
+from redelivery.contract.hooks import hookimpl
 
 def read(found):
     return {{"reason": found.get("x-why", b"").decode(), "attempts": {attempts}, "nonsense": 1}}
@@ -234,7 +235,8 @@ def test_a_header_dialect_of_a_plugin_is_read_without_a_change_in_core(
     found = discover([install("theirs", DIALECT.format(name="theirs", attempts="7"))])
     assert not found.failed
     assert not found.plugins
-    monkeypatch.setattr(redelivery_plugins, "registry", lambda: found)
+    monkeypatch.setattr(dialects, "_others", [])
+    dialects.recognise(found.dialects.values())
     letter = Message(value=b"v", headers=(("x-why", b"no such airport"), ("other", b"1")))
     assert dialects.read(letter) == ErrorContext(reason="no such airport", attempts=7)
     assert dialects.read(replace(letter, headers=())) is None
@@ -245,7 +247,8 @@ def test_a_header_dialect_that_fails_or_is_wrong_hides_no_letter(
     install: Install, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     found = discover([install("theirs", DIALECT.format(name="theirs", attempts="1 / 0"))])
-    monkeypatch.setattr(redelivery_plugins, "registry", lambda: found)
+    monkeypatch.setattr(dialects, "_others", [])
+    dialects.recognise(found.dialects.values())
     assert dialects.read(Message(value=b"v", headers=(("x-why", b"x"),))) is None
     assert "'theirs' could not read a letter" in caplog.text
 

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from redelivery.contract.spec import FOREVER, UNLIMITED, DeliverySpec, Sink
 from redelivery.errors import Ambiguous, BrokerError, Fatal, Permanent, Retriable, Throttled, Unattributed
-from redelivery.policy import (
+from redelivery.policy.decisions import (
     SINK_RETRIES,
     SINK_RETRY_TIMEOUT,
     Abort,
@@ -21,7 +22,6 @@ from redelivery.policy import (
     for_sink,
     retries_that_do_not_fit,
 )
-from redelivery.spec import FOREVER, UNLIMITED, DeliverySpec, Sink
 
 transient = st.sampled_from([Retriable("r"), Ambiguous("a"), Throttled("t", retry_after=2.0)])
 SECOND = timedelta(seconds=1)

@@ -12,8 +12,8 @@ from datetime import timedelta
 import pytest
 from scripted import FakeClock, ScriptedBroker, ScriptedSender
 
-from redelivery.broker import Broker, Sender
-from redelivery.delivery import preflight
+from redelivery.contract.broker import Broker, Sender
+from redelivery.contract.spec import DeliverySpec, Sink
 from redelivery.errors import (
     Ambiguous,
     BrokerError,
@@ -24,7 +24,7 @@ from redelivery.errors import (
     Permanent,
     Retriable,
 )
-from redelivery.spec import DeliverySpec, Sink
+from redelivery.sending import preflight
 
 
 class Asked(ScriptedBroker):

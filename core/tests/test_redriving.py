@@ -13,16 +13,16 @@ from pathlib import Path
 import pytest
 from test_deadletters import CONTEXT, World, letter
 
-from redelivery import dialects, events
-from redelivery.broker import Broker, Letter, Limits, Support
-from redelivery.context import ErrorContext
-from redelivery.deadletters import dead_letters
+from redelivery.contract.broker import Broker, Letter, Limits, Support
+from redelivery.contract.context import ErrorContext
+from redelivery.contract.message import Message
+from redelivery.contract.spec import NATIVE, DeliverySpec, Sink
+from redelivery.deadletters.journal import Ledger
+from redelivery.deadletters.queue import dead_letters
+from redelivery.deadletters.redrive import Pace, RedriveReport
+from redelivery.deadletters.selection import Selection
 from redelivery.errors import ConfigurationError, Retriable
-from redelivery.ledger import Ledger
-from redelivery.message import Message
-from redelivery.redriving import Pace, RedriveReport
-from redelivery.selection import Selection
-from redelivery.spec import NATIVE, DeliverySpec, Sink
+from redelivery.formats import dialects, events
 
 
 def world(count: int) -> World:

@@ -1,10 +1,10 @@
 """Columns that say where a row goes: its letter goes to the sink, and not there again."""
 
-from redelivery.broker import Capabilities, Support
-from redelivery.context import ErrorContext
-from redelivery.delivery.record import Record
-from redelivery.message import Message
-from redelivery.spec import DeliverySpec
+from redelivery.contract.broker import Capabilities, Support
+from redelivery.contract.context import ErrorContext
+from redelivery.contract.message import Message
+from redelivery.contract.spec import DeliverySpec
+from redelivery.sending.record import Record
 
 COLUMNS = {"exchange": str, "priority": int}
 

@@ -15,10 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from redelivery import plugins, restrictions, secrets
-from redelivery.broker import Broker, BrokerPlugin, Capabilities
-from redelivery.errors import ConfigurationError, InvalidURL, UnknownScheme
-from redelivery.secrets import (
+from redelivery import registry
+from redelivery.base import restrictions, secrets
+from redelivery.base.secrets import (
     LONGEST,
     Secret,
     guard_loggers,
@@ -32,6 +31,8 @@ from redelivery.secrets import (
     resolve_secret,
     resolve_secrets,
 )
+from redelivery.contract.broker import Broker, BrokerPlugin, Capabilities
+from redelivery.errors import ConfigurationError, InvalidURL, UnknownScheme
 
 CANARY = "c4nary-hunter2"
 
@@ -259,7 +260,7 @@ def test_a_deployment_allows_only_certain_folders_and_links_do_not_lead_out(allo
 def test_a_deployment_allows_only_certain_plugins(allow) -> None:
     allow('plugins = ["nothing"]')
     with pytest.raises(ConfigurationError, match="the plugin 'sqlite' is not allowed"):
-        plugins.connect("sqlite:orders.db?queue=orders")
+        registry.connect("sqlite:orders.db?queue=orders")
 
 
 def test_a_deployment_allows_only_certain_hosts(allow) -> None:
@@ -289,7 +290,7 @@ def test_the_machines_own_file_holds_beside_the_one_that_a_variable_names(
 def test_restrictions_that_cannot_be_understood_allow_nothing(allow, text: str) -> None:
     allow(text)
     with pytest.raises(ConfigurationError, match="the restrictions"):
-        plugins.connect("sqlite:orders.db?queue=orders")
+        registry.connect("sqlite:orders.db?queue=orders")
 
 
 def test_the_machines_own_file_that_leads_nowhere_allows_nothing(
@@ -299,21 +300,21 @@ def test_the_machines_own_file_that_leads_nowhere_allows_nothing(
     system.symlink_to(tmp_path / "gone.toml")
     monkeypatch.setattr(restrictions, "SYSTEM_FILE", system)
     with pytest.raises(ConfigurationError, match="cannot be read"):
-        plugins.connect("sqlite:orders.db?queue=orders")
+        registry.connect("sqlite:orders.db?queue=orders")
 
 
 def test_restrictions_that_are_missing_allow_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(restrictions.VARIABLE, str(tmp_path / "gone.toml"))
     with pytest.raises(ConfigurationError, match="cannot be read"):
-        plugins.connect("sqlite:orders.db?queue=orders")
+        registry.connect("sqlite:orders.db?queue=orders")
 
 
 def test_an_unknown_scheme_never_names_a_package_of_a_stranger() -> None:
     with pytest.raises(UnknownScheme) as caught:
-        plugins.discover([]).by_url("evil-package://host")
+        registry.discover([]).by_url("evil-package://host")
     assert "pip install" not in str(caught.value)
     with pytest.raises(UnknownScheme, match=r"pip install 'redelivery\[kafka\]'"):
-        plugins.discover([]).by_url("kafka://host/topic")
+        registry.discover([]).by_url("kafka://host/topic")
 
 
 def test_secrets_write_no_log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -364,7 +365,7 @@ def passwords(monkeypatch: pytest.MonkeyPatch) -> None:
         "Endpoint=sb://sb.example.com:5672/;SharedAccessKeyName=n;SharedAccessKey=k;UseDevelopmentEmulator=true"
     )
     monkeypatch.setenv("SB_CONNECTION", connection)
-    plugins._warn_once.cache_clear()
+    registry._warn_once.cache_clear()
 
 
 @pytest.mark.parametrize(("url", "options"), INSECURE)
@@ -372,31 +373,31 @@ def test_an_insecure_connection_is_warned_of_once_and_refused_where_strict(
     url: str, options: dict[str, str], passwords: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(2):
-        plugins.connect(url, options)
+        registry.connect(url, options)
     assert len(caplog.records) == 1
     assert "redelivery.strict=true would refuse that" in caplog.text
     with pytest.raises(ConfigurationError, match=r"redelivery\.strict refuses that"):
-        plugins.connect(url, {**options, "Redelivery.Strict": "true"})
+        registry.connect(url, {**options, "Redelivery.Strict": "true"})
 
 
 @pytest.mark.parametrize(("url", "options"), SECURE)
 def test_a_secure_or_local_connection_is_not_told_of(
     url: str, options: dict[str, str], passwords: None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    plugins.connect(url, {**options, "redelivery.strict": "true"})
+    registry.connect(url, {**options, "redelivery.strict": "true"})
     assert not caplog.records
 
 
 def test_a_deployment_may_be_strict(allow) -> None:
     allow("strict = true")
     with pytest.raises(ConfigurationError, match="refuses that"):
-        plugins.connect("rabbitmq://broker.example.com/?queue=orders")
+        registry.connect("rabbitmq://broker.example.com/?queue=orders")
 
 
 @pytest.mark.parametrize("options", [{"redelivery.strikt": "true"}, {"redelivery.strict": "perhaps"}])
 def test_a_mistyped_common_option_is_refused(options: dict[str, str]) -> None:
     with pytest.raises(ConfigurationError, match="strict"):
-        plugins.connect("sqlite:orders.db?queue=orders", options)
+        registry.connect("sqlite:orders.db?queue=orders", options)
 
 
 # --- what hostile eyes found ------------------------------------------------------------------------------------------
@@ -520,7 +521,7 @@ def test_the_frames_of_a_configuration_error_hold_no_secret(
         given[name] = "env:A_CANARY" if CANARY in value else value
     monkeypatch.setenv("A_CANARY", next(value for value in options.values() if CANARY in value))
     with pytest.raises(ConfigurationError) as caught:
-        plugins.connect(url, given)
+        registry.connect(url, given)
     assert CANARY not in _frames(caught.value)
     assert CANARY not in "".join(traceback.format_exception(caught.value))
 
@@ -539,7 +540,7 @@ def test_a_plugins_own_words_about_an_option_become_one_short_line_without_secre
     )
     options = {"carrier.size": "1\n2\x1b[2J" + "9" * 100_000, "carrier.password": CANARY}
     with pytest.raises(ConfigurationError) as caught:
-        plugins.open_broker(plugin, "carrier:orders", options)
+        registry.open_broker(plugin, "carrier:orders", options)
     text = str(caught.value)
     assert text.startswith("carrier.size: a number, not 1\\n2\\x1b[2J99")
     assert text.endswith("password ***")

@@ -34,9 +34,9 @@ def test_the_statements_of_each_text_are_numbered_without_a_gap() -> None:
 
 
 def test_a_renamed_test_and_a_moved_function_are_noticed() -> None:
-    assert seed_table.is_there("redelivery.policy.decide")
-    assert seed_table.is_there("redelivery.subscription.Subscription.terminate")
-    assert not seed_table.is_there("redelivery.policy.decided")
+    assert seed_table.is_there("redelivery.policy.decisions.decide")
+    assert seed_table.is_there("redelivery.receiving.subscription.Subscription.terminate")
+    assert not seed_table.is_there("redelivery.policy.decisions.decided")
     assert seed_table.is_a_test("core/tests/test_seeds.py::test_a_renamed_test_and_a_moved_function_are_noticed")
     assert not seed_table.is_a_test("core/tests/test_seeds.py::test_gone")
     assert not seed_table.is_a_test("core/tests/test_gone.py::test_gone")

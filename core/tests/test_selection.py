@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from redelivery.broker import Letter
-from redelivery.context import ErrorContext
+from redelivery.contract.broker import Letter
+from redelivery.contract.context import ErrorContext
+from redelivery.contract.message import Message
+from redelivery.deadletters.selection import NUMBERS, TEXTS, Selection
 from redelivery.errors import ConfigurationError
-from redelivery.message import Message
-from redelivery.selection import NUMBERS, TEXTS, Selection
 
 NOW = 1_700_000_000_000
 CONTEXT = ErrorContext(

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from redelivery.errors import ConfigurationError, InvalidURL
-from redelivery.settings import (
+from redelivery.base.urls import (
     holds_secret,
     nearest,
     redact,
@@ -21,6 +20,7 @@ from redelivery.settings import (
     split_url,
     unknown,
 )
+from redelivery.errors import ConfigurationError, InvalidURL
 
 SECRET_NAMES = [
     *("password", "PASSWORD", "sasl.password", "client_secret", "access_key", "accessKey", "SharedAccessKey"),

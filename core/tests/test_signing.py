@@ -26,14 +26,15 @@ from test_dialects_properties import (
     within,
 )
 
-from redelivery import dialects, plugins, signing
-from redelivery.broker import Letter, Limits
-from redelivery.context import ErrorContext
+from redelivery import registry
+from redelivery.contract.broker import Letter, Limits
+from redelivery.contract.context import ErrorContext
+from redelivery.contract.message import Message
+from redelivery.contract.spec import DeliverySpec
+from redelivery.deadletters.selection import Selection
+from redelivery.deadletters.trust import UNSIGNED
 from redelivery.errors import ConfigurationError, InvalidSpec, MissingSecret
-from redelivery.message import Message
-from redelivery.selection import Selection
-from redelivery.spec import DeliverySpec
-from redelivery.trust import UNSIGNED
+from redelivery.formats import dialects, signing
 
 KEY = b"a key that nobody else has"
 OTHER = b"another key, of somebody else"
@@ -45,7 +46,7 @@ def _keys(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("SIGNING_TEST_KEY", KEY.decode())
     monkeypatch.setenv("SIGNING_OTHER_KEY", OTHER.decode())
     signing.key.cache_clear()
-    plugins.registry()  # loaded before any example is timed
+    registry.installed()  # loaded before any example is timed
     yield
     signing.key.cache_clear()
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from redelivery.contract.spec import DeliverySpec
 from redelivery.errors import InvalidSpec
-from redelivery.spec import DeliverySpec
 
 
 @pytest.mark.parametrize(

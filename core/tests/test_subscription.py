@@ -18,9 +18,10 @@ from leasing import LeasingBroker, LeasingReceiver
 from scripted import ScriptedBroker
 from test_delivery import RealClock
 
-from redelivery import dialects
-from redelivery.broker import Broker, Limits, Outcome, Received, Retry, Source, Terminate
-from redelivery.context import ErrorContext
+from redelivery.contract.broker import Broker, Limits, Outcome, Received, Retry, Source, Terminate
+from redelivery.contract.context import ErrorContext
+from redelivery.contract.message import Message
+from redelivery.contract.spec import DeliverySpec, Sink
 from redelivery.errors import (
     ConfigurationError,
     DeliveryFailed,
@@ -30,11 +31,10 @@ from redelivery.errors import (
     TerminalNack,
     Unsupported,
 )
-from redelivery.message import Message
+from redelivery.formats import dialects
 from redelivery.receiving.hands import Hand
+from redelivery.receiving.subscription import Subscription
 from redelivery.receiving.workers import Workers
-from redelivery.spec import DeliverySpec, Sink
-from redelivery.subscription import Subscription
 
 MS = timedelta(milliseconds=1)
 QUICK: dict[str, Any] = {"backoff_policy": "linear", "backoff_delay": MS}

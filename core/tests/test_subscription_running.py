@@ -12,14 +12,14 @@ import pytest
 from leasing import LeasingReceiver
 from test_subscription import QUICK, World, fails, message
 
-from redelivery import dialects
+from redelivery.contract.message import Message
 from redelivery.errors import (
     ConfigurationError,
     DeliveryFailed,
     Fatal,
     Retriable,
 )
-from redelivery.message import Message
+from redelivery.formats import dialects
 from redelivery.receiving.hands import Hand
 from redelivery.receiving.workers import Workers
 

@@ -18,15 +18,15 @@ from test_delivery import Lent, scripted
 from test_engine import Bench
 from test_subscription import World, message
 
-from redelivery import cli, provisioning, support
-from redelivery.broker import Retry, Support
+from redelivery import cli, provisioning
 from redelivery.cli.provision import as_dict
-from redelivery.delivery import Delivery, Engine, Origin
+from redelivery.contract.broker import Retry, Support
+from redelivery.contract.message import Batch, Message
+from redelivery.contract.spec import DeliverySpec, Sink
 from redelivery.errors import ConfigurationError, RedeliveryError, Throttled
-from redelivery.message import Batch, Message
+from redelivery.receiving.subscription import Subscription
+from redelivery.sending import Delivery, Engine, Origin, support
 from redelivery.spark.options import read_write_options
-from redelivery.spec import DeliverySpec, Sink
-from redelivery.subscription import Subscription
 
 ROOT = Path(__file__).parents[2]
 NAMES = [each.name for each in fields(DeliverySpec)]

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from redelivery.delivery.tolerance import Tolerance, settle_job
+from redelivery.contract.spec import UNLIMITED, DeliverySpec
 from redelivery.errors import ToleranceExceeded
-from redelivery.report import MAX_REASONS, OTHER, DeliveryReport
-from redelivery.spec import UNLIMITED, DeliverySpec
+from redelivery.policy.tolerance import Tolerance
+from redelivery.sending.report import MAX_REASONS, OTHER, DeliveryReport, settle_job
 
 
 @given(st.integers(0, 50))

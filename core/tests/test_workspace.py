@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 from seed_table import INVARIANTS, is_a_test
 
-from redelivery.broker import BrokerPlugin
+from redelivery.base.urls import holds_secret
 from redelivery.cli import options_page
 from redelivery.cli.plugins import as_markdown
-from redelivery.plugins import Registry, registry
-from redelivery.settings import holds_secret
+from redelivery.contract.broker import BrokerPlugin
+from redelivery.registry import Registry, installed
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECTS = [
@@ -109,7 +109,7 @@ def test_no_path_of_a_machine_is_in_a_file() -> None:
 
 def test_modules_are_small() -> None:
     large = {str(path.relative_to(ROOT)): count for path in SOURCES if (count := text(path).count("\n")) > 450}
-    assert set(large) - {"core/src/redelivery/broker.py"} == set()  # the contract is to be read as one file
+    assert set(large) - {"core/src/redelivery/contract/broker.py"} == set()  # the contract is to be read as one file
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=relative(SOURCES))
@@ -194,8 +194,8 @@ def test_no_two_test_files_have_one_name() -> None:
 def our_plugins() -> dict[str, BrokerPlugin]:
     """Those of the workspace; other tests of the same process may have registered more."""
     ours = [path.parent.name for path in PROJECTS if path.parent.parent.name == "plugins"]
-    found = {name: plugin for name, plugin in registry().plugins.items() if name in ours}
-    assert sorted(found) == ours, registry().failed
+    found = {name: plugin for name, plugin in installed().plugins.items() if name in ours}
+    assert sorted(found) == ours, installed().failed
     return found
 
 

@@ -10,18 +10,18 @@ from hostile import STRUCTURED, messages
 from hypothesis import given
 from scripted import FakeClock, ScriptedBroker
 
-from redelivery import dialects, events
-from redelivery.broker import Broker, Limits
-from redelivery.context import ErrorContext
-from redelivery.deadletters import dead_letters
-from redelivery.delivery import Bounds, Origin
-from redelivery.delivery.engine import Engine
-from redelivery.delivery.lane import Lane
+from redelivery.contract.broker import Broker, Limits
+from redelivery.contract.context import ErrorContext
+from redelivery.contract.message import Batch, Message
+from redelivery.contract.spec import DeliverySpec, Sink
+from redelivery.deadletters.queue import dead_letters
 from redelivery.errors import DeliveryFailed
-from redelivery.message import Batch, Message
-from redelivery.plugins import connect
-from redelivery.spec import DeliverySpec, Sink
-from redelivery.subscription import Subscription
+from redelivery.formats import dialects, events
+from redelivery.receiving.subscription import Subscription
+from redelivery.registry import connect
+from redelivery.sending import Bounds, Origin
+from redelivery.sending.engine import Engine
+from redelivery.sending.lane import Lane
 
 CONTEXT = ErrorContext(reason="why", kind="permanent", attempts=1, attempts_total=1, message_id="i")
 ROW = Message(

@@ -1,4 +1,4 @@
-"""The conformance suite: every statement of `redelivery.broker` as a test that any plugin can run.
+"""The conformance suite: every statement of `redelivery.contract.broker` as a test that any plugin can run.
 
 A plugin's own tests hold three lines (README.md)::
 

@@ -16,9 +16,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import ClassVar, Final, Literal, Self, TypeAlias
 
-from redelivery.broker import Broker, BrokerPlugin, Capabilities
-from redelivery.message import Message
-from redelivery.plugins import connect, open_broker, registry
+from redelivery.contract.broker import Broker, BrokerPlugin, Capabilities
+from redelivery.contract.message import Message
+from redelivery.registry import connect, installed, open_broker
 
 #: Entry point group of harnesses; each entry point is a `Harness` subclass without arguments.
 GROUP: Final = "redelivery_testing"
@@ -208,10 +208,10 @@ class Harness(ABC):
 
     def plugin(self) -> BrokerPlugin:
         """The plugin under test."""
-        return registry().plugins[self.name]
+        return installed().plugins[self.name]
 
     def connect(self, url: str, options: Mapping[str, str]) -> Broker:
-        """Open a URL as `redelivery.plugins.connect` does."""
+        """Open a URL as `redelivery.registry.connect` does."""
         return connect(url, options)
 
 

@@ -1,6 +1,6 @@
 """A broker in memory, `memory://store/queue`, for tests: small, complete, and shown to pass the whole suite.
 
-It lives and dies with the process, so it is not registered for users. `redelivery.plugins.discover` is not told of it;
+It lives and dies with the process, so it is not registered for users. `redelivery.registry.discover` is not told of it;
 `MemoryHarness` brings it along. This file must not retry, sleep or decide, as no plugin may.
 """
 
@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import ClassVar, Final
 from urllib.parse import quote, unquote
 
-from redelivery.broker import (
+from redelivery.base.urls import redact, split_url, unknown
+from redelivery.contract.broker import (
     Admin,
     Broker,
     BrokerPlugin,
@@ -30,10 +31,9 @@ from redelivery.broker import (
     Sender,
     Support,
 )
+from redelivery.contract.message import Message
+from redelivery.contract.spec import DeliverySpec, DeliveryStatus, Ref
 from redelivery.errors import ConfigurationError, Fatal, InvalidURL, Retriable, Unsupported
-from redelivery.message import Message
-from redelivery.settings import redact, split_url, unknown
-from redelivery.spec import DeliverySpec, DeliveryStatus, Ref
 from redelivery_conformance.harness import Kind, Place, Runtime, Unregistered
 from redelivery_conformance.memory_receiver import MemoryReceiver
 from redelivery_conformance.memory_sender import MemorySender

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from redelivery.broker import Failure, Sender, Settled
+from redelivery.contract.broker import Failure, Sender, Settled
+from redelivery.contract.message import Batch, Message
 from redelivery.errors import Fatal, NotSent, Permanent, Retriable
-from redelivery.message import Batch, Message
 from redelivery_conformance.memory_store import Store
 
 if TYPE_CHECKING:

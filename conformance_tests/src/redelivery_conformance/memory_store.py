@@ -9,8 +9,8 @@ from itertools import count
 from threading import Lock
 from typing import ClassVar
 
-from redelivery.context import ErrorContext
-from redelivery.message import Message
+from redelivery.contract.context import ErrorContext
+from redelivery.contract.message import Message
 
 
 def recognised(message: Message) -> str | None:

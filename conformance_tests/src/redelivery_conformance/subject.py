@@ -15,10 +15,10 @@ from typing import TypeVar
 
 import pytest
 
-from redelivery.broker import Broker, Capabilities, DeadLetters, Letter, Role, Sender, Settled, Support
+from redelivery.contract.broker import Broker, Capabilities, DeadLetters, Letter, Role, Sender, Settled, Support
+from redelivery.contract.message import Batch, Message
+from redelivery.contract.spec import DeliverySpec
 from redelivery.errors import BrokerError, Permanent, Unattributed, Unsupported
-from redelivery.message import Batch, Message
-from redelivery.spec import DeliverySpec
 from redelivery_conformance.harness import CannotShow, Harness, Place, Runtime, comparable
 
 R = TypeVar("R", bound=Role)

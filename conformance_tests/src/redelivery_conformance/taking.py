@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Self
 
-from redelivery.broker import Broker, Outcome, Received, Receiver
+from redelivery.contract.broker import Broker, Outcome, Received, Receiver
 from redelivery.errors import BrokerError, LeaseLost
 from redelivery_conformance.subject import Subject
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from redelivery.settings import redact, scheme_of
+from redelivery.base.urls import redact, scheme_of
 from redelivery_conformance.harness import GROUP, Harness, Kind, NotHere, Runtime, start
 
 

@@ -1,19 +1,19 @@
 """redelivery: write from PySpark to any message broker, and account for every row.
 
-What most programs need is here; Spark's side is `redelivery.spark`, and what a plugin needs `redelivery.broker`.
+Most programs need only these names. Spark's side is `redelivery.spark`; plugins use `redelivery.contract`.
 """
 
 from __future__ import annotations
 
-from redelivery.deadletters import LetterBox, dead_letters
+from redelivery.contract.message import Message
+from redelivery.contract.spec import DeliverySpec, DeliveryStatus, Sink
+from redelivery.deadletters.queue import LetterBox, dead_letters
+from redelivery.deadletters.redrive import Pace, RedriveReport
+from redelivery.deadletters.selection import Selection
 from redelivery.errors import RedeliveryError, TerminalNack
-from redelivery.message import Message
-from redelivery.plugins import connect
-from redelivery.redriving import Pace, RedriveReport
-from redelivery.report import DeliveryReport, SubscriptionReport
-from redelivery.selection import Selection
-from redelivery.spec import DeliverySpec, DeliveryStatus, Sink
-from redelivery.subscription import Subscription
+from redelivery.receiving.subscription import Subscription
+from redelivery.registry import connect
+from redelivery.sending.report import DeliveryReport, SubscriptionReport
 
 __all__ = [
     "DeliveryReport",

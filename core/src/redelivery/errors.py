@@ -11,7 +11,7 @@
        + MissingSecret
      x Unsupported                                 the broker says by its capabilities that it cannot
      x PluginError                                 a plugin did not load, or claims what it may not
-     x ContractViolation                           a plugin broke `redelivery.broker`
+     x ContractViolation                           a plugin broke `redelivery.contract.broker`
      x BrokerError                                 what a broker answered, in one of five classes
        + Retriable                                 nothing happened; try again
          . Throttled                               ... not before `retry_after` seconds
@@ -70,7 +70,7 @@ class PluginError(RedeliveryError):
 
 
 class ContractViolation(RedeliveryError):
-    """A plugin broke the contract in `redelivery.broker` (settled twice, blamed a row that is not there, ...)."""
+    """A plugin broke the contract in `redelivery.contract.broker` (settled twice, blamed a missing row, ...)."""
 
 
 class BrokerError(RedeliveryError):

@@ -12,13 +12,15 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Final
 
-from redelivery import durations, plugins, policy, support
-from redelivery.backoff import cap_of
-from redelivery.broker import Broker, Capabilities, Plan, Support
-from redelivery.delivery.opening import refuse_destination, sink_options, sink_url, true_url
+from redelivery import policy, registry
+from redelivery.base import durations
+from redelivery.base.urls import redact
+from redelivery.contract.broker import Broker, Capabilities, Plan, Support
+from redelivery.contract.spec import FOREVER, NATIVE, DeliverySpec, DeliveryStatus
 from redelivery.errors import BrokerError, ConfigurationError, UnknownScheme, Unsupported
-from redelivery.settings import redact
-from redelivery.spec import FOREVER, NATIVE, DeliverySpec, DeliveryStatus
+from redelivery.policy.backoff import cap_of
+from redelivery.sending import support
+from redelivery.sending.opening import refuse_destination, sink_options, sink_url, true_url
 
 #: The parts of the vocabulary, and the capability that does each.
 _PARTS: Final[Mapping[str, str]] = {
@@ -71,8 +73,8 @@ def plan(
         ConfigurationError: a sink is the destination itself, or the destination cannot do what the spec asks.
         BrokerError, Unsupported
     """
-    own = plugins.own_options(url, options or {})
-    with plugins.connect(url, own) as broker:
+    own = registry.own_options(url, options or {})
+    with registry.connect(url, own) as broker:
         support.check(spec, broker.capabilities, broker.name)
         sinks = _sinks(url, spec, broker, own)
         with broker.admin() as admin:
@@ -104,8 +106,8 @@ def apply(url: str, spec: DeliverySpec, *, options: Mapping[str, str] | None = N
     Raises:
         ConfigurationError, BrokerError, Unsupported
     """
-    own = plugins.own_options(url, options or {})
-    with plugins.connect(url, own) as broker:
+    own = registry.own_options(url, options or {})
+    with registry.connect(url, own) as broker:
         support.check(spec, broker.capabilities, broker.name)
         sinks = _sinks(url, spec, broker, own)
         with broker.admin() as admin:
@@ -122,11 +124,11 @@ def _sinks(url: str, spec: DeliverySpec, broker: Broker, options: Mapping[str, s
             continue
         named = sink_url(sink, broker)
         try:
-            plugins.registry().by_url(named)
+            registry.installed().by_url(named)
         except UnknownScheme as error:  # no job could use it either
             raise UnknownScheme(f"deadLetterSink: {error}") from None
         if sink.options:
-            with plugins.connect(named, sink_options(sink, broker, options)) as there:
+            with registry.connect(named, sink_options(sink, broker, options)) as there:
                 refuse_destination(named, there, url, broker)
                 named = true_url(sink, named, there)
         elif named in (url, broker.canonical_url):
@@ -197,7 +199,7 @@ def _of_sinks(
             shown = redact(sink)
             yield f"the sink {shown} is another place; make it, if it is missing: redelivery apply {shown}"
         with contextlib.suppress(BrokerError, ConfigurationError, Unsupported):
-            with plugins.connect(sink, plugins.own_options(sink, options)) as broker:
+            with registry.connect(sink, registry.own_options(sink, options)) as broker:
                 loop = broker.native_sink() == url
             if loop:
                 yield f"a loop: letters that the sink {redact(sink)} itself gives up go to {redact(url)}"

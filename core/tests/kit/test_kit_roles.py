@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from redelivery.broker import Sender, Settled
+from redelivery.contract.broker import Sender, Settled
+from redelivery.contract.message import Batch
 from redelivery.errors import Fatal
 from redelivery.kit.roles import Resource
-from redelivery.message import Batch
 
 
 class Connection(Resource):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from redelivery import plugins
+from redelivery import registry
 
 pytest.importorskip("pyspark")
 
@@ -49,9 +49,9 @@ def shelf_path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(site), prepend=os.pathsep)
         patch.syspath_prepend(site)
-        plugins.registry.cache_clear()
+        registry.installed.cache_clear()
         yield site
-    plugins.registry.cache_clear()
+    registry.installed.cache_clear()
 
 
 @pytest.fixture(scope="session")

@@ -7,9 +7,9 @@ import json
 import sys
 from pathlib import Path
 
+from redelivery.contract.spec import DeliverySpec, Sink
 from redelivery.spark import deliver, register, undelivered
 from redelivery.spark.java import local_session
-from redelivery.spec import DeliverySpec, Sink
 
 
 def main(shelf: str, folder: Path) -> None:

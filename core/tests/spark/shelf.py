@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
-from redelivery.broker import (
+from redelivery.contract.broker import (
     Broker,
     BrokerPlugin,
     Capabilities,
@@ -28,9 +28,9 @@ from redelivery.broker import (
     Settled,
     Support,
 )
+from redelivery.contract.hooks import hookimpl
+from redelivery.contract.message import Batch, Message
 from redelivery.errors import BrokerError, Fatal, InvalidURL, Permanent, Retriable
-from redelivery.message import Batch, Message
-from redelivery.plugins import hookimpl
 
 Y = Support.NATIVE
 SHELF = Capabilities(

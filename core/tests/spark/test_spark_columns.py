@@ -3,7 +3,7 @@
 import pytest
 from pyspark.sql import types as t
 
-from redelivery.broker import Capabilities, Support
+from redelivery.contract.broker import Capabilities, Support
 from redelivery.errors import ConfigurationError, Unsupported
 from redelivery.spark.columns import resolve
 

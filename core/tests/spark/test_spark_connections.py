@@ -2,7 +2,7 @@
 
 import pytest
 
-from redelivery.broker import Broker, Capabilities
+from redelivery.contract.broker import Broker, Capabilities
 from redelivery.spark import connections
 
 

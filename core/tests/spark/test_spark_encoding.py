@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from pyspark.sql import types as t
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from redelivery import dialects, events, identity
-from redelivery.broker import Capabilities, Letter, Limits, Support
-from redelivery.context import ErrorContext
+from redelivery.contract.broker import Capabilities, Letter, Limits, Support
+from redelivery.contract.context import ErrorContext
+from redelivery.contract.message import Message
+from redelivery.deadletters.trust import Targets
 from redelivery.errors import Permanent
-from redelivery.message import Message
+from redelivery.formats import dialects, events, identity
 from redelivery.spark.columns import resolve
 from redelivery.spark.encoding import Encoder
 from redelivery.spark.reader import _FIELDS, _record_batch, unpack
-from redelivery.trust import Targets
 
 Y = Support.NATIVE
 CAPABILITIES = Capabilities(

@@ -8,7 +8,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql.types import StringType, StructField, StructType
 
 from redelivery.errors import RedeliveryError, UnknownOption
-from redelivery.report import DeliveryReport
+from redelivery.sending.report import DeliveryReport
 from redelivery.spark import deliver
 from redelivery.spark.job import Job
 from redelivery.spark.options import read_write_options

@@ -6,16 +6,16 @@ from hostile import FIELDS, MARKS, VALUES, messages
 from hypothesis import given
 from hypothesis import strategies as st
 
-from redelivery.broker import Letter
-from redelivery.context import ErrorContext
-from redelivery.message import Batch, Message
-from redelivery.plugins import connect, registry
+from redelivery.contract.broker import Letter
+from redelivery.contract.context import ErrorContext
+from redelivery.contract.message import Batch, Message
+from redelivery.deadletters.trust import Targets
+from redelivery.registry import connect, installed
 from redelivery.spark.options import ReadSettings
 from redelivery.spark.reader import _record_batch, schema, unpack
-from redelivery.trust import Targets
 
 WANTED = schema(ReadSettings(url="sqlite:/none.db"))
-THERE = registry().plugins["sqlite"].capabilities
+THERE = installed().plugins["sqlite"].capabilities
 GOOD = Letter(position="good", message=Message(value=b"v"), context=ErrorContext(reason="good", attempts=3))
 
 

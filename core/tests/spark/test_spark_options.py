@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from redelivery.delivery import Bounds
+from redelivery.contract.spec import DeliverySpec, Sink
 from redelivery.errors import ConfigurationError, InvalidSpec, InvalidURL, UnknownOption, UnknownScheme
+from redelivery.sending import Bounds
 from redelivery.spark.options import WRITE, read_read_options, read_write_options
-from redelivery.spec import DeliverySpec, Sink
 
 URL = "shelf:///anywhere?queue=orders"
 
@@ -105,7 +105,7 @@ def test_no_option_is_ignored_silently(name):
         read_write_options({"url": URL, name: "1"})
     except ConfigurationError:
         return
-    from redelivery.forms import options  # noqa: PLC0415
+    from redelivery.formats.specs import options  # noqa: PLC0415
 
     assert options.is_spec_option(name)
 

@@ -9,12 +9,12 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as f
 
-from redelivery import dialects
+from redelivery.contract.message import Batch, Message
+from redelivery.contract.spec import DeliverySpec, Sink
 from redelivery.errors import ConfigurationError
-from redelivery.message import Batch, Message
-from redelivery.plugins import connect
+from redelivery.formats import dialects
+from redelivery.registry import connect
 from redelivery.spark import dead_letters, deliver, events, rows, undelivered
-from redelivery.spec import DeliverySpec, Sink
 
 
 def letters(spark, url, **options):

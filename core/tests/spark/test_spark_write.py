@@ -5,9 +5,9 @@ import json
 import pytest
 from pyspark.errors import PySparkException
 
+from redelivery.contract.spec import DeliverySpec, Sink
 from redelivery.errors import ConfigurationError, ToleranceExceeded, UnknownOption
 from redelivery.spark import deliver, events, register
-from redelivery.spec import DeliverySpec, Sink
 
 HEADERS = "array<struct<key:string,value:binary>>"
 

@@ -4,7 +4,7 @@ import lmdb
 import pytest
 from pyspark.sql import SparkSession
 
-from redelivery.plugins import registry
+from redelivery.registry import installed
 from redelivery.spark.java import local_session
 
 COLUMNS = "key string, value string, destination string"
@@ -23,8 +23,8 @@ def keys(folder):
 
 
 def test_the_plugin_is_found_by_its_entry_point():
-    assert registry().by_url("lmdb:anywhere").name == "lmdb"
-    assert not registry().failed
+    assert installed().by_url("lmdb:anywhere").name == "lmdb"
+    assert not installed().failed
 
 
 def test_a_spark_job_delivers_each_row_or_dead_letters_it(spark: SparkSession, tmp_path):

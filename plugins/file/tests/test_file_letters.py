@@ -18,9 +18,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from redelivery import cli, dialects
-from redelivery.broker import Limits, Settled
-from redelivery.context import ErrorContext
+from redelivery import cli
+from redelivery.contract.broker import Limits, Settled
+from redelivery.contract.context import ErrorContext
+from redelivery.contract.message import Batch, Message
+from redelivery.contract.spec import DeliverySpec, DeliveryStatus
 from redelivery.errors import (
     Ambiguous,
     BrokerError,
@@ -32,9 +34,8 @@ from redelivery.errors import (
     UnknownOption,
     Unsupported,
 )
-from redelivery.message import Batch, Message
-from redelivery.plugins import connect
-from redelivery.spec import DeliverySpec, DeliveryStatus
+from redelivery.formats import dialects
+from redelivery.registry import connect
 from redelivery_file import folder as folder_module
 from redelivery_file.errors import BY_ERRNO, classify
 from redelivery_file.folder import Folder, file_name, is_letter

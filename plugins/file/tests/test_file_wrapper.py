@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from redelivery.broker import Failure, Sender, Settled
+from redelivery.contract.broker import Failure, Sender, Settled
+from redelivery.contract.message import Batch, Message
 from redelivery.errors import BrokerError, Permanent, Retriable
-from redelivery.message import Batch, Message
 from redelivery_file import from_env
 
 

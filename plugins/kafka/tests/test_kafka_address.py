@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from redelivery.base.urls import redact_options
 from redelivery.errors import ConfigurationError, InvalidURL, UnknownOption
-from redelivery.plugins import connect
-from redelivery.settings import redact_options
+from redelivery.registry import connect
 from redelivery_kafka import KafkaBroker
 from redelivery_kafka.address import Address, topic_fault
 from redelivery_kafka.config import Settings

@@ -7,10 +7,10 @@ import pytest
 from confluent_kafka import Producer
 
 from redelivery import provisioning
+from redelivery.contract.message import Batch, Message
+from redelivery.contract.spec import NATIVE, DeliverySpec, Ref, Sink
 from redelivery.errors import ConfigurationError, Fatal
-from redelivery.message import Batch, Message
-from redelivery.plugins import connect
-from redelivery.spec import NATIVE, DeliverySpec, Ref, Sink
+from redelivery.registry import connect
 from redelivery_conformance.harness import CannotShow, NotHere
 from redelivery_conformance.plugin import not_here
 from redelivery_conformance.statements import Statements

@@ -5,11 +5,11 @@ from collections import Counter
 
 import pytest
 
-from redelivery.delivery import Delivery, Origin
+from redelivery.contract.message import Batch, Message
+from redelivery.contract.spec import NATIVE, DeliverySpec, Sink
 from redelivery.errors import BrokerError, ConfigurationError, Fatal, Permanent, Retriable, Unattributed
-from redelivery.message import Batch, Message
-from redelivery.plugins import connect
-from redelivery.spec import NATIVE, DeliverySpec, Sink
+from redelivery.registry import connect
+from redelivery.sending import Delivery, Origin
 from redelivery_conformance.containers import free_port
 from redelivery_conformance.harness import CannotShow
 from redelivery_conformance.statements import Statements

@@ -6,7 +6,7 @@ import pytest
 from confluent_kafka import KafkaError, Producer
 
 from redelivery.errors import Fatal, Retriable
-from redelivery.plugins import connect
+from redelivery.registry import connect
 from redelivery_conformance.harness import NotHere
 from redelivery_conformance.plugin import not_here
 from redelivery_kafka.testing import in_container

@@ -9,10 +9,11 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
 
-from redelivery import deadletters, dialects
-from redelivery.broker import Terminate
+from redelivery import deadletters
+from redelivery.contract.broker import Terminate
+from redelivery.contract.message import Message
 from redelivery.errors import Ambiguous, ConfigurationError, Fatal, Retriable
-from redelivery.message import Message
+from redelivery.formats import dialects
 from redelivery_conformance.statements import Statements, broker_has
 from redelivery_conformance.subject import Subject
 from redelivery_kafka import KafkaBroker

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from redelivery.message import Message
+from redelivery.contract.message import Message
 from redelivery_kafka import offsets
 from redelivery_kafka.offsets import COST, ROOM, Ledger, TooMuch, Tries, waiting
 from redelivery_kafka.partition import Partition

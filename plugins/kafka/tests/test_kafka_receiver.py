@@ -12,9 +12,9 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions
 
-from redelivery.broker import Accept, GiveBack, Received, Retry, Terminate
+from redelivery.contract.broker import Accept, GiveBack, Received, Retry, Terminate
+from redelivery.contract.message import Message
 from redelivery.errors import BrokerError, Fatal, LeaseLost, Permanent, Retriable
-from redelivery.message import Message
 from redelivery_conformance.forking import in_a_fork
 from redelivery_conformance.harness import CannotShow
 from redelivery_conformance.statements import Statements, broker_has

@@ -21,12 +21,12 @@ from confluent_kafka.admin import (
 )
 from cryptography.hazmat.primitives import serialization
 
-from redelivery.broker import Terminate
-from redelivery.delivery import preflight
+from redelivery.contract.broker import Terminate
+from redelivery.contract.message import Batch, Message
+from redelivery.contract.spec import NATIVE, DeliverySpec, Sink
 from redelivery.errors import BrokerError, Fatal
-from redelivery.message import Batch, Message
-from redelivery.plugins import connect
-from redelivery.spec import NATIVE, DeliverySpec, Sink
+from redelivery.registry import connect
+from redelivery.sending import preflight
 from redelivery_conformance.harness import NotHere
 from redelivery_conformance.plugin import not_here
 from redelivery_kafka.address import GROUP

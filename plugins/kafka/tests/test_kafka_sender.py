@@ -11,12 +11,12 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
 from confluent_kafka.cimpl import NewTopic
 
-from redelivery.broker import Settled
-from redelivery.delivery import Delivery, Origin
-from redelivery.delivery.engine import Flow
+from redelivery.contract.broker import Settled
+from redelivery.contract.message import Batch, Message
+from redelivery.contract.spec import DeliverySpec, Sink
 from redelivery.errors import DeliveryFailed, Fatal, NotSent, Permanent, Retriable, Unattributed
-from redelivery.message import Batch, Message
-from redelivery.spec import DeliverySpec, Sink
+from redelivery.sending import Delivery, Origin
+from redelivery.sending.engine import Flow
 from redelivery_conformance.forking import in_a_fork
 from redelivery_conformance.statements import Statements, broker_has
 from redelivery_conformance.subject import Subject

@@ -6,11 +6,11 @@ from contextlib import contextmanager
 
 import pytest
 
-from redelivery.delivery import Delivery, Origin
+from redelivery.contract.message import Batch, Message
 from redelivery.errors import ConfigurationError
-from redelivery.forms import connect, options
-from redelivery.message import Batch, Message
+from redelivery.formats.specs import connect, options
 from redelivery.provisioning import plan
+from redelivery.sending import Delivery, Origin
 from redelivery.spark.options import read_write_options
 from redelivery_kafka.admin import KafkaAdmin
 from redelivery_kafka.testing.mock import MockCluster

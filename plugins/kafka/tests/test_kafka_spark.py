@@ -7,9 +7,9 @@ from collections import Counter
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-from redelivery.message import Message
-from redelivery.spec import NATIVE, DeliverySpec, Sink
-from redelivery.subscription import Subscription
+from redelivery.contract.message import Message
+from redelivery.contract.spec import NATIVE, DeliverySpec, Sink
+from redelivery.receiving.subscription import Subscription
 from redelivery_conformance.harness import CannotShow
 from redelivery_conformance.statements import Statements, broker_has
 from redelivery_conformance.suite.spark import session

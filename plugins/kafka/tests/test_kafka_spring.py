@@ -1,8 +1,8 @@
 """Dead letters of Spring's applications say why they are there, here too."""
 
-from redelivery import dialects
-from redelivery.context import ErrorContext
-from redelivery.message import Message
+from redelivery.contract.context import ErrorContext
+from redelivery.contract.message import Message
+from redelivery.formats import dialects
 
 
 def test_springs_headers_are_read():

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from redelivery.base.urls import redact
+from redelivery.contract.spec import Ref
 from redelivery.errors import ConfigurationError, InvalidURL, UnknownOption, Unsupported
-from redelivery.plugins import connect
-from redelivery.settings import redact
-from redelivery.spec import Ref
+from redelivery.registry import connect
 from redelivery_rabbitmq.address import Address, Binding
 from redelivery_rabbitmq.options import OPTIONS, Settings, parameters
 

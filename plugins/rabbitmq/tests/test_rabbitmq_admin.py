@@ -10,11 +10,11 @@ import pika
 import pytest
 from rabbitmq_operating import broker_version, operate, raw
 
-from redelivery.broker import Difference, NativeObject
-from redelivery.deadletters import dead_letters
+from redelivery.contract.broker import Difference, NativeObject
+from redelivery.contract.message import Message
+from redelivery.contract.spec import UNLIMITED, DeliverySpec
+from redelivery.deadletters.queue import dead_letters
 from redelivery.errors import BrokerError, Fatal, Retriable
-from redelivery.message import Message
-from redelivery.spec import UNLIMITED, DeliverySpec
 from redelivery_conformance.harness import CannotShow
 from redelivery_conformance.statements import Statements
 from redelivery_conformance.subject import Subject

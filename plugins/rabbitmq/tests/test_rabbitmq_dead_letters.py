@@ -11,9 +11,9 @@ import pika
 import pytest
 from rabbitmq_operating import queue_of, raw
 
-from redelivery.broker import Letter
+from redelivery.contract.broker import Letter
+from redelivery.contract.message import Message
 from redelivery.errors import ConfigurationError
-from redelivery.message import Message
 from redelivery_conformance.statements import Statements
 from redelivery_conformance.subject import Subject
 from redelivery_rabbitmq import dead_letters as letters_role

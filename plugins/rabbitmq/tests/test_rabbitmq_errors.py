@@ -8,9 +8,9 @@ import pytest
 from pika import exceptions
 from pika.adapters.utils import connection_workflow as workflow
 
+from redelivery.contract.message import Message
 from redelivery.errors import Ambiguous, BrokerError, Fatal, Retriable
-from redelivery.message import Message
-from redelivery.plugins import connect
+from redelivery.registry import connect
 from redelivery_conformance.statements import Statements
 from redelivery_conformance.subject import Subject
 from redelivery_rabbitmq.address import Address

@@ -10,11 +10,11 @@ import pika
 import pytest
 from rabbitmq_operating import properties_of_next, queue_of, raw
 
-from redelivery.broker import Accept, Retry, Terminate
-from redelivery.context import ErrorContext
-from redelivery.dialects import attach, read
+from redelivery.contract.broker import Accept, Retry, Terminate
+from redelivery.contract.context import ErrorContext
+from redelivery.contract.message import Message
 from redelivery.errors import Permanent
-from redelivery.message import Message
+from redelivery.formats.dialects import attach, read
 from redelivery_conformance.statements import Statements
 from redelivery_conformance.subject import Subject
 from redelivery_conformance.taking import Taker, values

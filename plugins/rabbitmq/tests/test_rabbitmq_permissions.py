@@ -8,11 +8,11 @@ from datetime import timedelta
 import pytest
 from rabbitmq_operating import as_user, queue_of, raw
 
-from redelivery.broker import Accept, GiveBack, Retry, Terminate
-from redelivery.delivery import preflight
+from redelivery.contract.broker import Accept, GiveBack, Retry, Terminate
+from redelivery.contract.message import Message
+from redelivery.contract.spec import DeliverySpec, Sink
 from redelivery.errors import Fatal
-from redelivery.message import Message
-from redelivery.spec import DeliverySpec, Sink
+from redelivery.sending import preflight
 from redelivery_conformance.statements import Statements
 from redelivery_conformance.subject import Subject
 from redelivery_conformance.taking import Taker

@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rabbitmq_operating import broker_version, operate, properties_of_next, queue_of, raw
 
-from redelivery.broker import Accept, GiveBack, Retry, Terminate
+from redelivery.contract.broker import Accept, GiveBack, Retry, Terminate
+from redelivery.contract.message import Message
+from redelivery.contract.spec import DeliverySpec
 from redelivery.errors import Ambiguous, BrokerError, ConfigurationError, Fatal, Retriable
-from redelivery.message import Message
-from redelivery.spec import DeliverySpec
 from redelivery_conformance.harness import CannotShow
 from redelivery_conformance.statements import Statements
 from redelivery_conformance.subject import Subject

@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rabbitmq_operating import operate, raw
 
-from redelivery.broker import Settled
+from redelivery.contract.broker import Settled
+from redelivery.contract.message import Batch, Message
 from redelivery.errors import Ambiguous, BrokerError, Fatal, Permanent, Retriable
-from redelivery.message import Batch, Message
 from redelivery_conformance.forking import in_a_fork
 from redelivery_conformance.statements import Statements
 from redelivery_conformance.subject import Subject

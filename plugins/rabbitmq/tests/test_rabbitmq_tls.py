@@ -7,10 +7,10 @@ import pika
 import pytest
 import trustme
 
+from redelivery.contract.message import Batch, Message
+from redelivery.contract.spec import DeliverySpec
 from redelivery.errors import BrokerError, Fatal
-from redelivery.message import Batch, Message
-from redelivery.plugins import connect
-from redelivery.spec import DeliverySpec
+from redelivery.registry import connect
 from redelivery_conformance.containers import Container
 from redelivery_conformance.harness import NotHere
 from redelivery_conformance.plugin import not_here

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from redelivery.contract.spec import DeliverySpec, Sink
 from redelivery.errors import BrokerError, ConfigurationError, Fatal
-from redelivery.spec import DeliverySpec, Sink
 from redelivery_conformance.statements import Statements
 from redelivery_conformance.subject import Subject
 from redelivery_servicebus.testing import CONNECTION_STRING

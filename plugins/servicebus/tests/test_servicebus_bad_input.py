@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from redelivery.broker import Accept, Retry
+from redelivery.contract.broker import Accept, Retry
+from redelivery.contract.message import Batch, Message
 from redelivery.errors import BrokerError, Fatal, LeaseLost, Permanent, RedeliveryError, Retriable
-from redelivery.message import Batch, Message
 from redelivery_conformance.statements import Statements
 from redelivery_conformance.subject import Subject
 from redelivery_conformance.taking import Taker

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from redelivery.broker import Accept, Broker, Received, Retry, Terminate
+from redelivery.contract.broker import Accept, Broker, Received, Retry, Terminate
+from redelivery.contract.message import Message
 from redelivery.errors import Fatal
-from redelivery.message import Message
 from redelivery_conformance.statements import Statements
 from redelivery_conformance.subject import Subject
 from redelivery_conformance.taking import Taker

@@ -9,9 +9,9 @@ import pytest
 from azure.servicebus import ServiceBusClient
 from standin_proxy import Proxy
 
-from redelivery.broker import DeadLetters, Retry
+from redelivery.contract.broker import DeadLetters, Retry
+from redelivery.contract.message import Message
 from redelivery.errors import BrokerError, Retriable
-from redelivery.message import Message
 from redelivery_conformance.statements import Statements
 from redelivery_conformance.subject import Subject
 from redelivery_conformance.taking import Taker

@@ -9,9 +9,9 @@ import pytest
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
 from azure.servicebus.amqp import AmqpAnnotatedMessage, AmqpMessageProperties
 
-from redelivery.broker import Accept, Outcome, Received, Retry, Terminate
+from redelivery.contract.broker import Accept, Outcome, Received, Retry, Terminate
+from redelivery.contract.message import Message
 from redelivery.errors import Ambiguous, LeaseLost, Retriable
-from redelivery.message import Message
 from redelivery_conformance.statements import Statements
 from redelivery_conformance.subject import Subject
 from redelivery_conformance.taking import Taker

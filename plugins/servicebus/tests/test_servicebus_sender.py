@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from redelivery.broker import Sender
-from redelivery.delivery.delivery import Delivery
-from redelivery.delivery.record import Origin
+from redelivery.contract.broker import Sender
+from redelivery.contract.message import Batch, Message
+from redelivery.contract.spec import DeliverySpec
 from redelivery.errors import Ambiguous, BrokerError, Fatal, Permanent, Retriable, Throttled
-from redelivery.message import Batch, Message
-from redelivery.spec import DeliverySpec
+from redelivery.sending.delivery import Delivery
+from redelivery.sending.record import Origin
 from redelivery_conformance.statements import Statements
 from redelivery_conformance.subject import Subject
 from redelivery_conformance.taking import Taker

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
 
-from redelivery.message import Message
-from redelivery.settings import resolve_secrets
+from redelivery.base.urls import resolve_secrets
+from redelivery.contract.message import Message
 from redelivery_conformance.harness import NotHere, start
 from redelivery_servicebus.testing import CONNECTION_STRING, ServicebusHarness, ServicebusPlace, ServicebusRuntime
 

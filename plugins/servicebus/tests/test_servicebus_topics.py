@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from redelivery.broker import Broker
-from redelivery.deadletters import dead_letters
+from redelivery.contract.broker import Broker
+from redelivery.contract.message import Message
+from redelivery.contract.spec import DeliverySpec, Sink
+from redelivery.deadletters.queue import dead_letters
 from redelivery.errors import BrokerError, ConfigurationError, Fatal
-from redelivery.message import Message
-from redelivery.spec import DeliverySpec, Sink
 from redelivery_conformance.statements import Statements
 from redelivery_conformance.subject import Subject
 from redelivery_conformance.taking import Taker

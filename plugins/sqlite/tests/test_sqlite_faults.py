@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from redelivery.broker import Settled
+from redelivery.contract.broker import Settled
+from redelivery.contract.message import Batch, Message
+from redelivery.contract.spec import DeliverySpec, Sink
 from redelivery.errors import Ambiguous, BrokerError, Fatal, Retriable
-from redelivery.message import Batch, Message
-from redelivery.plugins import connect
-from redelivery.spec import DeliverySpec, Sink
+from redelivery.registry import connect
 from redelivery_sqlite.errors import BY_CLASS, BY_CODE, classify, classify_commit
 from redelivery_sqlite.store import Store
 
@@ -243,8 +243,8 @@ def test_sqlite_the_wait_for_a_lock_never_passes_the_deadline(tmp_path):
 
 WRITER = """
 import os, sys, time
-from redelivery.plugins import connect
-from redelivery.message import Batch, Message
+from redelivery.registry import connect
+from redelivery.contract.message import Batch, Message
 with connect(sys.argv[1], {"sqlite.reserve": "0"}).sender() as sender:
     sender.send(Batch.of([Message(value=b"stored")]), deadline=time.monotonic() + 9)
     insert = sender._insert
@@ -269,7 +269,8 @@ def test_sqlite_a_writer_killed_within_its_transaction_leaves_nothing_half_store
 
 def test_sqlite_many_processes_may_make_the_file_and_write_at_once(tmp_path):
     code = (
-        "import sys, time; from redelivery.plugins import connect; from redelivery.message import Batch, Message\n"
+        "import sys, time; from redelivery.registry import connect\n"
+        "from redelivery.contract.message import Batch, Message\n"
         "s = connect(sys.argv[1], {'sqlite.reserve': '100000'}).sender()\n"
         "for n in range(5): s.send(Batch.of([Message(value=b'x', id=f'{sys.argv[2]}-{n}-{i}') for i in range(200)]),"
         " deadline=time.monotonic() + 20)"
@@ -450,8 +451,8 @@ def test_sqlite_a_check_says_what_the_first_row_would_meet(tmp_path, monkeypatch
 def test_sqlite_a_limit_on_file_sizes_is_not_told_as_a_missing_permission(tmp_path):
     script = (
         "import resource, sys, time\n"
-        "from redelivery.message import Batch, Message\n"
-        "from redelivery.plugins import connect\n"
+        "from redelivery.contract.message import Batch, Message\n"
+        "from redelivery.registry import connect\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 19, 1 << 19))\n"
         "with connect(sys.argv[1], {}).sender() as sender:\n"
         "    sender.send(Batch.of([Message(value=b'v')]), deadline=time.monotonic() + 10)\n"

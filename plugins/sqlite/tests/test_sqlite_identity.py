@@ -8,16 +8,16 @@ from dataclasses import replace
 
 import pytest
 
-from redelivery.broker import Accept, Broker
-from redelivery.deadletters import dead_letters
-from redelivery.delivery import Delivery
-from redelivery.delivery.record import Origin
+from redelivery.contract.broker import Accept, Broker
+from redelivery.contract.message import Batch, Message
+from redelivery.contract.spec import NATIVE, DeliverySpec, Sink
+from redelivery.deadletters.queue import dead_letters
 from redelivery.errors import Retriable
-from redelivery.message import Batch, Message
-from redelivery.plugins import connect
-from redelivery.report import DeliveryReport
-from redelivery.spec import NATIVE, DeliverySpec, Sink
-from redelivery.subscription import Subscription
+from redelivery.receiving.subscription import Subscription
+from redelivery.registry import connect
+from redelivery.sending import Delivery
+from redelivery.sending.record import Origin
+from redelivery.sending.report import DeliveryReport
 
 QUIET = {"sqlite.reserve": "0"}
 EVENT = Message(

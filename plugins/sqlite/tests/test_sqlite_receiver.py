@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from redelivery.broker import Accept, Broker, GiveBack, Received, Retry, Terminate
+from redelivery.contract.broker import Accept, Broker, GiveBack, Received, Retry, Terminate
+from redelivery.contract.message import Batch, Message
+from redelivery.contract.spec import UNLIMITED, DeliverySpec
 from redelivery.errors import Fatal, LeaseLost, NotSent, Permanent, Retriable
-from redelivery.message import Batch, Message
-from redelivery.plugins import connect
-from redelivery.spec import UNLIMITED, DeliverySpec
+from redelivery.registry import connect
 
 QUIET = {"sqlite.reserve": "0"}
 
@@ -400,8 +400,8 @@ def test_sqlite_a_sibling_is_another_queue_of_the_same_file(broker):
 
 _DRAIN = """
 import sys
-from redelivery.broker import Accept
-from redelivery.plugins import connect
+from redelivery.contract.broker import Accept
+from redelivery.registry import connect
 with connect(sys.argv[1], {"sqlite.reserve": "0"}).receiver() as receiver:
     while received := receiver.receive(7, wait=0.3):
         assert receiver.settle([(each, Accept()) for each in received]) == [None] * len(received)
@@ -411,7 +411,7 @@ with connect(sys.argv[1], {"sqlite.reserve": "0"}).receiver() as receiver:
 _HOLD = """
 import sys, time
 from datetime import timedelta
-from redelivery.plugins import connect
+from redelivery.registry import connect
 with connect(sys.argv[1], {"sqlite.reserve": "0"}).receiver(lease=timedelta(seconds=float(sys.argv[2]))) as receiver:
     print(*(f"{each.message.id}:{each.attempt}" for each in receiver.receive(3, wait=5)), flush=True)
     time.sleep(60)

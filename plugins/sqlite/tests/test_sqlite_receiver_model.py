@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from redelivery.broker import Accept, GiveBack, Outcome, Received, Retry, Terminate
+from redelivery.contract.broker import Accept, GiveBack, Outcome, Received, Retry, Terminate
+from redelivery.contract.message import Batch, Message
 from redelivery.errors import LeaseLost
-from redelivery.message import Batch, Message
 from redelivery_sqlite.address import Address, Settings
 from redelivery_sqlite.admin import SqliteAdmin
 from redelivery_sqlite.letters import SqliteDeadLetters

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from redelivery.broker import Broker, Settled
+from redelivery.contract.broker import Broker, Settled
+from redelivery.contract.message import Batch, Column, Message
+from redelivery.contract.spec import DeliverySpec
 from redelivery.errors import ConfigurationError, Fatal, InvalidURL, Permanent, Retriable, UnknownOption
-from redelivery.message import Batch, Column, Message
-from redelivery.plugins import connect
-from redelivery.spec import DeliverySpec
+from redelivery.registry import connect
 from redelivery_sqlite import headers
 from redelivery_sqlite.address import Address
 

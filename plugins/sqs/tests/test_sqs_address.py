@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from redelivery.errors import ConfigurationError, Fatal, InvalidURL, UnknownOption
-from redelivery.plugins import connect
+from redelivery.registry import connect
 from redelivery_sqs.address import Address
 from redelivery_sqs.config import Settings, client, queue_url
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from redelivery.broker import Plan
+from redelivery.contract.broker import Plan
+from redelivery.contract.spec import UNLIMITED, DeliverySpec, Sink
 from redelivery.errors import Fatal
-from redelivery.spec import UNLIMITED, DeliverySpec, Sink
 from redelivery_conformance.statements import Statements
 from redelivery_conformance.subject import Subject
 from redelivery_sqs.address import Address

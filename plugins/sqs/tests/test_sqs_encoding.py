@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from redelivery.contract.message import Message
 from redelivery.errors import Permanent
-from redelivery.message import Message
 from redelivery_sqs.encoding import (
     NATIVE_HEADERS,
     PACKED,

@@ -13,10 +13,10 @@ from typing import Any
 import boto3
 import pytest
 
-from redelivery.broker import Accept, Letter
-from redelivery.deadletters import dead_letters
+from redelivery.contract.broker import Accept, Letter
+from redelivery.contract.message import Message
+from redelivery.deadletters.queue import dead_letters
 from redelivery.errors import Ambiguous, ConfigurationError, Fatal, Unsupported
-from redelivery.message import Message
 from redelivery_conformance.statements import Statements
 from redelivery_conformance.subject import Subject
 from redelivery_conformance.taking import Taker

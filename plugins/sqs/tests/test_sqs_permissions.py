@@ -18,11 +18,11 @@ import boto3
 import pytest
 import requests
 
-from redelivery.broker import Accept, Broker, DeadLetters, Receiver, Retry, Terminate
+from redelivery.contract.broker import Accept, Broker, DeadLetters, Receiver, Retry, Terminate
+from redelivery.contract.message import Batch, Message
+from redelivery.contract.spec import DeliverySpec
 from redelivery.errors import Fatal
-from redelivery.message import Batch, Message
-from redelivery.plugins import connect
-from redelivery.spec import DeliverySpec
+from redelivery.registry import connect
 from redelivery_conformance.containers import free_port
 
 REGION = "eu-west-1"

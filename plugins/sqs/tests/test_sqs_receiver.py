@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from botocore.exceptions import ReadTimeoutError
 
-from redelivery.broker import Accept, GiveBack, Received, Retry, Terminate
+from redelivery.contract.broker import Accept, GiveBack, Received, Retry, Terminate
+from redelivery.contract.message import Message
 from redelivery.errors import Ambiguous, Fatal, LeaseLost, Permanent, Retriable
-from redelivery.message import Message
-from redelivery.subscription import Subscription
+from redelivery.receiving.subscription import Subscription
 from redelivery_conformance.forking import in_a_fork
 from redelivery_conformance.statements import Statements
 from redelivery_conformance.subject import Subject

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from redelivery.broker import Settled
+from redelivery.contract.broker import Settled
+from redelivery.contract.message import Message
 from redelivery.errors import (
     Ambiguous,
     BrokerError,
@@ -20,7 +21,6 @@ from redelivery.errors import (
     Throttled,
     Unattributed,
 )
-from redelivery.message import Message
 from redelivery_conformance.statements import Statements
 from redelivery_conformance.subject import Subject
 from redelivery_sqs.testing import SqsFifoHarness, consumed

@@ -8,9 +8,9 @@ from datetime import timedelta
 
 import pytest
 
-from redelivery.broker import Accept, GiveBack, Received, Retry, Support
+from redelivery.contract.broker import Accept, GiveBack, Received, Retry, Support
+from redelivery.contract.message import Message
 from redelivery.errors import BrokerError
-from redelivery.message import Message
 from redelivery_conformance.statements import Statements, broker_has, broker_lacks
 from redelivery_conformance.subject import NotApplicable, Subject
 from redelivery_conformance.suite.letters import original

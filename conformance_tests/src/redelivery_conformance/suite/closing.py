@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 
-from redelivery.broker import Role
+from redelivery.contract.broker import Role
+from redelivery.contract.message import Message
 from redelivery.errors import BrokerError, RedeliveryError
-from redelivery.message import Message
 from redelivery_conformance.forking import in_a_fork
 from redelivery_conformance.statements import Statements, broker_has
 from redelivery_conformance.subject import Subject, confirmed

@@ -8,12 +8,12 @@ from datetime import timedelta
 
 import pytest
 
-from redelivery import dialects
-from redelivery.broker import Accept, Broker, Retry
+from redelivery.contract.broker import Accept, Broker, Retry
+from redelivery.contract.message import Message
+from redelivery.contract.spec import DeliverySpec, Sink
 from redelivery.errors import BrokerError, ConfigurationError, TerminalNack
-from redelivery.message import Message
-from redelivery.spec import DeliverySpec, Sink
-from redelivery.subscription import Handler, Subscription
+from redelivery.formats import dialects
+from redelivery.receiving.subscription import Handler, Subscription
 from redelivery_conformance.harness import SUBSCRIBERS
 from redelivery_conformance.statements import Statements, broker_has, broker_lacks
 from redelivery_conformance.subject import NotApplicable, Subject

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from redelivery.message import Message
+from redelivery.contract.message import Message
 from redelivery_conformance.statements import Statements, broker_has, broker_lacks
 from redelivery_conformance.subject import NotApplicable, Subject
 

@@ -12,12 +12,12 @@ from datetime import timedelta
 
 import pytest
 
-from redelivery.broker import Settled
-from redelivery.clock import SystemClock
-from redelivery.delivery import Bounds, Engine, Lane, Origin
+from redelivery.base.clock import SystemClock
+from redelivery.contract.broker import Settled
+from redelivery.contract.message import Batch, Message
+from redelivery.contract.spec import FOREVER, DeliverySpec
 from redelivery.errors import Ambiguous, BrokerError, Fatal, Permanent, Unattributed
-from redelivery.message import Batch, Message
-from redelivery.spec import FOREVER, DeliverySpec
+from redelivery.sending import Bounds, Engine, Lane, Origin
 from redelivery_conformance.harness import TRIED_BYTES
 from redelivery_conformance.statements import Statements, broker_has
 from redelivery_conformance.subject import GRACE, NotApplicable, Subject, confirmed, unattributed

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from redelivery.message import Headers as Pairs
-from redelivery.message import Message
+from redelivery.contract.message import Headers as Pairs
+from redelivery.contract.message import Message
 from redelivery_conformance.statements import Statements, broker_has, broker_lacks
 from redelivery_conformance.subject import Subject
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from redelivery.base.secrets import holds_secret
+from redelivery.contract.message import Message
 from redelivery.errors import ConfigurationError, RedeliveryError
-from redelivery.message import Message
-from redelivery.secrets import holds_secret
 from redelivery_conformance.statements import Statements, broker_has
 from redelivery_conformance.subject import Subject
 

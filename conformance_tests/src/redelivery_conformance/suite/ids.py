@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from redelivery.message import Message
+from redelivery.contract.message import Message
 from redelivery_conformance.harness import CannotShow
 from redelivery_conformance.statements import Statements, broker_has, broker_lacks
 from redelivery_conformance.subject import Subject

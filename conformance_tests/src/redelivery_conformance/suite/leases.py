@@ -8,9 +8,9 @@ from itertools import permutations
 
 import pytest
 
-from redelivery.broker import Accept, GiveBack, Outcome, Received, Retry, Terminate
+from redelivery.contract.broker import Accept, GiveBack, Outcome, Received, Retry, Terminate
+from redelivery.contract.message import Message
 from redelivery.errors import LeaseLost
-from redelivery.message import Message
 from redelivery_conformance.statements import Statements, broker_has, broker_lacks
 from redelivery_conformance.subject import NotApplicable, Subject
 from redelivery_conformance.suite.receiving import numbered

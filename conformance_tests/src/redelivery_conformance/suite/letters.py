@@ -10,11 +10,11 @@ from itertools import islice
 
 import pytest
 
-from redelivery import dialects, identity
-from redelivery.context import ErrorContext
-from redelivery.delivery import Delivery, Origin
-from redelivery.message import Batch, Message
-from redelivery.spec import NATIVE, DeliverySpec, Sink
+from redelivery.contract.context import ErrorContext
+from redelivery.contract.message import Batch, Message
+from redelivery.contract.spec import NATIVE, DeliverySpec, Sink
+from redelivery.formats import dialects, identity
+from redelivery.sending import Delivery, Origin
 from redelivery_conformance.statements import Statements, broker_has, broker_lacks
 from redelivery_conformance.subject import Subject
 from redelivery_conformance.suite.headers import ODD_HEADERS

@@ -14,8 +14,9 @@ from dataclasses import replace
 
 import pytest
 
-from redelivery import dialects
-from redelivery.broker import CONTRACT_VERSION, Support
+from redelivery.contract.broker import CONTRACT_VERSION, Support
+from redelivery.contract.message import Message
+from redelivery.contract.spec import Ref
 from redelivery.errors import (
     Ambiguous,
     BrokerError,
@@ -27,8 +28,7 @@ from redelivery.errors import (
     Unattributed,
     UnknownOption,
 )
-from redelivery.message import Message
-from redelivery.spec import Ref
+from redelivery.formats import dialects
 from redelivery_conformance.statements import Statements, broker_has, broker_lacks
 from redelivery_conformance.subject import GRACE, NotApplicable, Subject
 
@@ -158,7 +158,7 @@ class Opening(Statements):
             except RedeliveryError as error:
                 shown += [*traceback.format_exception(error)]
         for text in (*shown, caplog.text):
-            assert SECRET not in text, "a password shows: pass what people see through redelivery.settings.redact"
+            assert SECRET not in text, "a password shows: pass what people see through redelivery.base.urls.redact"
 
     @broker_has("send")
     def test_a_check_passes_where_rows_can_be_sent_and_sends_nothing(self, subject: Subject) -> None:

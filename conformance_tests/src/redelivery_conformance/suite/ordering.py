@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from redelivery.broker import Accept, Failure, GiveBack, Support
+from redelivery.contract.broker import Accept, Failure, GiveBack, Support
+from redelivery.contract.message import Message
 from redelivery.errors import NotSent
-from redelivery.message import Message
 from redelivery_conformance.statements import Statements, broker_has, broker_lacks
 from redelivery_conformance.subject import NotApplicable, Subject
 from redelivery_conformance.taking import Taker, values

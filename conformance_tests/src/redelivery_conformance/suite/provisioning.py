@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import pytest
 
-from redelivery.broker import Broker
-from redelivery.delivery import Delivery, Origin
+from redelivery.base.urls import redact
+from redelivery.contract.broker import Broker
+from redelivery.contract.message import Message
+from redelivery.contract.spec import NATIVE, DeliverySpec, DeliveryStatus, Sink
 from redelivery.errors import BrokerError, ConfigurationError
-from redelivery.message import Message
-from redelivery.settings import redact
-from redelivery.spec import NATIVE, DeliverySpec, DeliveryStatus, Sink
+from redelivery.sending import Delivery, Origin
 from redelivery_conformance.statements import Statements, broker_has, broker_lacks
 from redelivery_conformance.subject import Subject
 

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from redelivery.message import Batch, Column, Message
+from redelivery.contract.message import Batch, Column, Message
 from redelivery_conformance.statements import Statements, broker_has, broker_lacks
 from redelivery_conformance.subject import NotApplicable, Subject
 

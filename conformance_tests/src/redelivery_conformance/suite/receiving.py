@@ -9,9 +9,9 @@ from contextlib import suppress
 
 import pytest
 
-from redelivery.broker import Accept, GiveBack, Received, Terminate
+from redelivery.contract.broker import Accept, GiveBack, Received, Terminate
+from redelivery.contract.message import Message
 from redelivery.errors import Ambiguous, BrokerError, RedeliveryError
-from redelivery.message import Message
 from redelivery_conformance.forking import in_a_fork
 from redelivery_conformance.statements import Statements, broker_has, broker_lacks
 from redelivery_conformance.subject import Subject

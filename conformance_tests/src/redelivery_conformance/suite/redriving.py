@@ -12,16 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from redelivery import dialects
-from redelivery.broker import Accept, Broker, DeadLetters, Letter, Sender, Terminate
-from redelivery.context import ErrorContext
-from redelivery.deadletters import LetterBox, dead_letters
-from redelivery.errands import HOP_MARK
+from redelivery.contract.broker import Accept, Broker, DeadLetters, Letter, Sender, Terminate
+from redelivery.contract.context import ErrorContext
+from redelivery.contract.message import Message
+from redelivery.deadletters.errands import HOP_MARK
+from redelivery.deadletters.journal import Ledger
+from redelivery.deadletters.queue import LetterBox, dead_letters
+from redelivery.deadletters.redrive import Pace
+from redelivery.deadletters.selection import Selection
 from redelivery.errors import Retriable
-from redelivery.ledger import Ledger
-from redelivery.message import Message
-from redelivery.redriving import Pace
-from redelivery.selection import Selection
+from redelivery.formats import dialects
 from redelivery_conformance.forking import KILLED, in_a_fork
 from redelivery_conformance.statements import Statements, broker_has, broker_lacks
 from redelivery_conformance.subject import GRACE, Subject

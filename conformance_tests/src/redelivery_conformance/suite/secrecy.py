@@ -16,11 +16,11 @@ from urllib.parse import quote, quote_plus
 
 import pytest
 
-from redelivery.broker import Broker
+from redelivery.base.secrets import holds_secret
+from redelivery.contract.broker import Broker
+from redelivery.contract.message import Message
+from redelivery.contract.spec import DeliverySpec
 from redelivery.errors import ConfigurationError, RedeliveryError
-from redelivery.message import Message
-from redelivery.secrets import holds_secret
-from redelivery.spec import DeliverySpec
 from redelivery_conformance.statements import Statements
 from redelivery_conformance.subject import NotApplicable, Subject
 

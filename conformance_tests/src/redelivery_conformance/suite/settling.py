@@ -6,8 +6,8 @@ import time
 from collections import Counter
 from itertools import chain
 
+from redelivery.contract.message import Message
 from redelivery.errors import Ambiguous
-from redelivery.message import Message
 from redelivery_conformance.statements import Statements, broker_has
 from redelivery_conformance.subject import GRACE, Subject, confirmed
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from redelivery.contract.message import Message
 from redelivery.errors import ConfigurationError
-from redelivery.message import Message
 from redelivery_conformance.harness import CannotShow
 from redelivery_conformance.statements import Statements, broker_has
 from redelivery_conformance.subject import Subject

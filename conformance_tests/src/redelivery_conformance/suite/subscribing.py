@@ -10,13 +10,13 @@ from itertools import count
 
 import pytest
 
-from redelivery import dialects
-from redelivery.broker import Broker, Outcome, Received, Receiver, Sender
+from redelivery.contract.broker import Broker, Outcome, Received, Receiver, Sender
+from redelivery.contract.message import Message
+from redelivery.contract.spec import DeliverySpec, Sink
 from redelivery.errors import BrokerError, ConfigurationError, LeaseLost, TerminalNack
-from redelivery.message import Message
-from redelivery.report import SubscriptionReport
-from redelivery.spec import DeliverySpec, Sink
-from redelivery.subscription import Handler, Subscription
+from redelivery.formats import dialects
+from redelivery.receiving.subscription import Handler, Subscription
+from redelivery.sending.report import SubscriptionReport
 from redelivery_conformance.forking import KILLED, in_a_fork
 from redelivery_conformance.statements import Statements, broker_has
 from redelivery_conformance.subject import Subject
@@ -28,7 +28,7 @@ _names = count(1)
 
 
 class Subscribing(Statements):
-    """`redelivery.subscription.Subscription` over this broker's roles."""
+    """`redelivery.receiving.subscription.Subscription` over this broker's roles."""
 
     @broker_has("receive", "send")
     def test_a_subscription_handles_what_is_there(self, subject: Subject) -> None:

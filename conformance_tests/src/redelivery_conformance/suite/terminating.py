@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from redelivery import dialects
-from redelivery.broker import Accept, Letter, Received, Retry, Terminate
+from redelivery.contract.broker import Accept, Letter, Received, Retry, Terminate
+from redelivery.contract.message import Message
 from redelivery.errors import BrokerError
-from redelivery.message import Message
+from redelivery.formats import dialects
 from redelivery_conformance.statements import Statements, broker_has, broker_lacks
 from redelivery_conformance.subject import GRACE, Subject
 from redelivery_conformance.suite.letters import CONTEXT, KEY, original

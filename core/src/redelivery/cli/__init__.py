@@ -14,11 +14,11 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 
+from redelivery.base.secrets import redact, refuse_password
 from redelivery.cli import letters, plugins, provision, run
 from redelivery.cli.arguments import SHOWN
 from redelivery.cli.showing import HarmlessFormatter, say
 from redelivery.errors import RedeliveryError
-from redelivery.secrets import redact, refuse_password
 
 #: Exit status: something the caller wrote, or a broker, does not let the command do what was asked.
 FAILED = 2

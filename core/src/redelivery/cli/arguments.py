@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from redelivery import plugins
-from redelivery.deadletters import LetterBox, dead_letters
+from redelivery import registry
+from redelivery.base.secrets import redact, refuse_literal
+from redelivery.contract.spec import DeliverySpec
+from redelivery.deadletters.queue import LetterBox, dead_letters
+from redelivery.deadletters.selection import Selection
 from redelivery.errors import ConfigurationError
-from redelivery.forms import connect, knative, options
-from redelivery.secrets import redact, refuse_literal
-from redelivery.selection import Selection
-from redelivery.spec import DeliverySpec
+from redelivery.formats.specs import connect, knative, options
 
 #: Why a secret is not taken from the command line.
 SHOWN: Final = "every user of this host can see (ps)"
@@ -83,7 +83,7 @@ def destination_of(arguments: argparse.Namespace, client: Mapping[str, str]) -> 
     url: str = arguments.url
     if arguments.subscription is None:
         return url
-    return plugins.subscription_url(url, arguments.subscription, plugins.own_options(url, client))
+    return registry.subscription_url(url, arguments.subscription, registry.own_options(url, client))
 
 
 def spec_and_client(arguments: argparse.Namespace) -> tuple[DeliverySpec, dict[str, str]]:
@@ -91,7 +91,7 @@ def spec_and_client(arguments: argparse.Namespace) -> tuple[DeliverySpec, dict[s
     spec_options: dict[str, str] = {}
     client: dict[str, str] = {}
     for name, value in _pairs(arguments):
-        (client if plugins.is_client_option(name) else spec_options)[name] = value
+        (client if registry.is_client_option(name) else spec_options)[name] = value
     if arguments.spec is None:
         return options.read(spec_options), client
     if spec_options:

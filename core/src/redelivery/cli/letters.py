@@ -17,17 +17,17 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from redelivery.broker import Letter
+from redelivery.base.files import open_private
+from redelivery.base.rendering import harmless
 from redelivery.cli import moving
 from redelivery.cli.arguments import add_place, add_where, opened, selection_of
 from redelivery.cli.asking import confirm
 from redelivery.cli.showing import body, columns, json_line, one_line, padded, say, say_json
-from redelivery.context import ErrorContext
+from redelivery.contract.broker import Letter
+from redelivery.contract.context import ErrorContext
+from redelivery.deadletters.export import as_json
+from redelivery.deadletters.selection import Selection, dead_since_ms
 from redelivery.errors import ConfigurationError
-from redelivery.export import as_json
-from redelivery.files import open_private
-from redelivery.rendering import harmless
-from redelivery.selection import Selection, dead_since_ms
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction

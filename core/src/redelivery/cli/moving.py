@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Final
 from redelivery.cli.arguments import add_place, add_where, opened, selection_of, spec_and_client
 from redelivery.cli.asking import confirm
 from redelivery.cli.showing import overwrite, say, say_json
-from redelivery.errands import HOP_LIMIT
+from redelivery.contract.spec import DeliverySpec
+from redelivery.deadletters.errands import HOP_LIMIT
+from redelivery.deadletters.journal import default_path
+from redelivery.deadletters.redrive import MAX_RETURNS, Pace, RedriveReport
 from redelivery.errors import ConfigurationError
-from redelivery.ledger import default_path
-from redelivery.redriving import MAX_RETURNS, Pace, RedriveReport
-from redelivery.spec import DeliverySpec
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction

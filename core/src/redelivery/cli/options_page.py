@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from redelivery.broker import BrokerPlugin
-from redelivery.forms.options import OPTIONS
-from redelivery.plugins import Registry
+from redelivery.contract.broker import BrokerPlugin
+from redelivery.formats.specs.options import OPTIONS
+from redelivery.registry import Registry
 from redelivery.spark.options import READ, SINK_PREFIX, WRITE
 
 _HEAD = """\

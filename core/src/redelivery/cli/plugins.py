@@ -12,11 +12,11 @@ from dataclasses import fields
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from redelivery import durations
-from redelivery.broker import CONTRACT_VERSION, FEATURES, BrokerPlugin, Capabilities, Limits, Support
+from redelivery.base import durations
 from redelivery.cli import options_page
 from redelivery.cli.showing import say, say_json
-from redelivery.plugins import Registry, registry
+from redelivery.contract.broker import CONTRACT_VERSION, FEATURES, BrokerPlugin, Capabilities, Limits, Support
+from redelivery.registry import Registry, installed
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -42,7 +42,7 @@ def add(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    found = registry()
+    found = installed()
     if arguments.json:
         say_json(as_dict(found), indent=2)
     elif arguments.markdown:

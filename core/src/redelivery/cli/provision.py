@@ -13,12 +13,12 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from redelivery import provisioning
-from redelivery.broker import NativeObject
+from redelivery.base.urls import redact
 from redelivery.cli.arguments import add_spec, add_subscription, destination_of, spec_and_client
 from redelivery.cli.showing import say, say_json
-from redelivery.forms import knative
+from redelivery.contract.broker import NativeObject
+from redelivery.formats.specs import knative
 from redelivery.provisioning import Provisioning
-from redelivery.settings import redact
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction

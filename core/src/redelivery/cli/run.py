@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from redelivery.cli.arguments import add_spec, spec_and_client
 from redelivery.cli.showing import HarmlessFormatter, say_json
 from redelivery.errors import ConfigurationError
-from redelivery.subscription import DEFAULT_NAME, Handler, Subscription
+from redelivery.receiving.subscription import DEFAULT_NAME, Handler, Subscription
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction

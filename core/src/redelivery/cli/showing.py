@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Final
 
-from redelivery.rendering import harmless
+from redelivery.base.rendering import harmless
 
 #: Bytes of a body that are shown unless all are asked for.
 SHOWN: Final = 4096

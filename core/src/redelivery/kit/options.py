@@ -22,10 +22,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, ClassVar, Self
 
-from redelivery import durations
+from redelivery.base import durations
+from redelivery.base.secrets import refuse_password, remember, resolve_secret, resolve_secrets
+from redelivery.base.urls import quoted, redact, unknown
 from redelivery.errors import ConfigurationError
-from redelivery.secrets import refuse_password, remember, resolve_secret, resolve_secrets
-from redelivery.settings import quoted, redact, unknown
 
 __all__ = [
     "Options",

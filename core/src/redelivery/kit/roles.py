@@ -20,7 +20,7 @@ import os
 import threading
 from typing import Final
 
-from redelivery.broker import Admin, DeadLetters, Receiver, Role, Sender
+from redelivery.contract.broker import Admin, DeadLetters, Receiver, Role, Sender
 from redelivery.errors import Fatal
 
 __all__ = ["Resource"]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 from datetime import timedelta
 
-from redelivery.broker import Broker
+from redelivery.base.urls import redact
+from redelivery.contract.broker import Broker
+from redelivery.contract.spec import FOREVER, DeliverySpec
 from redelivery.errors import ConfigurationError, RedeliveryError, Unsupported
-from redelivery.settings import redact
-from redelivery.spec import FOREVER, DeliverySpec
 
 
 def refuse_own_letters(broker: Broker, url: str) -> None:

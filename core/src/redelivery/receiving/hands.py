@@ -14,12 +14,12 @@ from datetime import timedelta
 from typing import Final
 
 from redelivery import policy
-from redelivery.broker import Accept, GiveBack, Outcome, Received, Receiver, Retry
-from redelivery.clock import Clock
+from redelivery.base.clock import Clock
+from redelivery.base.urls import redact
+from redelivery.contract.broker import Accept, GiveBack, Outcome, Received, Receiver, Retry
+from redelivery.contract.spec import DeliverySpec
 from redelivery.errors import BrokerError, ConfigurationError, Fatal, LeaseLost, Unsupported
-from redelivery.report import SubscriptionReport
-from redelivery.settings import redact
-from redelivery.spec import DeliverySpec
+from redelivery.sending.report import SubscriptionReport
 
 log = logging.getLogger("redelivery.subscription")
 

@@ -10,8 +10,8 @@ import queue
 import threading
 from collections.abc import Callable
 
-from redelivery.clock import Clock
-from redelivery.message import Message
+from redelivery.base.clock import Clock
+from redelivery.contract.message import Message
 from redelivery.receiving.hands import Hand
 
 

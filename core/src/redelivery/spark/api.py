@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql import functions as f
 from pyspark.sql.utils import is_remote
 
-from redelivery import plugins
-from redelivery.delivery.opening import prefixed, sink_url
+from redelivery import registry
+from redelivery.base.urls import has_scheme, unknown
+from redelivery.contract.spec import NATIVE, DeliverySpec
 from redelivery.errors import ConfigurationError, Permanent, RedeliveryError
-from redelivery.events import UNDELIVERABLE, validate
-from redelivery.report import DeliveryReport
-from redelivery.settings import has_scheme, unknown
+from redelivery.formats.events import UNDELIVERABLE, validate
+from redelivery.sending.opening import prefixed, sink_url
+from redelivery.sending.report import DeliveryReport
 from redelivery.spark import job as jobs
 from redelivery.spark import jsonform
 from redelivery.spark.columns import MESSAGE, READ_ONLY, Layout
 from redelivery.spark.options import ATTRIBUTES, EXTENSIONS, READ, SINK_PREFIX, read_write_options
-from redelivery.spec import NATIVE, DeliverySpec
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -180,11 +180,11 @@ def undelivered(
 
 def _first_sink(spec: DeliverySpec, primary: str, options: Mapping[str, str]) -> tuple[str, dict[str, str]]:
     """URL of the first sink of a job's destination (or NATIVE), and its client options as options of a read."""
-    first, found = spec.dead_letter_sink[0], plugins.registry()
+    first, found = spec.dead_letter_sink[0], registry.installed()
     sink, home = first.uri, found.by_url(primary)
     if first.ref is not None or not (sink == NATIVE or has_scheme(sink)):
         client = {n: value for n, value in options.items() if n.partition(".")[0].lower() == home.name}
-        with plugins.connect(primary, client) as broker:
+        with registry.connect(primary, client) as broker:
             sink = sink_url(first, broker)
     plugin = home if sink == NATIVE else found.by_url(sink)
     return sink, {f"{SINK_PREFIX}{name}": value for name, value in prefixed(first.options, plugin.name).items()}
@@ -210,7 +210,7 @@ def dead_letters(spark: SparkSession, *urls: str, **options: Any) -> DataFrame:
     client = {name: text for name, text in given.items() if name not in ours}
     found = []
     for url in urls:
-        own = plugins.own_options(url, client)
+        own = registry.own_options(url, client)
         found.append(spark.read.format(FORMAT).options(url=url, deadLetters="true", **ours, **own).load())
     return functools.reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), found)
 

@@ -1,6 +1,6 @@
 """CloudEvents from columns, a column at a time: which rows may be no valid event, and events in both content modes.
 
-Only masks are computed here for all rows; whether a suspicious row is a valid event is `redelivery.events`' to say.
+Computes only masks for all rows. `redelivery.formats.events` says whether a suspicious row is a valid event.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from redelivery import events
+from redelivery.contract.message import Column, Headers
 from redelivery.errors import Permanent
-from redelivery.message import Column, Headers
+from redelivery.formats import events
 from redelivery.spark import rowjson, vectors
 from redelivery.spark.ids import Ids
 
@@ -164,7 +164,7 @@ def _micros(text: str) -> dt.datetime | None:
 
 
 def identities(rows: Events, ids: Any) -> Any:
-    """What `redelivery.identity.of_event` says of each event, null where the row is none or its id is null."""
+    """What `redelivery.formats.identity.of_event` says of each event, null where the row is none or its id is null."""
     source = rows.texts["source"]
     return pc.binary_join_element_wise(pc.utf8_length(source).cast(pa.string()), source, ids, " ")
 

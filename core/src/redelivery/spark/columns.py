@@ -12,9 +12,9 @@ from typing import Final
 
 from pyspark.sql import types as t
 
-from redelivery.broker import Capabilities
+from redelivery.base.urls import unknown
+from redelivery.contract.broker import Capabilities
 from redelivery.errors import ConfigurationError, Unsupported
-from redelivery.settings import unknown
 from redelivery.spark import jsonform
 from redelivery.spark.options import ATTRIBUTES, ENCODINGS, EXTENSIONS, ContentMode
 

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Final, TypeAlias
 
-from redelivery import plugins
-from redelivery.broker import Broker
-from redelivery.delivery import Borrow
+from redelivery import registry
+from redelivery.contract.broker import Broker
+from redelivery.sending import Borrow
 
 log = logging.getLogger("redelivery.spark")
 
@@ -31,7 +31,7 @@ _idle: dict[_Key, list[tuple[Broker, float]]] = {}
 
 
 @contextmanager
-def task_connections(connect: _Connect = plugins.connect) -> Iterator[Borrow]:
+def task_connections(connect: _Connect = registry.connect) -> Iterator[Borrow]:
     """The connections of one task, as `Delivery.open(borrow=...)` wants them.
 
     Kept for the next task if the block ends well, closed if it raises.

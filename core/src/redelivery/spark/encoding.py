@@ -15,12 +15,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from redelivery import dialects, events, identity
-from redelivery._json import loads
-from redelivery.broker import Capabilities
-from redelivery.context import Stage
+from redelivery.base.json import loads
+from redelivery.contract.broker import Capabilities
+from redelivery.contract.context import Stage
+from redelivery.contract.message import ROW_OVERHEAD, Batch, Column, Headers, Message
 from redelivery.errors import Permanent
-from redelivery.message import ROW_OVERHEAD, Batch, Column, Headers, Message
+from redelivery.formats import dialects, events, identity
 from redelivery.spark import cloudevents, rowjson, vectors
 from redelivery.spark.columns import Layout
 from redelivery.spark.ids import Ids

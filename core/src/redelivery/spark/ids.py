@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from redelivery.message import Column
+from redelivery.contract.message import Column
 from redelivery.spark import vectors
 
 

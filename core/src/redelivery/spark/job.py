@@ -21,15 +21,13 @@ from typing import Any, Final
 from pyspark import TaskContext
 from pyspark.sql.types import StructType
 
-from redelivery import delivery as sending
-from redelivery import plugins
-from redelivery.context import qualified
-from redelivery.delivery import Delivery, Origin
-from redelivery.delivery.rate import RateLimit
-from redelivery.delivery.tolerance import settle_job
+from redelivery import registry, sending
+from redelivery.base.urls import has_scheme, redact
+from redelivery.contract.context import qualified
 from redelivery.errors import ConfigurationError, RedeliveryError
-from redelivery.report import DeliveryReport
-from redelivery.settings import has_scheme, redact
+from redelivery.policy.rate import RateLimit
+from redelivery.sending import Delivery, Origin
+from redelivery.sending.report import DeliveryReport, settle_job
 from redelivery.spark import columns
 from redelivery.spark.connections import task_connections
 from redelivery.spark.options import WriteSettings
@@ -251,7 +249,7 @@ def refuse_one_host(url: str, master: str | None, *, shared_mount: bool) -> None
     Raises:
         ConfigurationError: each worker would write a file of its own.
     """
-    plugin = plugins.registry().by_url(url)
+    plugin = registry.installed().by_url(url)
     if plugin.capabilities.shared or shared_mount or master is None or master.startswith("local"):
         return
     raise ConfigurationError(

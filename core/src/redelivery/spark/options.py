@@ -11,14 +11,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
-from redelivery import plugins, signing, support
-from redelivery.broker import BrokerPlugin
-from redelivery.delivery import Bounds, Flow
-from redelivery.delivery.opening import prefixed
-from redelivery.errors import ConfigurationError, InvalidSpec
-from redelivery.forms import options as forms
-from redelivery.secrets import refuse_literal
-from redelivery.settings import (
+from redelivery import registry
+from redelivery.base.secrets import refuse_literal
+from redelivery.base.urls import (
     has_scheme,
     is_reference,
     redact,
@@ -27,7 +22,14 @@ from redelivery.settings import (
     split_url,
     unknown,
 )
-from redelivery.spec import NATIVE, DeliverySpec
+from redelivery.contract.broker import BrokerPlugin
+from redelivery.contract.hooks import GROUP
+from redelivery.contract.spec import NATIVE, DeliverySpec
+from redelivery.errors import ConfigurationError, InvalidSpec
+from redelivery.formats import signing
+from redelivery.formats.specs import options as forms
+from redelivery.sending import Bounds, Flow, support
+from redelivery.sending.opening import prefixed
 
 ContentMode: TypeAlias = Literal["raw", "binary", "structured"]
 
@@ -41,10 +43,10 @@ ENCODINGS: Final = "encodings"
 COMMON: Final[Mapping[str, str]] = {
     "url": "where rows go, or whose dead letters are read; `.save(url)` and `.load(url)` say the same",
     "sharedMount": "true: this one-host destination lies on a mount that all hosts share",
-    plugins.STRICT: "true: refuse credentials over plain text to a host that is not local, and verification that is "
+    registry.STRICT: "true: refuse credentials over plain text to a host that is not local, and verification that is "
     "switched off, at the destination and at every sink; else they are warned of",
 }
-#: Options of a write, besides those of the delivery spec (`redelivery.forms.options`).
+#: Options of a write, besides those of the delivery spec (`redelivery.formats.specs.options`).
 WRITE: Final[Mapping[str, str]] = {
     **COMMON,
     "contentMode": "raw, binary or structured; unset: binary where the columns `type` and `source` are there, else raw",
@@ -110,7 +112,7 @@ class WriteSettings:
     @property
     def plugin(self) -> BrokerPlugin:
         """The plugin that opens the destination."""
-        return plugins.registry().by_url(self.url)
+        return registry.installed().by_url(self.url)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +149,7 @@ def read_write_options(options: Mapping[str, str], *, spec: DeliverySpec | None 
     """
     own, spec_options, client, sink_client = _sort(options, WRITE, with_spec=True)
     url = _url(own)
-    plugin = plugins.registry().by_url(url)
+    plugin = registry.installed().by_url(url)
     if spec is not None and spec_options:
         said = ", ".join(sorted(spec_options))
         raise InvalidSpec(f"the delivery spec is given twice: as an object, and by the options {said}")
@@ -185,7 +187,7 @@ def read_read_options(options: Mapping[str, str]) -> ReadSettings:
     direct = "deadLetterSink" in own and own["deadLetterSink"] != NATIVE
     url = own["deadLetterSink"] if direct else _url(own)
     _check_url(url)
-    plugin = plugins.registry().by_url(url)
+    plugin = registry.installed().by_url(url)
     if not plugin.capabilities.browse:
         raise ConfigurationError(f"{plugin.name!r} places cannot be browsed, so their dead letters cannot be read")
     mine = {**client, **{name.removeprefix(SINK_PREFIX): value for name, value in sink_client.items()}}
@@ -225,7 +227,7 @@ def _sort(
             spec[spec_spelling.get(lower, name)] = str(value)
         elif lower.startswith(SINK_PREFIX):
             sink_client[lower[: len(SINK_PREFIX)] + name[len(SINK_PREFIX) :]] = str(value)
-        elif plugins.is_client_option(name) and not lower.startswith(f"{plugins.GROUP}."):
+        elif registry.is_client_option(name) and not lower.startswith(f"{GROUP}."):
             client[name] = str(value)
         else:
             everything = [*known, *(forms.OPTIONS if with_spec else ())]
@@ -249,7 +251,7 @@ def _url(own: Mapping[str, str]) -> str:
 
 def _check_url(url: str) -> None:
     refuse_password(url)
-    plugins.registry().by_url(url)
+    registry.installed().by_url(url)
     split_url(url, several_hosts=True)
 
 
@@ -264,12 +266,12 @@ def _client_options(
     for name in client:
         if name.partition(".")[0].lower() != plugin.name:
             raise unknown("option", name, known)
-    checked = plugins.client_options(plugin, client)
+    checked = registry.client_options(plugin, client)
     _refuse_literal_secrets(plugin, checked)
-    strict = {plugins.STRICT: "true"} if _flag(own, plugins.STRICT) else {}
+    strict = {registry.STRICT: "true"} if _flag(own, registry.STRICT) else {}
     given = {f"{plugin.name}.{name}": value for name, value in checked.items()} | strict
     if not any(is_reference(value) for value in checked.values()):
-        plugins.connect(url, given).close()  # no I/O by contract: it only checks
+        registry.connect(url, given).close()  # no I/O by contract: it only checks
     return given
 
 
@@ -294,12 +296,12 @@ def _with_sinks(spec: DeliverySpec, destination: BrokerPlugin, sink_client: Mapp
             plugin = destination  # another place there, by its own name
         else:
             refuse_password(sink.uri)
-            plugin = plugins.registry().by_url(sink.uri)
+            plugin = registry.installed().by_url(sink.uri)
         prefix = f"{SINK_PREFIX}{plugin.name}."
         mine = {name: value for name, value in sink_client.items() if name.lower().startswith(prefix)}
         unused = {name: value for name, value in unused.items() if name not in mine}
-        shared = plugins.client_options(plugin, {n.removeprefix(SINK_PREFIX): value for n, value in mine.items()})
-        checked = plugins.client_options(plugin, prefixed(sink.options, plugin.name))
+        shared = registry.client_options(plugin, {n.removeprefix(SINK_PREFIX): value for n, value in mine.items()})
+        checked = registry.client_options(plugin, prefixed(sink.options, plugin.name))
         for name in shared.keys() & checked.keys():
             raise ConfigurationError(f"the option '{prefix}{name}' is given twice: the sink has one of its own")
         checked |= shared

@@ -21,19 +21,20 @@ from pyspark.sql import types as t
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_type
 
-from redelivery import dialects, events, plugins, signing
-from redelivery._json import dumps, loads
-from redelivery.broker import Capabilities, Letter
-from redelivery.context import LAST_MS, ErrorContext
-from redelivery.errands import HOP_MARK, original_id
+from redelivery import registry
+from redelivery.base.json import dumps, loads
+from redelivery.base.urls import unknown
+from redelivery.contract.broker import Capabilities, Letter
+from redelivery.contract.context import LAST_MS, ErrorContext
+from redelivery.contract.message import Message
+from redelivery.deadletters.errands import HOP_MARK, original_id
+from redelivery.deadletters.trust import Targets, context_of
 from redelivery.errors import ConfigurationError, RedeliveryError
-from redelivery.message import Message
-from redelivery.settings import unknown
-from redelivery.signing import Verified
+from redelivery.formats import dialects, events, signing
+from redelivery.formats.signing import Verified
 from redelivery.spark.cloudevents import default_way, is_json_type
 from redelivery.spark.job import local_property, plain, refuse_one_host
 from redelivery.spark.options import ATTRIBUTES, ENCODINGS, EXTENSIONS, ReadSettings
-from redelivery.trust import Targets, context_of
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -92,7 +93,7 @@ _SQL_TYPES: Final[Mapping[type, t.DataType]] = {
 
 def schema(settings: ReadSettings) -> t.StructType:
     """Columns of dead letters: the same for all brokers, and the broker's own ones."""
-    capabilities = plugins.registry().by_url(settings.url).capabilities
+    capabilities = registry.installed().by_url(settings.url).capabilities
     own = {name: _SQL_TYPES.get(kind, _TEXT) for name, kind in capabilities.columns.items()}
     return t.StructType([t.StructField(name, kind) for name, kind in {**own, **_FIELDS}.items()])
 
@@ -119,7 +120,7 @@ class DeadLetterReader(DataSourceReader):
         keys = [signing.key(each) for each in settings.keys]
         refuse_one_host(settings.url, local_property("spark.master"), shared_mount=settings.shared_mount)
         with (
-            plugins.connect(settings.url, settings.client) as broker,
+            registry.connect(settings.url, settings.client) as broker,
             broker.dead_letters(direct=settings.direct) as letters,
         ):
             rows: list[dict[str, Any]] = []

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from redelivery._json import dumps
+from redelivery.base.json import dumps
 from redelivery.spark import vectors
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from redelivery.message import Column, Header, Headers
+from redelivery.contract.message import Column, Header, Headers
 
 _TRUE = pa.scalar(True)  # noqa: FBT003 - a value, not a switch
 #: Characters that no header name may hold: clients cut names at them, or let them forge further headers.

@@ -21,9 +21,9 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from redelivery.base.urls import redact
 from redelivery.errors import ConfigurationError, RedeliveryError
-from redelivery.report import DeliveryReport
-from redelivery.settings import redact
+from redelivery.sending.report import DeliveryReport
 from redelivery.spark.job import Job, deliver_partition, finish, local_property, plain, preflight, summary
 from redelivery.spark.options import read_read_options, read_write_options
 

@@ -8,7 +8,8 @@ from importlib.metadata import version
 from pathlib import Path
 from urllib.parse import parse_qsl, quote, unquote
 
-from redelivery.broker import (
+from redelivery.base.urls import split_url
+from redelivery.contract.broker import (
     Broker,
     BrokerPlugin,
     Capabilities,
@@ -18,9 +19,8 @@ from redelivery.broker import (
     Sender,
     Support,
 )
+from redelivery.contract.hooks import hookimpl
 from redelivery.errors import ConfigurationError, InvalidURL, Permanent
-from redelivery.plugins import hookimpl
-from redelivery.settings import split_url
 from redelivery_lmdb.receiving import LmdbReceiver
 from redelivery_lmdb.roles import DEAD, LmdbDeadLetters, LmdbSender
 from redelivery_lmdb.store import MESSAGE_BYTES, Store, prefix_of

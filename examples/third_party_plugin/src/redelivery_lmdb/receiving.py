@@ -10,7 +10,7 @@ from datetime import timedelta
 
 import lmdb
 
-from redelivery.broker import Accept, GiveBack, Outcome, Received, Receiver, Retry, Terminate
+from redelivery.contract.broker import Accept, GiveBack, Outcome, Received, Receiver, Retry, Terminate
 from redelivery.errors import BrokerError, LeaseLost
 from redelivery_lmdb.roles import DEAD, LmdbRole
 from redelivery_lmdb.store import POLL, Record, Store, now_ms, prefix_of, put, scan

@@ -6,9 +6,9 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 
-from redelivery.broker import DeadLetters, Failure, Letter, Sender, Settled
+from redelivery.contract.broker import DeadLetters, Failure, Letter, Sender, Settled
+from redelivery.contract.message import Batch
 from redelivery.errors import Fatal, Permanent
-from redelivery.message import Batch
 from redelivery_lmdb.store import Store, prefix_of, put, scan
 
 DEAD = "-dead-letters"  # what the name of a queue's dead letter place ends with

@@ -18,9 +18,9 @@ import filelock
 import lmdb
 import msgpack
 
+from redelivery.base.urls import quoted
+from redelivery.contract.message import ROW_OVERHEAD, Headers, Message
 from redelivery.errors import Fatal, Permanent
-from redelivery.message import ROW_OVERHEAD, Headers, Message
-from redelivery.settings import quoted
 from redelivery_lmdb.errors import sorted_errors
 
 MESSAGE_BYTES = 16 << 20

@@ -18,7 +18,7 @@ import filelock
 import lmdb
 import msgpack
 
-from redelivery.message import Message
+from redelivery.contract.message import Message
 from redelivery_conformance.harness import Harness, Kind, Place, Runtime
 
 DAMAGE = """

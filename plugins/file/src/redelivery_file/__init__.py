@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import parse_qsl, quote, unquote
 
-from redelivery.broker import Admin, Broker, BrokerPlugin, Capabilities, DeadLetters, Sender, Support
+from redelivery.base.urls import redact, split_url, unknown
+from redelivery.contract.broker import Admin, Broker, BrokerPlugin, Capabilities, DeadLetters, Sender, Support
+from redelivery.contract.hooks import hookimpl
 from redelivery.errors import InvalidURL
-from redelivery.plugins import hookimpl
-from redelivery.settings import redact, split_url, unknown
 from redelivery_file.roles import FileAdmin, FileDeadLetters, FileSender
 from redelivery_file.wrapper import from_env
 

@@ -9,10 +9,10 @@ import json
 from dataclasses import MISSING, fields
 from typing import Any
 
-from redelivery import dialects, events
-from redelivery.context import ErrorContext, checked
+from redelivery.contract.context import ErrorContext, checked
+from redelivery.contract.message import Message
 from redelivery.errors import Permanent
-from redelivery.message import Message
+from redelivery.formats import dialects, events
 
 
 def write(message: Message, *, error: str | None = None, context: bool = False) -> tuple[str, bytes]:

@@ -12,10 +12,20 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
-from redelivery.broker import Admin, DeadLetters, Difference, Failure, Letter, NativeObject, Plan, Sender, Settled
+from redelivery.contract.broker import (
+    Admin,
+    DeadLetters,
+    Difference,
+    Failure,
+    Letter,
+    NativeObject,
+    Plan,
+    Sender,
+    Settled,
+)
+from redelivery.contract.message import Batch, Message
+from redelivery.contract.spec import DeliverySpec, DeliveryStatus
 from redelivery.errors import BrokerError, ConfigurationError, Fatal, Permanent, Retriable
-from redelivery.message import Batch, Message
-from redelivery.spec import DeliverySpec, DeliveryStatus
 from redelivery_file import letter
 from redelivery_file.errors import classify, classify_unconfirmed
 from redelivery_file.folder import Folder, is_letter

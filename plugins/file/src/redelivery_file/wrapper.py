@@ -12,10 +12,10 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from redelivery.broker import Failure, Sender, Settled
+from redelivery.base.urls import redact
+from redelivery.contract.broker import Failure, Sender, Settled
+from redelivery.contract.message import Batch
 from redelivery.errors import BrokerError
-from redelivery.message import Batch
-from redelivery.settings import redact
 from redelivery_file import letter
 from redelivery_file.errors import classify
 from redelivery_file.folder import Folder

@@ -11,9 +11,18 @@ from datetime import timedelta
 from importlib.metadata import version
 from typing import Final
 
-from redelivery.broker import Admin, Broker, BrokerPlugin, Capabilities, DeadLetters, Limits, Receiver, Sender, Support
-from redelivery.dialects import HeaderDialect
-from redelivery.plugins import hookimpl
+from redelivery.contract.broker import (
+    Admin,
+    Broker,
+    BrokerPlugin,
+    Capabilities,
+    DeadLetters,
+    Limits,
+    Receiver,
+    Sender,
+    Support,
+)
+from redelivery.contract.hooks import HeaderDialect, hookimpl
 from redelivery_kafka.address import Address
 from redelivery_kafka.admin import API_GROUP, KIND, KafkaAdmin
 from redelivery_kafka.config import Settings

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
 
+from redelivery.base.urls import quoted, redact, unknown
 from redelivery.errors import ConfigurationError, InvalidURL
-from redelivery.settings import quoted, redact, unknown
 
 #: What is put behind a topic's name to name its dead letter topic.
 DEAD_LETTERS: Final = "-dead-letters"

@@ -22,10 +22,10 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # the client'
     ResourceType,
 )
 
-from redelivery.broker import Admin, Difference, NativeObject, Plan
+from redelivery.base.urls import has_scheme, redact, resolve_secrets, scheme_of
+from redelivery.contract.broker import Admin, Difference, NativeObject, Plan
+from redelivery.contract.spec import NATIVE, DeliverySpec, DeliveryStatus, Ref, Sink
 from redelivery.errors import BrokerError, ConfigurationError, Fatal, Retriable
-from redelivery.settings import has_scheme, redact, resolve_secrets, scheme_of
-from redelivery.spec import NATIVE, DeliverySpec, DeliveryStatus, Ref, Sink
 from redelivery_kafka.address import Address
 from redelivery_kafka.config import Settings
 from redelivery_kafka.errors import classified, classify, refused

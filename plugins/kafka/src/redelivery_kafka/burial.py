@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
+from redelivery.contract.message import Message
 from redelivery.errors import Ambiguous, BrokerError, Fatal, Permanent, Retriable
-from redelivery.message import Message
 from redelivery_kafka.address import Address
 from redelivery_kafka.config import Settings
 from redelivery_kafka.errors import classify, doubted

@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
+from redelivery.base.urls import is_local, redact, unknown
 from redelivery.errors import ConfigurationError, UnknownOption
-from redelivery.settings import is_local, redact, unknown
 from redelivery_kafka.address import Address
 from redelivery_kafka.known import CONSUMER_ONLY, HARMLESS, JAVA_ONLY, KNOWN, OURS, PRODUCER_ONLY
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from confluent_kafka import KafkaError, Producer
 
+from redelivery.contract.message import Batch
 from redelivery.errors import BrokerError
-from redelivery.message import Batch
 from redelivery_kafka.errors import ERRORS
 
 #: Slot, error, and whether the row had a partition yet.

@@ -18,8 +18,8 @@ from typing import Any, Final
 
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Consumer, KafkaError, KafkaException, TopicPartition
 
-from redelivery.broker import DeadLetters, Letter
-from redelivery.context import ErrorContext
+from redelivery.contract.broker import DeadLetters, Letter
+from redelivery.contract.context import ErrorContext
 from redelivery.errors import Ambiguous, BrokerError, ConfigurationError, Fatal, Permanent, Retriable
 from redelivery_kafka.address import Address
 from redelivery_kafka.config import Settings

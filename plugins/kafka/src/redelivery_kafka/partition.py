@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from redelivery.message import Message
+from redelivery.contract.message import Message
 from redelivery_kafka.offsets import Ledger, Tries
 
 _SECOND_MS: Final = 1000

@@ -14,7 +14,7 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Final, Self
 
-from redelivery.broker import Accept, GiveBack, Outcome, Received, Receiver, Retry, Source, Terminate
+from redelivery.contract.broker import Accept, GiveBack, Outcome, Received, Receiver, Retry, Source, Terminate
 from redelivery.errors import BrokerError, Fatal, LeaseLost, Retriable, Unsupported
 from redelivery_kafka.address import Address
 from redelivery_kafka.burial import Burial

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE
 
-from redelivery.message import Message
+from redelivery.contract.message import Message
 
 #: Asked through ctypes, Python raises the error that a C function has left behind.
 _raise_pending: Final = ctypes.pythonapi.PyErr_Occurred

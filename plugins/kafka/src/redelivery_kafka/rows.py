@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException
 
+from redelivery.contract.message import Batch, Headers
 from redelivery.errors import BrokerError, Permanent
-from redelivery.message import Batch, Headers
 
 #: Begins the names of the error context's headers, and of the header that says what was written into a letter.
 _CONTEXT: Final = ("__connect.errors.", "redelivery-letter")

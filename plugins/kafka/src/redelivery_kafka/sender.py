@@ -16,10 +16,10 @@ from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from redelivery.broker import Failure, Sender, Settled
+from redelivery.base.urls import quoted
+from redelivery.contract.broker import Failure, Sender, Settled
+from redelivery.contract.message import Batch
 from redelivery.errors import Ambiguous, BrokerError, Fatal, NotSent, Permanent, Retriable
-from redelivery.message import Batch
-from redelivery.settings import quoted
 from redelivery_kafka import rows
 from redelivery_kafka.address import DEAD_LETTERS, Address, topic_fault
 from redelivery_kafka.config import Settings

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from redelivery.dialects import HeaderDialect
+from redelivery.contract.hooks import HeaderDialect
 
 _PREFIX: Final = "kafka_dlt-"
 _TEXTS: Final = {

@@ -11,9 +11,19 @@ from datetime import timedelta
 from importlib.metadata import version
 from typing import Final
 
-from redelivery.broker import Admin, Broker, BrokerPlugin, Capabilities, DeadLetters, Limits, Receiver, Sender, Support
-from redelivery.plugins import hookimpl
-from redelivery.spec import Ref
+from redelivery.contract.broker import (
+    Admin,
+    Broker,
+    BrokerPlugin,
+    Capabilities,
+    DeadLetters,
+    Limits,
+    Receiver,
+    Sender,
+    Support,
+)
+from redelivery.contract.hooks import hookimpl
+from redelivery.contract.spec import Ref
 from redelivery_rabbitmq.address import SCHEMES, Address
 from redelivery_rabbitmq.admin import API_GROUP, EXCHANGE, QUEUE, RabbitmqAdmin
 from redelivery_rabbitmq.client.topology import DELAY_MAX

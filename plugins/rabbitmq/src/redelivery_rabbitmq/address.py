@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlencode, urlsplit
 
+from redelivery.base.urls import REDACTED, unknown
 from redelivery.errors import ConfigurationError, InvalidURL, Unsupported
-from redelivery.settings import REDACTED, unknown
 from redelivery_rabbitmq.options import QUERY, Settings
 
 __all__ = ["SCHEMES", "Address", "Settings"]

@@ -13,9 +13,9 @@ from typing import Any, Final
 from pika.adapters.blocking_connection import BlockingConnection
 from pika.exceptions import ChannelClosedByBroker
 
-from redelivery.broker import Admin, Difference, NativeObject, Plan
+from redelivery.contract.broker import Admin, Difference, NativeObject, Plan
+from redelivery.contract.spec import DeliverySpec, DeliveryStatus, Ref
 from redelivery.errors import Fatal
-from redelivery.spec import DeliverySpec, DeliveryStatus, Ref
 from redelivery_rabbitmq.address import Address, Binding, Settings
 from redelivery_rabbitmq.client.at_least_once import FLAG, OFF, keeps
 from redelivery_rabbitmq.client.blocking import Link

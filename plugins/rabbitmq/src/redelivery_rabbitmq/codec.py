@@ -20,8 +20,8 @@ from typing import Any, Final
 
 from pika.spec import BasicProperties
 
+from redelivery.contract.message import Headers, Message
 from redelivery.errors import Permanent
-from redelivery.message import Headers, Message
 from redelivery_rabbitmq.client.field_tables import DEPTH, Nested
 
 KEY: Final = "x-redelivery-key"

@@ -14,8 +14,8 @@ from contextlib import suppress
 from hashlib import blake2b
 from typing import Any, Final
 
-from redelivery.broker import DeadLetters, Letter
-from redelivery.context import ErrorContext
+from redelivery.contract.broker import DeadLetters, Letter
+from redelivery.contract.context import ErrorContext
 from redelivery.errors import BrokerError, ConfigurationError
 from redelivery_rabbitmq.address import Address, Settings
 from redelivery_rabbitmq.client import broker_headers as native

@@ -15,8 +15,8 @@ from typing import Final
 from pika import exceptions as pika
 from pika.adapters.utils import connection_workflow as workflow
 
+from redelivery.base.urls import redact
 from redelivery.errors import Ambiguous, BrokerError, Fatal, Permanent, Retriable
-from redelivery.settings import redact
 
 Rule = tuple[type[BrokerError], str]
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Final
 import pika
 from pika.credentials import ExternalCredentials, PlainCredentials
 
+from redelivery.base.secrets import guard_loggers
+from redelivery.base.urls import is_local, resolve_secret, unknown
 from redelivery.errors import ConfigurationError
-from redelivery.secrets import guard_loggers
-from redelivery.settings import is_local, resolve_secret, unknown
 
 if TYPE_CHECKING:
     from redelivery_rabbitmq.address import Address

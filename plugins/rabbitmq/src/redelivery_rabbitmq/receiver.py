@@ -16,11 +16,11 @@ from pika.adapters.blocking_connection import BlockingChannel, BlockingConnectio
 from pika.exceptions import ChannelClosedByBroker, NackError, UnroutableError
 from pika.spec import BasicProperties
 
-from redelivery.broker import GiveBack, Limits, Outcome, Received, Receiver, Retry, Terminate
-from redelivery.context import ErrorContext
-from redelivery.dialects import attach
+from redelivery.contract.broker import GiveBack, Limits, Outcome, Received, Receiver, Retry, Terminate
+from redelivery.contract.context import ErrorContext
+from redelivery.contract.message import Message
 from redelivery.errors import BrokerError, Fatal, LeaseLost, Permanent, Retriable, Unsupported
-from redelivery.message import Message
+from redelivery.formats.dialects import attach
 from redelivery_rabbitmq.address import Address, Settings
 from redelivery_rabbitmq.client import broker_headers as native
 from redelivery_rabbitmq.client import topology

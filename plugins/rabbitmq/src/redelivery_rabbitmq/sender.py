@@ -12,9 +12,9 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
-from redelivery.broker import Failure, Sender, Settled
+from redelivery.contract.broker import Failure, Sender, Settled
+from redelivery.contract.message import Batch, Message
 from redelivery.errors import Ambiguous, BrokerError, Fatal, Permanent, Retriable
-from redelivery.message import Batch, Message
 from redelivery_rabbitmq.address import Address, Settings
 from redelivery_rabbitmq.client.frames import Frames
 from redelivery_rabbitmq.client.publisher import Stream

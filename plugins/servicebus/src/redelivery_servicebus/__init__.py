@@ -11,9 +11,19 @@ from datetime import timedelta
 from importlib.metadata import version
 from typing import Final
 
-from redelivery.broker import Admin, Broker, BrokerPlugin, Capabilities, DeadLetters, Limits, Receiver, Sender, Support
-from redelivery.plugins import hookimpl
-from redelivery.settings import is_local
+from redelivery.base.urls import is_local
+from redelivery.contract.broker import (
+    Admin,
+    Broker,
+    BrokerPlugin,
+    Capabilities,
+    DeadLetters,
+    Limits,
+    Receiver,
+    Sender,
+    Support,
+)
+from redelivery.contract.hooks import hookimpl
 from redelivery_servicebus.address import SCHEME, Address
 from redelivery_servicebus.admin import API_GROUP, KIND, ServicebusAdmin, native_sink
 from redelivery_servicebus.config import OPTIONS, Settings

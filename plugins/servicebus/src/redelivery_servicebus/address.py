@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
+from redelivery.base.urls import redact, split_url, unknown
 from redelivery.errors import ConfigurationError, InvalidURL, Unsupported
-from redelivery.settings import redact, split_url, unknown
 
 SCHEME: Final = "servicebus"
 #: What is put behind a queue's name to name the queue that its dead letters are forwarded to.

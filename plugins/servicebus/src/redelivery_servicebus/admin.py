@@ -15,9 +15,9 @@ from typing import Any, Final, TypeVar
 
 from azure.servicebus.management import QueueProperties, ServiceBusAdministrationClient
 
-from redelivery.broker import Admin, Difference, NativeObject, Plan
+from redelivery.contract.broker import Admin, Difference, NativeObject, Plan
+from redelivery.contract.spec import UNLIMITED, DeliverySpec, DeliveryStatus, Ref
 from redelivery.errors import BrokerError, ConfigurationError, Fatal
-from redelivery.spec import UNLIMITED, DeliverySpec, DeliveryStatus, Ref
 from redelivery_servicebus.address import Address
 from redelivery_servicebus.config import Settings, admin_client, client
 from redelivery_servicebus.errors import classified, is_denied, is_missing

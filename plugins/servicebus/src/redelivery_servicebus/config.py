@@ -13,9 +13,9 @@ from azure.core.exceptions import AzureError
 from azure.servicebus import ServiceBusClient, TransportType
 from azure.servicebus.management import ServiceBusAdministrationClient
 
+from redelivery.base.secrets import guard_loggers, remember
+from redelivery.base.urls import unknown
 from redelivery.errors import ConfigurationError, Fatal
-from redelivery.secrets import guard_loggers, remember
-from redelivery.settings import unknown
 from redelivery_servicebus.address import Address
 
 OPTIONS: Final[Mapping[str, str]] = {

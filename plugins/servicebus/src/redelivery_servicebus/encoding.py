@@ -24,8 +24,8 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
+from redelivery.contract.message import Headers, Message
 from redelivery.errors import Permanent
-from redelivery.message import Headers, Message
 
 #: The property that holds what has no place of its own.
 PACKED: Final = "redelivery"

@@ -19,8 +19,8 @@ from azure.servicebus import (
     ServiceBusSubQueue,
 )
 
-from redelivery.broker import DeadLetters, Letter
-from redelivery.context import ErrorContext
+from redelivery.contract.broker import DeadLetters, Letter
+from redelivery.contract.context import ErrorContext
 from redelivery.errors import BrokerError, Fatal, Retriable
 from redelivery_servicebus import encoding, settling
 from redelivery_servicebus.address import SUB_QUEUE, Address

@@ -13,10 +13,10 @@ from typing import Any, Final
 from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusMessageBatch, ServiceBusSender
 from azure.servicebus.exceptions import MessageSizeExceededError
 
-from redelivery.broker import Failure, Sender, Settled
+from redelivery.base.urls import quoted
+from redelivery.contract.broker import Failure, Sender, Settled
+from redelivery.contract.message import Batch
 from redelivery.errors import Ambiguous, BrokerError, Fatal, Permanent, Retriable, Unattributed
-from redelivery.message import Batch
-from redelivery.settings import quoted
 from redelivery_servicebus.address import Address, fault
 from redelivery_servicebus.config import Settings, client
 from redelivery_servicebus.encoding import SCHEDULED, Encoded, encode_row, scheduled

@@ -11,8 +11,18 @@ from datetime import timedelta
 from importlib.metadata import version
 from typing import Final
 
-from redelivery.broker import Admin, Broker, BrokerPlugin, Capabilities, DeadLetters, Limits, Receiver, Sender, Support
-from redelivery.plugins import hookimpl
+from redelivery.contract.broker import (
+    Admin,
+    Broker,
+    BrokerPlugin,
+    Capabilities,
+    DeadLetters,
+    Limits,
+    Receiver,
+    Sender,
+    Support,
+)
+from redelivery.contract.hooks import hookimpl
 from redelivery_sqlite.address import OPTIONS, Address, Settings
 from redelivery_sqlite.admin import KIND, SqliteAdmin
 from redelivery_sqlite.letters import SqliteDeadLetters

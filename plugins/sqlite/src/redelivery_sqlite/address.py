@@ -8,8 +8,8 @@ from datetime import timedelta
 from pathlib import Path
 from urllib.parse import parse_qsl, quote, unquote
 
+from redelivery.base.urls import redact, split_url, unknown
 from redelivery.errors import ConfigurationError, InvalidURL
-from redelivery.settings import redact, split_url, unknown
 
 #: What is put behind a queue's name to name its dead letter place.
 DEAD_LETTERS = "-dead-letters"

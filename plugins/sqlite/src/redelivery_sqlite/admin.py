@@ -9,8 +9,8 @@ import contextlib
 import sqlite3
 from urllib.parse import quote
 
-from redelivery.broker import Admin, Difference, NativeObject, Plan
-from redelivery.spec import UNLIMITED, DeliverySpec, DeliveryStatus, Ref
+from redelivery.contract.broker import Admin, Difference, NativeObject, Plan
+from redelivery.contract.spec import UNLIMITED, DeliverySpec, DeliveryStatus, Ref
 from redelivery_sqlite.address import Address
 from redelivery_sqlite.errors import classified
 from redelivery_sqlite.schema import APPLICATION_ID, SCHEMA_VERSION, WITHOUT_IDENTITY, queue_schema

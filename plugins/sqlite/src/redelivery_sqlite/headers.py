@@ -12,7 +12,7 @@ from functools import lru_cache
 from json.encoder import encode_basestring_ascii as _quote
 from typing import Any
 
-from redelivery.message import Headers
+from redelivery.contract.message import Headers
 
 #: Names are few, so each is written once.
 _name = lru_cache(maxsize=1024)(_quote)

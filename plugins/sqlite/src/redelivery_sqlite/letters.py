@@ -9,8 +9,8 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
-from redelivery.broker import DeadLetters, Letter
-from redelivery.context import ErrorContext
+from redelivery.contract.broker import DeadLetters, Letter
+from redelivery.contract.context import ErrorContext
 from redelivery.errors import BrokerError, ConfigurationError
 from redelivery_sqlite import moves, stored
 from redelivery_sqlite.address import Address

@@ -10,8 +10,8 @@ import sqlite3
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from redelivery.contract.message import Message
 from redelivery.errors import Fatal
-from redelivery.message import Message
 from redelivery_sqlite import headers
 from redelivery_sqlite.address import Settings
 from redelivery_sqlite.schema import KNOWN_BY

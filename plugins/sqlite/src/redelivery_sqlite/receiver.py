@@ -16,8 +16,8 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Final
 
-from redelivery.broker import Accept, GiveBack, Outcome, Received, Receiver, Retry, Terminate
-from redelivery.clock import Clock, SystemClock
+from redelivery.base.clock import Clock, SystemClock
+from redelivery.contract.broker import Accept, GiveBack, Outcome, Received, Receiver, Retry, Terminate
 from redelivery.errors import BrokerError, Fatal, LeaseLost, Permanent
 from redelivery_sqlite import lease as leases
 from redelivery_sqlite import moves, rows, stored

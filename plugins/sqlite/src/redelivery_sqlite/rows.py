@@ -5,8 +5,8 @@ This file must not run a statement.
 
 from __future__ import annotations
 
+from redelivery.contract.message import Batch, Message
 from redelivery.errors import Permanent
-from redelivery.message import Batch, Message
 
 _INT64 = range(-(2**63), 2**63)
 

@@ -13,9 +13,9 @@ from contextlib import suppress
 from itertools import repeat
 from typing import Any
 
-from redelivery.broker import Failure, Sender, Settled
+from redelivery.contract.broker import Failure, Sender, Settled
+from redelivery.contract.message import Batch
 from redelivery.errors import Fatal, NotSent, Permanent, Retriable, Unattributed
-from redelivery.message import Batch
 from redelivery_sqlite import headers, rows
 from redelivery_sqlite.address import Address
 from redelivery_sqlite.errors import VALUE_ERRORS, classify

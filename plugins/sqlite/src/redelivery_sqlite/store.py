@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import NoReturn, TypeVar
 from urllib.parse import quote
 
+from redelivery.base.files import make_private
+from redelivery.base.urls import nearest
 from redelivery.errors import Fatal, Retriable
-from redelivery.files import make_private
-from redelivery.settings import nearest
 from redelivery_sqlite.address import Address, Settings
 from redelivery_sqlite.errors import (
     ERRORS,

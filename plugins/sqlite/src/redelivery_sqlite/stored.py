@@ -5,7 +5,7 @@ This file must not run a statement.
 
 from __future__ import annotations
 
-from redelivery.message import Headers, Message
+from redelivery.contract.message import Headers, Message
 from redelivery_sqlite import headers
 
 #: What `message` takes, behind the row's number; the table is called m.

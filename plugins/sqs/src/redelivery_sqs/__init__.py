@@ -11,10 +11,20 @@ from datetime import timedelta
 from importlib.metadata import version
 from typing import Final
 
-from redelivery.broker import Admin, Broker, BrokerPlugin, Capabilities, DeadLetters, Limits, Receiver, Sender, Support
+from redelivery.base.urls import is_local
+from redelivery.contract.broker import (
+    Admin,
+    Broker,
+    BrokerPlugin,
+    Capabilities,
+    DeadLetters,
+    Limits,
+    Receiver,
+    Sender,
+    Support,
+)
+from redelivery.contract.hooks import hookimpl
 from redelivery.errors import ConfigurationError
-from redelivery.plugins import hookimpl
-from redelivery.settings import is_local
 from redelivery_sqs.address import Address, fault
 from redelivery_sqs.admin import API_GROUP, KIND, SqsAdmin
 from redelivery_sqs.config import OPTIONS, Settings

@@ -9,8 +9,8 @@ from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlencode, urls
 
 from botocore.utils import is_valid_endpoint_url, is_valid_ipv6_endpoint_url
 
+from redelivery.base.urls import redact, split_url, unknown
 from redelivery.errors import InvalidURL
-from redelivery.settings import redact, split_url, unknown
 
 #: What is put behind a queue's name to name its dead letter queue.
 DEAD_LETTERS: Final = "-dead-letters"

@@ -10,10 +10,10 @@ import logging
 from collections.abc import Mapping
 from typing import Any, Final
 
-from redelivery.broker import Admin, Difference, NativeObject, Plan
+from redelivery.base.urls import has_scheme, scheme_of
+from redelivery.contract.broker import Admin, Difference, NativeObject, Plan
+from redelivery.contract.spec import NATIVE, UNLIMITED, DeliverySpec, DeliveryStatus, Ref
 from redelivery.errors import Fatal
-from redelivery.settings import has_scheme, scheme_of
-from redelivery.spec import NATIVE, UNLIMITED, DeliverySpec, DeliveryStatus, Ref
 from redelivery_sqs.address import Address
 from redelivery_sqs.config import Settings, client, queue_url
 from redelivery_sqs.errors import classified

@@ -26,9 +26,9 @@ from botocore.credentials import (
 )
 from botocore.exceptions import NoCredentialsError
 
+from redelivery.base.secrets import guard_loggers, redact, remember
+from redelivery.base.urls import unknown
 from redelivery.errors import ConfigurationError, Fatal
-from redelivery.secrets import guard_loggers, redact, remember
-from redelivery.settings import unknown
 from redelivery_sqs.address import Address, check_endpoint
 from redelivery_sqs.errors import classified
 

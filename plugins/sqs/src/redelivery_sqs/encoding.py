@@ -24,8 +24,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from redelivery.contract.message import Header, Headers, Message
 from redelivery.errors import Permanent
-from redelivery.message import Header, Headers, Message
 
 #: The attribute that holds what has no place of its own.
 PACKED: Final = "redelivery"

@@ -12,8 +12,8 @@ from typing import Any, Final
 from botocore import exceptions as boto
 from botocore import parsers
 
+from redelivery.base.urls import redact
 from redelivery.errors import Ambiguous, BrokerError, Fatal, Permanent, Retriable, Throttled, Unattributed
-from redelivery.settings import redact
 
 _Rule = tuple[type[BrokerError], str]
 

@@ -14,9 +14,9 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any, Final
 
-from redelivery.broker import Failure
+from redelivery.contract.broker import Failure
+from redelivery.contract.message import Batch
 from redelivery.errors import BrokerError
-from redelivery.message import Batch
 from redelivery_sqs.address import Address
 
 #: Entries of a request at most.

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, TypedDict
 
-from redelivery.broker import DeadLetters, Letter
-from redelivery.context import ErrorContext
+from redelivery.contract.broker import DeadLetters, Letter
+from redelivery.contract.context import ErrorContext
 from redelivery.errors import Ambiguous, BrokerError, Fatal, Retriable, Unsupported
 from redelivery_sqs import batches, encoding
 from redelivery_sqs.address import Address

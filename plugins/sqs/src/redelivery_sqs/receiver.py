@@ -16,7 +16,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Final
 
-from redelivery.broker import Accept, GiveBack, Outcome, Received, Receiver, Retry, Terminate
+from redelivery.contract.broker import Accept, GiveBack, Outcome, Received, Receiver, Retry, Terminate
 from redelivery.errors import Ambiguous, BrokerError, Fatal, LeaseLost
 from redelivery_sqs import batches, encoding
 from redelivery_sqs.address import Address

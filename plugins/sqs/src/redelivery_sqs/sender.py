@@ -10,10 +10,10 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from redelivery.broker import Sender, Settled
+from redelivery.base.urls import quoted
+from redelivery.contract.broker import Sender, Settled
+from redelivery.contract.message import Batch
 from redelivery.errors import Ambiguous, BrokerError, Fatal, NotSent, Permanent, Retriable, Unattributed
-from redelivery.message import Batch
-from redelivery.settings import quoted
 from redelivery_sqs.address import Address, fault
 from redelivery_sqs.config import Settings, client, queue_url
 from redelivery_sqs.encoding import GROUP, encode_row, fifo_fields

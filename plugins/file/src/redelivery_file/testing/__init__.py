@@ -14,9 +14,9 @@ from itertools import count
 from pathlib import Path
 from urllib.parse import quote, unquote
 
-from redelivery import events
-from redelivery.message import Message
-from redelivery.settings import split_url
+from redelivery.base.urls import split_url
+from redelivery.contract.message import Message
+from redelivery.formats import events
 from redelivery_conformance.harness import Harness, Kind, Place, Runtime
 
 

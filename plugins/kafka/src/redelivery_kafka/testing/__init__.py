@@ -25,9 +25,9 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # the client'
     ResourceType,
 )
 
-from redelivery.message import Message
-from redelivery.plugins import registry
-from redelivery.settings import redact, resolve_secrets
+from redelivery.base.urls import redact, resolve_secrets
+from redelivery.contract.message import Message
+from redelivery.registry import installed
 from redelivery_conformance.containers import Container, free_port
 from redelivery_conformance.harness import CannotShow, Harness, Kind, NotHere, Place, Runtime
 from redelivery_kafka.testing.damage import send_damaged
@@ -321,7 +321,7 @@ class KafkaHarness(Harness):
 
     def at(self, url: str, options: Mapping[str, str], scratch: Path) -> Runtime:  # noqa: ARG002 - nothing is kept
         parts = urlsplit(url)
-        plugin = registry().plugins[self.name]
+        plugin = installed().plugins[self.name]
         mine = {name: value for name, value in options.items() if name.lower().startswith(f"{plugin.name}.")}
         settings = {name.partition(".")[2]: value for name, value in resolve_secrets(mine).items()}
         bootstrap = parts.netloc or settings.get("bootstrap.servers", "")

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from pika.spec import BasicProperties
 
-from redelivery.context import ErrorContext
+from redelivery.contract.context import ErrorContext
 from redelivery_rabbitmq.client.topology import RETRY
 from redelivery_rabbitmq.codec import COPIES
 

@@ -8,8 +8,8 @@ from typing import Any, Final, NamedTuple
 
 from pika.exceptions import ChannelClosedByBroker
 
+from redelivery.contract.message import Batch, Column
 from redelivery.errors import BrokerError, Fatal, Permanent
-from redelivery.message import Batch, Column
 from redelivery_rabbitmq.address import Address
 
 #: What blames a row, by its batch and index: its error, or None.

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Final
 
-from redelivery.backoff import wait_before_retry
-from redelivery.spec import UNLIMITED, DeliverySpec
+from redelivery.contract.spec import UNLIMITED, DeliverySpec
+from redelivery.policy.backoff import wait_before_retry
 
 #: What a retry queue's name has besides that of its queue.
 RETRY: Final = "-retry-"

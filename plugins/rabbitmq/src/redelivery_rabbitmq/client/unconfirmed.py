@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from redelivery.broker import Failure, Settled
+from redelivery.contract.broker import Failure, Settled
+from redelivery.contract.message import Batch
 from redelivery.errors import BrokerError
-from redelivery.message import Batch
 
 
 class Flight:

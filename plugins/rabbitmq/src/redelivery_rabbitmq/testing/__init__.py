@@ -15,10 +15,10 @@ from urllib.parse import urlencode
 
 import pika
 
-from redelivery.message import Message
-from redelivery.plugins import connect
-from redelivery.settings import redact, resolve_secrets
-from redelivery.spec import DeliverySpec
+from redelivery.base.urls import redact, resolve_secrets
+from redelivery.contract.message import Message
+from redelivery.contract.spec import DeliverySpec
+from redelivery.registry import connect
 from redelivery_conformance.containers import Container
 from redelivery_conformance.harness import SUBSCRIBERS, CannotShow, Harness, Kind, NotHere, Place, Runtime
 from redelivery_rabbitmq.address import Address

@@ -13,7 +13,7 @@ from typing import Any, Final
 import pika
 from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
 
-from redelivery.message import Message
+from redelivery.contract.message import Message
 
 _KEY: Final = "x-redelivery-key"
 _NULL: Final = "x-redelivery-null"

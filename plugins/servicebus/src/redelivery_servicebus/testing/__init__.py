@@ -12,8 +12,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from redelivery.message import Message
-from redelivery.settings import resolve_secrets, split_url
+from redelivery.base.urls import resolve_secrets, split_url
+from redelivery.contract.message import Message
 from redelivery_conformance.harness import SUBSCRIBERS, CannotShow, Harness, Kind, NotHere, Place, Runtime
 from redelivery_servicebus.testing import reading
 from redelivery_servicebus.testing.namespace import Azure

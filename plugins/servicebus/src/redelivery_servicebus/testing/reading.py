@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from redelivery.message import Headers, Message
+from redelivery.contract.message import Headers, Message
 
 PACKED: Final = "redelivery"
 #: An application property that names no JSON of ours: the plugin cannot decode this message.

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote
 
-from redelivery.message import Message
-from redelivery.settings import split_url
+from redelivery.base.urls import split_url
+from redelivery.contract.message import Message
 from redelivery_conformance.harness import Harness, Kind, Place, Runtime
 
 

@@ -17,10 +17,10 @@ from urllib.parse import quote
 import boto3
 from botocore.config import Config
 
-from redelivery.message import Message
-from redelivery.plugins import connect
-from redelivery.settings import resolve_secrets
-from redelivery.spec import DeliverySpec
+from redelivery.base.urls import resolve_secrets
+from redelivery.contract.message import Message
+from redelivery.contract.spec import DeliverySpec
+from redelivery.registry import connect
 from redelivery_conformance.containers import Container
 from redelivery_conformance.harness import CannotShow, Harness, Kind, NotHere, Place, Runtime
 from redelivery_conformance.subject import Subject

@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from redelivery.message import Message
+from redelivery.contract.message import Message
 
 #: Seconds for which a message is hidden while the others are read: longer than that takes, or they would never end.
 _HIDDEN = 600

@@ -1,0 +1,1 @@
+"""The bottom layer, beside `redelivery.errors`: clock, durations, JSON, URLs, secrets, foreign texts and files."""

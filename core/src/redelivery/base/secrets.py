@@ -1,0 +1,425 @@
+"""Secrets: references that are resolved where they are used, and redaction of every text that leaves the process.
+
+A secret is written as a reference, `env:NAME` or `file:PATH`. Its value is a `Secret`, whose `repr` shows nothing. Each
+value that is resolved, or written out in a URL that is opened, is remembered; `redact` replaces it wherever it
+stands. Patterns find the secrets that nobody has told us of. Every function here takes time linear in its text.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import os
+import re
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote, quote_plus, unquote, unquote_plus
+
+from redelivery.base.restrictions import restrictions
+from redelivery.errors import ConfigurationError, InvalidURL, MissingSecret
+
+REDACTED: Final = "***"
+#: Longer texts are cut before they are searched: nobody reads so much, and searching takes time. Characters.
+LONGEST: Final = 256 * 1024
+#: Shorter secrets are not looked for by value: they stand in too many words. Characters.
+SHORTEST: Final = 6
+#: Values that are remembered; the oldest are forgotten first.
+REMEMBERED: Final = 1000
+#: A file with more than this is no secret. Bytes.
+LARGEST: Final = 1 << 20
+#: What is quoted of a reference. Characters.
+_SHOWN: Final = 200
+#: A line of a key, which has several. Characters.
+_LONG_LINE: Final = 12
+
+_SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
+_WORD: Final = re.compile(r"\S+")
+_URL_WORD: Final = re.compile(r"(?<![A-Za-z0-9+.-])[A-Za-z][A-Za-z0-9+.-]*+://[^\s\"\'<>{}]+")
+#: A reference, and nothing besides; a percent sign may stand for its colon in a URL.
+_REFERENCE: Final = re.compile(r"(?:env|file)(?::|%3[Aa])[\w./~%-]+")
+#: `sas` counts where it is a word: `sasl_plaintext` is a protocol.
+_WORDS: Final = (
+    r"secret|passw|passphrase|token|credential|access.?key|access.?signature|private.?key|key\.pem|external.?id|"
+    r"(?<![a-z])sas(?![a-z])|connection.?string|jaas|oauthbearer\.config"
+)
+_SECRET_NAME: Final = re.compile(f"(?i:{_WORDS})")
+#: Names of options whose value is a secret: fewer. Hiding too much harms nobody; refusing too much does.
+_SECRET_OPTION: Final = re.compile(
+    r"(?i)passw|passphrase|secret$|client.?secret|(?:access|private|sas).?key$|key\.pem$|(?:session|sas).?token$|"
+    r"signature$|connection.?string|jaas|external.?id$|oauthbearer\.config$|(?:^|\.)token$"
+)
+_VALUE: Final = r"""b?\"(?:[^\"\\]|\\.)*+\"|b?'(?:[^'\\]|\\.)*+'|[^\s;,&\"'}]+"""
+#: Only pairs with a secret name match: another pair must not swallow one that begins in its value (`url: x?sas=...`).
+_PAIR: Final = re.compile(
+    rf"(?P<name>(?<![A-Za-z0-9_.-])[A-Za-z0-9_.-]*?(?i:{_WORDS})[A-Za-z0-9_.-]{{0,64}}+)"
+    rf"(?P<sign>[\"']?\s*+[=:]\s*+)(?P<value>{_VALUE})"
+)
+#: An XML element, as services answer in: what stands in it up to the next tag.
+_ELEMENT: Final = re.compile(rf"<(?P<name>[A-Za-z0-9_.:-]*?(?i:{_WORDS})[A-Za-z0-9_.:-]{{0,64}}+)>(?P<value>[^<]+)")
+_AUTHORIZATION: Final = re.compile(r"\b(?P<how>(?i:bearer|basic))\s+(?=[^\s,;\"']*[0-9A-Z=])[^\s,;\"']{8,}")
+
+
+_WRITE_A_REFERENCE: Final = (
+    "write a reference in its place, as in 'env:NAME' (a variable where it is used) or 'file:PATH'"
+)
+
+
+class Secret(str):
+    """The value of a secret. It is a text like any other, but its `repr` does not show it."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return repr(REDACTED)
+
+
+class Redacted(str):
+    """A text that is redacted already, in its parts: what is guarded logs it whole."""
+
+    __slots__ = ()
+
+
+class _Remembered:
+    """Secret values that this process has seen, each with its spellings; the one seen last is the last."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._values: dict[str, frozenset[str]] = {}
+        self._spellings: tuple[str, ...] = ()
+
+    def add(self, value: str) -> None:
+        with self._lock:
+            known = self._values.pop(value, None)
+            self._values[value] = known or frozenset(_spellings(value))
+            if known:
+                return
+            while len(self._values) > REMEMBERED:
+                del self._values[next(iter(self._values))]
+            every = frozenset().union(*self._values.values())
+            self._spellings = tuple(sorted(every, key=len, reverse=True))
+
+    def hide(self, text: str) -> str:
+        for each in self._spellings:  # one by one: a pattern of all of them is tried at each character, a hundredfold
+            if each in text:
+                text = text.replace(each, REDACTED)
+        return text
+
+
+_remembered = _Remembered()
+
+
+def remember(value: str) -> Secret:
+    """Have `redact` replace this very value, and each secret within it, from now on. Returns it as a `Secret`.
+
+    A value of fewer than `SHORTEST` characters is not looked for: `guest` stands in too many texts.
+    """
+    for each in (str(value), *_within(value), *_lines(value)):
+        if len(each) >= SHORTEST:
+            _remembered.add(each)
+    return Secret(value)
+
+
+def _within(text: str) -> Iterator[str]:
+    """Secrets within a text: those of its pairs and its URLs. A client may show them without the rest."""
+    for pair in _PAIR.finditer(text):
+        value = pair["value"].strip("\"'")
+        own = holds_secret(value)  # a signature's text begins with its own name
+        if holds_secret(pair["name"]) and not own and not is_reference(value):
+            yield value
+    for word in _URL_WORD.findall(text):
+        for each in literal_secrets(word):
+            yield from (each, unquote(each), unquote_plus(each))
+
+
+def _lines(text: str) -> Iterator[str]:
+    """The lines of a key, which has several."""
+    lines = text.splitlines()
+    yield from (each.strip() for each in lines if len(lines) > 1 and len(each) >= _LONG_LINE and "-----" not in each)
+
+
+def _spellings(value: str) -> Iterator[str]:
+    """The value as texts may show it: plain, URL-encoded, within JSON or a Python literal, and within base64."""
+    yield from (
+        value,
+        quote(value, safe="", errors="replace"),
+        quote(value, errors="replace"),
+        quote_plus(value, errors="replace"),
+        json.dumps(value)[1:-1],
+        repr(value)[1:-1],
+    )
+    data = value.encode("utf-8", "surrogateescape" if value.isascii() else "replace")
+    for before in range(3):  # base64 spells three bytes at a time: what it makes of these depends on where they begin
+        first, end = -(-before * 4 // 3), (before + len(data)) * 4 // 3
+        for encode in (base64.b64encode, base64.urlsafe_b64encode):
+            found = encode(bytes(before) + data).decode("ascii")[first:end]
+            if len(found) >= SHORTEST:
+                yield found
+
+
+# --- references ----------------------------------------------------------------------------------------------------
+
+
+def holds_secret(name: str) -> bool:
+    """Whether an option of this name is a secret: only such an option may be a reference."""
+    return bool(_SECRET_OPTION.search(name))
+
+
+def is_reference(value: str) -> bool:
+    """Whether a value is a secret reference: `env:NAME` or `file:PATH`."""
+    return value.startswith(("env:", "file:"))
+
+
+def resolve_secret(value: str) -> str:
+    """Return the value behind `env:NAME` or `file:PATH`; any other value as it is.
+
+    Raises:
+        MissingSecret: the variable is not set, or the file cannot be read.
+        ConfigurationError: this deployment does not allow the reference. The text never shows a value.
+    """
+    kind, _, name = value.partition(":")
+    if kind not in {"env", "file"} or not name:
+        return value
+    try:
+        return remember(_variable(name) if kind == "env" else _file(Path(name.removeprefix("//"))))
+    except (OSError, ValueError, KeyError) as error:  # the last two: no name at all, no text
+        if isinstance(error, ConfigurationError):
+            raise
+        why = {"env": "names a variable that is not set on this machine"}.get(
+            kind, f"cannot be read on this machine: {type(error).__name__}"
+        )
+    raise MissingSecret(f"the secret reference {_quoted(value)} {why}")  # not from it: a decoding error holds the bytes
+
+
+def _variable(name: str) -> str:
+    restrictions().check_variable(name)
+    return os.environ[name]
+
+
+def _file(path: Path) -> str:
+    restrictions().check_file(path)
+    with path.open("rb") as file:
+        found = file.read(LARGEST + 1)
+    if len(found) > LARGEST:
+        raise MissingSecret(f"the secret reference {_quoted(f'file:{path}')} has more than {LARGEST} bytes: no secret")
+    return found.decode("utf-8").rstrip("\r\n")
+
+
+def _quoted(text: str) -> str:
+    """A reference as an error quotes it."""
+    return repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...").encode("ascii", "backslashreplace").decode()
+
+
+def resolve_secrets(options: Mapping[str, str]) -> dict[str, str]:
+    """Return options with each secret's reference replaced by its value. Call it only where the client is made.
+
+    Only an option that is secret by its name is resolved: no other one can make us read a file or a variable.
+
+    Raises:
+        ConfigurationError: as `resolve_secret`.
+    """
+    resolved = dict(options)
+    for name, value in options.items():
+        if holds_secret(name):
+            resolved[name] = resolve_secret(value) if is_reference(value) else remember(value)
+        elif is_reference(value):
+            why = "only a secret may be a reference, and this option is none; write its value"
+            raise ConfigurationError(f"{name}: {why}, not {_quoted(value)}")
+        else:
+            for each in _within(value):
+                remember(each)
+    return resolved
+
+
+# --- URLs ----------------------------------------------------------------------------------------------------------
+
+
+def literal_secrets(url: str) -> Iterator[str]:
+    """The secrets that are written out in a URL, as they stand there: a password, values of secret parameters.
+
+    Found by the URL's own marks, so white space or an `@` in a password hides nothing. References are no secrets.
+    """
+    found = _userinfo(url)
+    if found is not None:
+        password = url[found[0] : found[1]]
+        if password and not _is_reference_in_url(password):
+            yield password
+    for start, end in _parameters(url):
+        value = url[start:end]
+        if value and not _is_reference_in_url(value):
+            yield value
+
+
+def remember_literals(url: str) -> None:
+    """Remember the secrets written out in a URL that is about to be opened, as written and decoded."""
+    for each in literal_secrets(url):
+        for spelling in (each, unquote(each), unquote_plus(each)):
+            remember(spelling)
+
+
+def refuse_password(url: str, *, shown: str = "Spark would show in plans and logs") -> None:
+    """Refuse a secret written out in a URL.
+
+    Args:
+        url: any text; one that is not a URL holds none.
+        shown: where others would see it, for the error.
+
+    Raises:
+        InvalidURL: it holds one that is not a reference.
+    """
+    if next(literal_secrets(url), None) is not None:
+        raise InvalidURL(f"the URL {redact_url(url)!r} holds a password, which {shown}; {_WRITE_A_REFERENCE}")
+
+
+def refuse_literal(name: str, value: str, *, shown: str = "Spark would show in plans and logs") -> None:
+    """Refuse an option that is a secret, or holds one, and is not a reference. Arguments as `refuse_password`.
+
+    Raises:
+        ConfigurationError: the text does not show the value.
+    """
+    # A value that we know is not looked for: a user may be called what the password is.
+    if (holds_secret(name) and not is_reference(value)) or _without_patterns(value) != value:
+        raise ConfigurationError(f"the option {name!r} holds a secret, which {shown}; {_WRITE_A_REFERENCE}")
+
+
+def redact_url(url: str) -> str:
+    """Return a URL without the secrets written out in it. References stay, so that it can be opened again."""
+    spans = [span for span in (_userinfo(url), *_parameters(url)) if span is not None]
+    for start, end in sorted(spans, reverse=True):
+        if end > start and not _is_reference_in_url(url[start:end]):
+            url = url[:start] + REDACTED + url[end:]
+    return url
+
+
+def _is_reference_in_url(text: str) -> bool:
+    return _REFERENCE.fullmatch(text) is not None
+
+
+def _userinfo(url: str) -> tuple[int, int] | None:
+    """Where the password of a URL stands: behind the first colon of what precedes the last `@`."""
+    scheme = _SCHEME.match(url)
+    if scheme is None:
+        return None
+    begin = scheme.end()
+    while begin < len(url) and url[begin] in "/\\":
+        begin += 1
+    at = url.rfind("@")
+    colon = url.find(":", begin, at)
+    if at < begin or colon < 0 or any(mark in url[begin:colon] for mark in "/?#@"):
+        return None
+    return colon + 1, at
+
+
+def _parameters(url: str) -> Iterator[tuple[int, int]]:
+    """Where the values of secret parameters stand, in the query and in the fragment."""
+    start = min((at for at in (url.find("?"), url.find("#")) if at >= 0), default=len(url))
+    for pair in re.finditer(r"[^?#&;]+", url[start:]):
+        name, sign, value = pair[0].partition("=")
+        if sign and value and _SECRET_NAME.search(unquote(name)):
+            end = start + pair.end()
+            yield end - len(value), end
+
+
+# --- any text ------------------------------------------------------------------------------------------------------
+
+
+def redact(text: str) -> str:
+    """Return text without secrets: those we know, passwords in URLs, and values of secret-looking names.
+
+    A text longer than `LONGEST` is cut.
+    """
+    return _without_patterns(_remembered.hide(_cut(text)))
+
+
+def _without_patterns(text: str) -> str:
+    """Text without the secrets that show by what stands around them."""
+    if _SCHEME.match(text) and "\n" not in text and not re.search(r"\s", text[text.rfind("@") + 1 :]):
+        text = redact_url(text)  # the whole of it is a URL, whose password may hold white space
+    elif "://" in text:
+        text = _WORD.sub(_without_password, text)
+    text = _AUTHORIZATION.sub(lambda match: f"{match['how']} {REDACTED}", text)
+    text = _ELEMENT.sub(lambda match: f"<{match['name']}>{REDACTED}", text)
+    return _PAIR.sub(lambda match: match["name"] + match["sign"] + _hidden(match["value"]), text)
+
+
+_guarded: Final[set[str]] = set()
+
+
+def _guard(make: Callable[..., logging.LogRecord]) -> Callable[..., logging.LogRecord]:
+    def guarded(*args: Any, **kwargs: Any) -> logging.LogRecord:
+        record = make(*args, **kwargs)
+        if record.name.partition(".")[0] in _guarded:
+            _redact_record(record)
+        return record
+
+    return guarded
+
+
+def _redact_record(record: logging.LogRecord) -> None:
+    if isinstance(record.msg, Redacted):
+        return
+    try:
+        said = record.getMessage()
+    except Exception:  # noqa: BLE001 - whatever a client's arguments raise, a log line must not
+        said = f"{record.msg} {record.args!r}"
+    safe = redact(said)
+    if safe != said:
+        record.msg, record.args = safe, ()
+    if record.exc_info and record.exc_info[1] is not None:
+        told = "".join(traceback.format_exception(record.exc_info[1])).rstrip()
+        safe = redact(told)
+        if safe != told:
+            record.exc_info, record.exc_text = None, safe
+
+
+def guard_loggers(*packages: str) -> None:
+    """Have what these packages log redacted before any handler sees it, by their loggers of now and of later.
+
+    For a client that writes credentials into its log; call it where the client is made. A second call changes nothing.
+    """
+    if not _guarded:
+        logging.setLogRecordFactory(_guard(logging.getLogRecordFactory()))
+    _guarded.update(packages)
+
+
+def redact_options(options: Mapping[str, str]) -> dict[str, str]:
+    """Return options as they may be logged or written: secret-looking names lose their value, URLs their password."""
+    return {
+        name: REDACTED if _SECRET_NAME.search(name) and not is_reference(value) else redact(value)
+        for name, value in options.items()
+    }
+
+
+def _hidden(value: str) -> str:
+    """A value that is not shown; its quotes stay, so that JSON remains JSON."""
+    if _is_reference_in_url(value):
+        return value
+    quote_ = value[-1] if value[-1:] in {'"', "'"} and len(value) > 1 else ""
+    return f"{quote_}{REDACTED}{quote_}"
+
+
+def _cut(text: str) -> str:
+    """A text of at most `LONGEST` characters, cut between words: half a secret would not be found."""
+    if len(text) <= LONGEST:
+        return text
+    kept = text[:LONGEST]
+    words = re.search(r"\s\S*\Z", kept[-SHORTEST * 1024 :])
+    return kept[: len(kept) - len(words[0])] + "…" if words else REDACTED
+
+
+def _without_password(word: re.Match[str]) -> str:
+    """A word without the passwords of the URLs in it: each ends at the word's last `@`."""
+    text = word[0]
+    at, begin = text.rfind("@"), text.find("://")
+    while 0 <= begin < at:
+        begin += 3
+        end = next((n for n in range(begin, at + 1) if text[n] in ":/@"), at)
+        if text[end] == ":":
+            password = text[end + 1 : at]
+            kept = password if _is_reference_in_url(password) else REDACTED
+            return f"{text[: end + 1]}{kept}{text[at:]}"
+        begin = text.find("://", end)
+    return text

@@ -1,0 +1,108 @@
+"""URLs and names that people write: schemes, and the nearest known name. Secrets are in `secrets.py`."""
+
+from __future__ import annotations
+
+import difflib
+import ipaddress
+import re
+from collections.abc import Iterable
+from urllib.parse import SplitResult, urlsplit
+
+from redelivery.base.secrets import (
+    REDACTED,
+    holds_secret,
+    is_reference,
+    redact,
+    redact_options,
+    redact_url,
+    refuse_password,
+    resolve_secret,
+    resolve_secrets,
+)
+from redelivery.errors import InvalidURL, UnknownOption
+
+__all__ = [
+    "REDACTED",
+    "has_scheme",
+    "holds_secret",
+    "is_local",
+    "is_reference",
+    "nearest",
+    "quoted",
+    "redact",
+    "redact_options",
+    "redact_url",
+    "refuse_password",
+    "resolve_secret",
+    "resolve_secrets",
+    "scheme_of",
+    "split_url",
+    "unknown",
+]
+
+_SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*):")
+
+
+def scheme_of(url: str) -> str:
+    """The lower-case scheme of a URL.
+
+    Raises:
+        InvalidURL: there is none; the message shows what one looks like.
+    """
+    match = _SCHEME.match(url)
+    if match is None:
+        msg = f"not a destination URL: {redact_url(url)!r}; it starts with a scheme, as in 'sqlite:orders.db'"
+        raise InvalidURL(msg)
+    return match.group(1).lower()
+
+
+def has_scheme(url: str) -> bool:
+    """Whether this begins like a URL; a bare name of a queue or topic does not."""
+    return _SCHEME.match(url) is not None
+
+
+def split_url(url: str, *, several_hosts: bool = False) -> SplitResult:
+    """`urlsplit`, with a clear error in place of Python's own.
+
+    Args:
+        url: what a user wrote.
+        several_hosts: the URL may list them, with commas between; then its port is not looked at.
+
+    Raises:
+        InvalidURL: it does not parse. The URL is shown redacted.
+    """
+    try:
+        parts = urlsplit(url)
+        _ = None if several_hosts else parts.port
+    except ValueError as error:
+        msg = f"not a valid URL: {redact_url(url)!r}: {redact(str(error))}"
+        raise InvalidURL(msg) from None  # the original text may hold a password
+    return parts
+
+
+def is_local(host: str) -> bool:
+    """Whether a host is this machine itself: a loopback address, or `localhost`."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host.lower().rstrip(".") == "localhost" or host.lower().endswith(".localhost")
+
+
+def quoted(text: str, most: int = 200) -> str:
+    """A name as an error quotes it: its `repr`, of a long one the beginning. `most` is in characters."""
+    return repr(text) if len(text) <= most else f"{text[:most]!r}... ({len(text)} characters)"
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name nearest to `name`, without regard to case; None where nothing is near."""
+    by_lower = {candidate.lower(): candidate for candidate in known}
+    found = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)
+    return by_lower[found[0]] if found else None
+
+
+def unknown(what: str, name: str, known: Iterable[str]) -> UnknownOption:
+    """The error for a name that nobody knows: says the nearest known one, or else lists them."""
+    known = sorted(known)
+    near = nearest(name, known)
+    hint = f"did you mean {near!r}?" if near else f"known are: {', '.join(known) or 'none'}"
+    return UnknownOption(f"unknown {what} {name!r}; {hint}")

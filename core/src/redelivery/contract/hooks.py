@@ -1,0 +1,51 @@
+"""The hooks by which a plugin is found: `redelivery_plugin`, a broker, and `redelivery_dialect`, a header dialect."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pluggy
+
+from redelivery.contract.broker import BrokerPlugin
+
+#: Entry point group, and pluggy's project name.
+GROUP: Final = "redelivery"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeaderDialect:
+    """How other software says in headers why a message is dead. It is read, and never written.
+
+    A plugin brings one by the hook `redelivery_dialect`.
+
+    Attributes:
+        name: short, lower case.
+        names: the headers that it reads.
+        read: fields of an `ErrorContext` by name, from those headers that are there, as bytes; nothing where they say
+            nothing.
+    """
+
+    name: str
+    names: frozenset[str]
+    read: Callable[[Mapping[str, bytes]], Mapping[str, Any]]
+
+
+_hookspec = pluggy.HookspecMarker(GROUP)
+#: Marks a plugin's implementation: `@hookimpl def redelivery_plugin() -> BrokerPlugin`.
+hookimpl = pluggy.HookimplMarker(GROUP)
+
+
+class Hooks:
+    """The hooks that a plugin may implement."""
+
+    @_hookspec
+    def redelivery_plugin(self) -> BrokerPlugin:
+        """The broker that this module brings. Called once, at discovery; no I/O."""
+        raise NotImplementedError
+
+    @_hookspec
+    def redelivery_dialect(self) -> HeaderDialect:
+        """A header dialect that this module reads. Called once, at discovery; no I/O."""
+        raise NotImplementedError

@@ -1,0 +1,1 @@
+"""How letters come back: browse, select, redrive, forward, export, and the journal of a redrive."""

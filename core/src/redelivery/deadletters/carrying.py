@@ -1,0 +1,101 @@
+"""How letters are carried: back to work over one lane, or on down a chain of sinks.
+
+What is confirmed is told letter by letter, also where carrying ends with an error. This file must not remove a letter,
+nor choose one.
+"""
+
+from __future__ import annotations
+
+import random as random_module
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from functools import partial
+from typing import Final
+
+from redelivery.base.clock import Clock
+from redelivery.contract.broker import Letter, Support
+from redelivery.contract.context import ErrorContext
+from redelivery.contract.message import Batch, Message
+from redelivery.contract.spec import DeliverySpec
+from redelivery.errors import Permanent
+from redelivery.sending.engine import Engine, Flow
+from redelivery.sending.lane import Lane
+from redelivery.sending.record import Origin, Record
+
+_ORIGIN: Final = Origin(run="redrive")
+
+
+class Carrier(ABC):
+    """Carries letters, some at a time.
+
+    Attributes:
+        confirmed: what has arrived; whoever takes note of it clears it.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.confirmed: list[Letter] = []
+        self._engine = engine
+
+    @abstractmethod
+    def carry(self, letters: Sequence[tuple[Letter, Message]]) -> None:
+        """Send the messages of these letters, and return when each is confirmed or refused for good.
+
+        Raises:
+            BrokerError, DeliveryFailed: nothing more will be taken.
+        """
+
+    def beat(self) -> None:
+        """Keep the connections alive while there is nothing to carry. Raises BrokerError."""
+        self._engine.turn(0.0)
+
+
+class Back(Carrier):
+    """Back to work, as fresh messages of one destination."""
+
+    def __init__(self, lane: Lane, spec: DeliverySpec, clock: Clock) -> None:
+        self._rows: list[int] = []
+        # Letters come in the order of their deaths; a refusal must not turn round those of one key.
+        flow = Flow(ordering="key" if lane.capabilities.order is Support.NATIVE else "none")
+        super().__init__(Engine([lane], spec, _ORIGIN, clock, random_module.random, flow, delivered=self._rows.extend))
+
+    def carry(self, letters: Sequence[tuple[Letter, Message]]) -> None:
+        first = self._engine.report.rows
+        self._engine.take(Batch.of([message for _, message in letters]))
+        try:
+            self._engine.drain()
+        finally:
+            self.confirmed += [letters[row - first][0] for row in self._rows]
+            self._rows.clear()
+
+
+class Onward(Carrier):
+    """On to the first sink that takes a letter, in that sink's form, with the context that the broker knows.
+
+    Args:
+        place: where the letters lie; nothing is sent there.
+        sinks: in turn.
+        spec: its format and its budgets.
+    """
+
+    def __init__(self, place: Lane, sinks: Sequence[Lane], spec: DeliverySpec, clock: Clock) -> None:
+        super().__init__(Engine([place, *sinks], spec, _ORIGIN, clock, random_module.random))
+        self._sinks = sinks
+        self._skipped = 0
+
+    def carry(self, letters: Sequence[tuple[Letter, Message]]) -> None:
+        for letter, message in letters:
+            said = letter.context or ErrorContext()
+            record = Record(message=message, outgoing=message, said=said, handled=partial(self._handled, letter))
+            self._engine.report.rows += 1
+            self._engine.give_up(record, Permanent(said.reason, code=said.kind), "its broker gave it up")
+        self._engine.drain()
+        first = self._sinks[0].broken
+        if first is not None and all(sink.broken is not None for sink in self._sinks):
+            raise first
+
+    def _handled(self, letter: Letter, _record: Record) -> None:
+        """A sink has confirmed it; or none would take it, and it stays where it is."""
+        if self._engine.report.skipped > self._skipped:
+            self._skipped = self._engine.report.skipped
+        else:
+            self.confirmed.append(letter)

@@ -1,0 +1,117 @@
+"""Errands: what is done with a letter, as which message it is sent, and why it stays.
+
+A letter is sent back to work (redrive), or on to a sink (forward). This file must not move a letter, nor know any
+broker or dialect.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from redelivery.contract.broker import Capabilities, Letter
+from redelivery.contract.message import Message
+from redelivery.deadletters.trust import Targets, context_of
+from redelivery.formats import dialects, events, identity
+
+#: A letter that was sent back this often is not sent again unless told to.
+HOP_LIMIT: Final = 5
+#: Separates an id from the number of its hop.
+HOP_MARK: Final = "~"
+
+
+@dataclass(frozen=True, slots=True)
+class Errand:
+    """What is done with letters: sent back to work, or forwarded.
+
+    Attributes:
+        name: for messages.
+        prepare: a letter as the message that is sent, to a destination of these capabilities.
+        target: where a letter goes, if not to the destination itself; None where it does.
+        why_left: why a letter is not sent to a destination of these capabilities; None where it is.
+    """
+
+    name: str
+    prepare: Callable[[Letter, Capabilities], Message]
+    target: Callable[[Letter, Capabilities], str | None]
+    why_left: Callable[[Letter, Capabilities], str | None]
+
+
+def sent_back(letter: Letter, there: Capabilities, *, targeted: bool = True) -> Message:
+    """The message of a letter as it is sent again: without our context, one hop further, to its own target.
+
+    Its id is `<id>~<hop>`, so that no broker takes it for the message that died; where the message may have been
+    delivered, it is the one that it was sent under.
+
+    Args:
+        letter: as it lies.
+        there: the destination's; what the message had of its own columns is restored.
+        targeted: its target was allowed (`Targets`); without, it goes to the destination itself.
+    """
+    context = context_of(letter)
+    columns = {name: kind for name, kind in there.columns.items() if targeted or name not in there.routes}
+    message = dialects.redriven(letter.message)
+    hop = dialects.lives(message).hops
+    name = message.id
+    if context.maybe_delivered:
+        name = name or context.message_id  # as it was sent: whoever has it already can tell
+    elif name is None and context.message_id is not None:
+        # Not the letter's own: another letter may have it, and must not be taken for the same message.
+        name = f"{context.message_id}{HOP_MARK}{letter.position}"
+    extra: dict[str, Any] = {}
+    for each, value in context.extra.items():
+        if each in columns and columns[each] is not bytes:
+            with contextlib.suppress(ValueError):  # somebody else wrote it: the message goes without
+                extra[each] = columns[each](value)
+    sent = replace(
+        message,
+        id=name if name is None or context.maybe_delivered else f"{original_id(name, hop - 1)}{HOP_MARK}{hop}",
+        destination=message.destination or context.target if targeted else None,
+        extra={**extra, **{name: value for name, value in message.extra.items() if name in columns}},
+    )
+    again = context.maybe_delivered
+    return replace(sent, identity=identity.of_unchanged(sent, context) if again else identity.of_redriven(sent))
+
+
+def original_id(name: str, hop: int) -> str:
+    """An id without the mark of its last hop."""
+    return name.removesuffix(f"{HOP_MARK}{hop}") if hop > 0 else name
+
+
+def why_left(letter: Letter, hop_limit: int) -> str | None:
+    """Why a letter is not sent back; None where it is."""
+    if dialects.lives(letter.message).hops >= hop_limit:
+        return f"it was sent back {hop_limit} times already"
+    if events.to_event(dialects.strip(letter.message)).get_type() == events.UNDELIVERABLE:
+        return "its row never became a message: mend it and write it again"
+    return None
+
+
+def why_not_forwarded(letter: Letter, _there: Capabilities) -> str | None:
+    """Why a letter is not forwarded; None where it is."""
+    if dialects.read(letter.message) is not None or letter.context is None:
+        return "it was not put there by the broker itself"
+    return None
+
+
+def redriving(targets: Targets, hop_limit: int) -> Errand:
+    """Letters are sent back to work, those with another target only where that is allowed."""
+
+    def why(letter: Letter, there: Capabilities) -> str | None:
+        refused = targets.refused(letter, there)
+        if refused is not None:
+            return f"its target {refused!r} is not allowed (--allow-targets)"
+        return why_left(letter, hop_limit)
+
+    return Errand("redrive", lambda letter, there: sent_back(letter, there, targeted=not targets.none), targets.of, why)
+
+
+#: Letters of the broker's own are sent on as they are; each sink's carrier puts their context into its form.
+FORWARDING: Final = Errand(
+    "forward",
+    lambda letter, _there: replace(letter.message, identity=identity.of_forwarded(letter)),
+    lambda _letter, _there: None,
+    why_not_forwarded,
+)

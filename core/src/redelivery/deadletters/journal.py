@@ -1,0 +1,144 @@
+"""`Ledger`: what a redrive has sent and not yet removed, on disk, so that one that was killed goes on where it was.
+
+A letter is written here after its destination has confirmed it and before it is removed: what is found here at the
+next start is removed and not sent again, if it is still that letter: hence the digest. An SQLite file, for its durable
+transactions, and for a lock that a killed process does not keep. This file must not send or remove a letter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import sqlite3
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final, Self
+
+from redelivery.base.files import make_private, make_private_folder, refuse_link
+from redelivery.errors import ConfigurationError
+
+#: Marks the file as ours (SQLite's `application_id`).
+_MARK: Final = 0x72644C67
+_BUSY: Final = 0.5
+
+
+def default_path(source: str) -> Path:
+    """Where the ledger of a dead letter place lies if nothing else is said: the user's state folder.
+
+    One place has one file, so two redrives of it by one user of one host meet there.
+
+    Raises:
+        ConfigurationError: the user has none.
+    """
+    try:
+        state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    except RuntimeError as error:
+        text = "this user has no home folder to keep a redrive's ledger in: name a file for it, or set XDG_STATE_HOME"
+        raise ConfigurationError(text) from error
+    return Path(state) / "redelivery" / f"redrive-{hashlib.sha256(source.encode()).hexdigest()[:16]}.db"
+
+
+class Ledger:
+    """The ledger of one dead letter place, locked for as long as it is open.
+
+    Args:
+        path: made where it is missing, with its folder, for its owner alone; not a symbolic link.
+        source: redacted URL of the place that is redriven.
+
+    Raises:
+        ConfigurationError: it is another place's, in use by another redrive, no ledger, or cannot be written.
+    """
+
+    def __init__(self, path: Path, source: str) -> None:
+        self.path = path
+        try:
+            make_private_folder(path.parent)
+            refuse_link(path)
+            make_private(path)
+            self._file = sqlite3.connect(path, timeout=_BUSY, isolation_level=None)
+        except (OSError, sqlite3.Error) as error:
+            raise ConfigurationError(f"the ledger {str(path)!r} cannot be opened: {error}") from error
+        try:
+            self._claim(source)
+        except sqlite3.OperationalError as error:
+            self._file.close()
+            why = (
+                "is in use: another redrive of this place is running" if _locked(error) else f"cannot be used: {error}"
+            )
+            raise ConfigurationError(f"the ledger {str(path)!r} {why}") from error
+        except sqlite3.DatabaseError as error:
+            self._file.close()
+            raise ConfigurationError(f"{str(path)!r} is no ledger: {error}; name another file") from error
+        except ConfigurationError:
+            self._file.close()
+            raise
+
+    def _claim(self, source: str) -> None:
+        run = self._file.execute
+        run("PRAGMA locking_mode = EXCLUSIVE")
+        run("BEGIN EXCLUSIVE")
+        (mark,) = run("PRAGMA application_id").fetchone()
+        (tables,) = run("SELECT count(*) FROM sqlite_master").fetchone()
+        if mark != _MARK and tables:
+            raise ConfigurationError(f"{str(self.path)!r} is another program's file, and no ledger; name another file")
+        run(f"PRAGMA application_id = {_MARK}")
+        run("CREATE TABLE IF NOT EXISTS place (source TEXT NOT NULL)")
+        run("CREATE TABLE IF NOT EXISTS letter (position TEXT PRIMARY KEY, digest TEXT NOT NULL) WITHOUT ROWID")
+        run("INSERT INTO place SELECT ? WHERE NOT EXISTS (SELECT 1 FROM place)", (source,))
+        (known,) = run("SELECT source FROM place").fetchone()
+        if known != source:
+            run("ROLLBACK")
+            raise ConfigurationError(
+                f"the ledger {str(self.path)!r} belongs to {known}, not to {source}; name another file"
+            )
+        run("COMMIT")
+
+    def sent(self, letters: Mapping[str, str]) -> None:
+        """These letters, digests by position, are confirmed at their destination. Durable when this returns.
+
+        Raises:
+            ConfigurationError: it cannot be written.
+        """
+        self._write("INSERT OR REPLACE INTO letter VALUES (?, ?)", list(letters.items()))
+
+    def removed(self, positions: Sequence[str]) -> None:
+        """These letters are no longer in their place. Raises as `sent`."""
+        self._write("DELETE FROM letter WHERE position = ?", [(each,) for each in positions])
+
+    def _write(self, statement: str, rows: Sequence[tuple[str, ...]]) -> None:
+        try:
+            self._file.execute("BEGIN")
+            self._file.executemany(statement, rows)
+            self._file.execute("COMMIT")
+        except sqlite3.Error as error:
+            with contextlib.suppress(sqlite3.Error):
+                self._file.execute("ROLLBACK")
+            text = f"the ledger {str(self.path)!r} cannot be written: {error}; make room, or name another file"
+            raise ConfigurationError(text) from error
+
+    def pending(self) -> dict[str, str]:
+        """What a redrive that was killed had sent and, as far as it knew, not yet removed.
+
+        Raises:
+            ConfigurationError: the file is damaged.
+        """
+        try:
+            return dict(self._file.execute("SELECT position, digest FROM letter"))
+        except sqlite3.Error as error:
+            text = f"the ledger {str(self.path)!r} is damaged: {error}; what it noted as sent is sent again without it"
+            raise ConfigurationError(f"{text}: move it away, or name another file") from error
+
+    def close(self) -> None:
+        """Give the lock back."""
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _locked(error: sqlite3.Error) -> bool:
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}

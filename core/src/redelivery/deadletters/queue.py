@@ -1,0 +1,351 @@
+"""Dead letters of any broker: look at them, send them back, forward, remove them.
+
+This file opens a place and hands it to people; how letters are moved is in `redriving.py`, which of them in
+`selection.py`. It must not know any broker or dialect.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from functools import lru_cache
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+from redelivery.base.clock import SystemClock
+from redelivery.base.urls import redact
+from redelivery.contract.broker import Broker, Capabilities, DeadLetters, Letter, Support
+from redelivery.contract.spec import DeliverySpec, Sink
+from redelivery.deadletters.carrying import Back, Carrier, Onward
+from redelivery.deadletters.errands import FORWARDING, HOP_LIMIT, Errand, redriving
+from redelivery.deadletters.journal import Ledger
+from redelivery.deadletters.redrive import (
+    Pace,
+    RedriveReport,
+    Transfer,
+)
+from redelivery.deadletters.selection import Selection
+from redelivery.deadletters.trust import Targets, context_of
+from redelivery.errors import ConfigurationError, RedeliveryError
+from redelivery.formats import signing
+from redelivery.formats.signing import Verified
+from redelivery.registry import connect, own_options
+from redelivery.sending.lane import Bounds, Lane
+from redelivery.sending.opening import (
+    Borrow,
+    Opening,
+    Resources,
+    connected,
+    refuse_destination,
+    sink_options,
+    sink_url,
+    true_url,
+)
+
+#: How a letter is sent where nothing else is said; one that fails for good stays in its place.
+_SPEC: Final = DeliverySpec(retry=3, tolerance="all", allow_skip=True, log_enable=False)
+#: A letter that fails for good fails no run, however many do.
+_TOLERANT: Final[Mapping[str, Any]] = {
+    "tolerance": "all",
+    "tolerance_limit": None,
+    "tolerance_rate_limit": None,
+    "tolerance_rate_duration": None,
+}
+
+
+class LetterBox:
+    """The dead letters of one destination. Use it as a context manager, or `close` it."""
+
+    def __init__(
+        self,
+        opening: Opening,
+        broker: Broker,
+        letters: DeadLetters,
+        options: Mapping[str, str],
+        *,
+        direct: bool,
+        keys: Sequence[bytes] = (),
+    ) -> None:
+        self._keys = keys
+        self._opening = opening
+        self._options = options
+        self._broker = broker
+        self._letters = Verified(letters, keys)
+        self._direct = direct
+
+    def __iter__(self) -> Iterator[Letter]:
+        """Oldest first, left in place, each with its whole context."""
+        for letter in self._letters.browse():
+            yield replace(letter, context=context_of(letter))
+
+    def select(self, where: Selection | None = None) -> Iterator[Letter]:
+        """Those that a selection means, oldest first, left in place, each with its whole context."""
+        now_ms = self._opening.clock.wall_ms()
+        return (letter for letter in self if where is None or where.admits(letter, now_ms))
+
+    @property
+    def place(self) -> str:
+        """URL of the place that the letters are in, redacted. Raises BrokerError, ConfigurationError."""
+        return redact(self._place())
+
+    def remove(self, ids: Collection[str]) -> int:
+        """Remove letters by message id or position; returns how many."""
+        return self.remove_at([letter.position for letter in self.select(Selection().of(ids))])
+
+    def remove_at(self, positions: Sequence[str]) -> int:
+        """Remove letters by position alone; returns how many were there."""
+        return self._letters.remove(positions) if positions else 0
+
+    def purge(self) -> int:
+        """Remove all; returns how many."""
+        return self._letters.purge()
+
+    def redrive(
+        self,
+        ids: Collection[str] | None = None,
+        to: str | None = None,
+        *,
+        where: Selection | None = None,
+        pace: Pace | None = None,
+        ledger: Path | None = None,
+        spec: DeliverySpec | None = None,
+        hop_limit: int = HOP_LIMIT,
+        allow_targets: Collection[str] = (),
+    ) -> RedriveReport:
+        """Send letters back to work; each is removed once the destination has confirmed it.
+
+        A letter starts again at attempt 1, under `<id>~<hop>`; its attempt total and hops survive, the error context
+        that we wrote does not.
+
+        Args:
+            ids: message ids or positions; None: all that lie there now.
+            to: another destination; it is that of letters with another target too. None: where they failed.
+            where: of these, only those that it means.
+            pace: limit, rate, dry run, and when to stop.
+            ledger: a file that lets a run that was killed go on where it was, and keeps a second run away.
+            spec: how they are sent: its retries, backoff and timeouts. A letter that fails for good stays where it is.
+            hop_limit: letters sent back so often already are left.
+            allow_targets: targets that letters may go to, if their headers name one other than the destination: names,
+                or patterns as of a shell (`orders-*`; for a column of the broker's that routes `column=value`). A
+                letter with another target stays, unless it is signed: a header alone must not choose where it goes.
+
+        Raises:
+            ConfigurationError: it is not clear where to, or that is the dead letter place itself, or the ledger is
+                another place's or in use.
+            BrokerError: the destination or the place cannot be used; letters not removed are still there.
+        """
+        if to is None and self._direct:
+            raise ConfigurationError("redrive: this is a sink named by its URL; say where its letters go, with `to`")
+        if isinstance(ids, str):
+            raise ConfigurationError(f"redrive: ids is a list of ids, not one text: write [{ids!r}]")
+        selection = where or Selection()
+        options = self._options if to is None else own_options(to, self._options)
+        meant = selection if ids is None else selection.of(ids)
+        pace = pace or Pace()
+
+        def opened(opening: Opening) -> tuple[Carrier | None, Capabilities]:
+            broker = self._destination(replace(opening, url=to or opening.url, options=options), to)
+            lane = None if pace.dry_run else replace(opening, url=to or opening.url).destination(broker)
+            return None if lane is None else Back(lane, opening.spec, opening.clock), broker.capabilities
+
+        if isinstance(allow_targets, str):
+            raise ConfigurationError(f"redrive: allow_targets is a list, not one text: write [{allow_targets!r}]")
+        is_own = lru_cache(maxsize=1024)(self._is_own)
+        targets = Targets(allowed=tuple(allow_targets), is_own=is_own, none=to is not None)
+        return self._transfer(redriving(targets, hop_limit), opened, spec, meant, pace, ledger)
+
+    def move_back(self, *, wait: float = 300.0) -> int:
+        """Have the broker itself move all letters back to work, as they are; returns how many.
+
+        Faster than `redrive`, and without its account: a letter keeps the error context that we wrote, and no hop is
+        counted, so nothing ends its returns but you.
+
+        Args:
+            wait: how long it may take, in seconds.
+
+        Raises:
+            ConfigurationError: this is a sink named by its URL.
+            Unsupported: the broker has no such thing.
+            BrokerError: see `redelivery.contract.broker.DeadLetters.move_back`.
+        """
+        if self._direct:
+            raise ConfigurationError("move_back: this is a sink named by its URL; `redrive` takes `to`")
+        return self._letters.move_back(wait=wait)
+
+    def forward(
+        self,
+        to: str | None = None,
+        *,
+        where: Selection | None = None,
+        pace: Pace | None = None,
+        ledger: Path | None = None,
+        spec: DeliverySpec | None = None,
+        follow: bool = False,
+        interval: timedelta = timedelta(seconds=10),
+    ) -> RedriveReport:
+        """Move what the broker itself dead-lettered (expired, delivered too often) to a sink, with its context.
+
+        Each letter goes to the first of the sinks that takes it, in that sink's form and in the spec's format, and is
+        removed once the sink has confirmed it; one that none takes stays.
+
+        Args:
+            to: the only sink; None: those of `spec`, but for the place itself.
+            where: only those that it means.
+            pace: limit, rate, dry run, and when to stop.
+            ledger: as `redrive` has it.
+            spec: its sinks, format, retries, backoff and timeouts.
+            follow: go on with what the broker gives up later, until `pace.stop` says so or the limit is reached. What
+                stays is then counted as the last look found it.
+            interval: between two looks.
+
+        Raises:
+            ConfigurationError: no sink is named, or one is the destination itself, or the ledger is another place's or
+                in use.
+            BrokerError: no sink, or not the place, can be used; letters not removed are still there.
+        """
+        pace = pace or Pace(max_returns=None)
+        if interval <= timedelta(0):
+            raise ConfigurationError(f"interval: must be more than 0, not {interval}")
+
+        def opened(opening: Opening) -> tuple[Carrier | None, Capabilities]:
+            sinks = list(self._sinks(opening, to, spec or _SPEC))
+            if not sinks:
+                raise ConfigurationError(
+                    "forward: say where to, with `to` or with a spec whose deadLetterSink is another place"
+                )
+            if pace.dry_run:
+                return None, sinks[0][2].capabilities
+            lanes = [opening.letters(url, there, sink.type) for sink, url, there in sinks]
+            place = Lane(self.place, self._broker, opening.spec, opening.bounds, opening.clock)
+            return Onward(place, lanes, opening.spec, opening.clock), lanes[0].capabilities
+
+        seconds = interval.total_seconds() if follow else None
+        return self._transfer(FORWARDING, opened, spec, where or Selection(), pace, ledger, follow=seconds)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._opening.resources.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _transfer(
+        self,
+        errand: Errand,
+        opened: Callable[[Opening], tuple[Carrier | None, Capabilities]],
+        spec: DeliverySpec | None,
+        selection: Selection,
+        pace: Pace,
+        ledger: Path | None,
+        *,
+        follow: float | None = None,
+    ) -> RedriveReport:
+        given = replace(spec or _SPEC, dead_letter_sink=(), allow_skip=True, log_enable=False, **_TOLERANT)
+        with Resources() as resources:
+            carrier, there = opened(replace(self._opening, spec=given, resources=resources))
+            book = resources.enter_context(Ledger(ledger, self.place)) if ledger and not pace.dry_run else None
+            transfer = Transfer(
+                self._letters,
+                look=lambda: Verified(self._broker.dead_letters(direct=self._direct), self._keys),
+                selection=selection,
+                errand=errand,
+                there=there,
+                pace=pace,
+                ledger=book,
+                clock=self._opening.clock,
+                follow=follow,
+                partial=self._broker.capabilities.browse is Support.LOWER_BOUND,
+            )
+            return transfer.run(carrier)
+
+    def _destination(self, opening: Opening, to: str | None) -> Broker:
+        """Where letters go back to. Raises ConfigurationError."""
+        broker = self._broker if to is None or to == self._place() else opening.connect()
+        self._check_elsewhere("redrive", to or self._opening.url, broker)
+        return broker
+
+    def _is_own(self, target: str) -> bool:
+        """Whether a target of this name is the destination itself, however it is spelled."""
+        with contextlib.suppress(RedeliveryError):  # no such name there, so it is another place
+            url = self._broker.sibling(target)
+            return self._broker.canonical_url == url or connect(url, self._opening.options).is_at(self._broker)
+        return False
+
+    def _check_elsewhere(self, doing: str, url: str, there: Broker) -> None:
+        place = self._place()
+        if place in (url, there.canonical_url) or (self._direct and there.is_at(self._broker)):
+            raise ConfigurationError(f"{doing}: {redact(url)} is the place that the letters are in; say where to")
+
+    def _sinks(self, opening: Opening, to: str | None, spec: DeliverySpec) -> Iterator[tuple[Sink, str, Broker]]:
+        """Each sink that letters are forwarded to, its URL and broker. Raises ConfigurationError, BrokerError."""
+        place = self._place()
+        for sink in spec.dead_letter_sink if to is None else (Sink(uri=to),):
+            url = sink_url(sink, self._broker)
+            if to is None and url == place and not sink.options:
+                continue
+            own = own_options(url, self._options)
+            options = {**own, **sink_options(sink, self._broker, own)}
+            there = opening.resources.enter_context(opening.borrow(url, options))
+            url = true_url(sink, url, there)
+            if to is None and place in (url, there.canonical_url):
+                continue
+            self._check_elsewhere("forward", url, there)
+            refuse_destination(url, there, opening.url, self._broker)
+            yield sink, url, there
+
+    def _place(self) -> str:
+        """Not as it was written: a relative path is another place in another folder."""
+        if self._direct:
+            return self._broker.canonical_url or self._opening.url
+        return self._broker.native_sink()
+
+
+def dead_letters(
+    url: str,
+    *,
+    sink: str | None = None,
+    options: Mapping[str, str] | None = None,
+    borrow: Borrow | None = None,
+    key: str | None = None,
+) -> LetterBox:
+    """The dead letters of a destination.
+
+    Args:
+        url: the destination; its native dead letter place is read.
+        sink: URL of the sink that its letters went to, where that was not the native place.
+        options: client options, with their plugin's prefix; also of the plugins that letters are sent to.
+        borrow: how a connection is had; plainly, where not given.
+        key: references of the keys that letters were signed with (`letterKey`), with commas between. Of a letter that
+            none of them has signed only what its broker says is believed; the target of one that is signed is followed.
+
+    Raises:
+        ConfigurationError, Unsupported, BrokerError
+    """
+    keys = [signing.key(each) for each in signing.references(key)]
+    with Resources() as resources:
+        opening = Opening(
+            url=sink or url,
+            spec=_SPEC,
+            options=own_options(sink or url, options or {}),
+            bounds=Bounds(),
+            clock=SystemClock(),
+            borrow=borrow or connected,
+            resources=resources,
+        )
+        broker = opening.connect()
+        # A destination without a dead letter place of its own is nothing but such a place itself.
+        direct = sink is not None or not broker.capabilities.dead_letter
+        letters = broker.dead_letters(direct=direct)
+        resources.callback(letters.close)
+        kept = resources.pop_all()
+        box = replace(opening, resources=kept)
+        return LetterBox(box, broker, letters, options or {}, direct=direct, keys=keys)
+    raise AssertionError("unreachable")

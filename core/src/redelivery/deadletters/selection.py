@@ -1,0 +1,213 @@
+"""`Selection`: which dead letters are meant, as conditions that people write and that all must hold.
+
+    kind=permanent   code!=TOO_LARGE   reason~timed?.out   age>PT2H   attempts>=3   header.tenant=acme   id=order-7
+
+Pure: the time is an argument. This file must not read a place, nor know any broker.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final
+
+import re2
+
+from redelivery.base import durations
+from redelivery.base.urls import unknown
+from redelivery.contract.broker import Letter
+from redelivery.contract.context import ErrorContext, moment_ms
+from redelivery.errors import ConfigurationError, InvalidSpec
+
+#: What a condition can be about, besides `header.<name>`: how it is read from a letter with its whole context.
+TEXTS: Final[Mapping[str, Callable[[Letter, ErrorContext], str | None]]] = {
+    "id": lambda letter, context: letter.message.id or context.message_id,
+    "position": lambda letter, _: letter.position,
+    "reason": lambda _, context: context.reason,
+    "kind": lambda _, context: context.kind,
+    "code": lambda _, context: context.code,
+    "exception": lambda _, context: context.exception,
+    "stage": lambda _, context: context.stage,
+    "broker": lambda _, context: context.broker,
+    "destination": lambda _, context: context.destination,
+    "target": lambda letter, context: letter.message.destination or context.target,
+    "run": lambda _, context: context.run,
+    "query": lambda _, context: context.query,
+    "batch": lambda _, context: context.batch,
+    "subscriber": lambda _, context: context.subscriber,
+}
+NUMBERS: Final[Mapping[str, Callable[[Letter, ErrorContext], int | None]]] = {
+    "attempts": lambda _, context: context.attempts,
+    "attempts_total": lambda _, context: context.attempts_total,
+    "hops": lambda _, context: context.hops,
+    "size": lambda letter, _: letter.message.size,
+}
+FLAGS: Final[Mapping[str, Callable[[ErrorContext], bool]]] = {
+    "maybe_delivered": lambda context: context.maybe_delivered,
+}
+AGE: Final = "age"
+HEADER: Final = "header."
+
+_COMPARE: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
+    "=": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+_CONDITION: Final = re.compile(
+    r"\s*(?P<name>header\.[^=!<>~]+|[A-Za-z_.-]+)\s*(?P<sign>!=|<=|>=|=|<|>|~)(?P<value>.*)", re.DOTALL
+)
+_EXAMPLE: Final = "write NAME=VALUE, as in 'kind=permanent', 'reason~timeout' or 'age>PT1H'"
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """One thing that must be true of a letter. `text` is how it was written."""
+
+    text: str
+    holds: Callable[[Letter, int], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The letters of which all conditions are true; without any, all letters."""
+
+    conditions: tuple[Condition, ...] = ()
+
+    @classmethod
+    def parse(cls, *texts: str) -> Selection:
+        """The selection that these conditions make.
+
+        Raises:
+            ConfigurationError: a condition does not parse, or is about nothing that a letter has.
+        """
+        return cls(tuple(Condition(text, _condition(text)) for text in texts))
+
+    def of(self, ids: Collection[str]) -> Selection:
+        """These letters only, by position or id: their own, or else the one that their context tells."""
+        named = frozenset(ids)
+
+        def holds(letter: Letter, _: int) -> bool:
+            return letter.position in named or TEXTS["id"](letter, letter.context or ErrorContext()) in named
+
+        return Selection((*self.conditions, Condition(f"{len(named)} ids", holds)))
+
+    def admits(self, letter: Letter, now_ms: int) -> bool:
+        """Whether this letter is meant.
+
+        Args:
+            letter: with its whole context (`deadletters.context_of`).
+            now_ms: what its age is counted to, milliseconds since the epoch.
+        """
+        return all(each.holds(letter, now_ms) for each in self.conditions)
+
+    def __str__(self) -> str:
+        return " and ".join(each.text for each in self.conditions) or "all"
+
+
+def dead_since_ms(letter: Letter) -> int | None:
+    """When a letter was given up, as far as anybody knows."""
+    context = letter.context or ErrorContext()
+    known = (letter.dead_lettered_ms, context.last_failure_ms, letter.message.timestamp_ms)
+    return next((each for each in known if moment_ms(each) is not None), None)
+
+
+def _condition(text: str) -> Callable[[Letter, int], bool]:
+    found = _CONDITION.fullmatch(text)
+    if found is None:
+        raise ConfigurationError(f"{text!r} is no condition; {_EXAMPLE}")
+    name, sign, value = found["name"].strip(), found["sign"], found["value"].strip()
+    if name == AGE:
+        return _of_age(text, sign, value)
+    if name in NUMBERS:
+        return _of_number(text, NUMBERS[name], sign, value)
+    if name in FLAGS:
+        return _of_flag(text, FLAGS[name], sign, value)
+    if name.startswith(HEADER):
+        return _of_text(text, _headers(name.removeprefix(HEADER)), sign, value)
+    if name in TEXTS:
+        read = TEXTS[name]
+        return _of_text(text, lambda letter: (read(letter, letter.context or ErrorContext()),), sign, value)
+    raise unknown("condition", name, (*TEXTS, *NUMBERS, *FLAGS, AGE, f"{HEADER}NAME"))
+
+
+def _headers(name: str) -> Callable[[Letter], Iterable[str | None]]:
+    def read(letter: Letter) -> Iterable[str | None]:
+        values = [value for key, value in letter.message.headers if key == name]
+        return [(value or b"").decode("utf-8", "replace") for value in values] or (None,)
+
+    return read
+
+
+def _of_text(
+    text: str, read: Callable[[Letter], Iterable[str | None]], sign: str, value: str
+) -> Callable[[Letter, int], bool]:
+    if sign == "~":
+        search = _search(text, value)
+        return lambda letter, _: any(search(each or "") for each in read(letter))
+    if sign == "=":
+        return lambda letter, _: any((each or "") == value for each in read(letter))
+    if sign == "!=":
+        return lambda letter, _: all((each or "") != value for each in read(letter))
+    raise ConfigurationError(f"{text!r}: a text is compared by =, != or ~ (a regular expression), not by {sign}")
+
+
+def _search(text: str, value: str) -> Callable[[str], bool]:
+    """Whether a text matches a regular expression: in time linear in the text, whoever wrote either of them."""
+    options = re2.Options()
+    options.log_errors = False
+    try:
+        pattern = re2.compile(value, options)
+    except re2.error as error:
+        why = error.args[0].decode("utf-8", "replace") if isinstance(error.args[0], bytes) else error
+        raise ConfigurationError(
+            f"{text!r}: {value!r} is not a regular expression of RE2 (which has no look-ahead and no back-reference): "
+            f"{why}"
+        ) from error
+    return lambda found: pattern.search(found.encode("utf-8", "replace").decode("utf-8")) is not None
+
+
+def _of_number(
+    text: str, read: Callable[[Letter, ErrorContext], int | None], sign: str, value: str
+) -> Callable[[Letter, int], bool]:
+    if sign not in _COMPARE:
+        raise ConfigurationError(f"{text!r}: a number is compared by {' '.join(_COMPARE)}, not by {sign}")
+    try:
+        wanted = int(value)
+    except ValueError:
+        raise ConfigurationError(f"{text!r}: {value!r} is no whole number") from None
+    compare = _COMPARE[sign]
+
+    def holds(letter: Letter, _: int) -> bool:
+        number = read(letter, letter.context or ErrorContext())
+        return number is not None and compare(number, wanted)
+
+    return holds
+
+
+def _of_flag(text: str, read: Callable[[ErrorContext], bool], sign: str, value: str) -> Callable[[Letter, int], bool]:
+    if sign not in {"=", "!="} or value not in {"true", "false"}:
+        raise ConfigurationError(f"{text!r}: it is true or false; write it as in 'maybe_delivered=true'")
+    wanted = (value == "true") == (sign == "=")
+    return lambda letter, _: read(letter.context or ErrorContext()) == wanted
+
+
+def _of_age(text: str, sign: str, value: str) -> Callable[[Letter, int], bool]:
+    if sign not in {"<", "<=", ">", ">="}:
+        raise ConfigurationError(f"{text!r}: an age is compared by < or >, as in 'age>PT1H'")
+    try:
+        age = durations.parse(value)
+    except InvalidSpec as error:
+        raise ConfigurationError(f"{text!r}: {error}") from error
+    millis, compare = age // timedelta(milliseconds=1), _COMPARE[sign]
+
+    def holds(letter: Letter, now_ms: int) -> bool:
+        since = dead_since_ms(letter)
+        return since is not None and compare(now_ms - since, millis)
+
+    return holds

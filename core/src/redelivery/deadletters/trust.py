@@ -1,0 +1,110 @@
+"""What of a letter is believed: why it is there, and where it says that it goes.
+
+A header is its writer's word. This file must not move a letter, nor know any broker or dialect.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Final
+
+from redelivery.contract.broker import Capabilities, Letter
+from redelivery.contract.context import ErrorContext
+from redelivery.formats import dialects
+
+#: The kind of a letter that none of the reader's keys has signed.
+UNSIGNED: Final = "unsigned"
+#: The column of a row that says where it goes, at any broker.
+_DESTINATION: Final = "destination"
+
+
+def context_of(letter: Letter) -> ErrorContext:
+    """Why a letter is there: what its headers say, and what only its broker knows.
+
+    Of a letter that none of the reader's keys has signed, no header counts.
+    Where the broker itself has given the message up, its word counts more than any header: a header may be forged.
+    """
+    native = letter.context
+    if letter.signed is False:
+        return native or ErrorContext(kind=UNSIGNED, reason="no key that was given has signed what its headers say")
+    written = dialects.read(letter.message)
+    if written is None or native is None:
+        return written or native or ErrorContext()
+    empty = ErrorContext()
+    own_word = native.kind not in {"", "terminated", written.kind}
+    first, second = (native, written) if own_word else (written, native)
+    unsaid = [each.name for each in fields(ErrorContext) if getattr(first, each.name) == getattr(empty, each.name)]
+    return replace(first, **{name: getattr(second, name) for name in unsaid})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Targets:
+    """Which targets of letters are followed, by a redrive and by a row that is read to be written again.
+
+    What a header says never chooses where a message goes, unless one of the reader's keys has signed it. A target is a
+    place other than the destination itself: a letter's own destination, and each of the broker's text columns that
+    routes (`Capabilities.routes`), written `column=value`.
+
+    Attributes:
+        allowed: names, or patterns as of a shell (`orders-*`).
+        is_own: whether a destination of this name is the redrive's own.
+        none: no target is followed, and none holds a letter back: the operator has named where to.
+    """
+
+    allowed: tuple[str, ...] = ()
+    is_own: Callable[[str], bool] = lambda _name: False
+    none: bool = False
+
+    def of(self, letter: Letter, there: Capabilities) -> str | None:
+        """The targets of a letter that count, in one text; None where it has none."""
+        return ", ".join(_written(*each) for each in self._named(letter, there).items()) or None
+
+    def refused(self, letter: Letter, there: Capabilities) -> str | None:
+        """A target of a letter that may not be followed; None where it has none such."""
+        named = self._named(letter, there).items()
+        signed = _signed_targets(letter)
+        return next((_written(*each) for each in named if each not in signed and not self._admits(*each)), None)
+
+    def columns(self, letter: Letter, there: Capabilities) -> dict[str, str | None]:
+        """The targets of a letter by the column that they are of a row; one that is not allowed is None."""
+        named = self._named(letter, there).items()
+        signed = _signed_targets(letter)
+        unsaid = dict.fromkeys((_DESTINATION, *_text_routes(there)))
+        return unsaid | {
+            column: name if (column, name) in signed or self._admits(column, name) else None for column, name in named
+        }
+
+    def _named(self, letter: Letter, there: Capabilities) -> dict[str, str]:
+        if self.none:
+            return {}
+        name = letter.message.destination or context_of(letter).target
+        named = {} if not name or self.is_own(name) else {_DESTINATION: name}
+        return named | _routed(letter, there)
+
+    def _admits(self, column: str, name: str) -> bool:
+        return any(fnmatch.fnmatchcase(_written(column, name), pattern) for pattern in self.allowed)
+
+
+def _signed_targets(letter: Letter) -> set[tuple[str, str]]:
+    """The targets that one of the reader's keys has signed: who has such a key may say where a message goes."""
+    context = dialects.read(letter.message) if letter.signed else None
+    if context is None:
+        return set()
+    return {*context.extra.items()} | ({(_DESTINATION, context.target)} if context.target else set())
+
+
+def _written(column: str, name: str) -> str:
+    """A target as people write it."""
+    return name if column == _DESTINATION else f"{column}={name}"
+
+
+def _routed(letter: Letter, there: Capabilities) -> dict[str, str]:
+    """The broker's text columns of a letter that say where it goes, wherever they were kept."""
+    given = {**context_of(letter).extra, **letter.message.extra}
+    return {name: str(given[name]) for name in _text_routes(there) if given.get(name) not in {None, ""}}
+
+
+def _text_routes(there: Capabilities) -> list[str]:
+    return sorted(name for name in there.routes if there.columns.get(name) is str)

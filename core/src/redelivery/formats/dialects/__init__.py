@@ -1,0 +1,409 @@
+"""Header dialects: how an `ErrorContext` is written into a letter, read back, and taken out again.
+
+One small module a dialect: `connect`, `deadletter`, `knativeerror`, `json_context`. Each maps fields to its own names;
+what a dialect has no name for goes into one JSON header beside it, so that every dialect gives back the whole context.
+Several may be written into one letter (`chosen` says which).
+What other software writes is read by the dialects that plugins bring (`HeaderDialect`, passed in by `recognise`).
+A marker header lists what we wrote: a user's own header is never overwritten, nor removed.
+
+This file must not decide that a message is dead, nor raise for what a message holds.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from redelivery.contract.broker import Limits
+from redelivery.contract.context import ErrorContext, checked
+from redelivery.contract.hooks import HeaderDialect
+from redelivery.contract.message import Headers, Message
+from redelivery.errors import ContractViolation
+from redelivery.formats import events
+from redelivery.formats.dialects import (
+    _body,
+    _mark,
+    _retype,
+    _signature,
+    connect,
+    deadletter,
+    json_context,
+    knativeerror,
+)
+from redelivery.formats.dialects._fields import BOOKKEEPING, bounded, without
+from redelivery.formats.dialects._letter import CONTEXT, Dialect, Letter, combined
+from redelivery.formats.dialects._mark import Mark
+from redelivery.formats.events import PREFIXES, event_in, is_structured
+
+__all__ = [
+    "NAMES",
+    "Lives",
+    "attach",
+    "chosen",
+    "document",
+    "included",
+    "is_signed",
+    "lives",
+    "read",
+    "recognise",
+    "redriven",
+    "renamed",
+    "strip",
+    "wrap",
+]
+
+log = logging.getLogger("redelivery.dialects")
+
+_DIALECTS: Final[Mapping[str, Dialect]] = {
+    "connect": Dialect("connect", connect.NAMES, connect.write, connect.read),
+    "deadletter": Dialect("deadletter", deadletter.NAMES, deadletter.write, deadletter.read, extensions=True),
+    "knativeerror": Dialect("knativeerror", knativeerror.NAMES, knativeerror.write, knativeerror.read, extensions=True),
+    "json": Dialect("json", frozenset(), lambda _: [], lambda _: {}, whole=True),
+}
+#: Dialects of other software (`recognise`).
+_others: Final[list[HeaderDialect]] = []
+#: The headers that a message which was ever a letter has one of.
+MARKERS: Final = _mark.NAMES
+#: The dialects that there are.
+NAMES: Final = tuple(_DIALECTS)
+
+#: An id that every broker takes.
+_PLAIN: Final = re.compile(r"[0-9A-Za-z_.~:-]{1,100}")
+
+#: What Knative's code writes today, and what its design names.
+_KNATIVE: Final = ("knativeerror", "deadletter")
+
+_EXTENSIONS: Final = frozenset().union(*(each.names for each in _DIALECTS.values() if each.extensions))
+
+
+@dataclass(frozen=True, slots=True)
+class Lives:
+    """What survives of a message's lives.
+
+    Attributes:
+        attempts_total: attempts in all lives that are over.
+        hops: how often it was redriven.
+        maybe_delivered: an attempt in one of them ended ambiguous, and it was not received since.
+    """
+
+    attempts_total: int = 0
+    hops: int = 0
+    maybe_delivered: bool = False
+
+
+def attach(
+    message: Message,
+    context: ErrorContext,
+    *,
+    dialect: str | Sequence[str],
+    limits: Limits,
+    prefix: str | None,
+    include_message: bool = False,
+    configs: Mapping[str, str] | None = None,
+    rename_type: str | None = None,
+    wrapped: bool = False,
+    key: bytes | None = None,
+) -> Message:
+    """The letter: the message with its context, within the limits.
+
+    A context that we wrote before is replaced, so that letters do not grow. What does not fit is cut and marked; where
+    nothing fits, the message goes without a context rather than not at all. Never raises for what the message or the
+    context holds.
+
+    Args:
+        message: what is dead-lettered.
+        context: why; secrets are redacted here.
+        dialect: one of `NAMES`, or several, the first being the last to be cut.
+        limits: the sink's.
+        prefix: the sink's prefix of CloudEvents headers; None where it has none.
+        include_message: write the record into the JSON header.
+        configs: settings to write into the JSON header, redacted.
+        rename_type: the type that an event gets; the marker keeps its own, which `strip` and `redriven` give back.
+        wrapped: as an event that stands for the message, for a sink that refuses what the message holds (see `wrap`).
+        key: signs the letter, so that who has it can tell it from a forged one (`is_signed`).
+
+    Raises:
+        ContractViolation: no such dialect.
+    """
+    names = (dialect,) if isinstance(dialect, str) else tuple(dict.fromkeys(dialect))
+    for name in names or ("",):
+        if name not in _DIALECTS:
+            raise ContractViolation(f"no header dialect {name!r}; there are: {', '.join(NAMES)}")
+    stripped = wrap(strip(message)) if wrapped else strip(message)
+    found = _mark.find(stripped.headers)
+    try:
+        plain = stripped if found is None else replace(stripped, headers=_at(stripped.headers, found[0], None))
+        mark = Mark() if found is None else found[1]
+        sign = None if key is None else lambda letter, mark: _signature.of(key, *_signed_parts(letter, mark))
+        ways = [(plain, mark)]  # where there is no room for what its type was, it keeps that
+        renamed = _retype.rename(plain, rename_type) if rename_type and not wrapped else None
+        if renamed is not None:
+            ways.insert(0, (renamed[0], replace(mark, retyped=renamed[1])))
+        safe = bounded(context)
+        letters = (
+            Letter(
+                each,
+                kept,
+                [_DIALECTS[name] for name in names],
+                prefix=prefix,
+                limits=limits,
+                include_message=include_message,
+                configs=configs,
+                sign=sign,
+            ).fit(safe)
+            for each, kept in ways
+        )
+        letter = next((each for each in letters if each is not None), None)
+    except Exception:
+        log.exception("the error context of a letter could not be written; the letter goes without it")
+        letter = None
+    return stripped if letter is None else letter
+
+
+def chosen(asked: Sequence[str] | None, own: str, message: Message) -> tuple[str, ...]:
+    """In which dialects a letter's context is written.
+
+    Args:
+        asked: by the spec (`deadLetterDialects`); None: the sink's own, and Knative's beside it for an event.
+        own: the sink's own.
+        message: the letter to be.
+    """
+    if asked is None:
+        return (own, *(each for each in _KNATIVE if each != own)) if event_in(message) is not None else (own,)
+    return tuple(dict.fromkeys(each for name in asked for each in (_KNATIVE if name == "knative" else (name,))))
+
+
+def document(
+    message: Message, context: ErrorContext, *, include_message: bool, configs: Mapping[str, str] | None
+) -> dict[str, Any]:
+    """A context as KIP-298's JSON object, with all of ours under `redelivery`; secrets are redacted.
+
+    Args:
+        message: what failed, without a context; only its coordinates are written, unless it is included.
+        context: why.
+        include_message: write its key, value and headers too.
+        configs: settings to write, redacted here.
+    """
+    safe = bounded(context)
+    return json_context.document(safe, without(safe, {}), message, include_message=include_message, configs=configs)
+
+
+def included(message: Message) -> dict[str, Any]:
+    """The record and the stages with their settings, where a letter of ours was asked to hold them."""
+    found = _mark.find(message.headers)
+    names = () if found is None else found[1].headers
+    forms = [json_context.parse(value) or {} for name, value in message.headers if name in CONTEXT and name in names]
+    return {name: value for form in forms for name, value in json_context.asked_for(form).items()}
+
+
+def read(message: Message) -> ErrorContext | None:
+    """The context of a letter, whichever dialect wrote it; None where there is none. Never raises.
+
+    Of a letter that we wrote, only what we wrote counts. Others' headers are read as far as they can be.
+    """
+    found = _mark.find(message.headers)
+    if found is not None and _is_letter(found[1]):
+        return _read_ours(message, found[1])
+    for dialect in _DIALECTS.values():
+        given = dialect.read(_texts(message, dialect))
+        if given:
+            return checked(given)
+    return _read_others(message)
+
+
+def is_signed(message: Message, keys: Sequence[bytes]) -> bool:
+    """Whether a message is a letter that one of these keys has signed, and nothing that was signed has changed.
+
+    Signed are the marker, the context as `read` gives it, and the message's key and value. Never raises.
+    """
+    found = _mark.find(message.headers)
+    mark = Mark() if found is None else found[1]
+    if mark.mac is None or not _is_letter(mark):
+        return False
+    mac, parts = mark.mac, _signed_parts(message, mark)
+    return any(_signature.is_by(key, mac, *parts) for key in keys)
+
+
+def _signed_parts(message: Message, mark: Mark) -> tuple[bytes, dict[str, str], list[bytes], Message]:
+    """What a signature is of: the marker, the texts and the JSON that a context is read from, the bare message."""
+    unsigned = replace(mark, mac=None)
+    return unsigned.dump(), _written_texts(message, mark), _written_json(message, mark), _bare(message, mark)
+
+
+def recognise(others: Iterable[HeaderDialect]) -> None:
+    """Read letters by these dialects of other software too, in place of those given before."""
+    _others[:] = others
+
+
+def _read_others(message: Message) -> ErrorContext | None:
+    """What the dialects of other software make of a message."""
+    for dialect in _others if message.headers else ():
+        there = {name: value for name, value in message.headers if name in dialect.names and value is not None}
+        try:
+            given = dialect.read(there) if there else {}
+        except Exception:
+            log.exception("the header dialect %r could not read a letter; it is shown without its reason", dialect.name)
+            continue
+        if given:
+            return checked(given)
+    return None
+
+
+def strip(message: Message, *, keep_type: bool = False) -> Message:
+    """The message without the context that we wrote; its lives stay in the marker. Any other message as it is.
+
+    Args:
+        message: any.
+        keep_type: an event that was given another type keeps it, and the marker goes on saying what it was.
+    """
+    found = _mark.find(message.headers)
+    if found is None:
+        return message
+    mark = found[1]
+    if not (_is_letter(mark) or mark.wrapped or (mark.retyped and not keep_type)):
+        return message
+    kept = Mark(
+        attempts_total=mark.attempts_total,
+        hops=mark.hops,
+        maybe_delivered=mark.maybe_delivered,
+        retyped=mark.retyped if keep_type else None,
+    )
+    bare = _bare(message, mark) if _is_letter(mark) else message
+    if mark.retyped is not None and not keep_type:
+        bare = _retype.restore(bare, mark.retyped)
+    return _remark(_unwrapped(bare) if mark.wrapped else bare, kept)
+
+
+def wrap(message: Message) -> Message:
+    """The message as an event that stands for it, with a marker that says so; `strip` and `redriven` give it back.
+
+    Key, headers, id and time are in the body: whatever they hold, a broker takes it. Its lives stay in the marker.
+
+    Args:
+        message: without an error context.
+    """
+    found = _mark.find(message.headers)
+    mark = replace(Mark() if found is None else found[1], wrapped=True)
+    event = events.wrapped(replace(message, destination=None, extra={}))
+    id_ = message.id if message.id is not None and _PLAIN.fullmatch(message.id) else None
+    return replace(event, id=id_, headers=(*event.headers, (_mark.NAMES[0], mark.dump())))
+
+
+def _unwrapped(message: Message) -> Message:
+    """The message that an event stands for. Where it goes is not the event's to say: anyone may have written it."""
+    event = event_in(message)
+    if event is None or event.get_type() != events.WRAPPED:
+        return message
+    inner = events.from_event(event)
+    return replace(inner, destination=message.destination, extra=message.extra, identity=message.identity)
+
+
+def renamed(message: Message, event_type: str) -> Message:
+    """An event under another type, for good: where no header may say what it was. Any other message as it is."""
+    found = _retype.rename(message, event_type)
+    return message if found is None else found[0]
+
+
+def redriven(message: Message) -> Message:
+    """The message as it is sent again: stripped, and one hop further."""
+    stripped = strip(message)
+    found = _mark.find(stripped.headers)
+    mark = Mark() if found is None else found[1]
+    return _remark(stripped, replace(mark, hops=mark.hops + 1))
+
+
+def lives(message: Message) -> Lives:
+    """What the message's marker says of its lives; nothing where it has none."""
+    found = _mark.find(message.headers)
+    return Lives() if found is None else Lives(found[1].attempts_total, found[1].hops, found[1].maybe_delivered)
+
+
+def _is_letter(mark: Mark) -> bool:
+    return mark.dialect is not None or mark.truncated
+
+
+def _read_ours(message: Message, mark: Mark) -> ErrorContext:
+    fields: dict[str, Any] = {name: getattr(mark, name) for name in BOOKKEEPING}
+    known = _known(mark)
+    fields |= combined(known, _written_texts(message, mark))
+    whole = any(dialect.whole for dialect in known)
+    for value in _written_json(message, mark):
+        form = json_context.parse(value) or {}
+        fields |= json_context.read(form) if whole else json_context.ours(form)
+    return checked(fields)
+
+
+def _known(mark: Mark) -> list[Dialect]:
+    return [_DIALECTS[name] for name in mark.dialects if name in _DIALECTS]
+
+
+def _written_texts(message: Message, mark: Mark) -> dict[str, str]:
+    """Of the names that the marker lists, their text, wherever they stand now."""
+    written = {_extension(name) or name for name in mark.headers} | set(mark.attributes)
+    found = (pair for dialect in _known(mark) for pair in _texts(message, dialect).items())
+    return {name: value for name, value in found if name in written}
+
+
+def _written_json(message: Message, mark: Mark) -> list[bytes]:
+    return [value or b"" for name, value in message.headers if name in CONTEXT and name in mark.headers]
+
+
+def _texts(message: Message, dialect: Dialect) -> dict[str, str]:
+    """The dialect's names that a message has, wherever they stand, with their text."""
+    found: dict[str, str] = {}
+    for name, value in message.headers:
+        known = _extension(name) if dialect.extensions else name
+        if known in dialect.names and value is not None:
+            found[known] = value.decode("utf-8", "replace")
+    if dialect.extensions and is_structured(message):
+        form = _body.attributes(message.value)
+        found |= {name: str(form[name]) for name in dialect.names if isinstance(form.get(name), str | int)}
+    return found
+
+
+def _extension(header: str) -> str | None:
+    """The extension attribute of ours that a header carries, whatever its prefix."""
+    return next((header.removeprefix(p) for p in ("", *PREFIXES) if header.removeprefix(p) in _EXTENSIONS), None)
+
+
+def _bare(message: Message, mark: Mark) -> Message:
+    """Without what the marker lists; a name that no dialect writes is not ours, whatever a marker says.
+
+    An event may have changed its content mode or prefix since: what was a header is then in the body, or elsewhere.
+    """
+    there = {name for name, _ in message.headers}
+    moved = {attribute for name in mark.headers if name not in there and (attribute := _extension(name))}
+    inside = _EXTENSIONS & set(mark.attributes)
+    structured = is_structured(message)
+    gone = moved if structured else moved | inside
+    headers = tuple(
+        (name, value)
+        for name, value in message.headers
+        if not (name in mark.headers and _ours(name)) and _extension(name) not in gone
+    )
+    value = message.value
+    if value is not None and structured and inside | moved:
+        value = _body.remove(value, inside | moved, mark.inserted)
+    return replace(message, value=value, headers=headers)
+
+
+def _ours(name: str) -> bool:
+    return name in CONTEXT or name in connect.NAMES or name.endswith(tuple(_EXTENSIONS))
+
+
+def _remark(message: Message, mark: Mark) -> Message:
+    """The message with another marker in the place of the one it has; without one that would say nothing."""
+    found = _mark.find(message.headers)
+    if found is not None:
+        return replace(message, headers=_at(message.headers, found[0], mark))
+    name = _mark.free_name(message.headers) if mark.says_anything else None
+    return message if name is None else replace(message, headers=(*message.headers, (name, mark.dump())))
+
+
+def _at(headers: Headers, index: int, mark: Mark | None) -> Headers:
+    """Headers with the marker at `index` replaced, or removed."""
+    kept = () if mark is None or not mark.says_anything else ((headers[index][0], mark.dump()),)
+    return (*headers[:index], *kept, *headers[index + 1 :])

@@ -1,0 +1,245 @@
+"""A letter made of a message: the context rendered in one dialect or several, cut until it fits.
+
+What is cut, in this order: the record, the settings, the stack trace, the exception text, the dialects beside the
+first, all optional fields, the whole context but for the marker. This file must not know any dialect by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from redelivery.contract.broker import Limits
+from redelivery.contract.context import ErrorContext
+from redelivery.contract.message import Header, Message
+from redelivery.formats.cloudevents import event_in, is_structured, prefix_in
+from redelivery.formats.dialects import _body, _mark, json_context
+from redelivery.formats.dialects._fields import BOOKKEEPING, shortened, without
+from redelivery.formats.dialects._mark import Mark
+
+#: The header of what a dialect has no name for, and the name it takes where a user's own header has the first.
+CONTEXT: Final = ("redelivery-context", "redelivery-context-2")
+
+#: The least that is worth keeping of a text, in bytes, and how finely its room is searched for.
+_LEAST: Final = 64
+_SEARCHES: Final = 10
+_MOST: Final = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """One dialect.
+
+    Attributes:
+        name: as capabilities and options spell it.
+        names: every header or extension attribute that it may write.
+        write: the pairs for a context, what matters most first.
+        read: the fields that such pairs give.
+        extensions: its names are CloudEvents extension attributes: they go into the body of a structured event, and
+            get the broker's prefix elsewhere.
+        whole: the JSON header holds the whole context, not only what the dialect has no name for.
+    """
+
+    name: str
+    names: frozenset[str]
+    write: Callable[[ErrorContext], list[tuple[str, str | int]]]
+    read: Callable[[Mapping[str, str]], dict[str, Any]]
+    extensions: bool = False
+    whole: bool = False
+
+
+def combined(dialects: Sequence[Dialect], texts: Mapping[str, str]) -> dict[str, Any]:
+    """The fields that several dialects give; what an earlier one says counts.
+
+    Args:
+        dialects: each reads its own names.
+        texts: by name, without a prefix.
+    """
+    fields: dict[str, Any] = {}
+    for dialect in reversed(dialects):
+        fields |= dialect.read({name: text for name, text in texts.items() if name in dialect.names})
+    return fields
+
+
+class Letter:
+    """Renders contexts into one message.
+
+    Args:
+        message: without any context or marker of ours.
+        lives: what its marker said before.
+        dialects: how; the first is the last to be cut.
+        prefix: of CloudEvents headers at the broker; None where it has none.
+        limits: the broker's.
+        include_message, configs: see `json_context.document`.
+        sign: gives the signature of a letter with this marker; None: it gets none.
+    """
+
+    def __init__(
+        self,
+        message: Message,
+        lives: Mark,
+        dialects: Sequence[Dialect],
+        *,
+        prefix: str | None,
+        limits: Limits,
+        include_message: bool,
+        configs: Mapping[str, str] | None,
+        sign: Callable[[Message, Mark], str] | None = None,
+    ) -> None:
+        self._sign = sign
+        self._message = message
+        self._lives = lives
+        self._dialects = list(dialects)
+        self._limits = limits
+        self._include_message = include_message
+        self._configs = configs
+        self._taken = {name.lower() for name, _ in message.headers}
+        self._in_body = is_structured(message) and event_in(message) is not None
+        self._prefix = prefix_in(message) or prefix or ""
+
+    def fit(self, context: ErrorContext) -> Message | None:
+        """The letter with as much of the context as the limits let through; None where not even a marker fits."""
+        return next((letter for letter in self._smaller_and_smaller(context) if self._fits(letter)), None)
+
+    def _smaller_and_smaller(self, context: ErrorContext) -> Iterator[Message]:
+        if self._room() > 1:
+            yield self._render(context)
+            if self._include_message:
+                self._include_message = False
+                context = replace(context, truncated=True)
+                yield self._render(context)
+            if self._configs:
+                self._configs = None
+                context = replace(context, truncated=True)
+                yield self._render(context)
+            for field in ("stacktrace", "reason"):
+                yield from self._cut(context, field)
+                least = 0 if field == "stacktrace" else _LEAST
+                context = shortened(context, **{field: least})
+            if len(self._dialects) > 1:
+                self._dialects = self._dialects[:1]
+                context = replace(context, truncated=True)
+                yield self._render(context)
+            yield self._render(shortened(context, text=_LEAST * 4))
+            context = ErrorContext(
+                reason=context.reason,
+                kind=context.kind,
+                code=context.code,
+                exception=context.exception,
+                stage=context.stage,
+                attempts=context.attempts,
+                attempts_total=context.attempts_total,
+                hops=context.hops,
+                maybe_delivered=context.maybe_delivered,
+                run=context.run,  # by which the letters of a write are found
+                target=context.target,  # without it a redrive would send it elsewhere
+                truncated=True,
+            )
+            context = shortened(context, text=_LEAST)
+            yield self._render(context)
+            yield self._render(context, named=0)
+            yield self._render(context, rest=False)
+        yield self._with((), replace(self._mark(context), truncated=True))
+        yield self._with((), Mark(truncated=True, retyped=self._lives.retyped, wrapped=self._lives.wrapped))
+
+    def _cut(self, context: ErrorContext, field: str) -> Iterator[Message]:
+        """The letter with as much of one text as fits, found by halving."""
+        whole = len((getattr(context, field) or "").encode())
+        low, high, best = _LEAST, whole, None
+        for _ in range(_SEARCHES):
+            if low >= high:
+                break
+            middle = (low + high + 1) // 2
+            letter = self._render(shortened(context, **{field: middle}))
+            if self._fits(letter):
+                low, best = middle, letter
+            else:
+                high = middle - 1
+        if best is not None:
+            yield best
+
+    def _render(self, context: ErrorContext, *, named: int | None = None, rest: bool = True) -> Message:
+        """The letter with this context: at most `named` fields by name, and the `rest` in the JSON header."""
+        mark = self._mark(context)
+        message = self._message
+        headers: list[Header] = []
+        texts: dict[str, str] = {}
+        there = _body.attributes(message.value) if self._in_body else {}
+        inside: dict[str, str | int] = {}
+        for dialect in self._dialects:
+            prefix = self._prefix if dialect.extensions else ""
+            for name, value in dialect.write(context)[:named]:
+                if dialect.extensions and self._in_body:
+                    if name not in there:
+                        inside[name] = value
+                        texts[name] = str(value)
+                elif (prefix + name).lower() not in self._taken and len(headers) < self._room() - 2:
+                    headers.append((prefix + name, str(value).encode()))
+                    texts[name] = str(value)
+        if inside:
+            body, inserted = _body.insert(message.value or b"", inside)
+            message = replace(message, value=body)
+            mark = replace(mark, attributes=tuple(inside), inserted=inserted)
+        extra = self._json(context, texts, mark) if rest else None
+        free = next((each for each in CONTEXT if each not in self._taken), None)
+        if extra and free:
+            headers.insert(0, (free, json_context.dump(extra)))
+        elif extra:
+            mark = replace(mark, truncated=True)
+        return self._with(headers, replace(mark, headers=tuple(name for name, _ in headers)), message)
+
+    def _json(self, context: ErrorContext, texts: Mapping[str, str], mark: Mark) -> dict[str, Any] | None:
+        kept = {name: getattr(mark, name) for name in BOOKKEEPING}
+        asked: dict[str, Any] = {"include_message": self._include_message, "configs": self._configs}
+        if any(dialect.whole for dialect in self._dialects):
+            fields = without(context, {}) | without(context, combined(self._dialects, texts) | kept)
+            return json_context.document(context, fields, self._message, **asked)
+        fields = without(context, combined(self._dialects, texts) | kept)
+        form = {json_context.OURS: fields} if fields else {}
+        if any(asked.values()):
+            form = {**json_context.included(context, self._message, **asked), **form}
+        return form or None
+
+    def _mark(self, context: ErrorContext) -> Mark:
+        total = context.attempts_total
+        if total is None:
+            total = self._lives.attempts_total + (context.attempts or 0)
+        return Mark(
+            dialect=",".join(dialect.name for dialect in self._dialects),
+            attempts_total=min(max(total, 0), _MOST),
+            hops=min(max(context.hops, self._lives.hops), _MOST),
+            truncated=context.truncated,
+            maybe_delivered=context.maybe_delivered,
+            retyped=self._lives.retyped,
+            wrapped=self._lives.wrapped,
+        )
+
+    def _with(self, headers: list[Header] | tuple[Header, ...], mark: Mark, message: Message | None = None) -> Message:
+        message = message or self._message
+        name = _mark.free_name(message.headers)
+        if name is None:
+            return message
+        letter = replace(message, headers=(*message.headers, *headers))
+        if self._sign is not None:
+            mark = replace(mark, mac=self._sign(letter, mark))
+        return replace(letter, headers=(*letter.headers, (name, mark.dump())))
+
+    def _room(self) -> int:
+        """How many headers may be added."""
+        most = self._limits.header_count
+        return 1000 if most is None else most - len(self._message.headers)
+
+    def _fits(self, letter: Message) -> bool:
+        limits = self._limits
+        ours = letter.headers[len(self._message.headers) :]
+        in_headers = sum(len(name.encode("utf-8", "replace")) + len(value or b"") for name, value in letter.headers)
+        in_all = in_headers + len(letter.value or b"") + len(letter.key or b"")
+        largest = max((len(value or b"") for _, value in ours), default=0)
+        sizes = (
+            (len(letter.headers), limits.header_count),
+            (in_headers, limits.headers_bytes),
+            (largest, limits.header_value_bytes),
+            (in_all, limits.message_bytes),
+        )
+        return bool(ours) and all(most is None or size <= most for size, most in sizes)

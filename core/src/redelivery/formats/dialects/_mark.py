@@ -1,0 +1,133 @@
+"""The marker: one header on every letter that says what we wrote into it, and what survives of its lives.
+
+A redriven message keeps a marker with its lives only. This file must not touch any other header.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass
+from typing import Any, Final
+
+from redelivery.contract.message import Headers
+from redelivery.formats.dialects import json_context
+from redelivery.formats.dialects._body import Inserted
+from redelivery.formats.dialects._retype import Retyped
+
+#: The marker's name, and the one it takes where a user's own header has the first.
+NAMES: Final = ("redelivery-letter", "redelivery-letter-2")
+_MOST: Final = 2**31
+_FLAGS: Final = ("truncated", "maybe_delivered", "wrapped")
+_MEMBERS: Final = ("dialect", "headers", "attributes", "attempts_total", "hops", *_FLAGS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """What the marker says.
+
+    Attributes:
+        dialect: in which the context was written, with commas between several; None: this is no letter any more.
+        headers: names that we wrote, besides the marker.
+        attributes: extension attributes that we wrote into a structured event's body, at `inserted`.
+        attempts_total, hops: over all lives.
+        truncated: the context was cut.
+        maybe_delivered: the message may lie at its destination, by this life or one before.
+        retyped: an event's type before it was reposted under another.
+        wrapped: the letter is an event that stands for the message (`events.wrapped`).
+        mac: signs all of this, what we wrote, and the message (`dialects._signature`).
+    """
+
+    dialect: str | None = None
+    headers: tuple[str, ...] = ()
+    attributes: tuple[str, ...] = ()
+    inserted: Inserted | None = None
+    attempts_total: int = 0
+    hops: int = 0
+    truncated: bool = False
+    maybe_delivered: bool = False
+    retyped: Retyped | None = None
+    wrapped: bool = False
+    mac: str | None = None
+
+    @property
+    def dialects(self) -> tuple[str, ...]:
+        """The dialects by name."""
+        return () if self.dialect is None else tuple(self.dialect.split(","))
+
+    @property
+    def says_anything(self) -> bool:
+        """Whether there is anything in it that must not be lost."""
+        return self != Mark()
+
+    def dump(self) -> bytes:
+        """The marker's value: what differs from nothing."""
+        form: dict[str, Any] = {}
+        for name in _MEMBERS:
+            value = getattr(self, name)
+            if value:
+                form[name] = value
+        if self.inserted is not None:
+            form["inserted"] = [self.inserted.offset, self.inserted.length]
+        if self.retyped is not None:
+            form["retyped"] = list(astuple(self.retyped))
+        if self.mac is not None:
+            form["mac"] = self.mac
+        return json_context.dump(form)
+
+
+def find(headers: Headers) -> tuple[int, Mark] | None:
+    """The marker among headers and where it is. A header of that name which is none is a user's own."""
+    for index, (name, value) in enumerate(headers):
+        if name in NAMES:
+            form = json_context.parse(value)
+            mark = None if form is None else _read(form)
+            if mark is not None:
+                return index, mark
+    return None
+
+
+def free_name(headers: Headers) -> str | None:
+    """A name for the marker that no header has; None where there is none."""
+    taken = {name.lower() for name, _ in headers}
+    return next((name for name in NAMES if name not in taken), None)
+
+
+def _read(form: Mapping[str, Any]) -> Mark | None:
+    """The mark, as far as it is one: a name or number that we would not have written makes it somebody else's."""
+    dialect = form.get("dialect")
+    names = [form.get("headers", []), form.get("attributes", [])]
+    numbers = [form.get("attempts_total", 0), form.get("hops", 0)]
+    inserted = form.get("inserted", [0, 0])
+    retyped = form.get("retyped", ["", "", 0, ""])
+    mac = form.get("mac")
+    if not isinstance(retyped, list) or not _is_retyped(retyped):
+        return None
+    if not form.keys() & {*_MEMBERS, "retyped"} or not isinstance(dialect, str | None):
+        return None
+    if not all(isinstance(several, list) and all(isinstance(each, str) for each in several) for several in names):
+        return None
+    if not isinstance(inserted, list) or len(inserted) != 2:  # noqa: PLR2004 - offset and length
+        return None
+    if not all(type(number) is int and 0 <= number < _MOST for number in (*numbers, *inserted)):
+        return None
+    return Mark(
+        dialect=dialect,
+        headers=tuple(names[0]),
+        attributes=tuple(names[1]),
+        inserted=Inserted(*inserted) if inserted[1] else None,
+        attempts_total=numbers[0],
+        hops=numbers[1],
+        **{name: form.get(name) is True for name in _FLAGS},
+        retyped=Retyped(*retyped) if retyped[0] and retyped[1] else None,
+        mac=mac if isinstance(mac, str) else None,
+    )
+
+
+def _is_retyped(parts: list[Any]) -> bool:
+    """Whether these are the parts of a `Retyped`: a type of half a character is none."""
+    texts = [each for each in parts if isinstance(each, str)]
+    return [type(each) for each in parts] == [str, str, int, str] and all(map(_is_unicode, texts))
+
+
+def _is_unicode(text: str) -> bool:
+    return not any("\ud800" <= each <= "\udfff" for each in text)

@@ -1,0 +1,34 @@
+"""The CloudEvents extensions of Knative's delivery design: who did not take it, why, and after how many attempts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from redelivery.contract.context import ErrorContext
+from redelivery.formats.cloudevents import clean
+from redelivery.formats.dialects._fields import subscriber_uri, whole
+
+_URI: Final = "deadlettersubscriberuri"
+_REASON: Final = "deadletterreason"
+_RETRY: Final = "deadletterretry"  # counts attempts, the first included
+NAMES: Final = frozenset({_URI, _REASON, _RETRY})
+
+
+def write(context: ErrorContext) -> list[tuple[str, str | int]]:
+    """The extension attributes for what is known."""
+    known = [(_REASON, clean(context.reason)), (_RETRY, context.attempts), (_URI, subscriber_uri(context))]
+    return [(name, value) for name, value in known if value is not None and value != ""]
+
+
+def read(found: Mapping[str, str]) -> dict[str, Any]:
+    """The fields that these attributes give."""
+    out: dict[str, Any] = {}
+    if _REASON in found:
+        out["reason"] = found[_REASON]
+    if _URI in found:
+        out["subscriber"] = found[_URI]
+    attempts = whole(found.get(_RETRY))
+    if attempts is not None:
+        out["attempts"] = attempts
+    return out

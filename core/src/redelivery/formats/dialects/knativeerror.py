@@ -1,0 +1,51 @@
+"""The CloudEvents extensions that Knative's running code writes: destination, code, and base64 data of the answer."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping
+from typing import Any, Final
+
+from redelivery.contract.context import ErrorContext
+from redelivery.formats.cloudevents import clean
+from redelivery.formats.dialects._fields import head, uri, whole
+
+_DEST: Final = "knativeerrordest"
+_CODE: Final = "knativeerrorcode"
+_DATA: Final = "knativeerrordata"
+NAMES: Final = frozenset({_DEST, _CODE, _DATA})
+
+#: Characters of base64, the most that Knative writes; so many bytes fill them exactly.
+DATA_CHARACTERS: Final = 1024
+_DATA_BYTES: Final = DATA_CHARACTERS // 4 * 3
+
+
+def write(context: ErrorContext) -> list[tuple[str, str | int]]:
+    """The extension attributes for what is known."""
+    out: list[tuple[str, str | int]] = []
+    if context.code:
+        number = whole(context.code)
+        out.append((_CODE, number if number is not None and str(number) == context.code else clean(context.code)))
+    if context.reason:
+        data = base64.b64encode(head(context.reason, _DATA_BYTES).encode())
+        out.append((_DATA, data.decode()[:DATA_CHARACTERS]))
+    if context.destination:
+        out.append((_DEST, uri(context.destination)))
+    return out
+
+
+def read(found: Mapping[str, str]) -> dict[str, Any]:
+    """The fields that these attributes give; data that was cut is read as far as it goes."""
+    out: dict[str, Any] = {}
+    if _DEST in found:
+        out["destination"] = found[_DEST]
+    if _CODE in found:
+        out["code"] = found[_CODE]
+    if _DATA in found:
+        data = found[_DATA]
+        try:
+            out["reason"] = base64.b64decode(data[: len(data) // 4 * 4], validate=True).decode(errors="replace")
+        except (binascii.Error, ValueError):
+            out["reason"] = data  # somebody wrote it in plain text
+    return out

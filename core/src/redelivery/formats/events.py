@@ -1,0 +1,362 @@
+"""CloudEvents for the rest of the library: any message as an event and back, content modes, rows that became none.
+
+Recognising and checking one event is `_cloudevents.py`; whose words are re-exported here. This file must not decide
+what happens to a message, and never raises for what a message holds.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, date, datetime, time
+from functools import singledispatch
+from typing import Any, Final
+from urllib.parse import quote
+
+from cloudevents.core.v1.event import CloudEvent
+
+from redelivery.base.urls import redact
+from redelivery.contract.message import Headers, Message
+from redelivery.contract.spec import EventFormat
+from redelivery.errors import Permanent
+from redelivery.formats.cloudevents import (
+    ATTRIBUTES,
+    CONTENT_TYPE,
+    PREFIXES,
+    STRUCTURED,
+    binary_headers,
+    build,
+    clean,
+    event_in,
+    from_json,
+    is_json,
+    is_structured,
+    prefix_in,
+    rfc3339,
+    to_binary,
+    to_json,
+    to_structured,
+    validate,
+)
+from redelivery.formats.syntax import is_uri_reference
+
+__all__ = [
+    "ATTRIBUTES",
+    "PREFIXES",
+    "UNDELIVERABLE",
+    "WRAPPED",
+    "binary_headers",
+    "event_in",
+    "from_event",
+    "from_json",
+    "is_structured",
+    "jsonable",
+    "prefix_in",
+    "reformat",
+    "source_of",
+    "to_event",
+    "to_json",
+    "undeliverable",
+    "validate",
+    "wrapped",
+]
+
+#: Type of an event that stands for a message which is no event.
+WRAPPED: Final = "redelivery.message"
+#: Type of an event that stands for a row which could not become a message.
+UNDELIVERABLE: Final = "redelivery.undeliverable"
+
+#: The extension attribute that holds what an event alone would lose of its message.
+_ENVELOPE: Final = "redeliverymessage"
+_REASON_CHARACTERS: Final = 1024
+#: What a path may hold besides letters and digits; not ":", before which a scheme would be.
+_SAFE: Final = "/._~!$&'()*+,;=@-"
+
+
+# --- any message as an event, and back -----------------------------------------------------------------------------
+
+
+def to_event(message: Message) -> CloudEvent:
+    """A message as an event, so that `from_event` gives back the same message.
+
+    A message that is an event (structured or binary) becomes that event; any other, a malformed event among them, is
+    wrapped: its value is the data, as text where it is UTF-8. What the event alone would lose (key, headers, exact
+    bytes, ...) goes into one extension attribute. Never raises.
+    """
+    event = event_in(message)
+    if event is None or _ENVELOPE in event.get_attributes():
+        return _wrap(message)
+    if _as_structured(event) == message:
+        return event
+    kept = _describe(message)
+    if message.value != _body(event, binary=not is_structured(message)):
+        kept["value"] = _show(message.value)
+        if not _is_finite(event):
+            return _wrap(message)
+    event.get_attributes()[_ENVELOPE] = json.dumps(kept)
+    return event
+
+
+def from_event(event: CloudEvent) -> Message:
+    """The message that an event stands for; an event that stands for none becomes a structured message.
+
+    An event that was changed since `to_event` (mended by hand) is taken as it is now, with the key and the other
+    headers of its message.
+    """
+    try:
+        kept = json.loads(event.get_attributes()[_ENVELOPE])
+        return _restore(kept, event)
+    except Exception:  # noqa: BLE001 - an attribute of that name which is not ours is the event's own
+        return _as_structured(event)
+
+
+def reformat(message: Message, event_format: EventFormat, prefix: str | None) -> Message:
+    """An event message in another content mode: "json" is structured, "binary" takes the header prefix.
+
+    A raw message, a malformed event, and "binary" where a broker has no prefix for it: unchanged. Never raises.
+    """
+    event = event_in(message)
+    if event is None:
+        return message
+    if event_format == "json":
+        return message if is_structured(message) else to_structured(message, event)
+    own = prefix_in(message)
+    if prefix is None or (own == prefix and not is_structured(message)):
+        return message
+    return to_binary(message if is_structured(message) else to_structured(message, event), event, prefix)
+
+
+def source_of(message: Message) -> str | None:
+    """The source of the event that a message is; None for a raw message and for a malformed event. Never raises."""
+    event = event_in(message) if message.headers else None
+    return None if event is None else event.get_source()
+
+
+def wrapped(message: Message) -> Message:
+    """A message as a structured event that stands for it, in ASCII, with no other header. Never raises."""
+    body = json.dumps(to_json(_wrap(message)), separators=(",", ":")).encode()
+    return Message(value=body, headers=((CONTENT_TYPE, STRUCTURED.encode()),), identity=message.identity)
+
+
+def _is_finite(event: CloudEvent) -> bool:
+    """Whether JSON can hold the numbers of an event."""
+    try:
+        json.dumps(to_json(event), allow_nan=False)
+    except ValueError:
+        return False
+    return True
+
+
+def _wrap(message: Message) -> CloudEvent:
+    shown = _show(message.value)
+    data = shown if isinstance(shown, str) else message.value
+    attributes: dict[str, Any] = {
+        "specversion": "1.0",
+        "type": WRAPPED,
+        "source": "redelivery",
+        "id": (message.id and clean(message.id)) or _digest(message),
+        "time": _moment(message.timestamp_ms),
+        _ENVELOPE: json.dumps(_describe(message)),
+    }
+    if isinstance(data, str):
+        attributes["datacontenttype"] = "text/plain"
+    return build(attributes, data)
+
+
+def _restore(kept: Mapping[str, Any], event: CloudEvent) -> Message:
+    attributes = event.get_attributes()
+    raw = attributes["type"] == WRAPPED
+    for name, kind in (("id", str), ("destination", str), ("timestamp_ms", int)):
+        if not isinstance(kept.get(name), kind | None):
+            raise TypeError(name)
+    headers = tuple((str(name), _unshow(value)) for name, value in kept.get("headers", ()))
+    message = Message(
+        value=None,
+        key=_unshow(kept.get("key")),
+        headers=headers,
+        id=kept.get("id"),
+        destination=kept.get("destination"),
+        timestamp_ms=kept.get("timestamp_ms"),
+        extra={name: _unshow_any(value) for name, value in kept.get("extra", {}).items()},
+    )
+    if raw:
+        return replace(message, value=_body(event, binary=True))
+    bare = build({name: value for name, value in attributes.items() if name != _ENVELOPE}, event.get_data())
+    value = _unshow(kept["value"]) if "value" in kept else _body(bare, binary=not is_structured(message))
+    exact = replace(message, value=value)
+    if json.dumps(to_json(to_event(exact))) == json.dumps(to_json(event)):
+        return exact
+    mended = _as_structured(bare)
+    prefix = prefix_in(message)
+    others = (h for h in headers if h[0].lower() != CONTENT_TYPE and not (prefix and h[0].startswith(prefix)))
+    return replace(message, value=mended.value, headers=(*others, *mended.headers), id=event.get_id())
+
+
+def _as_structured(event: CloudEvent) -> Message:
+    body = _body(event, binary=False)
+    return Message(value=body, headers=((CONTENT_TYPE, STRUCTURED.encode()),), id=event.get_id())
+
+
+def _body(event: CloudEvent, *, binary: bool) -> bytes | None:
+    data = event.get_data() if binary else to_json(event)
+    if data is None or isinstance(data, bytes):
+        return data
+    if isinstance(data, str) and not is_json(event.get_datacontenttype()):
+        return data.encode("utf-8", "surrogatepass")
+    return json.dumps(data, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogatepass")
+
+
+def _describe(message: Message) -> dict[str, Any]:
+    """All of a message but its value, as far as it is there."""
+    kept: dict[str, Any] = {}
+    if message.headers:
+        kept["headers"] = [[name, _show(value)] for name, value in message.headers]
+    if message.key is not None:
+        kept["key"] = _show(message.key)
+    for name in ("id", "destination", "timestamp_ms"):
+        if getattr(message, name) is not None:
+            kept[name] = getattr(message, name)
+    if message.extra:
+        kept["extra"] = {name: _show_any(value) for name, value in message.extra.items()}
+    return kept
+
+
+def _show(value: bytes | None) -> Any:
+    """Bytes as JSON: text where they are UTF-8, so that people can read it, else base64."""
+    if value is None:
+        return None
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(value).decode()}
+
+
+def _unshow(shown: Any) -> bytes | None:
+    if shown is None:
+        return None
+    return shown.encode() if isinstance(shown, str) else base64.b64decode(shown["base64"])
+
+
+def _show_any(value: Any) -> Any:
+    return {"bytes": _show(value)} if isinstance(value, bytes) else jsonable(value)
+
+
+def _unshow_any(shown: Any) -> Any:
+    return _unshow(shown["bytes"]) if isinstance(shown, dict) and shown.keys() == {"bytes"} else shown
+
+
+def _digest(message: Message) -> str:
+    """A stable id for a message that has none."""
+    parts = [_describe(message), _show(message.value)]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
+
+
+def _moment(timestamp_ms: int | None) -> datetime | None:
+    try:
+        return None if timestamp_ms is None else datetime.fromtimestamp(timestamp_ms / 1000, UTC)
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+# --- rows ----------------------------------------------------------------------------------------------------------
+
+
+def undeliverable(
+    row: Mapping[str, Any] | bytes,
+    *,
+    id: str,  # noqa: A002 - the word of CloudEvents and of `Message`
+    error: Permanent,
+    key: bytes | None = None,
+    headers: Headers = (),
+    source: str = "redelivery",
+) -> Message:
+    """The structured event that stands for a row which could not become a message.
+
+    Args:
+        row: the row by column name, written as JSON (see `jsonable`); or bytes, written as base64.
+        id: stable, so that a repeated job says the same; also the message's id.
+        error: why; its text (redacted) and code become the attributes `reason` and `code`.
+        key: kept as the message's own.
+        headers: the same. A `content-type` among the headers must give way to the event's and
+            becomes the attribute `rowcontenttype`.
+        source: the event's source; what a URI cannot hold of it is percent-encoded.
+    """
+    attributes: dict[str, Any] = {
+        "specversion": "1.0",
+        "type": UNDELIVERABLE,
+        "source": (source if is_uri_reference(source) else quote(clean(source), safe=_SAFE)) or "redelivery",
+        "id": clean(id) or "unknown",
+        "code": clean(error.code or error.kind),
+        "reason": clean(redact(str(error)))[:_REASON_CHARACTERS],
+    }
+    own = next((value for name, value in headers if name.lower() == CONTENT_TYPE and value), None)
+    if own is not None:
+        attributes["rowcontenttype"] = clean(own.decode("utf-8", "replace"))
+    form: dict[str, Any] = {name: value for name, value in attributes.items() if value}
+    if isinstance(row, bytes):
+        form["data_base64"] = base64.b64encode(row).decode()
+    else:
+        form["datacontenttype"] = "application/json"
+        form["data"] = jsonable(row)
+    body = json.dumps(to_json(from_json(form)), separators=(",", ":")).encode()
+    others = tuple(header for header in headers if header[0].lower() != CONTENT_TYPE)
+    return Message(value=body, key=key, headers=(*others, (CONTENT_TYPE, STRUCTURED.encode())), id=id)
+
+
+@singledispatch
+def jsonable(value: Any) -> Any:
+    """A value of a row as JSON can hold it, without losing what it says.
+
+    Bytes become base64, Decimal its text, times ISO 8601, NaN and infinities their names as text; what JSON has no
+    form for becomes its text.
+    """
+    if hasattr(value, "tolist"):  # a NumPy scalar or array
+        return jsonable(value.tolist())
+    return str(value)
+
+
+@jsonable.register
+def _(value: bool | str | None) -> Any:  # noqa: FBT001 - singledispatch reads the type
+    return value
+
+
+@jsonable.register
+def _(value: int) -> Any:
+    return int(value)
+
+
+@jsonable.register
+def _(value: float) -> Any:
+    if math.isnan(value):
+        return "NaN"
+    return float(value) if math.isfinite(value) else ("Infinity" if value > 0 else "-Infinity")
+
+
+@jsonable.register
+def _(value: bytes | bytearray | memoryview) -> Any:
+    return base64.b64encode(value).decode()
+
+
+@jsonable.register
+def _(value: datetime) -> Any:
+    return rfc3339(value) if value.tzinfo else value.isoformat()
+
+
+@jsonable.register
+def _(value: date | time) -> Any:
+    return value.isoformat()
+
+
+@jsonable.register
+def _(value: Mapping) -> Any:  # type: ignore[type-arg]  # singledispatch takes no parametrised type
+    return {str(name): jsonable(item) for name, item in value.items()}
+
+
+@jsonable.register
+def _(value: list | tuple | set | frozenset) -> Any:  # type: ignore[type-arg]  # as above
+    named = getattr(value, "asDict", None)  # a Spark row is a tuple with names
+    return [jsonable(item) for item in value] if named is None else jsonable(named())

@@ -1,0 +1,77 @@
+"""Keys of letters: which letters of a place were signed by somebody who has one of them.
+
+How a signature is made is in `dialects/`; where a key is written, as a reference, is said by `letterKey` (a delivery
+spec's) and by who reads. This file must not know what a letter says, nor any broker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Final
+
+from redelivery.base.secrets import is_reference, resolve_secret
+from redelivery.contract.broker import DeadLetters, Letter
+from redelivery.errors import ConfigurationError
+from redelivery.formats import dialects
+
+#: A shorter key can be guessed.
+SHORTEST: Final = 16
+
+
+@lru_cache(maxsize=64)
+def key(reference: str) -> bytes:
+    """The key behind a reference, read once a process.
+
+    Raises:
+        MissingSecret: it is not on this machine.
+        ConfigurationError: it is no reference, is too short, or this deployment does not allow it.
+    """
+    _check(reference)
+    found = resolve_secret(reference).encode()
+    if len(found) < SHORTEST:
+        raise ConfigurationError(f"letterKey: the key {reference!r} has fewer than {SHORTEST} bytes; make a longer one")
+    return found
+
+
+def references(text: str | None) -> tuple[str, ...]:
+    """References with commas between, as who reads gives them. Raises ConfigurationError; no value is shown."""
+    found = tuple(each.strip() for each in (text or "").split(",") if each.strip())
+    for each in found:
+        _check(each)
+    return found
+
+
+def _check(reference: str) -> None:
+    if not is_reference(reference):
+        raise ConfigurationError("letterKey: write references, as in 'env:NAME' or 'file:PATH', and never a key itself")
+
+
+class Verified(DeadLetters):
+    """The letters of a place, each told whether one of these keys has signed it.
+
+    Args:
+        letters: the place.
+        keys: as `key` gives them; none: nothing is told.
+    """
+
+    def __init__(self, letters: DeadLetters, keys: Sequence[bytes]) -> None:
+        self._letters = letters
+        self._keys = keys
+
+    def browse(self) -> Iterator[Letter]:
+        for letter in self._letters.browse():
+            yield replace(letter, signed=dialects.is_signed(letter.message, self._keys)) if self._keys else letter
+
+    def remove(self, positions: Sequence[str]) -> int:
+        return self._letters.remove(positions)
+
+    def purge(self) -> int:
+        return self._letters.purge()
+
+    def move_back(self, *, wait: float) -> int:
+        return self._letters.move_back(wait=wait)
+
+    def close(self) -> None:
+        self._letters.close()

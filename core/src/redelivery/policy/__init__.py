@@ -1,0 +1,41 @@
+"""What follows from an error, and when: pure functions, with the time and randomness as arguments."""
+
+from redelivery.policy.decisions import (
+    DEFAULT_TIMEOUT,
+    GRACE,
+    OPENING,
+    SINK_RETRIES,
+    SINK_RETRY_TIMEOUT,
+    Abort,
+    GiveUp,
+    Isolate,
+    TryAgain,
+    attempt_timeout,
+    budget_seconds,
+    decide,
+    for_sink,
+    is_last,
+    retries_that_do_not_fit,
+    wait_of,
+    worst_case_seconds,
+)
+
+__all__ = [
+    "DEFAULT_TIMEOUT",
+    "GRACE",
+    "OPENING",
+    "SINK_RETRIES",
+    "SINK_RETRY_TIMEOUT",
+    "Abort",
+    "GiveUp",
+    "Isolate",
+    "TryAgain",
+    "attempt_timeout",
+    "budget_seconds",
+    "decide",
+    "for_sink",
+    "is_last",
+    "retries_that_do_not_fit",
+    "wait_of",
+    "worst_case_seconds",
+]

@@ -1,0 +1,249 @@
+"""`Delivery`: the engine on a thread of its own, fed by the caller's.
+
+The caller's row iterator may block for as long as it likes: settled batches, due retries and heartbeats go on. This
+file holds all there is of threads in the sending path.
+"""
+
+from __future__ import annotations
+
+import logging
+import random as random_module
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import TracebackType
+from typing import Final, Self
+
+from redelivery import policy
+from redelivery.base.clock import SystemClock
+from redelivery.contract.broker import Capabilities
+from redelivery.contract.context import Stage
+from redelivery.contract.message import Batch, Message
+from redelivery.contract.spec import DeliverySpec
+from redelivery.errors import ContractViolation, DeliveryFailed, Permanent
+from redelivery.formats import identity
+from redelivery.policy.decisions import GRACE, OPENING
+from redelivery.sending.engine import Engine, Flow
+from redelivery.sending.lane import Bounds, Lane
+from redelivery.sending.opening import Borrow, Opening, Resources, connected
+from redelivery.sending.record import Origin
+from redelivery.sending.report import DeliveryReport
+
+log = logging.getLogger("redelivery.delivery")
+
+#: The engine looks at everything at least this often, in seconds.
+_TICK: Final = 0.5
+#: While more rows could be sent, settled batches are waited for no longer than this, in seconds.
+_GLANCE: Final = 0.02
+
+
+class Delivery:
+    """One task's delivery. Use it as a context manager: leaving it by an exception gives up what is under way."""
+
+    def __init__(self, engine: Engine, lanes: list[Lane], resources: Resources) -> None:
+        self.capabilities: Capabilities = lanes[0].capabilities
+        self._engine = engine
+        self._lanes = lanes
+        self._resources = resources
+        self._longest_call = max(OPENING, *(policy.attempt_timeout(lane.spec) for lane in lanes)) + 2 * GRACE
+        self._started = time.monotonic()
+        self._changed = threading.Condition()
+        self._inbox: deque[Callable[[], bool]] = deque()
+        self._finishing = self._stopping = self._stopped = self._left = False
+        self._failure: BaseException | None = None
+        self._alive = time.monotonic()
+        self._calling = engine.report.primary
+        for lane in lanes:
+            lane.beat = partial(self._beat, lane.url)
+        self._thread = threading.Thread(target=self._run, name="redelivery-engine", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def open(
+        cls,
+        url: str,
+        spec: DeliverySpec,
+        *,
+        options: Mapping[str, str] | None = None,
+        origin: Origin,
+        bounds: Bounds | None = None,
+        flow: Flow | None = None,
+        borrow: Borrow | None = None,
+    ) -> Self:
+        """Connect the destination and its sinks.
+
+        Args:
+            url: where rows go.
+            spec: how.
+            options: the destination's client options, with their plugin's prefix.
+            origin: where the rows come from.
+            bounds: what may be held in memory.
+            flow: in which order, and how fast.
+            borrow: how a connection is had; plainly, where not given.
+
+        Raises:
+            ConfigurationError, Unsupported, BrokerError: nothing was sent.
+        """
+        clock = SystemClock()
+        with Resources() as resources:
+            opening = Opening(
+                url=url,
+                spec=spec,
+                options=options or {},
+                bounds=bounds or Bounds(),
+                clock=clock,
+                borrow=borrow or connected,
+                resources=resources,
+            )
+            broker = opening.connect()
+            lanes = [opening.destination(broker), *(opening.sink(sink, broker) for sink in spec.dead_letter_sink)]
+            engine = Engine(lanes, spec, origin, clock, random_module.random, flow)
+            return cls(engine, lanes, resources.pop_all())
+        raise AssertionError("unreachable")
+
+    # --- the caller's side ---
+
+    @property
+    def so_far(self) -> DeliveryReport:
+        """The account so far; after a failure, of what was settled before it."""
+        return self._engine.report
+
+    def write(self, batch: Batch) -> None:
+        """Hand rows over; waits while there is no room.
+
+        Raises:
+            DeliveryFailed, BrokerError, ContractViolation: the delivery has failed, now or earlier.
+        """
+        batch = identity.identified(batch) if self.capabilities.deduplicate else batch
+
+        def take() -> bool:
+            if not self._engine.can_take(batch):
+                return False
+            self._engine.take(batch)
+            return True
+
+        self._hand_over(take)
+
+    def reject(
+        self, message: Message, error: Permanent, *, stage: Stage = "VALUE_CONVERTER", component: str | None = None
+    ) -> None:
+        """Hand over a row that cannot become a message; arguments as of `Engine.reject`. Raises as `write`."""
+
+        def take() -> bool:
+            if self._engine.crowded:
+                return False
+            self._engine.reject(message, error, stage, component)
+            return True
+
+        self._hand_over(take)
+
+    def finish(self) -> DeliveryReport:
+        """Wait until every row is accounted for, close, and return the account. Raises as `write`."""
+        with self._changed:
+            self._finishing = True
+            self._changed.notify_all()
+            self._wait_for(lambda: self._stopped)
+        self.close()
+        report = self._engine.report
+        if not report.accounted:
+            raise DeliveryFailed(f"the account does not add up, so rows may be lost: {report.to_dict()}")
+        report.seconds = time.monotonic() - self._started
+        return report
+
+    def close(self) -> None:
+        """Give up what is under way, and give the connections back. Closing twice does nothing."""
+        self._close(self._failure)
+
+    def _close(self, error: BaseException | None) -> None:
+        """Close; whoever lent a connection is told of the error, so that it is not used again."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        self._thread.join(timeout=GRACE)
+        with self._changed:
+            self._left = not self._stopped
+        if self._left:  # the engine's thread closes, when the plugin returns
+            log.error("the plugin at %s does not return; its connections are closed when it does", self._calling)
+            return
+        self._resources.__exit__(type(error) if error else None, error, None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close(error or self._failure)
+
+    def _hand_over(self, take: Callable[[], bool]) -> None:
+        with self._changed:
+            self._wait_for(lambda: not self._inbox)
+            self._inbox.append(take)
+            self._changed.notify_all()
+
+    def _wait_for(self, condition: Callable[[], bool]) -> None:
+        """Wait, with the lock held, until the condition holds; never for ever on a plugin that hangs."""
+        while True:
+            if self._failure is not None:
+                raise self._failure
+            if condition():
+                return
+            if self._stopping:
+                raise DeliveryFailed("the delivery was closed")
+            silent = time.monotonic() - self._alive
+            if silent > self._longest_call:
+                raise ContractViolation(
+                    f"the plugin at {self._calling} has not returned from a call for {silent:.0f} s"
+                )
+            self._changed.wait(_TICK)
+
+    # --- the engine's side ---
+
+    def _run(self) -> None:
+        try:
+            while self._turn():
+                pass
+        except BaseException as error:  # noqa: BLE001 - handed to the caller's thread, which raises it
+            failure: BaseException | None = error
+        else:
+            failure = None
+        with self._changed:
+            self._failure = failure
+            self._stopped = True
+            self._changed.notify_all()
+        if self._left:
+            given_up = failure or DeliveryFailed("the delivery was closed")
+            self._resources.__exit__(type(given_up), given_up, None)
+
+    def _beat(self, url: str) -> None:
+        """The engine is alive: it is about to call the plugin of this destination."""
+        self._calling = url
+        self._alive = time.monotonic()
+
+    def _turn(self) -> bool:
+        """One round; False when all is done."""
+        self._beat(self._engine.report.primary)
+        taken = False
+        with self._changed:
+            if self._stopping:
+                return False
+            take = self._inbox[0] if self._inbox else None
+        if take is not None and take():
+            taken = True
+            with self._changed:
+                self._inbox.popleft()
+                self._changed.notify_all()
+        busy = self._engine.busy
+        self._engine.turn(0.0 if taken or not busy else _GLANCE)
+        if taken or busy or self._engine.busy:  # what was settled may have made room
+            return True
+        with self._changed:
+            if self._engine.idle and self._finishing and not self._inbox:
+                return False
+            due = self._engine.next_due
+            pause = _TICK if due is None else min(_TICK, due - time.monotonic())
+            if pause > 0 and (not self._inbox or take is not None):
+                self._changed.wait(pause)
+        return True

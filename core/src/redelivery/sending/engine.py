@@ -1,0 +1,435 @@
+"""`Engine`: moves rows through the lanes, one turn at a time, and keeps the account.
+
+Single-threaded and without a clock of its own, so that a test can drive it turn by turn against a model. What follows
+from an error is `policy.decide`'s to say; the engine carries it out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from redelivery import policy
+from redelivery.base.clock import Clock
+from redelivery.base.urls import redact
+from redelivery.contract.broker import Support
+from redelivery.contract.context import ErrorContext, Stage
+from redelivery.contract.message import Batch, Message
+from redelivery.contract.spec import DeliverySpec
+from redelivery.errors import Ambiguous, BrokerError, DeliveryFailed, NotSent, Permanent, ToleranceExceeded
+from redelivery.policy.rate import RateLimit
+from redelivery.policy.tolerance import Tolerance
+from redelivery.sending.errorlog import ErrorLog
+from redelivery.sending.lane import Landed, Lane
+from redelivery.sending.ordering import KeyOrder
+from redelivery.sending.record import Origin, Record
+from redelivery.sending.report import DeliveryReport
+
+#: How long `drain` waits at a time, in seconds.
+_DRAIN_WAIT = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flow:
+    """In which order, and how fast, rows go to their destination.
+
+    Attributes:
+        ordering: "key": rows of one key in their order; "none".
+        park_successors: with ordering "key", rows behind a dead-lettered one of their key are dead-lettered too.
+        rows_per_second: of one task, retries not counted; None: as fast as it goes.
+    """
+
+    ordering: Literal["none", "key"] = "none"
+    park_successors: bool = False
+    rows_per_second: float | None = None
+
+
+class Engine:
+    """Delivers batches to the first lane; what fails there for good goes down the others, which are its sinks.
+
+    Args:
+        lanes: the destination, then the sinks in the order in which they are tried.
+        spec: the job's spec.
+        origin: where the rows come from.
+        clock: the time.
+        random: gives a number in [0, 1), for jitter.
+        flow: in which order, and how fast.
+        delivered: told the positions of rows that the destination has confirmed, where somebody wants to know.
+    """
+
+    def __init__(
+        self,
+        lanes: Sequence[Lane],
+        spec: DeliverySpec,
+        origin: Origin,
+        clock: Clock,
+        random: Callable[[], float],
+        flow: Flow | None = None,
+        delivered: Callable[[list[int]], None] | None = None,
+    ) -> None:
+        flow = flow or Flow()
+        self.report = DeliveryReport(primary=lanes[0].url, run=origin.run)
+        self._lanes = lanes
+        self._spec = spec
+        self._origin = origin
+        self._clock = clock
+        self._random = random
+        self._tolerance = Tolerance(spec)
+        self._errors = ErrorLog(spec, origin)
+        self._delivered = delivered
+        self._rate = RateLimit(flow.rows_per_second)
+        self._order: KeyOrder | None = None
+        if flow.ordering == "key":
+            lanes[0].ordered = True
+            native = lanes[0].capabilities.order == Support.NATIVE
+            self._order = KeyOrder(native=native, park=flow.park_successors, release=self._send_soon)
+            lanes[0].on_wait = self._order.waits
+            lanes[0].may_go = self._order.may_go
+        for lane in lanes:
+            self.report.at(lane.url)
+
+    @property
+    def idle(self) -> bool:
+        """Whether every row taken is accounted for."""
+        return all(lane.idle for lane in self._lanes) and not (self._order and self._order.waiting)
+
+    @property
+    def next_due(self) -> float | None:
+        """When there is something to do that nobody tells of, monotonic seconds: a record is due, or a debt is paid."""
+        now = self._clock.monotonic()
+        paid = self._rate.next(now)
+        times = [lane.next_due for lane in self._lanes] + [paid if paid > now else None]
+        return min((each for each in times if each is not None), default=None)
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is in flight."""
+        return any(lane.busy for lane in self._lanes)
+
+    def can_take(self, batch: Batch) -> bool:
+        """Whether there is room for a batch: among all that is held, and under the rate limit."""
+        destination, now = self._lanes[0], self._clock.monotonic()
+        if self._order is not None and destination.refused:
+            return False
+        if self._rate.next(now) > now or self.crowded or not destination.may_begin(now):
+            return False
+        records, nbytes = self._held_elsewhere()
+        bounds = destination.bounds
+        records, nbytes = records + len(batch), nbytes + batch.nbytes
+        if records > len(batch) and (records > bounds.in_flight_records or nbytes > bounds.in_flight_bytes):
+            return False
+        return destination.has_room(records, nbytes)
+
+    def _held_elsewhere(self) -> tuple[int, int]:
+        """Records and bytes that are held, and not in flight to the destination."""
+        held = [self._lanes[0].waiting, *(lane.held for lane in self._lanes[1:])]
+        if self._order is not None:
+            held.append((self._order.waiting, self._order.waiting_bytes))
+        return sum(records for records, _ in held), sum(nbytes for _, nbytes in held)
+
+    @property
+    def crowded(self) -> bool:
+        """Whether so much waits that nothing more may be taken."""
+        waiting = self._order.waiting if self._order is not None else 0
+        return waiting >= self._lanes[0].bounds.waiting_records or any(lane.crowded for lane in self._lanes)
+
+    def take(self, batch: Batch) -> None:
+        """Send a batch of fresh rows."""
+        batch = replace(batch, first=self.report.rows, ordered=self._lanes[0].ordered)
+        self.report.rows += len(batch)
+        self._rate.take(len(batch), self._clock.monotonic())
+        if self._order is None:
+            self._lanes[0].send(batch)
+        else:
+            self._take_in_order(batch, self._order)
+
+    def _take_in_order(self, batch: Batch, order: KeyOrder) -> None:
+        admitted = order.admit(batch)
+        if len(admitted.now) == len(batch):
+            self._lanes[0].send(batch)
+            return
+        for index in admitted.now:
+            order.begin(self._fresh(batch, index))
+        for index in admitted.later:
+            order.wait(self._fresh(batch, index))
+        for index in admitted.parked:
+            self._park(self._fresh(batch, index))
+
+    def _fresh(self, batch: Batch, index: int) -> Record:
+        """A row that no attempt was made for."""
+        message = batch.row(index)
+        return Record(message=message, outgoing=message, position=batch.first + index)
+
+    def _send_soon(self, record: Record) -> None:
+        self._lanes[0].wait(record, self._clock.monotonic())
+
+    def _park(self, record: Record) -> None:
+        """A row whose predecessor by key is dead goes where that one went."""
+        record.sent = record.attempts - record.untried  # some were made, where it was kept back only then
+        record.last_failure_ms = self._clock.wall_ms()
+        record.first_failure_ms = record.first_failure_ms or record.last_failure_ms
+        self.give_up(record, Permanent("an earlier row of its key is dead-lettered", code="Parked"), "it is parked")
+
+    def reject(self, message: Message, error: Permanent, stage: Stage, component: str | None = None) -> None:
+        """Account for a row that could not become a message: `message` stands for it on its way to the sinks.
+
+        Args:
+            message: see above.
+            error: why.
+            stage: where.
+            component: fully qualified name of what could not make it one.
+        """
+        now_ms = self._clock.wall_ms()
+        record = Record(
+            message=message,
+            outgoing=message,
+            position=self.report.rows,
+            stage=stage,
+            component=component,
+            first_failure_ms=now_ms,
+            last_failure_ms=now_ms,
+        )
+        self.report.rows += 1
+        self.report.record_failures += 1
+        self.report.last_error_ms = now_ms
+        self.give_up(record, error, "it cannot become a message")
+
+    def give_up(self, record: Record, error: BrokerError, why: str) -> None:
+        """A record failed for good: tolerate it and hand it to the sinks, or fail the job.
+
+        Raises:
+            DeliveryFailed
+        """
+        record.primary = error
+        record.why = why
+        self.report.record_errors += 1
+        if not self._spec.tolerates:
+            raise self._failure(record, "errors.tolerance is 'none'")
+        exceeded = self._tolerance.count(self._clock.monotonic())
+        if exceeded:
+            self._log_end(record, exceeded)
+            raise ToleranceExceeded(f"{exceeded}; the last one: {self._story(record)}") from error
+        successors = self._order.given_up(record) if self._order is not None else []
+        self._descend(record, 1)
+        for successor in successors:
+            self._park(successor)
+
+    def turn(self, wait: float) -> None:
+        """Send what is due, then settle what has been settled, waiting up to `wait` seconds for the first of it.
+
+        Raises:
+            DeliveryFailed, BrokerError (a fatal one), ContractViolation: the job must fail.
+        """
+        for lane in self._lanes:
+            lane.resend_due()
+        for index, lane in enumerate(self._lanes):
+            landed = lane.collect(wait if lane.busy else 0.0)
+            for each in landed:
+                self._settle(index, lane, each)
+            if landed:
+                wait = 0.0
+
+    def drain(self) -> None:
+        """Turn until every row is accounted for; for who has nothing else to do meanwhile. Raises as `turn`."""
+        while not self.idle:
+            self.turn(_DRAIN_WAIT)
+            due = self.next_due
+            if not self.busy and due is not None:
+                self._clock.sleep(max(0.0, min(_DRAIN_WAIT, due - self._clock.monotonic())))
+
+    # --- settling ---
+
+    def _settle(self, index: int, lane: Lane, landed: Landed) -> None:
+        flight = landed.flight
+        void = sum(record.void for record in flight.records or ())
+        good = len(flight.batch) - len(landed.failures) - void
+        account = self.report.at(lane.url)
+        account.delivered += good
+        account.duplicates += landed.duplicates
+        if not landed.failures:
+            account.bytes += flight.batch.nbytes
+        elif good:
+            account.bytes += flight.batch.nbytes * good // len(flight.batch)
+        if index:
+            self._settle_letters(landed, lane)
+        elif self._order is not None or self._delivered is not None:
+            self._settle_rows(landed)
+        for row in sorted(landed.failures):
+            lane.beat()  # many letters take long to write, and no plugin is to blame
+            error = landed.failures.pop(row)  # not kept: each may be larger than its row
+            self._failed(index, lane, self._record(landed, row), error, tried=landed.tried)
+
+    def _settle_rows(self, landed: Landed) -> None:
+        """Tell of rows that were delivered, and let go of their keys. Only where somebody asks for single rows."""
+        flight = landed.flight
+        good = [row for row in range(len(flight.batch)) if row not in landed.failures]
+        records = flight.records
+        if self._delivered is not None:
+            first = flight.batch.first
+            self._delivered([first + row if records is None else records[row].position for row in good])
+        if self._order is None:
+            return
+        if records is not None:
+            for row in good:
+                self._order.done(records[row])
+        elif flight.batch.key is not None:
+            self._order.delivered(flight.batch.key.values[row] for row in good)
+
+    def _record(self, landed: Landed, row: int) -> Record:
+        """The record of a failed row, made now if this was its first attempt."""
+        flight = landed.flight
+        if flight.records is not None:
+            return flight.records[row]
+        record = self._fresh(flight.batch, row)
+        record.attempts = 1
+        record.first_attempt = flight.sent_at
+        record.first_failure_ms = self._clock.wall_ms()
+        return record
+
+    def _settle_letters(self, landed: Landed, lane: Lane) -> None:
+        """Count the letters that a sink has confirmed: only now are their rows handled."""
+        records = landed.flight.records or ()
+        if landed.tried:
+            self.report.sink_requests += len(records)
+            self.report.sink_failures += len(landed.failures)
+        for row, record in enumerate(records):
+            if row in landed.failures or record.void:
+                continue
+            self.report.dead_lettered += 1
+            self.report.because(record.reason)
+            self._errors.write(
+                record, record.told or self._told(record), f"dead-lettered to {lane.url}", self._story(record)
+            )
+            self.report.errors_logged += 1  # by the sink
+            self._handled(record)
+
+    def _handled(self, record: Record) -> None:
+        """The record is accounted for."""
+        if self._order is not None:
+            self._order.done(record)
+        record.handled(record)
+
+    def _failed(self, index: int, lane: Lane, record: Record, error: BrokerError, *, tried: bool) -> None:
+        """One attempt of one record failed: carry out what the policy decides."""
+        if isinstance(error, NotSent) and self._order is not None:
+            self._kept_back(record, self._order)
+            return
+        record.untried += record.counted and not tried
+        if index == 0:
+            self._note(record, error, tried=tried)
+        now = self._clock.monotonic()
+        decision = policy.decide(
+            lane.spec,
+            error,
+            attempts=record.attempts,
+            first_attempt=record.first_attempt,
+            isolated=record.isolated,
+            now=now,
+            random=self._random,
+            outage=lane.outage.over(now),
+        )
+        match decision:
+            case policy.TryAgain(at):
+                if index == 0:
+                    self.report.retries += 1
+                    self.report.retried += not record.retried
+                    record.retried = True
+                lane.wait(record, at)
+            case policy.Isolate():
+                record.isolated = record.isolating = True
+                lane.wait(record, now)
+            case policy.Abort() if index == 0:
+                raise error
+            case policy.GiveUp(why) if index == 0:
+                record.sent = record.attempts - record.untried
+                record.seconds = max(0.0, now - record.first_attempt)
+                self.give_up(record, error, why)
+            case policy.GiveUp() if isinstance(error, Permanent) and not (record.wrapped or lane.moves):
+                record.sink_errors.append(f"{lane.url}: {error} (so it was sent there once more, wrapped as an event)")
+                self._enter(record, lane, wrapped=True)
+            case _:
+                lane.broken = error if isinstance(decision, policy.Abort) else lane.broken
+                record.sink_errors.append(f"{lane.url}: {error}")
+                self._descend(record, index + 1)
+
+    def _note(self, record: Record, error: BrokerError, *, tried: bool) -> None:
+        """Count a failed try at the destination."""
+        if self._order is not None:
+            self._order.failed(record)
+        self.report.record_failures += tried
+        self.report.retries -= record.attempts > 1 and not tried  # it was counted when it was planned
+        if isinstance(error, Ambiguous):
+            self.report.ambiguous += 1
+            record.ambiguous = True
+        record.last_failure_ms = self.report.last_error_ms = self._clock.wall_ms()
+
+    def _kept_back(self, record: Record, order: KeyOrder) -> None:
+        """A row was not even tried, because an earlier one of its key failed: no attempt was made."""
+        record.attempts -= record.counted
+        if order.is_parked(record):
+            self._park(record)
+        else:
+            order.wait(record)
+
+    # --- giving up ---
+
+    def _descend(self, record: Record, index: int) -> None:
+        """Hand the record to the sink at `index`, or the first one behind it that works."""
+        for lane in self._lanes[index:]:
+            if lane.broken is not None:
+                record.sink_errors.append(f"{lane.url}: {lane.broken}")
+                continue
+            self._enter(record, lane)
+            return
+        if self._spec.dead_letter_sink:
+            raise self._failure(record, "no dead letter sink could take it")
+        self.report.skipped += 1
+        self.report.because(record.reason)
+        logged = self._errors.write(record, self._told(record), "skipped (allowSkip)", self._story(record))
+        self.report.errors_logged += logged
+        self._handled(record)
+
+    def _enter(self, record: Record, lane: Lane, *, wrapped: bool = False) -> None:
+        """Hand the record to a sink as a letter; wrapped where the sink has refused what it holds."""
+        record.told = self._told(record)
+        letter = record.letter(
+            record.told,
+            self._spec,
+            lane.capabilities,
+            self._origin.configs,
+            moved=lane.moves,
+            rename_type=lane.rename_type,
+            wrapped=wrapped,
+        )
+        record.enter(letter, wrapped=wrapped)
+        lane.wait(record, self._clock.monotonic())
+
+    def _failure(self, record: Record, what: str) -> DeliveryFailed:
+        """The primary error as a failure of the job, its text telling all; what the sinks said as notes too."""
+        self._log_end(record, what)
+        failure = DeliveryFailed(f"{self._story(record)}; {what}")
+        failure.__cause__ = record.primary
+        for said in record.sink_errors:
+            failure.add_note(redact(f"dead letter sink {said}"))
+        return failure
+
+    def _story(self, record: Record) -> str:
+        error = record.primary
+        sinks = "".join(f"; dead letter sink {said}" for said in record.sink_errors)
+        name = f"record {record.message.id!r}" if record.message.id else "a record"
+        tried = f" after {record.sent} attempts" if record.sent > 1 else ""
+        kind = error.kind if error else ""
+        story = f"{name} could not be delivered to {self.report.primary}{tried}: {error} ({kind}; {record.why}){sinks}"
+        return redact(story)
+
+    def _log_end(self, record: Record, why: str) -> None:
+        """Log the failure that fails the job, which nothing else has; for people its error tells it."""
+        if self._spec.log_enable:
+            fate = f"the job fails: {why}"
+            self.report.errors_logged += self._errors.write(record, self._told(record), fate, self._story(record))
+
+    def _told(self, record: Record) -> ErrorContext:
+        """Why a record is given up, as letters and the log say it."""
+        first = self._lanes[0]
+        return record.context(self._origin, broker=first.name, component=first.component, destination=first.url)

@@ -1,0 +1,64 @@
+"""`ErrorLog`: failures as KIP-298 logs them, one JSON object each, where `errors.log.enable` asks for it.
+
+Unset, the first few are told as lines for people; the report has them all. This file must not decide what becomes of a
+record, nor count anything but what it has written.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Final
+
+from redelivery.base.secrets import Redacted, redact
+from redelivery.contract.context import ErrorContext
+from redelivery.contract.spec import DeliverySpec
+from redelivery.formats import dialects
+from redelivery.sending.record import Origin, Record
+
+log = logging.getLogger("redelivery.delivery")
+
+#: Failures that are told one by one where `errors.log.enable` is not set.
+_TOLD: Final = 5
+
+
+class ErrorLog:
+    """Logs what failed for good.
+
+    Args:
+        spec: says what is logged.
+        origin: its options are written where the spec includes them.
+    """
+
+    def __init__(self, spec: DeliverySpec, origin: Origin) -> None:
+        self._spec = spec
+        self._origin = origin
+        self._told = 0
+
+    def write(self, record: Record, context: ErrorContext, fate: str, story: str) -> bool:
+        """Log one failure; False where the spec keeps it out of the log.
+
+        Args:
+            record: what failed.
+            context: why.
+            fate: what becomes of it.
+            story: the same for people, redacted.
+        """
+        spec = self._spec
+        if spec.log_enable:
+            form = dialects.document(
+                dialects.strip(record.message),
+                context,
+                include_message=bool(spec.log_include_messages),
+                configs=self._origin.configs if spec.log_include_configs else None,
+            )
+            whole = {"fate": redact(fate), "duration_ms": round(record.seconds * 1000), **form}
+            log.error(Redacted(json.dumps(whole)))
+            return True
+        if spec.log_enable is False or self._told >= _TOLD:
+            return False
+        self._told += 1
+        log.warning("%s", f"{redact(fate)}: {story}")
+        if self._told == _TOLD:
+            log.warning("further failures are counted, not logged, unless errors.log.enable is set")
+        return True

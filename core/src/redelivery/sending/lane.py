@@ -1,0 +1,377 @@
+"""`Lane`: one destination with what is in flight to it and what waits to be sent again.
+
+Checks that the plugin keeps its contract. Decides nothing, and never waits by itself.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from redelivery import policy
+from redelivery.base.clock import Clock
+from redelivery.base.urls import redact
+from redelivery.contract.broker import Broker, Capabilities, Sender, Settled
+from redelivery.contract.context import qualified
+from redelivery.contract.message import Batch
+from redelivery.contract.spec import DeliverySpec
+from redelivery.errors import BrokerError, ContractViolation, RedeliveryError
+from redelivery.policy.outage import Outage
+from redelivery.sending.record import Record
+
+#: Records that are sent again in one batch, at most.
+RESEND: Final = 1000
+#: A plugin that takes more than this part of an attempt's time to be handed a batch has waited in vain, most likely.
+_LONG: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """What a task may hold in memory: rows that it has taken and that are not accounted for yet.
+
+    They are in flight to the destination, wait for their next attempt or behind their key, or are letters on their way
+    to a sink: all count together, so no outage makes them more. What a row costs besides its bytes, about 1.5 KiB when
+    it has failed, is bounded by their number.
+
+    Attributes:
+        in_flight_records, in_flight_bytes: of all together. One batch is always let through.
+        waiting_records: of those that have failed, in each lane, or that wait behind their key; past it no new rows are
+            taken.
+    """
+
+    in_flight_records: int = 200_000
+    in_flight_bytes: int = 64 * 1024 * 1024
+    waiting_records: int = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A batch in flight.
+
+    Attributes:
+        batch: what was sent.
+        records: what its rows are; None for a batch of fresh rows.
+        sent_at, deadline: monotonic seconds.
+        blocked: it could not be handed over, or that took most of its time.
+    """
+
+    batch: Batch
+    records: Sequence[Record] | None
+    sent_at: float
+    deadline: float
+    blocked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Landed:
+    """A flight that is over: how each row fared.
+
+    Attributes:
+        flight: what was sent.
+        failures: the error of each row that failed, by its index.
+        duplicates: rows that the broker recognised.
+        tried: False where nothing was sent, because the destination accepts nothing.
+    """
+
+    flight: Flight
+    failures: dict[int, BrokerError]
+    duplicates: int = 0
+    tried: bool = True
+
+
+class Lane:
+    """One destination: the job's own, or a sink.
+
+    Args:
+        url: redacted, as reports and letters show it.
+        broker: opened destination; its sender is made by `open`.
+        spec: what governs attempts here.
+        bounds: what may be held.
+        clock: the time.
+    """
+
+    def __init__(self, url: str, broker: Broker, spec: DeliverySpec, bounds: Bounds, clock: Clock) -> None:
+        self.url = url
+        self.name = broker.name
+        self.capabilities: Capabilities = broker.capabilities
+        self.spec = spec
+        self.broken: RedeliveryError | None = None
+        self.outage = Outage(policy.budget_seconds(spec))
+        self.ordered = False
+        #: The broker moves messages here by itself; nothing is sent.
+        self.moves = False
+        #: The type that events get here; None: as the spec says.
+        self.rename_type: str | None = None
+        self.beat: Callable[[], None] = lambda: None
+        self.on_wait: Callable[[Record], None] = lambda _record: None
+        self.may_go: Callable[[Record], bool] = lambda _record: True
+        self._broker = broker
+        self._routes = sorted(broker.capabilities.routes)
+        self._sender: Sender | None = None
+        self.bounds = bounds
+        self._clock = clock
+        self._flights: dict[int, Flight] = {}
+        self._refused: list[Landed] = []
+        self._in_flight_records = self._in_flight_bytes = 0
+        self._draining = False
+        self._slow = False
+        self._waiting: list[tuple[float, int, Record]] = []
+        self._waiting_bytes = 0
+        self._order = itertools.count()
+        self._numbers = itertools.count(1)
+
+    # --- what there is ---
+
+    @property
+    def component(self) -> str:
+        """Fully qualified name of what sends here."""
+        return qualified(type(self._sender or self._broker))
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is in flight."""
+        return bool(self._flights or self._refused)
+
+    @property
+    def refused(self) -> bool:
+        """Whether the broker refused a batch that `collect` has not told of yet."""
+        return bool(self._refused)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is in flight and nothing waits."""
+        return not self.busy and not self._waiting
+
+    @property
+    def crowded(self) -> bool:
+        """Whether so much waits that no new rows may be taken."""
+        return len(self._waiting) >= self.bounds.waiting_records
+
+    @property
+    def waiting(self) -> tuple[int, int]:
+        """Records that wait, and their bytes."""
+        return len(self._waiting), self._waiting_bytes
+
+    @property
+    def held(self) -> tuple[int, int]:
+        """Records that are in flight or wait, and their bytes."""
+        return self._in_flight_records + len(self._waiting), self._in_flight_bytes + self._waiting_bytes
+
+    @property
+    def next_due(self) -> float | None:
+        """When the first waiting record is due."""
+        return self._waiting[0][0] if self._waiting else None
+
+    def may_begin(self, now: float) -> bool:
+        """Whether fresh rows may come; in an outage not before what is here has fared, unless they will be refused."""
+        return not self.outage.on or self.idle or self.outage.over(now) is not None
+
+    def has_room(self, records: int, nbytes: int) -> bool:
+        """Whether so much more may be in flight. A broker that settles at quiescence is drained at the bound.
+
+        One that has blocked is asked first how that went, and one that accepts nothing gets one batch at a time.
+        """
+        if self._slow or (self.outage.on and self.busy):
+            return False
+        if not self._flights:
+            self._draining = False
+            return True
+        if self._draining:
+            return False
+        if self._fits(records, nbytes):
+            return True
+        self._draining = self.capabilities.settles == "quiescence"
+        return False
+
+    def _fits(self, records: int, nbytes: int) -> bool:
+        bounds = self.bounds
+        within = self._in_flight_records + records <= bounds.in_flight_records
+        return within and self._in_flight_bytes + nbytes <= bounds.in_flight_bytes
+
+    # --- sending ---
+
+    def open(self) -> None:
+        """Make the sender. Raises BrokerError, Unsupported, ContractViolation."""
+        if self._sender is not None:
+            return
+        try:
+            self._sender = self._broker.sender()
+        except RedeliveryError:
+            raise
+        except Exception as error:
+            raise self._violation(f"sender() raised {type(error).__name__}, not a BrokerError: {error}") from error
+
+    def check(self, deadline: float) -> None:
+        """Open, and find out whether rows could be sent. Raises as `open`."""
+        self.open()
+        try:
+            if self._sender is not None:
+                self._sender.check(deadline=deadline)
+        except RedeliveryError:
+            raise
+        except Exception as error:
+            raise self._violation(f"check() raised {type(error).__name__}, not a BrokerError: {error}") from error
+
+    def send(self, batch: Batch, records: Sequence[Record] | None = None) -> None:
+        """Hand a batch to the broker; a refusal is told by `collect`, like every failure."""
+        now = self._clock.monotonic()
+        batch = replace(batch, number=next(self._numbers))
+        flight = Flight(batch, records, now, now + policy.attempt_timeout(self.spec))
+        if self.outage.refuses(now) and self.outage.speaks_for(self._targets(batch)):
+            self._refuse(flight)
+            return
+        try:
+            self.beat()
+            self.open()
+            if self._sender is not None:
+                self._sender.send(batch, deadline=flight.deadline)
+        except BrokerError as error:
+            flight = replace(flight, blocked=True)
+            self._refused.append(self._over(Landed(flight, dict.fromkeys(range(len(batch)), error))))
+            return
+        except RedeliveryError:
+            raise
+        except Exception as error:
+            raise self._violation(f"send() raised {type(error).__name__}, not a BrokerError: {error}") from error
+        self._slow = self._clock.monotonic() - now > _LONG * (flight.deadline - now)
+        self._flights[batch.number] = replace(flight, blocked=True) if self._slow else flight
+        self._in_flight_records += len(batch)
+        self._in_flight_bytes += batch.nbytes
+
+    def _refuse(self, flight: Flight) -> None:
+        """Fail a batch without trying."""
+        error = self.outage.error()
+        self._refused.append(Landed(flight, dict.fromkeys(range(len(flight.batch)), error), tried=False))
+
+    def _over(self, landed: Landed) -> Landed:
+        """Learn from a flight that is over."""
+        flight, failures = landed.flight, landed.failures
+        first = flight.records is None or any(record.attempts <= 1 for record in flight.records)
+        self.outage.heard(
+            failures.values(),
+            len(flight.batch),
+            targets=self._targets(flight.batch) if len(failures) == len(flight.batch) else frozenset(),
+            sent_at=flight.sent_at,
+            now=self._clock.monotonic(),
+            first=first,
+            blocked=flight.blocked,
+        )
+        return landed
+
+    def _targets(self, batch: Batch) -> frozenset[Hashable]:
+        """Where the rows of a batch go: to the destination itself, or to targets of their own."""
+        columns = [batch.destination, *(batch.extra.get(name) for name in self._routes)]
+        values = [itertools.repeat(None) if column is None else column.values for column in columns]
+        return frozenset(itertools.islice(zip(*values, strict=False), len(batch)))
+
+    def wait(self, record: Record, until: float) -> None:
+        """Keep a record until it is due."""
+        heapq.heappush(self._waiting, (until, next(self._order), record))
+        self.on_wait(record)
+        self._waiting_bytes += record.outgoing.nbytes
+
+    def resend_due(self) -> None:
+        """Send what is due, as far as there is room. In an outage the last try may answer for it at once."""
+        now = self._clock.monotonic()
+        while self._waiting and self._waiting[0][0] <= now:
+            answered = self._is_answered(now)
+            if not answered and not self.has_room(1, self._waiting[0][2].outgoing.nbytes):
+                return
+            if not answered and self.ordered and self._refused:
+                return  # what was refused must not be overtaken by what comes behind it
+            records = [record for record in self._take_due(now, answered=answered) if self.may_go(record)]
+            if not records:
+                continue
+            for record in records:
+                record.begin_attempt(now)
+            batch = Batch.of([record.outgoing for record in records], isolate=records[0].isolated, ordered=self.ordered)
+            if answered:
+                self._refuse(Flight(batch, records, now, now))
+            else:
+                self.send(batch, records)
+
+    def _is_answered(self, now: float) -> bool:
+        """Whether the first waiting record is answered for by the last try."""
+        due, _, record = self._waiting[0]
+        if not self.outage.on:
+            return False
+        message = record.outgoing
+        target = (message.destination, *(message.extra.get(name) for name in self._routes))
+        if not self.outage.speaks_for(frozenset({target})):
+            return False
+        last = policy.is_last(self.spec, attempts=record.attempts, first_attempt=record.first_attempt, now=now)
+        return self.outage.answers(due, last=last)
+
+    def _take_due(self, now: float, *, answered: bool) -> Iterator[Record]:
+        """Due records of one kind (alone, or not; answered for, or not), as many as make a batch within the bounds."""
+        isolated = self._waiting[0][2].isolated
+        nbytes = 0
+        for taken in range(RESEND):
+            if not self._waiting or self._waiting[0][0] > now or self._waiting[0][2].isolated is not isolated:
+                return
+            if self._is_answered(now) is not answered:
+                return
+            size = self._waiting[0][2].outgoing.nbytes
+            if taken and not self._fits(taken + 1, nbytes + size):
+                return
+            nbytes += size
+            self._waiting_bytes -= size
+            yield heapq.heappop(self._waiting)[2]
+
+    # --- settling ---
+
+    def collect(self, wait: float) -> list[Landed]:
+        """What has been settled, waiting up to `wait` seconds for the first of it."""
+        landed, self._refused = self._refused, []
+        self._slow = False
+        if self._sender is None:
+            return landed
+        try:
+            self.beat()
+            told = self._sender.collect(0.0 if landed else wait)
+        except BrokerError as error:
+            return landed + self._abandon(error)
+        except Exception as error:
+            raise self._violation(f"collect() raised {type(error).__name__}, not a BrokerError: {error}") from error
+        landed += [self._land(settled) for settled in told]
+        now = self._clock.monotonic()
+        late = [number for number, flight in self._flights.items() if now > flight.deadline + policy.GRACE]
+        if late:
+            raise self._violation(f"batches {late} were not settled by their deadline")
+        return landed
+
+    def _land(self, settled: Settled) -> Landed:
+        flight = self._flights.pop(settled.batch, None)
+        if flight is None:
+            raise self._violation(f"settled batch {settled.batch}, which is not in flight (settled twice?)")
+        self._in_flight_records -= len(flight.batch)
+        self._in_flight_bytes -= flight.batch.nbytes
+        length = len(flight.batch)
+        named: dict[int, BrokerError] = {}
+        for failure in settled.failures:
+            if not 0 <= failure.index < length or failure.index in named:
+                raise self._violation(f"blamed row {failure.index} of {length} rows (not there, or twice)")
+            named[failure.index] = failure.error
+        failures = named if settled.error is None else dict.fromkeys(range(length), settled.error) | named
+        for error in failures.values():
+            if not isinstance(error, BrokerError):
+                raise self._violation(f"failed a row with {type(error).__name__}, which is not a BrokerError")
+        return self._over(Landed(flight, failures, settled.duplicates))
+
+    def _abandon(self, error: BrokerError) -> list[Landed]:
+        """The sender itself failed: the fate of everything in flight is what its error says."""
+        flights, self._flights = list(self._flights.values()), {}
+        self._in_flight_records = self._in_flight_bytes = 0
+        return [self._over(Landed(flight, dict.fromkeys(range(len(flight.batch)), error))) for flight in flights]
+
+    def close(self) -> None:
+        """Close the sender; what it still says is of no use to anyone."""
+        if self._sender is not None:
+            sender, self._sender = self._sender, None
+            sender.close()
+
+    def _violation(self, what: str) -> ContractViolation:
+        return ContractViolation(redact(f"the plugin {self.name!r} broke the contract at {self.url}: {what}"))

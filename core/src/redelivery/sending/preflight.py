@@ -1,0 +1,119 @@
+"""Preflight: ask a destination and its sinks once whether they could ever work, before a job begins.
+
+Each place is asked by a thread of its own, so that one that does not answer holds up nothing for longer than the bound.
+Nothing is sent, and no connection is kept. This file must not retry.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from redelivery import policy
+from redelivery.base.clock import SystemClock
+from redelivery.base.urls import redact
+from redelivery.contract.spec import DeliverySpec, Sink
+from redelivery.errors import Ambiguous, MissingSecret, RedeliveryError, Retriable
+from redelivery.sending.lane import Bounds
+from redelivery.sending.opening import Borrow, NotAsked, Opening, Resources, connected
+
+#: Seconds that a preflight may take, whatever the spec gives an attempt.
+LONGEST: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """A place that could not be asked, or gave no sure answer: the job may still work."""
+
+    place: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.why}"
+
+
+def preflight(
+    url: str,
+    spec: DeliverySpec,
+    *,
+    options: Mapping[str, str],
+    shared_mount: bool = False,
+    borrow: Borrow = connected,
+) -> list[Doubt]:
+    """Open a destination and its sinks, ask each whether it could work, and close them.
+
+    Args:
+        url: where rows go.
+        spec: how.
+        options: the destination's client options, with their plugin's prefix.
+        shared_mount: places of one host lie on a mount, which this machine need not have.
+        borrow: how a connection is had.
+
+    Returns:
+        What remains in doubt: a place that is down now, that this machine has no secret for, that did not answer.
+
+    Raises:
+        RedeliveryError: a place can never work: credentials, a missing target, a wrong URL. The first of them is told.
+    """
+    deadline = time.monotonic() + min(policy.attempt_timeout(spec), LONGEST)
+    questions = [
+        _Question(url, spec, options, sink, deadline, shared_mount=shared_mount, borrow=borrow)
+        for sink in (None, *spec.dead_letter_sink)
+    ]
+    for each in questions:
+        each.start()
+    for each in questions:
+        each.join(max(0.0, deadline - time.monotonic()))
+    answers = [each.answer for each in questions]
+    for answer in answers:
+        if isinstance(answer, Exception):
+            raise answer
+    return [answer for answer in answers if isinstance(answer, Doubt)]
+
+
+class _Question(threading.Thread):
+    """One place, asked once. A thread that has no answer in time is left behind: it closes what it opened."""
+
+    def __init__(
+        self,
+        url: str,
+        spec: DeliverySpec,
+        options: Mapping[str, str],
+        sink: Sink | None,
+        deadline: float,
+        *,
+        shared_mount: bool,
+        borrow: Borrow,
+    ) -> None:
+        super().__init__(name="redelivery-preflight", daemon=True)
+        self._url, self._spec, self._options, self._sink = url, spec, options, sink
+        self._deadline, self._shared_mount, self._borrow = deadline, shared_mount, borrow
+        self._place = redact(url) if sink is None else f"dead letter sink {redact(sink.uri) or sink.ref}"
+        self.answer: Doubt | Exception | None = Doubt(self._place, "it gave no answer in time")
+
+    def run(self) -> None:
+        self.answer = self._ask()
+
+    def _ask(self) -> Doubt | Exception | None:
+        try:
+            with Resources() as resources:
+                opening = Opening(
+                    url=self._url,
+                    spec=self._spec,
+                    options=self._options,
+                    bounds=Bounds(),
+                    clock=SystemClock(),
+                    borrow=self._borrow,
+                    resources=resources,
+                )
+                opening.check(self._sink, self._deadline, shared_mount=self._shared_mount)
+        except (Retriable, Ambiguous, MissingSecret, NotAsked) as error:
+            return Doubt(self._place, redact(str(error)))
+        except RedeliveryError as error:
+            return error
+        except Exception as error:  # noqa: BLE001 - a plugin that fails to close; its tasks will tell
+            return Doubt(self._place, redact(f"{type(error).__name__}: {error}"))
+        return None

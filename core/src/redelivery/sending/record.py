@@ -1,0 +1,222 @@
+"""`Record`: one row off the happy path. Rows that are delivered at once never become one.
+
+Holds what happened to the row; decides nothing.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from redelivery.base.urls import redact
+from redelivery.contract.broker import Capabilities, Received
+from redelivery.contract.context import ErrorContext, Stage, qualified
+from redelivery.contract.message import Message
+from redelivery.contract.spec import DeliverySpec
+from redelivery.errors import BrokerError, thrown
+from redelivery.formats import dialects, events, identity, signing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Where rows come from, as letters and reports say it.
+
+    Attributes:
+        run: names the job; the same for all its tasks and their retries.
+        query, batch: the streaming query and micro-batch.
+        partition: the Spark partition.
+        configs: the job's options, redacted, for contexts and logs that ask for them.
+    """
+
+    run: str
+    query: str | None = None
+    batch: str | None = None
+    partition: int = 0
+    configs: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Record:
+    """A row that failed, in the lane where it now is.
+
+    Attributes:
+        message: the row as it was sent first, never altered.
+        outgoing: what this lane sends: the message itself, or its letter.
+        attempts, first_attempt: in this lane.
+        isolated: to be sent alone.
+        isolating: the next attempt only finds the culprit, and does not count.
+        counted: the last attempt was.
+        untried: attempts that were answered for without being made, because the destination accepted nothing.
+        position: among all rows that the engine has taken.
+        holds: its key is held because of it (`KeyOrder`).
+        component: fully qualified name of what failed it; None: the destination's sender.
+        sent: attempts at the job's own destination.
+        ambiguous: one of them ended ambiguous.
+        seconds: how long those attempts took, the waits between them included.
+        told: why it was given up, once it has been.
+        primary: the error that it was given up for; None as long as it has not been.
+        sink_errors: what each sink said that could not take it.
+        subscriber: the named subscription that gave it up.
+        received: gives its lease as last prolonged, where it came by a subscription; None once the broker has moved it
+            by itself.
+        handled: called once a sink has confirmed it, or it was skipped.
+        void: it is no longer ours: another consumer has it.
+        lost: called when that is found out.
+        rename_type: the type under which an event is reposted to a sink.
+        wrapped: its lane gets it as an event that stands for it, after having refused what it holds.
+        said: its context as somebody else says it who gave it up, a broker; None: it is ours to say.
+    """
+
+    message: Message
+    outgoing: Message
+    attempts: int = 0
+    first_attempt: float = 0.0
+    isolated: bool = False
+    isolating: bool = False
+    counted: bool = True
+    untried: int = 0
+    position: int = 0
+    holds: bool = False
+    retried: bool = False
+    sent: int = 0
+    ambiguous: bool = False
+    stage: Stage = "TASK_PUT"
+    component: str | None = None
+    why: str = ""
+    seconds: float = 0.0
+    told: ErrorContext | None = None
+    primary: BrokerError | None = None
+    first_failure_ms: int = 0
+    last_failure_ms: int = 0
+    sink_errors: list[str] = field(default_factory=list)
+    subscriber: str | None = None
+    received: Callable[[], Received] | None = None
+    handled: Callable[[Record], None] = lambda _record: None
+    void: bool = False
+    lost: Callable[[], None] = lambda: None
+    rename_type: str | None = None
+    wrapped: bool = False
+    said: ErrorContext | None = None
+
+    def enter(self, outgoing: Message, *, wrapped: bool = False) -> None:
+        """Begin anew in the next lane, or in the same one in another form."""
+        self.outgoing = outgoing
+        self.wrapped = wrapped
+        self.attempts = self.untried = 0
+        self.first_attempt = 0.0
+        self.isolated = False
+        self.isolating = False
+
+    def begin_attempt(self, now: float) -> None:
+        """Count the attempt that begins now."""
+        if self.attempts == 0:
+            self.first_attempt = now
+        self.counted = not self.isolating
+        self.attempts += self.counted
+        self.isolating = False
+
+    @property
+    def reason(self) -> str:
+        """What the account groups it by: the broker's code, or the error class."""
+        error = self.primary
+        return "" if error is None else error.code or error.kind
+
+    def context(self, origin: Origin, *, broker: str, component: str, destination: str) -> ErrorContext:
+        """Why the row was given up, for its letter.
+
+        Args:
+            origin: where the row comes from.
+            broker: the plugin of the destination.
+            component: fully qualified name of its sender's class.
+            destination: its redacted URL.
+        """
+        if self.said is not None:
+            return self.said
+        error = self.primary
+        lives = dialects.lives(self.message)
+        source = None if self.received is None else self.received().source
+        extra = {name: str(value) for name, value in self.message.extra.items() if value is not None}
+        return ErrorContext(
+            reason=redact(str(error)),
+            kind=error.kind if error else "",
+            code=error.code if error else None,
+            exception=None if error is None else qualified(type(thrown(error))),
+            stacktrace=redact("".join(traceback.format_exception(error))) if error else None,
+            stage=self.stage,
+            broker=broker,
+            component=self.component or component,
+            destination=destination,
+            target=self.message.destination,
+            message_id=self.message.id,
+            identity=self.message.identity,
+            attempts=self.sent,
+            attempts_total=lives.attempts_total + self.sent,
+            hops=lives.hops,
+            first_failure_ms=self.first_failure_ms,
+            last_failure_ms=self.last_failure_ms,
+            run=origin.run,
+            query=origin.query,
+            batch=origin.batch,
+            partition=origin.partition,
+            position=self.position if self.received is None else None,
+            source_topic=None if source is None else source.topic,
+            source_partition=None if source is None else source.partition,
+            source_offset=None if source is None else source.offset,
+            source_timestamp_type=None if source is None else source.timestamp_type,
+            subscriber=self.subscriber,
+            # What was received does not lie where it came from any more.
+            maybe_delivered=self.ambiguous or (lives.maybe_delivered and self.received is None),
+            extra=extra,
+        )
+
+    def letter(
+        self,
+        context: ErrorContext,
+        spec: DeliverySpec,
+        capabilities: Capabilities,
+        configs: Mapping[str, str],
+        *,
+        moved: bool = False,
+        rename_type: str | None = None,
+        wrapped: bool = False,
+    ) -> Message:
+        """The message with its context, in the form that a sink takes, with an identity of its own.
+
+        Args:
+            context: why.
+            spec: the job's.
+            capabilities: of the sink.
+            configs: the job's options, redacted.
+            moved: the broker moves the message itself: its body stays, unless the spec asks for another.
+            rename_type: the sink's own, before the record's and the spec's.
+            wrapped: as an event that stands for the message.
+        """
+        kept = capabilities.columns.keys() - capabilities.routes
+        columns = {name: value for name, value in self.message.extra.items() if name in kept}
+        prefix = capabilities.cloudevents_prefix
+        received = None if self.received is None else self.received()
+        own = self.message.identity if self.said is not None else None
+        name = own or identity.of_letter(self.message, context, received)
+        message = dialects.strip(replace(self.message, destination=None, extra=columns, identity=name))
+        if spec.format is not None:
+            message = events.reformat(message, spec.format, prefix)
+        rename_type = rename_type or self.rename_type or spec.dead_letter_type
+        if spec.sink_context_headers is False and wrapped:
+            return dialects.wrap(message)
+        if spec.sink_context_headers is False:
+            return message if rename_type is None else dialects.renamed(message, rename_type)
+        own = capabilities.context_dialect
+        beside = not (moved and events.is_structured(message))
+        return dialects.attach(
+            message,
+            context,
+            dialect=dialects.chosen(spec.dead_letter_dialects or (None if beside else (own,)), own, message),
+            limits=capabilities.limits,
+            prefix=prefix,
+            include_message=bool(spec.sink_include_messages),
+            configs=configs if spec.sink_include_configs else None,
+            rename_type=rename_type,
+            wrapped=wrapped,
+            key=None if spec.letter_key is None else signing.key(spec.letter_key),
+        )

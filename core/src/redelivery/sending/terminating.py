@@ -1,0 +1,53 @@
+"""`TerminatingLane`: the sink of a subscription whose broker moves a leased message to its dead letter place itself.
+
+Where a broker can do that, nothing is produced and nothing can be found twice: the lease ends as the letter appears.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from redelivery import policy
+from redelivery.base.clock import Clock
+from redelivery.base.urls import redact
+from redelivery.contract.broker import Broker, Receiver, Terminate
+from redelivery.contract.message import Batch
+from redelivery.contract.spec import DeliverySpec
+from redelivery.errors import BrokerError, LeaseLost
+from redelivery.sending.lane import Bounds, Flight, Landed, Lane
+from redelivery.sending.record import Record
+
+
+class TerminatingLane(Lane):
+    """Settles each record's own lease with `Terminate`, in place of sending its letter anywhere."""
+
+    def __init__(self, broker: Broker, receiver: Receiver, spec: DeliverySpec, clock: Clock) -> None:
+        super().__init__(redact(broker.native_sink()), broker, policy.for_sink(spec), Bounds(), clock)
+        self.moves = True
+        self._receiver = receiver
+
+    def open(self) -> None:
+        """There is nothing to open: the receiver is."""
+
+    def send(self, batch: Batch, records: Sequence[Record] | None = None) -> None:
+        now = self._clock.monotonic()
+        leased = [(record, record.received()) for record in records or () if record.received is not None]
+        outcomes = [
+            (received, Terminate(record.outgoing, record.reason, redact(str(record.primary or ""))))
+            for record, received in leased
+        ]
+        answers: Sequence[LeaseLost | BrokerError | None]
+        try:
+            answers = self._receiver.settle(outcomes)
+        except BrokerError as error:
+            answers = [error] * len(outcomes)
+        failures: dict[int, BrokerError] = {}
+        for index, ((record, _), answer) in enumerate(zip(leased, answers, strict=True)):
+            if isinstance(answer, LeaseLost):
+                record.void = True
+                record.lost()
+            elif answer is None:
+                record.received = None
+            else:
+                failures[index] = answer
+        self._refused.append(Landed(Flight(batch, records, now, now), failures))
