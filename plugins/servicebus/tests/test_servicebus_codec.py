@@ -8,8 +8,8 @@ from azure.servicebus.amqp import AmqpAnnotatedMessage
 from hypothesis import given
 from hypothesis import strategies as st
 
+from redelivery.contract.message import Message
 from redelivery.errors import Permanent
-from redelivery.message import Message
 from redelivery_servicebus.client.resend import copy_of
 from redelivery_servicebus.codec import HEADERS_BYTES, PACKED, changed, decode, encode, marks
 from redelivery_servicebus.sender import outgoing

@@ -12,9 +12,9 @@ import pytest
 from azure.servicebus import _base_handler
 from standin_proxy import Proxy
 
-from redelivery.broker import Broker, Retry
+from redelivery.contract.broker import Broker, Retry
+from redelivery.contract.message import Batch, Message
 from redelivery.errors import Ambiguous, BrokerError, Retriable
-from redelivery.message import Batch, Message
 from redelivery_servicebus import connect
 from redelivery_servicebus.client import links
 from servicebus_standin import StandIn
@@ -105,7 +105,7 @@ def test_a_silent_connection_that_was_given_up_is_closed_and_its_thread_ends(
 
 FORK = """
 import os, sys, time
-from redelivery.message import Batch, Message
+from redelivery.contract.message import Batch, Message
 from redelivery_servicebus import connect
 url, text = sys.argv[1:]
 broker = connect(url, {"connection_string": text})

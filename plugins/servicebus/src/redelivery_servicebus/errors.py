@@ -13,8 +13,8 @@ from typing import Final
 from azure.core import exceptions as core
 from azure.servicebus import exceptions as bus
 
+from redelivery.base.urls import redact
 from redelivery.errors import Ambiguous, BrokerError, Fatal, Permanent, Retriable, Throttled, Unattributed
-from redelivery.settings import redact
 from redelivery_servicebus.client import private
 
 _Rule = tuple[type[BrokerError] | None, str]

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from redelivery.base.secrets import remember
+from redelivery.base.urls import unknown
 from redelivery.errors import ConfigurationError
-from redelivery.secrets import remember
-from redelivery.settings import unknown
 from redelivery_servicebus.address import Address
 
 OPTIONS: Final[Mapping[str, str]] = {

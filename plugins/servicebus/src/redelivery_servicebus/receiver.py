@@ -16,9 +16,9 @@ from typing import Any, Final
 
 from azure.servicebus import ServiceBusClient, ServiceBusReceivedMessage, ServiceBusReceiver, ServiceBusSender
 
-from redelivery.broker import Accept, GiveBack, Outcome, Received, Receiver, Retry, Terminate
+from redelivery.contract.broker import Accept, GiveBack, Outcome, Received, Receiver, Retry, Terminate
+from redelivery.contract.message import Message
 from redelivery.errors import BrokerError, Fatal, LeaseLost, Permanent, Retriable
-from redelivery.message import Message
 from redelivery_servicebus import codec
 from redelivery_servicebus.address import Address
 from redelivery_servicebus.client import private

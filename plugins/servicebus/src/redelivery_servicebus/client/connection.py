@@ -8,8 +8,8 @@ from azure.core.exceptions import AzureError
 from azure.servicebus import ServiceBusClient, TransportType
 from azure.servicebus.management import ServiceBusAdministrationClient
 
+from redelivery.base.secrets import guard_loggers
 from redelivery.errors import Fatal
-from redelivery.secrets import guard_loggers
 from redelivery_servicebus.address import Address
 from redelivery_servicebus.options import Settings
 
