@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from redelivery.errors import ConfigurationError, InvalidURL, RedeliveryError, UnknownOption, Unsupported
 from redelivery_servicebus import connect
 from redelivery_servicebus.address import Address
-from redelivery_servicebus.options import Settings
+from redelivery_servicebus.config import Settings
 
 SECRET = "c2VjcmV0LWtleS1vZi1vdXJz"  # noqa: S105 - what must not show
 STRING = f"Endpoint=sb://orders.servicebus.windows.net/;SharedAccessKeyName=app;SharedAccessKey={SECRET}"

@@ -26,9 +26,9 @@ from redelivery.contract.broker import (
 from redelivery.contract.hooks import hookimpl
 from redelivery_servicebus.address import SCHEME, Address
 from redelivery_servicebus.admin import API_GROUP, KIND, ServicebusAdmin, native_sink
-from redelivery_servicebus.codec import HEADER_VALUE_BYTES, HEADERS_BYTES, ID_LENGTH, RESERVE, SCHEDULED
-from redelivery_servicebus.dead_letters import ServicebusDeadLetters
-from redelivery_servicebus.options import OPTIONS, Settings
+from redelivery_servicebus.config import OPTIONS, Settings
+from redelivery_servicebus.encoding import HEADER_VALUE_BYTES, HEADERS_BYTES, ID_LENGTH, RESERVE, SCHEDULED
+from redelivery_servicebus.letters import ServicebusDeadLetters
 from redelivery_servicebus.receiver import ServicebusReceiver
 from redelivery_servicebus.sender import BATCH, ServicebusSender
 

@@ -1,4 +1,7 @@
-"""The client options."""
+"""The client options, and the clients that they make. The SDK's own retries are off, so that an attempt is an attempt.
+
+This file must not send or receive a message, nor show a secret.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from redelivery.base.secrets import remember
+from azure.core.exceptions import AzureError
+from azure.servicebus import ServiceBusClient, TransportType
+from azure.servicebus.management import ServiceBusAdministrationClient
+
+from redelivery.base.secrets import guard_loggers, remember
 from redelivery.base.urls import unknown
-from redelivery.errors import ConfigurationError
+from redelivery.errors import ConfigurationError, Fatal
 from redelivery_servicebus.address import Address
 
 OPTIONS: Final[Mapping[str, str]] = {
@@ -29,6 +36,9 @@ OPTIONS: Final[Mapping[str, str]] = {
     "transport_type": "amqp (the default) or websockets, which needs the package websocket-client",
 }
 
+#: Packages that log requests, frames and their headers at DEBUG.
+_LOGGING: Final = ("azure", "msal", "requests", "urllib3", "websocket")
+_TRANSPORTS: Final = {"amqp": TransportType.Amqp, "websockets": TransportType.AmqpOverWebsocket}
 _PREFIXES: Final = ("cloudEvents_", "cloudEvents:")
 #: Options that are numbers: of which kind, and from where to where.
 _NUMBERS: Final[Mapping[str, tuple[type, float, float]]] = {
@@ -82,7 +92,7 @@ class Settings:
         for name, (kind, least, most) in _NUMBERS.items():
             if name in options:
                 given[name] = kind(_number(options, name, least, most))
-        _choice(options, "transport_type", ("amqp", "websockets"))
+        _choice(options, "transport_type", _TRANSPORTS)
         _choice(options, "cloudevents_prefix", _PREFIXES)
         _choice(options, "credential", ("default",))
         _choice(options, "duplicate_detection", ("true", "false"))
@@ -119,6 +129,65 @@ class Settings:
         else:
             return None
         return f"Endpoint=sb://{address.namespace}/;{who}" + (";UseDevelopmentEmulator=true" if self.emulator else "")
+
+
+def client(address: Address, settings: Settings) -> ServiceBusClient:
+    """A client of the namespace. No I/O.
+
+    Raises:
+        BrokerError: no credentials.
+    """
+    guard_loggers(*_LOGGING)
+    more: dict[str, Any] = {
+        "retry_total": 0,
+        "try_timeout": settings.operation_timeout,
+        "auth_timeout": settings.operation_timeout,
+        "timeout": settings.operation_timeout,
+        "transport_type": _TRANSPORTS[settings.transport_type],
+        "socket_timeout": settings.socket_timeout,
+        "connection_verify": settings.connection_verify,
+    }
+    text = settings.connection_string(address)
+    if text is not None:
+        return ServiceBusClient.from_connection_string(text, **more)
+    return ServiceBusClient(address.namespace, _credential(address, settings), **more)
+
+
+def admin_client(address: Address, settings: Settings) -> ServiceBusAdministrationClient:
+    """A client of the administration endpoint. No I/O.
+
+    Raises:
+        BrokerError: no credentials.
+    """
+    guard_loggers(*_LOGGING)
+    more: dict[str, Any] = {
+        "retry_total": 0,
+        "connection_timeout": settings.operation_timeout,
+        "read_timeout": settings.operation_timeout,
+    }
+    if settings.connection_verify is not None:
+        more["connection_verify"] = settings.connection_verify
+    text = settings.connection_string(address)
+    if text is not None:
+        return ServiceBusAdministrationClient.from_connection_string(text, **more)
+    return ServiceBusAdministrationClient(address.namespace, _credential(address, settings), **more)
+
+
+def _credential(address: Address, settings: Settings) -> Any:
+    if settings.credential is None:
+        text = (
+            "there are no credentials; set servicebus.connection_string, sas_key and its name, or credential to default"
+        )
+        raise Fatal(f"servicebus: {address.namespace}: {text}", code="NO_CREDENTIALS")
+    try:
+        from azure.identity import DefaultAzureCredential  # type: ignore[import-untyped,import-not-found,unused-ignore] # noqa: PLC0415 - an extra
+    except ImportError as error:
+        text = "servicebus.credential=default needs azure-identity: pip install 'redelivery-servicebus[azure]'"
+        raise Fatal(f"servicebus: {text}", code="NO_IDENTITY") from error
+    try:
+        return DefaultAzureCredential()
+    except (AzureError, ValueError) as error:
+        raise Fatal(f"servicebus: no Azure credential: {type(error).__name__}", code="NO_CREDENTIALS") from error
 
 
 def _parts(text: str) -> dict[str, Any]:

@@ -1,0 +1,132 @@
+"""Leases of received messages, and one answer to each outcome.
+
+::
+
+    def settle(self, outcomes):
+        call = Settlement(outcomes, self._is_held, self._lost)
+        for at, (received, outcome) in call.waiting(Terminate):
+            call.answer(at, self._send_letter(received, outcome.letter))
+        ...
+        return call.answers
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from redelivery.contract.broker import Outcome, Received
+from redelivery.errors import Ambiguous, BrokerError, LeaseLost
+
+__all__ = ["Lease", "Settlement", "is_held", "lost"]
+
+T = TypeVar("T")
+
+Answer = LeaseLost | BrokerError | None
+
+
+class Lease:
+    """The right to settle one received message, until a time or for as long as it is not settled.
+
+    A plugin derives from it to add the broker's own handle.
+
+    Args:
+        expires: when it ends, monotonic seconds; None: with the connection.
+    """
+
+    __slots__ = ("__weakref__", "expires", "is_settled", "pid")
+
+    def __init__(self, expires: float | None) -> None:
+        self.expires = expires
+        self.is_settled = False
+        self.pid = os.getpid()
+
+    def is_valid(self, now: float | None = None) -> bool:
+        """Whether the message may still be settled: one that came over a fork is the parent's."""
+        if self.is_settled or self.pid != os.getpid():
+            return False
+        return self.expires is None or (time.monotonic() if now is None else now) < self.expires
+
+
+def is_held(received: Received) -> bool:
+    """Whether a message's lease is one of this module, and valid."""
+    return isinstance(received.lease, Lease) and received.lease.is_valid()
+
+
+def lost(broker: str, place: str, received: Received) -> LeaseLost:
+    """Return the answer for a message whose lease is not valid any more; nothing was changed."""
+    text = "its lease has run out, belongs to another process, or was settled before; nothing was changed"
+    return LeaseLost(f"{broker}: message {received.position} of {place}: {text}")
+
+
+def prolonged(received: Received, expires: float) -> Received:
+    """Return a message whose lease now ends at another time, monotonic seconds."""
+    received.lease.expires = expires
+    return replace(received, expires=expires)
+
+
+class Settlement:
+    """One call of `Receiver.settle`: which outcomes can be carried out, and one answer to each, in their order.
+
+    An outcome whose lease is lost, or that is the second for its message, is answered at once.
+
+    Args:
+        outcomes: as they came.
+        is_held: whether a message is still leased to the caller.
+        lost: makes the answer where it is not.
+    """
+
+    def __init__(
+        self,
+        outcomes: Sequence[tuple[Received, Outcome]],
+        is_held: Callable[[Received], bool],
+        lost: Callable[[Received], LeaseLost],
+    ) -> None:
+        self.answers: list[Answer] = [None] * len(outcomes)
+        self._lost = lost
+        self._waiting: dict[int, tuple[Received, Outcome]] = {}
+        seen: set[int] = set()
+        for at, (received, outcome) in enumerate(outcomes):
+            if is_held(received) and id(received.lease) not in seen:
+                seen.add(id(received.lease))
+                self._waiting[at] = (received, outcome)
+            else:
+                self.answers[at] = lost(received)
+
+    def waiting(self, *kinds: type[T]) -> list[tuple[int, tuple[Received, T]]]:
+        """Return the outcomes of these kinds that have no answer yet, each with its index."""
+        return [(at, pair) for at, pair in self._waiting.items() if isinstance(pair[1], kinds)]  # type: ignore[misc]
+
+    def answer(self, at: int, answer: Answer) -> None:
+        """Answer an outcome. None: it was carried out. Both that and LeaseLost end the lease."""
+        received, _ = self._waiting.pop(at)
+        self.answers[at] = answer
+        if isinstance(received.lease, Lease):
+            received.lease.is_settled = answer is None or isinstance(answer, LeaseLost)
+
+    def lose(self, at: int) -> None:
+        """Answer an outcome whose lease turned out to be lost."""
+        self.answer(at, self._lost(self._waiting[at][0]))
+
+    def answer_failed_copies(self, failed: Mapping[int, BrokerError]) -> None:
+        """Answer outcomes whose copy was not stored elsewhere, so that the message itself stays.
+
+        What was sent elsewhere is acknowledged only when it was confirmed there. Where that is not known, there may be
+        two: the copy, and the message that comes again.
+        """
+        for at, error in failed.items():
+            if isinstance(error, Ambiguous):
+                text = f"{error}; its message is kept, so that it may be there twice"
+                kept = Ambiguous(text, code=error.code)
+                kept.__cause__ = error
+                self.answer(at, kept)
+            else:
+                self.answer(at, error)
+
+    def answer_rest(self, answer: Answer) -> None:
+        """Answer all that have no answer yet alike."""
+        for at in list(self._waiting):
+            self.answer(at, answer)

@@ -1,0 +1,80 @@
+"""What a spec needs at the broker, compared with what exists there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Final, TypeVar
+
+from redelivery.contract.broker import Difference, NativeObject
+from redelivery.contract.spec import UNLIMITED, DeliverySpec
+from redelivery.errors import BrokerError
+
+__all__ = ["MARGIN", "compared", "deliveries", "deliveries_note", "none_if_missing"]
+
+T = TypeVar("T")
+
+#: Deliveries that the broker allows beyond core's own limit: only handlers that never come back to core get so far.
+MARGIN: Final = 10
+
+
+def compared(
+    kind: str,
+    name: str,
+    wanted: Mapping[str, str],
+    found: Mapping[str, str] | None,
+    *,
+    only: Collection[str] | None = None,
+    also: Iterable[Difference] = (),
+) -> NativeObject:
+    """Compare a native object with what a spec needs.
+
+    Args:
+        kind: what it is: "queue".
+        name: its name.
+        wanted: its attributes as they should be; also what it is made with where it is missing.
+        found: its attributes as they are; None: it does not exist. One that is not among them is missing.
+        only: the attributes that are compared; None: all that are wanted.
+        also: differences that were found otherwise.
+    """
+    if found is None:
+        return NativeObject(kind=kind, name=name, action="create", attributes=wanted)
+    differences = [
+        Difference(attribute, value, found.get(attribute, "missing"))
+        for attribute, value in wanted.items()
+        if (only is None or attribute in only) and found.get(attribute) != value
+    ]
+    return NativeObject.compared(kind, name, wanted, [*differences, *also])
+
+
+def deliveries(spec: DeliverySpec, most: int) -> int:
+    """Return the native limit of deliveries that backs up a spec's own: above it, so that core is the first to end.
+
+    Args:
+        spec: the spec; without a number of retries it needs the most.
+        most: the highest limit that the broker takes, or what stands for none.
+    """
+    if spec.retry is None or spec.retry == UNLIMITED:
+        return most
+    return min(spec.retry + 1 + MARGIN, most)
+
+
+def deliveries_note(spec: DeliverySpec, most: int, broker: str) -> list[str]:
+    """Return what `Plan.approximations` says where the broker's highest limit ends a spec's retries early."""
+    if spec.retry is None or 0 <= spec.retry <= most - 1 - MARGIN:
+        return []
+    wanted = "without a limit" if spec.retry == UNLIMITED else f"{spec.retry} times"
+    return [f"retried {wanted}, but {broker} itself dead-letters what it has delivered {most} times"]
+
+
+def none_if_missing(look: Callable[[], T]) -> T | None:
+    """Return what is found; None where the broker says that there is no such thing.
+
+    Raises:
+        BrokerError: any other.
+    """
+    try:
+        return look()
+    except BrokerError as error:
+        if error.code == "NO_SUCH_DESTINATION":
+            return None
+        raise

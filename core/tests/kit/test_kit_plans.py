@@ -1,0 +1,60 @@
+"""What is wanted is compared with what is there."""
+
+import pytest
+
+from redelivery.contract.broker import Difference
+from redelivery.contract.spec import UNLIMITED, DeliverySpec
+from redelivery.errors import Fatal
+from redelivery.kit.plans import MARGIN, compared, deliveries, deliveries_note, none_if_missing
+
+WANTED = {"kind": "quorum", "limit": "15"}
+
+
+def test_what_is_missing_is_made_with_what_is_wanted() -> None:
+    item = compared("queue", "orders", WANTED, None)
+    assert (item.action, item.attributes, item.differences) == ("create", WANTED, ())
+
+
+def test_what_is_as_wanted_is_kept_whatever_else_it_has() -> None:
+    assert compared("queue", "orders", WANTED, {**WANTED, "more": "x"}).action == "keep"
+
+
+def test_each_attribute_that_differs_or_is_missing_is_named() -> None:
+    item = compared("queue", "orders", WANTED, {"kind": "classic"}, also=[Difference("session", "false", "true")])
+    assert item.action == "differs"
+    assert [str(each) for each in item.differences] == [
+        "kind is 'classic', not 'quorum'",
+        "limit is 'missing', not '15'",
+        "session is 'true', not 'false'",
+    ]
+
+
+def test_only_what_is_asked_for_is_compared() -> None:
+    assert compared("queue", "orders", WANTED, {"kind": "classic", "limit": "15"}, only={"limit"}).action == "keep"
+
+
+@pytest.mark.parametrize(
+    ("retry", "expected"), [(None, 100), (UNLIMITED, 100), (0, 1 + MARGIN), (5, 6 + MARGIN), (500, 100)]
+)
+def test_the_brokers_limit_is_above_cores_and_within_its_own(retry: int | None, expected: int) -> None:
+    assert deliveries(DeliverySpec(retry=retry), 100) == expected
+
+
+@pytest.mark.parametrize(("retry", "count"), [(None, 0), (89, 0), (90, 1), (UNLIMITED, 1)])
+def test_a_limit_that_ends_retries_early_is_told(retry: int | None, count: int) -> None:
+    notes = deliveries_note(DeliverySpec(retry=retry), 100, "Carrier")
+    assert len(notes) == count
+    assert all("100 times" in note and "Carrier" in note for note in notes)
+
+
+def test_what_does_not_exist_is_none_and_another_error_is_raised() -> None:
+    def missing() -> str:
+        raise Fatal("no queue", code="NO_SUCH_DESTINATION")
+
+    def denied() -> str:
+        raise Fatal("no right", code="NOT_AUTHORIZED")
+
+    assert none_if_missing(lambda: "there") == "there"
+    assert none_if_missing(missing) is None
+    with pytest.raises(Fatal, match="no right"):
+        none_if_missing(denied)

@@ -1,1 +1,0 @@
-"""Code that only the Service Bus client library needs."""
