@@ -209,6 +209,16 @@ class DeduplicatesAcrossDestinations(Broken):
             return message.id not in taken and super().store_row(store, message)
 
 
+class KeepsDuplicatesToItself(Broken):
+    """Its broker tells of them, and nobody passes it on."""
+
+    caught_by = "an_id_that_was_taken_is_taken_again_but_not_stored_again"
+
+    class SenderRole(MemorySender):
+        def store_batch(self, store: Store, batch: Batch) -> Settled:
+            return replace(super().store_batch(store, batch), duplicates=0)
+
+
 class DeduplicatesByValue(Broken):
     caught_by = "equal_messages_are_all_stored"
 

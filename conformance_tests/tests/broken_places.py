@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import select
+import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,12 +11,13 @@ from dataclasses import replace
 
 from broken import Broken, Rewriting
 
-from redelivery.contract.broker import DeadLetters, Letter, Plan, Sender
+from redelivery.contract.broker import DeadLetters, Letter, Plan, Sender, Settled
 from redelivery.contract.message import Batch, Message
 from redelivery.contract.spec import NATIVE, DeliverySpec, DeliveryStatus, Ref, Sink
-from redelivery.errors import Throttled
+from redelivery.errors import Fatal, Retriable, Throttled
 from redelivery_conformance.memory import (
     BARE,
+    DEAD_LETTERS,
     READ_ONLY,
     MemoryAdmin,
     MemoryBroker,
@@ -128,6 +131,40 @@ class SendsLettersToTheDestination(Broken):
 
     def native_sink(self) -> str:
         return f"memory://{self.host}/{self.queue}"
+
+
+class HasDeadLettersOfDeadLetters(Broken):
+    """Opened by its own URL, a dead letter place gets another one, which nobody looks into."""
+
+    caught_by = "a_native_place_opened_by_its_own_url_is_that_very_place"
+
+    @property
+    def dead_letter_queue(self) -> str:
+        return self.queue + DEAD_LETTERS
+
+
+class NamesAPlaceWithoutAsking(Broken):
+    """Its `native_sink` is a name. What is sent there is taken, and is nobody's where it was not provisioned."""
+
+    caught_by = "a_native_place_that_is_not_there_is_told_before_any_row_or_takes_letters"
+
+    class SenderRole(MemorySender):
+        def store_batch(self, store: Store, batch: Batch) -> Settled:
+            if self.broker.queue.endswith(DEAD_LETTERS) and self.broker.queue not in store.queues:
+                return Settled(batch=batch.number)
+            return super().store_batch(store, batch)
+
+
+class FindsNoPlaceAtTheFirstLetter(Broken):
+    """Its `native_sink` is a name, and opening it asks nobody: a job begins that cannot dead-letter."""
+
+    caught_by = "a_native_place_that_is_not_there_is_told_before_any_row_or_takes_letters"
+
+    class SenderRole(MemorySender):
+        def store_batch(self, store: Store, batch: Batch) -> Settled:
+            if self.broker.queue.endswith(DEAD_LETTERS) and self.broker.queue not in store.queues:
+                return Settled(batch=batch.number, error=Fatal("memory: there is no such queue", code="MISSING"))
+            return super().store_batch(store, batch)
 
 
 # --- provisioning --------------------------------------------------------------------------------------------------
@@ -247,7 +284,7 @@ class NamesTheQueueAsItsDeadLetters(Broken):
 class LeaksThePassword(Broken):
     """In its repr."""
 
-    caught_by = "a_password_never_shows"
+    caught_by = "a_password_in_a_url_shows_nowhere_when_all_fails[memory-unreachable]"
 
     def __init__(self, url: str, options: Mapping[str, str]) -> None:
         super().__init__(url, options)
@@ -373,6 +410,28 @@ class ClosesAllItsSenders(Broken):
         self.__dict__.setdefault("senders", []).append(sender)
         sender.close = lambda: [setattr(each, "closed", True) for each in self.senders]
         return sender
+
+
+class ClosesItsParentsConnection(Broken):
+    """A forked child says goodbye on the connection that it has inherited."""
+
+    caught_by = "closing_an_inherited_role_in_a_fork_does_not_disturb_its_owner"
+
+    class SenderRole(MemorySender):
+        def __init__(self, broker: MemoryBroker) -> None:
+            super().__init__(broker)
+            self.connection, self.server = socket.socketpair()
+
+        def send(self, batch: Batch, *, deadline: float) -> None:
+            if select.select([self.server], [], [], 0)[0]:
+                raise Retriable("memory: the server has closed the connection, as it was asked to")
+            super().send(batch, deadline=deadline)
+
+        def close(self) -> None:
+            if not self.closed:
+                self.connection.shutdown(socket.SHUT_RDWR)
+                self.connection.close()
+            super().close()
 
 
 class HangsOnClose(Broken):

@@ -10,8 +10,9 @@ from broken import Broken
 
 from redelivery.contract.broker import Failure, Sender, Settled
 from redelivery.contract.message import Batch, Message
-from redelivery.errors import Permanent, Retriable
+from redelivery.errors import Ambiguous, Permanent, Retriable
 from redelivery_conformance.memory import (
+    NEVER_MADE,
     MemorySender,
     Store,
 )
@@ -228,6 +229,21 @@ class BlamesRowsForAnOutage(Broken):
                 if error.code != "DOWN":
                     raise
                 self.settled.append(Settled(batch=batch.number, error=Permanent(str(error))))
+
+
+class WaitsForATargetThatIsNotThere(Broken):
+    """The broker's answer is overheard, so its deadline ends it: nobody learns that no try will mend it."""
+
+    caught_by = "rows_for_a_url_whose_target_is_not_there_fail_as_fatal"
+
+    class SenderRole(MemorySender):
+        def store_batch(self, store: Store, batch: Batch) -> Settled:
+            if self.broker.queue == NEVER_MADE:
+                return Settled(batch=batch.number, error=Ambiguous("memory: no answer by the deadline"))
+            return super().store_batch(store, batch)
+
+    def sender(self) -> Sender:
+        return self.SenderRole(self)
 
 
 class BlamesRowsForALostTarget(Broken):

@@ -9,10 +9,10 @@ from typing import ClassVar
 
 from broken import Broken
 
-from redelivery.contract.broker import Sender
+from redelivery.contract.broker import Sender, Settled
 from redelivery.contract.message import Batch
 from redelivery.errors import Fatal
-from redelivery_conformance.memory import MemorySender
+from redelivery_conformance.memory import MemorySender, Store
 
 SHOWN = "a_secret_option_shows_nowhere_when_all_fails[memory-literal-wrong-credentials]"
 
@@ -33,6 +33,20 @@ class QuotesThePassword(Knowing):
     class SenderRole(MemorySender):
         def send(self, batch: Batch, *, deadline: float) -> None:
             raise Fatal(f"memory: the server refuses {self.broker.password!r}")
+
+
+class QuotesItsUrl(Broken):
+    """With the password in it, in how a batch was settled: opening the sender shows nothing."""
+
+    caught_by = "a_password_in_a_url_shows_nowhere_when_all_fails[memory-wrong-credentials]"
+
+    def __init__(self, url: str, options: Mapping[str, str]) -> None:
+        super().__init__(url, options)
+        self.url = url
+
+    class SenderRole(MemorySender):
+        def store_batch(self, store: Store, batch: Batch) -> Settled:
+            return Settled(batch=batch.number, error=Fatal(f"memory: {self.broker.url} refuses this user"))
 
 
 class LogsThePassword(Knowing):

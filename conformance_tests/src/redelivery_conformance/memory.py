@@ -69,6 +69,7 @@ FULL: Final = Capabilities(
     null_value=Support.NATIVE,
     destinations=Support.NATIVE,
     deduplicate=Support.NATIVE,
+    reports_duplicates=True,
     receive=Support.NATIVE,
     order=Support.NATIVE,
     competing=Support.NATIVE,

@@ -8,12 +8,12 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 
-from redelivery.contract.broker import Role
-from redelivery.contract.message import Message
+from redelivery.contract.broker import Accept, Role
 from redelivery.errors import BrokerError, RedeliveryError
 from redelivery_conformance.forking import in_a_fork
 from redelivery_conformance.statements import Statements, broker_has
 from redelivery_conformance.subject import Subject, confirmed
+from redelivery_conformance.taking import Taker
 
 
 class Closing(Statements):
@@ -108,6 +108,30 @@ class Closing(Statements):
         settled = subject.send(Message(value=b"parent 2"), sender=sender)
         assert settled.error is None, "the child's end harmed the parent's sender"
         assert subject.values() == Counter([b"parent 1", b"child", b"parent 2"])
+
+    @broker_has("send")
+    def test_closing_an_inherited_role_in_a_fork_does_not_disturb_its_owner(self, subject: Subject) -> None:
+        """A child closes what it has inherited: at its end, or by a `with` block. The connection is the parent's."""
+        sender = subject.sender()
+        subject.send(Message(value=b"before"), sender=sender)
+        taker = Taker(subject, broker=subject.broker) if subject.capabilities.receive else None
+        held = taker.one() if taker else None
+
+        def child() -> None:
+            sender.close()
+            if taker:
+                taker.close()
+
+        assert in_a_fork(subject, child, reaches_broker=False) == 0, "closing an inherited role failed"
+        settled = subject.send(Message(value=b"after"), sender=sender)
+        assert settled.error is None, "the child closed the parent's sender"
+        assert not settled.failures
+        if taker and held:
+            taker.settle(Accept(), held)
+            taker.settle(Accept(), taker.one())
+            taker.nothing()
+        else:
+            assert subject.values() == Counter([b"before", b"after"])
 
     @broker_has("send")
     def test_a_broker_used_in_another_thread_serves_it(self, subject: Subject) -> None:

@@ -16,7 +16,7 @@ from redelivery.base.clock import SystemClock
 from redelivery.contract.broker import Settled
 from redelivery.contract.message import Batch, Message
 from redelivery.contract.spec import FOREVER, DeliverySpec
-from redelivery.errors import Ambiguous, BrokerError, Fatal, Permanent, Unattributed
+from redelivery.errors import Ambiguous, BrokerError, ConfigurationError, Fatal, Permanent, Unattributed
 from redelivery.sending import Bounds, Engine, Lane, Origin
 from redelivery_conformance.harness import TRIED_BYTES
 from redelivery_conformance.statements import Statements, broker_has
@@ -111,6 +111,25 @@ class Failures(Statements):
             errors = [error]
         assert time.monotonic() - began < 2 * subject.place.patience + GRACE
         _blames_no_row(errors)
+
+    @broker_has("send", "destinations")
+    def test_rows_for_a_url_whose_target_is_not_there_fail_as_fatal(self, subject: Subject) -> None:
+        """Also where nobody has checked: as soon as the broker says so, not as ambiguous at the deadline."""
+        nowhere = subject.place.impossible_destination()
+        if nowhere is None:
+            raise NotApplicable("any destination can be")
+        batch = subject.batch([Message(value=b"a"), Message(value=b"b")])
+        errors: list[BaseException | None] = []
+        try:
+            with subject.connect(subject.broker.sibling(nowhere)).sender() as sender:
+                settled = subject.settle(sender, batch)[batch.number]
+                assert not confirmed(batch, settled), "confirmed, though there is no target"
+                errors = [each.error for each in settled.failures]
+                errors += [settled.error] if len(errors) < batch.length else []
+        except (BrokerError, ConfigurationError) as error:
+            errors = [error]
+        for error in errors:
+            assert isinstance(error, Fatal | ConfigurationError), f"{error!r} for a URL whose target is not there"
 
     @broker_has("send")
     def test_an_outage_loses_nothing_that_was_confirmed(self, subject: Subject) -> None:

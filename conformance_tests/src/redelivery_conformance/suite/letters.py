@@ -13,6 +13,7 @@ import pytest
 from redelivery.contract.context import ErrorContext
 from redelivery.contract.message import Batch, Message
 from redelivery.contract.spec import NATIVE, DeliverySpec, Sink
+from redelivery.errors import ConfigurationError, Fatal
 from redelivery.formats import dialects, identity
 from redelivery.sending import Delivery, Origin
 from redelivery_conformance.statements import Statements, broker_has, broker_lacks
@@ -178,6 +179,35 @@ class DeadLetterPlaces(Statements):
         place = subject.broker.native_sink()
         assert place == subject.broker.native_sink()
         assert place != subject.place.url
+
+    @broker_has("send", "browse", "dead_letter")
+    def test_a_native_place_opened_by_its_own_url_is_that_very_place(self, subject: Subject) -> None:
+        """It has no dead letter place of its own, which nobody would look into."""
+        subject.provision()
+        place = subject.broker.native_sink()
+        subject.deliver(Message(value=b"letter"), url=place)
+        there = subject.connect(place)
+        with there.dead_letters() as letters:
+            assert [each.message.value for each in letters.browse()] == [b"letter"]
+        assert there.native_sink() == place
+        if subject.capabilities.provision:
+            with there.admin() as admin, subject.broker.admin() as own:
+                names, known = ({each.name for each in role.plan(DeliverySpec()).objects} for role in (admin, own))
+            assert names <= known, "its plan has a place for the dead letters of dead letters"
+
+    @broker_has("send", "browse", "dead_letter", "destinations")
+    def test_a_native_place_that_is_not_there_is_told_before_any_row_or_takes_letters(self, subject: Subject) -> None:
+        """By `native_sink`, with the command that makes it, or by the sender's check: no letter is lost there."""
+        broker = subject.connect(subject.broker.sibling(subject.place.destination("not-provisioned")))
+        try:
+            place = broker.native_sink()
+            with subject.connect(place).sender() as sender:
+                sender.check(deadline=subject.deadline())
+        except (ConfigurationError, Fatal):  # anything else would say that another try may mend it
+            return
+        subject.deliver(Message(value=b"letter"), url=place)
+        with broker.dead_letters() as letters:
+            assert [each.message.value for each in letters.browse()] == [b"letter"], "confirmed, and nobody finds it"
 
     @broker_lacks("dead_letter")
     def test_without_a_native_place_asking_for_it_is_unsupported(self, subject: Subject) -> None:

@@ -86,7 +86,8 @@ class Settled:
         batch: `Batch.number`.
         failures: the rows that failed, each index once at most.
         error: where not None, every row *not* in `failures` failed with it (a lost connection).
-        duplicates: how many rows the broker recognised (by identity, else id) and did not store again, where it tells.
+        duplicates: how many rows the broker recognised (by identity, else id) and did not store again, where it
+            tells (`Capabilities.reports_duplicates`).
     """
 
     batch: int
@@ -470,8 +471,12 @@ class Broker(Role):
     def native_sink(self) -> str:
         """URL of this destination's native dead letter place: one that this plugin's sender can send to.
 
-        May ask the broker. Raises ConfigurationError where it has not been provisioned (the text holds the command
-        that does it), BrokerError, Unsupported.
+        A native place opened by this URL is its own native place: dead letters have no dead letters. May ask the
+        broker; what it does not ask, the `check` of a sender at this URL must find out.
+
+        Raises:
+            ConfigurationError: it has not been provisioned; the text holds the command that does it.
+            BrokerError, Unsupported
         """
         raise self._without("native dead letter place")
 

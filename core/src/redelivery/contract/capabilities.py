@@ -69,6 +69,7 @@ class Capabilities:
         destinations: a row may name a target other than the URL's.
         deduplicate: a message that is recognised as one already taken within `deduplication_window` is taken but not
             doubled. It is recognised by its `identity` where it has one, else by its id, and by nothing else.
+        reports_duplicates: `Settled.duplicates` counts the rows that were recognised; False: the broker does not tell.
         order: messages of one key are received in the order in which they were sent; one that comes again after a
             retry comes behind those given meanwhile. Native: the sender keeps `Batch.ordered`.
         competing: several receivers of one destination share its messages one by one. None: a receiver owns whole
@@ -118,6 +119,7 @@ class Capabilities:
     destinations: Support = Support.NONE
     deduplicate: Support = Support.NONE
     deduplication_window: timedelta | None = None
+    reports_duplicates: bool = False
     order: Support = Support.NONE
     competing: Support = Support.NONE
     subscriptions: Support = Support.NONE

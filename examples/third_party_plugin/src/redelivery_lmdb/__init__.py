@@ -22,7 +22,7 @@ from redelivery.contract.broker import (
 from redelivery.contract.hooks import hookimpl
 from redelivery.errors import ConfigurationError, InvalidURL, Permanent
 from redelivery_lmdb.receiving import LmdbReceiver
-from redelivery_lmdb.roles import DEAD, LmdbDeadLetters, LmdbSender
+from redelivery_lmdb.roles import LmdbDeadLetters, LmdbSender, dead_letters_of
 from redelivery_lmdb.store import MESSAGE_BYTES, Store, prefix_of
 
 CAPABILITIES = Capabilities(
@@ -68,10 +68,10 @@ class LmdbBroker(Broker):
         return LmdbReceiver(self._store(), self._queue, lease)
 
     def dead_letters(self, *, direct: bool = False) -> DeadLetters:
-        return LmdbDeadLetters(self._store(), self._queue if direct else self._queue + DEAD)
+        return LmdbDeadLetters(self._store(), self._queue if direct else dead_letters_of(self._queue))
 
     def native_sink(self) -> str:
-        return self.sibling(self._queue + DEAD)
+        return self.sibling(dead_letters_of(self._queue))
 
     def sibling(self, name: str) -> str:
         return f"lmdb:{quote(self._folder)}?queue={quote(name, safe='')}"
@@ -91,7 +91,7 @@ def connect(url: str, options: Mapping[str, str]) -> Broker:
     if parts.netloc or not parts.path or parts.fragment or query:
         raise InvalidURL("an lmdb URL is lmdb:FOLDER?queue=NAME (lmdb:///FOLDER where it is absolute), no more")
     try:
-        prefix_of(queue + DEAD)
+        prefix_of(dead_letters_of(queue))
     except Permanent as error:
         raise InvalidURL(f"lmdb: {error}") from None
     map_size = options.get("map_size", "1073741824")

@@ -12,7 +12,7 @@ import lmdb
 
 from redelivery.contract.broker import Accept, GiveBack, Outcome, Received, Receiver, Retry, Terminate
 from redelivery.errors import BrokerError, LeaseLost
-from redelivery_lmdb.roles import DEAD, LmdbRole
+from redelivery_lmdb.roles import LmdbRole, dead_letters_of
 from redelivery_lmdb.store import POLL, Record, Store, now_ms, prefix_of, put, scan
 
 MILLISECOND = timedelta(milliseconds=1)
@@ -97,7 +97,7 @@ class LmdbReceiver(LmdbRole, Receiver):
             case Retry(delay=delay):
                 transaction.put(key, free._replace(hidden_until_ms=now_ms() + delay // MILLISECOND).pack())
             case Terminate(letter=letter):
-                put(transaction, prefix_of(self.queue + DEAD), index, letter)
+                put(transaction, prefix_of(dead_letters_of(self.queue)), index, letter)
                 transaction.delete(key)
             case GiveBack():
                 transaction.put(key, free._replace(attempts=record.attempts - 1).pack())

@@ -15,6 +15,11 @@ DEAD = "-dead-letters"  # what the name of a queue's dead letter place ends with
 POSITION = re.compile("[0-9a-f]{24}")  # anything else names no letter
 
 
+def dead_letters_of(queue: str) -> str:
+    """Return the name of a queue's dead letter place. A dead letter place is its own: it has no dead letters."""
+    return queue if queue.endswith(DEAD) else queue + DEAD
+
+
 class LmdbRole:
     """What all roles share: the store, until they are closed."""
 

@@ -49,6 +49,7 @@ CAPABILITIES: Final = Capabilities(
     destinations=Support.NATIVE,
     deduplicate=Support.NATIVE,
     deduplication_window=timedelta(days=1),
+    reports_duplicates=True,
     order=Support.NATIVE,
     competing=Support.NATIVE,
     settle_any_order=Support.NATIVE,
