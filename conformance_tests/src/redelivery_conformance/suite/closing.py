@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from redelivery.contract.broker import Accept, Role
+from redelivery.contract.message import Message
 from redelivery.errors import BrokerError, RedeliveryError
 from redelivery_conformance.forking import in_a_fork
 from redelivery_conformance.statements import Statements, broker_has
