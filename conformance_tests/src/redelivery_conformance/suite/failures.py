@@ -128,8 +128,8 @@ class Failures(Statements):
                 errors += [settled.error] if len(errors) < batch.length else []
         except (BrokerError, ConfigurationError) as error:
             errors = [error]
-        for error in errors:
-            assert isinstance(error, Fatal | ConfigurationError), f"{error!r} for a URL whose target is not there"
+        for each in errors:
+            assert isinstance(each, Fatal | ConfigurationError), f"{each!r} for a URL whose target is not there"
 
     @broker_has("send")
     def test_an_outage_loses_nothing_that_was_confirmed(self, subject: Subject) -> None:
