@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from redelivery.errors import ConfigurationError, InvalidURL, RedeliveryError, UnknownOption, Unsupported
 from redelivery_servicebus import connect
 from redelivery_servicebus.address import Address
-from redelivery_servicebus.config import Settings
+from redelivery_servicebus.options import Login, Settings
 
 SECRET = "c2VjcmV0LWtleS1vZi1vdXJz"  # noqa: S105 - what must not show
 STRING = f"Endpoint=sb://orders.servicebus.windows.net/;SharedAccessKeyName=app;SharedAccessKey={SECRET}"
@@ -101,14 +101,12 @@ def test_whatever_is_written_as_a_url_is_read_or_refused_by_an_error_of_ours(res
 
 def test_a_connection_string_says_who_we_are_and_the_url_where() -> None:
     settings = Settings.parse({"connection_string": STRING})
-    told = settings.connection_string(Address.parse("servicebus://other.servicebus.windows.net/q"))
+    assert settings.login is not None
+    told = settings.login.connection_string("other.servicebus.windows.net")
     assert told == f"Endpoint=sb://other.servicebus.windows.net/;SharedAccessKeyName=app;SharedAccessKey={SECRET}"
     assert SECRET not in repr(settings)
-    assert "UseDevelopmentEmulator" in str(
-        Settings.parse({"connection_string": STRING + ";UseDevelopmentEmulator=true;"}).connection_string(
-            Address.parse("servicebus://localhost:5672/q")
-        )
-    )
+    emulator = Login.parse(STRING + ";UseDevelopmentEmulator=true;")
+    assert emulator.connection_string("localhost:5672").endswith(";UseDevelopmentEmulator=true")
 
 
 @pytest.mark.parametrize(
@@ -140,14 +138,17 @@ def test_a_connection_string_of_one_queue_reaches_no_other() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"credential": "mine"}, "credential: default"),
+        ({"credential": "mine"}, "credential must be default"),
         ({"transport_type": "tcp"}, "amqp or websockets"),
         ({"cloudevents_prefix": "ce-"}, "cloudEvents_ or cloudEvents:"),
         ({"duplicate_detection": "yes"}, "true or false"),
         ({"operation_timeout": "60"}, "0.1 to 25"),
         ({"max_message_bytes": "many"}, "65536"),
         ({"sas_key": SECRET}, "belong together"),
-        ({"connection_string": STRING, "credential": "default"}, "one of"),
+        (
+            {"connection_string": STRING, "credential": "default"},
+            "are two logins",
+        ),
         ({"sas_token": ""}, "empty"),
     ],
 )

@@ -15,7 +15,8 @@ from standin_proxy import Proxy
 from redelivery.contract.broker import Broker, Retry
 from redelivery.contract.message import Batch, Message
 from redelivery.errors import Ambiguous, BrokerError, Retriable
-from redelivery_servicebus import connect, links
+from redelivery_servicebus import connect
+from redelivery_servicebus.client import links
 from servicebus_standin import StandIn
 from servicebus_standin.amqp import management
 from servicebus_standin.codec import DATA, int32, section, write

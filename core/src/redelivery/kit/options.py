@@ -106,6 +106,8 @@ class Options:
     def _read(cls, name: str, what: _Option, value: str) -> Any:
         try:
             return what.read(value)
+        except ConfigurationError:  # it says by itself what is wrong
+            raise
         except ValueError:
             if not value:
                 raise ConfigurationError(f"{cls.broker}.{name} is empty; leave it out, or give it a value") from None
@@ -133,7 +135,7 @@ def option(
     Args:
         default: the value where it is not given.
         help_: what it sets, for people.
-        read: makes the value of a text; raises ValueError where it cannot.
+        read: makes the value of a text; raises ValueError where it cannot, or ConfigurationError with its own text.
         wanted: what it must be, for the error's text: "a JSON object".
         shown: the default as the help shows it; None: not shown.
         name: as users write it, where that is no Python name.

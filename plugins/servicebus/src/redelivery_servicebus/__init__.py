@@ -26,9 +26,9 @@ from redelivery.contract.broker import (
 from redelivery.contract.hooks import hookimpl
 from redelivery_servicebus.address import SCHEME, Address
 from redelivery_servicebus.admin import API_GROUP, KIND, ServicebusAdmin, native_sink
-from redelivery_servicebus.config import OPTIONS, Settings
-from redelivery_servicebus.encoding import HEADER_VALUE_BYTES, HEADERS_BYTES, ID_LENGTH, RESERVE, SCHEDULED
-from redelivery_servicebus.letters import ServicebusDeadLetters
+from redelivery_servicebus.codec import HEADER_VALUE_BYTES, HEADERS_BYTES, ID_LENGTH, RESERVE, SCHEDULED
+from redelivery_servicebus.dead_letters import ServicebusDeadLetters
+from redelivery_servicebus.options import Settings
 from redelivery_servicebus.receiver import ServicebusReceiver
 from redelivery_servicebus.sender import BATCH, ServicebusSender
 
@@ -88,7 +88,8 @@ class ServicebusBroker(Broker):
         self.settings = settings
         self.canonical_url = address.url
         self.hosts = (address.host,)
-        if settings.emulator and not is_local(address.host):
+        login = settings.login
+        if login is not None and login.emulator and not is_local(address.host):
             self.insecure = (f"UseDevelopmentEmulator sends credentials to {address.host} over plain text; drop it",)
         has = settings.duplicate_detection
         self.capabilities = replace(
@@ -139,5 +140,5 @@ def redelivery_plugin() -> BrokerPlugin:
         version=version("redelivery-servicebus"),
         capabilities=CAPABILITIES,
         connect=connect,
-        options=OPTIONS,
+        options=Settings.help(),
     )

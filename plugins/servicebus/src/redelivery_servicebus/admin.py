@@ -19,9 +19,10 @@ from redelivery.contract.broker import Admin, Difference, NativeObject, Plan
 from redelivery.contract.spec import UNLIMITED, DeliverySpec, DeliveryStatus, Ref
 from redelivery.errors import BrokerError, ConfigurationError, Fatal
 from redelivery_servicebus.address import Address
-from redelivery_servicebus.config import Settings, admin_client, client
+from redelivery_servicebus.client.connection import admin_client, client
+from redelivery_servicebus.client.links import Link
 from redelivery_servicebus.errors import classified, is_denied, is_missing
-from redelivery_servicebus.links import Link
+from redelivery_servicebus.options import Settings
 
 #: Deliveries beyond core's own limit: only handlers that never come back to core get so far.
 MARGIN: Final = 10

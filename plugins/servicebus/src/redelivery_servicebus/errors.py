@@ -15,6 +15,7 @@ from azure.servicebus import exceptions as bus
 
 from redelivery.base.urls import redact
 from redelivery.errors import Ambiguous, BrokerError, Fatal, Permanent, Retriable, Throttled, Unattributed
+from redelivery_servicebus.client import private
 
 _Rule = tuple[type[BrokerError] | None, str]
 
@@ -124,8 +125,7 @@ def classify(error: BaseException, doing: str, *, claim: str, asked: bool) -> Br
     kind, advice = _rule(error)
     if kind is None:
         kind, advice = (Ambiguous, "it may have been done or not") if asked else (Retriable, "nothing was done")
-    condition = getattr(error, "_condition", None)
-    name = str(condition) if condition else type(error).__name__
+    name = private.condition(error) or type(error).__name__
     advice = f"{advice} {claim}" if advice == _DENIED[1] else advice
     text = redact(" ".join(str(error).split()))[:500]
     return kind(f"servicebus: {doing}: {text} ({type(error).__name__}); {advice}", code=name)
@@ -135,7 +135,7 @@ def is_lost(error: BaseException) -> bool:
     """Whether a lock is no longer ours."""
     kinds = (bus.MessageLockLostError, bus.MessageNotFoundError, bus.MessageAlreadySettled)
     # A token that Service Bus has forgotten is told as a status alone.
-    return isinstance(error, kinds) or getattr(error, "_status_code", None) in (404, 410)
+    return isinstance(error, kinds) or private.status_code(error) in (404, 410)
 
 
 def is_denied(error: BaseException) -> bool:
@@ -175,20 +175,10 @@ def _rule(error: BaseException) -> _Rule:
         return _UNKNOWN
     if isinstance(error, core.HttpResponseError) and BY_CLASS[base] is _UNKNOWN:
         return BY_STATUS.get(error.status_code or 0, _UNKNOWN)
-    if base is bus.ServiceBusAuthenticationError and _will_pass(getattr(error, "inner_exception", None)):
+    if base is bus.ServiceBusAuthenticationError and not private.was_token_refused(error):
         return _UNKNOWN
     if base is bus.ServiceBusError:
         if "Value supplied for" in str(error):  # the SDK encodes as it sends: an int over 32 bits
             return _ROW
-        return BY_CONDITION.get(str(getattr(error, "_condition", None)), _UNKNOWN)
+        return BY_CONDITION.get(private.condition(error) or "", _UNKNOWN)
     return BY_CLASS[base]
-
-
-def _will_pass(cause: object) -> bool:
-    """Whether a token was not refused: it ran out on a link that was not used, or the server had no time for it.
-
-    One that cannot be renewed is refused when the link is opened again.
-    """
-    kind, status = type(cause).__name__, getattr(cause, "status_code", None)  # the SDK's own, and not public
-    busy = isinstance(status, int) and (status in (408, 429) or status >= 500)  # noqa: PLR2004 - HTTP's numbers
-    return kind == "TokenExpired" or (kind == "TokenAuthFailure" and busy)

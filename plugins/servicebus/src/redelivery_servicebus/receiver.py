@@ -19,13 +19,15 @@ from azure.servicebus import ServiceBusClient, ServiceBusReceivedMessage, Servic
 from redelivery.contract.broker import Accept, GiveBack, Outcome, Received, Receiver, Retry, Terminate
 from redelivery.contract.message import Message
 from redelivery.errors import BrokerError, Fatal, LeaseLost, Permanent, Retriable
-from redelivery_servicebus import encoding, settling
+from redelivery_servicebus import codec
 from redelivery_servicebus.address import Address
-from redelivery_servicebus.config import Settings, client
-from redelivery_servicebus.copies import copy_of
-from redelivery_servicebus.deadlines import Deadline
+from redelivery_servicebus.client import private
+from redelivery_servicebus.client.connection import client
+from redelivery_servicebus.client.deadline import Deadline
+from redelivery_servicebus.client.links import Link
+from redelivery_servicebus.client.resend import copy_of
 from redelivery_servicebus.errors import classified, is_lost
-from redelivery_servicebus.links import Link
+from redelivery_servicebus.options import Settings
 from redelivery_servicebus.sender import outgoing
 
 #: Messages asked for at once.
@@ -181,23 +183,23 @@ class ServicebusReceiver(Receiver):
             case Retry(delay) if delay > timedelta(0):
                 self._later(received, lease, delay, deadline)
             case Retry() | GiveBack():
-                self._by_token(received, deadline, lambda handler, left: settling.abandon(handler, lease.token, left))
+                self._by_token(received, deadline, lambda handler, left: private.abandon(handler, lease.token, left))
 
     def _terminate(self, received: Received, lease: Lease, outcome: Terminate, deadline: Deadline) -> None:
         base = received.attempt - (lease.raw.delivery_count or 0) - 1
         stays = _same_body(outcome.letter, received.message)
         most = None if stays else self._settings.max_message_bytes
-        letter = encoding.encode(outcome.letter, most, attempt=max(0, base))
+        letter = codec.encode(outcome.letter, most, attempt=max(0, base))
         if not stays:
             # A letter with another body has to be sent; a letter that cannot be is refused, and its message kept.
             self._instead(received, lease, self._address.dead_letters.queue, outgoing(letter), deadline)
             return
-        marks = encoding.marks(letter, lease.raw, outcome.reason, outcome.description)
-        if not marks[2] and encoding.changed(letter, lease.raw):  # refused, it would come again for ever
+        marks = codec.marks(letter, lease.raw, outcome.reason, outcome.description)
+        if not marks[2] and codec.changed(letter, lease.raw):  # refused, it would come again for ever
             text = "servicebus: message %s of queue %r is dead-lettered without its context: its properties fill it"
             log.warning(text, received.position, self._address.queue)
         self._by_token(
-            received, deadline, lambda handler, left: settling.dead_letter(handler, lease.token, *marks, left)
+            received, deadline, lambda handler, left: private.dead_letter(handler, lease.token, *marks, left)
         )
 
     def _later(self, received: Received, lease: Lease, delay: timedelta, deadline: Deadline) -> None:
@@ -226,12 +228,12 @@ class ServicebusReceiver(Receiver):
         self._complete(received, lease, deadline)
 
     def _complete(self, received: Received, lease: Lease, deadline: Deadline) -> None:
-        self._by_token(received, deadline, lambda handler, left: settling.complete(handler, lease.token, left))
+        self._by_token(received, deadline, lambda handler, left: private.complete(handler, lease.token, left))
 
     def _renew(self, received: Received, lease: Lease, deadline: Deadline) -> float:
         until: list[float] = []
         self._by_token(
-            received, deadline, lambda handler, left: until.append(settling.renew(handler, lease.token, left))
+            received, deadline, lambda handler, left: until.append(private.renew(handler, lease.token, left))
         )
         return _monotonic(until[0])
 
@@ -256,7 +258,7 @@ class ServicebusReceiver(Receiver):
     # --- words ---
 
     def _received(self, raw: ServiceBusReceivedMessage) -> Received:
-        decoded = encoding.decode(raw)
+        decoded = codec.decode(raw)
         until = raw.locked_until_utc
         lease = Lease(raw, time.monotonic() if until is None else _monotonic(until.timestamp()))
         return Received(

@@ -18,10 +18,11 @@ from redelivery.contract.broker import Failure, Sender, Settled
 from redelivery.contract.message import Batch
 from redelivery.errors import Ambiguous, BrokerError, Fatal, Permanent, Retriable, Unattributed
 from redelivery_servicebus.address import Address, fault
-from redelivery_servicebus.config import Settings, client
-from redelivery_servicebus.encoding import SCHEDULED, Encoded, encode_row, scheduled
+from redelivery_servicebus.client.connection import client
+from redelivery_servicebus.client.links import Link
+from redelivery_servicebus.codec import SCHEDULED, Encoded, encode_row, scheduled
 from redelivery_servicebus.errors import classified, is_target
-from redelivery_servicebus.links import Link
+from redelivery_servicebus.options import Settings
 
 #: Messages that Service Bus takes in one batch.
 BATCH: Final = 4_500

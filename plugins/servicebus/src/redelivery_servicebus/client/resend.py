@@ -17,7 +17,8 @@ from azure.servicebus.amqp import (
 )
 
 from redelivery.errors import Permanent
-from redelivery_servicebus.encoding import PACKED, message_id, texts
+from redelivery_servicebus.client.private import as_message
+from redelivery_servicebus.codec import PACKED, message_id, texts
 
 
 def copy_of(raw: ServiceBusReceivedMessage, attempt: int) -> ServiceBusMessage:
@@ -51,8 +52,7 @@ def _copied(raw: ServiceBusReceivedMessage, attempt: int) -> ServiceBusMessage:
         properties[PACKED] = json.dumps(packed, separators=(",", ":"), ensure_ascii=False)
     annotated = AmqpAnnotatedMessage(**_body(source))
     annotated.header, annotated.properties = AmqpMessageHeader(), AmqpMessageProperties()
-    copy = ServiceBusMessage(None)
-    copy._raw_amqp_message = annotated  # noqa: SLF001 - the only way to keep a body of another kind
+    copy = as_message(annotated)
     copy.application_properties = {name: _typed(value) for name, value in properties.items()}
     copy.message_id = f"redelivery-retry-{raw.sequence_number}"
     copy.content_type, copy.correlation_id, copy.subject = raw.content_type, raw.correlation_id, raw.subject

@@ -22,12 +22,14 @@ from azure.servicebus import (
 from redelivery.contract.broker import DeadLetters, Letter
 from redelivery.contract.context import ErrorContext
 from redelivery.errors import BrokerError, Fatal, Retriable
-from redelivery_servicebus import encoding, settling
+from redelivery_servicebus import codec
 from redelivery_servicebus.address import SUB_QUEUE, Address
-from redelivery_servicebus.config import Settings, client
-from redelivery_servicebus.deadlines import Deadline
+from redelivery_servicebus.client import private
+from redelivery_servicebus.client.connection import client
+from redelivery_servicebus.client.deadline import Deadline
+from redelivery_servicebus.client.links import Link
 from redelivery_servicebus.errors import classified, is_lost, is_missing
-from redelivery_servicebus.links import Link
+from redelivery_servicebus.options import Settings
 
 #: Messages of one look, and of one that only asks whether any is left.
 _PAGE: Final = 250
@@ -263,7 +265,7 @@ class _Place:
             try:
                 handler = self._looking.open(deadline.left())
                 with classified(f"giving back to {self.path!r}", claim="Listen"):
-                    settling.abandon(handler, token, deadline.left())
+                    private.abandon(handler, token, deadline.left())
             except BrokerError as error:
                 if error.__cause__ is None or not is_lost(error.__cause__):
                     self._looking.drop()
@@ -296,7 +298,7 @@ class _Place:
 
 def _completed(handler: ServiceBusReceiver, token: object, timeout: float) -> bool:
     try:
-        settling.complete(handler, token, timeout)
+        private.complete(handler, token, timeout)
     except Exception as error:
         if is_lost(error):
             return False
@@ -326,7 +328,7 @@ def _age(item: tuple[ServiceBusReceivedMessage, _Place]) -> float:
 
 
 def _letter(raw: ServiceBusReceivedMessage, place: _Place) -> Letter:
-    decoded = encoding.decode(raw)
+    decoded = codec.decode(raw)
     context = None
     reason, description = raw.dead_letter_reason, raw.dead_letter_error_description
     if reason or description:

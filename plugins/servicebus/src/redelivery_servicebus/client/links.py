@@ -18,6 +18,7 @@ from typing import Any, Final, Generic, TypeVar
 from azure.servicebus import ServiceBusReceiver, ServiceBusSender
 
 from redelivery.errors import Fatal, Retriable
+from redelivery_servicebus.client.private import close_at_once, socket_of
 from redelivery_servicebus.errors import classified
 
 Handler = TypeVar("Handler", ServiceBusSender, ServiceBusReceiver)
@@ -69,7 +70,7 @@ class Link(Generic[Handler]):
             opening, self._opening = self._opening, None
             with classified(self.doing, claim=self.claim, asked=False):
                 self._handler = opening.result()
-            self._socket = _socket(self._handler)
+            self._socket = socket_of(self._handler)
         self._used = time.monotonic()
         return self._handler
 
@@ -118,7 +119,7 @@ class _Opening(Generic[Handler]):
     def abandon(self) -> None:
         """Nobody waits for it any more: it is cut short, or closed."""
         self._abandoned = True
-        socket = _socket(self._handler)  # before the SDK forgets it
+        socket = socket_of(self._handler)  # before the SDK forgets it
         threading.Thread(target=self._end, args=(socket,), name="servicebus-close", daemon=True).start()
 
     def _run(self) -> None:
@@ -135,7 +136,7 @@ class _Opening(Generic[Handler]):
         end = time.monotonic() + _CLOSE
         while not self.done.wait(0.1) and time.monotonic() < end:  # it may be connecting, and have no socket yet
             with suppress(Exception):
-                socket = _socket(self._handler) or socket
+                socket = socket_of(self._handler) or socket
                 socket.shutdown(SHUT_RDWR)  # wakes the thread that reads it
         if self.done.is_set():
             self._close()
@@ -146,21 +147,11 @@ class _Opening(Generic[Handler]):
         with self._lock:
             handler, self._handler = self._handler, None
         if handler is not None:
-            _close(handler, _socket(handler))
+            _close(handler, socket_of(handler))
 
 
 def _close(handler: Any, socket: Any) -> None:
-    with suppress(AttributeError):
-        # The SDK would wait up to a second for its thread that keeps the connection alive; that ends by itself.
-        handler._handler._keep_alive_thread = None  # noqa: SLF001 - there is no public way
     with suppress(Exception):  # it is given up; what the other side thinks of it ends with the connection
-        handler.close()
+        close_at_once(handler)
     with suppress(Exception):  # the SDK forgets the socket of a connection that was cut
         socket.close()
-
-
-def _socket(handler: Any) -> Any:
-    """The socket of a handler, as far as the SDK lets one see it."""
-    for name in ("_handler", "_connection", "_transport", "sock"):
-        handler = getattr(handler, name, None)
-    return handler

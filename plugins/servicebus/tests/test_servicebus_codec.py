@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from redelivery.contract.message import Message
 from redelivery.errors import Permanent
-from redelivery_servicebus.copies import copy_of
-from redelivery_servicebus.encoding import HEADERS_BYTES, PACKED, changed, decode, encode, marks
+from redelivery_servicebus.client.resend import copy_of
+from redelivery_servicebus.codec import HEADERS_BYTES, PACKED, changed, decode, encode, marks
 from redelivery_servicebus.sender import outgoing
 
 MOST = 262_144

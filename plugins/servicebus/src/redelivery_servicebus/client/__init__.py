@@ -1,0 +1,1 @@
+"""Code that only the Service Bus client library needs."""
