@@ -84,6 +84,18 @@ def test_the_value_of_a_secret_is_in_no_error() -> None:
     assert str(raised.value) == "carrier.token must be a token"
 
 
+def test_a_reader_may_say_by_itself_what_is_wrong() -> None:
+    def read(_: str) -> str:
+        raise ConfigurationError("carrier.login has no Endpoint")
+
+    @dataclass(frozen=True, slots=True)
+    class Login(Options, broker="carrier"):
+        login: str | None = option(None, "who connects", read, "a login", secret=True)
+
+    with pytest.raises(ConfigurationError, match=r"^carrier\.login has no Endpoint$"):
+        Login.parse({"login": "x"})
+
+
 def test_an_unknown_option_is_told_with_the_nearest_known_one() -> None:
     with pytest.raises(UnknownOption, match=r"carrier\.sise.*did you mean 'carrier\.size'"):
         Settings.parse({"sise": "3"})

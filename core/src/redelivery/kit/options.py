@@ -211,7 +211,10 @@ def seconds(
 
     def read(value: str) -> float:
         if value[:1] in {"P", "p"}:
-            value = str(durations.parse(value.upper()).total_seconds())
+            try:
+                value = str(durations.parse(value.upper()).total_seconds())
+            except ConfigurationError as error:  # which says less than this option's own text
+                raise ValueError(value) from error
         return _within(value, least, most)
 
     wanted = f"from {_plain(least)} to {_plain(most)} seconds, as a number or as a duration such as PT5S"
