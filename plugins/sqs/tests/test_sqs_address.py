@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from redelivery.errors import ConfigurationError, Fatal, InvalidURL, UnknownOption
 from redelivery.registry import connect
 from redelivery_sqs.address import Address
-from redelivery_sqs.config import Settings, client, queue_url
+from redelivery_sqs.client.connections import boto_client, queue_url
+from redelivery_sqs.options import Settings
 
 ACCOUNT = "123456789012"
 KEYS = {"access_key_id": "AKIDEXAMPLE", "secret_access_key": "hidden-key"}
@@ -144,7 +145,7 @@ def test_a_schemes_own_port_says_nothing() -> None:
     "options",
     [
         {"read_timeout": "soon"},
-        {"dead_letter_hold": "1"},
+        {"dead_letter_visibility_timeout": "1"},
         {"read_timeout": "nan"},
         {"concurrency": "0"},
         {"tcp_keepalive": "perhaps"},
@@ -173,18 +174,18 @@ def test_a_proxy_is_a_host_that_is_spoken_to_however_it_is_written() -> None:
 
 
 def test_botocore_itself_never_retries() -> None:
-    made = client(Address("orders", region="eu-west-1"), Settings.parse(KEYS))
+    made = boto_client(Address("orders", region="eu-west-1"), Settings.parse(KEYS))
     assert made.meta.config.retries["total_max_attempts"] == 1
 
 
 def test_one_place_has_one_client_in_a_process_and_another_one_in_a_fork() -> None:
     address, settings = Address("orders", region="eu-west-1"), Settings.parse(KEYS)
-    own = client(address, settings)
-    assert client(address.at("others"), settings) is own
-    assert client(Address("orders", region="eu-west-2"), settings) is not own
+    own = boto_client(address, settings)
+    assert boto_client(address.sibling("others"), settings) is own
+    assert boto_client(Address("orders", region="eu-west-2"), settings) is not own
     child = os.fork()
     if child == 0:
-        os._exit(0 if client(address, settings) is not own else 1)
+        os._exit(0 if boto_client(address, settings) is not own else 1)
     assert os.waitpid(child, 0)[1] == 0
 
 
@@ -202,11 +203,11 @@ def test_without_credentials_the_error_says_where_to_give_them(monkeypatch: pyte
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nowhere")
     monkeypatch.setenv("AWS_CONFIG_FILE", "/nowhere")
     with pytest.raises(Fatal, match=r"sqs\.access_key_id"):
-        client(Address("orders", region="eu-west-1"), Settings())
+        boto_client(Address("orders", region="eu-west-1"), Settings())
     with pytest.raises(Fatal, match=r"sqs\.region"):
-        client(Address("orders"), Settings.parse(KEYS))
+        boto_client(Address("orders"), Settings.parse(KEYS))
     with pytest.raises(Fatal, match="profile"):
-        client(Address("orders", profile="nobody"), Settings.parse({"region": "eu-west-1"}))
+        boto_client(Address("orders", profile="nobody"), Settings.parse({"region": "eu-west-1"}))
 
 
 @pytest.mark.parametrize("endpoint", ["localhost:4566", "ftp://host", "http://me:secret@host", "http://host:port"])
@@ -233,4 +234,4 @@ def test_hosts_that_boto3_takes_are_taken() -> None:
 def test_an_endpoint_of_the_environment_that_is_none_is_a_configuration_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL_SQS", "http://elastic_mq:9324")
     with pytest.raises(Fatal, match="endpoint that the environment names"):
-        client(Address("orders", region="eu-west-3"), Settings.parse(KEYS))
+        boto_client(Address("orders", region="eu-west-3"), Settings.parse(KEYS))

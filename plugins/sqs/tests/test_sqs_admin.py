@@ -14,7 +14,8 @@ from redelivery_conformance.statements import Statements
 from redelivery_conformance.subject import Subject
 from redelivery_sqs.address import Address
 from redelivery_sqs.admin import SqsAdmin
-from redelivery_sqs.config import Settings, client, queue_url
+from redelivery_sqs.client.connections import boto_client, queue_url
+from redelivery_sqs.options import Settings
 from redelivery_sqs.testing import SqsFifoHarness
 
 KMS = "alias/ours"
@@ -27,7 +28,7 @@ class Raw:
         options = {name.removeprefix("sqs."): value for name, value in subject.place.options.items()}
         settings = Settings.parse(options)
         address = Address.parse(subject.broker.sibling(queue))
-        self.sqs = client(address, settings)
+        self.sqs = boto_client(address, settings)
         self.url = queue_url(address, settings)
 
     def attributes(self) -> dict[str, str]:
@@ -158,8 +159,8 @@ class TestDrift(Statements):
             assert "345600 s" in text
         else:
             assert not different(found)
-            assert f"does not tell MessageRetentionPeriod or SqsManagedSseEnabled of {place}" in text
-            assert f"does not tell MessageRetentionPeriod or SqsManagedSseEnabled of {queue}" in text
+            assert f"does not return MessageRetentionPeriod or SqsManagedSseEnabled of {place}" in text
+            assert f"does not return MessageRetentionPeriod or SqsManagedSseEnabled of {queue}" in text
 
     def test_what_was_provisioned_otherwise_is_told_by_the_options_that_ask_for_more(self, subject: Subject) -> None:
         place, queue = place_of(subject), queue_of(subject)
@@ -191,8 +192,8 @@ def told(monkeypatch: pytest.MonkeyPatch, spec: DeliverySpec | None = None, **pl
     work = {**GOOD, "QueueArn": SOURCE_ARN, "RedrivePolicy": policy}
     letters = {**GOOD, "MessageRetentionPeriod": "1209600", "QueueArn": PLACE_ARN, **place}
     sqs = Told(orders=work, orders_dead_letters=letters)
-    monkeypatch.setattr("redelivery_sqs.admin.client", lambda *_: sqs)
-    monkeypatch.setattr("redelivery_sqs.admin.queue_url", lambda address, _: address.queue)
+    monkeypatch.setattr("redelivery_sqs.client.connections.boto_client", lambda *_: sqs)
+    monkeypatch.setattr("redelivery_sqs.client.connections.queue_url", lambda address, _: address.queue)
     return SqsAdmin(Address("orders"), Settings()).plan(spec or DeliverySpec())
 
 

@@ -14,7 +14,8 @@ from moto.server import ThreadedMotoServer
 
 from redelivery.errors import BrokerError, Fatal
 from redelivery_sqs.address import Address
-from redelivery_sqs.config import Settings, client, queue_url
+from redelivery_sqs.client.connections import boto_client, queue_url
+from redelivery_sqs.options import Settings
 
 OWN = "own-secret-key"
 SESSION = "c4nary-session-token"
@@ -47,7 +48,7 @@ def made(endpoint: str, region: str = "eu-west-1") -> Settings:
 
 
 def test_a_role_is_assumed_and_its_queues_are_those_of_its_account(server: str) -> None:
-    sqs = client(Address("orders"), made(server))
+    sqs = boto_client(Address("orders"), made(server))
     assert "210987654321" in sqs.create_queue(QueueName="orders")["QueueUrl"]
     own = boto3.client(
         "sqs",
@@ -64,7 +65,7 @@ def test_neither_a_token_nor_a_roles_secret_is_in_the_clients_log(
     server: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.DEBUG):
-        sqs = client(Address("orders"), replace(made(server, "eu-north-1"), session_token=SESSION))
+        sqs = boto_client(Address("orders"), replace(made(server, "eu-north-1"), session_token=SESSION))
         sqs.create_queue(QueueName="orders")
     credentials = sqs._request_signer._credentials.get_frozen_credentials()
     assert "AssumeRole" in caplog.text, "the client's log was looked at"
@@ -74,7 +75,7 @@ def test_neither_a_token_nor_a_roles_secret_is_in_the_clients_log(
 
 def test_a_role_in_the_url_comes_before_the_option(server: str) -> None:
     address = Address.parse("sqs:orders?role_arn=arn:aws:iam::555555555555:role/other")
-    assert "555555555555" in client(address, made(server)).create_queue(QueueName="orders")["QueueUrl"]
+    assert "555555555555" in boto_client(address, made(server)).create_queue(QueueName="orders")["QueueUrl"]
 
 
 def test_an_sts_that_does_not_answer_is_told_without_a_secret(server: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from redelivery.contract.message import Message
 from redelivery.errors import Permanent
-from redelivery_sqs.encoding import (
+from redelivery_sqs.codec import (
     NATIVE_HEADERS,
     PACKED,
     TRANSFER,

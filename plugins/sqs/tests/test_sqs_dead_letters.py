@@ -20,14 +20,14 @@ from redelivery.errors import Ambiguous, ConfigurationError, Fatal, Unsupported
 from redelivery_conformance.statements import Statements
 from redelivery_conformance.subject import Subject
 from redelivery_conformance.taking import Taker
-from redelivery_sqs import batches
-from redelivery_sqs import letters as module
+from redelivery_sqs import dead_letters as module
 from redelivery_sqs.address import Address
+from redelivery_sqs.client import batch_requests
 from redelivery_sqs.testing import SqsFifoHarness
 from redelivery_sqs.testing.faults import Answer, Faults, Rule, refusal
 
 #: What a look leaves hidden that nobody ends.
-BRIEFLY = {"sqs.dead_letter_hold": "3"}
+BRIEFLY = {"sqs.dead_letter_visibility_timeout": "3"}
 
 
 def bury(subject: Subject, count: int, key: bytes | None = None) -> None:
@@ -134,8 +134,8 @@ class TestLooking(Statements):
     def test_a_purge_that_takes_long_goes_on(self, subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
         """Each piece of it is bounded, it is not."""
         bury(subject, 35)
-        monkeypatch.setattr(module, "_BOUND", 0.0)
-        monkeypatch.setattr(batches, "PATIENCE", 0.2)
+        monkeypatch.setattr(module, "_CALL_SECONDS", 0.0)
+        monkeypatch.setattr(batch_requests, "PATIENCE", 0.2)
 
         def slow(asked: str, _given: object, _go_on: object) -> None:
             if asked == "DeleteMessageBatch":
@@ -275,7 +275,7 @@ class TestLooking(Statements):
                 use()
 
     def test_whose_letters_a_queue_holds_that_is_named_by_itself_is_not_guessed(self, subject: Subject) -> None:
-        with pytest.raises(Unsupported, match="by itself"):
+        with pytest.raises(Unsupported, match="by its own URL"):
             subject.dead_letters(direct=True).move_back(wait=1.0)
         box = dead_letters(subject.place.url, sink=subject.broker.native_sink(), options=subject.place.options)
         with box, pytest.raises(ConfigurationError, match="named by its URL"):

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from redelivery.errors import Ambiguous, Retriable
-from redelivery_sqs import batches
-from redelivery_sqs import letters as module
+from redelivery_sqs import dead_letters as module
 from redelivery_sqs.address import Address
-from redelivery_sqs.config import Settings
-from redelivery_sqs.letters import SqsDeadLetters
+from redelivery_sqs.client import batch_requests, connections
+from redelivery_sqs.dead_letters import SqsDeadLetters
+from redelivery_sqs.options import Settings
 
 
 @pytest.mark.parametrize(("fifo", "dead_ms"), [(False, None), (True, 1_700_000_000_000)])
@@ -64,11 +64,13 @@ class Shown:
 
 def showing(monkeypatch: pytest.MonkeyPatch, count: int) -> tuple[Shown, SqsDeadLetters]:
     sqs = Shown(count)
-    monkeypatch.setattr(module, "client", lambda *_: sqs)
-    monkeypatch.setattr(module, "queue_url", lambda address, _: address.queue)
-    for each in (module, batches):
+    monkeypatch.setattr(connections, "boto_client", lambda *_: sqs)
+    monkeypatch.setattr(connections, "queue_url", lambda address, _: address.queue)
+    for each in (module, batch_requests):
         monkeypatch.setattr(each, "time", sqs)
-    return sqs, SqsDeadLetters(Address("letters"), Settings(dead_letter_hold=10, concurrency=1), direct=True)
+    return sqs, SqsDeadLetters(
+        Address("letters"), Settings(dead_letter_visibility_timeout=10, concurrency=1), direct=True
+    )
 
 
 def test_what_waits_for_its_turn_is_hidden_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,7 +110,7 @@ def test_a_hold_that_is_too_short_to_show_anything_is_told(monkeypatch: pytest.M
         return answer
 
     monkeypatch.setattr(sqs, "receive_message", slow)
-    with pytest.raises(Retriable, match=r"sqs\.dead_letter_hold"):
+    with pytest.raises(Retriable, match=r"sqs\.dead_letter_visibility_timeout"):
         list(role.browse())
 
 
@@ -136,8 +138,8 @@ class Moving:
 
 def moving(monkeypatch: pytest.MonkeyPatch, *states: Mapping[str, Any]) -> tuple[Moving, SqsDeadLetters]:
     sqs = Moving(*states)
-    monkeypatch.setattr(module, "client", lambda *_: sqs)
-    monkeypatch.setattr(module, "queue_url", lambda address, _: address.queue)
+    monkeypatch.setattr(connections, "boto_client", lambda *_: sqs)
+    monkeypatch.setattr(connections, "queue_url", lambda address, _: address.queue)
     return sqs, SqsDeadLetters(Address("orders"), Settings(), direct=False)
 
 
@@ -153,19 +155,19 @@ def test_a_move_is_waited_for_and_told_where_to(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_second_move_of_a_queue_is_refused_and_told_how_far_the_first_is(monkeypatch: pytest.MonkeyPatch) -> None:
     sqs, role = moving(monkeypatch, RUNNING)
-    with pytest.raises(Retriable, match=r"another move task is under way; about 3 of 9 are moved"):
+    with pytest.raises(Retriable, match=r"another move task is running; about 3 of 9 are moved"):
         role.move_back(wait=5.0)
     assert not sqs.started
 
 
 def test_a_move_that_takes_longer_than_the_wait_goes_on_and_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     _, role = moving(monkeypatch, {}, RUNNING)
-    with pytest.raises(Ambiguous, match=r"it goes on; about 3 of 9 are moved"):
+    with pytest.raises(Ambiguous, match=r"still running; about 3 of 9 are moved"):
         role.move_back(wait=0.3)
 
 
 def test_a_move_that_failed_is_told_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     failed = {"Status": "FAILED", "FailureReason": "AWS.SimpleQueueService.NonExistentQueue"}
     _, role = moving(monkeypatch, {}, failed)
-    with pytest.raises(Retriable, match=r"FAILED AWS.SimpleQueueService.NonExistentQueue.*the rest is still there"):
+    with pytest.raises(Retriable, match=r"FAILED AWS.SimpleQueueService.NonExistentQueue.*the others remain"):
         role.move_back(wait=5.0)

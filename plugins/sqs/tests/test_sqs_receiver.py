@@ -22,8 +22,8 @@ from redelivery_conformance.forking import in_a_fork
 from redelivery_conformance.statements import Statements
 from redelivery_conformance.subject import Subject
 from redelivery_conformance.taking import Taker, values
-from redelivery_sqs import batches
-from redelivery_sqs.receiver import LONGEST, Lease
+from redelivery_sqs.client import batch_requests
+from redelivery_sqs.receiver import MAX_HIDDEN, Lease
 from redelivery_sqs.testing import SqsFifoHarness
 from redelivery_sqs.testing.faults import Faults
 
@@ -142,7 +142,7 @@ class TestReceiving(Statements):
         self, subject: Subject, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Though it is several requests: what hangs is ambiguous, what comes behind is not tried and stays leased."""
-        monkeypatch.setattr(batches, "PATIENCE", 0.5)
+        monkeypatch.setattr(batch_requests, "PATIENCE", 0.5)
         subject.deliver(*numbered(3))
         released = threading.Event()
 
@@ -255,8 +255,8 @@ class TestReceivingFifo(Statements):
 
 def test_a_lease_is_asked_for_whole_seconds_and_no_further_than_sqs_hides_a_message() -> None:
     lease = Lease("handle", time.monotonic() - 100.5, time.monotonic() + 10, None)
-    assert [lease.seconds(wanted) for wanted in (0.0, 0.001, 2.0, LONGEST)] == [0, 1, 2, LONGEST - 101]
-    assert Lease("handle", time.monotonic() - 2 * LONGEST, 0.0, None).seconds(5.0) == 0
+    assert [lease.seconds(wanted) for wanted in (0.0, 0.001, 2.0, MAX_HIDDEN)] == [0, 1, 2, MAX_HIDDEN - 101]
+    assert Lease("handle", time.monotonic() - 2 * MAX_HIDDEN, 0.0, None).seconds(5.0) == 0
 
 
 def test_requests_of_ten_give_each_entry_its_own_answer() -> None:
@@ -270,19 +270,19 @@ def test_requests_of_ten_give_each_entry_its_own_answer() -> None:
         done = [{"Id": each["Id"]} for each in Entries if each["Id"] not in {"1", "2", "3"}]
         return {"Successful": done, "Failed": [refused, slow]}
 
-    answers = batches.each(call, "url", [{"n": at} for at in range(14)], "doing it")
+    answers = batch_requests.request_each(call, "url", [{"n": at} for at in range(14)], "doing it")
     assert asked == [10, 4]
     told = Counter(type(answer).__name__ for answer in answers)
     assert told == {"NoneType": 8, "Permanent": 2, "Throttled": 2, "Ambiguous": 2}
-    assert batches.is_lost(answers[1])
-    assert not batches.is_lost(answers[2])
+    assert batch_requests.is_lost(answers[1])
+    assert not batch_requests.is_lost(answers[2])
 
 
 def test_no_request_is_begun_once_a_call_has_taken_its_time() -> None:
     def call(**_: object) -> Mapping[str, Any]:
         raise AssertionError("begun")
 
-    answers = batches.each(call, "url", [{}] * 12, "doing it", end=time.monotonic())
+    answers = batch_requests.request_each(call, "url", [{}] * 12, "doing it", end=time.monotonic())
     assert [type(answer) for answer in answers] == [Retriable] * 12
 
 
@@ -290,7 +290,7 @@ def test_what_comes_behind_a_request_whose_outcome_is_unknown_is_not_tried() -> 
     def call(**_: object) -> Mapping[str, Any]:
         raise ReadTimeoutError(endpoint_url="http://localhost")
 
-    answers = batches.each(call, "url", [{}] * 25, "doing it")
+    answers = batch_requests.request_each(call, "url", [{}] * 25, "doing it")
     assert [type(answer) for answer in answers] == [Ambiguous] * 10 + [Retriable] * 15
 
 
@@ -307,5 +307,5 @@ def test_what_comes_behind_a_request_whose_outcome_is_unknown_is_not_tried() -> 
     ],
 )
 def test_a_handle_that_is_no_longer_good_is_known_by_code_and_text(code: str, text: str, lost: bool) -> None:
-    assert batches.is_lost(Permanent(f"sqs: {text}", code=code)) is lost
-    assert not batches.is_lost(None)
+    assert batch_requests.is_lost(Permanent(f"sqs: {text}", code=code)) is lost
+    assert not batch_requests.is_lost(None)

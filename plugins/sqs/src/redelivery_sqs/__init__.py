@@ -1,6 +1,6 @@
 """redelivery to Amazon SQS: its redrive policy and dead letter queue.
 
-This file is the plugin: its capabilities, and the broker that makes the roles.
+This module has the plugin's capabilities, the broker that makes the roles, and the hook.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from datetime import timedelta
 from importlib.metadata import version
 from typing import Final
 
-from redelivery.base.urls import is_local
 from redelivery.contract.broker import (
     Admin,
     Broker,
@@ -25,25 +24,26 @@ from redelivery.contract.broker import (
 )
 from redelivery.contract.hooks import hookimpl
 from redelivery.errors import ConfigurationError
-from redelivery_sqs.address import Address, fault
+from redelivery.kit.address import is_local
+from redelivery_sqs.address import Address, invalid_name
 from redelivery_sqs.admin import API_GROUP, KIND, SqsAdmin
-from redelivery_sqs.config import OPTIONS, Settings
-from redelivery_sqs.encoding import GROUP, binary_limit
-from redelivery_sqs.feeds import BATCH
-from redelivery_sqs.letters import SqsDeadLetters
+from redelivery_sqs.client.batch_requests import MAX_ENTRIES
+from redelivery_sqs.codec import GROUP, binary_limit
+from redelivery_sqs.dead_letters import SqsDeadLetters
+from redelivery_sqs.options import Settings
 from redelivery_sqs.receiver import SqsReceiver
 from redelivery_sqs.sender import SqsSender
 
-#: A message can be hidden for 12 hours from its receipt: an hour of them is left for handling it.
+#: SQS hides a message for 12 hours after its receipt at most; an hour of them remains for handling it.
 _DELAY_MAX: Final = timedelta(hours=11)
 
 CAPABILITIES: Final = Capabilities(
     send=Support.NATIVE,
     receive=Support.NATIVE,
     provision=Support.NATIVE,
-    browse=Support.EMULATED,  # receives, and gives back
+    browse=Support.EMULATED,  # received, and made visible again
     remove=Support.EMULATED,
-    purge=Support.EMULATED,  # one by one: SQS's own PurgeQueue neither counts nor leaves alone what is in hand
+    purge=Support.EMULATED,  # one by one: PurgeQueue does not count, and also takes messages that others hold
     redrive=Support.NATIVE,
     dead_letter=Support.NATIVE,
     keys=Support.EMULATED,
@@ -69,7 +69,7 @@ CAPABILITIES: Final = Capabilities(
     destination_column="queue",
     limits=Limits(
         message_bytes=binary_limit(1 << 20),
-        batch_messages=BATCH,
+        batch_messages=MAX_ENTRIES,
         batch_bytes=1 << 20,
         delay_max=_DELAY_MAX,
         delay_resolution=timedelta(milliseconds=100),
@@ -83,7 +83,7 @@ class SqsBroker(Broker):
     name = "sqs"
 
     def __init__(self, address: Address, settings: Settings) -> None:
-        self.address = address = address.settled(
+        self.address = address = address.completed(
             region=settings.region,
             endpoint=settings.endpoint_url,
             profile=settings.profile,
@@ -93,11 +93,11 @@ class SqsBroker(Broker):
         self.canonical_url = address.url
         self.hosts = (address.host, *settings.proxy_hosts)
         if (address.endpoint or "").startswith("http:") and not is_local(address.host):
-            self.insecure = (f"requests go to {address.host} over plain text; write https in sqs.endpoint_url",)
-        most = settings.max_message_bytes
-        limits = replace(CAPABILITIES.limits, message_bytes=binary_limit(most), batch_bytes=most)
+            self.insecure = (f"requests go to {address.host} in plain text; use https in sqs.endpoint_url",)
+        max_bytes = settings.max_message_bytes
+        limits = replace(CAPABILITIES.limits, message_bytes=binary_limit(max_bytes), batch_bytes=max_bytes)
         self.capabilities = replace(CAPABILITIES, limits=limits)
-        if address.fifo:  # no more of a group is shown than its first ten
+        if address.fifo:  # SQS shows only the first ten messages of a group
             self.capabilities = replace(self.capabilities, browse=Support.LOWER_BOUND, columns={GROUP: str})
         else:
             none = Support.NONE
@@ -110,10 +110,10 @@ class SqsBroker(Broker):
         return self.address.dead_letters.url
 
     def sibling(self, name: str) -> str:
-        wrong = fault(name)
+        wrong = invalid_name(name)
         if wrong is not None:
-            raise ConfigurationError(f"sqs: {name!r} is no queue: {wrong}")
-        return self.address.at(name).url
+            raise ConfigurationError(f"sqs: {name!r} is not a queue: {wrong}")
+        return self.address.sibling(name).url
 
     def receiver(self, *, lease: timedelta = timedelta(seconds=30)) -> Receiver:
         return SqsReceiver(self.address, self.settings, lease)
@@ -126,18 +126,18 @@ class SqsBroker(Broker):
 
 
 def connect(url: str, options: Mapping[str, str]) -> Broker:
-    """A broker for a URL and this plugin's options. No I/O."""
+    """Make a broker for a URL and this plugin's options, without I/O."""
     return SqsBroker(Address.parse(url), Settings.parse(options))
 
 
 @hookimpl
 def redelivery_plugin() -> BrokerPlugin:
-    """What this distribution brings."""
+    """Return the plugin of this distribution."""
     return BrokerPlugin(
         name="sqs",
         schemes=("sqs",),
         version=version("redelivery-sqs"),
         capabilities=CAPABILITIES,
         connect=connect,
-        options=OPTIONS,
+        options=Settings.help(),
     )

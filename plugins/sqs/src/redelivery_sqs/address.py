@@ -1,4 +1,4 @@
-"""The URL of a queue: by its name, its queue URL or its ARN. This file must not do I/O."""
+"""The address of a queue, written as its name, its queue URL or its ARN."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlencode, urls
 
 from botocore.utils import is_valid_endpoint_url, is_valid_ipv6_endpoint_url
 
-from redelivery.base.urls import redact, split_url, unknown
 from redelivery.errors import InvalidURL
+from redelivery.kit.address import redact, split_url, unknown
 
-#: What is put behind a queue's name to name its dead letter queue.
-DEAD_LETTERS: Final = "-dead-letters"
-#: What the name of a FIFO queue ends with; SQS itself goes by it.
-FIFO: Final = ".fifo"
-#: The longest name of a queue.
-NAME_LENGTH: Final = 80
+#: A queue's dead letter queue has its name with this behind.
+DEAD_LETTER_SUFFIX: Final = "-dead-letters"
+#: The end of a FIFO queue's name; SQS itself decides by it.
+FIFO_SUFFIX: Final = ".fifo"
+#: Characters of a queue's name at most.
+MAX_NAME: Final = 80
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+(?:\.fifo)?")
 _ARN = re.compile(r"arn:[a-z0-9-]+:sqs:([a-z0-9-]+):([0-9]{12}):([^:]+)")
-#: The hosts of AWS itself; an interface endpoint (vpce) is one that has to be named.
+#: The hosts of AWS itself. An interface endpoint (vpce) must be given as the endpoint.
 _HOST = re.compile(r"(?P<vpce>vpce-[a-z0-9.-]+\.)?sqs\.(?P<region>[a-z0-9-]+)\.(?:vpce\.)?amazonaws\.com(?:\.cn)?")
 _PARAMETERS = {
     "account": "account",
@@ -36,14 +36,14 @@ _EXAMPLE = (
 )
 
 
-def fault(name: str) -> str | None:
-    """What is wrong with a queue's name; None where nothing is."""
+def invalid_name(name: str) -> str | None:
+    """Return what is wrong with a queue's name; None if it is valid."""
     if not name:
         return "its name is empty"
-    if len(name) > NAME_LENGTH:
-        return f"a queue's name has {NAME_LENGTH} characters at most, and this one {len(name)}"
+    if len(name) > MAX_NAME:
+        return f"it has {len(name)} characters, and a queue's name {MAX_NAME} at most"
     if not _NAME.fullmatch(name):
-        return "a queue's name is made of letters, digits, '-' and '_', and may end with '.fifo'"
+        return "a queue's name has only letters, digits, '-' and '_', and may end with '.fifo'"
     return None
 
 
@@ -53,8 +53,8 @@ class Address:
 
     Attributes:
         queue: its name.
-        account: that it belongs to; None: the caller's own.
-        region, endpoint, profile, role: as the URL says, or (`settled`) the options; None: boto3's own chain says it.
+        account: its owner; None: the caller's own account.
+        region, endpoint, profile, role: from the URL, or from the settings (`completed`); None: boto3's chain decides.
     """
 
     queue: str
@@ -66,14 +66,14 @@ class Address:
 
     @property
     def url(self) -> str:
-        """The URL that names it, always in the same form."""
+        """Its URL, always in the same form."""
         given = {name: getattr(self, field) for name, field in _PARAMETERS.items()}
         query = urlencode({name: value for name, value in given.items() if value is not None}, quote_via=quote)
         return f"sqs:{self.queue}" + (f"?{query}" if query else "")
 
     @property
     def host(self) -> str:
-        """The host that answers for it: AWS's own unless an endpoint is named."""
+        """The host of its endpoint; AWS's own by default."""
         if self.endpoint is not None:
             return urlsplit(self.endpoint).hostname or ""
         return "sqs.amazonaws.com" if self.region is None else f"sqs.{self.region}.amazonaws.com"
@@ -81,42 +81,42 @@ class Address:
     @property
     def fifo(self) -> bool:
         """Whether it is a FIFO queue."""
-        return self.queue.endswith(FIFO)
+        return self.queue.endswith(FIFO_SUFFIX)
 
     @property
     def is_dead_letters(self) -> bool:
         """Whether its name is that of a dead letter queue."""
-        return self.queue.removesuffix(FIFO).endswith(DEAD_LETTERS)
+        return self.queue.removesuffix(FIFO_SUFFIX).endswith(DEAD_LETTER_SUFFIX)
 
     @property
     def dead_letters(self) -> Address:
-        """Where its dead letters lie: its own place, if it is one already."""
+        """Its dead letter queue; a dead letter queue is its own."""
         if self.is_dead_letters:
             return self
-        stem = self.queue.removesuffix(FIFO)
-        return self.at(stem + DEAD_LETTERS + (FIFO if self.fifo else ""))
+        stem = self.queue.removesuffix(FIFO_SUFFIX)
+        return self.sibling(stem + DEAD_LETTER_SUFFIX + (FIFO_SUFFIX if self.fifo else ""))
 
-    def at(self, queue: str) -> Address:
-        """Another queue at the same place."""
+    def sibling(self, queue: str) -> Address:
+        """Another queue of the same account, region and endpoint."""
         return replace(self, queue=queue)
 
-    def settled(self, *, region: str | None, endpoint: str | None, profile: str | None, role: str | None) -> Address:
-        """With what the options say where the URL says nothing: one form, however the place is spelled."""
+    def completed(self, *, region: str | None, endpoint: str | None, profile: str | None, role: str | None) -> Address:
+        """Return it with the settings' values where the URL has none, in one form for each spelling of a place."""
         endpoint = self.endpoint or endpoint
         return replace(
             self,
             region=self.region or region,
-            endpoint=None if endpoint is None else _plain(endpoint),
+            endpoint=None if endpoint is None else _normal(endpoint),
             profile=self.profile or profile,
             role=self.role or role,
         )
 
     @classmethod
     def parse(cls, url: str) -> Address:
-        """Read a URL.
+        """Parse a URL.
 
         Raises:
-            InvalidURL: no queue, a name that no queue has, a user or password, a parameter given twice.
+            InvalidURL: no queue, an invalid name, a user or password, a parameter given twice.
             UnknownOption: an unknown parameter.
         """
         parts = split_url(url)
@@ -136,9 +136,9 @@ class Address:
         found = _from_arn(target) or (_from_url(target, shown) if "://" in target else {"queue": target})
         twice = found.keys() & given.keys()
         if twice:
-            raise InvalidURL(f"sqs: {shown!r} says twice what its {min(twice)} is")
+            raise InvalidURL(f"sqs: {shown!r} gives its {min(twice)} twice")
         address = cls(**{**given, **found})
-        wrong = fault(address.queue)
+        wrong = invalid_name(address.queue)
         if wrong is not None:
             raise InvalidURL(f"sqs: {shown!r}: {wrong}; {_EXAMPLE}")
         return address
@@ -164,23 +164,25 @@ def _from_url(target: str, shown: str) -> dict[str, str]:
     return found
 
 
-def _plain(endpoint: str) -> str:
-    """An endpoint without what says nothing: capitals, its scheme's own port, a slash at its end."""
+def _normal(endpoint: str) -> str:
+    """An endpoint in lower case, without its scheme's default port and without a slash at its end."""
     parts = urlsplit(endpoint)
     host = parts.netloc.lower().removesuffix({"http": ":80", "https": ":443"}[parts.scheme])
     return urlunsplit(parts._replace(netloc=host, path=parts.path.rstrip("/")))
 
 
 def check_endpoint(url: str, shown: str) -> SplitResult:
-    """The parts of an endpoint. Raises InvalidURL, which shows `shown` alone."""
+    """Return the parts of an endpoint. Raises InvalidURL, whose text shows only `shown` of it."""
     try:
         parts = urlsplit(url)
         _ = parts.port
     except ValueError:
-        raise InvalidURL(f"sqs: {shown!r}: its endpoint is no URL") from None  # the original text may hold a password
+        raise InvalidURL(
+            f"sqs: {shown!r}: its endpoint is not a URL"
+        ) from None  # the original text may hold a password
     if parts.scheme not in {"http", "https"} or not parts.hostname or "@" in parts.netloc:
         raise InvalidURL(f"sqs: {shown!r}: an endpoint is written 'https://host:port', without a user")
     if not (is_valid_endpoint_url(url) or is_valid_ipv6_endpoint_url(url)):
-        text = "boto3 takes no such host: a host's name is made of letters, digits and '-', not '_'"
-        raise InvalidURL(f"sqs: {shown!r}: {text}; use another name of it, or its IP address")
+        text = "boto3 refuses this host: a host's name has letters, digits and '-', not '_'"
+        raise InvalidURL(f"sqs: {shown!r}: {text}; use another name, or its IP address")
     return parts

@@ -1,15 +1,13 @@
-"""A message as SQS carries it, and back: body, message attributes, and a FIFO queue's group and de-duplication id.
+"""Encodes a message for SQS and decodes it: body, message attributes, and a FIFO queue's group and de-duplication id.
 
-SQS takes text only, not empty, and ten attributes. So:
+SQS takes non-empty text and ten attributes. Therefore:
 
-- A body that SQS takes is sent as it is. Any other is base64, and the attribute `content-transfer-encoding` says so:
-  the name and the value of RFC 2045, which a reader of another make knows or can look up.
-- A header with a plain name and plain text is an attribute of its own, for others to read (eight at most).
-- All else is one attribute, `redelivery`, a JSON object: `id`, `key`, `timestamp`, `body` ("null" or "empty", where the
-  body stands for one), `headers`: in their order, each an attribute's name or a pair of name and value. Bytes that are
-  no UTF-8 text are written `{"base64": ...}`.
-
-This file must not call SQS.
+- A body that SQS accepts is sent unchanged. Any other body is base64, and the attribute `content-transfer-encoding`
+  says so: the name and the value of RFC 2045, which other readers know or can look up.
+- A header with a plain name and plain text is its own attribute, for others to read (eight at most).
+- Everything else is in one attribute, `redelivery`, a JSON object: `id`, `key`, `timestamp`, `body` ("null" or "empty",
+  if the body is a placeholder), `headers`: in their order, each an attribute's name or a pair of name and value. Bytes
+  that are not UTF-8 are written as `{"base64": ...}`.
 """
 
 from __future__ import annotations
@@ -27,67 +25,68 @@ from typing import Any, Final
 from redelivery.contract.message import Header, Headers, Message
 from redelivery.errors import Permanent
 
-#: The attribute that holds what has no place of its own.
+#: The attribute for the parts of a message that SQS has no place for.
 PACKED: Final = "redelivery"
-#: The attribute that says how the body is encoded.
+#: The attribute that names the body's encoding.
 TRANSFER: Final = "content-transfer-encoding"
-#: Headers that are attributes of their own: ten, less the two above.
+#: Headers that are attributes: SQS's ten, less the two above.
 NATIVE_HEADERS: Final = 8
-#: Kept free of a message's size for names, types and JSON's own characters.
+#: Bytes of a message that are reserved for names, types and JSON's own characters.
 RESERVE: Final = 4096
 
-#: The column that names the group of a row without a key: a FIFO queue's letter goes back to its own.
+#: The column with the group of a row without a key: it brings a FIFO queue's letter back to its group.
 GROUP: Final = "message_group"
-#: In place of a group's name: every row without a key is one of its own, as no order is asked for.
+#: In place of a group's name: each row without a key has its own group, because no order is asked for.
 EACH: Final = "*"
 
-#: What a body is that stands for one.
-_STAND_INS: Final = {"null": "null", "empty": "-"}
-# What SQS takes is XML's characters.
+#: The bodies that stand for a null and for an empty value.
+_PLACEHOLDERS: Final = {"null": "null", "empty": "-"}
+# SQS accepts the characters of XML.
 _FORBIDDEN = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _NAME = re.compile(r"(?!(?i:aws\.|amazon\.))(?!\.)(?!.*\.\.)[A-Za-z0-9_.-]{1,256}(?<!\.)")
-#: What a FIFO queue takes as group or de-duplication id.
-_TOKEN = re.compile(r"[A-Za-z0-9!-/:-@\[-`{-~]{1,128}")
+#: A valid message group id or de-duplication id.
+_FIFO_ID = re.compile(r"[A-Za-z0-9!-/:-@\[-`{-~]{1,128}")
 
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A message as SQS carries it; `size` is what counts against SQS's limit."""
+    """An encoded message; `size` counts against SQS's limit."""
 
     body: str
     attributes: dict[str, dict[str, str]]
     size: int
 
 
-def binary_limit(most: int) -> int:
-    """How large a message may be for certain where SQS takes `most` bytes: base64 makes four bytes of three."""
-    return max(0, most - RESERVE) // 4 * 3
+def binary_limit(max_bytes: int) -> int:
+    """The largest value that fits as base64 where SQS takes `max_bytes`: base64 makes four bytes of three."""
+    return max(0, max_bytes - RESERVE) // 4 * 3
 
 
-def encode(message: Message, most: int) -> Encoded:
-    """The message as SQS carries it.
+def encode(message: Message, max_bytes: int) -> Encoded:
+    """Encode a message.
 
     Raises:
-        Permanent: it cannot be carried, or is larger than `most`.
+        Permanent: SQS cannot carry it, or it is larger than `max_bytes`.
     """
-    return encode_row(message.value, message.key, message.headers, message.id, message.timestamp_ms, most)
+    return encode_row(message.value, message.key, message.headers, message.id, message.timestamp_ms, max_bytes)
 
 
 def encode_row(
-    value: bytes | None, key: bytes | None, headers: Headers | None, id_: str | None, timestamp: int | None, most: int
+    value: bytes | None,
+    key: bytes | None,
+    headers: Headers | None,
+    id_: str | None,
+    timestamp: int | None,
+    max_bytes: int,
 ) -> Encoded:
-    """`encode`, of a row's columns.
-
-    Raises:
-        Permanent
-    """
+    """Encode the columns of a row, as `encode` does. Raises Permanent."""
     attributes: dict[str, dict[str, str]] = {}
     packed: dict[str, Any] = {}
     if value:
         text = _text(value)
         if text is None:
-            if len(value) > binary_limit(most):
-                raise _too_large(len(value), binary_limit(most), "bytes that are no text, which go as base64,")
+            if len(value) > binary_limit(max_bytes):
+                raise _too_large(len(value), binary_limit(max_bytes), "bytes that are not text and go as base64,")
             text = base64.b64encode(value).decode()
             attributes[TRANSFER] = {"DataType": "String", "StringValue": "base64"}
             size = len(text) + len(TRANSFER) + 12
@@ -95,53 +94,53 @@ def encode_row(
             size = len(value)
     else:
         packed["body"] = "null" if value is None else "empty"
-        text = _STAND_INS[packed["body"]]
+        text = _PLACEHOLDERS[packed["body"]]
         size = len(text)
     size += _pack(packed, attributes, key, headers, id_, timestamp)
-    if size > most:
-        raise _too_large(size, most, "bytes")
+    if size > max_bytes:
+        raise _too_large(size, max_bytes, "bytes")
     return Encoded(text, attributes, size)
 
 
 def fifo_fields(known_by: str | None, key: bytes | None, group: str | None) -> dict[str, str]:
-    """What a FIFO queue asks for besides: the group from the key, the de-duplication id from the identity or id.
+    """Return the group and the de-duplication id that a FIFO queue requires.
 
-    What SQS does not take as such, or is too long, is replaced by its SHA-256. A row with neither is never a repeat.
+    Text that SQS does not accept as either is replaced by its SHA-256. A row without `known_by` is never a duplicate.
 
     Args:
-        known_by: the row's identity, or its id where it has none.
-        key: the row's.
-        group: of rows without a key; `EACH`: each is a group of its own.
+        known_by: the row's identity, or its id if it has none.
+        key: of the row.
+        group: for rows without a key; `EACH`: each row has its own group.
 
     Raises:
         Permanent: neither a key nor a group.
     """
     if key is None and group is None:
         text = (
-            "sqs: this row cannot be sent: a FIFO queue wants a message group, and the row has no key; "
+            "sqs: this row cannot be sent: a FIFO queue requires a message group, and the row has no key; "
             "add a column 'key', or set sqs.message_group"
         )
         raise Permanent(text, code="MissingParameter")
-    unique = uuid.uuid4().hex if known_by is None else token(known_by)
+    unique = uuid.uuid4().hex if known_by is None else deduplication_id(known_by)
     alone = key is None and group == EACH
-    named = _token((group or "").encode() if key is None else key)
+    named = _fifo_id((group or "").encode() if key is None else key)
     return {"MessageGroupId": unique if alone else named, "MessageDeduplicationId": unique}
 
 
-def token(known_by: str) -> str:
-    """A de-duplication id of an identity or id."""
-    return _token(known_by.encode("utf-8", "surrogatepass"))
+def deduplication_id(known_by: str) -> str:
+    """Return the de-duplication id for an identity or id."""
+    return _fifo_id(known_by.encode("utf-8", "surrogatepass"))
 
 
 def decode(raw: Mapping[str, Any]) -> tuple[Message, str | None]:
-    """The message of one that SQS gave, ours or another's, and what of it could not be decoded.
+    """Decode a message that was received with all its attributes, ours or another producer's.
 
-    It must have been asked for with all message attributes. Never raises: its neighbours came in the same answer.
+    Returns the message and what of it could not be decoded. Never raises: its neighbours are in the same answer.
     """
     body = str(raw.get("Body", ""))
     try:
         return _decode(body, raw.get("MessageAttributes") or {})
-    except Exception as error:  # noqa: BLE001 - somebody else wrote it; one message must not keep back the others
+    except Exception as error:  # noqa: BLE001 - another producer wrote it; one message must not hold up the others
         fault = f"sqs: its attributes cannot be read ({type(error).__name__}: {error})"
         return Message(value=body.encode("utf-8", "surrogatepass")), fault
 
@@ -156,17 +155,17 @@ def _decode(body: str, attributes: Mapping[str, Any]) -> tuple[Message, str | No
             fault = f"sqs: its attribute {PACKED!r} is damaged ({error})"
     value: bytes | None = body.encode("utf-8", "surrogatepass")
     marked = attributes.get(TRANSFER, {}).get("StringValue") == "base64"
-    stands_for = packed.get("body")
-    if stands_for is not None:
-        if body == _STAND_INS.get(str(stands_for)):
-            value = None if stands_for == "null" else b""
-        else:  # not written by us: the body is what there is
-            fault = f"sqs: its attribute {PACKED!r} says of its body what that is not"
+    placeholder = packed.get("body")
+    if placeholder is not None:
+        if body == _PLACEHOLDERS.get(str(placeholder)):
+            value = None if placeholder == "null" else b""
+        else:  # not written by us: the body counts
+            fault = f"sqs: its attribute {PACKED!r} contradicts its body"
     elif marked:
         try:
             value = base64.b64decode("".join(body.split()), validate=True)  # RFC 2045 breaks its lines
         except (binascii.Error, ValueError) as error:
-            fault = f"sqs: its body is said to be base64, and is not ({error})"
+            fault = f"sqs: its body is marked as base64, but is not ({error})"
     own = {PACKED, TRANSFER} if marked else {PACKED}
     natives = {name: _native(each) for name, each in attributes.items() if name not in own}
     message = Message(
@@ -180,7 +179,7 @@ def _decode(body: str, attributes: Mapping[str, Any]) -> tuple[Message, str | No
 
 
 def _text(value: bytes) -> str | None:
-    """The text that these bytes are, if SQS takes it."""
+    """Return these bytes as text; None if SQS does not accept it."""
     try:
         text = value.decode()
     except UnicodeDecodeError:
@@ -196,11 +195,7 @@ def _pack(
     id_: str | None,
     timestamp: int | None,
 ) -> int:
-    """Put all but the body into attributes; returns their bytes.
-
-    Raises:
-        Permanent: something is of a wrong type.
-    """
+    """Add the attributes for everything but the body; return their size. Raises Permanent: a wrong type."""
     size = 0
     try:
         if id_ is not None:
@@ -216,13 +211,13 @@ def _pack(
             attributes[PACKED] = {"DataType": "String", "StringValue": text}
             size += len(PACKED) + 6 + len(text)
     except (TypeError, ValueError, AttributeError) as error:
-        what = f"sqs: this row cannot be sent: its key, headers, id or timestamp are of a wrong type ({error})"
-        raise Permanent(what, code="TYPE") from error
+        text = f"sqs: this row cannot be sent: its key, headers, id or timestamp have a wrong type ({error})"
+        raise Permanent(text, code="TYPE") from error
     return size
 
 
 def _add_headers(headers: Headers, attributes: dict[str, dict[str, str]], packed: dict[str, Any]) -> int:
-    """Put each header where it goes; returns the bytes of those that are attributes."""
+    """Add headers as attributes or to `packed`; return the size of the attributes."""
     listed: list[Any] = []
     size = natives = 0
     for name, value in headers:
@@ -236,13 +231,13 @@ def _add_headers(headers: Headers, attributes: dict[str, dict[str, str]], packed
             listed.append(name)
             natives += 1
             size += len(name) + 6 + len(value or b"")
-    if listed != [headers[0][0]]:  # the order of one is known
+    if listed != [headers[0][0]]:  # one header has no order
         packed["headers"] = listed
     return size
 
 
 def _in_order(listed: Any, natives: dict[str, bytes | None]) -> Headers:
-    """The headers as they were sent; then those that somebody else added, by name."""
+    """Return the headers as they were sent, then those that another producer added, by name."""
     found: list[Header] = []
     for each in listed:
         if isinstance(each, str):
@@ -274,11 +269,7 @@ def _bytes(value: Any) -> bytes | None:
 
 
 def _unpack(text: Any) -> dict[str, Any]:
-    """Our JSON, its bytes decoded.
-
-    Raises:
-        ValueError, TypeError: it is not as we write it.
-    """
+    """Parse our JSON and decode its bytes. Raises ValueError, TypeError: we did not write it."""
     found = json.loads(text)
     try:
         if "key" in found:
@@ -288,17 +279,17 @@ def _unpack(text: Any) -> dict[str, Any]:
                 each if isinstance(each, str) else (str(each[0]), _bytes(each[1])) for each in found["headers"]
             ]
         if not isinstance(found.get("timestamp"), int | None) or not isinstance(found.get("id"), str | None):
-            raise TypeError("an id or a timestamp of another type")
+            raise TypeError("its id or timestamp has a wrong type")
     except (KeyError, IndexError, AttributeError) as error:
         raise ValueError(str(error)) from error
     return dict(found)
 
 
-def _token(value: bytes) -> str:
+def _fifo_id(value: bytes) -> str:
     text = value.decode("ascii", "replace")
-    return text if _TOKEN.fullmatch(text) else f"sha256-{hashlib.sha256(value).hexdigest()}"
+    return text if _FIFO_ID.fullmatch(text) else f"sha256-{hashlib.sha256(value).hexdigest()}"
 
 
-def _too_large(size: int, most: int, what: str) -> Permanent:
-    text = f"sqs: this row cannot be sent: it has {size} {what} and SQS takes {most}"
+def _too_large(size: int, max_bytes: int, what: str) -> Permanent:
+    text = f"sqs: this row cannot be sent: it has {size} {what} and SQS takes {max_bytes}"
     return Permanent(text, code="InvalidParameterValue")

@@ -1,38 +1,41 @@
-"""The dead letters role: browse, remove and purge the messages of one queue, and have SQS itself move them all back.
+"""The dead letters role: browses, removes and purges the messages of one queue, and lets SQS move them all back.
 
-SQS shows a message only by receiving it. So what is looked at is hidden from others until it is removed, the next look,
-or the role's end, and for `dead_letter_hold` seconds where nobody ends it. This file must not retry.
+SQS shows a message only by receiving it. So a browsed letter is hidden from others until it is removed, the next scan
+begins, or the role is closed; if the process dies, until `dead_letter_visibility_timeout` seconds have passed.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final, TypedDict
+from typing import Any, Final
 
 from redelivery.contract.broker import DeadLetters, Letter
 from redelivery.contract.context import ErrorContext
-from redelivery.errors import Ambiguous, BrokerError, Fatal, Retriable, Unsupported
-from redelivery_sqs import batches, encoding
+from redelivery.errors import Ambiguous, BrokerError, Retriable, Unsupported
+from redelivery.kit.roles import Resource
+from redelivery_sqs import codec
 from redelivery_sqs.address import Address
-from redelivery_sqs.config import Settings, client, queue_url
+from redelivery_sqs.client import batch_requests
+from redelivery_sqs.client.batch_requests import MAX_ENTRIES, Answer, is_lost
+from redelivery_sqs.client.queue import Queue
+from redelivery_sqs.client.scan import Scan, sent_ms, server_ms
 from redelivery_sqs.errors import classified
-from redelivery_sqs.look import Look, age, server_ms
+from redelivery_sqs.options import Settings
 
-#: Letters, and at most about so many bytes, that are put in order together.
+#: Letters that are sorted together, and about how many bytes of them at most.
 _PAGE: Final = 1_000
 _PAGE_BYTES: Final = 8 << 20
-#: SQS looks at all of its servers only where it is asked to wait.
+#: Seconds of a long poll: SQS asks all of its servers only if it may wait.
 _WAIT: Final = 1
-#: Seconds between looks at a move task, and the states of one that is not over.
-_LOOK: Final = 0.2
-_UNDER_WAY: Final = frozenset({"RUNNING", "CANCELLING"})
+#: Seconds between requests for the state of a move task, and the states of one that has not ended.
+_POLL: Final = 0.2
+_RUNNING: Final = frozenset({"RUNNING", "CANCELLING"})
 #: Seconds that a call may take.
-_BOUND: Final = 29.0
+_CALL_SECONDS: Final = 29.0
 _VISIBLE: Final = "ApproximateNumberOfMessages"
 _HIDDEN: Final = "ApproximateNumberOfMessagesNotVisible"
 _SOURCE: Final = "DeadLetterQueueSourceArn"
@@ -40,288 +43,253 @@ _SOURCE: Final = "DeadLetterQueueSourceArn"
 log = logging.getLogger("redelivery.sqs")
 
 
-class _Bounds(TypedDict):
-    end: float
-    wide: int
-
-
-class SqsDeadLetters(DeadLetters):
+class SqsDeadLetters(Resource, DeadLetters):
     """The letters of a queue's dead letter queue.
 
     Args:
         address: the queue.
         settings: of the client.
-        direct: the queue itself holds the letters.
+        direct: `address` is the dead letter queue itself.
     """
 
-    def __init__(self, address: Address, settings: Settings, direct: bool) -> None:  # noqa: FBT001 - the contract's own word
-        self._address = address if direct else address.dead_letters
-        self._source = address if self._address != address else None
-        self._settings = settings
-        #: What is hidden by us: its receipt handle, and until when, by SQS's own id.
-        self._held: dict[str, tuple[str, float]] = {}
-        #: The latest look.
-        self._looked: Look | None = None
-        self._closed = threading.Event()
+    def __init__(self, address: Address, settings: Settings, direct: bool) -> None:  # noqa: FBT001 - as the contract names it
+        self._queue = Queue(address if direct else address.dead_letters, settings)
+        self._name = self._queue.address.queue
+        super().__init__("sqs", f"queue {self._name!r}")
+        self._source = Queue(address, settings) if self._queue.address != address else None
+        self._timeout = settings.dead_letter_visibility_timeout
+        #: The letters that this role hides: receipt handle, and until when, by SQS's message id.
+        self._hidden: dict[str, tuple[str, float]] = {}
+        self._scan: Scan | None = None
         _roles.add(self)
 
     def browse(self) -> Iterator[Letter]:
         self._show_all()
-        self._looked = looked = Look()
+        self._scan = scan = Scan()
         try:
-            yield from self._shown(looked)
-            self._tell_of_hidden()
-        except BaseException:  # also where it is given up
-            if self._looked is looked:
-                self._release()
+            yield from self._letters(scan)
+            self._warn_of_unseen()
+        except BaseException:  # also where the caller stops early
+            if self._scan is scan:
+                self._show()
             raise
 
     def remove(self, positions: Sequence[str]) -> int:
         wanted = dict.fromkeys(positions)
-        if not wanted:
-            return 0
-        now = time.monotonic()
-        known = [name for name in wanted if name in self._held and now < self._held[name][1]]
-        gone = self._delete(known)
-        left = wanted.keys() - gone
-        before = set(self._held)
-        looked = Look()
+        removed = self._delete(self._still_hidden(wanted))
+        missing = wanted.keys() - removed
+        before = set(self._hidden)
+        scan = Scan()
         try:
-            while left and (found := self._receive(looked)) is not None:
-                taken = self._delete([raw["MessageId"] for raw in found if raw["MessageId"] in left])
-                left -= taken
-                gone |= taken
+            while missing and (found := self._receive(scan)) is not None:
+                removed |= self._delete([raw["MessageId"] for raw in found if raw["MessageId"] in missing])
+                missing -= removed
         finally:
-            self._release(self._held.keys() - before)
-        return len(gone)
+            self._show(self._hidden.keys() - before)
+        return len(removed)
 
     def purge(self) -> int:
-        now = time.monotonic()
-        held = [name for name, (_, until) in self._held.items() if now < until]
-        some = batches.MOST * self._settings.concurrency
-        looked = Look()
+        hidden = self._still_hidden(self._hidden)
+        step = MAX_ENTRIES * self._queue.settings.concurrency
+        scan = Scan()
         count = 0
         try:
-            for start in range(0, len(held), some):
-                count += len(self._delete(held[start : start + some]))
-            while (found := self._receive(looked)) is not None:
+            for start in range(0, len(hidden), step):
+                count += len(self._delete(hidden[start : start + step]))
+            while (found := self._receive(scan)) is not None:
                 count += len(self._delete([raw["MessageId"] for raw in found]))
-            self._tell_of_hidden()
+            self._warn_of_unseen()
         finally:
-            self._release()
+            self._show()
         return count
 
     def move_back(self, *, wait: float) -> int:
         if self._source is None:
-            raise Unsupported(
-                f"sqs: {self._address.queue!r} is named by itself: it is not known whose letters it holds"
-            )
+            raise Unsupported(f"sqs: {self._name!r} is opened by its own URL: the queue of its letters is unknown")
         self._show_all()
         end = time.monotonic() + wait
-        doing = f"moving the letters of queue {self._address.queue!r}"
-        arns = {"SourceArn": self._arn(self._address), "DestinationArn": self._arn(self._source)}
-        task = self._task(arns["SourceArn"], doing)
-        if task.get("Status") in _UNDER_WAY:
-            text = f"{_progress(task)}; SQS runs one move task a queue: wait for its end, or cancel it"
-            raise Retriable(f"sqs: {doing}: another move task is under way; {text}", code="TASK_RUNNING")
+        doing = self.doing("moving the letters of")
+        # The destination is given, because SQS knows the source only of letters that SQS itself has moved.
+        arns = {"SourceArn": self._queue.arn(), "DestinationArn": self._source.arn()}
+        task = self._move_task(arns["SourceArn"], doing)
+        if task.get("Status") in _RUNNING:
+            text = f"{_progress(task)}; SQS runs one move task per queue: wait until it ends, or cancel it"
+            raise Retriable(f"sqs: {doing}: another move task is running; {text}", code="TASK_RUNNING")
         with classified(doing):
-            # Not left to SQS: it knows no source of letters that were sent there, only of those that it moved itself.
-            self._client().start_message_move_task(**arns)
-        while (task := self._task(arns["SourceArn"], doing)).get("Status") in _UNDER_WAY:
-            if time.monotonic() >= end or self._closed.wait(_LOOK):
-                raise Ambiguous(f"sqs: {doing}: it goes on; {_progress(task)}", code="TASK_RUNNING")
+            self._queue.client.start_message_move_task(**arns)
+        while (task := self._move_task(arns["SourceArn"], doing)).get("Status") in _RUNNING:
+            if time.monotonic() >= end:
+                raise Ambiguous(f"sqs: {doing}: the task is still running; {_progress(task)}", code="TASK_RUNNING")
+            self.sleep_unless_closed(_POLL)
         if task.get("Status") != "COMPLETED":
             text = f"{task.get('Status')} {task.get('FailureReason', '')}".strip()
-            raise Retriable(f"sqs: {doing}: {text}; {_progress(task)}, the rest is still there", code="TASK_ENDED")
+            raise Retriable(f"sqs: {doing}: {text}; {_progress(task)}, the others remain", code="TASK_ENDED")
         return int(task.get("ApproximateNumberOfMessagesMoved", 0))
 
-    def close(self) -> None:
-        """Show what was hidden; what cannot be shown now comes into sight by itself."""
-        if not self._closed.is_set():
-            self._release()
-            self._closed.set()
+    def _release(self) -> None:
+        """Show the hidden letters again; a letter for which that fails appears when its time is over."""
+        self._show()
 
-    # --- looking ---
+    # --- browsing ---
 
-    def _shown(self, looked: Look) -> Iterator[Letter]:
-        """Page by page, each letter while it is ours."""
-        while page := self._page(looked):
+    def _letters(self, scan: Scan) -> Iterator[Letter]:
+        """Page by page, each letter while this role hides it."""
+        while page := self._page(scan):
             shown = False
             for raw in page:
-                if self._keep(raw, page):
+                if self._keep_hidden(raw, page):
                     shown = True
-                    yield _letter(raw, fifo=self._address.fifo)
-                else:  # another may have it in hand; if not, it comes by again
-                    looked.again(raw)
+                    yield _letter(raw, fifo=self._queue.address.fifo)
+                else:  # another reader may hold it; otherwise SQS shows it again
+                    scan.forget(raw)
             if not shown:
-                text = "what was received came into sight again before it was shown; set sqs.dead_letter_hold higher"
-                raise Retriable(f"sqs: browsing queue {self._address.queue!r}: {text}", code="HOLD")
+                text = (
+                    "the letters became visible again before they could be shown; "
+                    "set sqs.dead_letter_visibility_timeout higher"
+                )
+                raise Retriable(f"sqs: {self.doing('browsing')}: {text}", code="HOLD")
 
-    def _page(self, looked: Look) -> list[Mapping[str, Any]]:
-        """The next letters that were not shown yet, the oldest first."""
+    def _page(self, scan: Scan) -> list[Mapping[str, Any]]:
+        """The next letters of a scan, oldest first."""
         page: list[Mapping[str, Any]] = []
         size = 0
-        while len(page) < _PAGE and size < _PAGE_BYTES and (found := self._receive(looked)) is not None:
+        while len(page) < _PAGE and size < _PAGE_BYTES and (found := self._receive(scan)) is not None:
             page += found
             size += sum(len(raw["Body"]) for raw in found)
             if page:
-                self._keep(page[0], page)  # whose first one comes into sight before the others
-        # What came in one millisecond: a FIFO queue's in their order, a standard queue's in the same order each time.
-        page.sort(key=age if self._address.fifo else lambda raw: (age(raw), raw["MessageId"]))
+                self._keep_hidden(page[0], page)  # the first one becomes visible before the others
+        # Letters of the same millisecond: a FIFO queue's in its order, a standard queue's in the same order each time.
+        fifo = self._queue.address.fifo
+        page.sort(key=sent_ms if fifo else lambda raw: (sent_ms(raw), raw["MessageId"]))
         return page
 
-    def _receive(self, looked: Look) -> list[Mapping[str, Any]] | None:
-        """What one request shows of what was there and not seen before; None where nothing is left."""
-        self._check_open()
-        if looked.ended:
+    def _receive(self, scan: Scan) -> list[Mapping[str, Any]] | None:
+        """The new letters of one request; None at the end of the scan."""
+        self.check_open("browsing")
+        if scan.ended:
             return None
-        doing = f"browsing queue {self._address.queue!r}"
-        url = self._url()
+        # A FIFO queue shows no more of a group while its first messages are hidden: waiting does not help there.
+        wait = 0 if self._queue.address.fifo and scan.begun else _WAIT
         before = time.monotonic()
-        with classified(doing):
-            answer = self._client().receive_message(
-                QueueUrl=url,
-                MaxNumberOfMessages=batches.MOST,
-                # A FIFO queue shows no more of a group while its first ones are in hand: waiting shows none of them.
-                WaitTimeSeconds=0 if self._address.fifo and looked.begun else _WAIT,
-                VisibilityTimeout=self._settings.dead_letter_hold,
-                MessageAttributeNames=["All"],
-                MessageSystemAttributeNames=["All"],
-            )
-        came = answer.get("Messages") or []
-        self._held.update(
-            (raw["MessageId"], (raw["ReceiptHandle"], before + self._settings.dead_letter_hold)) for raw in came
-        )
-        if not came:
-            looked.ended = True
+        answer = self._queue.receive("browsing", MAX_ENTRIES, wait=wait, hidden=self._timeout)
+        messages = answer.get("Messages") or []
+        self._hidden.update((raw["MessageId"], (raw["ReceiptHandle"], before + self._timeout)) for raw in messages)
+        if not messages:
+            scan.ended = True
             return None
-        return looked.at(came, server_ms(answer))
+        return scan.new(messages, server_ms(answer))
 
-    def _keep(self, raw: Mapping[str, Any], page: Sequence[Mapping[str, Any]]) -> bool:
-        """Hide a letter's whole page for longer, once half of its time is over; whether the letter is still ours."""
-        held = self._held.get(raw["MessageId"])
-        now = time.monotonic()
-        if held is None or held[1] <= now:
-            return False
-        hold = self._settings.dead_letter_hold
-        if held[1] - now < hold / 2:
-            names = [each["MessageId"] for each in page]
-            names = [name for name in names if name in self._held and now < self._held[name][1]]
-            failed = self._visibility(names, hold, "keeping what was looked at")
-            if failed is not None:
-                raise failed
-        return raw["MessageId"] in self._held
-
-    def _tell_of_hidden(self) -> None:
-        """Log how many letters were not shown: a look must not pass for all that there is."""
+    def _warn_of_unseen(self) -> None:
+        """Log how many letters the scan could not show."""
         try:
-            with classified(f"counting queue {self._address.queue!r}"):
-                told = self._client().get_queue_attributes(QueueUrl=self._url(), AttributeNames=[_VISIBLE, _HIDDEN])
+            counts = self._queue.attributes(_VISIBLE, _HIDDEN, doing="counting")
         except BrokerError as error:
-            log.warning("%s (whether others hide letters is not known)", error)
+            log.warning("%s (so it is unknown whether others hide letters)", error)
             return
-        counts = told.get("Attributes", {})
-        behind = int(counts.get(_VISIBLE, 0)) if self._address.fifo else 0
+        behind = int(counts.get(_VISIBLE, 0)) if self._queue.address.fifo else 0
         if behind:
             text = "about %d letters of %r are behind others of their group: SQS shows them when those are gone"
-            log.warning(text, behind, self._address.queue)
+            log.warning(text, behind, self._name)
         now = time.monotonic()
-        ours = [until for role in list(_roles) if role._address == self._address for _, until in [*role._held.values()]]  # noqa: SLF001 - of this class
+        ours = [
+            until
+            for role in list(_roles)
+            if role._queue.address == self._queue.address  # noqa: SLF001 - of this class
+            for _, until in [*role._hidden.values()]  # noqa: SLF001 - a copy, because other threads use the role
+        ]
         hidden = int(counts.get(_HIDDEN, 0)) - sum(now < until for until in ours)
         if hidden > 0:
             text = (
-                "about %d letters of %r are hidden, and were not shown: others have them in hand, or ended in a look "
+                "about %d letters of %r are hidden and were not shown: others hold them, or died while browsing "
                 "(SQS counts late: they may be gone); look again in %d s"
             )
-            log.warning(text, hidden, self._address.queue, self._settings.dead_letter_hold)
+            log.warning(text, hidden, self._name, self._timeout)
+
+    # --- hidden letters ---
+
+    def _still_hidden(self, names: Iterable[str]) -> list[str]:
+        now = time.monotonic()
+        return [name for name in names if name in self._hidden and now < self._hidden[name][1]]
+
+    def _keep_hidden(self, raw: Mapping[str, Any], page: Sequence[Mapping[str, Any]]) -> bool:
+        """Hide a letter's page for longer once half of its time has passed; whether the letter is still hidden."""
+        name = raw["MessageId"]
+        if not self._still_hidden([name]):
+            return False
+        if self._hidden[name][1] - time.monotonic() < self._timeout / 2:
+            names = self._still_hidden(each["MessageId"] for each in page)
+            failed = self._set_visibility(names, self._timeout, "hiding the letters of")
+            if failed is not None:
+                raise failed
+        return name in self._hidden
 
     def _delete(self, names: Sequence[str]) -> set[str]:
-        """Delete what we hold; which of it was still ours to delete."""
-        if not names:
-            return set()
-        self._check_open()
-        doing = f"removing from queue {self._address.queue!r}"
-        entries = [{"ReceiptHandle": self._held[name][0]} for name in names]
-        call = self._client().delete_message_batch
-        answers = batches.each(call, self._url(), entries, doing, **self._bounds())
-        gone = {name for name, answer in zip(names, answers, strict=True) if answer is None}
-        for name, answer in zip(names, answers, strict=True):
-            if answer is None or batches.is_lost(answer):
-                del self._held[name]
-        failed = [answer for answer in answers if answer is not None and not batches.is_lost(answer)]
-        if failed:
-            raise failed[0]
-        return gone
+        """Delete letters that this role hides; the names of those that still were its own."""
+        self.check_open("removing from")
+        handles = [self._hidden[name][0] for name in names]
+        answers = dict(zip(names, self._queue.delete("removing from", handles, **self._bounds()), strict=True))
+        for name, answer in answers.items():
+            if answer is None or is_lost(answer):
+                del self._hidden[name]
+        self._raise_first(answers.values())
+        return {name for name, answer in answers.items() if answer is None}
 
     def _show_all(self) -> None:
-        """Show all that we hide. Raises BrokerError: some stays hidden, and no look would be a whole one."""
-        failed = self._release()
+        """Show all letters that this role hides. Raises BrokerError: some stay hidden, so a scan would miss them."""
+        failed = self._show()
         if failed is not None:
             raise failed
 
-    def _release(self, names: Iterable[str] | None = None) -> BrokerError | None:
-        """Show these again, or all that we hide; what cannot be shown stays ours, and is told of."""
-        now = time.monotonic()
-        names = list(self._held if names is None else names)
-        self._held = {name: held for name, held in self._held.items() if now < held[1]}
-        names = [name for name in names if name in self._held]
-        failed = self._visibility(names, 0, "showing again what is")
+    def _show(self, names: Iterable[str] | None = None) -> BrokerError | None:
+        """Show these letters again, by default all; those for which that fails stay hidden, with a warning."""
+        wanted = list(self._hidden if names is None else names)
+        self._hidden = {name: self._hidden[name] for name in self._still_hidden([*self._hidden])}
+        wanted = self._still_hidden(wanted)
+        failed = self._set_visibility(wanted, 0, "showing again the letters of")
         if failed is not None:
-            count = sum(name in self._held for name in names)
+            count = sum(name in self._hidden for name in wanted)
             text = "%d letters of %r stay hidden for %d s at most: they could not be shown again (%s)"
-            log.warning(text, count, self._address.queue, self._settings.dead_letter_hold, failed)
+            log.warning(text, count, self._name, self._timeout, failed)
         return failed
 
-    def _visibility(self, names: Sequence[str], seconds: int, what: str) -> BrokerError | None:
-        """Hide what we hold for so long from now; 0: show it. Returns the first error; what is lost is none."""
+    def _set_visibility(self, names: Sequence[str], seconds: int, doing: str) -> BrokerError | None:
+        """Hide letters for so long from now; 0 shows them. Returns the first error other than a lost letter."""
         if not names:
             return None
         until = time.monotonic() + seconds
-        entries = [{"ReceiptHandle": self._held[name][0], "VisibilityTimeout": seconds} for name in names]
-        call, doing = self._client().change_message_visibility_batch, f"{what} in queue {self._address.queue!r}"
-        answers = batches.each(call, self._url(), entries, doing, **self._bounds())
+        handles = [(self._hidden[name][0], seconds) for name in names]
         failed = None
-        for name, answer in zip(names, answers, strict=True):
-            if batches.is_lost(answer) or (answer is None and not seconds):
-                del self._held[name]
+        for name, answer in zip(names, self._queue.hide(doing, handles, **self._bounds()), strict=True):
+            if is_lost(answer) or (answer is None and not seconds):
+                del self._hidden[name]
             elif answer is None:
-                self._held[name] = (self._held[name][0], until)
+                self._hidden[name] = (self._hidden[name][0], until)
             else:
                 failed = failed or answer
         return failed
 
-    def _bounds(self) -> _Bounds:
-        """How many requests go at a time, and when the last is begun, so that it ends within its time."""
-        last = _BOUND - self._settings.connect_timeout - self._settings.read_timeout
-        return {"end": time.monotonic() + max(batches.PATIENCE, last), "wide": self._settings.concurrency}
+    def _bounds(self) -> Mapping[str, Any]:
+        """Requests in flight, and when the last may begin so that the call ends in time."""
+        settings = self._queue.settings
+        last = _CALL_SECONDS - settings.connect_timeout - settings.read_timeout
+        return {"end": time.monotonic() + max(batch_requests.PATIENCE, last), "concurrency": settings.concurrency}
 
-    def _task(self, arn: str, doing: str) -> Mapping[str, Any]:
-        """The latest move task of this place, as SQS tells of it."""
-        self._check_open()
+    @staticmethod
+    def _raise_first(answers: Iterable[Answer]) -> None:
+        for answer in answers:
+            if answer is not None and not is_lost(answer):
+                raise answer
+
+    def _move_task(self, arn: str, doing: str) -> Mapping[str, Any]:
+        """The latest move task of this queue."""
+        self.check_open("moving the letters of")
         with classified(doing):
-            tasks = self._client().list_message_move_tasks(SourceArn=arn, MaxResults=1).get("Results") or [{}]
-        found: Mapping[str, Any] = max(tasks, key=lambda task: task.get("StartedTimestamp", 0))
-        return found
-
-    def _arn(self, address: Address) -> str:
-        url = queue_url(address, self._settings)
-        with classified(f"looking at queue {address.queue!r}"):
-            told = self._client().get_queue_attributes(QueueUrl=url, AttributeNames=["QueueArn"])
-        return str(told.get("Attributes", {}).get("QueueArn", ""))
-
-    def _client(self) -> Any:
-        return client(self._address, self._settings)
-
-    def _url(self) -> str:
-        return queue_url(self._address, self._settings)
-
-    def _check_open(self) -> None:
-        if self._closed.is_set():
-            text = f"sqs: reading queue {self._address.queue!r}: this role is closed; open another"
-            raise Fatal(text, code="CLOSED")
+            tasks = self._queue.client.list_message_move_tasks(SourceArn=arn, MaxResults=1).get("Results") or [{}]
+        latest: Mapping[str, Any] = max(tasks, key=lambda task: task.get("StartedTimestamp", 0))
+        return latest
 
 
-#: This process's: a redrive looks for what came back while it has the rest in hand.
+#: The roles of this process: a redrive scans again while it still holds letters.
 _roles: weakref.WeakSet[SqsDeadLetters] = weakref.WeakSet()
 
 
@@ -332,23 +300,23 @@ def _progress(task: Mapping[str, Any]) -> str:
 
 def _letter(raw: Mapping[str, Any], *, fifo: bool) -> Letter:
     attributes = raw.get("Attributes") or {}
-    message, fault = encoding.decode(raw)
+    message, fault = codec.decode(raw)
     context = None
     if _SOURCE in attributes:
         source = str(attributes[_SOURCE])
-        text = f"received more often than the redrive policy of {source} lets it, without being deleted"
+        text = f"received more often than the redrive policy of {source} allows, without being deleted"
         context = ErrorContext(
             kind="delivery-limit", reason=text, broker="sqs", destination=f"sqs:{source}", message_id=message.id
         )
     if fault is not None:
         context = ErrorContext(kind="invalid", reason=fault, broker="sqs")
     if message.key is None and "MessageGroupId" in attributes:
-        message = replace(message, extra={encoding.GROUP: str(attributes["MessageGroupId"])})
-    # A standard queue's message that SQS itself moved keeps the time at which it was first sent.
+        message = replace(message, extra={codec.GROUP: str(attributes["MessageGroupId"])})
+    # A message that SQS itself moved between standard queues keeps the time at which it was first sent.
     known = fifo or _SOURCE not in attributes
     return Letter(
         position=raw["MessageId"],
         message=message,
         context=context,
-        dead_lettered_ms=age(raw) if known and "SentTimestamp" in attributes else None,
+        dead_lettered_ms=sent_ms(raw) if known and "SentTimestamp" in attributes else None,
     )

@@ -12,8 +12,8 @@ from typing import Any, Final
 from botocore import exceptions as boto
 from botocore import parsers
 
-from redelivery.base.urls import redact
 from redelivery.errors import Ambiguous, BrokerError, Fatal, Permanent, Retriable, Throttled, Unattributed
+from redelivery.kit.address import redact
 
 _Rule = tuple[type[BrokerError], str]
 
@@ -24,7 +24,7 @@ _NO_QUEUE: _Rule = (Fatal, "there is no such queue in this account and region: p
 _DENIED: _Rule = (Fatal, "allow it in a policy of this principal or of the queue")
 _ROLE: Final = "allow it in a policy of this principal, and in the trust policy of the role"
 _CREDENTIALS: _Rule = (Fatal, "these credentials are not taken: correct or renew them")
-_CONFIGURED: _Rule = (Fatal, "correct the options, or the AWS configuration of this machine")
+_CONFIGURED: _Rule = (Fatal, "correct the settings, or the AWS configuration of this machine")
 _KEY: _Rule = (Fatal, "the queue's KMS key cannot be used: allow kms:GenerateDataKey and kms:Decrypt on it, enable it")
 _OURS: _Rule = (Fatal, "this is an error of redelivery-sqs: please report it")
 _ROW: _Rule = (Permanent, "SQS does not take this message")

@@ -1,10 +1,10 @@
-"""What waits to be sent to one queue, and which of it goes into the next request.
+"""The rows that wait to be sent to one queue, and which of them go into the next request.
 
-A standard queue's rows go as they come. Of a FIFO queue's message group one request is in flight at a time, and where
-an order is to be kept it holds one row of the group: SQS stores the later rows of a request though an earlier one
-fails.
+A standard queue's rows go in the order in which they were added. A message group of a FIFO queue has one request in
+flight at a time. Where the order must be kept, that request holds one row of the group: SQS stores the later rows of a
+request even if an earlier one fails.
 
-This file must not call SQS. Its objects are used under their sender's lock.
+The objects here are used under their sender's lock. They make no requests.
 """
 
 from __future__ import annotations
@@ -12,60 +12,74 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Any
 
 from redelivery.contract.broker import Failure
 from redelivery.contract.message import Batch
 from redelivery.errors import BrokerError
-from redelivery_sqs.address import Address
+from redelivery_sqs.client.batch_requests import MAX_ENTRIES
+from redelivery_sqs.client.queue import Queue
 
-#: Entries of a request at most.
-BATCH: Final = 10
-
-WAITING, FLYING, DONE = 0, 1, 2
+WAITING, IN_FLIGHT, DONE = range(3)
 
 
-class Work:
+class PendingBatch:
     """A batch that is not settled yet."""
 
-    __slots__ = ("deadline", "failures", "groups", "isolate", "left", "number", "ordered", "rows", "settled", "states")
+    __slots__ = (
+        "deadline",
+        "failures",
+        "groups",
+        "isolate",
+        "number",
+        "ordered",
+        "rows",
+        "settled",
+        "states",
+        "unsettled",
+    )
 
     def __init__(self, batch: Batch, deadline: float) -> None:
         self.number = batch.number
         self.deadline = deadline
         self.isolate = batch.isolate
         self.ordered = batch.ordered
-        self.left = batch.length
         self.states = bytearray(batch.length)
+        self.unsettled = batch.length
         self.failures: list[Failure] = []
         self.settled = False
-        #: Rows that others wait for.
-        self.rows: dict[int, Row] = {}
-        #: Groups that must wait until this batch's failures have been told.
-        self.groups: set[tuple[GroupFeed, str]] = set()
+        #: The rows for which later rows of their group wait, by index.
+        self.rows: dict[int, PendingRow] = {}
+        #: Groups that are blocked until the failures of this batch are reported.
+        self.groups: set[tuple[FifoSendQueue, str]] = set()
 
-    def fail(self, index: int, error: BrokerError) -> None:
-        """Count a row as failed, if it or the batch is not settled already."""
-        if not self.settled and self.states[index] != DONE:
-            self.failures.append(Failure(index, error))
-            self.done(index)
-
-    def done(self, index: int) -> None:
-        """Count a row as settled."""
+    def settle(self, index: int, error: BrokerError | None = None) -> None:
+        """Settle a row, unless it or the batch is settled already."""
         if not self.settled and self.states[index] != DONE:
             self.states[index] = DONE
-            self.left -= 1
+            self.unsettled -= 1
+            if error is not None:
+                self.failures.append(Failure(index, error))
 
 
-class Row:
-    """A row that waits or is in flight. `group` only in a FIFO queue; `ordered`: later ones of it wait for this one."""
+class PendingRow:
+    """A row that waits or is in flight.
 
-    __slots__ = ("entry", "feed", "group", "index", "ordered", "refused", "size", "work")
+    Attributes:
+        batch, index: where it comes from.
+        queue: where it goes; None if it names a queue that cannot exist.
+        entry, size: what is sent.
+        group: its message group, in a FIFO queue.
+        ordered: later rows of its group wait for this one.
+        refused: why it cannot be sent.
+    """
 
-    def __init__(self, work: Work, index: int) -> None:
-        self.work = work
+    __slots__ = ("batch", "entry", "group", "index", "ordered", "queue", "refused", "size")
+
+    def __init__(self, batch: PendingBatch, index: int) -> None:
+        self.batch = batch
         self.index = index
-        self.feed: Feed | None = None
+        self.queue: SendQueue | None = None
         self.entry: dict[str, Any] = {}
         self.size = 0
         self.group = ""
@@ -73,79 +87,95 @@ class Row:
         self.refused: BrokerError | None = None
 
 
-class Feed(ABC):
-    """The rows for one queue, and what a request to it may hold."""
+class SendQueue(ABC):
+    """The rows for one queue.
 
-    def __init__(self, address: Address, most: int, *, own: bool) -> None:
-        self.address = address
+    Args:
+        destination: the queue.
+        own: whether it is the queue of the sender's URL, and not one that a row names.
+    """
+
+    def __init__(self, destination: Queue, *, own: bool) -> None:
+        self.destination = destination
         self.own = own
-        self._most = most
-
-    @abstractmethod
-    def add(self, row: Row) -> None:
-        """Let a row wait, behind all others."""
-
-    @abstractmethod
-    def take(self, now: float) -> list[Row]:
-        """The rows of the next request; empty: there is none to be made now."""
-
-    @abstractmethod
-    def landed(self, rows: Iterable[Row]) -> None:
-        """A request has ended."""
+        self._max_bytes = destination.settings.max_message_bytes
 
     @property
     @abstractmethod
     def ready(self) -> bool:
-        """Whether there is something to take."""
+        """Whether a row can be taken."""
 
+    @abstractmethod
+    def add(self, row: PendingRow) -> None:
+        """Add a row behind all others."""
 
-class PlainFeed(Feed):
-    """A standard queue's."""
+    @abstractmethod
+    def take(self, now: float) -> list[PendingRow]:
+        """Take the rows of the next request; empty if none can be made now. Drops rows past their deadline."""
 
-    def __init__(self, address: Address, most: int, *, own: bool) -> None:
-        super().__init__(address, most, own=own)
-        self._rows: deque[Row] = deque()
+    @abstractmethod
+    def request_ended(self, rows: Iterable[PendingRow]) -> None:
+        """Note that the request with these rows has ended."""
 
-    def add(self, row: Row) -> None:
-        self._rows.append(row)
-
-    @property
-    def ready(self) -> bool:
-        return bool(self._rows)
-
-    def take(self, now: float) -> list[Row]:
-        rows: list[Row] = []
-        size = 0
-        waiting = self._rows
-        while waiting and len(rows) < BATCH:
+    def _take_first(self, waiting: deque[PendingRow], taken: list[PendingRow], now: float) -> PendingRow | None:
+        """Move the first row that is not overdue to `taken`; None if none is left or the request is full."""
+        while waiting:
             row = waiting[0]
-            if row.work.settled or row.work.deadline <= now:
+            if row.batch.settled or row.batch.deadline <= now:
                 waiting.popleft()
                 continue
-            if rows and (row.work.isolate or size + row.size > self._most):
-                break
-            size += row.size
-            rows.append(waiting.popleft())
-            row.work.states[row.index] = FLYING
-            if row.work.isolate:
-                break
-        return rows
+            if taken and (
+                row.batch.isolate
+                or taken[0].batch.isolate
+                or len(taken) == MAX_ENTRIES
+                or sum(each.size for each in taken) + row.size > self._max_bytes
+            ):
+                return None
+            taken.append(waiting.popleft())
+            row.batch.states[row.index] = IN_FLIGHT
+            return row
+        return None
 
-    def landed(self, rows: Iterable[Row]) -> None:
-        """Nothing waits for them."""
+
+class StandardSendQueue(SendQueue):
+    """The rows for a standard queue."""
+
+    def __init__(self, destination: Queue, *, own: bool) -> None:
+        super().__init__(destination, own=own)
+        self._waiting: deque[PendingRow] = deque()
+
+    @property
+    def ready(self) -> bool:
+        return bool(self._waiting)
+
+    def add(self, row: PendingRow) -> None:
+        self._waiting.append(row)
+
+    def take(self, now: float) -> list[PendingRow]:
+        taken: list[PendingRow] = []
+        while self._take_first(self._waiting, taken, now):
+            pass
+        return taken
+
+    def request_ended(self, rows: Iterable[PendingRow]) -> None:
+        """Do nothing: no row waits for another."""
 
 
-class GroupFeed(Feed):
-    """A FIFO queue's."""
+class FifoSendQueue(SendQueue):
+    """The rows for a FIFO queue."""
 
-    def __init__(self, address: Address, most: int, *, own: bool) -> None:
-        super().__init__(address, most, own=own)
-        self._groups: dict[str, deque[Row]] = {}  # those with rows that wait, or in flight
-        self._free: deque[str] = deque()  # those with rows that wait, and none in flight
-        #: Groups in which a row failed, with the batches whose failures are not told yet.
-        self.failed: dict[str, set[Work]] = {}
+    def __init__(self, destination: Queue, *, own: bool) -> None:
+        super().__init__(destination, own=own)
+        self._groups: dict[str, deque[PendingRow]] = {}  # groups with rows that wait or are in flight
+        self._free: deque[str] = deque()  # groups with rows that wait, and none in flight
+        #: Groups in which a row failed, with the batches whose failures are not reported yet.
+        self._blocked: dict[str, set[PendingBatch]] = {}
 
-    def add(self, row: Row) -> None:
+    @property
+    def ready(self) -> bool:
+        return bool(self._free)
+
+    def add(self, row: PendingRow) -> None:
         waiting = self._groups.get(row.group)
         if waiting is None:
             self._groups[row.group] = deque((row,))
@@ -153,63 +183,51 @@ class GroupFeed(Feed):
         else:
             waiting.append(row)
 
-    @property
-    def ready(self) -> bool:
-        return bool(self._free)
-
-    def take(self, now: float) -> list[Row]:
-        rows: list[Row] = []
-        size = 0
-        while self._free and len(rows) < BATCH:
+    def take(self, now: float) -> list[PendingRow]:
+        taken: list[PendingRow] = []
+        while self._free and len(taken) < MAX_ENTRIES:
             group = self._free[0]
             waiting = self._groups[group]
-            count = len(rows)
-            while waiting and len(rows) < BATCH:
-                row = waiting[0]
-                if row.work.settled or row.work.deadline <= now:
-                    waiting.popleft()
-                    continue
-                alone = row.work.isolate or (rows and rows[0].work.isolate)
-                if rows and (alone or size + row.size > self._most or (row.ordered and len(rows) > count)):
-                    break
-                size += row.size
-                rows.append(waiting.popleft())
-                row.work.states[row.index] = FLYING
-                if row.ordered:
-                    break
-            if len(rows) == count and waiting:
-                break  # no room for it in this request
+            count = len(taken)
+            while (row := self._take_first(waiting, taken, now)) and not row.ordered:
+                pass
+            if len(taken) == count and waiting:
+                break  # this request has no room for it
             self._free.popleft()
-            if not waiting and len(rows) == count:
+            if len(taken) == count:
                 del self._groups[group]
-        return rows
+        return taken
 
-    def landed(self, rows: Iterable[Row]) -> None:
+    def request_ended(self, rows: Iterable[PendingRow]) -> None:
         for group in {row.group: None for row in rows}:
             if self._groups[group]:
                 self._free.append(group)
             else:
                 del self._groups[group]
 
-    def hold_back(self, group: str, work: Work) -> list[Row]:
-        """A row of this group in an ordered batch has failed: the ordered rows that wait behind it, taken out."""
-        self.held(group, work)
+    def is_blocked(self, group: str) -> bool:
+        """Whether ordered rows of a group must not be sent: the failure of an earlier one is not reported yet."""
+        return group in self._blocked
+
+    def block(self, group: str, batch: PendingBatch) -> None:
+        """Block a group until the failures of this batch are reported."""
+        self._blocked.setdefault(group, set()).add(batch)
+        batch.groups.add((self, group))
+
+    def unblock(self, group: str, batch: PendingBatch) -> None:
+        """Note that the failures of this batch are reported."""
+        batches = self._blocked.get(group, set())
+        batches.discard(batch)
+        if not batches:
+            self._blocked.pop(group, None)
+
+    def withdraw(self, group: str, batch: PendingBatch) -> list[PendingRow]:
+        """Block a group after a row of this batch has failed; returns the ordered rows that waited, taken out."""
+        self.block(group, batch)
         waiting = self._groups.get(group, deque())
-        behind = [row for row in waiting if row.ordered]
-        if behind:
+        withdrawn = [row for row in waiting if row.ordered]
+        if withdrawn:
             kept = [row for row in waiting if not row.ordered]
-            waiting.clear()  # an empty group that is free is forgotten by the next `take`
+            waiting.clear()  # the next `take` forgets an empty group that is free
             waiting.extend(kept)
-        return behind
-
-    def held(self, group: str, work: Work) -> None:
-        """This batch has failures in the group that are not told yet."""
-        self.failed.setdefault(group, set()).add(work)
-        work.groups.add((self, group))
-
-    def told(self, group: str, work: Work) -> None:
-        """The failures of a batch have been told."""
-        works = self.failed.get(group, set())
-        works.discard(work)
-        if not works:
-            self.failed.pop(group, None)
+        return withdrawn

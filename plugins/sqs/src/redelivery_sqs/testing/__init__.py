@@ -17,13 +17,13 @@ from urllib.parse import quote
 import boto3
 from botocore.config import Config
 
-from redelivery.base.urls import resolve_secrets
 from redelivery.contract.message import Message
 from redelivery.contract.spec import DeliverySpec
-from redelivery.registry import connect
+from redelivery.kit.options import resolve_secrets
 from redelivery_conformance.containers import Container
 from redelivery_conformance.harness import CannotShow, Harness, Kind, NotHere, Place, Runtime
 from redelivery_conformance.subject import Subject
+from redelivery_sqs import connect
 from redelivery_sqs.address import Address
 from redelivery_sqs.testing import reading
 
@@ -50,7 +50,7 @@ class SqsPlace(Place):
         self.many = runtime.many
         stem, fifo, _ = queue.partition(_FIFO)
         self._made = [queue, f"{stem}-dead-letters{fifo}"]
-        with connect(self.url, self.options) as broker, broker.admin() as admin:
+        with connect(self.url, _plugin_options(self.options)) as broker, broker.admin() as admin:
             admin.provision(DeliverySpec())
 
     def stored(self, destination: str | None = None) -> Sequence[Message]:
@@ -108,7 +108,7 @@ class SqsPlace(Place):
         self._sqs.set_queue_attributes(QueueUrl=url, Attributes={"RedrivePolicy": json.dumps(policy)})
 
     def forgetting(self, seconds: float) -> Mapping[str, str]:
-        return {"sqs.dead_letter_hold": str(max(3, int(seconds)))}
+        return {"sqs.dead_letter_visibility_timeout": str(max(3, int(seconds)))}
 
     def damage(self) -> None:
         attributes = {"redelivery": {"DataType": "String", "StringValue": "{oops"}}
@@ -164,7 +164,7 @@ class SqsRuntime(Runtime):
 
     def address(self, queue: str) -> Address:
         """Where a queue is."""
-        return self._beside.at(queue) if self._beside else Address(queue)
+        return self._beside.sibling(queue) if self._beside else Address(queue)
 
     def place(self) -> SqsPlace:
         stem = self._beside.queue.removesuffix(_FIFO)[:40] if self._beside else "rd"
@@ -179,11 +179,7 @@ class SqsRuntime(Runtime):
         raise CannotShow("an outage: this server is not ours to stop")
 
     def _client(self, address: Address | None) -> Any:
-        options = resolve_secrets(self.options)
-
-        def option(name: str) -> str | None:
-            return options.get(f"sqs.{name}")
-
+        option = _plugin_options(self.options).get
         return boto3.Session(profile_name=(address and address.profile) or option("profile")).client(
             "sqs",
             region_name=(address and address.region) or option("region"),
@@ -297,6 +293,11 @@ class SqsFifoHarness(SqsHarness):
     def starts(self) -> Mapping[Kind, Callable[[Path], Runtime]]:
         """Without the embedded server: it takes seconds for ten messages behind some hundred others."""
         return {kind: begin for kind, begin in super().starts().items() if kind != "embedded"}
+
+
+def _plugin_options(options: Mapping[str, str]) -> dict[str, str]:
+    """Options as core hands them to the plugin: without their prefix, secrets resolved."""
+    return {name.removeprefix("sqs."): value for name, value in resolve_secrets(options).items()}
 
 
 def _options(endpoint: str, region: str, scratch: Path) -> dict[str, str]:

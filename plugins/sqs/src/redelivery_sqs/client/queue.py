@@ -1,0 +1,86 @@
+"""One queue at SQS: the requests that the roles make, with SQS's errors classified."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from redelivery_sqs.address import Address
+from redelivery_sqs.client import connections
+from redelivery_sqs.client.batch_requests import Answer, request_each
+from redelivery_sqs.errors import classified
+from redelivery_sqs.options import Settings
+
+_ALL: Final = ("All",)
+
+
+class Queue:
+    """A queue, reached by the process's client for its place.
+
+    `doing` completes the sentence "... queue 'orders'" in error texts. Every method raises BrokerError.
+    """
+
+    def __init__(self, address: Address, settings: Settings) -> None:
+        self.address = address
+        self.settings = settings
+
+    @property
+    def client(self) -> Any:
+        """The boto3 client."""
+        return connections.boto_client(self.address, self.settings)
+
+    @property
+    def url(self) -> str:
+        """SQS's own URL of the queue; may ask SQS for it."""
+        return connections.queue_url(self.address, self.settings)
+
+    def doing(self, doing: str) -> str:
+        """`doing` with the queue's name."""
+        return f"{doing} queue {self.address.queue!r}"
+
+    def request(self, operation: str, doing: str, **arguments: Any) -> Mapping[str, Any]:
+        """Make one request about this queue."""
+        arguments["QueueUrl"] = self.url
+        with classified(self.doing(doing)):
+            answer: Mapping[str, Any] = getattr(self.client, operation)(**arguments)
+        return answer
+
+    def request_each(
+        self, operation: str, doing: str, entries: Sequence[Mapping[str, Any]], **bounds: Any
+    ) -> list[Answer]:
+        """Make requests of ten entries; `bounds` as `request_each` of `batch_requests` takes them."""
+        if not entries:
+            return []
+        return request_each(getattr(self.client, operation), self.url, entries, self.doing(doing), **bounds)
+
+    def attributes(self, *names: str, doing: str = "looking at") -> Mapping[str, str]:
+        """These attributes of the queue, all by default, as far as the server returns them."""
+        found = self.request("get_queue_attributes", doing, AttributeNames=list(names or _ALL))
+        attributes: Mapping[str, str] = found.get("Attributes") or {}
+        return attributes
+
+    def arn(self) -> str:
+        """The queue's ARN."""
+        return self.attributes("QueueArn").get("QueueArn", "")
+
+    def receive(self, doing: str, count: int, *, wait: int, hidden: int) -> Mapping[str, Any]:
+        """Receive up to `count` messages with all their attributes; `wait` and `hidden` are whole seconds."""
+        return self.request(
+            "receive_message",
+            doing,
+            MaxNumberOfMessages=count,
+            WaitTimeSeconds=wait,
+            VisibilityTimeout=hidden,
+            MessageAttributeNames=["All"],
+            MessageSystemAttributeNames=["All"],
+        )
+
+    def delete(self, doing: str, handles: Iterable[str], **bounds: Any) -> list[Answer]:
+        """Delete the messages of these receipt handles."""
+        entries = [{"ReceiptHandle": handle} for handle in handles]
+        return self.request_each("delete_message_batch", doing, entries, **bounds)
+
+    def hide(self, doing: str, seconds: Iterable[tuple[str, int]], **bounds: Any) -> list[Answer]:
+        """Hide messages for whole seconds from now, each given as receipt handle and seconds; 0 shows it."""
+        entries = [{"ReceiptHandle": handle, "VisibilityTimeout": timeout} for handle, timeout in seconds]
+        return self.request_each("change_message_visibility_batch", doing, entries, **bounds)
