@@ -44,7 +44,9 @@ class NullSender(Sender):
         """Each row with an error of its own, as clients do."""
         while self._lost and self._lost[0][0] <= time.monotonic():
             _, batch = self._lost.pop(0)
-            failures = [Failure(row, Ambiguous(f"row {row} got no answer", code="Silent")) for row in range(len(batch))]
+            failures = [
+                Failure(row, Ambiguous(f"row {row} got no answer", native_code="Silent")) for row in range(len(batch))
+            ]
             self._done.append(Settled(batch=batch.number, failures=failures))
 
     def close(self) -> None:

@@ -82,7 +82,7 @@ def run(arguments: argparse.Namespace, log: Path) -> int:
 
     step("Reading the dead letters back, by reason")
     letters = read_letters(spark, queue.url).cache()
-    by_reason = letters.groupBy("_error.code", "_error.message", "mendable").count().orderBy("code", "mendable")
+    by_reason = letters.groupBy("_error.native_code", "_error.message", "mendable").count().orderBy("code", "mendable")
     for reason in by_reason.collect():
         known = "known, to be mended" if reason["mendable"] else "unknown"
         show(f"{reason['code']}, the aircraft is {known}", reason["count"])

@@ -213,7 +213,7 @@ class DeniesWhatItStored(Broken):
             try:
                 super().send(batch, deadline=deadline)
             except Retriable as error:
-                if error.code == "DOWN":
+                if error.native_code == "DOWN":
                     self.store_batch(Store.by_name[self.broker.host], batch)
                 raise
 
@@ -226,7 +226,7 @@ class BlamesRowsForAnOutage(Broken):
             try:
                 super().send(batch, deadline=deadline)
             except Retriable as error:
-                if error.code != "DOWN":
+                if error.native_code != "DOWN":
                     raise
                 self.settled.append(Settled(batch=batch.number, error=Permanent(str(error))))
 
@@ -256,7 +256,9 @@ class BlamesRowsForALostTarget(Broken):
 
         def store_batch(self, store: Store, batch: Batch) -> Settled:
             if self.known and self.broker.queue not in store.queues:
-                return Settled(batch=batch.number, error=Permanent("memory: there is no such queue", code="MISSING"))
+                return Settled(
+                    batch=batch.number, error=Permanent("memory: there is no such queue", native_code="MISSING")
+                )
             self.known = True
             return super().store_batch(store, batch)
 

@@ -118,7 +118,7 @@ class ScriptedSender(Sender):
         broker.attempts.update(m.id or "" for m in rows)
         if "culprit" in fates and not batch.isolate:
             self._keep_back(m.key for m in rows)
-            return Settled(batch=batch.number, error=Unattributed("the whole batch failed", code="BatchFailed"))
+            return Settled(batch=batch.number, error=Unattributed("the whole batch failed", native_code="BatchFailed"))
         failures = []
         stopped = broker.kept_back.pop(batch.number, set())
         for index, (message, fate) in enumerate(zip(rows, fates, strict=True)):
@@ -158,11 +158,11 @@ class ScriptedSender(Sender):
 
 
 _ERRORS: dict[str, Callable[[], BrokerError]] = {
-    "retriable": lambda: Retriable("try again", code="Busy"),
-    "throttled": lambda: Throttled("slow down", code="Throttled", retry_after=5.0),
-    "lost": lambda: Ambiguous("no answer", code="NoAnswer"),
-    "stored": lambda: Ambiguous("no answer", code="NoAnswer"),
-    "permanent": lambda: Permanent("never", code="Poison"),
-    "culprit": lambda: Permanent("too large", code="TooLarge"),
-    "fatal": lambda: Fatal("no access", code="Denied"),
+    "retriable": lambda: Retriable("try again", native_code="Busy"),
+    "throttled": lambda: Throttled("slow down", native_code="Throttled", retry_after=5.0),
+    "lost": lambda: Ambiguous("no answer", native_code="NoAnswer"),
+    "stored": lambda: Ambiguous("no answer", native_code="NoAnswer"),
+    "permanent": lambda: Permanent("never", native_code="Poison"),
+    "culprit": lambda: Permanent("too large", native_code="TooLarge"),
+    "fatal": lambda: Fatal("no access", native_code="Denied"),
 }

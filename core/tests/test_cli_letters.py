@@ -28,7 +28,7 @@ from redelivery.formats import dialects
 from redelivery.registry import connect
 
 CONTEXT = ErrorContext(
-    reason="no such airport: größe", kind="permanent", code="NO_AIRPORT", attempts=3, attempts_total=3, run="r1"
+    reason="no such airport: größe", kind="permanent", native_code="NO_AIRPORT", attempts=3, attempts_total=3, run="r1"
 )
 EVIL = b"\x1b]0;owned\x07\x1b[2Jharmless \xe2\x80\xae text"
 

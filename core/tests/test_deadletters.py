@@ -64,7 +64,7 @@ class World:
         return dead_letters("scripted:work", borrow=self.borrow, **options)
 
 
-CONTEXT = ErrorContext(reason="no", kind="permanent", code="No", attempts=3, attempts_total=3)
+CONTEXT = ErrorContext(reason="no", kind="permanent", native_code="No", attempts=3, attempts_total=3)
 
 
 def letter(name: str, context: ErrorContext = CONTEXT, **fields: Any) -> Letter:
@@ -172,7 +172,7 @@ def test_a_letter_over_the_hop_limit_is_left_and_counted() -> None:
 
 
 def test_a_row_that_never_became_a_message_is_left_to_be_mended() -> None:
-    error = Permanent("no time", code="missing-time")
+    error = Permanent("no time", native_code="missing-time")
     bad = events.undeliverable({"x": 1}, id="a", error=error)
     world = World(Letter(position="p", message=bad))
     with world.box() as box:
@@ -197,7 +197,7 @@ def test_iterating_gives_the_whole_context_whoever_knows_it() -> None:
     with world.box() as box:
         one, two = (context_of(each) for each in box)
     assert (one.kind, one.reason, one.source_topic) == ("expired", "TTL", "orders")
-    assert one.code == "No", "what only the headers say stays"
+    assert one.native_code == "No", "what only the headers say stays"
     assert two == native
     assert len(world.place.letters) == 2
 

@@ -21,7 +21,7 @@ from redelivery.formats.events import reformat, to_event
 CONTEXT = ErrorContext(
     reason="refused: too long",
     kind="permanent",
-    code="413",
+    native_code="413",
     exception="pika.exceptions.NackError",
     stacktrace="Traceback\n  line\nPermanent: refused: too long\n",
     stage="TASK_PUT",
@@ -76,7 +76,7 @@ def test_connect_writes_its_ten_headers_as_utf8_text():
     assert context_json(letter(RAW, "connect")) == {
         "redelivery": {
             "kind": "permanent",
-            "code": "413",
+            "native_code": "413",
             "broker": "embedded",
             "destination": "embedded:orders?queue=q",
             "attempts": 3,
@@ -174,7 +174,7 @@ def test_extensions_go_into_the_json_of_a_structured_event_and_nothing_else_of_i
 
 def test_knativeerrorcode_is_a_number_where_it_is_one():
     assert json.loads(letter(STRUCTURED, "knativeerror").value)["knativeerrorcode"] == 413
-    context = ErrorContext(code="NoRoute")
+    context = ErrorContext(native_code="NoRoute")
     assert json.loads(letter(STRUCTURED, "knativeerror", context).value)["knativeerrorcode"] == "NoRoute"
 
 
@@ -205,7 +205,7 @@ def test_json_writes_the_older_error_context_and_ours_beside_it():
         "redelivery": {
             "reason": "refused: too long",
             "kind": "permanent",
-            "code": "413",
+            "native_code": "413",
             "exception": "pika.exceptions.NackError",
             "stage": "TASK_PUT",
             "broker": "embedded",
@@ -480,7 +480,7 @@ def test_knative_s_own_letters_are_read_in_both_content_modes():
         ("ce_knativeerrordata", b"aGVsbG8="),
     )
     for message in (structured, Message(value=None, headers=headers)):
-        assert dialects.read(message) == ErrorContext(destination="http://d", code="500", reason="hello")
+        assert dialects.read(message) == ErrorContext(destination="http://d", native_code="500", reason="hello")
 
 
 def test_the_designs_extensions_are_read():

@@ -16,6 +16,7 @@ from redelivery.contract.context import LAST_MS, STAGES, ErrorContext
 from redelivery.contract.message import Message
 from redelivery.formats import dialects
 from redelivery.formats.dialects._fields import REASON_BYTES, STACKTRACE_BYTES, head, tail
+from redelivery.codes import Code
 
 STRUCTURED = ("content-type", b"application/cloudevents+json")
 MARKERS = ("redelivery-letter", "redelivery-letter-2")
@@ -37,6 +38,7 @@ special = {
     "extra": st.dictionaries(anything, anything, max_size=3),
     "reason": anything,
     "kind": anything,
+    "code": st.none() | st.sampled_from(Code),
 }
 
 
@@ -163,7 +165,7 @@ def within(letter, message, limit):
 long_context = ErrorContext(
     reason="bad " * 500,
     kind="permanent",
-    code="E",
+    native_code="E",
     exception="X",
     stacktrace="frame\n" * 5000,
     attempts=3,
@@ -220,7 +222,7 @@ def test_where_a_header_holds_little_the_kind_and_code_still_fit(dialect):
         Message(value=b"x"), long_context, dialect="connect", limits=Limits(header_value_bytes=200), prefix=None
     )
     for found in (dialects.read(letter), dialects.read(small)):
-        assert (found.kind, found.code, found.attempts_total, found.truncated) == ("permanent", "E", 4, True)
+        assert (found.kind, found.native_code, found.attempts_total, found.truncated) == ("permanent", "E", 4, True)
 
 
 @pytest.mark.parametrize("dialect", ALL)
@@ -310,7 +312,9 @@ def test_no_secret_reaches_a_letter(dialect):
 
 
 @given(contexts, any_dialect)
-@example(ErrorContext(reason="<html>\r\n\x00\x1b[31m\ud800</html>", code="\x00", destination="x:\n"), "deadletter")
+@example(
+    ErrorContext(reason="<html>\r\n\x00\x1b[31m\ud800</html>", native_code="\x00", destination="x:\n"), "deadletter"
+)
 @example(ErrorContext(reason="<html>\r\n\x00\x1b[31m\ud800</html>", stacktrace="\x00\ud800"), "connect")
 def test_what_is_written_is_always_clean_text_under_valid_names(context, dialect):
     letter = dialects.attach(Message(value=b""), context, dialect=dialect, limits=NO_LIMITS, prefix="ce_")

@@ -121,7 +121,7 @@ def test_a_dead_letter_keeps_the_original_and_says_why() -> None:
     assert letter.headers[:2] == (("mine", b"\x00\xff"), ("mine", b"2"))
     context = dialects.read(letter)
     assert context is not None
-    assert (context.kind, context.code, context.attempts, context.attempts_total) == ("retriable", "Busy", 3, 3)
+    assert (context.kind, context.native_code, context.attempts, context.attempts_total) == ("retriable", "Busy", 3, 3)
     assert (context.run, context.partition, context.destination) == ("run-1", 3, "scripted:work")
     assert (context.last_failure_ms or 0) - (context.first_failure_ms or 0) == 3000
     assert bench.engine.report.reasons == {"Busy": 1}
@@ -236,12 +236,12 @@ def test_an_outage_does_not_flood_the_sink() -> None:
 
 def test_a_row_that_cannot_become_a_message_goes_to_the_sink_with_no_attempts() -> None:
     bench = Bench(retry=9)
-    error = Permanent("no time", code="MissingTime")
+    error = Permanent("no time", native_code="MissingTime")
     bench.engine.reject(Message(value=b"{}", id="row-1"), error, "HEADER_CONVERTER", "some.Encoder")
     bench.run()
     context = dialects.read(bench.sinks[0].stored[0])
     assert context is not None
-    assert (context.code, context.attempts, context.stage) == ("MissingTime", 0, "HEADER_CONVERTER")
+    assert (context.native_code, context.attempts, context.stage) == ("MissingTime", 0, "HEADER_CONVERTER")
     assert context.component == "some.Encoder"
     assert bench.work.sends == []
     assert bench.engine.report.accounted
@@ -376,7 +376,7 @@ def test_what_may_have_been_delivered_in_an_earlier_life_still_may() -> None:
 def test_the_exception_is_what_was_really_thrown_and_the_class_what_threw_it() -> None:
     """Connect's headers name classes: not the class of error that ours was sorted into."""
     bench = Bench()
-    refused = Permanent("never", code="Poison")
+    refused = Permanent("never", native_code="Poison")
     refused.__cause__ = json.JSONDecodeError("no", "", 0)
     bench.work.refuse = refused
     bench.take("a")

@@ -106,7 +106,9 @@ class Model(RuleBasedStateMachine):
         name = f"m{len(self.given)}"
         self.given.append(name)
         try:
-            self.engine.reject(Message(value=VALUE, id=name), Permanent("no time", code="Invalid"), "VALUE_CONVERTER")
+            self.engine.reject(
+                Message(value=VALUE, id=name), Permanent("no time", native_code="Invalid"), "VALUE_CONVERTER"
+            )
         except RedeliveryError as error:
             self.failed = error
 
@@ -124,12 +126,12 @@ class Model(RuleBasedStateMachine):
     @precondition(alive)
     @rule()
     def cut(self) -> None:
-        self.work.cut = Ambiguous("connection lost", code="Cut")
+        self.work.cut = Ambiguous("connection lost", native_code="Cut")
 
     @precondition(alive)
     @rule(down=st.booleans())
     def outage(self, down: bool) -> None:
-        self.work.refuse = Retriable("refused", code="Refused") if down else None
+        self.work.refuse = Retriable("refused", native_code="Refused") if down else None
 
     @rule()
     def rest(self) -> None:

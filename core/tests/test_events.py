@@ -348,7 +348,7 @@ def test_good_attributes_are_good(attributes):
 def test_wrong_attributes_are_named_in_a_sentence(wrong, code):
     with pytest.raises(Permanent) as caught:
         events.validate(GOOD | wrong)
-    assert caught.value.code == code
+    assert caught.value.native_code == code
     assert len(str(caught.value)) > 20
 
 
@@ -407,7 +407,7 @@ def test_an_undeliverable_row_is_an_event_with_its_key_headers_and_reason():
         "low": float("-inf"),
         "nested": [{"x": (1, None)}],
     }
-    error = Permanent("no time; password=hunter2", code="missing-time")
+    error = Permanent("no time; password=hunter2", native_code="missing-time")
     headers = (("u", b"1"), ("content-type", b"text/csv"))
     message = events.undeliverable(row, id="row-1", error=error, key=b"k", headers=headers)
     assert (message.key, message.headers, message.id) == (b"k", (("u", b"1"), STRUCTURED), "row-1")

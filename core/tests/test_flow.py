@@ -102,7 +102,7 @@ def test_or_are_parked_with_it_by_option(native: bool) -> None:
     assert [message.id for message in bench.sink.stored] == ["a1", "a2", "a3"]
     context = dialects.read(bench.sink.stored[1])
     assert context is not None
-    assert (context.code, context.attempts) == ("Parked", 0)
+    assert (context.code, context.attempts) == ("PARKED", 0)
     assert bench.engine.report.accounted
 
 
@@ -112,7 +112,9 @@ def test_what_came_before_a_row_that_is_no_message_is_not_parked_behind_it(nativ
     bench.work.script = {"a1": ["retriable"]}
     bench.take(("a1", b"a"), ("a2", b"a"))
     bench.engine.turn(0.0)
-    bench.engine.reject(Message(value=b"", id="a3", key=b"a"), Permanent("no message", code="bad"), "VALUE_CONVERTER")
+    bench.engine.reject(
+        Message(value=b"", id="a3", key=b"a"), Permanent("no message", native_code="bad"), "VALUE_CONVERTER"
+    )
     bench.take(("a4", b"a"))
     bench.engine.drain()
     assert bench.stored() == ["a1", "a2"]

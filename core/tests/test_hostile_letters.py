@@ -76,14 +76,14 @@ def test_a_field_that_its_column_cannot_hold_is_unset_and_the_letter_is_invalid(
     assert found is not None
     assert found.kind == "invalid"
     assert getattr(found, field) == getattr(ErrorContext(), field)
-    assert found.code == "C"
+    assert found.native_code == "C"
 
 
 def test_fields_of_a_later_version_are_left_out_and_harm_nothing() -> None:
     found = dialects.read(letter_of('{"redelivery": {"reason": "why", "kind": "permanent", "moon": [1]}}'))
     assert found is not None
     assert (found.reason, found.kind) == ("why", "permanent")
-    assert checked({"moon": 1, "code": "C"}) == ErrorContext(code="C")
+    assert checked({"moon": 1, "code": "C"}) == ErrorContext(native_code="C")
 
 
 def test_what_a_plugin_gives_of_a_letter_is_checked_too() -> None:

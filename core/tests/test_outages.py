@@ -39,7 +39,7 @@ class BlackHole(ScriptedBroker):
     def sender(self) -> Sender:
         if self.manner == "opening" and self.clock.now < self.back:
             self.clock.now += OPENING
-            raise Retriable("no connection", code="Opening")
+            raise Retriable("no connection", native_code="Opening")
         return _Swallowing(self)
 
     @property
@@ -62,7 +62,7 @@ class _Swallowing(ScriptedSender):
         if hole.manner != "silent":
             hole.clock.now = max(hole.clock.now, deadline)
         if hole.manner not in {"tells", "silent"}:
-            raise Retriable("no connection", code="Down")
+            raise Retriable("no connection", native_code="Down")
         self._swallowed.append((deadline, batch))
 
     def collect(self, wait: float) -> Sequence[Settled]:
@@ -72,7 +72,7 @@ class _Swallowing(ScriptedSender):
             hole.clock.now = max(hole.clock.now, min(first, hole.clock.now + wait))
         over = [batch for at, batch in self._swallowed if at <= hole.clock.now]
         self._swallowed = [each for each in self._swallowed if each[0] > hole.clock.now]
-        error = Ambiguous("no answer", code="Silent")
+        error = Ambiguous("no answer", native_code="Silent")
         told = [
             Settled(batch=batch.number, failures=[Failure(row, error) for row in range(len(batch))]) for batch in over
         ]
@@ -255,7 +255,7 @@ def test_what_comes_when_an_outage_has_outlasted_all_attempts_is_refused_untried
     untried = [message for message in job.sinks[0].stored if message.id not in tried]
     context = dialects.read(untried[-1])
     assert context is not None
-    assert (context.attempts, context.code, context.kind) == (0, "Down", "retriable")
+    assert (context.attempts, context.native_code, context.kind) == (0, "Down", "retriable")
     assert "not sent, as what went before it has failed: no connection" in context.reason
 
 
@@ -376,7 +376,7 @@ def survived(spec: DeliverySpec) -> float:
 
 class _OneRefuses(ScriptedSender):
     def _settle(self, batch: Batch) -> Settled:
-        error = Retriable("the queue is full", code="Full")
+        error = Retriable("the queue is full", native_code="Full")
         rows = list(batch.rows())
         self._broker.stored += [row for row in rows if row.destination != "full"]
         failures = [Failure(n, error) for n, row in enumerate(rows) if row.destination == "full"]

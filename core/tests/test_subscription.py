@@ -182,7 +182,7 @@ def test_a_broker_that_can_moves_the_message_to_its_dead_letter_place_itself() -
     report = world.subscription(fails).run(until_empty=True)
     ((_, outcome),) = world.queue.settled
     assert isinstance(outcome, Terminate)
-    assert outcome.reason == "ValueError"
+    assert outcome.reason == "HANDLER_FAILED (ValueError)"
     assert dialects.read(world.queue.letters[0]) is not None
     assert report.dead_lettered == 1
     assert world.queue.items == []
@@ -290,7 +290,7 @@ def test_a_handler_that_raises_a_permanent_error_is_not_run_again() -> None:
     world = World(message("a"), retry=5, **QUICK)
 
     def handler(_message: Message) -> None:
-        raise Permanent("not a flight", code="NotAFlight")
+        raise Permanent("not a flight", native_code="NotAFlight")
 
     report = world.subscription(handler).run(until_empty=True)
     assert (report.failures, report.dead_lettered) == (1, 1)
@@ -305,7 +305,7 @@ def test_what_cannot_be_decoded_is_dead_lettered_unhandled() -> None:
     assert seen == []
     context = dialects.read(world.sinks[0].stored[0])
     assert context is not None
-    assert (context.code, context.reason) == ("Undecodable", "its headers are no JSON")
+    assert (context.code, context.reason) == ("UNDECODABLE", "its headers are no JSON")
     assert (context.stage, context.component) == ("VALUE_CONVERTER", "leasing.LeasingReceiver")
 
 

@@ -240,7 +240,7 @@ class MemoryBroker(Broker):
             return super().sender()
         self.store()
         if self.queue == NEVER_MADE:
-            raise Fatal(f"memory: there is no queue {self.queue!r}; correct the URL", code="MISSING")
+            raise Fatal(f"memory: there is no queue {self.queue!r}; correct the URL", native_code="MISSING")
         return self.SenderRole(self)
 
     def receiver(self, *, lease: timedelta = timedelta(seconds=30)) -> Receiver:
@@ -279,9 +279,9 @@ class MemoryBroker(Broker):
         """Where it all lies. Raises Fatal, Retriable."""
         found = Store.by_name.get(self.host)
         if found is None:
-            raise Fatal(f"memory: there is no store {self.host!r}; correct the URL", code="MISSING")
+            raise Fatal(f"memory: there is no store {self.host!r}; correct the URL", native_code="MISSING")
         if found.down:
-            raise Retriable(f"memory: the store {self.host!r} is down; nothing was stored", code="DOWN")
+            raise Retriable(f"memory: the store {self.host!r} is down; nothing was stored", native_code="DOWN")
         return found
 
     def fault(self, message: Message) -> str | None:

@@ -139,10 +139,14 @@ class MemoryReceiver(Receiver):
         """Why an outcome cannot be; None where it can."""
         longest = self.broker.capabilities.limits.delay_max
         if isinstance(outcome, Retry) and longest is not None and outcome.delay > longest:
-            return Permanent(f"memory: a delay of {outcome.delay} is over {longest}; the lease is kept", code="DELAY")
+            return Permanent(
+                f"memory: a delay of {outcome.delay} is over {longest}; the lease is kept", native_code="DELAY"
+            )
         if isinstance(outcome, Terminate):
             why = self.broker.fault(replace(outcome.letter, destination=None))
-            return None if why is None else Permanent(f"memory: this letter cannot be stored: {why}", code="FAULT")
+            return (
+                None if why is None else Permanent(f"memory: this letter cannot be stored: {why}", native_code="FAULT")
+            )
         return None
 
     def held(self, store: Store, received: Received) -> State | None:
@@ -179,7 +183,7 @@ class MemoryReceiver(Receiver):
     def open_store(self) -> Store:
         """The store, after the latency that was asked for. Raises Fatal, Retriable."""
         if self.closed:
-            raise Fatal("memory: this receiver is closed; ask the broker for a new one", code="CLOSED")
+            raise Fatal("memory: this receiver is closed; ask the broker for a new one", native_code="CLOSED")
         if self.broker.latency:
             time.sleep(self.broker.latency)
         return self.broker.store()

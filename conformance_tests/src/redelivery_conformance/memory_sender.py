@@ -29,7 +29,9 @@ class MemorySender(Sender):
         if self.closed:
             raise Fatal("memory: this sender is closed; ask the broker for a new one")
         if time.monotonic() >= deadline:
-            raise Retriable("memory: the deadline had passed before it began; nothing was stored", code="deadline")
+            raise Retriable(
+                "memory: the deadline had passed before it began; nothing was stored", native_code="deadline"
+            )
         store = self.broker.store()
         with store.lock:
             self.settled.append(self.store_batch(store, batch))
@@ -49,11 +51,15 @@ class MemorySender(Sender):
         for index, message in enumerate(batch.rows()):
             why = self.broker.fault(message)
             if batch.ordered and message.key in self.failed_keys:
-                failures.append(Failure(index, NotSent("memory: an earlier message of its key failed", code="ORDER")))
+                failures.append(
+                    Failure(index, NotSent("memory: an earlier message of its key failed", native_code="ORDER"))
+                )
             elif why is not None:
                 if message.key is not None:
                     self.failed_keys.add(message.key)
-                failures.append(Failure(index, Permanent(f"memory: this row cannot be stored: {why}", code="FAULT")))
+                failures.append(
+                    Failure(index, Permanent(f"memory: this row cannot be stored: {why}", native_code="FAULT"))
+                )
             elif not self.store_row(store, message):
                 duplicates += 1
         return Settled(batch=batch.number, failures=failures, duplicates=duplicates)

@@ -32,6 +32,12 @@ This file must not know any broker, nor decide what follows from an error: that 
 
 from __future__ import annotations
 
+from typing import ClassVar, TypeVar
+
+from redelivery.codes import Code, label
+
+_E = TypeVar("_E", bound="BrokerError")
+
 
 class RedeliveryError(Exception):
     """Base class of everything this library raises on purpose."""
@@ -77,15 +83,34 @@ class BrokerError(RedeliveryError):
     """What a broker or its client answered, sorted into one of five classes.
 
     Attributes:
-        code: the client's own short name or number for it, for grouping; never holds a secret.
+        code: why, in the words that all brokers share; what letters are grouped by. A class that means one thing
+            has its own default, the others `Code.UNKNOWN`.
+        native_code: the client's own short name or number for it; never holds a secret.
     """
 
     #: the error class as one word, as it appears in contexts and reports
     kind = "error"
+    default_code: ClassVar[Code] = Code.UNKNOWN
 
-    def __init__(self, message: str, *, code: str | None = None) -> None:
+    def __init__(self, message: str, *, code: Code | None = None, native_code: str | None = None) -> None:
         super().__init__(message)
-        self.code = code
+        self.code = self.default_code if code is None else code
+        self.native_code = native_code
+
+    @property
+    def label(self) -> str:
+        """The code and the native code in one text; the class, where neither is known."""
+        return label(None if self.code is Code.UNKNOWN else self.code, self.native_code) or self.kind
+
+    def reclassified(self, kind: type[_E], message: str | None = None) -> _E:
+        """The same error, by its codes, in another class; chain it from the original.
+
+        Args:
+            kind: the class.
+            message: the text, where it changes too.
+        """
+        code = None if self.code is Code.UNKNOWN else self.code
+        return kind(str(self) if message is None else message, code=code, native_code=self.native_code)
 
     def __reduce__(self) -> tuple[object, ...]:
         return (_rebuild, (type(self), str(self), self.__dict__))
@@ -113,13 +138,19 @@ class Retriable(BrokerError):
 class Throttled(Retriable):
     """Nothing happened, and the broker asks for a pause of `retry_after` seconds."""
 
-    def __init__(self, message: str, *, code: str | None = None, retry_after: float = 0.0) -> None:
-        super().__init__(message, code=code)
+    default_code = Code.THROTTLED
+
+    def __init__(
+        self, message: str, *, code: Code | None = None, native_code: str | None = None, retry_after: float = 0.0
+    ) -> None:
+        super().__init__(message, code=code, native_code=native_code)
         self.retry_after = retry_after
 
 
 class NotSent(Retriable):
     """Not even tried, because an earlier message of its key failed; counts as no attempt (see `Batch.ordered`)."""
+
+    default_code = Code.NOT_SENT
 
 
 class Ambiguous(BrokerError):
@@ -138,6 +169,7 @@ class Terminated(Permanent):
     """A handler gave the message up, whatever retries remained."""
 
     kind = "terminated"
+    default_code = Code.TERMINATED
 
 
 class Unattributed(BrokerError):

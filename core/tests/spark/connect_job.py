@@ -33,7 +33,9 @@ def main(shelf: str, folder: Path) -> None:
     spec = DeliverySpec(dead_letter_sink=(Sink(uri="native"),))
     delivered = deliver(df, f"shelf://{shelf}?queue=delivered", spec)
     result["delivered"] = delivered.to_dict()
-    result["undelivered"] = [row[0] for row in undelivered(spark, delivered, spec).select("_error.code").collect()]
+    result["undelivered"] = [
+        row[0] for row in undelivered(spark, delivered, spec).select("_error.native_code").collect()
+    ]
 
     source = folder / "source"
     df.select("value").coalesce(1).write.text(str(source))

@@ -70,7 +70,7 @@ def test_looking_twice_sends_nothing(spark, shelf, orders):
     before = (len(shelf.messages()), len(shelf.letters()))
     df = letters(spark, shelf.url())
     assert df.count() == df.count() == 2
-    assert df.select("_error.code").distinct().collect()[0][0] == "REFUSED"
+    assert df.select("_error.native_code").distinct().collect()[0][0] == "REFUSED"
     assert (len(shelf.messages()), len(shelf.letters())) == before
 
 
@@ -78,7 +78,7 @@ def test_mended_rows_can_be_written_again(spark, shelf, orders):
     deliver(orders, shelf.url(), deadLetterSink="native")
     mended = (
         letters(spark, shelf.url(), allowTargets="to2")
-        .where("_error.code = 'REFUSED'")
+        .where("_error.native_code = 'REFUSED'")
         .withColumn("value", f.regexp_replace(f.col("value").cast("string"), "permanent", "mended"))
         .drop("_error", "_position")
     )
@@ -110,7 +110,7 @@ def test_events_that_became_none_can_be_mended(spark, shelf):
     assert report.dead_lettered == 1
     letter = undelivered(spark, report, DeliverySpec(dead_letter_sink=(Sink(uri="native"),)))
     assert letter.select("type").collect()[0][0] == "redelivery.undeliverable"
-    assert letter.select("_error.code").collect()[0][0] == "missing-subject"
+    assert letter.select("_error.native_code").collect()[0][0] == "missing-subject"
     rows = letter.select(f.from_json(f.col("value").cast("string"), made.schema).alias("row")).select("row.*")
     assert deliver(rows.withColumn("subject", f.lit("found")), shelf.url(), **options).delivered == 1
     assert sorted(dict(m.headers)["ce-subject"] for m in shelf.messages()) == [b"found", b"s0", b"s2"]

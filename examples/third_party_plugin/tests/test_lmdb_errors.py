@@ -29,5 +29,5 @@ def test_every_error_of_the_client_is_sorted_once():
 def test_an_error_leaves_as_its_class_and_keeps_its_cause(error, expected):
     with pytest.raises(expected) as caught, sorted_errors():
         raise error
-    assert caught.value.code == type(error).__name__
+    assert caught.value.native_code == type(error).__name__
     assert caught.value.__cause__ is error

@@ -51,7 +51,9 @@ EVENT = Message(
         ("content-type", b"application/json"),
     ),
 )
-CONTEXT = ErrorContext(reason="no such queue 'x'", kind="permanent", code="404", attempts=3, attempts_total=3, run="r1")
+CONTEXT = ErrorContext(
+    reason="no such queue 'x'", kind="permanent", native_code="404", attempts=3, attempts_total=3, run="r1"
+)
 
 
 def letter_of(message: Message, context: ErrorContext = CONTEXT) -> Message:
@@ -91,11 +93,11 @@ def test_file_a_third_member_only_where_asked_for(tmp_path):
     with connect(f"file://{tmp_path}").dead_letters() as letters:
         (letter,) = letters.browse()
     assert letter.context is not None
-    assert (letter.context.code, letter.context.attempts, letter.context.run) == ("404", 3, "r1")
+    assert (letter.context.native_code, letter.context.attempts, letter.context.run) == ("404", 3, "r1")
 
 
 def test_file_the_third_member_holds_the_record_and_the_settings_where_they_were_asked_for(tmp_path):
-    context = ErrorContext(reason="no", stage="TASK_PUT", code="404")
+    context = ErrorContext(reason="no", stage="TASK_PUT", native_code="404")
     asked = {"include_message": True, "configs": {"url": "x:y", "sasl.password": "hunter2"}}
     letter = dialects.attach(EVENT, context, dialect="json", limits=Limits(), prefix=None, **asked)
     send(f"file://{tmp_path}?context=true", letter)
@@ -236,7 +238,7 @@ def test_file_torn_and_foreign_files_are_left_alone_with_a_warning(tmp_path, cap
 @pytest.mark.parametrize("code", sorted(errno.errorcode))
 def test_file_every_error_of_the_system_has_a_class_and_advice(code):
     found = classify(OSError(code, os.strerror(code)), "writing")
-    assert found.code == errno.errorcode[code]
+    assert found.native_code == errno.errorcode[code]
     assert os.strerror(code) in str(found)
     assert isinstance(found, BrokerError)
 

@@ -195,7 +195,7 @@ def test_wrong_credentials_are_fatal_in_time_and_never_shown(guarded, topic, wro
         preflight(url, SPEC, options=options)
     assert time.monotonic() - began < 30
     for error in (caught.value, asked.value, looked.value):
-        assert error.code == code
+        assert error.native_code == code
         assert "check kafka.security.protocol, kafka.sasl.*" in str(error)
         for secret in (PASSWORD, WRONG):
             assert secret not in repr(error)

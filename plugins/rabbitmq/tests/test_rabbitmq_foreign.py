@@ -102,7 +102,7 @@ class TestBurying(Statements):
         received = taker.one()
         (answer,) = taker.answers((received, Retry(SOON)))
         assert isinstance(answer, Permanent)
-        assert answer.code == "HEADERS_TOO_LARGE"
+        assert answer.native_code == "HEADERS_TOO_LARGE"
         taker.settle(Accept(), received)
 
     @pytest.mark.parametrize("kind", ["table", "array"])

@@ -85,7 +85,7 @@ def came_back(rows: list[Message], *returned: Message, added: Mapping[str, Any])
 def test_a_row_that_comes_back_with_headers_of_the_brokers_own_is_found(added):
     rows = [Message(value=b"%d" % (at // 2), id=str(at), destination="nowhere" if at % 2 else None) for at in range(9)]
     told = came_back(rows, rows[3], rows[7], added=added)
-    assert {at: (type(error), error.code) for at, error in told.items()} == {
+    assert {at: (type(error), error.native_code) for at, error in told.items()} == {
         3: (Permanent, "NO_ROUTE"),
         7: (Permanent, "NO_ROUTE"),
     }
@@ -95,7 +95,7 @@ def test_a_row_that_comes_back_with_headers_of_the_brokers_own_is_found(added):
 def test_where_it_cannot_be_told_which_row_came_back_none_counts_as_stored(back):
     rows = [Message(value=b"same", headers=(("n", b"%d" % at),)) for at in range(3)]
     told = came_back([*rows, Message(value=b"same", destination="other")], back, added={"x-received-by": "node"})
-    assert {at: (type(error), error.code) for at, error in told.items()} == dict.fromkeys(
+    assert {at: (type(error), error.native_code) for at, error in told.items()} == dict.fromkeys(
         range(3), (Ambiguous, "RETURNED")
     )
 
@@ -146,7 +146,7 @@ class TestRouting(Statements):
 
     def test_a_missing_exchange_of_a_row_harms_no_neighbour(self, subject: Subject) -> None:
         settled = sent(subject, subject.place.url, row(0), row(1, exchange="no-such", routing_key="k"), row(2))
-        assert {at: error.code for at, error in errors(settled).items()} == {1: "NO_EXCHANGE"}
+        assert {at: error.native_code for at, error in errors(settled).items()} == {1: "NO_EXCHANGE"}
         assert type(errors(settled)[1]) is Permanent
         assert subject.values() == Counter([b"0", b"2"])
 
@@ -165,7 +165,7 @@ class TestRouting(Statements):
         for calls in (1, 2):
             batch = replace(subject.batch(rows), isolate=isolate)
             settled = subject.settle(sender, batch, deadline=subject.deadline(20))[batch.number]
-            assert {at: error.code for at, error in errors(settled).items()} == dict.fromkeys(
+            assert {at: error.native_code for at, error in errors(settled).items()} == dict.fromkeys(
                 range(1, 20, 2), "NO_EXCHANGE"
             )
             assert asked == ["no-such"] * calls, "another call looks again: it may have been made by then"
@@ -240,7 +240,7 @@ class TestRefusing(Statements):
         settled = subject.send(*(Message(value=b"%d" % at, destination=name) for at in range(20)))
         failed = errors(settled)
         assert failed
-        assert {(type(error), error.code) for error in failed.values()} == {(Retriable, "NACK")}
+        assert {(type(error), error.native_code) for error in failed.values()} == {(Retriable, "NACK")}
         assert subject.values(name) == Counter(b"%d" % at for at in range(20) if at not in failed)
 
     def test_a_nack_of_several_queues_is_ambiguous(self, subject: Subject) -> None:
@@ -253,7 +253,7 @@ class TestRefusing(Statements):
             own.queue_bind(subject.place.queue, name)  # type: ignore[attr-defined]
             settled = subject.send(*(row(at, exchange=name) for at in range(10)))
             own.exchange_delete(name)
-        assert {(type(error), error.code) for error in errors(settled).values()} == {(Ambiguous, "NACK")}
+        assert {(type(error), error.native_code) for error in errors(settled).values()} == {(Ambiguous, "NACK")}
         assert subject.values().total() == 10
 
     def test_a_body_over_the_brokers_own_limit_is_blamed_exactly(self, subject: Subject) -> None:

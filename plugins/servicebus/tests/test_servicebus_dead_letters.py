@@ -70,7 +70,7 @@ class TestLetters(Statements):
         given_up(subject, b"v")
         (letter,) = subject.browse(direct=False)
         assert letter.context is not None
-        assert (letter.context.kind, letter.context.code) == ("delivery-limit", "MaxDeliveryCountExceeded")
+        assert (letter.context.kind, letter.context.native_code) == ("delivery-limit", "MaxDeliveryCountExceeded")
         assert letter.context.source_topic == queue(subject)
         assert letter.dead_lettered_ms is not None
 

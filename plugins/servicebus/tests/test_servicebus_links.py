@@ -46,7 +46,7 @@ def failures(sender: Any, seconds: float = 5.0) -> list[BrokerError]:
 
 
 def codes(sender: Any, seconds: float = 5.0) -> list[str | None]:
-    return [each.code for each in failures(sender, seconds)]
+    return [each.native_code for each in failures(sender, seconds)]
 
 
 def opening() -> int:
@@ -68,7 +68,7 @@ def test_a_receiver_gives_up_a_silent_connection_for_another(server: StandIn, pr
         receiver._link.drop()  # type: ignore[attr-defined]
         with pytest.raises(Retriable) as caught:
             receiver.receive(1, wait=1.0)
-        assert caught.value.code == "OPEN_TIMEOUT"
+        assert caught.value.native_code == "OPEN_TIMEOUT"
         assert len(receiver.receive(1, wait=3.0)) == 1
 
 
@@ -112,7 +112,7 @@ broker = connect(url, {"connection_string": text})
 sender, receiver, letters = broker.sender(), broker.receiver(), broker.dead_letters(direct=True)
 def send():
     sender.send(Batch.of([Message(value=b"v")]), deadline=time.monotonic() + 5)
-    return [each.error.code for each in sender.collect(0.0)[0].failures]
+    return [each.error.native_code for each in sender.collect(0.0)[0].failures]
 assert send() == [] and len(receiver.receive(1, wait=2)) == 1 and letters.remove([letters._places[0].path + "/99"]) == 0
 child = os.fork()
 if child == 0:

@@ -61,7 +61,7 @@ class TestSending(Statements):
             found = errors(sender, Message(value=b"a"), Message(value=bytes(300_000)), Message(value=b"b"))
             assert list(found) == [1]
             assert type(found[1]) is Permanent
-            assert "message-size-exceeded" in str(found[1].code)
+            assert "message-size-exceeded" in str(found[1].native_code)
             assert not errors(sender, Message(value=b"c"))
         assert subject.values() == Counter([b"a", b"b", b"c"])
 

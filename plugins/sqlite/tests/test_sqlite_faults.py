@@ -63,7 +63,7 @@ def test_sqlite_a_mapped_error_says_its_name_and_what_to_do(name):
     error = sqlite3.OperationalError("the library's own words")
     error.sqlite_errorcode, error.sqlite_errorname = codes()[name], name  # type: ignore[attr-defined]
     found = classify(error, "storing")
-    assert found.code == name
+    assert found.native_code == name
     assert "the library's own words" in str(found)
     assert isinstance(found, BrokerError)
     expected = {"SQLITE_BUSY": Retriable, "SQLITE_FULL": Retriable, "SQLITE_CORRUPT": Fatal, "SQLITE_READONLY": Fatal}

@@ -89,7 +89,7 @@ def test_sqlite_a_message_is_recognised_by_its_identity_where_it_has_one(broker)
 
 def test_sqlite_an_identity_with_a_lone_surrogate_fails_its_row_alone(broker):
     settled = send(broker, Message(value=b"1", id="a", identity="\ud800"), Message(value=b"2"))
-    assert [(failure.index, failure.error.code) for failure in settled.failures] == [(0, "ENCODING")]
+    assert [(failure.index, failure.error.native_code) for failure in settled.failures] == [(0, "ENCODING")]
     assert [m.value for m in stored(broker)] == [b"2"]
 
 
@@ -155,7 +155,7 @@ def test_sqlite_a_row_over_the_limit_is_permanent_and_its_neighbours_are_stored(
         sender.send(batch, deadline=time.monotonic() + 9)
         _, settled = sender.collect(0)
     (failure,) = settled.failures
-    assert (failure.index, failure.error.code, type(failure.error)) == (1, "SQLITE_TOOBIG", Permanent)
+    assert (failure.index, failure.error.native_code, type(failure.error)) == (1, "SQLITE_TOOBIG", Permanent)
     assert [m.value for m in stored(broker)] == [b"0", b"1", b"2"]
 
 

@@ -28,7 +28,7 @@ TICK = 0.02
 CONTEXT = ErrorContext(
     reason="the broker said no: größe",
     kind="permanent",
-    code="TOO_LARGE",
+    native_code="TOO_LARGE",
     exception="redelivery.errors.Permanent",
     stage="TASK_PUT",
     broker="carrier",
@@ -115,7 +115,7 @@ class DeadLetterPlaces(Statements):
         assert given.headers[: len(row.headers)] == row.headers
         context = dialects.read(found.message) or found.context
         assert context is not None, "the letter came without its context"
-        assert context.code == CONTEXT.code
+        assert context.native_code == CONTEXT.native_code
 
     @broker_has("send", "browse", "headers", "dead_letter")
     @pytest.mark.parametrize("row", [pytest.param(row, id=name) for name, row in HOSTILE.items()])

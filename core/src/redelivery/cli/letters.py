@@ -111,7 +111,7 @@ def _table(letters: Iterator[Letter], width: int, none: str) -> Iterator[str]:
         tries = "" if context.attempts_total is None else str(context.attempts_total)
         head = f"{_age(letter, now):>6}  {padded(one_line(context.kind or '-', 12), 12)}  {tries:>5}  "
         head += padded(one_line(name, 24), 24)
-        said = f"{context.code}: {context.reason}" if context.code else context.reason
+        said = f"{context.label}: {context.reason}" if context.label else context.reason
         if context.maybe_delivered:
             said = f"maybe delivered; {said}"
         yield f"{head}  {one_line(said or '-', width - len(head) - 2)}".rstrip()
@@ -222,7 +222,7 @@ def _stats(arguments: argparse.Namespace) -> int:
 
 def _reason(letter: Letter, _: float) -> str:
     context = letter.context or ErrorContext()
-    return ": ".join(filter(None, (context.kind, context.code))) or context.reason or _UNKNOWN
+    return ": ".join(filter(None, (context.kind, context.label))) or context.reason or _UNKNOWN
 
 
 def _how_old(letter: Letter, now: float) -> str:

@@ -33,6 +33,7 @@ from redelivery.contract.context import ErrorContext, moment_ms, sound
 from redelivery.contract.message import Batch, Message
 from redelivery.contract.refs import check_ref
 from redelivery.contract.spec import DeliverySpec, DeliveryStatus, Ref
+from redelivery.codes import Code
 from redelivery.errors import BrokerError, Fatal, LeaseLost, Unsupported
 
 __all__ = [
@@ -342,7 +343,7 @@ class Plan:
         """Raise Fatal, code DIFFERS, naming each attribute, where something exists otherwise than it should be."""
         found = [f"{item.name}: {each}" for item in self.objects for each in item.differences]
         if found:
-            raise Fatal(f"{where} is not altered, though it differs: {'; '.join(found)}", code="DIFFERS")
+            raise Fatal(f"{where} is not altered, though it differs: {'; '.join(found)}", code=Code.CONFLICT)
 
 
 class Admin(Role):

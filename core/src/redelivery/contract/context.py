@@ -11,6 +11,8 @@ from dataclasses import MISSING, dataclass, field, fields
 from functools import partial
 from typing import Any, Final, Literal, TypeAlias, get_args
 
+from redelivery.codes import Code, code_of, label
+
 #: Where it failed, in the order of Connect's stages. SEND is Connect's TASK_PUT.
 Stage: TypeAlias = Literal["TRANSFORMATION", "KEY_CONVERTER", "VALUE_CONVERTER", "HEADER_CONVERTER", "TASK_PUT"]
 STAGES: Final[tuple[Stage, ...]] = get_args(Stage)
@@ -28,7 +30,8 @@ class ErrorContext:
     Attributes:
         reason: one line for people; what letters are grouped by is `code` or, without one, `kind`.
         kind: error class: retriable, ambiguous, permanent, unattributed, invalid, expired, terminated, ...
-        code: the broker's or client's own short name for the error.
+        code: why, in the words that all brokers share; None: nobody said.
+        native_code: the broker's or client's own short name for the error.
         exception: fully qualified class of what was really thrown, by the client or a handler.
         stacktrace: text; only as far as limits allow.
         stage: where it failed.
@@ -53,7 +56,8 @@ class ErrorContext:
 
     reason: str = ""
     kind: str = ""
-    code: str | None = None
+    code: Code | None = None
+    native_code: str | None = None
     exception: str | None = None
     stacktrace: str | None = None
     stage: Stage | None = None
@@ -82,6 +86,11 @@ class ErrorContext:
     truncated: bool = False
     extra: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def label(self) -> str:
+        """The code and the native code in one text; empty where neither is known."""
+        return label(self.code, self.native_code)
+
 
 _TYPES: Final = {item.name: str(item.type) for item in fields(ErrorContext)}
 DEFAULTS: Final[Mapping[str, Any]] = {
@@ -101,20 +110,29 @@ def checked(given: Any) -> ErrorContext:
     """A context out of fields that anyone may have written. Never raises.
 
     A field of another type, or out of its range, is unset, and the kind is "invalid". Unknown names are left out: they
-    may be of a later version. Half a character becomes U+FFFD.
+    may be of a later version. Half a character becomes U+FFFD. A code that is not in the vocabulary is the client's own
+    word: letters held it in this field before there was a vocabulary.
 
     Args:
         given: a mapping of field names to JSON values; anything else gives nothing.
     """
     known = {name: value for name, value in given.items() if name in _TYPES} if isinstance(given, Mapping) else {}
     found = {name: _whole(value) for name, value in known.items() if _fits(name, value)}
-    return ErrorContext(**found if len(found) == len(known) else {**found, "kind": INVALID})
+    if len(found) < len(known):
+        found["kind"] = INVALID
+    word = found.get("code")
+    if word is not None:
+        found["code"] = code_of(word)
+        if found["code"] is None:
+            found["native_code"] = found.get("native_code") or word
+    return ErrorContext(**found)
 
 
 def sound(context: ErrorContext) -> ErrorContext:
     """The context as `checked` lets it through: what a broker tells of a letter, somebody may have written."""
     given = {name: getattr(context, name) for name in _TYPES}
-    return context if all(_fits(name, value) for name, value in given.items()) else checked(given)
+    fit = all(_fits(name, value) for name, value in given.items()) and isinstance(context.code, Code | None)
+    return context if fit else checked(given)
 
 
 def moment_ms(millis: Any) -> int | None:

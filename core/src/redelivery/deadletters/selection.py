@@ -29,6 +29,7 @@ TEXTS: Final[Mapping[str, Callable[[Letter, ErrorContext], str | None]]] = {
     "reason": lambda _, context: context.reason,
     "kind": lambda _, context: context.kind,
     "code": lambda _, context: context.code,
+    "native_code": lambda _, context: context.native_code,
     "exception": lambda _, context: context.exception,
     "stage": lambda _, context: context.stage,
     "broker": lambda _, context: context.broker,

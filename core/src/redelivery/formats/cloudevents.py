@@ -21,6 +21,7 @@ from cloudevents.core.v1.event import CloudEvent
 
 from redelivery.base.json import dumps, is_exact, loads
 from redelivery.contract.message import Headers, Message
+from redelivery.codes import Code
 from redelivery.errors import Permanent
 from redelivery.formats.syntax import is_media_type, is_uri, is_uri_reference
 
@@ -82,7 +83,8 @@ def validate(attributes: Mapping[str, Any]) -> None:
         if not _NAME.fullmatch(name) or name == "data":
             raise Permanent(
                 f"{name!r} cannot be a CloudEvents attribute: names are lower-case letters and digits, 'data' is taken",
-                code="invalid-attribute-name",
+                code=Code.INVALID_MESSAGE,
+                native_code="invalid-attribute-name",
             )
         if name == "time":
             given["time"] = _moment(value)
@@ -108,10 +110,18 @@ def require(attributes: Mapping[str, Any]) -> None:
     for name in _REQUIRED:
         value = attributes.get(name)
         if value is None or value == "":
-            raise Permanent(f"a CloudEvent needs {name!r}, and it is missing or empty", code=f"missing-{name}")
+            raise Permanent(
+                f"a CloudEvent needs {name!r}, and it is missing or empty",
+                code=Code.INVALID_MESSAGE,
+                native_code=f"missing-{name}",
+            )
     version = attributes.get("specversion", "1.0")
     if version != "1.0":
-        raise Permanent(f"CloudEvents 'specversion' must be '1.0', not {version!r:.40}", code="invalid-specversion")
+        raise Permanent(
+            f"CloudEvents 'specversion' must be '1.0', not {version!r:.40}",
+            code=Code.INVALID_MESSAGE,
+            native_code="invalid-specversion",
+        )
 
 
 def text(value: Any) -> str:
@@ -171,7 +181,9 @@ def from_json(form: Mapping[str, Any]) -> CloudEvent:
     except Permanent:
         raise
     except Exception as error:
-        raise Permanent(f"not a CloudEvent: {type(error).__name__}", code="invalid-event") from error
+        raise Permanent(
+            f"not a CloudEvent: {type(error).__name__}", code=Code.INVALID_MESSAGE, native_code="invalid-event"
+        ) from error
 
 
 def _read(document: str | bytes) -> CloudEvent:
@@ -199,7 +211,9 @@ def build(attributes: dict[str, Any], data: Any) -> CloudEvent:
     except CloudEventValidationError as error:
         named = ", ".join(sorted(error.errors))
         why = "; ".join(str(each) for several in error.errors.values() for each in several)
-        raise Permanent(f"not a CloudEvent: {why}", code=f"invalid-{named}"[:80]) from error
+        raise Permanent(
+            f"not a CloudEvent: {why}", code=Code.INVALID_MESSAGE, native_code=f"invalid-{named}"[:80]
+        ) from error
     if not had_time:
         event.get_attributes().pop("time")
     return event
@@ -338,4 +352,6 @@ def _moment(value: Any) -> datetime:
 
 
 def _invalid(name: str, why: str) -> Permanent:
-    return Permanent(f"the CloudEvents attribute {name!r} {why}", code=f"invalid-{name}")
+    return Permanent(
+        f"the CloudEvents attribute {name!r} {why}", code=Code.INVALID_MESSAGE, native_code=f"invalid-{name}"
+    )

@@ -290,7 +290,7 @@ def undeliverable(
         "type": UNDELIVERABLE,
         "source": (source if is_uri_reference(source) else quote(clean(source), safe=_SAFE)) or "redelivery",
         "id": clean(id) or "unknown",
-        "code": clean(error.code or error.kind),
+        "code": clean(error.label),
         "reason": clean(redact(str(error)))[:_REASON_CHARACTERS],
     }
     own = next((value for name, value in headers if name.lower() == CONTENT_TYPE and value), None)

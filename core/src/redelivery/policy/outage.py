@@ -66,7 +66,8 @@ class Outage:
     def error(self) -> BrokerError:
         """Why a record is not sent: what the destination said, and that nothing has happened."""
         said = self._error
-        refusal = Retriable(f"not sent, as what went before it has failed: {said}", code=said.code if said else None)
+        text = f"not sent, as what went before it has failed: {said}"
+        refusal = Retriable(text) if said is None else said.reclassified(Retriable, text)
         refusal.__cause__ = said
         return refusal
 

@@ -32,6 +32,7 @@ from redelivery.contract.broker import Accept, Outcome, Receiver, Retry
 from redelivery.contract.context import qualified
 from redelivery.contract.message import Message
 from redelivery.contract.spec import NATIVE, DeliverySpec
+from redelivery.codes import Code
 from redelivery.errors import (
     BrokerError,
     ConfigurationError,
@@ -303,7 +304,7 @@ class Subscription:
             workers.submit(hand)
         else:
             self._note(engine)
-            self._give_up(hand, Permanent(undecodable, code="Undecodable"), "it cannot be decoded", hands, engine)
+            self._give_up(hand, Permanent(undecodable, code=Code.UNDECODABLE), "it cannot be decoded", hands, engine)
 
     def _take_requests(self, hands: Hands, engine: Engine) -> None:
         """Carry out what `terminate` asked for."""
@@ -377,7 +378,7 @@ class Subscription:
 
     def _terminate(self, hand: Hand, reason: str, cause: Exception | None, hands: Hands, engine: Engine) -> None:
         self.report.terms += 1
-        error = Terminated(reason or "terminated without a reason", code="Terminated")
+        error = Terminated(reason or "terminated without a reason")
         error.__cause__ = cause
         self._give_up(hand, error, "its handler gave it up", hands, engine)
 
@@ -432,7 +433,7 @@ class Subscription:
 
 
 def _retriable(error: Exception) -> Retriable:
-    failed = Retriable(f"{type(error).__name__}: {error}", code=type(error).__name__)
+    failed = Retriable(f"{type(error).__name__}: {error}", code=Code.HANDLER_FAILED, native_code=type(error).__name__)
     failed.__cause__ = error
     return failed
 

@@ -17,6 +17,7 @@ from redelivery.contract.broker import Support
 from redelivery.contract.context import ErrorContext, Stage
 from redelivery.contract.message import Batch, Message
 from redelivery.contract.spec import DeliverySpec
+from redelivery.codes import Code
 from redelivery.errors import Ambiguous, BrokerError, DeliveryFailed, NotSent, Permanent, ToleranceExceeded
 from redelivery.policy.rate import RateLimit
 from redelivery.policy.tolerance import Tolerance
@@ -169,7 +170,7 @@ class Engine:
         record.sent = record.attempts - record.untried  # some were made, where it was kept back only then
         record.last_failure_ms = self._clock.wall_ms()
         record.first_failure_ms = record.first_failure_ms or record.last_failure_ms
-        self.give_up(record, Permanent("an earlier row of its key is dead-lettered", code="Parked"), "it is parked")
+        self.give_up(record, Permanent("an earlier row of its key is dead-lettered", code=Code.PARKED), "it is parked")
 
     def reject(self, message: Message, error: Permanent, stage: Stage, component: str | None = None) -> None:
         """Account for a row that could not become a message: `message` stands for it on its way to the sinks.

@@ -118,9 +118,9 @@ class Record:
 
     @property
     def reason(self) -> str:
-        """What the account groups it by: the broker's code, or the error class."""
+        """What the account groups it by: the code with the client's own word, or the error class."""
         error = self.primary
-        return "" if error is None else error.code or error.kind
+        return "" if error is None else error.label
 
     def context(self, origin: Origin, *, broker: str, component: str, destination: str) -> ErrorContext:
         """Why the row was given up, for its letter.
@@ -141,6 +141,7 @@ class Record:
             reason=redact(str(error)),
             kind=error.kind if error else "",
             code=error.code if error else None,
+            native_code=error.native_code if error else None,
             exception=None if error is None else qualified(type(thrown(error))),
             stacktrace=redact("".join(traceback.format_exception(error))) if error else None,
             stage=self.stage,

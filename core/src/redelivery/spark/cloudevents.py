@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from redelivery.contract.message import Column, Headers
+from redelivery.codes import Code
 from redelivery.errors import Permanent
 from redelivery.formats import events
 from redelivery.spark import rowjson, vectors
@@ -202,7 +203,9 @@ def judge(rows: Events, index: int, require: tuple[str, ...], *, check_data: boo
         value = explicit if name == "id" else attributes.get(name)
         if value is None or value == "":
             return Permanent(
-                f"the attribute {name!r} is required (requireAttributes), and it is null", code=f"missing-{name}"
+                f"the attribute {name!r} is required (requireAttributes), and it is null",
+                code=Code.INVALID_MESSAGE,
+                native_code=f"missing-{name}",
             )
     extensions: dict[str, Any] = {} if rows.extensions is None else dict(rows.extensions[index].as_py() or ())
     extensions.pop("time", None)  # it is among the attributes already
@@ -210,7 +213,9 @@ def judge(rows: Events, index: int, require: tuple[str, ...], *, check_data: boo
     taken = sorted(set(extensions) & {*events.ATTRIBUTES, "data"})
     if taken:
         return Permanent(
-            f"the extension attribute {taken[0]!r} has a name that is not free", code="invalid-attribute-name"
+            f"the extension attribute {taken[0]!r} has a name that is not free",
+            code=Code.INVALID_MESSAGE,
+            native_code="invalid-attribute-name",
         )
     try:
         if check_data:
@@ -235,14 +240,15 @@ def _typed(extensions: Mapping[str, Any], ways: Mapping[str, str]) -> dict[str, 
         if way not in ENCODED:
             raise Permanent(
                 f"the column 'encodings' says {way!r:.40} of {name!r}; it must be one of {', '.join(ENCODED)}",
-                code="invalid-encodings",
+                code=Code.INVALID_MESSAGE,
+                native_code="invalid-encodings",
             )
         if way == "json" and extensions.get(name) is not None:
             try:
                 typed[name] = json.loads(extensions[name], parse_constant=_refuse_constant)
             except (ValueError, RecursionError) as error:
                 text = f"the column 'encodings' says that the extension {name!r} is JSON, and it is none: {error}"
-                raise Permanent(text, code=f"invalid-{name}") from error
+                raise Permanent(text, code=Code.INVALID_MESSAGE, native_code=f"invalid-{name}") from error
     return typed
 
 
@@ -255,7 +261,9 @@ def _judge_data(data: bytes, way: str | None, says: str) -> Permanent | None:
             data.decode("utf-8")
     except (ValueError, RecursionError) as error:
         what = "JSON" if way == "json" else "text"
-        refused = Permanent(f"{says} {what}, and the value is none: {error}", code="invalid-data")
+        refused = Permanent(
+            f"{says} {what}, and the value is none: {error}", code=Code.INVALID_MESSAGE, native_code="invalid-data"
+        )
         refused.__cause__ = error
         return refused
     return None

@@ -19,6 +19,7 @@ from redelivery.base.json import loads
 from redelivery.contract.broker import Capabilities
 from redelivery.contract.context import Stage
 from redelivery.contract.message import ROW_OVERHEAD, Batch, Column, Headers, Message
+from redelivery.codes import Code
 from redelivery.errors import Permanent
 from redelivery.formats import dialects, events, identity
 from redelivery.spark import cloudevents, rowjson, vectors
@@ -171,7 +172,9 @@ class Encoder:
         names = [str(index) for index in range(len(columns))]
         piece = _Piece(pa.record_batch(columns, names=names), positions, layout, self._prefix)
         error = Permanent(
-            "a text column of the row is not UTF-8 (the row is shown with text as base64)", code="not-utf8"
+            "a text column of the row is not UTF-8 (the row is shown with text as base64)",
+            code=Code.INVALID_MESSAGE,
+            native_code="not-utf8",
         )
         return [self._reject(piece, index, stage, error) for index, stage in enumerate(stages)]
 
@@ -218,7 +221,7 @@ class Encoder:
                 f"a letter of type {events.UNDELIVERABLE!r} is not written: it stands for a row that could not become "
                 "a message; get the rows by redelivery.spark.rows, mend and write those, and leave out such letters"
             )
-            return "TRANSFORMATION", Permanent(text, code="stands-for-a-row")
+            return "TRANSFORMATION", Permanent(text, code=Code.INVALID_MESSAGE, native_code="stands-for-a-row")
         return self._judge_message(piece, index)
 
     def _judge_message(self, piece: _Piece, index: int) -> tuple[Stage, Permanent] | None:
@@ -226,18 +229,20 @@ class Encoder:
         if piece.headers is not None:
             for header in piece.headers[index].as_py() or ():
                 if header is None or header["key"] is None:
-                    return "HEADER_CONVERTER", Permanent("a header has no name", code="invalid-header")
+                    return "HEADER_CONVERTER", Permanent(
+                        "a header has no name", code=Code.INVALID_MESSAGE, native_code="invalid-header"
+                    )
                 name = header["key"]
                 if re.search(vectors.CONTROL, name):
                     text = f"the header name {name!r} holds a control character"
-                    return "HEADER_CONVERTER", Permanent(text, code="invalid-header")
+                    return "HEADER_CONVERTER", Permanent(text, code=Code.INVALID_MESSAGE, native_code="invalid-header")
                 if is_event and re.search(self._bad_names, name):
                     text = f"the header {name!r} is one that the event's own attributes are written to"
-                    return "HEADER_CONVERTER", Permanent(text, code="invalid-header")
+                    return "HEADER_CONVERTER", Permanent(text, code=Code.INVALID_MESSAGE, native_code="invalid-header")
         in_json = is_event and self._layout.mode == "structured"
         if not in_json and not self._capabilities.null_value and not piece.value[index].is_valid:
             text = "the value is null, which this destination cannot carry"
-            return "VALUE_CONVERTER", Permanent(text, code="null-value")
+            return "VALUE_CONVERTER", Permanent(text, code=Code.INVALID_MESSAGE, native_code="null-value")
         if not is_event:
             return None
         check_data = self._layout.mode == "structured"

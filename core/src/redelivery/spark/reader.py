@@ -51,6 +51,7 @@ _INSTANT: Final = t.TimestampType()
 _HEADER: Final = t.StructType([t.StructField("key", _TEXT), t.StructField("value", t.BinaryType())])
 _ERROR: Final[Mapping[str, t.DataType]] = {
     "code": _TEXT,
+    "native_code": _TEXT,
     "message": _TEXT,
     "kind": _TEXT,
     "stage": _TEXT,
@@ -247,6 +248,7 @@ def _moment(text: str) -> tuple[int | None, bool]:
 def _error(context: ErrorContext, dead_lettered_ms: int | None) -> dict[str, Any]:
     return {
         "code": context.code,
+        "native_code": context.native_code,
         "message": context.reason or None,
         "kind": context.kind or None,
         "stage": context.stage,

@@ -62,4 +62,4 @@ def sorted_errors() -> Iterator[None]:
         yield
     except (lmdb.Error, OSError) as error:
         found = next(_CLASS_OF[base] for base in type(error).__mro__ if base in _CLASS_OF)
-        raise found(f"{type(error).__name__}: {error}", code=type(error).__name__) from error
+        raise found(f"{type(error).__name__}: {error}", native_code=type(error).__name__) from error

@@ -32,7 +32,7 @@ class LmdbRole:
     def store(self) -> Store:
         """The store. Raises Fatal after `close`."""
         if self._store is None:
-            raise Fatal("this role is closed", code="closed")
+            raise Fatal("this role is closed", native_code="closed")
         return self._store
 
     def position(self, key: bytes) -> str:

@@ -62,13 +62,13 @@ BY_ERRNO: dict[int, _Rule] = {
 def classify(error: OSError, doing: str) -> BrokerError:
     """The error as redelivery's, its text saying what was being done and what to do; chain it from the original."""
     kind, advice = BY_ERRNO.get(error.errno or 0, _UNFORESEEN)
-    return kind(f"file: {doing}: {error.strerror or error}; {advice}", code=_name(error))
+    return kind(f"file: {doing}: {error.strerror or error}; {advice}", native_code=_name(error))
 
 
 def classify_unconfirmed(error: OSError, doing: str) -> Ambiguous:
     """The error of the last step, after a letter was put in its place: it is there, but may not outlive a crash."""
     text = f"file: {doing}: {error.strerror or error}; the letter is in its place, but may not outlive a crash"
-    return Ambiguous(text, code=_name(error))
+    return Ambiguous(text, native_code=_name(error))
 
 
 def _name(error: OSError) -> str:

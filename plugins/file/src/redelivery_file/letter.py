@@ -36,7 +36,7 @@ def write(message: Message, *, error: str | None = None, context: bool = False) 
     try:
         text = json.dumps(line, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as cause:
-        raise Permanent(f"file: the event cannot be written as JSON: {cause}", code="JSON") from cause
+        raise Permanent(f"file: the event cannot be written as JSON: {cause}", native_code="JSON") from cause
     return str(event["id"]), text.encode("ascii") + b"\n"
 
 

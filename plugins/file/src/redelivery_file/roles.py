@@ -64,7 +64,9 @@ class FileSender(Sender):
         stop: BrokerError | None = None
         for index, message in enumerate(batch.rows()):
             if stop is None and time.monotonic() >= deadline:
-                stop = Retriable(f"file: {self._doing}: the deadline passed; it was not written", code="deadline")
+                stop = Retriable(
+                    f"file: {self._doing}: the deadline passed; it was not written", native_code="deadline"
+                )
             error = stop or self._write(message)
             if error is not None:
                 failures.append(Failure(index, error))
@@ -83,7 +85,7 @@ class FileSender(Sender):
     def _write(self, message: Message) -> BrokerError | None:
         if message.destination is not None:
             text = f"file: {self._doing}: the row names the destination {message.destination!r}, but a folder has none"
-            return Permanent(text, code="DESTINATION")
+            return Permanent(text, native_code="DESTINATION")
         try:
             event_id, line = letter.write(message, context=self._context)
             self._folder.write(event_id, line)
@@ -181,7 +183,7 @@ class FileAdmin(Admin):
         except FileExistsError as error:
             raise Fatal(
                 f"file: {str(self._path)!r} exists, but its kind is not folder: correct the URL",
-                code="EEXIST",
+                native_code="EEXIST",
             ) from error
         except OSError as error:
             raise classify(error, f"making the folder {str(self._path)!r}") from error

@@ -107,7 +107,7 @@ class KafkaAdmin(Admin):
         replicas = self._replicas(self._address, doing)
         if replicas is None:
             text = "there is no such topic; provision it, or correct the URL"
-            raise Fatal(f"kafka: {doing}: {text}", code="UNKNOWN_TOPIC_OR_PART")
+            raise Fatal(f"kafka: {doing}: {text}", native_code="UNKNOWN_TOPIC_OR_PART")
         with classified(doing, reading=True):
             consumer = self._settings.consumer(self._address, **{"enable.auto.commit": False})
             try:
@@ -255,17 +255,19 @@ class KafkaAdmin(Admin):
                 self._admin(doing).create_topics([new], request_timeout=self._question)[item.name].result()
         except BrokerError as error:
             self._say_refused(error, doing)
-            if error.code in _RIGHTS:
-                raise Fatal(
-                    f"{error}; or let who may do it run: {_command(item, self._address)}", code=error.code
+            if error.native_code in _RIGHTS:
+                raise error.reclassified(
+                    Fatal, f"{error}; or let who may do it run: {_command(item, self._address)}"
                 ) from error
-            if error.code != "TOPIC_ALREADY_EXISTS":
+            if error.native_code != "TOPIC_ALREADY_EXISTS":
                 raise
             made = False
         deadline = time.monotonic() + self._question
         while not self._is_led(item.name):
             if time.monotonic() > deadline:
-                raise Retriable(f"kafka: {doing}: it was made, but the brokers do not know it yet", code="_TIMED_OUT")
+                raise Retriable(
+                    f"kafka: {doing}: it was made, but the brokers do not know it yet", native_code="_TIMED_OUT"
+                )
             self._admin(doing).poll(_LOOK)
         return made
 
@@ -285,7 +287,9 @@ class KafkaAdmin(Admin):
 
     def _admin(self, doing: str) -> AdminClient:
         if self._closed or os.getpid() != self._pid:
-            raise Fatal(f"kafka: {doing}: this role is closed, or another process's; open another", code="CLOSED")
+            raise Fatal(
+                f"kafka: {doing}: this role is closed, or another process's; open another", native_code="CLOSED"
+            )
         if self._client is None:
             self._client = self._settings.admin(self._address, on_error=self._refused.append)
         return self._client

@@ -71,7 +71,7 @@ class Burial:
         for at, (lease, letter) in letters.items():
             if letter.size > most:
                 text = f"the letter has {letter.size} bytes, and at most {most} are sent; raise kafka.message.max.bytes"
-                failed[at] = Permanent(f"kafka: {self._doing}: {text}", code="MSG_SIZE_TOO_LARGE")
+                failed[at] = Permanent(f"kafka: {self._doing}: {text}", native_code="MSG_SIZE_TOO_LARGE")
                 continue
             try:
                 self._produce(producer, lease, letter, end, lambda error, _, at=at: reported(at, error))
@@ -131,9 +131,9 @@ class Burial:
             left = producer.flush(max(0.0, end - time.monotonic()))
         except KafkaException as error:
             found = self._told(error)
-            return found if isinstance(found, Ambiguous | Fatal) else Ambiguous(str(found), code=found.code)
+            return found if isinstance(found, Ambiguous | Fatal) else found.reclassified(Ambiguous)
         text = f"kafka: {self._doing}: not confirmed within {_STORED:g} s, so it may be stored or not"
-        return Ambiguous(text, code="_TIMED_OUT") if left else None
+        return Ambiguous(text, native_code="_TIMED_OUT") if left else None
 
     def _part(self) -> None:
         producer, self._producer = self._producer, None

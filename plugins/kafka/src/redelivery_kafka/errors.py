@@ -215,15 +215,15 @@ def classify(error: Exception | KafkaError, doing: str, *, alone: bool = True, o
     elif kind is Unattributed and alone:
         kind = Permanent
     text = f"kafka: {doing}: {redact(found.str())} ({name}); {advice}"
-    return Throttled(text, code=name, retry_after=_PAUSE) if kind is Throttled else kind(text, code=name)
+    return Throttled(text, native_code=name, retry_after=_PAUSE) if kind is Throttled else kind(text, native_code=name)
 
 
 def classify_reading(error: Exception | KafkaError, doing: str) -> BrokerError:
     """The error of a call that changes nothing: what would be ambiguous of another may just be asked again."""
     found = classify(error, doing)
-    if found.code == "_UNKNOWN_PARTITION":
-        return Retriable(f"kafka: {doing}: {_NO_LEADER}", code=found.code)
-    return Retriable(str(found), code=found.code) if isinstance(found, Ambiguous) else found
+    if found.native_code == "_UNKNOWN_PARTITION":
+        return found.reclassified(Retriable, f"kafka: {doing}: {_NO_LEADER}")
+    return found.reclassified(Retriable) if isinstance(found, Ambiguous) else found
 
 
 def doubted(error: Exception | KafkaError) -> KafkaError | None:
@@ -235,7 +235,7 @@ def doubted(error: Exception | KafkaError) -> KafkaError | None:
 def changed(doing: str, partitions: int, code: str) -> Retriable:
     """The error of a row that named no partition, or one that is there, where the client knew another topic."""
     text = f"the topic was changed while it was written to: it has {partitions} partitions now; the row was not sent"
-    return Retriable(f"kafka: {doing}: {text}", code=code)
+    return Retriable(f"kafka: {doing}: {text}", native_code=code)
 
 
 def refused(error: KafkaError) -> bool:
@@ -257,9 +257,9 @@ def _of_python(error: Exception | KafkaError, doing: str) -> BrokerError:
     name = type(error).__name__
     if isinstance(error, BufferError):
         kind, advice = BY_NAME["_QUEUE_FULL"]
-        return kind(f"kafka: {doing}: {advice}", code="_QUEUE_FULL")
+        return kind(f"kafka: {doing}: {advice}", native_code="_QUEUE_FULL")
     if isinstance(error, ROW_ERRORS):
         kind, advice = Permanent, "the client cannot take a value of this type or size"
     else:
         kind, advice = Fatal, "this is an error of redelivery-kafka or of the client: please report it"
-    return kind(f"kafka: {doing}: {redact(str(error))} ({name}); {advice}", code=name)
+    return kind(f"kafka: {doing}: {redact(str(error))} ({name}); {advice}", native_code=name)

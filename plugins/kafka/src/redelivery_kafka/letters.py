@@ -74,7 +74,7 @@ class KafkaDeadLetters(DeadLetters):
                         last = time.monotonic()
                     elif time.monotonic() > last + _SILENCE:
                         text = f"nothing came for {_SILENCE:g} s, though not all letters were read"
-                        raise Retriable(f"kafka: {self._doing('browsing')}: {text}", code="_TIMED_OUT")
+                        raise Retriable(f"kafka: {self._doing('browsing')}: {text}", native_code="_TIMED_OUT")
                     self._take(consumer, records, reading)
                     continue
                 reading = {p: each for p, each in reading.items() if each.ahead}
@@ -163,7 +163,9 @@ class KafkaDeadLetters(DeadLetters):
                     commits.append(TopicPartition(self._address.topic, partition, removed.base, said))
                 except TooMuch as error:
                     text = "no more removed letters can be remembered apart; remove the older ones too, or purge"
-                    raise Permanent(f"kafka: {self._doing(what)}: {text} ({error})", code="REMEMBERED") from error
+                    raise Permanent(
+                        f"kafka: {self._doing(what)}: {text} ({error})", native_code="REMEMBERED"
+                    ) from error
             if not commits:
                 return 0
             self._commit(consumer, what, commits, answers)
@@ -176,7 +178,7 @@ class KafkaDeadLetters(DeadLetters):
             while not answers:  # the client's blocking commit has no bound
                 if time.monotonic() > end:
                     text = f"no answer within {_QUESTION:g} s, so they may be removed or not"
-                    raise Ambiguous(f"kafka: {self._doing(what)}: {text}", code="_TIMED_OUT")
+                    raise Ambiguous(f"kafka: {self._doing(what)}: {text}", native_code="_TIMED_OUT")
                 consumer.poll(0.01)
             general, committed = answers[0]
             for fault in (general, *(each.error for each in committed)):

@@ -175,7 +175,7 @@ class Membership:
                 state = (ledger.metadata(), ledger.base)
             except TooMuch as error:
                 text = "too much of it is settled out of order to be remembered; settle what is in hand first"
-                failed[partition] = Retriable(f"kafka: {self._doing}: {text} ({error})", code="REMEMBERED")
+                failed[partition] = Retriable(f"kafka: {self._doing}: {text} ({error})", native_code="REMEMBERED")
                 continue
             if state != partition.committed:
                 wanted[partition.number] = (partition, state)
@@ -197,7 +197,7 @@ class Membership:
         self._answers, self._wanted = None, {}
         for partition, state in wanted.values():
             text = "no answer came, so it may be committed or not"
-            unknown = Ambiguous(f"kafka: {self._committing}: {text}", code="_TIMED_OUT")
+            unknown = Ambiguous(f"kafka: {self._committing}: {text}", native_code="_TIMED_OUT")
             answer = unknown if answers is None else answers[partition]
             if answer is None:
                 partition.committed = state
@@ -278,7 +278,7 @@ class Membership:
                 stamped_by_broker=record.timestamp()[0] == TIMESTAMP_LOG_APPEND_TIME,
             ):
                 text = "the topic was made anew or has lost records; receiving starts again at what it has"
-                raise Retriable(f"kafka: {self._doing}: {text}", code="OFFSET_OUT_OF_RANGE")
+                raise Retriable(f"kafka: {self._doing}: {text}", native_code="OFFSET_OUT_OF_RANGE")
         for partition in self.owned.values():
             self.balance(partition)
 
@@ -387,6 +387,6 @@ def _classified(error: Exception, doing: str) -> BrokerError:
         return error
     if isinstance(error, KafkaException):
         return _caused(error, doing)
-    found = Retriable(f"kafka: {doing}: {type(error).__name__}: {error}", code=type(error).__name__)
+    found = Retriable(f"kafka: {doing}: {type(error).__name__}: {error}", native_code=type(error).__name__)
     found.__cause__ = error
     return found

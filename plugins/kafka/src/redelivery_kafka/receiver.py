@@ -81,7 +81,7 @@ class KafkaReceiver(Receiver):
                     if member.ready:
                         return []
                     text = "the group has not let us join yet; it waits for a member that died until its session ends"
-                    raise Retriable(f"kafka: {self._doing}: {text}", code="JOINING")
+                    raise Retriable(f"kafka: {self._doing}: {text}", native_code="JOINING")
                 member.poll(min(end if member.ready else now + 1.0, due or end) - now)
             failure = member.failure
         self._part()  # without the lock, which its thread needs to end
@@ -260,9 +260,11 @@ class KafkaReceiver(Receiver):
 
     def _check_open(self) -> None:
         if os.getpid() != self._pid:
-            raise Fatal(f"kafka: {self._doing}: this receiver is another process's; open one here", code="FORKED")
+            raise Fatal(
+                f"kafka: {self._doing}: this receiver is another process's; open one here", native_code="FORKED"
+            )
         if self._closed:
-            raise Fatal(f"kafka: {self._doing}: this receiver is closed; open another", code="CLOSED")
+            raise Fatal(f"kafka: {self._doing}: this receiver is closed; open another", native_code="CLOSED")
 
     def _lost(self, received: Received) -> LeaseLost:
         text = "is not ours any more: settled already, or its partition was revoked"

@@ -77,7 +77,7 @@ def faults(batch: Batch, limit: int, nowhere: Mapping[str, BrokerError]) -> dict
         for index, row in enumerate(batch.rows()):
             if row.size > limit:
                 what = f"a message of {row.size} bytes is over the limit of {limit}; kafka.message.max.bytes sets it"
-                found[index] = Permanent(f"kafka: {what}", code="MSG_SIZE_TOO_LARGE")
+                found[index] = Permanent(f"kafka: {what}", native_code="MSG_SIZE_TOO_LARGE")
     if batch.headers is not None and batch.headers.arrow is None:  # core has looked through names that come from Arrow
         found |= _bad_headers(batch.headers.values)
     if batch.timestamp_ms is not None:
@@ -113,7 +113,9 @@ def _bad_timestamps(stamps: Sequence[int | None], column: Sequence[Headers]) -> 
         return {}
     text = "kafka: a timestamp must lie after 1970-01-01T00:00:00Z, within 64 bits: the client takes 0 for now"
     bad = (index for index, each in enumerate(stamps) if each is not None and not 0 < each < _FAR)
-    return {index: Permanent(text, code="TIMESTAMP") for index in bad if not column or not is_letter(column[index])}
+    return {
+        index: Permanent(text, native_code="TIMESTAMP") for index in bad if not column or not is_letter(column[index])
+    }
 
 
 def _bad_headers(column: Sequence[Headers]) -> dict[int, BrokerError]:
@@ -123,7 +125,9 @@ def _bad_headers(column: Sequence[Headers]) -> dict[int, BrokerError]:
     text = "kafka: a header's name is text without NUL and lone surrogates: the client would cut it, or crash"
     rows = (index for index, headers in enumerate(column) if any(name in bad for name, _ in headers))
     letters = _letters(column)
-    return {index: Permanent(text, code="HEADER") for index in rows if not letters or not is_letter(column[index])}
+    return {
+        index: Permanent(text, native_code="HEADER") for index in rows if not letters or not is_letter(column[index])
+    }
 
 
 def _is_name(name: str) -> bool:

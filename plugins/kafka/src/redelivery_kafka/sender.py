@@ -129,9 +129,9 @@ class KafkaSender(Sender):
 
     def _usable(self) -> None:
         if self._closed:
-            raise Fatal(f"kafka: {self._doing}: this sender is closed; open another", code="CLOSED")
+            raise Fatal(f"kafka: {self._doing}: this sender is closed; open another", native_code="CLOSED")
         if self._pid != os.getpid():
-            raise Fatal(f"kafka: {self._doing}: this sender is of another process; open another", code="FORKED")
+            raise Fatal(f"kafka: {self._doing}: this sender is of another process; open another", native_code="FORKED")
 
     def _open(self, deadline: float, *, strict: bool) -> Producer:
         """The producer: a strict one sends nothing any more once a request was refused, so that nothing overtakes it.
@@ -168,7 +168,7 @@ class KafkaSender(Sender):
         return self._stop is not None and self._stop.name() == GAP
 
     def _behind(self) -> NotSent:
-        return NotSent(f"kafka: {self._doing}: not sent, because an earlier row has failed", code="ORDER")
+        return NotSent(f"kafka: {self._doing}: not sent, because an earlier row has failed", native_code="ORDER")
 
     def _heard(self, error: KafkaError) -> None:
         """An error of the connection, or one after which the producer is of no more use."""
@@ -191,8 +191,8 @@ class KafkaSender(Sender):
         found: dict[str, BrokerError] = {}
         for name in names - self._topics:
             if name == own + DEAD_LETTERS:
-                text = "it is the dead letter topic, where a row would be taken for a letter without a reason"
-                found[name] = Permanent(f"kafka: storing in {quoted(name)}: {text}; name another", code="DEAD_LETTERS")
+                text = "it is the dead letter topic, where a row would be read as a letter; name another one"
+                found[name] = Permanent(f"kafka: storing in {quoted(name)}: {text}", native_code="DEAD_LETTERS")
                 continue
             seen = self._look(producer, name, deadline)
             if isinstance(seen, int):
@@ -215,7 +215,7 @@ class KafkaSender(Sender):
         doing = f"storing in {quoted(topic)}"
         fault = topic_fault(topic)
         if fault is not None:
-            return Permanent(f"kafka: {doing}: {fault}", code="TOPIC_EXCEPTION")
+            return Permanent(f"kafka: {doing}: {fault}", native_code="TOPIC_EXCEPTION")
         own = topic == self._address.topic
         patience = time.monotonic() + (_NEW if own else 0)
         last: KafkaException | None = None
@@ -241,7 +241,7 @@ class KafkaSender(Sender):
         known = filter(None, (self._address.unreached if self._unreached else "", self._said))
         why = ": ".join(known) or "no word of why"
         text = f"kafka: {doing}: no broker answered by the deadline, so nothing was sent; {why}"
-        raise Retriable(text, code="_TRANSPORT") from last
+        raise Retriable(text, native_code="_TRANSPORT") from last
 
     def _discard(self) -> None:
         producer, self._producer = self._producer, None
@@ -303,7 +303,7 @@ class KafkaSender(Sender):
                     failed.add(key)
             elif ordered and key is not None and key in failed:
                 text = f"kafka: {self._doing}: not sent, because an earlier row of its key has failed"
-                failures[index] = NotSent(text, code="ORDER")
+                failures[index] = NotSent(text, native_code="ORDER")
             else:
                 yield row
 
@@ -325,9 +325,8 @@ class KafkaSender(Sender):
             again = produce(producer, row)
         if again is None:
             return True
-        slot, topic, error = row[0], row[1], again
-        index = int(slot) - flight.base
-        found = classify(error, f"storing in {quoted(topic)}", own=topic == self._address.topic)
+        topic, index = row[1], int(row[0]) - flight.base
+        found = classify(again, f"storing in {quoted(topic)}", own=topic == self._address.topic)
         found.__cause__ = error
         doubt = doubted(error)
         if doubt is not None or isinstance(error, ROW_ERRORS) or isinstance(found, Permanent):
@@ -336,7 +335,7 @@ class KafkaSender(Sender):
         if isinstance(found, Ambiguous):  # a producer that stopped took nothing
             self._poll(producer, 0)  # which says why it has
             gap = self._gap and flight.batch.ordered
-            found = self._behind() if gap else Retriable(f"{found}; this row was not handed over", code=found.code)
+            found = self._behind() if gap else found.reclassified(Retriable, f"{found}; this row was not handed over")
         self._fail_from(flight, index, found)
         return False
 
@@ -348,7 +347,7 @@ class KafkaSender(Sender):
             left = flight.deadline - _MARGIN - time.monotonic()
             if left <= 0 or self._stop is not None or len(producer):
                 text = f"kafka: {self._doing}: not sent by the deadline, because those before it took so long"
-                self._fail_from(flight, int(row[0]) - flight.base, Retriable(text, code="deadline"))
+                self._fail_from(flight, int(row[0]) - flight.base, Retriable(text, native_code="deadline"))
                 return
             self._go_on(producer, flight, iter([row]))
             self._poll(producer, left, until_empty=True)
@@ -376,10 +375,10 @@ class KafkaSender(Sender):
                 found = classify(self._stop, f"storing in {quoted(topic)}", own=own)
             elif name in _UNDELIVERED and not placed:
                 text = f"{found}; it had no partition yet, so it was never sent; {self._said}".rstrip("; ")
-                found = Retriable(text, code=name)
+                found = Retriable(text, native_code=name)
             elif name == "_PURGE_QUEUE":  # it may have been sent before, and waited there to be sent again
                 found = Ambiguous(
-                    f"kafka: storing in {quoted(topic)}: not confirmed by the deadline; {self._said}", code=name
+                    f"kafka: storing in {quoted(topic)}: not confirmed by the deadline; {self._said}", native_code=name
                 )
             found.__cause__ = KafkaException(error)
             self._fail(flight, index, found, doubted(error))
@@ -434,7 +433,8 @@ class KafkaSender(Sender):
         self._drain(producer, time.monotonic() + _PURGED)
         unknown = None
         if len(producer):
-            unknown = Ambiguous(f"kafka: {self._doing}: the client does not tell what became of it", code="_TIMED_OUT")
+            text = f"kafka: {self._doing}: the client does not tell what became of it"
+            unknown = Ambiguous(text, native_code="_TIMED_OUT")
         self._settle(unknown)
         self._discard()
 

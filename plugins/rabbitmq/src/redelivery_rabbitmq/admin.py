@@ -73,7 +73,7 @@ class RabbitmqAdmin(Admin):
         for queue in self._wanted(spec):
             if queue.name in missing:
                 if "x-dead-letter-strategy" in queue.arguments and not self._keeps(queue):
-                    raise Fatal(f"rabbitmq: making the queue {queue.name!r}: {OFF}", code="FEATURE_FLAG")
+                    raise Fatal(f"rabbitmq: making the queue {queue.name!r}: {OFF}", native_code="FEATURE_FLAG")
                 with self._link.using(f"making the queue {queue.name!r}", needs=_needed(queue)) as connection:
                     _declare(connection, queue.name, _FLAGS, queue.arguments)
         if self._address.binding is not None:
@@ -119,7 +119,7 @@ class RabbitmqAdmin(Admin):
         doing = f"subscribing {binding.name!r}"
         with self._link.using(doing) as connection:
             if not _has_exchange(connection, binding.exchange):
-                raise Fatal(f"rabbitmq: {doing}: {_no_exchange(binding)}", code="NO_EXCHANGE")
+                raise Fatal(f"rabbitmq: {doing}: {_no_exchange(binding)}", native_code="NO_EXCHANGE")
 
     def _bind(self, binding: Binding) -> None:
         doing = f"binding queue {binding.queue!r} to exchange {binding.exchange!r}"

@@ -167,7 +167,7 @@ def _table(headers: Headers) -> list[bytes]:
             size += len(value)
     if size > HEADERS_BYTES:
         text = f"its headers are {size} bytes; all must fit one frame, so {HEADERS_BYTES} are the most"
-        raise Permanent(f"rabbitmq: this row cannot be sent: {text}", code="HEADERS_TOO_LARGE")
+        raise Permanent(f"rabbitmq: this row cannot be sent: {text}", native_code="HEADERS_TOO_LARGE")
     order = _order(tuple(name for name, _ in headers)) if len(headers) > 1 else None
     if order is not None:
         pieces += (_name_of_ours(ORDER), order)
@@ -180,7 +180,7 @@ def _order(names: tuple[str, ...]) -> bytes | None:
     places = {name: place for place, name in enumerate(sorted(names, key=str.encode))}
     if len(places) < len(names):
         text = "two of its headers have one name, and AMQP's table has each name once"
-        raise Permanent(f"rabbitmq: this row cannot be sent: {text}", code="HEADER_REPEATED")
+        raise Permanent(f"rabbitmq: this row cannot be sent: {text}", native_code="HEADER_REPEATED")
     order = [places[name] for name in names]
     return None if order == sorted(order) else _value(",".join(map(str, order)).encode())
 
@@ -190,7 +190,7 @@ def _name(name: str) -> bytes:
     lower = name.lower()
     if name in COPIES or lower in _ITS_OWN or lower.startswith(_ITS_OWN_TOO) or lower in _OURS:
         text = f"the header {name!r} is the broker's own, or ours"
-        raise Permanent(f"rabbitmq: this row cannot be sent: {text}", code="HEADER_NAME")
+        raise Permanent(f"rabbitmq: this row cannot be sent: {text}", native_code="HEADER_NAME")
     return _short(name, "name of a header")
 
 
@@ -217,10 +217,10 @@ def _short(text: str, what: str) -> bytes:
         raw = text.encode()
     except UnicodeEncodeError:
         problem = f"its {what} cannot be written as UTF-8"
-        raise Permanent(f"rabbitmq: this row cannot be sent: {problem}", code="NOT_UTF8") from None
+        raise Permanent(f"rabbitmq: this row cannot be sent: {problem}", native_code="NOT_UTF8") from None
     if len(raw) > SHORT:
         problem = f"its {what} is {len(raw)} bytes long, and {SHORT} are the most"
-        raise Permanent(f"rabbitmq: this row cannot be sent: {problem}", code="TOO_LONG")
+        raise Permanent(f"rabbitmq: this row cannot be sent: {problem}", native_code="TOO_LONG")
     return bytes((len(raw),)) + raw
 
 
@@ -231,7 +231,7 @@ def _stamp(milliseconds: int, table: list[bytes], headers: Headers) -> bytes:
     elif milliseconds % _SECOND and any(name == STAMP for name, _ in headers):
         problem = f"it has both a timestamp and the header {STAMP!r}"
     if problem:
-        raise Permanent(f"rabbitmq: this row cannot be sent: {problem}", code="TIMESTAMP")
+        raise Permanent(f"rabbitmq: this row cannot be sent: {problem}", native_code="TIMESTAMP")
     if milliseconds % _SECOND:
         table += (_name_of_ours(STAMP), b"l", _LONG(milliseconds))
     return _LONG(milliseconds // _SECOND)

@@ -143,7 +143,7 @@ def classify(error: BaseException, doing: str, *, opening: bool = False) -> Brok
             kind, advice = Retriable, "no connection could be opened, and nothing was sent"
     name = type(cause).__name__
     said = f"{text} ({code or name})" if text else name
-    return kind(f"rabbitmq: {doing}: {said}; {advice}", code=str(code or name))
+    return kind(f"rabbitmq: {doing}: {said}; {advice}", native_code=str(code or name))
 
 
 @contextmanager

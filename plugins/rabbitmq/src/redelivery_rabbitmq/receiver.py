@@ -146,7 +146,7 @@ class RabbitmqReceiver(Receiver):
         size, most = len(outcome.letter.value or b""), self._settings.message_bytes
         if size > most:
             text = f"its value is {size} bytes; the broker takes {most} at most"
-            raise Permanent(f"rabbitmq: this letter cannot be stored: {text}", code="TOO_LARGE")
+            raise Permanent(f"rabbitmq: this letter cannot be stored: {text}", native_code="TOO_LARGE")
         try:
             self._store(connection, *encode(outcome.letter))
         except Permanent as refused:
@@ -183,7 +183,7 @@ class RabbitmqReceiver(Receiver):
         place = self._address.dead_letters.queue
         if not self._published(connection, place, body, properties, f"dead-lettering to {place!r}"):
             text = f"there is no queue {place!r} to dead-letter to; provision {self._address.url}"
-            raise Fatal(f"rabbitmq: {text}", code="NO_DEAD_LETTER_QUEUE")
+            raise Fatal(f"rabbitmq: {text}", native_code="NO_DEAD_LETTER_QUEUE")
 
     def _delay(self, connection: BlockingConnection, received: Received, delivery: Delivery, delay: timedelta) -> None:
         """Publish the message, as it came, to the retry queue of its delay, from where the broker brings it back."""
@@ -201,7 +201,7 @@ class RabbitmqReceiver(Receiver):
             stored = self._published(connection, queue.name, delivery.body, properties, doing)
         if not stored:
             text = f"there is no such queue, and this user may not make it; provision {self._address.url} with retries"
-            raise Fatal(f"rabbitmq: {doing}: {text}", code="NO_RETRY_QUEUE")
+            raise Fatal(f"rabbitmq: {doing}: {text}", native_code="NO_RETRY_QUEUE")
 
     def _make(self, connection: BlockingConnection, queue: topology.Queue, doing: str) -> None:
         """Make a retry queue, or check the one that is there. Where that is not permitted, it must be there."""
@@ -224,7 +224,7 @@ class RabbitmqReceiver(Receiver):
                 none = f"{self._address.queue}{topology.RETRY}0s"
                 self._keeps = keeps(self._address, self._settings, self._link.version, none)
             if not self._keeps:
-                raise Fatal(f"rabbitmq: {doing}: {OFF}", code="FEATURE_FLAG")
+                raise Fatal(f"rabbitmq: {doing}: {OFF}", native_code="FEATURE_FLAG")
 
     def _published(
         self, connection: BlockingConnection, queue: str, body: bytes, properties: BasicProperties, doing: str
@@ -238,7 +238,7 @@ class RabbitmqReceiver(Receiver):
             encoded = b"".join(properties.encode())  # type: ignore[no-untyped-call]
             if not fits(encoded, most):
                 text = f"its headers are {len(encoded)} bytes as AMQP writes them; all must fit one frame of {most}"
-                raise Permanent(f"rabbitmq: {doing}: {text}", code="HEADERS_TOO_LARGE")
+                raise Permanent(f"rabbitmq: {doing}: {text}", native_code="HEADERS_TOO_LARGE")
             channel = self._outgoing
             if channel is None or not channel.is_open:
                 channel = self._outgoing = connection.channel()
@@ -250,7 +250,7 @@ class RabbitmqReceiver(Receiver):
                 return False
             except NackError as error:
                 text = f"rabbitmq: {doing}: the broker did not take it (the queue is full, or has no quorum)"
-                raise Retriable(text, code="NACK") from error
+                raise Retriable(text, native_code="NACK") from error
         return True
 
     def _lost(self, received: Received) -> LeaseLost:

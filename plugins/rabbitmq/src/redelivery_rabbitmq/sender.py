@@ -76,7 +76,7 @@ class RabbitmqSender(Sender):
         self._usable()
         if time.monotonic() >= deadline:
             raise Retriable(
-                f"rabbitmq: sending to {self._target}: the deadline had passed before it began", code="DEADLINE"
+                f"rabbitmq: sending to {self._target}: the deadline had passed before it began", native_code="DEADLINE"
             )
         self._missing = {}
         if batch.isolate:
@@ -102,7 +102,7 @@ class RabbitmqSender(Sender):
     def _usable(self) -> None:
         if self._closed or self._pid != os.getpid():
             why = "is closed" if self._closed else "was made by another process"
-            raise Fatal(f"rabbitmq: sending to {self._target}: this sender {why}; open another", code="CLOSED")
+            raise Fatal(f"rabbitmq: sending to {self._target}: this sender {why}; open another", native_code="CLOSED")
 
     # --- publishing ---
 
@@ -164,9 +164,9 @@ class RabbitmqSender(Sender):
         if stream.error is not None:
             error = classify(stream.error, f"sending to {self._target}", opening=True)
             error.__cause__ = stream.error
-            return error if isinstance(error, Retriable) else Retriable(str(error), code=error.code)
+            return error if isinstance(error, Retriable) else error.reclassified(Retriable)
         why = "an alarm of the broker (memory, disk) blocks those who publish" if stream.blocked else "it takes no more"
-        return Retriable(f"rabbitmq: {why}; this row was not sent by the deadline", code="BLOCKED")
+        return Retriable(f"rabbitmq: {why}; this row was not sent by the deadline", native_code="BLOCKED")
 
     def _isolated(self, batch: Batch, deadline: float) -> None:
         """Each row on its own, the next one when it is settled; what closes the channel is then its own fault."""
@@ -206,7 +206,7 @@ class RabbitmqSender(Sender):
             body = value or b""
             if len(body) > most:
                 text = f"its value is {len(body)} bytes, and the broker takes {most} (rabbitmq.message_bytes)"
-                raise Permanent(f"rabbitmq: this row cannot be sent: {text}", code="TOO_LARGE")
+                raise Permanent(f"rabbitmq: this row cannot be sent: {text}", native_code="TOO_LARGE")
             to = here if targets is None else publish(targets[index].exchange, targets[index].routing_key)
             return frames.row(to, encoded, body)
 
@@ -229,7 +229,7 @@ class RabbitmqSender(Sender):
                     flight.failures[index] = missing
             except Permanent as error:
                 flight.failures[index] = error
-                if error.code == _NO_EXCHANGE:
+                if error.native_code == _NO_EXCHANGE:
                     self._missing[target.exchange] = error
             found.append(target)
         return found
@@ -248,10 +248,10 @@ class RabbitmqSender(Sender):
                 return
             found = classify(error, f"looking for exchange {target.exchange!r}")
             if getattr(error, "reply_code", None) != _NOT_FOUND:
-                raise found if isinstance(found, Fatal) else Retriable(str(found), code=found.code) from error
+                raise (found if isinstance(found, Fatal) else found.reclassified(Retriable)) from error
         kind = Permanent if target.own else Fatal
         text = f"there is no exchange {target.exchange!r} at {self._address.where}"
-        raise kind(f"rabbitmq: {text}", code=_NO_EXCHANGE)
+        raise kind(f"rabbitmq: {text}", native_code=_NO_EXCHANGE)
 
     # --- settling ---
 
@@ -296,7 +296,7 @@ class RabbitmqSender(Sender):
         """Its deadline has passed: of what was not confirmed nobody knows. Its tags are still waited for."""
         text = "rabbitmq: the broker has not confirmed this row by the deadline; it may be stored or not"
         for _, index in flight.unconfirmed():
-            flight.failures.setdefault(index, Ambiguous(text, code="UNCONFIRMED"))
+            flight.failures.setdefault(index, Ambiguous(text, native_code="UNCONFIRMED"))
 
     def _confirmed(self, tag: int, multiple: bool, taken: bool) -> None:  # noqa: FBT001 - called by position
         for flight in self._flights:
@@ -312,7 +312,7 @@ class RabbitmqSender(Sender):
         """A `basic.nack`: through an exchange, some of several queues may have taken it."""
         target = self._targets.of(batch, index)
         text = f"rabbitmq: the broker did not take this row for {target}: a queue is full, or has no quorum"
-        return Ambiguous(text, code="NACK") if target.exchange else Retriable(text, code="NACK")
+        return Ambiguous(text, native_code="NACK") if target.exchange else Retriable(text, native_code="NACK")
 
     def _came_back(self, method: Any, given: Any, body: bytes) -> None:
         """A `basic.return`: no queue takes it. They come in the order of publishing; the row is told by what it is.
@@ -337,14 +337,14 @@ class RabbitmqSender(Sender):
             target = self._targets.of(flight.batch, index) if flight.batch else self._target
             kind = Permanent if target.own else Fatal
             text = f"rabbitmq: no queue takes this row: {target} at {self._address.where}: {method.reply_text}"
-            flight.failures[index] = kind(text, code="NO_ROUTE")
+            flight.failures[index] = kind(text, native_code="NO_ROUTE")
             return
         text = (
             f"rabbitmq: a row to {place} came back ({method.reply_text}), and which one cannot be told; it may be this"
         )
         for flight, batch, _, index in self._unconfirmed():
             if self._targets.of(batch, index)[:2] == place:
-                flight.failures.setdefault(index, Ambiguous(text, code="RETURNED"))
+                flight.failures.setdefault(index, Ambiguous(text, native_code="RETURNED"))
 
     def _unconfirmed(self, start: int = 0) -> Iterator[tuple[Flight, Batch, int, int]]:
         """Rows that are not confirmed, of batches not told of: flight, batch, delivery tag, index."""
@@ -356,9 +356,9 @@ class RabbitmqSender(Sender):
     def _lost(self, error: BaseException) -> None:
         """The connection or the channel is gone: whatever was not confirmed failed."""
         found = classify(error, f"sending to {self._target}")
-        unknown = found if isinstance(found, Ambiguous) else Ambiguous(str(found), code=found.code)
-        unread = Retriable(
-            f"{found}; this row came behind one that the broker refused, and was not read", code=found.code
+        unknown = found if isinstance(found, Ambiguous) else found.reclassified(Ambiguous)
+        unread = found.reclassified(
+            Retriable, f"{found}; this row came behind one that the broker refused, and was not read"
         )
         for each in (unknown, unread):
             each.__cause__ = error

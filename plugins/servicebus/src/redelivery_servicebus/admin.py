@@ -99,7 +99,7 @@ class ServicebusAdmin(Admin):
         found = self._get(self._address)
         if found is None:
             text = f"there is no queue {self._address.queue!r} in {self._address.namespace}: provision it"
-            raise Fatal(f"servicebus: {text}", code="amqp:not-found")
+            raise Fatal(f"servicebus: {text}", native_code="amqp:not-found")
         return _name(found.forward_dead_lettered_messages_to)
 
     def drops_letters(self) -> bool:
@@ -211,7 +211,7 @@ class ServicebusAdmin(Admin):
 
     def _needs_topic(self) -> None:
         if not self._has_topic():
-            raise Fatal(f"servicebus: subscribing {self._address.name!r}: {self._no_topic()}", code="NO_TOPIC")
+            raise Fatal(f"servicebus: subscribing {self._address.name!r}: {self._no_topic()}", native_code="NO_TOPIC")
 
     def _no_topic(self) -> str:
         return f"there is no topic {self._address.topic!r}; create it, with the settings that its publishers need"
@@ -296,7 +296,7 @@ class ServicebusAdmin(Admin):
     def _asking(self) -> Iterator[ServiceBusAdministrationClient]:
         if self._pid != os.getpid():
             text = "this admin was made by another process; open another"
-            raise Fatal(f"servicebus: queue {self._address.queue!r}: {text}", code="CLOSED")
+            raise Fatal(f"servicebus: queue {self._address.queue!r}: {text}", native_code="CLOSED")
         self._client = self._client or admin_client(self._address, self._settings)
         yield self._client
 
@@ -321,7 +321,7 @@ def native_sink(address: Address, settings: Settings) -> str:
             target = admin.forwards_to()
             drops = admin.drops_letters()
         except Fatal as error:
-            if error.code == _OTHER_KIND:
+            if error.native_code == _OTHER_KIND:
                 text = f"servicebus: {address.queue!r} is a topic, which has no dead letters of its own"
                 raise ConfigurationError(f"{text}: name another sink, or a subscription of it") from error
             if not is_denied(error):
@@ -351,7 +351,7 @@ def _of_this_kind(doing: str, other: str, ask: Callable[[], _Found]) -> _Found:
     try:
         return ask()
     except AttributeError as error:
-        raise Fatal(f"servicebus: {doing}: {other}", code=_OTHER_KIND) from error
+        raise Fatal(f"servicebus: {doing}: {other}", native_code=_OTHER_KIND) from error
 
 
 def _count(asked: ServiceBusAdministrationClient, queue: str) -> int:

@@ -371,4 +371,4 @@ def _unpack(text: Any) -> dict[str, Any]:
 
 
 def _refused(why: str, code: str) -> Permanent:
-    return Permanent(f"servicebus: this row cannot be sent: {why}", code=code)
+    return Permanent(f"servicebus: this row cannot be sent: {why}", native_code=code)

@@ -105,7 +105,8 @@ class ServicebusDeadLetters(DeadLetters):
     def _check_open(self) -> None:
         if self._closed:
             raise Fatal(
-                f"servicebus: reading {self._places[-1].path!r}: this role is closed; open another", code="CLOSED"
+                f"servicebus: reading {self._places[-1].path!r}: this role is closed; open another",
+                native_code="CLOSED",
             )
 
 
@@ -257,7 +258,7 @@ class _Place:
 
     def _late(self, doing: str, count: int) -> Retriable:
         text = f"{count} letters were removed, and others are left, in another's hand or not come in time: do it again"
-        return Retriable(f"servicebus: {doing} {self.path!r}: {text}", code="LATE")
+        return Retriable(f"servicebus: {doing} {self.path!r}: {text}", native_code="LATE")
 
     def _give_back(self, others: dict[int, object], deadline: Deadline) -> None:
         """What is not given back in time is there again when its lock runs out."""
@@ -335,7 +336,7 @@ def _letter(raw: ServiceBusReceivedMessage, place: _Place) -> Letter:
         context = ErrorContext(
             kind=KINDS.get(reason or "", "terminated"),
             reason=(description or reason or "") if reason in KINDS else (reason or description or ""),
-            code=reason if reason in KINDS else None,
+            native_code=reason if reason in KINDS else None,
             broker="servicebus",
             source_topic=raw.dead_letter_source,
             message_id=decoded.message.id,

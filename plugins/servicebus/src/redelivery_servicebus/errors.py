@@ -128,7 +128,7 @@ def classify(error: BaseException, doing: str, *, claim: str, asked: bool) -> Br
     name = private.condition(error) or type(error).__name__
     advice = f"{advice} {claim}" if advice == _DENIED[1] else advice
     text = redact(" ".join(str(error).split()))[:500]
-    return kind(f"servicebus: {doing}: {text} ({type(error).__name__}); {advice}", code=name)
+    return kind(f"servicebus: {doing}: {text} ({type(error).__name__}); {advice}", native_code=name)
 
 
 def is_lost(error: BaseException) -> bool:

@@ -119,7 +119,7 @@ class ServicebusReceiver(Receiver):
                 continue
             if stop is None and deadline.is_late():
                 stop = Retriable(
-                    f"servicebus: {self._doing('settling in')}: not tried, as it took too long", code="LATE"
+                    f"servicebus: {self._doing('settling in')}: not tried, as it took too long", native_code="LATE"
                 )
             if stop is not None:
                 answers.append(stop)
@@ -274,7 +274,7 @@ class ServicebusReceiver(Receiver):
     def _check_open(self) -> None:
         if self._closed:
             text = "this receiver is closed; open another (what it leased comes back when the leases end)"
-            raise Fatal(f"servicebus: {self._doing('receiving from')}: {text}", code="CLOSED")
+            raise Fatal(f"servicebus: {self._doing('receiving from')}: {text}", native_code="CLOSED")
 
     def _lost(self, received: Received) -> LeaseLost:
         text = "its lock has run out, is another process's, or was settled before; nothing was changed"
@@ -294,4 +294,4 @@ def _same_body(letter: Message, message: Message) -> bool:
 
 
 def _not_tried(error: BrokerError) -> BrokerError:
-    return Retriable(f"servicebus: not tried, as what went before has failed: {error}", code="NOT_TRIED")
+    return Retriable(f"servicebus: not tried, as what went before has failed: {error}", native_code="NOT_TRIED")

@@ -51,9 +51,9 @@ class ServicebusSender(Sender):
     def send(self, batch: Batch, *, deadline: float) -> None:
         doing = f"sending to queue {self._address.queue!r}"
         if self._closed:
-            raise Fatal(f"servicebus: {doing}: this sender is closed; open another", code="CLOSED")
+            raise Fatal(f"servicebus: {doing}: this sender is closed; open another", native_code="CLOSED")
         if time.monotonic() >= deadline:
-            raise Retriable(f"servicebus: {doing}: the deadline had passed; nothing was sent", code="DEADLINE")
+            raise Retriable(f"servicebus: {doing}: the deadline had passed; nothing was sent", native_code="DEADLINE")
         failures: list[Failure] = []
         for queue, rows in self._encoded(batch, failures).items():
             failures += _Run(self._link(queue), batch.isolate, deadline, self._settings, self._is_own(queue)).store(
@@ -89,7 +89,7 @@ class ServicebusSender(Sender):
             wrong = None if target is None else fault(target)
             if wrong is not None:
                 text = f"servicebus: this row cannot be sent to {quoted(target)}: {wrong}"
-                failures.append(Failure(index, Permanent(text, code="NAME")))
+                failures.append(Failure(index, Permanent(text, native_code="NAME")))
                 continue
             try:
                 encoded = encode_row(value, key, pairs, id_, stamp, most, identity=identity)
@@ -178,7 +178,7 @@ class _Run:
             left = self._deadline - time.monotonic()
             if left < _LEAST:
                 text = f"servicebus: {self._link.doing}: the deadline came before it was sent"
-                self._stop = Retriable(text, code="DEADLINE")
+                self._stop = Retriable(text, native_code="DEADLINE")
             else:
                 try:
                     return self._link.open(min(left, self._settings.operation_timeout))
@@ -189,7 +189,7 @@ class _Run:
     def _send(self, what: ServiceBusMessage | ServiceBusMessageBatch, rows: list[int]) -> None:
         handler = self._handler()
         if handler is None:
-            self._fail(rows, self._stop or Retriable("servicebus: not tried", code="NOT_TRIED"))
+            self._fail(rows, self._stop or Retriable("servicebus: not tried", native_code="NOT_TRIED"))
             return
         left = min(self._deadline - time.monotonic(), self._settings.operation_timeout)
         try:
@@ -200,7 +200,7 @@ class _Run:
                 self._link.drop()
             alone = len(rows) == 1 and isinstance(error, Unattributed)
             if alone:
-                found: BrokerError = Permanent(str(error), code=error.code)
+                found: BrokerError = error.reclassified(Permanent)
                 found.__cause__ = error.__cause__
             else:
                 found = self._attributed(error)
@@ -212,7 +212,7 @@ class _Run:
         """A row's own missing queue is no other row's."""
         if self._own or not is_target(error):
             return error
-        found = Permanent(str(error), code=error.code)
+        found = error.reclassified(Permanent)
         found.__cause__ = error.__cause__
         return found
 
@@ -236,4 +236,4 @@ def _untried(error: BrokerError, doing: str) -> BrokerError:
     """What is said of rows behind a request that failed: nothing happened to them."""
     if not isinstance(error, Ambiguous):
         return error
-    return Retriable(f"servicebus: {doing}: not tried, as what went before has failed", code="NOT_TRIED")
+    return Retriable(f"servicebus: {doing}: not tried, as what went before has failed", native_code="NOT_TRIED")

@@ -108,7 +108,7 @@ def classify(error: Exception, doing: str) -> BrokerError:
     rule = _rule(error, code)
     name = getattr(error, "sqlite_errorname", None) or type(error).__name__
     kind, advice = rule
-    return kind(f"sqlite: {doing}: {error} ({name}); {advice}", code=name)
+    return kind(f"sqlite: {doing}: {error} ({name}); {advice}", native_code=name)
 
 
 def classify_commit(error: Exception, doing: str) -> BrokerError:
@@ -119,8 +119,9 @@ def classify_commit(error: Exception, doing: str) -> BrokerError:
     found = classify(error, doing)
     code = getattr(error, "sqlite_errorcode", None)
     if code is not None and code & 0xFF == sqlite3.SQLITE_IOERR and not isinstance(found, Fatal):
-        text = f"sqlite: {doing}: {error} ({found.code}); the disk failed during the commit, so it may be stored or not"
-        return Ambiguous(text, code=found.code)
+        why = "the disk failed during the commit, so it may be stored or not"
+        text = f"sqlite: {doing}: {error} ({found.native_code}); {why}"
+        return found.reclassified(Ambiguous, text)
     return found
 
 
@@ -128,19 +129,19 @@ def classify_reserve(error: OSError, doing: str) -> BrokerError:
     """The error of taking the reserve: the disk is as good as full, or the folder cannot be written to."""
     if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EIO}:
         text = "no room left but what draining needs; nothing was stored; make room on the disk, or remove messages"
-        return Retriable(f"sqlite: {doing}: {error.strerror}; {text}", code="SQLITE_FULL")
+        return Retriable(f"sqlite: {doing}: {error.strerror}; {text}", native_code="SQLITE_FULL")
     return classify_path(error, doing)
 
 
 def classify_path(error: OSError, doing: str) -> Fatal:
     """The error of a path that the system refuses."""
     advice = _PATHS.get(error.errno or 0, _DENIED[1])
-    return Fatal(f"sqlite: {doing}: {error.strerror}; {advice}", code=errno.errorcode.get(error.errno or 0))
+    return Fatal(f"sqlite: {doing}: {error.strerror}; {advice}", native_code=errno.errorcode.get(error.errno or 0))
 
 
 def denied(doing: str, path: str) -> Fatal:
     """The error where a file or folder may not be written to."""
-    return Fatal(f"sqlite: {doing}: {path} may not be written to; {_DENIED[1]}", code="EACCES")
+    return Fatal(f"sqlite: {doing}: {path} may not be written to; {_DENIED[1]}", native_code="EACCES")
 
 
 @contextmanager

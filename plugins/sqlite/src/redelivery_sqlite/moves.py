@@ -77,7 +77,7 @@ def bury(connection: sqlite3.Connection, store: Store, source: str, place: str, 
     number = store.number(source)
     if there is None or number is None:
         text = f"sqlite: there is no queue {place!r} for dead letters, and sqlite.create is false; provision it"
-        raise Fatal(text, code="DESTINATION")
+        raise Fatal(text, native_code="DESTINATION")
     (first,) = connection.execute("SELECT next FROM queue WHERE number = ?", (there,)).fetchone()
     connection.execute("UPDATE queue SET next = next + ? WHERE number = ?", (len(dead), there))
     seqs = [each.seq for each in dead]

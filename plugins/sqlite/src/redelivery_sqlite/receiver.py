@@ -308,7 +308,7 @@ class SqliteReceiver(Receiver):
     def _check_open(self) -> None:
         if self._closed.is_set():
             text = "this receiver is closed; open another (what it leased comes back when the leases end)"
-            raise Fatal(f"sqlite: {self._doing('receiving from')}: {text}", code="CLOSED")
+            raise Fatal(f"sqlite: {self._doing('receiving from')}: {text}", native_code="CLOSED")
 
     def _lost(self, received: Received) -> LeaseLost:
         text = "its lease has run out, is another process's, or was settled before; nothing was changed"

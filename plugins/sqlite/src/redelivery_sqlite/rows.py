@@ -23,7 +23,7 @@ def fault(message: Message, *, message_bytes: int) -> Permanent | None:
     if found is None:
         return None
     code, why = found
-    return Permanent(f"sqlite: this row cannot be stored: {why}", code=code)
+    return Permanent(f"sqlite: this row cannot be stored: {why}", native_code=code)
 
 
 def has_odd_timestamps(batch: Batch) -> bool:

@@ -46,7 +46,7 @@ class SqliteSender(Sender):
     def send(self, batch: Batch, *, deadline: float) -> None:
         doing = f"storing in {str(self._address.path)!r}"
         if self._closed:
-            raise Fatal(f"sqlite: {doing}: this sender is closed; open another", code="CLOSED")
+            raise Fatal(f"sqlite: {doing}: this sender is closed; open another", native_code="CLOSED")
         wait = _left(deadline, f"{doing}: the deadline had passed before it began")
         self._load(batch)
         try:
@@ -55,7 +55,7 @@ class SqliteSender(Sender):
                 settled = self._isolated(connection, batch) if batch.isolate else self._whole(connection, batch)
                 _left(deadline, f"{doing}: the deadline passed before the commit")
         except Permanent as error:
-            raise Unattributed(str(error), code=error.code) from error
+            raise error.reclassified(Unattributed) from error
         self._settled.append(settled)
         if batch.ordered and batch.key is not None:
             keys = batch.key.values
@@ -85,9 +85,9 @@ class SqliteSender(Sender):
         connection.execute("SAVEPOINT batch")
         try:
             if batch.ordered and self._failed_keys:
-                raise Permanent("sqlite: some rows must wait behind an earlier one of their key", code="ORDER")
+                raise Permanent("sqlite: some rows must wait behind an earlier one of their key", native_code="ORDER")
             if rows.has_odd_timestamps(batch):
-                raise Permanent("sqlite: a timestamp is no integer", code="TIMESTAMP")
+                raise Permanent("sqlite: a timestamp is no integer", native_code="TIMESTAMP")
             return Settled(batch=batch.number, duplicates=self._store_rows(connection, batch, None))
         except _ROW_ERRORS:
             connection.execute("ROLLBACK TO batch")
@@ -145,7 +145,7 @@ class SqliteSender(Sender):
                     failed.add(key)
             elif key is not None and key in failed:
                 text = "sqlite: this row was not stored, because an earlier one of its key has failed"
-                found.append(Failure(index, NotSent(text, code="ORDER")))
+                found.append(Failure(index, NotSent(text, native_code="ORDER")))
         return found
 
     def _store_rows(self, connection: sqlite3.Connection, batch: Batch, indexes: Sequence[int] | None) -> int:
@@ -210,21 +210,23 @@ class SqliteSender(Sender):
 
     def _number(self, queue: str | None) -> int | None:
         if queue == "":
-            raise Permanent("sqlite: this row cannot be stored: its destination is an empty name", code="DESTINATION")
+            raise Permanent(
+                "sqlite: this row cannot be stored: its destination is an empty name", native_code="DESTINATION"
+            )
         name = self._address.queue if queue is None else queue
         return self._store.number(name, create=self._store.settings.create)
 
     @staticmethod
     def _no_queue(queue: str) -> Permanent:
         text = f"sqlite: this row cannot be stored: there is no queue {queue!r}, and sqlite.create is false"
-        return Permanent(text, code="DESTINATION")
+        return Permanent(text, native_code="DESTINATION")
 
     def _no_own_queue(self) -> Fatal:
         text = (
             f"sqlite: there is no queue {self._address.queue!r} in {str(self._address.path)!r}, and sqlite.create is "
             "false; provision it, or correct the URL"
         )
-        return Fatal(text, code="DESTINATION")
+        return Fatal(text, native_code="DESTINATION")
 
 
 def _left(deadline: float, otherwise: str) -> float:
@@ -235,5 +237,5 @@ def _left(deadline: float, otherwise: str) -> float:
     """
     left = deadline - time.monotonic()
     if left <= 0:
-        raise Retriable(f"sqlite: {otherwise}; nothing was stored", code="deadline")
+        raise Retriable(f"sqlite: {otherwise}; nothing was stored", native_code="deadline")
     return left

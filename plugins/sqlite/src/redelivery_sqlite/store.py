@@ -168,7 +168,7 @@ class Store:
         if self._identity() != self._opened:
             self.close()
             text = "the file was removed or replaced while it was open, with all that it held; find out by whom"
-            raise Fatal(f"sqlite: {doing}: {text}", code="GONE")
+            raise Fatal(f"sqlite: {doing}: {text}", native_code="GONE")
 
     def _identity(self) -> tuple[int, int] | None:
         """Which file lies at the path, or None: one that was removed, but is open, goes on taking what it is given."""
@@ -188,7 +188,7 @@ class Store:
             with self.writing(doing) as connection:
                 return work(connection)
         except Retriable as error:
-            if error.code != "SQLITE_FULL" or not self.drain(doing):
+            if error.native_code != "SQLITE_FULL" or not self.drain(doing):
                 raise
         with self.writing(doing) as connection:
             return work(connection)
@@ -238,7 +238,7 @@ class Store:
             Fatal: there is no such file, or no such queue in it: a mistyped name must not look like an empty queue.
         """
         if not self.exists:
-            raise Fatal(f"sqlite: {doing}: there is no such file; {_advice(address)}", code="ENOENT")
+            raise Fatal(f"sqlite: {doing}: there is no such file; {_advice(address)}", native_code="ENOENT")
         with classified(doing):
             number = self.number(address.queue)
             other = address.source if address.is_dead_letters else address.dead_letters
@@ -251,7 +251,7 @@ class Store:
         hint = f" (did you mean {near!r}?)" if near else ""
         shown = ", ".join(names[:_NAMES]) + (f" and {len(names) - _NAMES} more" if len(names) > _NAMES else "")
         text = f"there is no queue {wanted!r}{hint}; the file has {shown or 'none'}; {_advice(address)}"
-        raise Fatal(f"sqlite: {doing}: {text}", code="DESTINATION")
+        raise Fatal(f"sqlite: {doing}: {text}", native_code="DESTINATION")
 
     def close(self) -> None:
         """Close the connection."""
@@ -298,14 +298,14 @@ class Store:
         with classified(doing):
             in_folder, is_folder = self.path.parent.is_dir(), self.path.is_dir()
         if not in_folder:
-            raise Fatal(f"sqlite: {doing}: its folder is missing; make it, or correct the URL", code="ENOENT")
+            raise Fatal(f"sqlite: {doing}: its folder is missing; make it, or correct the URL", native_code="ENOENT")
         if is_folder:
-            raise Fatal(f"sqlite: {doing}: this is a folder; name a file in it", code="EISDIR")
+            raise Fatal(f"sqlite: {doing}: this is a folder; name a file in it", native_code="EISDIR")
         if not self.settings.create and not self.exists:
             text = (
                 f"sqlite: {doing}: there is no such file, and sqlite.create is false; provision it, or correct the URL"
             )
-            raise Fatal(text, code="ENOENT")
+            raise Fatal(text, native_code="ENOENT")
 
     def _prepare(self, connection: sqlite3.Connection, doing: str) -> None:
         def pragma(name: str) -> object:
@@ -323,7 +323,7 @@ class Store:
                 f"sqlite: {doing}: its schema has version {version}, this redelivery-sqlite knows {SCHEMA_VERSION}; "
                 "install the version that wrote it"
             )
-            raise Fatal(text, code="VERSION")
+            raise Fatal(text, native_code="VERSION")
         if pragma("journal_mode") != "wal":
             pragma("journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
@@ -372,4 +372,4 @@ def _advice(address: Address) -> str:
 
 
 def _refuse_foreign(doing: str) -> NoReturn:
-    raise Fatal(f"sqlite: {doing}: this is another program's database; name another file", code="FOREIGN")
+    raise Fatal(f"sqlite: {doing}: this is another program's database; name another file", native_code="FOREIGN")

@@ -176,7 +176,7 @@ class SqsAdmin(Resource, Admin):
         try:
             return queue.attributes()
         except Fatal as error:
-            if error.code in _MISSING:
+            if error.native_code in _MISSING:
                 return None
             raise
 
@@ -187,7 +187,7 @@ class SqsAdmin(Resource, Admin):
         url = str(made["QueueUrl"])
         if account is not None and url.rstrip("/").split("/")[-2] != account:
             text = f"{address.queue!r} was made as {url}: queues are made in the caller's own account, not in {account}"
-            raise Fatal(f"sqs: {text}; remove it, and use that account's credentials", code="ACCOUNT")
+            raise Fatal(f"sqs: {text}; remove it, and use that account's credentials", native_code="ACCOUNT")
 
     @staticmethod
     def _set(queue: Queue, name: str, value: Mapping[str, Any]) -> None:
@@ -199,7 +199,7 @@ class SqsAdmin(Resource, Admin):
         try:
             self._set(self._dead_letters, _ALLOW, policy)
         except Fatal as error:
-            if error.code != "InvalidAttributeName":
+            if error.native_code != "InvalidAttributeName":
                 raise
             name = self._dead_letters.address.queue
             log.warning("sqs: this server does not know %s; %r has none", _ALLOW, name)

@@ -155,7 +155,7 @@ def classify(error: Exception, doing: str) -> BrokerError:
     if isinstance(error, boto.SSLError) and "CERTIFICATE_VERIFY_FAILED" in str(error):
         kind, advice = Fatal, "the server's certificate is not trusted: set sqs.ca_bundle, or correct the endpoint"
     name = type(error).__name__
-    return kind(f"sqs: {doing}: {redact(str(error))} ({name}); {advice}", code=name)
+    return kind(f"sqs: {doing}: {redact(str(error))} ({name}); {advice}", native_code=name)
 
 
 def classify_entry(failed: Mapping[str, Any], doing: str) -> BrokerError:
@@ -168,17 +168,19 @@ def classify_entry(failed: Mapping[str, Any], doing: str) -> BrokerError:
         kind, advice = _LATER  # SQS takes the blame
     if kind is Ambiguous and not failed.get("SenderFault"):
         kind, advice = _LATER  # an entry in `Failed` was not stored: SQS answered, and says so
-    return kind(f"sqs: {doing}: {redact(str(failed.get('Message') or name))} ({name}); {advice}", code=name)
+    return kind(f"sqs: {doing}: {redact(str(failed.get('Message') or name))} ({name}); {advice}", native_code=name)
 
 
 def is_target(error: BrokerError) -> bool:
     """Whether it is about the queue that was named: missing, or not ours to use."""
-    return isinstance(error, Fatal) and any(BY_CODE.get(error.code or "") is rule for rule in (_NO_QUEUE, _DENIED))
+    return isinstance(error, Fatal) and any(
+        BY_CODE.get(error.native_code or "") is rule for rule in (_NO_QUEUE, _DENIED)
+    )
 
 
 def is_denied(error: BrokerError) -> bool:
     """Whether a policy does not allow what was asked for."""
-    return isinstance(error, Fatal) and (BY_CODE.get(error.code or "") is _DENIED or error.code == "403")
+    return isinstance(error, Fatal) and (BY_CODE.get(error.native_code or "") is _DENIED or error.native_code == "403")
 
 
 def plain(code: str) -> str:
@@ -204,14 +206,14 @@ def _of_client_error(error: boto.ClientError, doing: str) -> BrokerError:
     text = f"sqs: {doing}: {redact(str(answer.get('Message') or name))} ({name}); "
     if operation.startswith("AssumeRole") and kind is Fatal and advice == _DENIED[1]:
         # With a code of its own: it is about no queue.
-        return Fatal(f"{text}sts:{operation} is denied: {_ROLE}", code=f"sts:{name}")
+        return Fatal(f"{text}sts:{operation} is denied: {_ROLE}", native_code=f"sts:{name}")
     if kind is Unattributed and not operation.startswith("SendMessage"):
         kind, advice = _REFUSED
     if kind is Fatal and advice == _DENIED[1]:
         text += f"sqs:{_PERMISSIONS.get(operation, operation)} is denied: "
     if kind is Throttled:
-        return Throttled(text + advice, code=name, retry_after=_retry_after(error.response))
-    return kind(text + advice, code=name)
+        return Throttled(text + advice, native_code=name, retry_after=_retry_after(error.response))
+    return kind(text + advice, native_code=name)
 
 
 def _by_status(status: int) -> _Rule:

@@ -29,7 +29,19 @@ _CONTROLS: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f]")
 _TYPES: Final = {item.name: str(item.type) for item in fields(ErrorContext)}
 #: Names by which a thing is found again: a secret is not looked for in them.
 _NAMES: Final = frozenset(
-    {"message_id", "identity", "run", "query", "batch", "kind", "code", "stage", "broker", "exception", "component"}
+    {
+        "message_id",
+        "identity",
+        "run",
+        "query",
+        "batch",
+        "kind",
+        "native_code",
+        "stage",
+        "broker",
+        "exception",
+        "component",
+    }
 )
 
 
@@ -38,7 +50,7 @@ def bounded(context: ErrorContext) -> ErrorContext:
     changes: dict[str, Any] = {}
     for name in _TYPES:
         value = getattr(context, name)
-        if isinstance(value, str):
+        if isinstance(value, str) and name != "code":
             # Looking for secrets in what is cut away anyway takes time; twice the room, since a cut may hide a secret.
             safe = _SURROGATES.sub("\ufffd", value)
             safe = tail(safe, 2 * STACKTRACE_BYTES) if name == "stacktrace" else head(safe, 2 * REASON_BYTES)
@@ -59,7 +71,7 @@ def shortened(
         value = getattr(context, name)
         if name == "stacktrace" and value is not None:
             changes[name] = tail(value, stacktrace) or None
-        elif isinstance(value, str):
+        elif isinstance(value, str) and name != "code":
             changes[name] = head(value, reason if name == "reason" else text)
     cut = replace(context, **changes)
     return context if cut == context else replace(cut, truncated=True)

@@ -126,6 +126,7 @@ class Letter:
                 reason=context.reason,
                 kind=context.kind,
                 code=context.code,
+                native_code=context.native_code,
                 exception=context.exception,
                 stage=context.stage,
                 attempts=context.attempts,

@@ -10,6 +10,7 @@ from typing import Any, Final
 from redelivery.contract.context import ErrorContext
 from redelivery.formats.cloudevents import clean
 from redelivery.formats.dialects._fields import head, uri, whole
+from redelivery.codes import Code, code_of
 
 _DEST: Final = "knativeerrordest"
 _CODE: Final = "knativeerrorcode"
@@ -24,9 +25,12 @@ _DATA_BYTES: Final = DATA_CHARACTERS // 4 * 3
 def write(context: ErrorContext) -> list[tuple[str, str | int]]:
     """The extension attributes for what is known."""
     out: list[tuple[str, str | int]] = []
-    if context.code:
-        number = whole(context.code)
-        out.append((_CODE, number if number is not None and str(number) == context.code else clean(context.code)))
+    native = context.native_code or ""
+    number = whole(native)
+    if number is not None and str(number) == native:
+        out.append((_CODE, number))  # Knative's own is a status
+    elif context.code or native:
+        out.append((_CODE, clean(native if context.code in (None, Code.UNKNOWN) and native else context.code or "")))
     if context.reason:
         data = base64.b64encode(head(context.reason, _DATA_BYTES).encode())
         out.append((_DATA, data.decode()[:DATA_CHARACTERS]))
@@ -41,7 +45,8 @@ def read(found: Mapping[str, str]) -> dict[str, Any]:
     if _DEST in found:
         out["destination"] = found[_DEST]
     if _CODE in found:
-        out["code"] = found[_CODE]
+        code = code_of(found[_CODE])
+        out |= {"native_code": found[_CODE]} if code is None else {"code": code}
     if _DATA in found:
         data = found[_DATA]
         try:

@@ -48,16 +48,16 @@ class Link:
         """
         if self._closed.is_set() or self._pid != os.getpid():
             why = "is closed" if self._closed.is_set() else "was made by another process"
-            raise Fatal(f"rabbitmq: {doing}: this {why}; open another", code="CLOSED")
+            raise Fatal(f"rabbitmq: {doing}: this {why}; open another", native_code="CLOSED")
         with self._lock:
             connection = self._open()
             try:
                 with classified(doing), unless_silent(connection, self._settings.blocked_connection_timeout + wait):
                     yield connection
             except BrokerError as error:
-                if error.code != _REFUSED or not needs:
+                if error.native_code != _REFUSED or not needs:
                     raise
-                raise type(error)(f"{error}; it takes {needs}", code=error.code) from error.__cause__
+                raise error.reclassified(type(error), f"{error}; it takes {needs}") from error.__cause__
 
     def close(self) -> None:
         """Close it; what it still holds goes back to the broker. In a fork the parent's is left alone."""

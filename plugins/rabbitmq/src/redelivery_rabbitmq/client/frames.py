@@ -51,7 +51,7 @@ class Frames:
         size, length, channel = len(properties) + _HEADER_SIZE, len(body), self._channel
         if size > self._most:
             text = f"its headers are {size} bytes as AMQP writes them; all must fit one frame of {self._most}"
-            raise Permanent(f"rabbitmq: this row cannot be sent: {text}", code="HEADERS_TOO_LARGE")
+            raise Permanent(f"rabbitmq: this row cannot be sent: {text}", native_code="HEADERS_TOO_LARGE")
         head = _HEADER(2, channel, size, 60, 0, length)
         if not length:
             return publish, head, properties, _END
@@ -74,7 +74,7 @@ def _short(text: str, what: str) -> bytes:
     raw = text.encode("utf-8", "surrogatepass")
     if len(raw) > SHORT or not _is_text(text):
         problem = f"its {what} is {len(raw)} bytes long, and {SHORT} are the most; or it is no text"
-        raise Permanent(f"rabbitmq: this row cannot be sent: {problem}", code="TOO_LONG")
+        raise Permanent(f"rabbitmq: this row cannot be sent: {problem}", native_code="TOO_LONG")
     return bytes((len(raw),)) + raw
 
 

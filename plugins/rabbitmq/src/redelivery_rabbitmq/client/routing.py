@@ -74,7 +74,7 @@ class Targets:
         if not target.exchange and not target.routing_key:
             problem = "the queue that it names has an empty name"
         if problem:
-            raise Permanent(f"rabbitmq: this row cannot be sent: {problem}", code="DESTINATION")
+            raise Permanent(f"rabbitmq: this row cannot be sent: {problem}", native_code="DESTINATION")
         return target
 
     def blame(self, error: BaseException) -> Blame | None:
@@ -86,7 +86,7 @@ class Targets:
         if large:
             most = int(large[1])
             return lambda batch, index: (
-                Permanent(text, code="TOO_LARGE") if len(batch.value.values[index] or b"") > most else None
+                Permanent(text, native_code="TOO_LARGE") if len(batch.value.values[index] or b"") > most else None
             )
         if error.reply_code != _REFUSED or not exchange:
             return None
@@ -97,7 +97,7 @@ class Targets:
             if (target.exchange or _DEFAULT_EXCHANGE) != exchange[1] or (topic and topic[1] != target.routing_key):
                 return None
             kind = Permanent if target.exchange != self._exchange or topic else Fatal
-            return kind(f"{text}; sending takes the write permission on it", code=str(_REFUSED))
+            return kind(f"{text}; sending takes the write permission on it", native_code=str(_REFUSED))
 
         return forbidden
 

@@ -43,5 +43,5 @@ class Deadline:
         """
         left = min(self._step, self._end - reserve - time.monotonic())
         if left < _LEAST:
-            raise Retriable(f"servicebus: {self._doing}: there was no time left to go on", code="LATE")
+            raise Retriable(f"servicebus: {self._doing}: there was no time left to go on", native_code="LATE")
         return left

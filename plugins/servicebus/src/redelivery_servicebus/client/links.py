@@ -58,7 +58,9 @@ class Link(Generic[Handler]):
             BrokerError: it cannot be opened, or was not within so many seconds.
         """
         if self._pid != os.getpid():
-            raise Fatal(f"servicebus: {self.doing}: this was made by another process; open another", code="CLOSED")
+            raise Fatal(
+                f"servicebus: {self.doing}: this was made by another process; open another", native_code="CLOSED"
+            )
         unused = self._handler is not None and time.monotonic() - self._used > _IDLE
         if unused or (self._opening is not None and self._opening.is_stale(self._patience)):
             self.drop()
@@ -66,7 +68,7 @@ class Link(Generic[Handler]):
             self._opening = self._opening or _Opening(self._make)
             if not self._opening.done.wait(max(0.0, within)):  # it goes on; whoever asks next finds it further
                 text = f"servicebus: {self.doing}: no link within {within:.1f} s; nothing was done"
-                raise Retriable(text, code="OPEN_TIMEOUT")
+                raise Retriable(text, native_code="OPEN_TIMEOUT")
             opening, self._opening = self._opening, None
             with classified(self.doing, claim=self.claim, asked=False):
                 self._handler = opening.result()

@@ -34,7 +34,9 @@ def copy_of(raw: ServiceBusReceivedMessage, attempt: int) -> ServiceBusMessage:
         return _copied(raw, attempt)
     except Exception as error:
         text = f"what it holds cannot be written again ({error!r:.300}); retry it without a delay"
-        raise Permanent(f"servicebus: message {raw.sequence_number} cannot be copied: {text}", code="TYPE") from error
+        raise Permanent(
+            f"servicebus: message {raw.sequence_number} cannot be copied: {text}", native_code="TYPE"
+        ) from error
 
 
 def _copied(raw: ServiceBusReceivedMessage, attempt: int) -> ServiceBusMessage:
