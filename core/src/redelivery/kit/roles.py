@@ -21,6 +21,7 @@ import threading
 from typing import Final
 
 from redelivery.contract.broker import Admin, DeadLetters, Receiver, Role, Sender
+from redelivery.codes import Code
 from redelivery.errors import Fatal
 
 __all__ = ["Resource"]
@@ -94,4 +95,4 @@ class Resource(Role):
 
     def _refuse(self, what: str, why: str) -> None:
         noun = next((noun for role, noun in _NOUNS.items() if isinstance(self, role)), "connection")
-        raise Fatal(f"{self._broker}: {self.doing(what)}: this {noun} {why}", code="CLOSED")
+        raise Fatal(f"{self._broker}: {self.doing(what)}: this {noun} {why}", code=Code.CLOSED)

@@ -130,7 +130,7 @@ class Membership:
             if time.monotonic() - began > _NEWS or topic.error.code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
                 raise classify(topic.error, self._doing) from KafkaException(topic.error)
             if self._stop.wait(_PAUSE):  # else a topic made just now
-                raise Fatal(f"kafka: {self._doing}: this receiver is closed; open another", code="CLOSED")
+                raise Fatal(f"kafka: {self._doing}: this receiver is closed; open another", native_code="CLOSED")
         self._consumer.subscribe(
             [self.topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_revoke
         )
