@@ -11,12 +11,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from redelivery.base.urls import redact
+from redelivery.codes import Code
 from redelivery.contract.broker import Limits
 from redelivery.contract.context import LAST_MS, STAGES, ErrorContext
 from redelivery.contract.message import Message
 from redelivery.formats import dialects
 from redelivery.formats.dialects._fields import REASON_BYTES, STACKTRACE_BYTES, head, tail
-from redelivery.codes import Code
 
 STRUCTURED = ("content-type", b"application/cloudevents+json")
 MARKERS = ("redelivery-letter", "redelivery-letter-2")

@@ -28,12 +28,12 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Literal, Self
 
+from redelivery.codes import Code
 from redelivery.contract.capabilities import FEATURES, Capabilities, Limits, Support
 from redelivery.contract.context import ErrorContext, moment_ms, sound
 from redelivery.contract.message import Batch, Message
 from redelivery.contract.refs import check_ref
 from redelivery.contract.spec import DeliverySpec, DeliveryStatus, Ref
-from redelivery.codes import Code
 from redelivery.errors import BrokerError, Fatal, LeaseLost, Unsupported
 
 __all__ = [

@@ -20,8 +20,8 @@ from cloudevents.core.formats.json import JSONFormat
 from cloudevents.core.v1.event import CloudEvent
 
 from redelivery.base.json import dumps, is_exact, loads
-from redelivery.contract.message import Headers, Message
 from redelivery.codes import Code
+from redelivery.contract.message import Headers, Message
 from redelivery.errors import Permanent
 from redelivery.formats.syntax import is_media_type, is_uri, is_uri_reference
 

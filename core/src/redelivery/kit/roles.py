@@ -20,8 +20,8 @@ import os
 import threading
 from typing import Final
 
-from redelivery.contract.broker import Admin, DeadLetters, Receiver, Role, Sender
 from redelivery.codes import Code
+from redelivery.contract.broker import Admin, DeadLetters, Receiver, Role, Sender
 from redelivery.errors import Fatal
 
 __all__ = ["Resource"]

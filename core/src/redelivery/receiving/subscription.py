@@ -28,11 +28,11 @@ from typing import Final, Self, TypeAlias
 from redelivery import policy
 from redelivery.base.clock import Clock, SystemClock
 from redelivery.base.urls import redact, redact_options
+from redelivery.codes import Code
 from redelivery.contract.broker import Accept, Outcome, Receiver, Retry
 from redelivery.contract.context import qualified
 from redelivery.contract.message import Message
 from redelivery.contract.spec import NATIVE, DeliverySpec
-from redelivery.codes import Code
 from redelivery.errors import (
     BrokerError,
     ConfigurationError,

@@ -13,11 +13,11 @@ from typing import Literal
 from redelivery import policy
 from redelivery.base.clock import Clock
 from redelivery.base.urls import redact
+from redelivery.codes import Code
 from redelivery.contract.broker import Support
 from redelivery.contract.context import ErrorContext, Stage
 from redelivery.contract.message import Batch, Message
 from redelivery.contract.spec import DeliverySpec
-from redelivery.codes import Code
 from redelivery.errors import Ambiguous, BrokerError, DeliveryFailed, NotSent, Permanent, ToleranceExceeded
 from redelivery.policy.rate import RateLimit
 from redelivery.policy.tolerance import Tolerance

@@ -18,8 +18,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from redelivery.contract.message import Column, Headers
 from redelivery.codes import Code
+from redelivery.contract.message import Column, Headers
 from redelivery.errors import Permanent
 from redelivery.formats import events
 from redelivery.spark import rowjson, vectors

@@ -16,10 +16,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from redelivery.base.json import loads
+from redelivery.codes import Code
 from redelivery.contract.broker import Capabilities
 from redelivery.contract.context import Stage
 from redelivery.contract.message import ROW_OVERHEAD, Batch, Column, Headers, Message
-from redelivery.codes import Code
 from redelivery.errors import Permanent
 from redelivery.formats import dialects, events, identity
 from redelivery.spark import cloudevents, rowjson, vectors

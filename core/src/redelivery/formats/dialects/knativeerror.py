@@ -7,10 +7,10 @@ import binascii
 from collections.abc import Mapping
 from typing import Any, Final
 
+from redelivery.codes import Code, code_of
 from redelivery.contract.context import ErrorContext
 from redelivery.formats.cloudevents import clean
 from redelivery.formats.dialects._fields import head, uri, whole
-from redelivery.codes import Code, code_of
 
 _DEST: Final = "knativeerrordest"
 _CODE: Final = "knativeerrorcode"
