@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from broken import Broken, Rewriting
 
+from redelivery.codes import Code
 from redelivery.contract.broker import DeadLetters, Letter, Plan, Sender, Settled
 from redelivery.contract.message import Batch, Message
 from redelivery.contract.spec import NATIVE, DeliverySpec, DeliveryStatus, Ref, Sink
@@ -163,7 +164,9 @@ class FindsNoPlaceAtTheFirstLetter(Broken):
     class SenderRole(MemorySender):
         def store_batch(self, store: Store, batch: Batch) -> Settled:
             if self.broker.queue.endswith(DEAD_LETTERS) and self.broker.queue not in store.queues:
-                return Settled(batch=batch.number, error=Fatal("memory: there is no such queue", code="MISSING"))
+                return Settled(
+                    batch=batch.number, error=Fatal("memory: there is no such queue", code=Code.NO_SUCH_DESTINATION)
+                )
             return super().store_batch(store, batch)
 
 

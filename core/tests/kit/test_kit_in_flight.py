@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from redelivery.codes import Code
 from redelivery.contract.broker import Settled
 from redelivery.contract.message import Batch, Message
 from redelivery.errors import Ambiguous, BrokerError, NotSent, Permanent, Retriable
@@ -92,7 +93,7 @@ def test_a_lost_connection_settles_everything() -> None:
     one, other = flights.add(batch(1, None, None), 110.0), flights.add(batch(2), 120.0)
     flights.sent(one, 0)
     flights.sent(other, 0)
-    flights.lost(Retriable("the connection broke", code="LOST"))
+    flights.lost(Retriable("the connection broke", code=Code.CONNECTION_LOST))
     told = {each.batch: failures(each) for each in flights.collect(0)}
     assert told == {1: {0: Ambiguous, 1: Retriable}, 2: {0: Ambiguous}}
 

@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from redelivery.codes import Code
 from redelivery.contract.broker import Accept, GiveBack, Outcome, Received, Retry, Terminate
 from redelivery.contract.message import Message
 from redelivery.errors import Ambiguous, Fatal, LeaseLost, Permanent
@@ -93,13 +94,13 @@ def test_an_outcome_is_answered_once() -> None:
 def test_a_message_whose_copy_was_not_stored_stays_leased() -> None:
     messages = [received(number) for number in range(3)]
     call = settlement(*((each, Terminate(Message(value=b"l"))) for each in messages))
-    refused, doubtful = Permanent("no"), Ambiguous("no answer", code="LOST")
+    refused, doubtful = Permanent("no"), Ambiguous("no answer", code=Code.CONNECTION_LOST)
     call.answer_failed_copies({0: refused, 1: doubtful})
     assert call.answers[0] is refused
     told = call.answers[1]
     assert isinstance(told, Ambiguous)
     assert "may be there twice" in str(told)
-    assert (told.code, told.__cause__) == ("LOST", doubtful)
+    assert (told.code, told.__cause__) == (Code.CONNECTION_LOST, doubtful)
     assert [at for at, _ in call.waiting(Terminate)] == [2]
     assert [each.lease.is_valid() for each in messages] == [True, True, True]
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from redelivery.codes import Code
 from redelivery.contract.broker import Difference
 from redelivery.contract.spec import UNLIMITED, DeliverySpec
 from redelivery.errors import Fatal
@@ -49,10 +50,10 @@ def test_a_limit_that_ends_retries_early_is_told(retry: int | None, count: int) 
 
 def test_what_does_not_exist_is_none_and_another_error_is_raised() -> None:
     def missing() -> str:
-        raise Fatal("no queue", code="NO_SUCH_DESTINATION")
+        raise Fatal("no queue", code=Code.NO_SUCH_DESTINATION)
 
     def denied() -> str:
-        raise Fatal("no right", code="NOT_AUTHORIZED")
+        raise Fatal("no right", code=Code.NOT_AUTHORIZED)
 
     assert none_if_missing(lambda: "there") == "there"
     assert none_if_missing(missing) is None

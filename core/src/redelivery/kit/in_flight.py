@@ -32,6 +32,7 @@ import time
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Final
 
+from redelivery.codes import Code
 from redelivery.contract.broker import Failure, Settled
 from redelivery.contract.message import Batch
 from redelivery.errors import Ambiguous, BrokerError, NotSent, Retriable
@@ -51,7 +52,9 @@ def time_left(deadline: float, doing: str) -> float:
     """
     left = deadline - time.monotonic()
     if left <= 0:
-        raise Retriable(f"{doing}: the deadline had passed before it was sent; nothing was stored", code="DEADLINE")
+        raise Retriable(
+            f"{doing}: the deadline had passed before it was sent; nothing was stored", code=Code.DEADLINE_EXCEEDED
+        )
     return left
 
 
@@ -204,7 +207,8 @@ class InFlight:
         """
         if self._clock() >= deadline:
             raise Retriable(
-                f"{self._doing}: the deadline had passed before it was sent; nothing was stored", code="DEADLINE"
+                f"{self._doing}: the deadline had passed before it was sent; nothing was stored",
+                code=Code.DEADLINE_EXCEEDED,
             )
         with self.lock:
             sent = self._batches[batch.number] = kind(batch, deadline)
@@ -249,8 +253,8 @@ class InFlight:
     def lost(self, error: BrokerError) -> None:
         """Settle everything, as the connection is lost: what was sent is in doubt, what was not can be sent again."""
         with self.lock:
-            doubtful = Ambiguous(str(error), code=error.code)
-            untouched = Retriable(f"{error}; this row was not sent", code=error.code)
+            doubtful = error.reclassified(Ambiguous)
+            untouched = error.reclassified(Retriable, f"{error}; this row was not sent")
             doubtful.__cause__ = untouched.__cause__ = error
             for sent in list(self._batches.values()):
                 self._fail_rest(sent, doubtful, untouched)
@@ -273,9 +277,9 @@ class InFlight:
 
     def _expire(self, now: float) -> None:
         doubtful = Ambiguous(
-            f"{self._doing}: no answer by the deadline; it may have been stored or not", code="DEADLINE"
+            f"{self._doing}: no answer by the deadline; it may have been stored or not", code=Code.DEADLINE_EXCEEDED
         )
-        untouched = Retriable(f"{self._doing}: this row was not sent by the deadline", code="DEADLINE")
+        untouched = Retriable(f"{self._doing}: this row was not sent by the deadline", code=Code.DEADLINE_EXCEEDED)
         for sent in [each for each in self._batches.values() if each.deadline <= now]:
             self._fail_rest(sent, doubtful, untouched)
 

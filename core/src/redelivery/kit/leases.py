@@ -120,7 +120,7 @@ class Settlement:
         for at, error in failed.items():
             if isinstance(error, Ambiguous):
                 text = f"{error}; its message is kept, so that it may be there twice"
-                kept = Ambiguous(text, code=error.code)
+                kept = error.reclassified(Ambiguous, text)
                 kept.__cause__ = error
                 self.answer(at, kept)
             else:

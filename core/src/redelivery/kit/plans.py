@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final, TypeVar
 
+from redelivery.codes import Code
 from redelivery.contract.broker import Difference, NativeObject
 from redelivery.contract.spec import UNLIMITED, DeliverySpec
 from redelivery.errors import BrokerError
@@ -75,6 +76,6 @@ def none_if_missing(look: Callable[[], T]) -> T | None:
     try:
         return look()
     except BrokerError as error:
-        if error.code == "NO_SUCH_DESTINATION":
+        if error.code is Code.NO_SUCH_DESTINATION:
             return None
         raise
