@@ -65,13 +65,13 @@ def _credential(address: Address, settings: Settings) -> Any:
         text = (
             "there are no credentials; set servicebus.connection_string, sas_key and its name, or credential to default"
         )
-        raise Fatal(f"servicebus: {address.namespace}: {text}", code="NO_CREDENTIALS")
+        raise Fatal(f"servicebus: {address.namespace}: {text}", native_code="NO_CREDENTIALS")
     try:
         from azure.identity import DefaultAzureCredential  # type: ignore[import-untyped,import-not-found,unused-ignore] # noqa: PLC0415 - an extra
     except ImportError as error:
         text = "servicebus.credential=default needs azure-identity: pip install 'redelivery-servicebus[azure]'"
-        raise Fatal(f"servicebus: {text}", code="NO_IDENTITY") from error
+        raise Fatal(f"servicebus: {text}", native_code="NO_IDENTITY") from error
     try:
         return DefaultAzureCredential()
     except (AzureError, ValueError) as error:
-        raise Fatal(f"servicebus: no Azure credential: {type(error).__name__}", code="NO_CREDENTIALS") from error
+        raise Fatal(f"servicebus: no Azure credential: {type(error).__name__}", native_code="NO_CREDENTIALS") from error
