@@ -120,7 +120,7 @@ def fifo_fields(known_by: str | None, key: bytes | None, group: str | None) -> d
             "sqs: this row cannot be sent: a FIFO queue requires a message group, and the row has no key; "
             "add a column 'key', or set sqs.message_group"
         )
-        raise Permanent(text, code="MissingParameter")
+        raise Permanent(text, native_code="MissingParameter")
     unique = uuid.uuid4().hex if known_by is None else deduplication_id(known_by)
     alone = key is None and group == EACH
     named = _fifo_id((group or "").encode() if key is None else key)
@@ -212,7 +212,7 @@ def _pack(
             size += len(PACKED) + 6 + len(text)
     except (TypeError, ValueError, AttributeError) as error:
         text = f"sqs: this row cannot be sent: its key, headers, id or timestamp have a wrong type ({error})"
-        raise Permanent(text, code="TYPE") from error
+        raise Permanent(text, native_code="TYPE") from error
     return size
 
 
@@ -292,4 +292,4 @@ def _fifo_id(value: bytes) -> str:
 
 def _too_large(size: int, max_bytes: int, what: str) -> Permanent:
     text = f"sqs: this row cannot be sent: it has {size} {what} and SQS takes {max_bytes}"
-    return Permanent(text, code="InvalidParameterValue")
+    return Permanent(text, native_code="InvalidParameterValue")

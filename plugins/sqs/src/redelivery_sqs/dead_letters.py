@@ -114,16 +114,18 @@ class SqsDeadLetters(Resource, DeadLetters):
         task = self._move_task(arns["SourceArn"], doing)
         if task.get("Status") in _RUNNING:
             text = f"{_progress(task)}; SQS runs one move task per queue: wait until it ends, or cancel it"
-            raise Retriable(f"sqs: {doing}: another move task is running; {text}", code="TASK_RUNNING")
+            raise Retriable(f"sqs: {doing}: another move task is running; {text}", native_code="TASK_RUNNING")
         with classified(doing):
             self._queue.client.start_message_move_task(**arns)
         while (task := self._move_task(arns["SourceArn"], doing)).get("Status") in _RUNNING:
             if time.monotonic() >= end:
-                raise Ambiguous(f"sqs: {doing}: the task is still running; {_progress(task)}", code="TASK_RUNNING")
+                raise Ambiguous(
+                    f"sqs: {doing}: the task is still running; {_progress(task)}", native_code="TASK_RUNNING"
+                )
             self.sleep_unless_closed(_POLL)
         if task.get("Status") != "COMPLETED":
             text = f"{task.get('Status')} {task.get('FailureReason', '')}".strip()
-            raise Retriable(f"sqs: {doing}: {text}; {_progress(task)}, the others remain", code="TASK_ENDED")
+            raise Retriable(f"sqs: {doing}: {text}; {_progress(task)}, the others remain", native_code="TASK_ENDED")
         return int(task.get("ApproximateNumberOfMessagesMoved", 0))
 
     def _release(self) -> None:
@@ -147,7 +149,7 @@ class SqsDeadLetters(Resource, DeadLetters):
                     "the letters became visible again before they could be shown; "
                     "set sqs.dead_letter_visibility_timeout higher"
                 )
-                raise Retriable(f"sqs: {self.doing('browsing')}: {text}", code="HOLD")
+                raise Retriable(f"sqs: {self.doing('browsing')}: {text}", native_code="HOLD")
 
     def _page(self, scan: Scan) -> list[Mapping[str, Any]]:
         """The next letters of a scan, oldest first."""

@@ -258,5 +258,5 @@ class SqsReceiver(Resource, Receiver):
 def _of_letter(answer: Answer) -> Answer:
     """Say what follows if a letter may have been stored: its message is kept, so there may be two letters."""
     if isinstance(answer, Ambiguous):
-        return Ambiguous(f"{answer}; its message is kept, so it may be dead-lettered twice", code=answer.code)
+        return answer.reclassified(Ambiguous, f"{answer}; its message is kept, so it may be dead-lettered twice")
     return answer

@@ -139,7 +139,9 @@ class SqsSender(Resource, Sender):
         if queue is None:
             wrong = invalid_name(name)
             if wrong is not None:
-                raise Permanent(f"sqs: this row cannot be sent to {quoted(name)}: {wrong}", code="QueueDoesNotExist")
+                raise Permanent(
+                    f"sqs: this row cannot be sent to {quoted(name)}: {wrong}", native_code="QueueDoesNotExist"
+                )
             address = own.sibling(name)
             kind = FifoSendQueue if address.fifo else StandardSendQueue
             queue = kind(Queue(address, self._settings), own=name == own.queue)
@@ -191,14 +193,14 @@ class SqsSender(Resource, Sender):
     @staticmethod
     def _not_sent(queue: FifoSendQueue, row: PendingRow) -> None:
         text = "sqs: this row was not sent, because an earlier one of its message group has failed"
-        row.batch.settle(row.index, NotSent(text, code="ORDER"))
+        row.batch.settle(row.index, NotSent(text, native_code="ORDER"))
         queue.block(row.group, row.batch)
 
     def _expire(self, now: float) -> None:
         """Settle the batches past their deadline: rows in flight may still be stored."""
         doing = f"sqs: {self.doing('sending to')}: no answer by the deadline"
-        ambiguous = Ambiguous(f"{doing}; it may have been stored or not", code="deadline")
-        retriable = Retriable(f"{doing} to earlier requests; this row was not sent", code="deadline")
+        ambiguous = Ambiguous(f"{doing}; it may have been stored or not", native_code="deadline")
+        retriable = Retriable(f"{doing} to earlier requests; this row was not sent", native_code="deadline")
         for batch in [each for each in self._pending.values() if each.deadline <= now]:
             for index in range(len(batch.states)):
                 state = batch.states[index]  # read now: an earlier row may just have withdrawn this one
@@ -259,7 +261,7 @@ class SqsSender(Resource, Sender):
         """Make an error permanent if it is about a row sent alone, or about the queue that a row itself names."""
         alone = len(rows) == 1 and isinstance(error, Unattributed)
         if alone or (not queue.own and is_target(error)):
-            found = Permanent(str(error), code=error.code)
+            found = error.reclassified(Permanent)
             found.__cause__ = error
             return found
         return error

@@ -77,7 +77,9 @@ def request_each(
     work()
     for helper in helpers:
         helper.join()
-    rest: BrokerError = Retriable(f"sqs: {doing}: not tried, because earlier requests took too long", code="NOT_TRIED")
+    rest: BrokerError = Retriable(
+        f"sqs: {doing}: not tried, because earlier requests took too long", native_code="NOT_TRIED"
+    )
     rest = next((error for error in failed if not isinstance(error, Ambiguous)), rest)
     return [answer for chunk, found in zip(chunks, answers, strict=True) for answer in found or [rest] * len(chunk)]
 
@@ -89,7 +91,7 @@ def answers_by_entry(response: Mapping[str, Any], count: int, doing: str) -> lis
         return [None] * count
     failed = {each.get("Id"): classify_entry(each, doing) for each in response.get("Failed") or ()}
     silent = Ambiguous(
-        f"sqs: {doing}: the answer does not mention this entry; it may have been done or not", code="UNTOLD"
+        f"sqs: {doing}: the answer does not mention this entry; it may have been done or not", native_code="UNTOLD"
     )
     return [failed.get(id_, None if id_ in done else silent) for id_ in map(str, range(count))]
 
@@ -99,8 +101,8 @@ def is_lost(answer: Answer) -> bool:
     if answer is None:
         return False
     # FIFO queues say "The receipt handle has expired" with the code of any bad parameter.
-    expired = answer.code == "InvalidParameterValue" and "receipt" in str(answer).lower()
-    return answer.code in _INVALID_HANDLE or expired
+    expired = answer.native_code == "InvalidParameterValue" and "receipt" in str(answer).lower()
+    return answer.native_code in _INVALID_HANDLE or expired
 
 
 def _request(call: Call, url: str, entries: Sequence[Mapping[str, Any]], doing: str) -> list[Answer]:

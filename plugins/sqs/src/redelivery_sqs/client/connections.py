@@ -49,7 +49,7 @@ def boto_client(address: Address, settings: Settings) -> Any:
                     found = _new_client(address, settings)
             except ValueError as error:  # botocore raises it for an invalid endpoint in the environment
                 text = f"sqs: making a client: {redact(str(error))}; correct the endpoint that the environment names"
-                raise Fatal(text, code="ValueError") from error
+                raise Fatal(text, native_code="ValueError") from error
             _cache.clients[place, settings] = found
         return found
 
