@@ -7,6 +7,7 @@ import pytest
 
 from redelivery.codes import Code
 from redelivery.contract.broker import Accept, GiveBack, Outcome, Received, Retry, Terminate
+from redelivery.contract.codes import Code
 from redelivery.contract.message import Message
 from redelivery.errors import Ambiguous, Fatal, LeaseLost, Permanent
 from redelivery.kit.leases import Lease, Settlement, is_held, lost, prolonged

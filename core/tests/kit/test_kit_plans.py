@@ -4,6 +4,7 @@ import pytest
 
 from redelivery.codes import Code
 from redelivery.contract.broker import Difference
+from redelivery.contract.codes import Code
 from redelivery.contract.spec import UNLIMITED, DeliverySpec
 from redelivery.errors import Fatal
 from redelivery.kit.plans import MARGIN, compared, deliveries, deliveries_note, none_if_missing

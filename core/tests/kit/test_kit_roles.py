@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from redelivery.contract.broker import Sender, Settled
+from redelivery.contract.codes import Code
 from redelivery.contract.message import Batch
 from redelivery.errors import Fatal
 from redelivery.kit.roles import Resource
@@ -57,7 +58,7 @@ def test_a_closed_role_refuses_and_says_what_it_was_asked_for(kind: type[Connect
     with pytest.raises(Fatal) as raised:
         role.check_open("sending to")
     assert str(raised.value) == f"carrier: sending to queue 'orders': this {noun} is closed; open another"
-    assert raised.value.code == "CLOSED"
+    assert raised.value.code is Code.CLOSED
 
 
 def test_an_inherited_role_refuses_in_a_fork() -> None:

@@ -34,6 +34,7 @@ from typing import Final
 
 from redelivery.codes import Code
 from redelivery.contract.broker import Failure, Settled
+from redelivery.contract.codes import Code
 from redelivery.contract.message import Batch
 from redelivery.errors import Ambiguous, BrokerError, NotSent, Retriable
 
@@ -44,13 +45,18 @@ _SENT: Final = 1
 _DONE: Final = 2
 
 
-def time_left(deadline: float, doing: str) -> float:
+def time_left(deadline: float, doing: str, clock: Callable[[], float] = time.monotonic) -> float:
     """Return the seconds until a deadline, before something is sent.
+
+    Args:
+        deadline: monotonic seconds.
+        doing: what is about to be done, for the error's text: "carrier: sending to queue 'orders'".
+        clock: tells them.
 
     Raises:
         Retriable: there are none.
     """
-    left = deadline - time.monotonic()
+    left = deadline - clock()
     if left <= 0:
         raise Retriable(
             f"{doing}: the deadline had passed before it was sent; nothing was stored", code=Code.DEADLINE_EXCEEDED

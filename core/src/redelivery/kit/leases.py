@@ -119,8 +119,7 @@ class Settlement:
         """
         for at, error in failed.items():
             if isinstance(error, Ambiguous):
-                text = f"{error}; its message is kept, so that it may be there twice"
-                kept = error.reclassified(Ambiguous, text)
+                kept = error.reclassified(Ambiguous, f"{error}; its message is kept, so that it may be there twice")
                 kept.__cause__ = error
                 self.answer(at, kept)
             else:

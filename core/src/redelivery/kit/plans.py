@@ -7,6 +7,7 @@ from typing import Final, TypeVar
 
 from redelivery.codes import Code
 from redelivery.contract.broker import Difference, NativeObject
+from redelivery.contract.codes import Code
 from redelivery.contract.spec import UNLIMITED, DeliverySpec
 from redelivery.errors import BrokerError
 
