@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from redelivery.codes import Code
 from redelivery.contract.broker import Settled
 from redelivery.contract.codes import Code
 from redelivery.contract.message import Batch, Message

@@ -5,7 +5,6 @@ import time
 
 import pytest
 
-from redelivery.codes import Code
 from redelivery.contract.broker import Accept, GiveBack, Outcome, Received, Retry, Terminate
 from redelivery.contract.codes import Code
 from redelivery.contract.message import Message

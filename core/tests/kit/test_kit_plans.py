@@ -2,7 +2,6 @@
 
 import pytest
 
-from redelivery.codes import Code
 from redelivery.contract.broker import Difference
 from redelivery.contract.codes import Code
 from redelivery.contract.spec import UNLIMITED, DeliverySpec

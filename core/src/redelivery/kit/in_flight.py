@@ -32,7 +32,6 @@ import time
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Final
 
-from redelivery.codes import Code
 from redelivery.contract.broker import Failure, Settled
 from redelivery.contract.codes import Code
 from redelivery.contract.message import Batch

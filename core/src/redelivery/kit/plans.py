@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final, TypeVar
 
-from redelivery.codes import Code
 from redelivery.contract.broker import Difference, NativeObject
 from redelivery.contract.codes import Code
 from redelivery.contract.spec import UNLIMITED, DeliverySpec
