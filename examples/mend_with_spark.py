@@ -101,7 +101,7 @@ def consume(url: str, options: Mapping[str, str]) -> Counter[int]:
         flight = json.loads(message.value or b"{}")
         if not flight.get("tailnum"):
             raise TerminalNack("nobody knows the aircraft")
-        handled[dialects.lives(message).hops] += 1
+        handled[dialects.history(message).hops] += 1
 
     Subscription(url, handle, name="maintenance", spec=SPEC, options=options).run(until_empty=True)
     return handled

@@ -9,7 +9,7 @@ from datetime import timedelta
 
 from broken import Broken
 
-from redelivery.contract.broker import GiveBack, Outcome, Received, Retry, Support
+from redelivery.contract.broker import Outcome, Received, Release, Retry, Support
 from redelivery.errors import LeaseLost
 from redelivery_conformance.memory import FULL, PLAIN, MemoryReceiver, Store
 from redelivery_conformance.memory_store import Queue, State
@@ -60,7 +60,7 @@ class IgnoresTheDelay(Broken):
     caught_by = "a_retry_is_never_early_and_not_much_later"
 
     class ReceiverRole(MemoryReceiver):
-        def again(self, state: State, outcome: Retry | GiveBack) -> None:
+        def again(self, state: State, outcome: Retry | Release) -> None:
             super().again(state, Retry() if isinstance(outcome, Retry) else outcome)
 
 
@@ -70,7 +70,7 @@ class ComesTooEarly(Broken):
     caught_by = "a_retry_is_never_early_and_not_much_later"
 
     class ReceiverRole(MemoryReceiver):
-        def again(self, state: State, outcome: Retry | GiveBack) -> None:
+        def again(self, state: State, outcome: Retry | Release) -> None:
             super().again(state, outcome)
             state.visible -= 0.1
 
@@ -81,7 +81,7 @@ class ComesMuchLater(Broken):
     caught_by = "a_delay_outlives_its_receiver"
 
     class ReceiverRole(MemoryReceiver):
-        def again(self, state: State, outcome: Retry | GiveBack) -> None:
+        def again(self, state: State, outcome: Retry | Release) -> None:
             super().again(state, outcome)
             state.visible += 5.0
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from broken import Broken
 
-from redelivery.contract.broker import Accept, GiveBack, Letter, Outcome, Received, Retry, Settled, Terminate
+from redelivery.contract.broker import Accept, Letter, Outcome, Received, Release, Retry, Settled, Terminate
 from redelivery.contract.context import ErrorContext
 from redelivery.contract.message import Batch, Message
 from redelivery.errors import BrokerError, LeaseLost
@@ -190,7 +190,7 @@ class ForgetsWhatIsGivenBack(Broken):
 
     class ReceiverRole(MemoryReceiver):
         def settle_one(self, store: Store, received: Received, outcome: Outcome) -> LeaseLost | BrokerError | None:
-            return super().settle_one(store, received, Accept() if isinstance(outcome, GiveBack) else outcome)
+            return super().settle_one(store, received, Accept() if isinstance(outcome, Release) else outcome)
 
 
 class NeverGivesAgain(Broken):
@@ -199,7 +199,7 @@ class NeverGivesAgain(Broken):
     caught_by = "what_a_handler_raises_for_is_retried_and_then_a_letter"
 
     class ReceiverRole(MemoryReceiver):
-        def again(self, state: State, outcome: Retry | GiveBack) -> None:
+        def again(self, state: State, outcome: Retry | Release) -> None:
             super().again(state, outcome)
             if isinstance(outcome, Retry) and outcome.delay:
                 state.visible = float("inf")

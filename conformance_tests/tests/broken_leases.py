@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from broken import Broken
 
-from redelivery.contract.broker import Accept, GiveBack, Outcome, Received, Settled
+from redelivery.contract.broker import Accept, Outcome, Received, Release, Settled
 from redelivery.contract.message import Batch
 from redelivery.errors import LeaseLost, NotSent
 from redelivery_conformance.memory import PLAIN, MemoryReceiver, MemorySender, Store
@@ -114,7 +114,7 @@ class GivesAfterItsClose(Broken):
 
 
 class AcceptsAllAtItsClose(Broken):
-    """What is in hand is taken for handled."""
+    """What is under lease is taken for handled."""
 
     caught_by = "closing_with_work_in_hand_does_not_hang_and_it_comes_back"
 
@@ -143,7 +143,7 @@ class PutsWhatIsGivenBackAtTheEnd(Broken):
     class ReceiverRole(MemoryReceiver):
         def settle_one(self, store: Store, received: Received, outcome: Outcome) -> LeaseLost | None:
             answer = super().settle_one(store, received, outcome)
-            if isinstance(outcome, GiveBack):
+            if isinstance(outcome, Release):
                 store.add(self.broker.queue, store.queue(self.broker.queue).drop(int(received.position)))
             return answer
 
@@ -308,7 +308,7 @@ class LosesWhatIsGivenBack(Broken):
 
     class ReceiverRole(MemoryReceiver):
         def settle_one(self, store: Store, received: Received, outcome: Outcome) -> LeaseLost | None:
-            return super().settle_one(store, received, Accept() if isinstance(outcome, GiveBack) else outcome)
+            return super().settle_one(store, received, Accept() if isinstance(outcome, Release) else outcome)
 
 
 class HidesWhatWasAccepted(Broken):

@@ -28,7 +28,7 @@ def consume(subject: Subject) -> dict[bytes | None, int]:
         if message.value == b"bad":
             raise TerminalNack("it is bad")
         assert message.value not in handled, "handled twice"
-        handled[message.value] = dialects.lives(message).hops
+        handled[message.value] = dialects.history(message).hops
 
     Subscription(subject.place.url, handle, name="test", spec=SPEC, options=subject.place.options).run(until_empty=True)
     return handled

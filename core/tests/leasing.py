@@ -12,10 +12,10 @@ from redelivery.contract.broker import (
     Accept,
     Broker,
     Capabilities,
-    GiveBack,
     Outcome,
     Received,
     Receiver,
+    Release,
     Retry,
     Source,
     Support,
@@ -143,7 +143,7 @@ class LeasingReceiver(Receiver):
                 broker.letters.append(outcome.letter)
             elif isinstance(outcome, Retry):
                 item.visible = time.monotonic() + outcome.delay.total_seconds() + broker.late
-            elif isinstance(outcome, GiveBack):
+            elif isinstance(outcome, Release):
                 item.visible = 0.0
                 item.attempts -= 1
         return None

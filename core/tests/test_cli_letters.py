@@ -22,7 +22,7 @@ from redelivery import cli
 from redelivery.contract.context import ErrorContext
 from redelivery.contract.message import Batch, Message
 from redelivery.contract.spec import DeliverySpec
-from redelivery.deadletters.journal import Ledger, default_path
+from redelivery.deadletters.journal import Journal, default_path
 from redelivery.deadletters.queue import dead_letters
 from redelivery.formats import dialects
 from redelivery.registry import connect
@@ -56,8 +56,8 @@ def at_work(url: str) -> list[str | None]:
 
 
 def lying(url: str) -> list[str | None]:
-    with dead_letters(url) as box:
-        return [letter.message.id for letter in box]
+    with dead_letters(url) as dlq:
+        return [letter.message.id for letter in dlq]
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -228,8 +228,8 @@ def test_removing_what_is_selected_removes_no_letter_that_is_called_like_its_pla
 ) -> None:
     """Here places are numbers, as ids may be."""
     bury(url, Message(value=b"first", id="3"), Message(value=b"second", id="1"), Message(value=b"third", id="2"))
-    with dead_letters(url) as box:
-        positions = {letter.position: letter.message.id for letter in box}
+    with dead_letters(url) as dlq:
+        positions = {letter.position: letter.message.id for letter in dlq}
     assert set(positions) & set(positions.values()), "this shows nothing"
     assert run(capsys, "remove", url, "--where", "id=1", "--yes")[1] == "1 letters removed.\n"
     assert lying(url) == ["3", "2"]
@@ -245,8 +245,8 @@ def test_a_relative_path_is_another_place_in_another_folder(
         (tmp_path / folder).mkdir()
         monkeypatch.chdir(tmp_path / folder)
         bury(relative, *rows(2))
-    with dead_letters(relative) as box, Ledger(default_path(box.place), box.place) as ledger:
-        ledger.sent({letter.position: "whatever" for letter in box})
+    with dead_letters(relative) as dlq, Journal(default_path(dlq.place), dlq.place) as journal:
+        journal.sent({letter.position: "whatever" for letter in dlq})
     monkeypatch.chdir(tmp_path / "a")
     assert run(capsys, "redrive", relative)[0] == 0
     assert (at_work(relative), lying(relative)) == (["n0~1", "n1~1"], [])
@@ -260,8 +260,8 @@ def test_a_sink_by_a_relative_path_is_another_place_in_another_folder(
     for folder in ("a", "b"):
         (tmp_path / folder / "dead").mkdir(parents=True)
         monkeypatch.chdir(tmp_path / folder)
-        with dead_letters("sqlite:q.db?queue=orders", sink=relative) as box:
-            places.append(box.place)
+        with dead_letters("sqlite:q.db?queue=orders", sink=relative) as dlq:
+            places.append(dlq.place)
     assert [str(tmp_path / folder) in place for folder, place in zip("ab", places, strict=True)] == [True, True]
 
 
@@ -405,7 +405,7 @@ def after(call):
     return both
 where = {
     "before-it-is-sent": lambda: setattr(redrive.Transfer, "_send", die),
-    "before-it-is-noted": lambda: setattr(journal.Ledger, "sent", die),
+    "before-it-is-noted": lambda: setattr(journal.Journal, "sent", die),
     "before-it-is-removed": lambda: setattr(Place, "remove", die),
     "after-it-is-removed": lambda: setattr(Place, "remove", after(Place.remove)),
 }

@@ -65,8 +65,8 @@ def test_it_handles_what_is_there_and_prints_the_account(url: str, capsys: pytes
     account = json.loads(capsys.readouterr().out)
     assert status == 0
     assert (account["accepted"], account["retried"], account["dead_lettered"]) == (2, 1, 1)
-    with dead_letters(url) as box:
-        (letter,) = box
+    with dead_letters(url) as dlq:
+        (letter,) = dlq
     assert letter.context is not None
     assert "no such airport" in letter.context.reason
 
@@ -130,10 +130,10 @@ def test_events_that_die_are_reposted_under_the_type_that_an_option_says(
         assert [settled.failures for settled in sender.collect(1.0)] == [()]
     options = ["--option", "deadLetterSink=native", "--option", "deadLetterType=flight.dead"]
     assert cli.main(["run", url, "handlers_of_test:handle", "--until-empty", *options]) == 0
-    with dead_letters(url) as box:
-        (letter,) = box
+    with dead_letters(url) as dlq:
+        (letter,) = dlq
         assert json.loads(letter.message.value or b"")["type"] == "flight.dead"
-        assert box.redrive().redriven == 1
+        assert dlq.redrive().redriven == 1
     with connect(url) as broker, broker.dead_letters(direct=True) as place:
         assert [each.message.value for each in place.browse()] == [event.value]
     capsys.readouterr()

@@ -15,9 +15,9 @@ from redelivery.contract.broker import Broker, DeadLetters, Letter, Limits, Supp
 from redelivery.contract.context import ErrorContext
 from redelivery.contract.message import Message
 from redelivery.deadletters import redrive
-from redelivery.deadletters.errands import original_id
-from redelivery.deadletters.queue import LetterBox, dead_letters
-from redelivery.deadletters.redrive import Pace
+from redelivery.deadletters.operations import original_id
+from redelivery.deadletters.queue import DeadLetterQueue, dead_letters
+from redelivery.deadletters.redrive import RedriveSettings
 from redelivery.deadletters.trust import context_of
 from redelivery.errors import ConfigurationError, Fatal, Permanent
 from redelivery.formats import dialects, events
@@ -57,11 +57,11 @@ class World:
         self.work.dead_letters = lambda *, direct=False: self.place  # type: ignore[method-assign]
 
     @contextlib.contextmanager
-    def borrow(self, url: str, options: Mapping[str, str]) -> Iterator[Broker]:
+    def connection_factory(self, url: str, options: Mapping[str, str]) -> Iterator[Broker]:
         yield {"scripted:work": self.work, "scripted:sink": self.work, "scripted:other": self.other}[url]
 
-    def box(self, **options: Any) -> LetterBox:
-        return dead_letters("scripted:work", borrow=self.borrow, **options)
+    def dlq(self, **options: Any) -> DeadLetterQueue:
+        return dead_letters("scripted:work", connection_factory=self.connection_factory, **options)
 
 
 CONTEXT = ErrorContext(reason="no", kind="permanent", native_code="No", attempts=3, attempts_total=3)
@@ -77,21 +77,21 @@ def letter(name: str, context: ErrorContext = CONTEXT, **fields: Any) -> Letter:
 
 def test_a_letter_is_confirmed_at_work_before_it_is_removed() -> None:
     world = World(letter("a"), letter("b"))
-    with world.box() as box:
-        report = box.redrive()
+    with world.dlq() as dlq:
+        report = dlq.redrive()
     assert (report.considered, report.redriven, report.removed) == (2, 2, 2)
     assert world.place.at_work_when_removed == [("p-a", True), ("p-b", True)]
 
 
 def test_it_goes_back_as_it_was_sent_under_its_hop_without_our_context() -> None:
     world = World(letter("a", replace(CONTEXT, target="q2")))
-    with world.box() as box:
-        box.redrive(allow_targets=["q2"])
+    with world.dlq() as dlq:
+        dlq.redrive(allow_targets=["q2"])
     (back,) = world.work.stored
     assert (back.value, back.key, back.id, back.destination) == (b"body", b"k", "a~1", "q2")
     assert back.headers[0] == ("mine", b"1")
     assert dialects.read(back) is None
-    assert dialects.lives(back) == dialects.Lives(attempts_total=3, hops=1)
+    assert dialects.history(back) == dialects.DeliveryHistory(attempts_total=3, hops=1)
 
 
 def test_over_many_lives_it_neither_grows_nor_forgets() -> None:
@@ -99,12 +99,12 @@ def test_over_many_lives_it_neither_grows_nor_forgets() -> None:
     again, sizes = first, []
     for hop in range(1, 5):
         world = World(again)
-        with world.box() as box:
-            box.redrive()
+        with world.dlq() as dlq:
+            dlq.redrive()
         (back,) = world.work.stored
         assert back.id == f"a~{hop}"
         sizes.append(back.nbytes)
-        total = dialects.lives(back).attempts_total
+        total = dialects.history(back).attempts_total
         assert total == 3 * hop
         context = replace(CONTEXT, attempts_total=total + 3, hops=hop)
         again = Letter(
@@ -116,8 +116,8 @@ def test_over_many_lives_it_neither_grows_nor_forgets() -> None:
 def test_a_letter_that_its_destination_refuses_stays_where_it_is() -> None:
     world = World(letter("a"), letter("b"))
     world.work.script = {"a~1": ["permanent"]}
-    with world.box() as box:
-        report = box.redrive()
+    with world.dlq() as dlq:
+        report = dlq.redrive()
     assert (report.redriven, report.failed) == (1, 1)
     assert [each.position for each in world.place.letters] == ["p-a"]
 
@@ -125,58 +125,58 @@ def test_a_letter_that_its_destination_refuses_stays_where_it_is() -> None:
 def test_a_destination_that_cannot_be_used_leaves_every_letter_in_place() -> None:
     world = World(letter("a"), letter("b"))
     world.work.refuse = Fatal("denied")
-    with world.box() as box, pytest.raises(Fatal, match="denied"):
-        box.redrive()
+    with world.dlq() as dlq, pytest.raises(Fatal, match="denied"):
+        dlq.redrive()
     assert len(world.place.letters) == 2
 
 
 @pytest.mark.parametrize("name", ["b", "p-b"])
 def test_letters_are_picked_by_id_or_position(name: str) -> None:
     world = World(letter("a"), letter("b"))
-    with world.box() as box:
-        report = box.redrive([name])
+    with world.dlq() as dlq:
+        report = dlq.redrive([name])
     assert (report.considered, report.redriven) == (1, 1)
     assert [each.position for each in world.place.letters] == ["p-a"]
 
 
 def test_another_destination_may_be_named() -> None:
     world = World(letter("a"))
-    with world.box() as box:
-        box.redrive(to="scripted:other")
+    with world.dlq() as dlq:
+        dlq.redrive(to="scripted:other")
     assert world.other.stored_ids() == {"a~1": 1}
     assert world.work.stored == []
 
 
 def test_the_place_of_the_letters_is_no_destination() -> None:
     world = World(letter("a"))
-    with world.box() as box, pytest.raises(ConfigurationError, match="is the place that the letters are in"):
-        box.redrive(to="scripted:native")
+    with world.dlq() as dlq, pytest.raises(ConfigurationError, match="is the place that the letters are in"):
+        dlq.redrive(to="scripted:native")
 
 
 def test_a_sink_named_by_url_must_be_told_where_its_letters_go() -> None:
     world = World(letter("a"))
-    with world.box(sink="scripted:sink") as box:
+    with world.dlq(sink="scripted:sink") as dlq:
         with pytest.raises(ConfigurationError, match="say where its letters go"):
-            box.redrive()
-        assert box.redrive(to="scripted:other").redriven == 1
+            dlq.redrive()
+        assert dlq.redrive(to="scripted:other").redriven == 1
 
 
 def test_a_letter_over_the_hop_limit_is_left_and_counted() -> None:
     tired = letter("a", replace(CONTEXT, hops=5))
     world = World(tired, letter("b"))
-    with world.box() as box:
-        report = box.redrive()
+    with world.dlq() as dlq:
+        report = dlq.redrive()
         assert report.left == {"it was sent back 5 times already": 1}
         assert report.redriven == 1
-        assert box.redrive(hop_limit=6).redriven == 1
+        assert dlq.redrive(hop_limit=6).redriven == 1
 
 
 def test_a_row_that_never_became_a_message_is_left_to_be_mended() -> None:
     error = Permanent("no time", native_code="missing-time")
     bad = events.undeliverable({"x": 1}, id="a", error=error)
     world = World(Letter(position="p", message=bad))
-    with world.box() as box:
-        report = box.redrive()
+    with world.dlq() as dlq:
+        report = dlq.redrive()
     assert report.left == {"its row never became a message: mend it and write it again": 1}
     assert len(world.place.letters) == 1
 
@@ -184,8 +184,8 @@ def test_a_row_that_never_became_a_message_is_left_to_be_mended() -> None:
 def test_a_column_that_somebody_else_wrote_into_the_context_keeps_no_letter_back() -> None:
     world = World(letter("a", replace(CONTEXT, extra={"priority": "abc"})), letter("b"))
     object.__setattr__(world.work.capabilities, "columns", {"priority": int})
-    with world.box() as box:
-        assert box.redrive().redriven == 2
+    with world.dlq() as dlq:
+        assert dlq.redrive().redriven == 2
     assert [message.extra for message in world.work.stored] == [{}, {}]
 
 
@@ -194,8 +194,8 @@ def test_iterating_gives_the_whole_context_whoever_knows_it() -> None:
     world = World(
         replace(letter("a"), context=native), Letter(position="n", message=Message(value=b""), context=native)
     )
-    with world.box() as box:
-        one, two = (context_of(each) for each in box)
+    with world.dlq() as dlq:
+        one, two = (context_of(each) for each in dlq)
     assert (one.kind, one.reason, one.source_topic) == ("expired", "TTL", "orders")
     assert one.native_code == "No", "what only the headers say stays"
     assert two == native
@@ -204,23 +204,23 @@ def test_iterating_gives_the_whole_context_whoever_knows_it() -> None:
 
 def test_remove_and_purge_say_how_many() -> None:
     world = World(letter("a"), letter("b"), letter("c"))
-    with world.box() as box:
-        assert box.remove(["b", "p-c", "x"]) == 2
-        assert box.purge() == 1
+    with world.dlq() as dlq:
+        assert dlq.remove(["b", "p-c", "x"]) == 2
+        assert dlq.purge() == 1
 
 
 def test_a_place_without_one_of_its_own_must_be_told_where_its_letters_go() -> None:
     world = World(letter("a"))
     object.__setattr__(world.work.capabilities, "dead_letter", Support.NONE)
-    with world.box() as box, pytest.raises(ConfigurationError, match="say where its letters go"):
-        box.redrive()
+    with world.dlq() as dlq, pytest.raises(ConfigurationError, match="say where its letters go"):
+        dlq.redrive()
     assert len(world.place.letters) == 1
 
 
 def test_one_id_is_written_as_a_list() -> None:
     world = World(letter("a"))
-    with world.box() as box, pytest.raises(ConfigurationError, match="ids is a list of ids"):
-        box.redrive("a")
+    with world.dlq() as dlq, pytest.raises(ConfigurationError, match="ids is a list of ids"):
+        dlq.redrive("a")
 
 
 def test_letters_without_an_id_of_their_own_are_never_taken_for_one_another() -> None:
@@ -231,8 +231,8 @@ def test_letters_without_an_id_of_their_own_are_never_taken_for_one_another() ->
         for n, m in enumerate(messages)
     ]
     world = World(*letters)
-    with world.box() as box:
-        box.redrive()
+    with world.dlq() as dlq:
+        dlq.redrive()
     assert world.work.stored_ids() == {"same~0~1": 1, "same~1~1": 1, "same~2~1": 1}
 
 
@@ -243,10 +243,10 @@ def test_what_may_have_been_delivered_goes_back_under_the_id_that_it_was_sent_un
     world = World(
         letter("a", maybe), letter("b"), letter("c~1", replace(maybe, hops=1)), Letter(position="p", message=unnamed)
     )
-    with world.box() as box:
-        assert box.redrive().redriven == 4
+    with world.dlq() as dlq:
+        assert dlq.redrive().redriven == 4
     assert world.work.stored_ids() == {"a": 1, "b~1": 1, "c~1": 1, "named": 1}
-    hops = {message.id: dialects.lives(message).hops for message in world.work.stored}
+    hops = {message.id: dialects.history(message).hops for message in world.work.stored}
     assert hops == {"a": 1, "b~1": 1, "c~1": 2, "named": 1}
 
 
@@ -268,6 +268,6 @@ def test_a_redrive_holds_so_many_bytes_of_letters_at_most(monkeypatch: pytest.Mo
             yield each
 
     monkeypatch.setattr(world.place, "browse", browse)
-    with world.box() as box:
-        assert box.redrive(pace=Pace(max_returns=None)).removed == len(large)
+    with world.dlq() as dlq:
+        assert dlq.redrive(settings=RedriveSettings(max_returns=None)).removed == len(large)
     assert max(held) <= 4

@@ -28,7 +28,7 @@ from redelivery.errors import (
 )
 from redelivery.sending import Bounds, Delivery, Origin
 from redelivery.sending import delivery as module
-from redelivery.sending.opening import sink_url
+from redelivery.sending.connector import sink_url
 from redelivery.sending.record import Record
 
 
@@ -69,7 +69,7 @@ def scripted(**script: list[str]) -> ScriptedBroker:
 def opened(lent: Lent, **spec: Any) -> Delivery:
     sinks = tuple(Sink(uri=f"scripted:{name}") for name in lent.brokers if name != "work")
     return Delivery.open(
-        "scripted:work", DeliverySpec(dead_letter_sink=sinks, **spec), origin=Origin(run="r"), borrow=lent
+        "scripted:work", DeliverySpec(dead_letter_sink=sinks, **spec), origin=Origin(run="r"), connection_factory=lent
     )
 
 
@@ -155,7 +155,7 @@ def test_a_sink_that_is_only_down_does_not_keep_good_rows_from_their_destination
 def test_a_sink_equal_to_the_destination_is_refused() -> None:
     spec = DeliverySpec(dead_letter_sink=(Sink(uri="scripted:work"),))
     with pytest.raises(ConfigurationError, match="is the destination itself"):
-        Delivery.open("scripted:work", spec, origin=Origin(run="r"), borrow=Lent(work=scripted()))
+        Delivery.open("scripted:work", spec, origin=Origin(run="r"), connection_factory=Lent(work=scripted()))
 
 
 def test_a_sink_that_is_the_destination_by_another_spelling_is_refused() -> None:
@@ -168,7 +168,7 @@ def test_a_sink_that_is_the_destination_by_another_spelling_is_refused() -> None
 def test_a_native_sink_is_the_one_that_the_broker_names() -> None:
     lent = Lent(work=scripted(a=["permanent"]), native=scripted())
     spec = DeliverySpec(dead_letter_sink=(Sink(uri="native"),))
-    with Delivery.open("scripted:work", spec, origin=Origin(run="r"), borrow=lent) as delivery:
+    with Delivery.open("scripted:work", spec, origin=Origin(run="r"), connection_factory=lent) as delivery:
         delivery.write(batch("a"))
         assert delivery.finish().destinations["scripted:native"].delivered == 1
 
@@ -176,7 +176,7 @@ def test_a_native_sink_is_the_one_that_the_broker_names() -> None:
 def test_a_ref_is_the_place_of_that_name_at_the_destinations_broker() -> None:
     lent = Lent(work=scripted(a=["permanent"]), letters=scripted())
     spec = DeliverySpec(dead_letter_sink=(Sink(ref=Ref(kind="Queue", name="letters")),))
-    with Delivery.open("scripted:work", spec, origin=Origin(run="r"), borrow=lent) as delivery:
+    with Delivery.open("scripted:work", spec, origin=Origin(run="r"), connection_factory=lent) as delivery:
         delivery.write(batch("a"))
         assert delivery.finish().destinations["scripted:letters"].delivered == 1
 
@@ -195,7 +195,9 @@ def test_a_ref_that_the_broker_does_not_know_is_refused_and_the_known_kinds_name
     spec = DeliverySpec(dead_letter_sink=(Sink(ref=ref),))
     work, letters = scripted(), scripted()
     with pytest.raises(ConfigurationError, match=r"deadLetterSink: .*ref.*Queue") as refused:
-        Delivery.open("scripted:work", spec, origin=Origin(run="r"), borrow=Lent(work=work, letters=letters))
+        Delivery.open(
+            "scripted:work", spec, origin=Origin(run="r"), connection_factory=Lent(work=work, letters=letters)
+        )
     assert (ref.namespace or ref.group_kind) in str(refused.value)
     assert work.sends == []
 
@@ -205,7 +207,7 @@ def test_a_broker_without_kinds_resolves_no_ref() -> None:
     work.capabilities = replace(work.capabilities, ref_kinds=())
     spec = DeliverySpec(dead_letter_sink=(Sink(ref=Ref(kind="Queue", name="letters")),))
     with pytest.raises(ConfigurationError, match="resolves no refs; give a URL"):
-        Delivery.open("scripted:work", spec, origin=Origin(run="r"), borrow=Lent(work=work))
+        Delivery.open("scripted:work", spec, origin=Origin(run="r"), connection_factory=Lent(work=work))
 
 
 def relative(base: str, uri: str) -> str:
@@ -266,7 +268,9 @@ def test_the_caller_waits_while_there_is_no_room() -> None:
     spec = DeliverySpec()
     bounds = Bounds(in_flight_bytes=1)
     began = time.monotonic()
-    with Delivery.open("scripted:work", spec, origin=Origin(run="r"), bounds=bounds, borrow=lent) as delivery:
+    with Delivery.open(
+        "scripted:work", spec, origin=Origin(run="r"), bounds=bounds, connection_factory=lent
+    ) as delivery:
         for n in range(4):
             delivery.write(batch(f"m{n}"))
         assert time.monotonic() - began > 0.35, "rows pile up in memory"
@@ -285,7 +289,7 @@ def test_a_broker_that_is_drained_at_the_bound_gets_the_next_rows_at_once(monkey
         DeliverySpec(),
         origin=Origin(run="r"),
         bounds=Bounds(in_flight_records=2),
-        borrow=Lent(work=work),
+        connection_factory=Lent(work=work),
     ) as delivery:
         for n in range(6):
             delivery.write(batch(f"m{n}"))

@@ -255,15 +255,15 @@ def test_the_marker_lists_what_was_written_and_only_lives_survive_it(dialect, me
     stripped = dialects.strip(out)
     assert stripped.headers == (*message.headers, ("redelivery-letter", b'{"attempts_total":5,"hops":1}'))
     assert (stripped.value, stripped.key) == (message.value, message.key)
-    assert dialects.lives(stripped) == dialects.lives(out) == dialects.Lives(5, 1)
+    assert dialects.history(stripped) == dialects.history(out) == dialects.DeliveryHistory(5, 1)
     assert dialects.read(stripped) is None
 
 
 def test_redriven_is_stripped_and_one_hop_further():
     out = dialects.redriven(letter(RAW, "json"))
-    assert dialects.lives(out) == dialects.Lives(5, 2)
+    assert dialects.history(out) == dialects.DeliveryHistory(5, 2)
     assert dialects.read(out) is None
-    assert dialects.lives(dialects.redriven(RAW)) == dialects.Lives(0, 1)
+    assert dialects.history(dialects.redriven(RAW)) == dialects.DeliveryHistory(0, 1)
 
 
 def test_an_unknown_dialect_is_the_plugin_s_fault():
@@ -520,7 +520,7 @@ def test_a_type_is_kept_where_it_is_asked_for_and_comes_back_later() -> None:
     assert kept.value == EVENT.replace(b'"t"', b'"dead"')
     assert dialects.read(kept) is None
     assert dialects.redriven(kept).value == EVENT
-    assert dialects.lives(dialects.redriven(kept)).hops == 2
+    assert dialects.history(dialects.redriven(kept)).hops == 2
 
 
 @pytest.mark.parametrize(

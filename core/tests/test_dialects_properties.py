@@ -132,7 +132,7 @@ def test_every_dialect_gives_back_the_whole_context(message, context, dialect, p
         return
     found, wanted = dialects.read(letter), kept(context)
     if wanted.attempts_total is None:
-        assert dialects.lives(letter).attempts_total == (wanted.attempts or 0)
+        assert dialects.history(letter).attempts_total == (wanted.attempts or 0)
     assert found == wanted
 
 
@@ -144,7 +144,7 @@ def test_strip_gives_back_the_message_whatever_the_limits(message, context, dial
     assert bare(stripped) == message
     assert [name for name, _ in letter.headers[: len(message.headers)]] == [name for name, _ in message.headers]
     assert rename_type or letter.headers[: len(message.headers)] == message.headers
-    assert dialects.lives(stripped) == dialects.lives(letter)
+    assert dialects.history(stripped) == dialects.history(letter)
     assert dialects.strip(stripped) == stripped
 
 
@@ -265,9 +265,9 @@ def test_a_letter_that_dies_again_and_again_does_not_grow(message, context, firs
 def test_attempts_add_up_over_all_lives(attempts):
     message = Message(value=b"x")
     for count in attempts:
-        context = ErrorContext(attempts=count, attempts_total=dialects.lives(message).attempts_total + count)
+        context = ErrorContext(attempts=count, attempts_total=dialects.history(message).attempts_total + count)
         message = dialects.redriven(dialects.attach(message, context, dialect="json", limits=NO_LIMITS, prefix=None))
-    assert dialects.lives(message) == dialects.Lives(sum(attempts), len(attempts))
+    assert dialects.history(message) == dialects.DeliveryHistory(sum(attempts), len(attempts))
     assert len(message.headers) <= 1
 
 
@@ -389,9 +389,9 @@ def test_nothing_in_a_message_makes_reading_stripping_or_attaching_raise(headers
         dialects.attach(message, found, dialect=dialect, limits=NO_LIMITS, prefix="ce_")
     dialects.strip(message)
     dialects.redriven(message)
-    lives = dialects.lives(message)
-    assert 0 <= lives.attempts_total < 2**31
-    assert 0 <= lives.hops < 2**31
+    history = dialects.history(message)
+    assert 0 <= history.attempts_total < 2**31
+    assert 0 <= history.hops < 2**31
     letter = dialects.attach(message, context, dialect=dialect, limits=limit, prefix="ce_")
     dialects.read(letter)
     dialects.strip(letter)

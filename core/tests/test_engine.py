@@ -26,7 +26,7 @@ from redelivery.errors import (
 )
 from redelivery.formats import dialects
 from redelivery.policy.decisions import for_sink
-from redelivery.sending import Bounds, Engine, Lane, Origin
+from redelivery.sending import Bounds, Engine, Origin, SendQueue
 from redelivery.sending.report import DeliveryReport
 
 SECOND = timedelta(seconds=1)
@@ -43,12 +43,13 @@ class Bench:
         self.sinks = [ScriptedBroker(self.clock) for _ in range(sinks)]
         self.spec = DeliverySpec(dead_letter_sink=tuple(Sink(uri=f"scripted:{n}") for n in range(sinks)), **spec)
         bounds = bounds or Bounds()
-        self.lanes = [Lane("scripted:work", self.work, self.spec, bounds, self.clock)]
-        self.lanes += [
-            Lane(f"scripted:{n}", sink, for_sink(self.spec), bounds, self.clock) for n, sink in enumerate(self.sinks)
+        self.send_queues = [SendQueue("scripted:work", self.work, self.spec, bounds, self.clock)]
+        self.send_queues += [
+            SendQueue(f"scripted:{n}", sink, for_sink(self.spec), bounds, self.clock)
+            for n, sink in enumerate(self.sinks)
         ]
         self.engine = Engine(
-            self.lanes, self.spec, Origin(run="run-1", partition=3, configs=CONFIGS), self.clock, lambda: 0.0
+            self.send_queues, self.spec, Origin(run="run-1", partition=3, configs=CONFIGS), self.clock, lambda: 0.0
         )
 
     def take(self, *ids: str, **fields: Any) -> None:
@@ -311,7 +312,7 @@ def test_past_the_bound_of_what_waits_no_new_rows_are_taken() -> None:
 def test_a_plugin_that_settles_wrongly_fails_the_job_by_name(settled: list[Settled], said: str) -> None:
     bench = Bench()
     bench.take("a", "b")
-    bench.lanes[0]._sender.collect = lambda _wait: settled  # type: ignore[union-attr,method-assign]
+    bench.send_queues[0]._sender.collect = lambda _wait: settled  # type: ignore[union-attr,method-assign]
     with pytest.raises(ContractViolation, match=f"plugin 'scripted' broke the contract.*{said}"):
         bench.engine.turn(0.0)
 
@@ -495,7 +496,7 @@ def test_only_what_a_log_or_a_sink_has_counts_as_logged() -> None:
 def test_an_event_is_reposted_under_the_sinks_or_the_specs_type_and_its_own_comes_back() -> None:
     for of_spec, of_sink, found in (("dead", None, "dead"), ("dead", "own", "own"), (None, "own", "own")):
         bench = Bench(dead_letter_type=of_spec)
-        bench.lanes[1].rename_type = of_sink
+        bench.send_queues[1].rename_type = of_sink
         bench.work.script = {"a": ["permanent"]}
         bench.engine.take(Batch.of([EVENT]))
         bench.run()

@@ -18,7 +18,7 @@ from redelivery.contract.spec import DeliverySpec, Sink
 from redelivery.errors import Ambiguous, Permanent, RedeliveryError, Retriable
 from redelivery.formats import dialects
 from redelivery.policy.decisions import for_sink
-from redelivery.sending import Bounds, Engine, Flow, Lane, Origin
+from redelivery.sending import Bounds, Engine, Flow, Origin, SendQueue
 
 fates = st.lists(st.sampled_from(OUTCOMES), max_size=4)
 VALUE = b"v" * 100
@@ -64,13 +64,13 @@ class Model(RuleBasedStateMachine):
             allow_skip=True,
         )
         self.bounds = Bounds(in_flight_records=60, in_flight_bytes=10 * ROW, waiting_records=20)
-        lanes = [Lane("scripted:work", self.work, self.spec, self.bounds, self.clock)]
-        lanes += [
-            Lane(f"scripted:{n}", sink, for_sink(self.spec), self.bounds, self.clock)
+        send_queues = [SendQueue("scripted:work", self.work, self.spec, self.bounds, self.clock)]
+        send_queues += [
+            SendQueue(f"scripted:{n}", sink, for_sink(self.spec), self.bounds, self.clock)
             for n, sink in enumerate(self.sinks)
         ]
-        self.lanes = lanes
-        self.engine = Engine(lanes, self.spec, Origin(run="r"), self.clock, lambda: 0.5, self.flow)
+        self.send_queues = send_queues
+        self.engine = Engine(send_queues, self.spec, Origin(run="r"), self.clock, lambda: 0.5, self.flow)
         self.given: list[str] = []
         self.failed: RedeliveryError | None = None
 

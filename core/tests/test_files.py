@@ -11,7 +11,7 @@ import pytest
 from redelivery.base.files import make_private
 from redelivery.cli import main
 from redelivery.contract.message import Batch, Message
-from redelivery.deadletters.journal import Ledger
+from redelivery.deadletters.journal import Journal
 from redelivery.errors import ConfigurationError
 from redelivery.registry import connect
 
@@ -38,8 +38,8 @@ def with_letter(folder: Path) -> str:
 
 def test_a_ledger_and_its_folder_are_for_their_owner_alone(tmp_path: Path) -> None:
     path = tmp_path / "state" / "redelivery" / "redrive.db"
-    with Ledger(path, "sqlite:orders.db") as ledger:
-        ledger.sent({"1": "digest"})
+    with Journal(path, "sqlite:orders.db") as journal:
+        journal.sent({"1": "digest"})
         assert mode(path) == 0o600
         assert [mode(each) for each in (path.parent, path.parent.parent)] == [0o700, 0o700]
         assert all(mode(each) == 0o600 for each in path.parent.iterdir())
@@ -49,7 +49,7 @@ def test_a_ledger_is_not_written_through_a_link(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     (tmp_path / "redrive.db").symlink_to(victim)
     with pytest.raises(ConfigurationError, match="symbolic link"):
-        Ledger(tmp_path / "redrive.db", "sqlite:orders.db")
+        Journal(tmp_path / "redrive.db", "sqlite:orders.db")
     assert not victim.exists()
 
 

@@ -16,7 +16,7 @@ from redelivery.errors import Ambiguous, Permanent, Retriable
 from redelivery.formats import dialects
 from redelivery.policy.decisions import for_sink
 from redelivery.policy.rate import RateLimit
-from redelivery.sending import Bounds, Engine, Flow, Lane, Origin
+from redelivery.sending import Bounds, Engine, Flow, Origin, SendQueue
 
 
 class Bench:
@@ -28,11 +28,13 @@ class Bench:
         object.__setattr__(self.work.capabilities, "order", Support.NATIVE if native else Support.NONE)
         self.spec = DeliverySpec(dead_letter_sink=(Sink(uri="scripted:sink"),), **{"retry": 3, **spec})
         bounds = bounds or Bounds()
-        lanes = [
-            Lane("scripted:work", self.work, self.spec, bounds, self.clock),
-            Lane("scripted:sink", self.sink, for_sink(self.spec), bounds, self.clock),
+        send_queues = [
+            SendQueue("scripted:work", self.work, self.spec, bounds, self.clock),
+            SendQueue("scripted:sink", self.sink, for_sink(self.spec), bounds, self.clock),
         ]
-        self.engine = Engine(lanes, self.spec, Origin(run="r"), self.clock, lambda: 0.0, flow or Flow(ordering="key"))
+        self.engine = Engine(
+            send_queues, self.spec, Origin(run="r"), self.clock, lambda: 0.0, flow or Flow(ordering="key")
+        )
 
     def take(self, *rows: tuple[str, bytes | None]) -> None:
         self.engine.take(Batch.of([Message(value=b"v", id=name, key=key) for name, key in rows]))

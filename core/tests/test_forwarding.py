@@ -19,7 +19,7 @@ from redelivery.contract.context import ErrorContext
 from redelivery.contract.message import Message
 from redelivery.contract.spec import DeliverySpec, Sink
 from redelivery.deadletters.queue import dead_letters
-from redelivery.deadletters.redrive import Pace, RedriveReport
+from redelivery.deadletters.redrive import RedriveReport, RedriveSettings
 from redelivery.errors import BrokerError, ConfigurationError, Fatal, Retriable
 from redelivery.formats import dialects
 from redelivery.formats.events import is_structured
@@ -43,12 +43,12 @@ class Sinks(World):
         self.spec = DeliverySpec(dead_letter_sink=tuple(Sink(uri=f"scripted:{at}") for at in range(count)))
 
     @contextlib.contextmanager
-    def borrow(self, url: str, options: Mapping[str, str]) -> Iterator[Broker]:
+    def connection_factory(self, url: str, options: Mapping[str, str]) -> Iterator[Broker]:
         name = url.partition(":")[2]
         if name.isdigit():
             yield self.chain[int(name)]
         else:
-            with super().borrow(url, options) as broker:
+            with super().connection_factory(url, options) as broker:
                 yield broker
 
     def values(self) -> list[list[bytes | None]]:
@@ -58,8 +58,8 @@ class Sinks(World):
 def test_what_the_first_sink_refuses_goes_to_the_second() -> None:
     here = Sinks(expired("a"), expired("b"))
     here.chain[0].script = {"a": ["permanent", "permanent"]}
-    with here.box() as box:
-        report = box.forward(spec=here.spec)
+    with here.dlq() as dlq:
+        report = dlq.forward(spec=here.spec)
     assert here.values() == [[b"b"], [b"a"]]
     assert (report.redriven, report.removed, report.failed) == (2, 2, 0)
     context = dialects.read(here.chain[1].stored[0])
@@ -70,8 +70,8 @@ def test_what_the_first_sink_refuses_goes_to_the_second() -> None:
 def test_a_sink_that_takes_nothing_is_passed_over() -> None:
     here = Sinks(expired("a"), expired("b"))
     here.chain[0].script = {"a": ["fatal"], "b": ["fatal"]}
-    with here.box() as box:
-        assert box.forward(spec=here.spec).removed == 2
+    with here.dlq() as dlq:
+        assert dlq.forward(spec=here.spec).removed == 2
     assert sorted(here.values()[1], key=repr) == [b"a", b"b"]
 
 
@@ -79,8 +79,8 @@ def test_what_no_sink_takes_stays_and_fails_no_other() -> None:
     here = Sinks(expired("a"), expired("b"))
     for sink in here.chain:
         sink.script = {"a": ["permanent", "permanent"]}
-    with here.box() as box:
-        report = box.forward(spec=here.spec)
+    with here.dlq() as dlq:
+        report = dlq.forward(spec=here.spec)
     assert (report.considered, report.redriven, report.failed) == (2, 1, 1)
     assert [each.position for each in here.place.letters] == ["p-a"]
 
@@ -89,16 +89,16 @@ def test_where_no_sink_takes_anything_that_is_said_and_all_stay() -> None:
     here = Sinks(*(expired(f"n{at}") for at in range(600)))
     for sink in here.chain:
         sink.script = {f"n{at}": ["fatal"] for at in range(600)}
-    with here.box() as box, pytest.raises(Fatal, match="no access"):
-        box.forward(spec=here.spec)
+    with here.dlq() as dlq, pytest.raises(Fatal, match="no access"):
+        dlq.forward(spec=here.spec)
     assert len(here.place.letters) == 600
 
 
 def test_letters_are_forwarded_in_the_format_of_the_spec() -> None:
     here = Sinks(expired("a", headers=EVENT))
     spec = DeliverySpec(dead_letter_sink=here.spec.dead_letter_sink, format="json")
-    with here.box() as box:
-        box.forward(spec=spec)
+    with here.dlq() as dlq:
+        dlq.forward(spec=spec)
     (there,) = here.chain[0].stored
     assert is_structured(there)
     assert dialects.read(there) is not None
@@ -108,22 +108,22 @@ def test_each_sink_gets_the_context_in_its_own_dialect() -> None:
     here = Sinks(expired("a"))
     object.__setattr__(here.chain[1].capabilities, "context_dialect", "connect")
     here.chain[0].script = {"a": ["permanent", "permanent"]}
-    with here.box() as box:
-        box.forward(spec=here.spec)
+    with here.dlq() as dlq:
+        dlq.forward(spec=here.spec)
     assert any(name.startswith("__connect.errors") for name, _ in here.chain[1].stored[0].headers)
 
 
 def test_a_target_that_is_named_takes_the_place_of_the_specs_sinks_and_not_of_its_format() -> None:
     here = Sinks(expired("a", headers=EVENT))
-    with here.box() as box:
-        assert box.forward("scripted:other", spec=DeliverySpec(format="json")).removed == 1
+    with here.dlq() as dlq:
+        assert dlq.forward("scripted:other", spec=DeliverySpec(format="json")).removed == 1
     assert is_structured(here.other.stored[0])
 
 
 def test_letters_do_not_go_back_to_their_own_queue() -> None:
     here = Sinks(expired("a"))
-    with here.box() as box, pytest.raises(ConfigurationError, match="is the destination itself"):
-        box.forward("scripted:work")
+    with here.dlq() as dlq, pytest.raises(ConfigurationError, match="is the destination itself"):
+        dlq.forward("scripted:work")
     assert len(here.place.letters) == 1
 
 
@@ -132,13 +132,13 @@ def test_two_letters_of_one_id_are_two_and_one_that_is_forwarded_again_is_one() 
     one = expired("a")
     other = replace(one, position="p-2")
     here = Sinks(one, other)
-    with here.box() as box:
-        box.forward(spec=here.spec)
+    with here.dlq() as dlq:
+        dlq.forward(spec=here.spec)
     first = [message.identity for message in here.chain[0].stored]
     assert len({*first}) == 2
     here.place.letters += [one, other]
-    with here.box() as box:
-        box.forward(spec=here.spec)
+    with here.dlq() as dlq:
+        dlq.forward(spec=here.spec)
     assert [message.identity for message in here.chain[0].stored] == first * 2
 
 
@@ -164,18 +164,20 @@ class Turns:
                 self.over = True
 
 
-def followed(here: Sinks, monkeypatch: pytest.MonkeyPatch, *actions: Callable[[], None], **pace: Any) -> RedriveReport:
+def followed(
+    here: Sinks, monkeypatch: pytest.MonkeyPatch, *actions: Callable[[], None], **settings: Any
+) -> RedriveReport:
     turns = Turns(*actions)
     for sink in here.chain:
         sink.clock = turns.clock
     monkeypatch.setattr(turns.clock, "sleep", turns.sleep, raising=False)
     monkeypatch.setattr("redelivery.deadletters.queue.SystemClock", lambda: turns.clock)
-    with dead_letters("scripted:work", borrow=here.borrow) as box:
-        return box.forward(
+    with dead_letters("scripted:work", connection_factory=here.connection_factory) as dlq:
+        return dlq.forward(
             spec=here.spec,
             follow=True,
             interval=timedelta(seconds=10),
-            pace=Pace(max_returns=None, stop=lambda: turns.over, **pace),
+            settings=RedriveSettings(max_returns=None, stop=lambda: turns.over, **settings),
         )
 
 
@@ -276,8 +278,8 @@ def test_an_event_goes_on_under_the_type_of_the_spec_or_of_the_sink_that_takes_i
     spec = replace(
         here.spec, dead_letter_sink=(first, replace(second, type="order.lost")), dead_letter_type="order.dead"
     )
-    with here.box() as box:
-        assert box.forward(spec=spec).removed == 2
+    with here.dlq() as dlq:
+        assert dlq.forward(spec=spec).removed == 2
     kinds = [[dict(message.headers)["ce-type"] for message in sink.stored] for sink in here.chain]
     assert kinds == [[b"order.dead"], [b"order.lost"]]
     assert dict(dialects.redriven(here.chain[1].stored[0]).headers)["ce-type"] == b"order.placed"
@@ -288,8 +290,8 @@ def test_an_event_is_forwarded_under_the_type_that_is_asked_for(by: str) -> None
     here = Sinks(expired("a", headers=EVENT), count=1)
     named = DeliverySpec(dead_letter_sink=(Sink(uri="scripted:0", type="order.expired"),))
     whole = DeliverySpec(dead_letter_sink=(Sink(uri="scripted:0"),), dead_letter_type="order.expired")
-    with here.box() as box:
-        box.forward(spec=whole if by == "spec" else named)
+    with here.dlq() as dlq:
+        dlq.forward(spec=whole if by == "spec" else named)
     (there,) = here.chain[0].stored
     assert ("ce-type", b"order.expired") in there.headers
     assert ("ce-type", b"order.placed") in dialects.redriven(there).headers

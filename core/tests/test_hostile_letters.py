@@ -49,7 +49,7 @@ def test_no_message_ends_what_reads_writes_strips_or_wraps_a_letter(message: Mes
     found = dialects.read(message)
     if found is not None:
         assert_sound(found)
-    dialects.lives(message)
+    dialects.history(message)
     assert not dialects.is_signed(message, [b"a key"])
     dialects.strip(message)
     dialects.strip(message, keep_type=True)

@@ -22,7 +22,7 @@ from redelivery.errors import Ambiguous, RedeliveryError, Retriable
 from redelivery.formats import dialects
 from redelivery.policy.backoff import wait_before_retry
 from redelivery.policy.decisions import OPENING, attempt_timeout, for_sink, worst_case_seconds
-from redelivery.sending import Bounds, Engine, Lane, Origin, lane
+from redelivery.sending import Bounds, Engine, Origin, SendQueue, send_queue
 
 #: How a dead destination lets a caller wait: `send` blocks and raises, or blocks and `collect` tells; `send` returns,
 #: and `collect` tells at the deadline; or not even a sender can be opened.
@@ -102,16 +102,18 @@ class Job:
                 hole.back = 0.0
             else:
                 hole.manner = how
-        lanes = [Lane("scripted:work", self.work, spec, bounds, self.clock)]
-        lanes += [Lane(f"scripted:{n}", hole, for_sink(spec), bounds, self.clock) for n, hole in enumerate(self.sinks)]
-        self.engine = Engine(lanes, spec, Origin(run="r"), self.clock, lambda: 0.5)
+        send_queues = [SendQueue("scripted:work", self.work, spec, bounds, self.clock)]
+        send_queues += [
+            SendQueue(f"scripted:{n}", hole, for_sink(spec), bounds, self.clock) for n, hole in enumerate(self.sinks)
+        ]
+        self.engine = Engine(send_queues, spec, Origin(run="r"), self.clock, lambda: 0.5)
         self.failure: RedeliveryError | None = None
         self.began = self.clock.now
         self.most_held = 0
 
     def run(self, sizes: Sequence[int]) -> float:
         """Write batches of so many rows, to the end; returns the seconds that it took."""
-        with mock.patch.object(lane, "RESEND", 7):
+        with mock.patch.object(send_queue, "RESEND", 7):
             return self._run(self._batches(sizes))
 
     def _run(self, batches: Iterator[Batch]) -> float:
@@ -319,7 +321,7 @@ def test_rows_that_fail_by_themselves_are_no_outage_and_hold_up_nobody() -> None
     clock = FakeClock()
     work = ScriptedBroker(clock, script={"bad": ["retriable"] * 50})
     spec = spec_of(5, None, 2.0, 60.0, "linear")
-    destination = Lane("scripted:work", work, spec, Bounds(), clock)
+    destination = SendQueue("scripted:work", work, spec, Bounds(), clock)
     engine = Engine([destination], spec, Origin(run="r"), clock, lambda: 0.5)
     for names in (["bad"], ["m1"], ["m2", "m3"]):
         batch = Batch.of([Message(value=b"body", id=name) for name in names])
@@ -398,8 +400,8 @@ def test_a_target_that_accepts_nothing_is_no_outage_of_the_others() -> None:
     job.work.latency = 0.01
     job.engine = Engine(
         [
-            Lane("scripted:work", job.work, job.spec, bounds, job.clock),
-            Lane("scripted:0", job.sinks[0], for_sink(job.spec), bounds, job.clock),
+            SendQueue("scripted:work", job.work, job.spec, bounds, job.clock),
+            SendQueue("scripted:0", job.sinks[0], for_sink(job.spec), bounds, job.clock),
         ],
         job.spec,
         Origin(run="r"),

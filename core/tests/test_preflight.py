@@ -78,7 +78,7 @@ class Lent:
 def look(lent: Lent, *, timeout: timedelta | None = None, shared_mount: bool = False) -> list[str]:
     sinks = tuple(Sink(uri=f"scripted:{name}") for name in lent.brokers if name != "work")
     spec = DeliverySpec(dead_letter_sink=sinks, timeout=timeout)
-    doubts = preflight("scripted:work", spec, options={}, shared_mount=shared_mount, borrow=lent)
+    doubts = preflight("scripted:work", spec, options={}, shared_mount=shared_mount, connection_factory=lent)
     return [str(doubt) for doubt in doubts]
 
 

@@ -17,9 +17,9 @@ from redelivery.contract.broker import Broker, Letter, Limits, Support
 from redelivery.contract.context import ErrorContext
 from redelivery.contract.message import Message
 from redelivery.contract.spec import NATIVE, DeliverySpec, Sink
-from redelivery.deadletters.journal import Ledger
+from redelivery.deadletters.journal import Journal
 from redelivery.deadletters.queue import dead_letters
-from redelivery.deadletters.redrive import Pace, RedriveReport
+from redelivery.deadletters.redrive import RedriveReport, RedriveSettings
 from redelivery.deadletters.selection import Selection
 from redelivery.errors import ConfigurationError, Retriable
 from redelivery.formats import dialects, events
@@ -31,8 +31,8 @@ def world(count: int) -> World:
 
 def test_a_dry_run_sends_and_removes_nothing_and_says_what_would_go() -> None:
     here = World(letter("a"), letter("b", replace(CONTEXT, hops=9)))
-    with here.box() as box:
-        report = box.redrive(pace=Pace(dry_run=True))
+    with here.dlq() as dlq:
+        report = dlq.redrive(settings=RedriveSettings(dry_run=True))
     assert (report.considered, report.selected, report.redriven) == (2, 1, 0)
     assert sum(report.left.values()) == 1
     assert not here.work.stored
@@ -41,8 +41,8 @@ def test_a_dry_run_sends_and_removes_nothing_and_says_what_would_go() -> None:
 
 def test_no_more_than_the_limit_are_sent() -> None:
     here = world(5)
-    with here.box() as box:
-        report = box.redrive(pace=Pace(limit=2))
+    with here.dlq() as dlq:
+        report = dlq.redrive(settings=RedriveSettings(limit=2))
     assert (report.redriven, len(here.work.stored), len(here.place.letters)) == (2, 2, 3)
     assert report.stopped == "the limit of 2 letters is reached"
 
@@ -50,16 +50,16 @@ def test_no_more_than_the_limit_are_sent() -> None:
 def test_letters_go_no_faster_than_the_rate() -> None:
     here = world(6)
     began = time.monotonic()
-    with here.box() as box:
-        assert box.redrive(pace=Pace(rate=20)).redriven == 6
+    with here.dlq() as dlq:
+        assert dlq.redrive(settings=RedriveSettings(rate=20)).redriven == 6
     assert time.monotonic() - began >= 0.19, "six letters at twenty a second, in pieces of two"
 
 
 def test_an_interrupted_run_settles_what_is_in_flight_and_accounts_for_it() -> None:
     here = world(600)
     asked = iter([False, True])
-    with here.box() as box:
-        report = box.redrive(pace=Pace(stop=lambda: next(asked, True), rate=2_000))
+    with here.dlq() as dlq:
+        report = dlq.redrive(settings=RedriveSettings(stop=lambda: next(asked, True), rate=2_000))
     assert report.stopped == "it was interrupted"
     assert report.considered == report.selected == report.redriven == report.removed == len(here.work.stored)
     assert len(here.place.letters) == 600 - report.redriven
@@ -68,8 +68,8 @@ def test_an_interrupted_run_settles_what_is_in_flight_and_accounts_for_it() -> N
 def test_it_stops_when_too_many_are_refused() -> None:
     here = world(30)
     here.work.script = {f"n{at}~1": ["permanent"] for at in range(30)}
-    with here.box() as box:
-        report = box.redrive(pace=Pace(max_returns=3, rate=50))
+    with here.dlq() as dlq:
+        report = dlq.redrive(settings=RedriveSettings(max_returns=3, rate=50))
     assert report.stopped is not None
     assert "mend the cause first" in report.stopped
     assert 3 < report.failed < 30
@@ -90,8 +90,8 @@ def test_it_stops_when_too_many_come_back() -> None:
             )
 
     bounce.seen = 0  # type: ignore[attr-defined]
-    with here.box() as box:
-        report = box.redrive(pace=Pace(max_returns=5, rate=20, on_progress=bounce))
+    with here.dlq() as dlq:
+        report = dlq.redrive(settings=RedriveSettings(max_returns=5, rate=20, on_progress=bounce))
     assert report.returned > 5
     assert report.stopped is not None
     assert report.redriven < 60
@@ -100,42 +100,42 @@ def test_it_stops_when_too_many_come_back() -> None:
 def test_progress_is_told_as_it_is_made() -> None:
     here = world(3)
     seen: list[int] = []
-    with here.box() as box:
-        box.redrive(pace=Pace(on_progress=lambda report: seen.append(report.redriven)))
+    with here.dlq() as dlq:
+        dlq.redrive(settings=RedriveSettings(on_progress=lambda report: seen.append(report.redriven)))
     assert seen[-1] == 3
 
 
 def test_with_a_ledger_what_was_sent_is_not_sent_again(tmp_path: Path) -> None:
     here = world(2)
-    remove, ledger = here.place.remove, tmp_path / "ledger"
+    remove, journal = here.place.remove, tmp_path / "journal"
 
     def fails(positions: object) -> int:
         raise Retriable("the place is down")
 
     here.place.remove = fails  # type: ignore[method-assign]
-    with here.box() as box, pytest.raises(Retriable):
-        box.redrive(ledger=ledger)
+    with here.dlq() as dlq, pytest.raises(Retriable):
+        dlq.redrive(journal=journal)
     here.place.remove = remove  # type: ignore[method-assign]
-    with here.box() as box:
-        report = box.redrive(ledger=ledger)
+    with here.dlq() as dlq:
+        report = dlq.redrive(journal=journal)
     assert (report.resumed, report.redriven) == (2, 0)
     assert (len(here.work.stored), here.place.letters) == (2, [])
 
 
 def test_a_ledger_serves_one_place_and_one_run_at_a_time(tmp_path: Path) -> None:
     here = world(2)
-    with here.box() as box:
-        box.redrive(ledger=tmp_path / "ledger")
-    with here.box(sink="scripted:sink") as other, pytest.raises(ConfigurationError, match="belongs to scripted:"):
-        other.redrive(to="scripted:other", ledger=tmp_path / "ledger")
+    with here.dlq() as dlq:
+        dlq.redrive(journal=tmp_path / "journal")
+    with here.dlq(sink="scripted:sink") as other, pytest.raises(ConfigurationError, match="belongs to scripted:"):
+        other.redrive(to="scripted:other", journal=tmp_path / "journal")
 
     def again(_: RedriveReport) -> None:
-        with here.box() as second, pytest.raises(ConfigurationError, match="another redrive"):
-            second.redrive(ledger=tmp_path / "ledger")
+        with here.dlq() as second, pytest.raises(ConfigurationError, match="another redrive"):
+            second.redrive(journal=tmp_path / "journal")
 
     here.place.letters.append(letter("late"))
-    with here.box() as box:
-        assert box.redrive(ledger=tmp_path / "ledger", pace=Pace(on_progress=again)).redriven == 1
+    with here.dlq() as dlq:
+        assert dlq.redrive(journal=tmp_path / "journal", settings=RedriveSettings(on_progress=again)).redriven == 1
 
 
 def test_what_the_broker_itself_gave_up_is_forwarded_with_its_context() -> None:
@@ -145,8 +145,8 @@ def test_what_the_broker_itself_gave_up_is_forwarded_with_its_context() -> None:
         context=ErrorContext(kind="expired", reason="its time to live had run out"),
     )
     here = World(letter("ours"), native)
-    with here.box() as box:
-        report = box.forward("scripted:other")
+    with here.dlq() as dlq:
+        report = dlq.forward("scripted:other")
     assert (report.redriven, report.removed) == (1, 1)
     assert [each.position for each in here.place.letters] == ["p-ours"]
     (there,) = here.other.stored
@@ -158,14 +158,14 @@ def test_what_the_broker_itself_gave_up_is_forwarded_with_its_context() -> None:
 
 def test_without_a_target_it_is_forwarded_to_the_first_sink_of_the_spec_that_is_another_place() -> None:
     here = World(Letter(position="p", message=Message(value=b"old"), context=ErrorContext(kind="expired")))
-    with here.box() as box:
+    with here.dlq() as dlq:
         for spec in (None, DeliverySpec(dead_letter_sink=(Sink(uri=NATIVE),))):
             with pytest.raises(ConfigurationError, match="say where to"):
-                box.forward(spec=spec)
+                dlq.forward(spec=spec)
         assert [each.position for each in here.place.letters] == ["p"]
         sinks = (Sink(uri=NATIVE), Sink(uri="scripted:other"))
         # A spec's own tolerance is of rows; a letter that fails stays, and fails nothing.
-        assert box.forward(spec=DeliverySpec(dead_letter_sink=sinks, tolerance="none")).removed == 1
+        assert dlq.forward(spec=DeliverySpec(dead_letter_sink=sinks, tolerance="none")).removed == 1
     assert [each.value for each in here.other.stored] == [b"old"]
 
 
@@ -175,12 +175,12 @@ def test_a_sink_of_the_spec_is_opened_with_the_options_that_were_given_for_its_b
     seen: list[tuple[str, Mapping[str, str]]] = []
 
     @contextmanager
-    def borrow(url: str, options: Mapping[str, str]) -> Iterator[Broker]:
+    def connection_factory(url: str, options: Mapping[str, str]) -> Iterator[Broker]:
         seen.append((url, options))
         yield here.work if url == work else here.other
 
-    with dead_letters(work, options={"sqlite.create": "false"}, borrow=borrow) as box:
-        assert box.forward(spec=DeliverySpec(dead_letter_sink=(Sink(uri=sink),))).removed == 1
+    with dead_letters(work, options={"sqlite.create": "false"}, connection_factory=connection_factory) as dlq:
+        assert dlq.forward(spec=DeliverySpec(dead_letter_sink=(Sink(uri=sink),))).removed == 1
     assert seen == [(work, {"sqlite.create": "false"}), (sink, {"sqlite.create": "false"})]
 
 
@@ -190,50 +190,50 @@ def test_what_is_confirmed_is_removed_also_where_it_could_not_be_noted(
     here = world(3)
 
     def full(*_: object) -> None:
-        raise ConfigurationError("the ledger cannot be written")
+        raise ConfigurationError("the journal cannot be written")
 
-    monkeypatch.setattr(Ledger, "sent", full)
-    with here.box() as box, pytest.raises(ConfigurationError, match="cannot be written"):
-        box.redrive(ledger=tmp_path / "ledger")
+    monkeypatch.setattr(Journal, "sent", full)
+    with here.dlq() as dlq, pytest.raises(ConfigurationError, match="cannot be written"):
+        dlq.redrive(journal=tmp_path / "journal")
     assert (len(here.work.stored), here.place.letters) == (3, [])
 
 
 def test_a_later_failure_of_the_same_message_is_another_letter_at_its_place(tmp_path: Path) -> None:
-    here, ledger = World(letter("a")), tmp_path / "ledger"
+    here, journal = World(letter("a")), tmp_path / "journal"
     remove = here.place.remove
     here.place.remove = lambda _: 0  # type: ignore[method-assign]
-    with here.box() as box:
-        assert box.redrive(ledger=ledger).removed == 0
+    with here.dlq() as dlq:
+        assert dlq.redrive(journal=journal).removed == 0
     here.place.remove = remove  # type: ignore[method-assign]
     here.place.letters[:] = [letter("a", replace(CONTEXT, last_failure_ms=1_700_000_000_000))]
-    with here.box() as box:
-        assert box.redrive(ledger=ledger).redriven == 1
+    with here.dlq() as dlq:
+        assert dlq.redrive(journal=journal).redriven == 1
 
 
 def test_a_letter_that_was_sent_and_could_not_be_removed_is_removed_later_and_not_sent_again(tmp_path: Path) -> None:
     """A dead process hides it for a while, or holds its lock: nothing is removed then, and nothing raised."""
-    here, ledger = world(2), tmp_path / "ledger"
+    here, journal = world(2), tmp_path / "journal"
     remove = here.place.remove
     here.place.remove = lambda positions: 0  # type: ignore[method-assign]
-    with here.box() as box:
-        report = box.redrive(ledger=ledger)
+    with here.dlq() as dlq:
+        report = dlq.redrive(journal=journal)
     assert (report.redriven, report.removed, len(here.place.letters)) == (2, 0, 2)
-    with here.box() as box:
-        report = box.redrive(ledger=ledger)
+    with here.dlq() as dlq:
+        report = dlq.redrive(journal=journal)
     assert (report.redriven, report.resumed, len(here.work.stored)) == (0, 0, 2)
     here.place.remove = remove  # type: ignore[method-assign]
-    with here.box() as box:
-        report = box.redrive(ledger=ledger)
+    with here.dlq() as dlq:
+        report = dlq.redrive(journal=journal)
     assert (report.redriven, report.resumed, len(here.work.stored)) == (0, 2, 2)
     assert not here.place.letters
 
 
 def test_a_ledger_speaks_of_a_letter_and_not_of_whatever_lies_at_its_place_later(tmp_path: Path) -> None:
-    here, ledger = world(1), tmp_path / "ledger"
-    with here.box() as box, Ledger(ledger, box.place) as book:
+    here, journal = world(1), tmp_path / "journal"
+    with here.dlq() as dlq, Journal(journal, dlq.place) as book:
         book.sent({"p-n0": "of another letter"})
-    with here.box() as box:
-        report = box.redrive(ledger=ledger)
+    with here.dlq() as dlq:
+        report = dlq.redrive(journal=journal)
     assert (report.resumed, report.redriven, len(here.work.stored)) == (0, 1, 1)
 
 
@@ -247,17 +247,17 @@ def test_under_to_no_target_of_a_letter_is_followed_whatever_its_headers_say(des
     object.__setattr__(here.other.capabilities, "routes", frozenset({"exchange"}))
     routed = letter("b", replace(TARGETED, extra={"exchange": "victim"}))
     here.place.letters.append(replace(routed, message=replace(routed.message, extra={"exchange": "victim"})))
-    with here.box() as box:
-        assert box.redrive(to="scripted:other").removed == 2
+    with here.dlq() as dlq:
+        assert dlq.redrive(to="scripted:other").removed == 2
     assert [(each.destination, dict(each.extra)) for each in here.other.stored] == [(None, {})] * 2
 
 
 def test_a_target_that_only_a_header_names_keeps_a_letter_where_it_is_unless_it_is_allowed() -> None:
     letters = [letter("a", TARGETED), letter("b", replace(CONTEXT, target="orders-eu")), letter("c")]
     here = World(*letters)
-    with here.box() as box:
-        dry = box.redrive(pace=Pace(dry_run=True), allow_targets=["orders-*"])
-        report = box.redrive(allow_targets=["orders-*"])
+    with here.dlq() as dlq:
+        dry = dlq.redrive(settings=RedriveSettings(dry_run=True), allow_targets=["orders-*"])
+        report = dlq.redrive(allow_targets=["orders-*"])
     for each in (dry, report):
         assert each.left == {"its target 'victim' is not allowed (--allow-targets)": 1}
         assert each.targets == {"orders-eu": 1}
@@ -270,23 +270,23 @@ def test_a_column_that_routes_is_a_target_too() -> None:
     here = World(letter("a", replace(CONTEXT, extra={"exchange": "victim", "priority": "5"})))
     object.__setattr__(here.work.capabilities, "columns", {"exchange": str, "priority": int})
     object.__setattr__(here.work.capabilities, "routes", frozenset({"exchange"}))
-    with here.box() as box:
-        assert box.redrive().left == {"its target 'exchange=victim' is not allowed (--allow-targets)": 1}
-        assert box.redrive(allow_targets=["exchange=vic*"]).redriven == 1
+    with here.dlq() as dlq:
+        assert dlq.redrive().left == {"its target 'exchange=victim' is not allowed (--allow-targets)": 1}
+        assert dlq.redrive(allow_targets=["exchange=vic*"]).redriven == 1
     assert [dict(each.extra) for each in here.work.stored] == [{"exchange": "victim", "priority": 5}]
 
 
 def test_an_event_that_stands_for_a_message_names_no_target_either() -> None:
     wrapped = events.from_event(events.to_event(Message(value=b"v", id="w", destination="victim")))
     here = World(Letter(position="p-w", message=wrapped))
-    with here.box() as box:
-        assert box.redrive().left == {"its target 'victim' is not allowed (--allow-targets)": 1}
+    with here.dlq() as dlq:
+        assert dlq.redrive().left == {"its target 'victim' is not allowed (--allow-targets)": 1}
 
 
 def test_names_of_targets_fill_no_memory() -> None:
     here = World(*(letter(str(n), replace(CONTEXT, target=f"victim{n}")) for n in range(150)))
-    with here.box() as box:
-        report = box.redrive()
+    with here.dlq() as dlq:
+        report = dlq.redrive()
     assert sum(report.left.values()) == 150
     assert len(report.left) == 101
 
@@ -297,8 +297,8 @@ def test_a_letter_written_while_it_runs_is_left_for_the_next_run() -> None:
     def late(_: RedriveReport) -> None:
         here.place.letters.append(letter(f"late{len(here.place.letters)}"))
 
-    with here.box() as box:
-        report = box.redrive(pace=Pace(on_progress=late))
+    with here.dlq() as dlq:
+        report = dlq.redrive(settings=RedriveSettings(on_progress=late))
     assert report.considered == 2
     assert here.place.letters
 
@@ -308,7 +308,7 @@ def test_a_letter_written_while_it_runs_is_left_for_the_next_run() -> None:
 )
 def test_a_pace_that_cannot_be_kept_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ConfigurationError, match=next(iter(wrong))):
-        Pace(**wrong)  # type: ignore[arg-type]
+        RedriveSettings(**wrong)  # type: ignore[arg-type]
 
 
 def test_two_messages_of_one_id_both_arrive_where_ids_are_de_duplicated() -> None:
@@ -316,8 +316,8 @@ def test_two_messages_of_one_id_both_arrive_where_ids_are_de_duplicated() -> Non
     other = replace(letter("a"), position="other", message=replace(letter("a").message, value=b"another body"))
     here = World(*letters[:1], other, *letters[1:])
     object.__setattr__(here.work.capabilities, "deduplicate", Support.NATIVE)
-    with here.box() as box:
-        box.redrive()
+    with here.dlq() as dlq:
+        dlq.redrive()
     assert [each.id for each in here.work.stored] == ["a~1", "a~1", "a~1", "b~1"]
     first, second, copy, last = (each.identity for each in here.work.stored)
     assert first == copy, "copies stay copies"
@@ -328,15 +328,15 @@ def test_letters_of_one_key_keep_their_order_where_the_destination_keeps_it() ->
     here = world(4)
     here.work.script = {"n1~1": ["retriable"]}
     object.__setattr__(here.work.capabilities, "order", Support.NATIVE)
-    with here.box() as box:
-        assert box.redrive(spec=DeliverySpec(retry=2, backoff_delay=timedelta(milliseconds=1))).redriven == 4
+    with here.dlq() as dlq:
+        assert dlq.redrive(spec=DeliverySpec(retry=2, backoff_delay=timedelta(milliseconds=1))).redriven == 4
     assert [each.id for each in here.work.stored] == ["n0~1", "n1~1", "n2~1", "n3~1"]
 
 
 def test_a_selection_and_ids_must_both_hold() -> None:
     here = World(letter("a"), letter("b"), letter("c"))
-    with here.box() as box:
-        assert box.redrive(["a", "b"], where=Selection.parse("id~[bc]")).redriven == 1
+    with here.dlq() as dlq:
+        assert dlq.redrive(["a", "b"], where=Selection.parse("id~[bc]")).redriven == 1
     assert [each.id for each in here.work.stored] == ["b~1"]
 
 
@@ -346,8 +346,8 @@ def test_letters_that_lie_behind_others_go_too_and_each_is_counted_once() -> Non
     here.work.script = {"n1~1": ["permanent"]}
     object.__setattr__(here.work.capabilities, "browse", Support.LOWER_BOUND)
     here.place.browse = lambda: iter(list(here.place.letters[:4]))  # type: ignore[method-assign]
-    with here.box() as box:
-        report = box.redrive()
+    with here.dlq() as dlq:
+        report = dlq.redrive()
     assert (report.considered, report.redriven, report.removed, report.failed) == (10, 9, 9, 1)
     assert len(here.place.letters) == 1
 
@@ -356,8 +356,8 @@ def test_what_may_have_arrived_is_recognised_as_what_was_sent_first() -> None:
     """By its id, or by what it was recognised by beside it; anything else goes as another message."""
     contexts = [replace(CONTEXT, maybe_delivered=True), replace(CONTEXT, maybe_delivered=True, identity="2 /s b")]
     here = World(letter("a", contexts[0]), letter("b", contexts[1]), letter("c"))
-    with here.box() as box:
-        box.redrive()
+    with here.dlq() as dlq:
+        dlq.redrive()
     assert [(each.id, each.identity) for each in here.work.stored[:2]] == [("a", None), ("b", "2 /s b")]
     assert here.work.stored[2].id == "c~1"
     assert here.work.stored[2].identity not in {None, "c"}

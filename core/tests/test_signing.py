@@ -60,7 +60,7 @@ def signed(message: Message, context: ErrorContext = CONTEXT, dialect: Any = "js
 def said(message: Message) -> tuple[object, ...]:
     """What counts of a letter: its context, its lives, and the message that it is about."""
     bare = dialects.strip(message)
-    return dialects.read(message), dialects.lives(message), bare.key or b"", bare.value or b""
+    return dialects.read(message), dialects.history(message), bare.key or b"", bare.value or b""
 
 
 @given(messages, contexts | st.just(long_context), any_dialect, prefixes, limits)
@@ -168,7 +168,7 @@ def test_a_letter_stays_signed_in_any_order_of_headers_and_under_another_prefix(
 
 def box_of(*letters: Message, native: ErrorContext | None = None, key: str | None = REFERENCE) -> tuple[World, Any]:
     here = World(*(Letter(position=f"p-{at}", message=each, context=native) for at, each in enumerate(letters)))
-    return here, here.box(key=key)
+    return here, here.dlq(key=key)
 
 
 TARGETED = replace(CONTEXT, target="victim")
@@ -186,47 +186,47 @@ TARGETED = replace(CONTEXT, target="victim")
     ids=["without", "another key", "connect", "no marker", "no context"],
 )
 def test_nothing_of_a_letter_that_is_not_signed_is_believed(forged: Message) -> None:
-    here, box = box_of(forged, signed(RAW))
-    with box:
-        first, second = box
+    here, dlq = box_of(forged, signed(RAW))
+    with dlq:
+        first, second = dlq
         assert first.context == ErrorContext(
             kind=UNSIGNED, reason="no key that was given has signed what its headers say"
         )
         assert second.context == dialects.read(signed(RAW))
-        report = box.redrive(where=Selection.parse("kind=permanent"))
+        report = dlq.redrive(where=Selection.parse("kind=permanent"))
         assert (report.considered, report.redriven) == (1, 1)
-        assert box.redrive().redriven == 1
+        assert dlq.redrive().redriven == 1
     assert [each.destination for each in here.work.stored] == [None, None]
 
 
 def test_what_the_broker_knows_of_an_unsigned_letter_is_told() -> None:
     native = ErrorContext(kind="expired", reason="its time was over")
-    _, box = box_of(signed(RAW, TARGETED, key=None), native=native)
-    with box:
-        assert [each.context for each in box] == [native]
+    _, dlq = box_of(signed(RAW, TARGETED, key=None), native=native)
+    with dlq:
+        assert [each.context for each in dlq] == [native]
 
 
 def test_the_target_of_a_signed_letter_is_followed() -> None:
-    here, box = box_of(signed(RAW, TARGETED))
-    with box:
-        report = box.redrive()
+    here, dlq = box_of(signed(RAW, TARGETED))
+    with dlq:
+        report = dlq.redrive()
     assert report.targets == {"victim": 1}
     assert [each.destination for each in here.work.stored] == ["victim"]
 
 
 def test_a_target_that_is_beside_the_signed_one_is_not_followed() -> None:
-    _, box = box_of(replace(signed(RAW, TARGETED), destination="elsewhere"))
-    with box:
-        assert box.redrive().left == {"its target 'elsewhere' is not allowed (--allow-targets)": 1}
+    _, dlq = box_of(replace(signed(RAW, TARGETED), destination="elsewhere"))
+    with dlq:
+        assert dlq.redrive().left == {"its target 'elsewhere' is not allowed (--allow-targets)": 1}
 
 
 def test_several_keys_may_be_given_so_that_a_key_can_be_changed() -> None:
-    _, box = box_of(signed(RAW), signed(RAW, key=OTHER), key=f"{REFERENCE}, env:SIGNING_OTHER_KEY")
-    with box:
-        assert [each.signed for each in box] == [True, True]
-    _, box = box_of(signed(RAW), key=None)
-    with box:
-        assert [each.signed for each in box] == [None]
+    _, dlq = box_of(signed(RAW), signed(RAW, key=OTHER), key=f"{REFERENCE}, env:SIGNING_OTHER_KEY")
+    with dlq:
+        assert [each.signed for each in dlq] == [True, True]
+    _, dlq = box_of(signed(RAW), key=None)
+    with dlq:
+        assert [each.signed for each in dlq] == [None]
 
 
 def test_a_key_is_a_reference_and_is_never_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from redelivery.errors import (
     Unsupported,
 )
 from redelivery.formats import dialects
-from redelivery.receiving.hands import Hand
+from redelivery.receiving.leases import LeasedMessage
 from redelivery.receiving.subscription import Subscription
 from redelivery.receiving.workers import Workers
 
@@ -51,12 +51,12 @@ class World:
         self.spec = DeliverySpec(dead_letter_sink=tuple(Sink(uri=uri) for uri in uris), **spec)
 
     @contextlib.contextmanager
-    def borrow(self, url: str, options: Mapping[str, str]) -> Iterator[Broker]:
+    def connection_factory(self, url: str, options: Mapping[str, str]) -> Iterator[Broker]:
         kind, name = url.split(":")
         yield self.queue if kind == "leasing" else self.sinks[int(name)]
 
     def subscription(self, handler: Callable[[Message], object], **options: Any) -> Subscription:
-        given = {"spec": self.spec, "borrow": self.borrow, "name": f"s{id(self)}", **options}
+        given = {"spec": self.spec, "connection_factory": self.connection_factory, "name": f"s{id(self)}", **options}
         return Subscription("leasing:queue", handler, **given)
 
     def outcomes(self) -> list[tuple[str, str]]:
@@ -127,7 +127,7 @@ def test_a_message_in_hand_is_not_told_to_lie_at_its_destination_whatever_its_ea
     found = dialects.read(world.sinks[0].stored[0])
     assert found is not None
     assert (found.hops, found.maybe_delivered) == (1, False)
-    assert not dialects.lives(world.sinks[0].stored[0]).maybe_delivered
+    assert not dialects.history(world.sinks[0].stored[0]).maybe_delivered
 
 
 def test_a_terminal_nack_bypasses_the_retries_and_is_counted_apart() -> None:
@@ -165,7 +165,7 @@ def test_where_every_sink_fails_the_source_is_not_acknowledged_and_the_primary_e
         sink.script = {"a": ["fatal"]}
     with pytest.raises(DeliveryFailed, match=r"ValueError: no such airport.*no access"):
         world.subscription(fails).run(until_empty=True)
-    assert world.outcomes() == [("a", "GiveBack")]
+    assert world.outcomes() == [("a", "Release")]
     assert len(world.queue.items) == 1
 
 
@@ -173,7 +173,7 @@ def test_exhausted_without_a_sink_the_message_stays_and_the_subscription_stops()
     world = World(message("a"), sinks=0, retry=1, **QUICK)
     with pytest.raises(DeliveryFailed, match="no such airport"):
         world.subscription(fails).run(until_empty=True)
-    assert world.outcomes() == [("a", "Retry"), ("a", "GiveBack")]
+    assert world.outcomes() == [("a", "Retry"), ("a", "Release")]
     assert len(world.queue.items) == 1
 
 
@@ -232,7 +232,7 @@ def test_terminate_without_a_sink_is_a_configuration_error_and_the_message_stays
 
 def test_terminate_of_what_is_not_in_hand_is_refused() -> None:
     world = World()
-    with pytest.raises(ConfigurationError, match="'x' is not in hand"):
+    with pytest.raises(ConfigurationError, match="'x' is not under lease"):
         world.subscription(fails).terminate("x", "y")
 
 
@@ -509,7 +509,7 @@ def test_a_terminal_nack_without_a_sink_is_a_configuration_error_and_the_message
     subscription = world.subscription(handler)
     with pytest.raises(ConfigurationError, match=r"'a'.*\(closed in 1969\).*no deadLetterSink.*stays at the broker"):
         subscription.run(until_empty=True)
-    assert world.outcomes() == [("good", "Accept"), ("a", "GiveBack")]
+    assert world.outcomes() == [("good", "Accept"), ("a", "Release")]
     assert (subscription.report.skipped, subscription.report.dead_lettered) == (0, 0)
 
 
@@ -519,7 +519,7 @@ def test_what_terminate_said_stays_is_never_skipped() -> None:
     subscription = world.subscription(lambda m: subscription.terminate(m, "x"))
     with pytest.raises(ConfigurationError, match="stays as it is"):
         subscription.run(until_empty=True)
-    assert world.outcomes() == [("a", "GiveBack")]
+    assert world.outcomes() == [("a", "Release")]
     assert subscription.report.skipped == 0
 
 
@@ -588,7 +588,7 @@ def test_a_termination_of_one_that_was_settled_meanwhile_ends_with_that() -> Non
     world = World(message("a"))
     subscription = world.subscription(lambda _: None)
     received = Received(message=message("a"), attempt=1, lease=1)
-    hand = Hand(received)
+    hand = LeasedMessage(received)
     future = hand.ask()
     hand.decided = True
     subscription._asked.put((hand, "late"))
@@ -615,9 +615,9 @@ def test_a_termination_that_is_asked_for_as_the_last_message_is_settled_ends_too
             workers._done.put(workers._done.get(timeout=5))
 
     def settle(receiver: LeasingReceiver, outcomes: Sequence[tuple[Received, Outcome]]) -> Sequence[Any]:
-        assert subscription._hands is not None
-        (hand,) = subscription._hands
-        future = subscription._hands.ask(hand)
+        assert subscription._leases is not None
+        (hand,) = subscription._leases
+        future = subscription._leases.ask(hand)
         assert future is not None
         futures.append(future)
         subscription._asked.put((hand, "late"))
@@ -636,7 +636,7 @@ def test_what_was_asked_for_in_an_earlier_run_gives_up_nothing_in_the_next() -> 
     """Its lease is over by then, and the message comes again."""
     world = World(message("a"))
     subscription = world.subscription(lambda _: None)
-    hand = Hand(Received(message=message("a"), attempt=1, lease=99))
+    hand = LeasedMessage(Received(message=message("a"), attempt=1, lease=99))
     future = hand.ask()
     subscription._asked.put((hand, "late"))
     report = subscription.run(until_empty=True)
@@ -700,7 +700,7 @@ def test_an_id_that_several_in_hand_have_names_none_of_them() -> None:
 
     subscription = world.subscription(handler, workers=2)
     subscription.run(until_empty=True)
-    assert "2 messages in hand" in said[0]
+    assert "2 messages under lease" in said[0]
     assert "position" in said[0]
 
 
@@ -716,7 +716,7 @@ def test_until_empty_waits_for_what_it_put_off_itself() -> None:
 
 
 def test_until_empty_ends_though_another_took_what_was_put_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("redelivery.receiving.hands.LATE", 0.2)
+    monkeypatch.setattr("redelivery.receiving.leases.LATE", 0.2)
     world = World(message("a"), retry=2, backoff_policy="linear", backoff_delay=timedelta(seconds=0.6))
 
     def handler(_message: Message) -> None:

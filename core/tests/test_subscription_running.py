@@ -20,7 +20,7 @@ from redelivery.errors import (
     Retriable,
 )
 from redelivery.formats import dialects
-from redelivery.receiving.hands import Hand
+from redelivery.receiving.leases import LeasedMessage
 from redelivery.receiving.workers import Workers
 
 
@@ -59,7 +59,7 @@ def test_a_stop_gives_back_what_a_hanging_handler_holds_when_its_time_is_over() 
     subscription.run()
     release.set()
     assert time.monotonic() - began < 5
-    assert world.outcomes() == [("a", "GiveBack")]
+    assert world.outcomes() == [("a", "Release")]
 
 
 def test_a_handler_that_takes_longer_than_the_timeout_has_failed() -> None:
@@ -127,7 +127,7 @@ def test_what_a_neighbour_accepted_is_settled_although_the_subscription_stops(mo
     world = World(message("good"), message("bad"), sinks=0)
     results = Workers.results
 
-    def both(workers: Workers, wait: float = 0.0) -> list[tuple[Hand, BaseException | None]]:
+    def both(workers: Workers, wait: float = 0.0) -> list[tuple[LeasedMessage, BaseException | None]]:
         said = results(workers, wait)
         while len(said) == 1:
             said += results(workers, 0.05)
@@ -140,7 +140,7 @@ def test_what_a_neighbour_accepted_is_settled_although_the_subscription_stops(mo
     monkeypatch.setattr(Workers, "results", both)
     with pytest.raises(DeliveryFailed):
         world.subscription(handler).run()
-    assert sorted(world.outcomes()) == [("bad", "GiveBack"), ("good", "Accept")]
+    assert sorted(world.outcomes()) == [("bad", "Release"), ("good", "Accept")]
 
 
 def test_a_handler_that_exits_stops_the_subscription_and_its_message_comes_again() -> None:
@@ -151,7 +151,7 @@ def test_a_handler_that_exits_stops_the_subscription_and_its_message_comes_again
 
     with pytest.raises(SystemExit):
         world.subscription(handler).run()
-    assert world.outcomes() == [("a", "GiveBack")]
+    assert world.outcomes() == [("a", "Release")]
 
 
 def test_a_handler_that_raises_a_fatal_error_stops_the_subscription() -> None:
@@ -162,7 +162,7 @@ def test_a_handler_that_raises_a_fatal_error_stops_the_subscription() -> None:
 
     with pytest.raises(Fatal, match="the database is gone"):
         world.subscription(handler).run()
-    assert world.outcomes() == [("a", "GiveBack")]
+    assert world.outcomes() == [("a", "Release")]
     assert world.sinks[0].stored == []
 
 

@@ -132,7 +132,7 @@ def seen_of_job(probe: Probe, said: dict[str, Any], caplog: pytest.LogCaptureFix
         support.check(spec, ScriptedBroker(FakeClock()).capabilities, "scripted")
         bench = Bench(sinks=len(spec.dead_letter_sink), **{k: v for k, v in said.items() if k != "dead_letter_sink"})
         origin = Origin(run="r", configs={"a-setting": "on"})
-        bench.engine = Engine(bench.lanes, spec, origin, bench.clock, lambda: 0.0)
+        bench.engine = Engine(bench.send_queues, spec, origin, bench.clock, lambda: 0.0)
         bench.work.script = {str(at): [probe.fate] * 99 for at in range(probe.rows)}
         try:
             bench.take(*map(str, range(probe.rows)), **EVENT)
@@ -264,11 +264,15 @@ def test_what_a_destination_cannot_do_is_refused_before_anything_is_sent(
     written, work = support.name_of(name), scripted()
     spec = spec_of(**{name: 3})
     with pytest.raises(ConfigurationError, match=written):
-        Delivery.open("scripted:work", spec, origin=Origin(run="r"), borrow=Lent(**{"work": work, "0": scripted()}))
+        Delivery.open(
+            "scripted:work", spec, origin=Origin(run="r"), connection_factory=Lent(**{"work": work, "0": scripted()})
+        )
     assert work.senders == 0
     world = World(message("a"))
     with pytest.raises(ConfigurationError, match=written):
-        Subscription("leasing:q", print, spec=spec, borrow=world.borrow, name="refused").run(until_empty=True)
+        Subscription("leasing:q", print, spec=spec, connection_factory=world.connection_factory, name="refused").run(
+            until_empty=True
+        )
     with pytest.raises(ConfigurationError, match=written):  # on Spark's driver
         read_write_options({"url": f"sqlite:{tmp_path}/q.db", "deadLetterSink": "native", written: "3"})
     for command in ("plan", "apply", "drift"):
@@ -281,7 +285,9 @@ def test_what_provisioning_alone_does_is_told_by_what_delivers(caplog: pytest.Lo
     work, sink = scripted(), scripted()
     work.capabilities = replace(work.capabilities, sink_partitions=Support.NATIVE)
     lent = Lent(**{"work": work, "0": sink})
-    with Delivery.open("scripted:work", spec_of(sink_partitions=3), origin=Origin(run="r"), borrow=lent) as delivery:
+    with Delivery.open(
+        "scripted:work", spec_of(sink_partitions=3), origin=Origin(run="r"), connection_factory=lent
+    ) as delivery:
         delivery.finish()
     assert "errors.deadletterqueue.topic.partitions: is for `redelivery apply`" in caplog.text
 

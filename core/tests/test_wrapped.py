@@ -21,7 +21,7 @@ from redelivery.receiving.subscription import Subscription
 from redelivery.registry import connect
 from redelivery.sending import Bounds, Origin
 from redelivery.sending.engine import Engine
-from redelivery.sending.lane import Lane
+from redelivery.sending.send_queue import SendQueue
 
 CONTEXT = ErrorContext(reason="why", kind="permanent", attempts=1, attempts_total=1, message_id="i")
 ROW = Message(
@@ -32,11 +32,11 @@ ROW = Message(
 def engine_of(*sinks: ScriptedBroker, main: ScriptedBroker, **spec: object) -> Engine:
     names = [f"scripted:{at}" for at in range(len(sinks))]
     asked = DeliverySpec(tolerance="all", dead_letter_sink=tuple(Sink(uri=name) for name in names), **spec)  # type: ignore[arg-type]
-    lanes = [
-        Lane(url, broker, asked, Bounds(), broker.clock)
+    send_queues = [
+        SendQueue(url, broker, asked, Bounds(), broker.clock)
         for url, broker in [("scripted:main", main), *zip(names, sinks, strict=True)]
     ]
-    return Engine(lanes, asked, Origin(run="r"), main.clock, lambda: 0.5)
+    return Engine(send_queues, asked, Origin(run="r"), main.clock, lambda: 0.5)
 
 
 def delivered(row: Message, *, script: list[list[str]], **spec: object) -> tuple[list[ScriptedBroker], Engine]:
@@ -66,7 +66,7 @@ def test_what_a_sink_refuses_is_sent_once_more_wrapped_and_comes_back_as_it_was(
         id=ROW.id,
         timestamp_ms=ROW.timestamp_ms,
     )
-    assert dialects.lives(dialects.redriven(letter)).hops == 1
+    assert dialects.history(dialects.redriven(letter)).hops == 1
     assert (engine.report.dead_lettered, engine.report.sink_requests, engine.report.sink_failures) == (1, 2, 1)
 
 
@@ -131,6 +131,6 @@ def test_an_event_of_a_number_that_json_cannot_hold_ends_no_subscription_whose_s
     spec = DeliverySpec(tolerance="all", dead_letter_sink=(Sink(uri=folder),))
     report = Subscription(url, handler, spec=spec).run(until_empty=True)
     assert report.dead_lettered == 1
-    with dead_letters(url, sink=folder) as box:
-        (letter,) = box
+    with dead_letters(url, sink=folder) as dlq:
+        (letter,) = dlq
     assert dialects.strip(letter.message).value == body

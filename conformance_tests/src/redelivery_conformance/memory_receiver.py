@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from redelivery.contract.broker import Accept, GiveBack, Outcome, Received, Receiver, Retry, Terminate
+from redelivery.contract.broker import Accept, Outcome, Received, Receiver, Release, Retry, Terminate
 from redelivery.contract.context import ErrorContext
 from redelivery.errors import BrokerError, Fatal, LeaseLost, Permanent, Unsupported
 from redelivery_conformance.memory_store import Queue, State, Store
@@ -127,7 +127,7 @@ class MemoryReceiver(Receiver):
         letter = replace(outcome.letter, destination=None, extra={})
         store.bury(self.broker.queue, position, self.broker.dead_letter_queue, letter, why)
 
-    def again(self, state: State, outcome: Retry | GiveBack) -> None:
+    def again(self, state: State, outcome: Retry | Release) -> None:
         """Back to its place, now or later."""
         state.lease, state.visible = 0, 0.0
         if isinstance(outcome, Retry):

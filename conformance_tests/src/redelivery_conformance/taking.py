@@ -114,7 +114,7 @@ class Taker:
         wait_until(max(ends) + _LATER if ends else 0.0)
 
     def make_way(self) -> None:
-        """Let another receiver have what is not in hand here: by closing, where one owns whole partitions."""
+        """Let another receiver have what is not under lease here: by closing, where one owns whole partitions."""
         if not self.subject.capabilities.competing:
             self.receiver.close()
 

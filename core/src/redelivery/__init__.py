@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from redelivery.contract.message import Message
 from redelivery.contract.spec import DeliverySpec, DeliveryStatus, Sink
-from redelivery.deadletters.queue import LetterBox, dead_letters
-from redelivery.deadletters.redrive import Pace, RedriveReport
+from redelivery.deadletters.queue import DeadLetterQueue, dead_letters
+from redelivery.deadletters.redrive import RedriveReport, RedriveSettings
 from redelivery.deadletters.selection import Selection
 from redelivery.errors import RedeliveryError, TerminalNack
 from redelivery.receiving.subscription import Subscription
@@ -16,14 +16,14 @@ from redelivery.registry import connect
 from redelivery.sending.report import DeliveryReport, SubscriptionReport
 
 __all__ = [
+    "DeadLetterQueue",
     "DeliveryReport",
     "DeliverySpec",
     "DeliveryStatus",
-    "LetterBox",
     "Message",
-    "Pace",
     "RedeliveryError",
     "RedriveReport",
+    "RedriveSettings",
     "Selection",
     "Sink",
     "Subscription",

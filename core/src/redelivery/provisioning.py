@@ -20,7 +20,7 @@ from redelivery.contract.spec import FOREVER, NATIVE, DeliverySpec, DeliveryStat
 from redelivery.errors import BrokerError, ConfigurationError, UnknownScheme, Unsupported
 from redelivery.policy.backoff import cap_of
 from redelivery.sending import support
-from redelivery.sending.opening import refuse_destination, sink_options, sink_url, true_url
+from redelivery.sending.connector import refuse_destination, sink_options, sink_url, true_url
 
 #: The parts of the vocabulary, and the capability that does each.
 _PARTS: Final[Mapping[str, str]] = {

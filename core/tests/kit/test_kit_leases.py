@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from redelivery.contract.broker import Accept, GiveBack, Outcome, Received, Retry, Terminate
+from redelivery.contract.broker import Accept, Outcome, Received, Release, Retry, Terminate
 from redelivery.contract.codes import Code
 from redelivery.contract.message import Message
 from redelivery.errors import Ambiguous, Fatal, LeaseLost, Permanent
@@ -47,12 +47,10 @@ def test_a_prolonged_message_says_when_its_lease_ends_now() -> None:
 def test_outcomes_are_sorted_by_kind_and_answered_in_order() -> None:
     messages = [received(number) for number in range(4)]
     letter = Terminate(Message(value=b"l"))
-    call = settlement(
-        (messages[0], letter), (messages[1], Accept()), (messages[2], GiveBack()), (messages[3], Accept())
-    )
+    call = settlement((messages[0], letter), (messages[1], Accept()), (messages[2], Release()), (messages[3], Accept()))
     assert [at for at, _ in call.waiting(Accept)] == [1, 3]
     assert call.waiting(Terminate) == [(0, (messages[0], letter))]
-    assert [at for at, _ in call.waiting(Retry, GiveBack)] == [2]
+    assert [at for at, _ in call.waiting(Retry, Release)] == [2]
     refused = Permanent("no")
     call.answer(3, None)
     call.answer(0, refused)
@@ -60,7 +58,7 @@ def test_outcomes_are_sorted_by_kind_and_answered_in_order() -> None:
     assert call.answers[0] is refused
     assert isinstance(call.answers[2], LeaseLost)
     assert call.answers[3] is None
-    assert [at for at, _ in call.waiting(Accept, Terminate, GiveBack)] == [1]
+    assert [at for at, _ in call.waiting(Accept, Terminate, Release)] == [1]
     assert [each.lease.is_settled for each in messages] == [False, False, True, True]
 
 
@@ -78,9 +76,9 @@ def test_a_message_without_a_valid_lease_is_lost_at_once() -> None:
 
 def test_the_second_outcome_of_one_message_is_lost() -> None:
     message = received(1)
-    call = settlement((message, Accept()), (message, GiveBack()))
+    call = settlement((message, Accept()), (message, Release()))
     assert len(call.waiting(Accept)) == 1
-    assert call.waiting(GiveBack) == []
+    assert call.waiting(Release) == []
     assert isinstance(call.answers[1], LeaseLost)
 
 
@@ -106,7 +104,7 @@ def test_a_message_whose_copy_was_not_stored_stays_leased() -> None:
 
 
 def test_the_rest_can_be_answered_alike() -> None:
-    call = settlement((received(1), Accept()), (received(2), GiveBack()))
+    call = settlement((received(1), Accept()), (received(2), Release()))
     call.answer(0, None)
     error = Fatal("the broker is gone")
     call.answer_rest(error)

@@ -32,9 +32,9 @@ def connect_into(made):
 
 
 def use(made, *urls, options=None, fail=False):
-    with connections.task_connections(connect_into(made)) as borrow:
+    with connections.task_connections(connect_into(made)) as connection_factory:
         for url in urls:
-            with borrow(url, options or {}):
+            with connection_factory(url, options or {}):
                 pass
         if fail:
             raise ZeroDivisionError
@@ -56,9 +56,9 @@ def test_another_url_or_other_options_get_another_connection(made):
 
 def test_two_connections_at_once_are_two(made):
     with (
-        connections.task_connections(connect_into(made)) as borrow,
-        borrow("a:1", {}) as one,
-        borrow("a:1", {}) as other,
+        connections.task_connections(connect_into(made)) as connection_factory,
+        connection_factory("a:1", {}) as one,
+        connection_factory("a:1", {}) as other,
     ):
         assert one is not other
     use(made, "a:1", "a:1")
@@ -75,7 +75,7 @@ def test_a_failed_task_leaves_no_connection_behind(made):
 
 def test_an_error_while_borrowed_closes_it(made):
     def failing():
-        with connections.task_connections(connect_into(made)) as borrow, borrow("a:1", {}):
+        with connections.task_connections(connect_into(made)) as connection_factory, connection_factory("a:1", {}):
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):

@@ -88,7 +88,7 @@ def test_mended_rows_can_be_written_again(spark, shelf, orders):
     assert next(m for m in shelf.messages("again") if m.id == "id0~1").destination is None, "to0 was not allowed"
     assert message.headers[0] == ("own", b"\xff")
     assert message.extra["row"] == 2
-    assert dialects.lives(message) == dialects.Lives(attempts_total=1, hops=1), "a redelivery, as it were"
+    assert dialects.history(message) == dialects.DeliveryHistory(attempts_total=1, hops=1), "a redelivery, as it were"
 
 
 def test_the_target_of_a_signed_letter_is_a_column_and_no_header_of_another_counts(spark, shelf, orders, tmp_path):

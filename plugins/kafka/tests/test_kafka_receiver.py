@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions
 
-from redelivery.contract.broker import Accept, GiveBack, Received, Retry, Terminate
+from redelivery.contract.broker import Accept, Received, Release, Retry, Terminate
 from redelivery.contract.message import Message
 from redelivery.errors import BrokerError, Fatal, LeaseLost, Permanent, Retriable
 from redelivery_conformance.forking import in_a_fork
@@ -168,7 +168,7 @@ class TestKafkaReceiver(Statements):
         received = first.one()
         second.nothing()
         second.close()
-        first.settle(GiveBack(), received)
+        first.settle(Release(), received)
         first.close()
         began = time.monotonic()
         assert Taker(subject).one().attempt == 1

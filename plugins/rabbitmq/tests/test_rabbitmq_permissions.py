@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 from rabbitmq_operating import as_user, queue_of, raw
 
-from redelivery.contract.broker import Accept, GiveBack, Retry, Terminate
+from redelivery.contract.broker import Accept, Release, Retry, Terminate
 from redelivery.contract.message import Message
 from redelivery.contract.spec import DeliverySpec, Sink
 from redelivery.errors import Fatal
@@ -106,7 +106,7 @@ class TestPermissions(Statements):
         subject.deliver(*(Message(value=b"%d" % at) for at in range(3)))
         taker = Taker(subject, broker=subject.connect(as_user(subject, "^$", "^$", f"^{queue_of(subject)}$")))
         first, second, third = taker.take(3)
-        assert taker.answers((first, Accept()), (second, Retry()), (third, GiveBack())) == [None] * 3
+        assert taker.answers((first, Accept()), (second, Retry()), (third, Release())) == [None] * 3
         for each in taker.take(2):
             taker.settle(Accept(), each)
 

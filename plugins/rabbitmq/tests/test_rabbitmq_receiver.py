@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rabbitmq_operating import broker_version, operate, properties_of_next, queue_of, raw
 
-from redelivery.contract.broker import Accept, GiveBack, Retry, Terminate
+from redelivery.contract.broker import Accept, Release, Retry, Terminate
 from redelivery.contract.message import Message
 from redelivery.contract.spec import DeliverySpec
 from redelivery.errors import Ambiguous, BrokerError, ConfigurationError, Fatal, Retriable
@@ -137,7 +137,7 @@ class TestRetrying(Statements):
         assert isinstance(answers[0], Fatal)
         assert "provision" in str(answers[0])
         assert answers[1] is None
-        taker.settle(GiveBack(), received)
+        taker.settle(Release(), received)
         assert values(taker.take(1)) == [b"v"]
 
 
@@ -162,7 +162,7 @@ class TestReceiving(Statements):
         subject.deliver(*(Message(value=value) for value in wanted))
         with Taker(subject) as taker:
             received = [each for count in (1, 1, 3, 5, 1, 7, 6) for each in taker.take(count)]
-            taker.settle(GiveBack(), *received)
+            taker.settle(Release(), *received)
         assert values(Taker(subject).take(30)) == wanted
 
     def test_a_call_that_a_signal_interrupts_loses_no_message(self, subject: Subject) -> None:

@@ -147,9 +147,8 @@ def subscribe(url, sink, *, name="one", dies=False, options=None):
         raise ValueError("never")
 
     spec = DeliverySpec(retry=0, tolerance="all", dead_letter_sink=(Sink(uri=sink),))
-    return Subscription(url, fail, name=name, spec=spec, options={**QUIET, **(options or {})}, borrow=borrow).run(
-        until_empty=True
-    )
+    given = {**QUIET, **(options or {})}
+    return Subscription(url, fail, name=name, spec=spec, options=given, connection_factory=borrow).run(until_empty=True)
 
 
 def test_events_of_one_id_and_different_source_are_two_and_one_sent_again_is_one(file):

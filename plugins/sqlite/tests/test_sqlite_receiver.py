@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from redelivery.contract.broker import Accept, Broker, GiveBack, Received, Retry, Terminate
+from redelivery.contract.broker import Accept, Broker, Received, Release, Retry, Terminate
 from redelivery.contract.message import Batch, Message
 from redelivery.contract.spec import UNLIMITED, DeliverySpec
 from redelivery.errors import Fatal, LeaseLost, NotSent, Permanent, Retriable
@@ -350,7 +350,7 @@ def test_sqlite_a_message_given_back_never_reaches_the_limit(url):
         for _ in range(4):
             (received,) = receiver.receive(1, wait=0)
             assert received.attempt == 1
-            receiver.settle([(received, GiveBack())])
+            receiver.settle([(received, Release())])
         (received,) = receiver.receive(1, wait=0)
         receiver.settle([(received, Retry())])
         assert not receiver.receive(1, wait=0)

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from redelivery.contract.broker import Accept, GiveBack, Outcome, Received, Retry, Terminate
+from redelivery.contract.broker import Accept, Outcome, Received, Release, Retry, Terminate
 from redelivery.contract.message import Batch, Message
 from redelivery.errors import LeaseLost
 from redelivery_sqlite.address import Address, Settings
@@ -180,7 +180,7 @@ class Queue(RuleBasedStateMachine):
         for received in chosen:
             letter = Message(value=b"letter", id=received.message.id)
             outcome = data.draw(
-                st.sampled_from([Accept(), GiveBack(), Terminate(letter, "why"), Retry(), Retry(timedelta(seconds=7))])
+                st.sampled_from([Accept(), Release(), Terminate(letter, "why"), Retry(), Retry(timedelta(seconds=7))])
             )
             outcomes.append((received, outcome))
             work = self._leased_as(received)
@@ -275,7 +275,7 @@ class Queue(RuleBasedStateMachine):
             self.queue.remove(work)
         elif isinstance(outcome, Terminate):
             self._dies(work, "terminated")
-        elif isinstance(outcome, GiveBack):
+        elif isinstance(outcome, Release):
             work.attempts -= 1
             work.first = work.first if work.attempts else None
         elif outcome.delay:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import ReadTimeoutError
 
-from redelivery.contract.broker import Accept, GiveBack, Received, Retry, Terminate
+from redelivery.contract.broker import Accept, Received, Release, Retry, Terminate
 from redelivery.contract.message import Message
 from redelivery.errors import Ambiguous, Fatal, LeaseLost, Permanent, Retriable
 from redelivery.receiving.subscription import Subscription
@@ -74,7 +74,7 @@ class TestReceiving(Statements):
         handle = spoil(received)
         received.lease.expires = time.monotonic()
         received.lease.handle = handle
-        for outcome in (Accept(), Retry(), GiveBack(), Terminate(received.message)):
+        for outcome in (Accept(), Retry(), Release(), Terminate(received.message)):
             taker.is_lost(received, outcome)
         assert isinstance(taker.receiver.extend([received], 30.0)[0], LeaseLost)
         with subject.broker.admin() as admin:
@@ -171,7 +171,7 @@ class TestReceiving(Statements):
             assert isinstance(answer, Fatal)
             assert f"{lonely}-dead-letters" in str(answer)
             assert "provision" in str(answer)
-            taker.settle(GiveBack(), received)
+            taker.settle(Release(), received)
             assert values(taker.take(1)) == [b"0"]
 
     def test_a_queue_that_is_not_there_is_fatal_and_the_text_says_what_to_do(self, subject: Subject) -> None:

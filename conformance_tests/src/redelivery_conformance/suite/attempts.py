@@ -8,7 +8,7 @@ from datetime import timedelta
 
 import pytest
 
-from redelivery.contract.broker import Accept, GiveBack, Received, Retry, Support
+from redelivery.contract.broker import Accept, Received, Release, Retry, Support
 from redelivery.contract.message import Message
 from redelivery.errors import BrokerError
 from redelivery_conformance.statements import Statements, broker_has, broker_lacks
@@ -63,7 +63,7 @@ class Attempts(Statements):
             taker.settle(Retry(), again)
             again = taker.one()
             self._counts(subject, again, truth)
-        taker.settle(GiveBack(), other)
+        taker.settle(Release(), other)
         assert taker.one().attempt <= 2
 
     @broker_has("receive", "send", "attempts")
@@ -72,7 +72,7 @@ class Attempts(Statements):
         subject.deliver(Message(value=b"v"))
         taker = Taker(subject)
         taker.settle(Retry(), taker.one())
-        taker.settle(GiveBack(), taker.one())
+        taker.settle(Release(), taker.one())
         received = taker.one()
         low = 1 if subject.capabilities.attempts is Support.LOWER_BOUND else 2
         assert low <= received.attempt <= 3

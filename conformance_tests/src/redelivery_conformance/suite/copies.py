@@ -133,6 +133,6 @@ def _provisioned(subject: Subject, url: str, name: str) -> Broker:
 def _run(subject: Subject, url: str, name: str, handler: Handler) -> None:
     options = dict(subject.place.options)
     subscription = Subscription(
-        url, handler, name=name, own_copy=True, spec=SPEC, options=options, borrow=subject.harness.connect
+        url, handler, name=name, own_copy=True, spec=SPEC, options=options, connection_factory=subject.harness.connect
     )
     subscription.run(until_empty=True)

@@ -17,7 +17,7 @@ from redelivery.contract.broker import Settled
 from redelivery.contract.message import Batch, Message
 from redelivery.contract.spec import FOREVER, DeliverySpec
 from redelivery.errors import Ambiguous, BrokerError, ConfigurationError, Fatal, Permanent, Unattributed
-from redelivery.sending import Bounds, Engine, Lane, Origin
+from redelivery.sending import Bounds, Engine, Origin, SendQueue
 from redelivery_conformance.harness import TRIED_BYTES
 from redelivery_conformance.statements import Statements, broker_has
 from redelivery_conformance.subject import GRACE, NotApplicable, Subject, confirmed, unattributed
@@ -166,8 +166,8 @@ class Failures(Statements):
         attempt = timedelta(seconds=subject.place.patience)
         spec = DeliverySpec(retry_timeout=FOREVER, retry_delay_max=timedelta(seconds=0.5), timeout=attempt)
         clock, rows = SystemClock(), [b"row %d" % at for at in range(60)]
-        lane = Lane(subject.place.url, subject.broker, spec, Bounds(), clock)
-        engine = Engine([lane], spec, Origin(run="audit"), clock, random.random)
+        send_queue = SendQueue(subject.place.url, subject.broker, spec, Bounds(), clock)
+        engine = Engine([send_queue], spec, Origin(run="audit"), clock, random.random)
 
         def turn_until(done: Callable[[], object]) -> None:
             until = time.monotonic() + 4 * subject.place.patience + GRACE
@@ -175,7 +175,7 @@ class Failures(Statements):
                 assert time.monotonic() < until, "the job does not come to an end"
                 engine.turn(0.05)
 
-        with contextlib.closing(lane):
+        with contextlib.closing(send_queue):
             engine.take(Batch.of([Message(value=value) for value in rows[:20]]))
             turn_until(lambda: engine.idle)
             engine.take(Batch.of([Message(value=value) for value in rows[20:40]]))

@@ -8,7 +8,7 @@ from itertools import permutations
 
 import pytest
 
-from redelivery.contract.broker import Accept, GiveBack, Outcome, Received, Retry, Terminate
+from redelivery.contract.broker import Accept, Outcome, Received, Release, Retry, Terminate
 from redelivery.contract.message import Message
 from redelivery.errors import LeaseLost
 from redelivery_conformance.statements import Statements, broker_has, broker_lacks
@@ -21,7 +21,7 @@ OUTCOMES: dict[str, Callable[[Received], Outcome]] = {
     "accept": lambda _: Accept(),
     "retry": lambda _: Retry(),
     "terminate": lambda received: Terminate(received.message, "given up"),
-    "give-back": lambda _: GiveBack(),
+    "give-back": lambda _: Release(),
 }
 
 
@@ -109,7 +109,7 @@ class Leases(Statements):
         taker = Taker(subject)
         received = taker.one()
         taker.settle(ending(subject, name, received), received)
-        for again in (Accept(), GiveBack(), Retry()):
+        for again in (Accept(), Release(), Retry()):
             taker.is_lost(received, again)
         if name in {"retry", "give-back"}:
             assert values(taker.take(1)) == [b"v"]
@@ -132,7 +132,7 @@ class Leases(Statements):
         subject.deliver(Message(value=b"v"))
         taker = Taker(subject)
         received = taker.one()
-        first, second = taker.answers((received, GiveBack()), (received, Accept()))
+        first, second = taker.answers((received, Release()), (received, Accept()))
         assert first is None
         assert isinstance(second, LeaseLost)
         assert values(taker.take(1)) == [b"v"]
@@ -142,7 +142,7 @@ class Leases(Statements):
         subject.deliver(*numbered(4))
         taker = Taker(subject)
         received = taker.take(4)
-        outcomes: list[Outcome] = [Accept(), Retry(), GiveBack(), Accept()]
+        outcomes: list[Outcome] = [Accept(), Retry(), Release(), Accept()]
         assert taker.answers(*zip(received, outcomes, strict=True)) == [None] * 4
         wanted = sorted(values([received[1], received[2]]), key=repr)
         assert sorted(values(taker.take(2)), key=repr) == wanted
@@ -193,7 +193,7 @@ class Leases(Statements):
         subject.deliver(*numbered(3))
         taker = Taker(subject)
         received = taker.take(3)
-        taker.settle(GiveBack(), *received)
+        taker.settle(Release(), *received)
         taker.make_way()
         again = Taker(subject).take(3)
         assert sorted(values(again), key=repr) == sorted(values(received), key=repr)

@@ -125,7 +125,9 @@ class DeadLetterPlaces(Statements):
         """Where it is taken it is delivered; either way the job goes on."""
         subject.provision()
         spec = DeliverySpec(tolerance="all", dead_letter_sink=(Sink(uri=NATIVE),))
-        with Delivery.open(subject.place.url, spec, origin=Origin(run="r"), borrow=subject.connect) as delivery:
+        with Delivery.open(
+            subject.place.url, spec, origin=Origin(run="r"), connection_factory=subject.connect
+        ) as delivery:
             delivery.write(Batch.of([row, Message(value=b"after")]))
             report = delivery.finish()
         assert report.delivered + report.dead_lettered == 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from redelivery.contract.broker import Accept, Failure, GiveBack, Support
+from redelivery.contract.broker import Accept, Failure, Release, Support
 from redelivery.contract.message import Message
 from redelivery.errors import NotSent
 from redelivery_conformance.statements import Statements, broker_has, broker_lacks
@@ -28,7 +28,7 @@ class Ordering(Statements):
         seen: dict[bytes | None, list[int]] = {}
         for count in [1, 1, 2, 5, 50, 61]:
             left = count
-            while left:  # a broker may keep the next ones of a key back while some are in hand
+            while left:  # a broker may keep the next ones of a key back while some are under lease
                 received = [taker.one()]
                 received += taker.receiver.receive(left - 1, wait=0.0) if left > 1 else []
                 left -= len(received)
@@ -46,7 +46,7 @@ class Ordering(Statements):
         subject.deliver(*(self._row(subject, b"a"[0], at) for at in range(5)))
         with Taker(subject) as taker:
             received = taker.take(3)
-            taker.settle(GiveBack(), *received)
+            taker.settle(Release(), *received)
         assert values(Taker(subject).take(5)) == [b"a %d" % at for at in range(5)]
 
     @broker_has("send", "order", "keys")

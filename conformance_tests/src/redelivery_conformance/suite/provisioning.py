@@ -44,7 +44,11 @@ def _is_refused(subject: Subject, spec: DeliverySpec) -> None:
     before = subject.place.snapshot()
     with pytest.raises(ConfigurationError, match=r"errors\.deadletterqueue\.topic\."):
         Delivery.open(
-            subject.place.url, spec, options=subject.place.options, origin=Origin(run="refused"), borrow=borrowed
+            subject.place.url,
+            spec,
+            options=subject.place.options,
+            origin=Origin(run="refused"),
+            connection_factory=borrowed,
         )
     assert subject.place.snapshot() == before
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import pytest
 
-from redelivery.contract.broker import Accept, GiveBack, Received, Terminate
+from redelivery.contract.broker import Accept, Received, Release, Terminate
 from redelivery.contract.message import Message
 from redelivery.errors import Ambiguous, BrokerError, RedeliveryError
 from redelivery_conformance.forking import in_a_fork
@@ -214,7 +214,7 @@ class Receiving(Statements):
         subject.deliver(*numbered(3))
         first = Taker(subject)
         given = {each.message.value: each for each in first.take(3)}
-        first.settle(GiveBack(), *given.values())
+        first.settle(Release(), *given.values())
         first.close()
         again = {each.message.value: each for each in Taker(subject).take(3)}
         assert {each.lasting for each in (*given.values(), *again.values())} in ({True}, {False})

@@ -15,10 +15,10 @@ import pytest
 from redelivery.contract.broker import Accept, Broker, DeadLetters, Letter, Sender, Terminate
 from redelivery.contract.context import ErrorContext
 from redelivery.contract.message import Message
-from redelivery.deadletters.errands import HOP_MARK
-from redelivery.deadletters.journal import Ledger
-from redelivery.deadletters.queue import LetterBox, dead_letters
-from redelivery.deadletters.redrive import Pace
+from redelivery.deadletters.journal import Journal
+from redelivery.deadletters.operations import HOP_MARK
+from redelivery.deadletters.queue import DeadLetterQueue, dead_letters
+from redelivery.deadletters.redrive import RedriveSettings
 from redelivery.deadletters.selection import Selection
 from redelivery.errors import Retriable
 from redelivery.formats import dialects
@@ -48,8 +48,8 @@ class Redriving(Statements):
     def test_a_redriven_letter_is_back_at_work_and_gone_from_its_place(self, subject: Subject) -> None:
         """As it was sent: its bytes, key and own headers, without the context that we wrote."""
         self._bury(subject, original(subject))
-        with self._box(subject) as box:
-            report = box.redrive()
+        with self._box(subject) as dlq:
+            report = dlq.redrive()
         assert (report.considered, report.redriven, report.removed, report.failed) == (1, 1, 1, 0)
         assert not subject.browse(direct=False)
         (there,) = subject.place.stored()
@@ -64,21 +64,21 @@ class Redriving(Statements):
         for hop in (1, 2, 3):
             total += 3
             self._bury(subject, message, replace(CONTEXT, hops=hop - 1, attempts_total=total))
-            with self._box(subject) as box:
-                assert box.redrive().removed == 1
-            message = next(each for each in subject.place.stored() if dialects.lives(each).hops == hop)
-            assert dialects.lives(message) == dialects.Lives(attempts_total=total, hops=hop)
+            with self._box(subject) as dlq:
+                assert dlq.redrive().removed == 1
+            message = next(each for each in subject.place.stored() if dialects.history(each).hops == hop)
+            assert dialects.history(message) == dialects.DeliveryHistory(attempts_total=total, hops=hop)
 
     @broker_has(*NEEDS, "ids")
     def test_each_hop_has_an_id_of_its_own(self, subject: Subject) -> None:
         self._bury(subject, original(subject), replace(CONTEXT, hops=0))
-        with self._box(subject) as box:
-            box.redrive()
+        with self._box(subject) as dlq:
+            dlq.redrive()
         (there,) = subject.place.stored()
         assert there.id == f"{original(subject).id}{HOP_MARK}1"
         self._bury(subject, there, replace(CONTEXT, hops=1))
-        with self._box(subject) as box:
-            box.redrive()
+        with self._box(subject) as dlq:
+            dlq.redrive()
         names = {message.id for message in subject.place.stored()}
         assert f"{original(subject).id}{HOP_MARK}2" in names, names
 
@@ -90,8 +90,8 @@ class Redriving(Statements):
         taker = Taker(subject)
         received = taker.one()
         taker.settle(Terminate(self._letter(subject, received.message, CONTEXT)), received)
-        with self._box(subject) as box:
-            assert box.redrive().redriven == 1
+        with self._box(subject) as dlq:
+            assert dlq.redrive().redriven == 1
         again = taker.one()
         assert again.message.value == original(subject).value
         assert not subject.browse(direct=False)
@@ -100,8 +100,8 @@ class Redriving(Statements):
     @broker_has(*NEEDS, "receive", "attempts")
     def test_a_redriven_letter_starts_again_at_the_first_attempt(self, subject: Subject) -> None:
         self._bury(subject, original(subject))
-        with self._box(subject) as box:
-            box.redrive()
+        with self._box(subject) as dlq:
+            dlq.redrive()
         assert Taker(subject).one().attempt == 1
 
     @broker_has(*NEEDS)
@@ -109,8 +109,8 @@ class Redriving(Statements):
         """As the independent reader sees it at the moment of removing."""
         self._bury(subject, original(subject))
         seen: list[Counter[bytes | None]] = []
-        with self._box(subject, before_removing=lambda: seen.append(subject.values())) as box:
-            box.redrive()
+        with self._box(subject, before_removing=lambda: seen.append(subject.values())) as dlq:
+            dlq.redrive()
         assert seen == [Counter([original(subject).value])]
 
     @broker_has(*NEEDS)
@@ -121,12 +121,12 @@ class Redriving(Statements):
         def die() -> None:
             raise Killed("killed")
 
-        with self._box(subject, before_removing=die) as box, pytest.raises(Killed):
-            box.redrive()
+        with self._box(subject, before_removing=die) as dlq, pytest.raises(Killed):
+            dlq.redrive()
         assert len(subject.browse(direct=False)) == 1
         assert subject.values().total() == 1
-        with self._box(subject) as box:
-            box.redrive()
+        with self._box(subject) as dlq:
+            dlq.redrive()
         assert not subject.browse(direct=False)
         stored = subject.place.stored()
         assert len(stored) == 1 if subject.capabilities.deduplicate else len(stored) == 2
@@ -142,14 +142,14 @@ class Redriving(Statements):
         rows = [replace(row, id=f"n{at}" if subject.capabilities.ids else None) for at, row in enumerate(numbered(3))]
         values = Counter(message.value for message in rows)
         self._bury(subject, *rows)
-        ledger, briefly = tmp_path / "ledger.db", subject.place.forgetting(2.0)
+        journal, briefly = tmp_path / "journal.db", subject.place.forgetting(2.0)
 
         def child() -> None:
             if when == "before-it-is-noted":
-                Ledger.sent = _die  # type: ignore[assignment, method-assign]
+                Journal.sent = _die  # type: ignore[assignment, method-assign]
             hook = {"before_removing": _die} if when == "before-it-is-removed" else {"after_removing": _die}
-            with self._box(subject, **hook, options=briefly) as box:
-                box.redrive(pace=Pace(limit=1), ledger=ledger)
+            with self._box(subject, **hook, options=briefly) as dlq:
+                dlq.redrive(settings=RedriveSettings(limit=1), journal=journal)
 
         assert in_a_fork(subject, child) == KILLED, "the child did not get as far"
         left, end = 2 if when == "after-it-is-removed" else 3, subject.deadline()
@@ -158,8 +158,8 @@ class Redriving(Statements):
         assert len(letters) == left
         assert subject.values().total() == 1
         assert subject.values() | Counter(letter.message.value for letter in letters) == values, "one is in no place"
-        with self._box(subject) as box:
-            report = box.redrive(ledger=ledger)
+        with self._box(subject) as dlq:
+            report = dlq.redrive(journal=journal)
         assert report.resumed == (1 if when == "before-it-is-removed" else 0)
         assert not subject.browse(direct=False)
         twice = when == "before-it-is-noted" and not subject.capabilities.deduplicate
@@ -173,12 +173,12 @@ class Redriving(Statements):
     def test_only_the_letters_that_a_selection_means_are_redriven(self, subject: Subject) -> None:
         self._bury(subject, Message(value=b"mine", headers=(("tenant", b"acme"),)), Message(value=b"other"))
         where = Selection.parse(f"reason={CONTEXT.reason}", "header.tenant=acme")
-        with self._box(subject) as box:
-            planned = box.redrive(where=where, pace=Pace(dry_run=True))
+        with self._box(subject) as dlq:
+            planned = dlq.redrive(where=where, settings=RedriveSettings(dry_run=True))
             assert (planned.selected, planned.redriven) == (1, 0)
         assert len(subject.browse(direct=False)) == 2, "a dry run changed something"
-        with self._box(subject) as box:
-            assert box.redrive(where=where).removed == 1
+        with self._box(subject) as dlq:
+            assert dlq.redrive(where=where).removed == 1
         assert subject.values() == Counter([b"mine"])
         assert [letter.message.value for letter in subject.browse(direct=False)] == [b"other"]
 
@@ -186,24 +186,24 @@ class Redriving(Statements):
     def test_a_second_redrive_finds_nothing(self, subject: Subject) -> None:
         self._bury(subject, original(subject))
         for count in (1, 0):
-            with self._box(subject) as box:
-                assert box.redrive().redriven == count
+            with self._box(subject) as dlq:
+                assert dlq.redrive().redriven == count
         assert subject.values().total() == 1
 
     @broker_has(*NEEDS)
     def test_a_redrive_of_some_leaves_the_others(self, subject: Subject) -> None:
         self._bury(subject, *(Message(value=b"%d" % at) for at in range(4)))
         chosen = [each.position for each in subject.browse(direct=False) if each.message.value in {b"1", b"3"}]
-        with self._box(subject) as box:
-            assert box.redrive(chosen).removed == 2
+        with self._box(subject) as dlq:
+            assert dlq.redrive(chosen).removed == 2
         assert sorted(each.message.value or b"" for each in subject.browse(direct=False)) == [b"0", b"2"]
         assert subject.values() == Counter([b"1", b"3"])
 
     @broker_has(*NEEDS)
     def test_a_letter_sent_back_too_often_stays(self, subject: Subject) -> None:
         self._bury(subject, original(subject), replace(CONTEXT, hops=5))
-        with self._box(subject) as box:
-            report = box.redrive()
+        with self._box(subject) as dlq:
+            report = dlq.redrive()
         assert report.redriven == 0
         assert sum(report.left.values()) == 1
         assert len(subject.browse(direct=False)) == 1
@@ -213,9 +213,9 @@ class Redriving(Statements):
         """As they are, and only those of the place; it is done when the call returns."""
         self._bury(subject, *(Message(value=b"%d" % at) for at in range(12)))
         subject.deliver(Message(value=b"live"))
-        with self._box(subject) as box:
-            assert box.move_back(wait=60.0) == 12
-            assert box.move_back(wait=60.0) == 0
+        with self._box(subject) as dlq:
+            assert dlq.move_back(wait=60.0) == 12
+            assert dlq.move_back(wait=60.0) == 0
         assert subject.values() == Counter([b"live", *(b"%d" % at for at in range(12))])
         assert not subject.browse(direct=False)
 
@@ -232,8 +232,8 @@ class Redriving(Statements):
         keys = subject.capabilities.keys  # where letters lie behind others, those are of one key
         rows = [Message(value=b"%d" % at, key=b"%d" % at if keys else None) for at in range(count)]
         self._bury(subject, *rows)
-        with self._box(subject) as box:
-            assert box.redrive().removed == count
+        with self._box(subject) as dlq:
+            assert dlq.redrive().removed == count
         assert subject.values() == Counter(row.value for row in rows)
         assert not subject.browse(direct=False)
 
@@ -248,8 +248,8 @@ class Redriving(Statements):
             taker.nothing()
             assert time.monotonic() < end + GRACE, "it never became a dead letter"
         sink = subject.broker.sibling(subject.place.destination("kept"))
-        with self._box(subject) as box:
-            report = box.forward(sink)
+        with self._box(subject) as dlq:
+            report = dlq.forward(sink)
         assert (report.considered, report.redriven, report.removed) == (1, 1, 1), report
         assert not subject.browse(direct=False)
         with subject.connect(sink).dead_letters(direct=True) as letters:
@@ -281,13 +281,13 @@ class Redriving(Statements):
         before_removing: Callable[[], object] = lambda: None,
         after_removing: Callable[[], object] = lambda: None,
         options: Mapping[str, str] | None = None,
-    ) -> LetterBox:
+    ) -> DeadLetterQueue:
         @contextmanager
-        def borrow(url: str, _options: Mapping[str, str]) -> Iterator[Broker]:
+        def connection_factory(url: str, _options: Mapping[str, str]) -> Iterator[Broker]:
             with subject.harness.connect(url, {**subject.place.options, **(options or {})}) as broker:
                 yield Watched(broker, before_removing, after_removing)
 
-        return dead_letters(subject.place.url, options=subject.place.options, borrow=borrow)
+        return dead_letters(subject.place.url, options=subject.place.options, connection_factory=connection_factory)
 
 
 class Watched(Broker):

@@ -137,7 +137,7 @@ class Subscribing(Statements):
         dies: str | None = None,
     ) -> SubscriptionReport:
         @contextmanager
-        def borrow(url: str, _options: Mapping[str, str]) -> Iterator[Broker]:
+        def connection_factory(url: str, _options: Mapping[str, str]) -> Iterator[Broker]:
             with subject.harness.connect(url, subject.place.options) as broker:
                 yield broker if dies is None or url != subject.place.url else Mortal(broker, dies)
 
@@ -148,7 +148,7 @@ class Subscribing(Statements):
             spec=spec,
             options=subject.place.options,
             lease=timedelta(seconds=lease),
-            borrow=borrow,
+            connection_factory=connection_factory,
         )
         return subscription.run(until_empty=True)
 

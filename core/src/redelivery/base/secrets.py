@@ -308,7 +308,7 @@ def _userinfo(url: str) -> tuple[int, int] | None:
         begin += 1
     at = url.rfind("@")
     colon = url.find(":", begin, at)
-    if at < begin or colon < 0 or any(mark in url[begin:colon] for mark in "/?#@"):
+    if at < begin or colon < 0 or any(marker in url[begin:colon] for marker in "/?#@"):
         return None
     return colon + 1, at
 

@@ -17,7 +17,7 @@ from importlib.metadata import version
 from redelivery.base.secrets import redact, refuse_password
 from redelivery.cli import letters, plugins, provision, run
 from redelivery.cli.arguments import SHOWN
-from redelivery.cli.showing import HarmlessFormatter, say
+from redelivery.cli.output import HarmlessFormatter, say
 from redelivery.errors import RedeliveryError
 
 #: Exit status: something the caller wrote, or a broker, does not let the command do what was asked.

@@ -13,7 +13,7 @@ from typing import Final
 from redelivery import registry
 from redelivery.base.secrets import redact, refuse_literal
 from redelivery.contract.spec import DeliverySpec
-from redelivery.deadletters.queue import LetterBox, dead_letters
+from redelivery.deadletters.queue import DeadLetterQueue, dead_letters
 from redelivery.deadletters.selection import Selection
 from redelivery.errors import ConfigurationError
 from redelivery.formats.specs import connect, knative, options
@@ -130,7 +130,7 @@ def _properties(text: str) -> dict[str, str]:
     return found
 
 
-def opened(arguments: argparse.Namespace, client: Mapping[str, str] | None = None) -> LetterBox:
+def opened(arguments: argparse.Namespace, client: Mapping[str, str] | None = None) -> DeadLetterQueue:
     """The place that the arguments name; the client's options are read here where they are not given."""
     options = client_of(arguments) if client is None else client
     return dead_letters(destination_of(arguments, options), sink=arguments.sink, options=options, key=arguments.key)

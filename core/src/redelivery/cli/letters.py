@@ -1,6 +1,6 @@
 """`redelivery dead-letters list|show|stats|export URL`: look at dead letters; nothing here moves one.
 
-What moves them is in `moving.py`. This file must not know any broker.
+The commands that move them are in `redrive.py`.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from redelivery.base.files import open_private
 from redelivery.base.rendering import harmless
-from redelivery.cli import moving
+from redelivery.cli import redrive
 from redelivery.cli.arguments import add_place, add_where, opened, selection_of
-from redelivery.cli.asking import confirm
-from redelivery.cli.showing import body, columns, json_line, one_line, padded, say, say_json
+from redelivery.cli.output import body, columns, json_line, one_line, padded, say, say_json
+from redelivery.cli.prompt import confirm
 from redelivery.contract.broker import Letter
 from redelivery.contract.context import ErrorContext
 from redelivery.deadletters.export import as_json
@@ -57,7 +57,7 @@ def add(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         if name != "show":
             add_where(each)
         add_arguments(each)
-    moving.add(what)
+    redrive.add(what)
 
 
 def _add_json(parser: argparse.ArgumentParser) -> None:
@@ -86,8 +86,8 @@ def _list(arguments: argparse.Namespace) -> int:
     if arguments.limit < 0:
         raise ConfigurationError(f"--limit: must be 0 or more, not {arguments.limit}")
     where = selection_of(arguments)
-    with opened(arguments) as box:
-        letters = islice(box.select(where), arguments.limit or None)
+    with opened(arguments) as dlq:
+        letters = islice(dlq.select(where), arguments.limit or None)
         if arguments.jsonl:
             for letter in letters:
                 say_json(as_json(letter))
@@ -131,10 +131,10 @@ def _age(letter: Letter, now: float) -> str:
 
 
 def _show(arguments: argparse.Namespace) -> int:
-    with opened(arguments) as box:
-        letter = next(box.select(Selection().of([arguments.letter])), None)
+    with opened(arguments) as dlq:
+        letter = next(dlq.select(Selection().of([arguments.letter])), None)
         if letter is None:
-            named = (each for each in box if (each.context or ErrorContext()).message_id == arguments.letter)
+            named = (each for each in dlq if (each.context or ErrorContext()).message_id == arguments.letter)
             letter = next(named, None)
     if letter is None:
         raise ConfigurationError(f"there is no letter {arguments.letter!r}; `redelivery dead-letters list` shows them")
@@ -198,8 +198,8 @@ def _stats(arguments: argparse.Namespace) -> int:
     counts: dict[str, Counter[str]] = {"by reason": Counter(), "by age": Counter(), "by source": Counter()}
     total = nbytes = maybe = 0
     now = time.time()
-    with opened(arguments) as box:
-        for letter in box.select(where):
+    with opened(arguments) as dlq:
+        for letter in dlq.select(where):
             total += 1
             nbytes += letter.message.size
             maybe += letter.context is not None and letter.context.maybe_delivered
@@ -248,8 +248,8 @@ _GROUPS: Final[dict[str, Callable[[Letter, float], str]]] = {
 def _export(arguments: argparse.Namespace) -> int:
     where = selection_of(arguments)
     output: Path | None = arguments.output
-    with opened(arguments) as box:
-        forms = (as_json(letter) for letter in box.select(where))
+    with opened(arguments) as dlq:
+        forms = (as_json(letter) for letter in dlq.select(where))
         if output is None:
             for form in forms:
                 say_json(form)

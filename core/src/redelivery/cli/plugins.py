@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from redelivery.base import durations
 from redelivery.cli import options_page
-from redelivery.cli.showing import say, say_json
+from redelivery.cli.output import say, say_json
 from redelivery.contract.broker import CONTRACT_VERSION, FEATURES, BrokerPlugin, Capabilities, Limits, Support
 from redelivery.registry import Registry, installed
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from redelivery import provisioning
 from redelivery.base.urls import redact
 from redelivery.cli.arguments import add_spec, add_subscription, destination_of, spec_and_client
-from redelivery.cli.showing import say, say_json
+from redelivery.cli.output import say, say_json
 from redelivery.contract.broker import NativeObject
 from redelivery.formats.specs import knative
 from redelivery.provisioning import Provisioning

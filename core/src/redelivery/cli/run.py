@@ -1,6 +1,6 @@
 """`redelivery run URL MODULE:HANDLER`: a subscription, from a terminal or a container.
 
-SIGTERM and Ctrl-C stop it gracefully: what is in hand is settled or given back. This file must not settle anything.
+SIGTERM and Ctrl-C stop it gracefully: what is under lease is settled or given back. This file must not settle anything.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from redelivery.cli.arguments import add_spec, spec_and_client
-from redelivery.cli.showing import HarmlessFormatter, say_json
+from redelivery.cli.output import HarmlessFormatter, say_json
 from redelivery.errors import ConfigurationError
 from redelivery.receiving.subscription import DEFAULT_NAME, Handler, Subscription
 

@@ -47,7 +47,6 @@ __all__ = [
     "DeadLetters",
     "Difference",
     "Failure",
-    "GiveBack",
     "Letter",
     "Limits",
     "NativeObject",
@@ -55,6 +54,7 @@ __all__ = [
     "Plan",
     "Received",
     "Receiver",
+    "Release",
     "Retry",
     "Role",
     "Sender",
@@ -116,7 +116,7 @@ class Role(ABC):
 
 
 class Sender(Role):
-    """Hands batches to the broker, and tells which are settled. Used by one thread at a time.
+    """Leases batches to the broker, and tells which are settled. Used by one thread at a time.
 
     A batch handed over is settled exactly once, by its deadline; what is unknown then is `Ambiguous`.
     """
@@ -191,11 +191,11 @@ class Terminate:
 
 
 @dataclass(frozen=True, slots=True)
-class GiveBack:
+class Release:
     """Outcome: not handled; back to its place. Does not count as an attempt, where the broker can leave it out."""
 
 
-Outcome = Accept | Retry | Terminate | GiveBack
+Outcome = Accept | Retry | Terminate | Release
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -94,7 +94,7 @@ class Capabilities:
         settles: "batch": `collect` tells of each batch as it is settled. "quiescence": the client reports errors
             only, so batches count as settled when its queue has emptied; the engine drains at its bound.
         shared: reachable from several hosts; False: a file of one host (refused on a cluster).
-        depth_counts_leased: `Admin.depth` counts what receivers have in hand; False: the broker does not tell it.
+        depth_counts_leased: `Admin.depth` counts what receivers have under lease; False: the broker does not tell it.
         context_dialect: how an error context is written into headers here (a name in `redelivery.formats.dialects`).
         cloudevents_prefix: header prefix of CloudEvents attributes in binary mode; None: structured mode only.
         columns: the broker's own columns and their Python types, beyond those of `Message`.

@@ -1,4 +1,4 @@
-"""`Ledger`: what a redrive has sent and not yet removed, on disk, so that one that was killed goes on where it was.
+"""`Journal`: what a redrive has sent and not yet removed, on disk, so that one that was killed goes on where it was.
 
 A letter is written here after its destination has confirmed it and before it is removed: what is found here at the
 next start is removed and not sent again, if it is still that letter: hence the digest. An SQLite file, for its durable
@@ -24,7 +24,7 @@ _BUSY: Final = 0.5
 
 
 def default_path(source: str) -> Path:
-    """Where the ledger of a dead letter place lies if nothing else is said: the user's state folder.
+    """Where the journal of a dead letter place lies if nothing else is said: the user's state folder.
 
     One place has one file, so two redrives of it by one user of one host meet there.
 
@@ -34,20 +34,20 @@ def default_path(source: str) -> Path:
     try:
         state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     except RuntimeError as error:
-        text = "this user has no home folder to keep a redrive's ledger in: name a file for it, or set XDG_STATE_HOME"
+        text = "this user has no home folder to keep a redrive's journal in: name a file for it, or set XDG_STATE_HOME"
         raise ConfigurationError(text) from error
     return Path(state) / "redelivery" / f"redrive-{hashlib.sha256(source.encode()).hexdigest()[:16]}.db"
 
 
-class Ledger:
-    """The ledger of one dead letter place, locked for as long as it is open.
+class Journal:
+    """The journal of one dead letter place, locked for as long as it is open.
 
     Args:
         path: made where it is missing, with its folder, for its owner alone; not a symbolic link.
         source: redacted URL of the place that is redriven.
 
     Raises:
-        ConfigurationError: it is another place's, in use by another redrive, no ledger, or cannot be written.
+        ConfigurationError: it is another place's, in use by another redrive, no journal, or cannot be written.
     """
 
     def __init__(self, path: Path, source: str) -> None:
@@ -58,7 +58,7 @@ class Ledger:
             make_private(path)
             self._file = sqlite3.connect(path, timeout=_BUSY, isolation_level=None)
         except (OSError, sqlite3.Error) as error:
-            raise ConfigurationError(f"the ledger {str(path)!r} cannot be opened: {error}") from error
+            raise ConfigurationError(f"the journal {str(path)!r} cannot be opened: {error}") from error
         try:
             self._claim(source)
         except sqlite3.OperationalError as error:
@@ -66,10 +66,10 @@ class Ledger:
             why = (
                 "is in use: another redrive of this place is running" if _locked(error) else f"cannot be used: {error}"
             )
-            raise ConfigurationError(f"the ledger {str(path)!r} {why}") from error
+            raise ConfigurationError(f"the journal {str(path)!r} {why}") from error
         except sqlite3.DatabaseError as error:
             self._file.close()
-            raise ConfigurationError(f"{str(path)!r} is no ledger: {error}; name another file") from error
+            raise ConfigurationError(f"{str(path)!r} is no journal: {error}; name another file") from error
         except ConfigurationError:
             self._file.close()
             raise
@@ -78,10 +78,10 @@ class Ledger:
         run = self._file.execute
         run("PRAGMA locking_mode = EXCLUSIVE")
         run("BEGIN EXCLUSIVE")
-        (mark,) = run("PRAGMA application_id").fetchone()
+        (marker,) = run("PRAGMA application_id").fetchone()
         (tables,) = run("SELECT count(*) FROM sqlite_master").fetchone()
-        if mark != _MARK and tables:
-            raise ConfigurationError(f"{str(self.path)!r} is another program's file, and no ledger; name another file")
+        if marker != _MARK and tables:
+            raise ConfigurationError(f"{str(self.path)!r} is another program's file, and no journal; name another file")
         run(f"PRAGMA application_id = {_MARK}")
         run("CREATE TABLE IF NOT EXISTS place (source TEXT NOT NULL)")
         run("CREATE TABLE IF NOT EXISTS letter (position TEXT PRIMARY KEY, digest TEXT NOT NULL) WITHOUT ROWID")
@@ -90,7 +90,7 @@ class Ledger:
         if known != source:
             run("ROLLBACK")
             raise ConfigurationError(
-                f"the ledger {str(self.path)!r} belongs to {known}, not to {source}; name another file"
+                f"the journal {str(self.path)!r} belongs to {known}, not to {source}; name another file"
             )
         run("COMMIT")
 
@@ -114,7 +114,7 @@ class Ledger:
         except sqlite3.Error as error:
             with contextlib.suppress(sqlite3.Error):
                 self._file.execute("ROLLBACK")
-            text = f"the ledger {str(self.path)!r} cannot be written: {error}; make room, or name another file"
+            text = f"the journal {str(self.path)!r} cannot be written: {error}; make room, or name another file"
             raise ConfigurationError(text) from error
 
     def pending(self) -> dict[str, str]:
@@ -126,7 +126,7 @@ class Ledger:
         try:
             return dict(self._file.execute("SELECT position, digest FROM letter"))
         except sqlite3.Error as error:
-            text = f"the ledger {str(self.path)!r} is damaged: {error}; what it noted as sent is sent again without it"
+            text = f"the journal {str(self.path)!r} is damaged: {error}; what it noted as sent is sent again without it"
             raise ConfigurationError(f"{text}: move it away, or name another file") from error
 
     def close(self) -> None:

@@ -19,12 +19,12 @@ from redelivery.base.clock import SystemClock
 from redelivery.base.urls import redact
 from redelivery.contract.broker import Broker, Capabilities, DeadLetters, Letter, Support
 from redelivery.contract.spec import DeliverySpec, Sink
-from redelivery.deadletters.carrying import Back, Carrier, Onward
-from redelivery.deadletters.errands import FORWARDING, HOP_LIMIT, Errand, redriving
-from redelivery.deadletters.journal import Ledger
+from redelivery.deadletters.journal import Journal
+from redelivery.deadletters.letter_senders import ForwardSender, LetterSender, RedriveSender
+from redelivery.deadletters.operations import FORWARD, HOP_LIMIT, LetterOperation, redrive_operation
 from redelivery.deadletters.redrive import (
-    Pace,
     RedriveReport,
+    RedriveSettings,
     Transfer,
 )
 from redelivery.deadletters.selection import Selection
@@ -33,10 +33,9 @@ from redelivery.errors import ConfigurationError, RedeliveryError
 from redelivery.formats import signing
 from redelivery.formats.signing import Verified
 from redelivery.registry import connect, own_options
-from redelivery.sending.lane import Bounds, Lane
-from redelivery.sending.opening import (
-    Borrow,
-    Opening,
+from redelivery.sending.connector import (
+    ConnectionFactory,
+    Connector,
     Resources,
     connected,
     refuse_destination,
@@ -44,6 +43,7 @@ from redelivery.sending.opening import (
     sink_url,
     true_url,
 )
+from redelivery.sending.send_queue import Bounds, SendQueue
 
 #: How a letter is sent where nothing else is said; one that fails for good stays in its place.
 _SPEC: Final = DeliverySpec(retry=3, tolerance="all", allow_skip=True, log_enable=False)
@@ -56,12 +56,12 @@ _TOLERANT: Final[Mapping[str, Any]] = {
 }
 
 
-class LetterBox:
+class DeadLetterQueue:
     """The dead letters of one destination. Use it as a context manager, or `close` it."""
 
     def __init__(
         self,
-        opening: Opening,
+        connector: Connector,
         broker: Broker,
         letters: DeadLetters,
         options: Mapping[str, str],
@@ -70,7 +70,7 @@ class LetterBox:
         keys: Sequence[bytes] = (),
     ) -> None:
         self._keys = keys
-        self._opening = opening
+        self._connector = connector
         self._options = options
         self._broker = broker
         self._letters = Verified(letters, keys)
@@ -83,7 +83,7 @@ class LetterBox:
 
     def select(self, where: Selection | None = None) -> Iterator[Letter]:
         """Those that a selection means, oldest first, left in place, each with its whole context."""
-        now_ms = self._opening.clock.wall_ms()
+        now_ms = self._connector.clock.wall_ms()
         return (letter for letter in self if where is None or where.admits(letter, now_ms))
 
     @property
@@ -109,8 +109,8 @@ class LetterBox:
         to: str | None = None,
         *,
         where: Selection | None = None,
-        pace: Pace | None = None,
-        ledger: Path | None = None,
+        settings: RedriveSettings | None = None,
+        journal: Path | None = None,
         spec: DeliverySpec | None = None,
         hop_limit: int = HOP_LIMIT,
         allow_targets: Collection[str] = (),
@@ -124,8 +124,8 @@ class LetterBox:
             ids: message ids or positions; None: all that lie there now.
             to: another destination; it is that of letters with another target too. None: where they failed.
             where: of these, only those that it means.
-            pace: limit, rate, dry run, and when to stop.
-            ledger: a file that lets a run that was killed go on where it was, and keeps a second run away.
+            settings: limit, rate, dry run, and when to stop.
+            journal: a file that lets a run that was killed go on where it was, and keeps a second run away.
             spec: how they are sent: its retries, backoff and timeouts. A letter that fails for good stays where it is.
             hop_limit: letters sent back so often already are left.
             allow_targets: targets that letters may go to, if their headers name one other than the destination: names,
@@ -133,7 +133,7 @@ class LetterBox:
                 letter with another target stays, unless it is signed: a header alone must not choose where it goes.
 
         Raises:
-            ConfigurationError: it is not clear where to, or that is the dead letter place itself, or the ledger is
+            ConfigurationError: it is not clear where to, or that is the dead letter place itself, or the journal is
                 another place's or in use.
             BrokerError: the destination or the place cannot be used; letters not removed are still there.
         """
@@ -144,18 +144,20 @@ class LetterBox:
         selection = where or Selection()
         options = self._options if to is None else own_options(to, self._options)
         meant = selection if ids is None else selection.of(ids)
-        pace = pace or Pace()
+        settings = settings or RedriveSettings()
 
-        def opened(opening: Opening) -> tuple[Carrier | None, Capabilities]:
-            broker = self._destination(replace(opening, url=to or opening.url, options=options), to)
-            lane = None if pace.dry_run else replace(opening, url=to or opening.url).destination(broker)
-            return None if lane is None else Back(lane, opening.spec, opening.clock), broker.capabilities
+        def opened(connector: Connector) -> tuple[LetterSender | None, Capabilities]:
+            broker = self._destination(replace(connector, url=to or connector.url, options=options), to)
+            send_queue = None if settings.dry_run else replace(connector, url=to or connector.url).destination(broker)
+            return None if send_queue is None else RedriveSender(
+                send_queue, connector.spec, connector.clock
+            ), broker.capabilities
 
         if isinstance(allow_targets, str):
             raise ConfigurationError(f"redrive: allow_targets is a list, not one text: write [{allow_targets!r}]")
         is_own = lru_cache(maxsize=1024)(self._is_own)
         targets = Targets(allowed=tuple(allow_targets), is_own=is_own, none=to is not None)
-        return self._transfer(redriving(targets, hop_limit), opened, spec, meant, pace, ledger)
+        return self._transfer(redrive_operation(targets, hop_limit), opened, spec, meant, settings, journal)
 
     def move_back(self, *, wait: float = 300.0) -> int:
         """Have the broker itself move all letters back to work, as they are; returns how many.
@@ -180,8 +182,8 @@ class LetterBox:
         to: str | None = None,
         *,
         where: Selection | None = None,
-        pace: Pace | None = None,
-        ledger: Path | None = None,
+        settings: RedriveSettings | None = None,
+        journal: Path | None = None,
         spec: DeliverySpec | None = None,
         follow: bool = False,
         interval: timedelta = timedelta(seconds=10),
@@ -194,40 +196,40 @@ class LetterBox:
         Args:
             to: the only sink; None: those of `spec`, but for the place itself.
             where: only those that it means.
-            pace: limit, rate, dry run, and when to stop.
-            ledger: as `redrive` has it.
+            settings: limit, rate, dry run, and when to stop.
+            journal: as `redrive` has it.
             spec: its sinks, format, retries, backoff and timeouts.
-            follow: go on with what the broker gives up later, until `pace.stop` says so or the limit is reached. What
-                stays is then counted as the last look found it.
+            follow: go on with what the broker gives up later, until `settings.stop` says so or the limit is reached.
+                Letters that stay are counted as the last look found them.
             interval: between two looks.
 
         Raises:
-            ConfigurationError: no sink is named, or one is the destination itself, or the ledger is another place's or
+            ConfigurationError: no sink is named, or one is the destination itself, or the journal is another place's or
                 in use.
             BrokerError: no sink, or not the place, can be used; letters not removed are still there.
         """
-        pace = pace or Pace(max_returns=None)
+        settings = settings or RedriveSettings(max_returns=None)
         if interval <= timedelta(0):
             raise ConfigurationError(f"interval: must be more than 0, not {interval}")
 
-        def opened(opening: Opening) -> tuple[Carrier | None, Capabilities]:
-            sinks = list(self._sinks(opening, to, spec or _SPEC))
+        def opened(connector: Connector) -> tuple[LetterSender | None, Capabilities]:
+            sinks = list(self._sinks(connector, to, spec or _SPEC))
             if not sinks:
                 raise ConfigurationError(
                     "forward: say where to, with `to` or with a spec whose deadLetterSink is another place"
                 )
-            if pace.dry_run:
+            if settings.dry_run:
                 return None, sinks[0][2].capabilities
-            lanes = [opening.letters(url, there, sink.type) for sink, url, there in sinks]
-            place = Lane(self.place, self._broker, opening.spec, opening.bounds, opening.clock)
-            return Onward(place, lanes, opening.spec, opening.clock), lanes[0].capabilities
+            send_queues = [connector.letters(url, there, sink.type) for sink, url, there in sinks]
+            place = SendQueue(self.place, self._broker, connector.spec, connector.bounds, connector.clock)
+            return ForwardSender(place, send_queues, connector.spec, connector.clock), send_queues[0].capabilities
 
         seconds = interval.total_seconds() if follow else None
-        return self._transfer(FORWARDING, opened, spec, where or Selection(), pace, ledger, follow=seconds)
+        return self._transfer(FORWARD, opened, spec, where or Selection(), settings, journal, follow=seconds)
 
     def close(self) -> None:
         """Close the connection."""
-        self._opening.resources.close()
+        self._connector.resources.close()
 
     def __enter__(self) -> Self:
         return self
@@ -239,44 +241,44 @@ class LetterBox:
 
     def _transfer(
         self,
-        errand: Errand,
-        opened: Callable[[Opening], tuple[Carrier | None, Capabilities]],
+        operation: LetterOperation,
+        opened: Callable[[Connector], tuple[LetterSender | None, Capabilities]],
         spec: DeliverySpec | None,
         selection: Selection,
-        pace: Pace,
-        ledger: Path | None,
+        settings: RedriveSettings,
+        journal: Path | None,
         *,
         follow: float | None = None,
     ) -> RedriveReport:
         given = replace(spec or _SPEC, dead_letter_sink=(), allow_skip=True, log_enable=False, **_TOLERANT)
         with Resources() as resources:
-            carrier, there = opened(replace(self._opening, spec=given, resources=resources))
-            book = resources.enter_context(Ledger(ledger, self.place)) if ledger and not pace.dry_run else None
+            letter_sender, there = opened(replace(self._connector, spec=given, resources=resources))
+            book = resources.enter_context(Journal(journal, self.place)) if journal and not settings.dry_run else None
             transfer = Transfer(
                 self._letters,
                 look=lambda: Verified(self._broker.dead_letters(direct=self._direct), self._keys),
                 selection=selection,
-                errand=errand,
+                operation=operation,
                 there=there,
-                pace=pace,
-                ledger=book,
-                clock=self._opening.clock,
+                settings=settings,
+                journal=book,
+                clock=self._connector.clock,
                 follow=follow,
                 partial=self._broker.capabilities.browse is Support.LOWER_BOUND,
             )
-            return transfer.run(carrier)
+            return transfer.run(letter_sender)
 
-    def _destination(self, opening: Opening, to: str | None) -> Broker:
+    def _destination(self, connector: Connector, to: str | None) -> Broker:
         """Where letters go back to. Raises ConfigurationError."""
-        broker = self._broker if to is None or to == self._place() else opening.connect()
-        self._check_elsewhere("redrive", to or self._opening.url, broker)
+        broker = self._broker if to is None or to == self._place() else connector.connect()
+        self._check_elsewhere("redrive", to or self._connector.url, broker)
         return broker
 
     def _is_own(self, target: str) -> bool:
         """Whether a target of this name is the destination itself, however it is spelled."""
         with contextlib.suppress(RedeliveryError):  # no such name there, so it is another place
             url = self._broker.sibling(target)
-            return self._broker.canonical_url == url or connect(url, self._opening.options).is_at(self._broker)
+            return self._broker.canonical_url == url or connect(url, self._connector.options).is_at(self._broker)
         return False
 
     def _check_elsewhere(self, doing: str, url: str, there: Broker) -> None:
@@ -284,7 +286,7 @@ class LetterBox:
         if place in (url, there.canonical_url) or (self._direct and there.is_at(self._broker)):
             raise ConfigurationError(f"{doing}: {redact(url)} is the place that the letters are in; say where to")
 
-    def _sinks(self, opening: Opening, to: str | None, spec: DeliverySpec) -> Iterator[tuple[Sink, str, Broker]]:
+    def _sinks(self, connector: Connector, to: str | None, spec: DeliverySpec) -> Iterator[tuple[Sink, str, Broker]]:
         """Each sink that letters are forwarded to, its URL and broker. Raises ConfigurationError, BrokerError."""
         place = self._place()
         for sink in spec.dead_letter_sink if to is None else (Sink(uri=to),):
@@ -293,18 +295,18 @@ class LetterBox:
                 continue
             own = own_options(url, self._options)
             options = {**own, **sink_options(sink, self._broker, own)}
-            there = opening.resources.enter_context(opening.borrow(url, options))
+            there = connector.resources.enter_context(connector.connection_factory(url, options))
             url = true_url(sink, url, there)
             if to is None and place in (url, there.canonical_url):
                 continue
             self._check_elsewhere("forward", url, there)
-            refuse_destination(url, there, opening.url, self._broker)
+            refuse_destination(url, there, connector.url, self._broker)
             yield sink, url, there
 
     def _place(self) -> str:
         """Not as it was written: a relative path is another place in another folder."""
         if self._direct:
-            return self._broker.canonical_url or self._opening.url
+            return self._broker.canonical_url or self._connector.url
         return self._broker.native_sink()
 
 
@@ -313,16 +315,16 @@ def dead_letters(
     *,
     sink: str | None = None,
     options: Mapping[str, str] | None = None,
-    borrow: Borrow | None = None,
+    connection_factory: ConnectionFactory | None = None,
     key: str | None = None,
-) -> LetterBox:
+) -> DeadLetterQueue:
     """The dead letters of a destination.
 
     Args:
         url: the destination; its native dead letter place is read.
         sink: URL of the sink that its letters went to, where that was not the native place.
         options: client options, with their plugin's prefix; also of the plugins that letters are sent to.
-        borrow: how a connection is had; plainly, where not given.
+        connection_factory: opens a connection to a broker; by default `connected`.
         key: references of the keys that letters were signed with (`letterKey`), with commas between. Of a letter that
             none of them has signed only what its broker says is believed; the target of one that is signed is followed.
 
@@ -331,21 +333,21 @@ def dead_letters(
     """
     keys = [signing.key(each) for each in signing.references(key)]
     with Resources() as resources:
-        opening = Opening(
+        connector = Connector(
             url=sink or url,
             spec=_SPEC,
             options=own_options(sink or url, options or {}),
             bounds=Bounds(),
             clock=SystemClock(),
-            borrow=borrow or connected,
+            connection_factory=connection_factory or connected,
             resources=resources,
         )
-        broker = opening.connect()
+        broker = connector.connect()
         # A destination without a dead letter place of its own is nothing but such a place itself.
         direct = sink is not None or not broker.capabilities.dead_letter
         letters = broker.dead_letters(direct=direct)
         resources.callback(letters.close)
         kept = resources.pop_all()
-        box = replace(opening, resources=kept)
-        return LetterBox(box, broker, letters, options or {}, direct=direct, keys=keys)
+        dlq = replace(connector, resources=kept)
+        return DeadLetterQueue(dlq, broker, letters, options or {}, direct=direct, keys=keys)
     raise AssertionError("unreachable")

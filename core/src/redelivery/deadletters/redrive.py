@@ -1,6 +1,6 @@
 """Moving letters out of their place: back to work (redrive), or on to a sink (forward).
 
-A letter is sent, then confirmed by where it goes, then noted in the ledger, then removed: killed between any two of
+A letter is sent, then confirmed by where it goes, then noted in the journal, then removed: killed between any two of
 these it is in one of both places, or in both under one id, never in none. This file must not open a connection, nor
 know any broker or dialect.
 """
@@ -17,9 +17,9 @@ from typing import Final
 
 from redelivery.base.clock import Clock
 from redelivery.contract.broker import Capabilities, DeadLetters, Letter
-from redelivery.deadletters.carrying import Carrier
-from redelivery.deadletters.errands import Errand
-from redelivery.deadletters.journal import Ledger
+from redelivery.deadletters.journal import Journal
+from redelivery.deadletters.letter_senders import LetterSender
+from redelivery.deadletters.operations import LetterOperation
 from redelivery.deadletters.selection import Selection, dead_since_ms
 from redelivery.deadletters.trust import context_of
 from redelivery.errors import Ambiguous, ConfigurationError, RedeliveryError, Retriable
@@ -38,7 +38,7 @@ _CHUNK_BYTES: Final = 16 * 1024 * 1024
 _LOOKING: Final = 0.1
 _LOOK_AFTER: Final = 1.0
 _INTERRUPTED: Final = "it was interrupted"
-#: The longest time without a look at `Pace.stop`, in seconds.
+#: The longest time without a look at `RedriveSettings.stop`, in seconds.
 _NAP: Final = 0.2
 
 
@@ -91,7 +91,7 @@ def _count(counts: dict[str, int], name: str) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class RedriveSettings:
     """How far and how fast letters are moved.
 
     Attributes:
@@ -127,8 +127,8 @@ class Transfer:
         selection: which letters are meant.
         errand: what is done with them.
         there: what the destination can do.
-        pace: how far and how fast.
-        ledger: remembers what was sent and not yet removed; None: nothing does.
+        settings: how far and how fast.
+        journal: remembers what was sent and not yet removed; None: nothing does.
         follow: look again after so many seconds, until it is stopped; None: one look is all.
         partial: the place shows some letters only when those before them are gone.
     """
@@ -139,10 +139,10 @@ class Transfer:
         *,
         look: Callable[[], DeadLetters],
         selection: Selection,
-        errand: Errand,
+        operation: LetterOperation,
         there: Capabilities,
-        pace: Pace,
-        ledger: Ledger | None,
+        settings: RedriveSettings,
+        journal: Journal | None,
         clock: Clock,
         follow: float | None = None,
         partial: bool = False,
@@ -151,10 +151,10 @@ class Transfer:
         self._letters = letters
         self._look = look
         self._selection = selection
-        self._errand = errand
+        self._operation = operation
         self._there = there
-        self._pace = pace
-        self._ledger = ledger
+        self._settings = settings
+        self._journal = journal
         self._clock = clock
         self._follow = follow
         self._partial = partial
@@ -166,22 +166,22 @@ class Transfer:
         self._began_ms = self._looked_ms = clock.wall_ms()
         self._next_look = clock.monotonic() + _LOOK_AFTER
 
-    def run(self, carrier: Carrier | None) -> RedriveReport:
+    def run(self, letter_sender: LetterSender | None) -> RedriveReport:
         """Move the letters by this carrier; without one, which is a dry run, only count them."""
-        if carrier is not None:
-            self._pending = {} if self._ledger is None else self._ledger.pending()
-        rate = RateLimit(self._pace.rate)
-        self._pass(carrier, rate)
-        while self._follow is not None and not self.report.stopped and self._waited(self._follow, carrier):
-            self._look_anew(carrier, rate)
+        if letter_sender is not None:
+            self._pending = {} if self._journal is None else self._journal.pending()
+        rate = RateLimit(self._settings.rate)
+        self._pass(letter_sender, rate)
+        while self._follow is not None and not self.report.stopped and self._waited(self._follow, letter_sender):
+            self._look_anew(letter_sender, rate)
         if self._follow is not None and self.report.stopped == _INTERRUPTED:
             self.report.stopped = None  # that is how following ends
-        if carrier is not None and self.report.redriven:
+        if letter_sender is not None and self.report.redriven:
             self._count_returned()
-            self._pace.on_progress(self.report)
+            self._settings.on_progress(self.report)
         return self.report
 
-    def _pass(self, carrier: Carrier | None, rate: RateLimit) -> None:
+    def _pass(self, letter_sender: LetterSender | None, rate: RateLimit) -> None:
         """Move what lies there now."""
         again = True
         while again:
@@ -189,15 +189,15 @@ class Transfer:
             meant = self._meant()
             while not self.report.stopped and (chunk := _taken(meant, self._size(rate))):
                 going = self._going(chunk)
-                if carrier is not None and going and self._may_send(rate, len(going)):
-                    self._send(carrier, going)
-                self._pace.on_progress(self.report)
+                if letter_sender is not None and going and self._may_send(rate, len(going)):
+                    self._send(letter_sender, going)
+                self._settings.on_progress(self.report)
                 self._must_stop()
             self._resume()
             # What was behind those that are gone is shown now.
             again = self._partial and not self.report.stopped and self.report.removed > removed
 
-    def _look_anew(self, carrier: Carrier | None, rate: RateLimit) -> None:
+    def _look_anew(self, letter_sender: LetterSender | None, rate: RateLimit) -> None:
         """One more look. What stays is counted as the last look finds it; a broker that is away comes back."""
         self.report.look_again()
         self._stay.clear()
@@ -205,18 +205,18 @@ class Transfer:
         self._looked_ms = self._clock.wall_ms()
         try:
             with self._look() as self._letters:
-                self._pass(carrier, rate)
+                self._pass(letter_sender, rate)
         except (Retriable, Ambiguous) as error:
-            log.warning("%s: the letters cannot be looked at now, and later again: %s", self._errand.name, error)
+            log.warning("%s: the letters cannot be looked at now, and later again: %s", self._operation.name, error)
 
-    def _waited(self, seconds: float, carrier: Carrier | None) -> bool:
+    def _waited(self, seconds: float, letter_sender: LetterSender | None) -> bool:
         """Wait for the next look; False where the run is stopped meanwhile."""
         end = self._clock.monotonic() + seconds
-        while (left := end - self._clock.monotonic()) > 0 and not self._pace.stop():
-            if carrier is not None:
-                carrier.beat()
+        while (left := end - self._clock.monotonic()) > 0 and not self._settings.stop():
+            if letter_sender is not None:
+                letter_sender.beat()
             self._clock.sleep(min(left, _NAP))
-        return not self._pace.stop()
+        return not self._settings.stop()
 
     def _meant(self) -> Iterator[Letter]:
         for letter in self._letters.browse():
@@ -228,28 +228,28 @@ class Transfer:
 
     def _size(self, rate: RateLimit) -> int:
         size = min(_CHUNK, rate.piece or _CHUNK)
-        return size if self._pace.limit is None else min(size, self._pace.limit - self.report.selected)
+        return size if self._settings.limit is None else min(size, self._settings.limit - self.report.selected)
 
     def _going(self, chunk: Sequence[Letter]) -> list[Letter]:
         self.report.considered += len(chunk)
-        going = [letter for letter in chunk if not self.report.leave(self._errand.why_left(letter, self._there))]
+        going = [letter for letter in chunk if not self.report.leave(self._operation.why_left(letter, self._there))]
         if self._partial:  # those that stay are shown again
             self._stay.update({letter.position for letter in chunk} - {letter.position for letter in going})
         self.report.selected += len(going)
-        for target in filter(None, (self._errand.target(letter, self._there) for letter in going)):
+        for target in filter(None, (self._operation.target(letter, self._there) for letter in going)):
             _count(self.report.targets, target)
         return going
 
-    def _send(self, carrier: Carrier, going: Sequence[Letter]) -> None:
+    def _send(self, letter_sender: LetterSender, going: Sequence[Letter]) -> None:
         try:
-            carrier.carry([(letter, self._errand.prepare(letter, self._there)) for letter in going])
+            letter_sender.carry([(letter, self._operation.prepare(letter, self._there)) for letter in going])
         except BaseException as error:  # what is confirmed is removed, whatever becomes of its neighbours
             try:
-                self._account(going, carrier.confirmed)
+                self._account(going, letter_sender.confirmed)
             except RedeliveryError as second:
                 error.add_note(f"and then: {second}")
             raise
-        self._account(going, carrier.confirmed)
+        self._account(going, letter_sender.confirmed)
 
     def _account(self, going: Sequence[Letter], confirmed: list[Letter]) -> None:
         """Count what was sent, note what is confirmed, and remove that."""
@@ -261,8 +261,8 @@ class Transfer:
             self._stay.update(letter.position for letter in going if letter.position not in sent)
         self._pending.update(sent)
         try:
-            if self._ledger is not None:
-                self._ledger.sent(sent)
+            if self._journal is not None:
+                self._journal.sent(sent)
         finally:  # without a note it has all the more to be removed
             self.report.removed += self._remove(list(sent))
 
@@ -276,8 +276,8 @@ class Transfer:
     def _forget(self, positions: Sequence[str]) -> None:
         for each in positions:
             self._pending.pop(each, None)
-        if self._ledger is not None:
-            self._ledger.removed(positions)
+        if self._journal is not None:
+            self._journal.removed(positions)
 
     def _was_sent(self, letter: Letter) -> bool:
         """Whether this letter only has to be removed, as this run or an earlier one has sent it."""
@@ -301,7 +301,7 @@ class Transfer:
     def _may_send(self, rate: RateLimit, count: int) -> bool:
         """Wait for the rate's turn; False where the run is stopped meanwhile."""
         while (left := rate.next(self._clock.monotonic()) - self._clock.monotonic()) > 0:
-            if self._pace.stop():
+            if self._settings.stop():
                 self.report.selected -= count
                 self.report.considered -= count
                 return False
@@ -310,15 +310,15 @@ class Transfer:
         return True
 
     def _must_stop(self) -> bool:
-        report, pace = self.report, self._pace
-        if pace.stop():
+        report, settings = self.report, self._settings
+        if settings.stop():
             report.stopped = _INTERRUPTED
-        elif pace.limit is not None and report.selected >= pace.limit:
-            report.stopped = f"the limit of {pace.limit} letters is reached"
-        elif pace.max_returns is not None and not pace.dry_run:
+        elif settings.limit is not None and report.selected >= settings.limit:
+            report.stopped = f"the limit of {settings.limit} letters is reached"
+        elif settings.max_returns is not None and not settings.dry_run:
             if self._clock.monotonic() >= self._next_look and report.redriven:
                 self._count_returned()
-            if report.failed + report.returned > pace.max_returns:
+            if report.failed + report.returned > settings.max_returns:
                 report.stopped = (
                     f"{report.failed} letters were refused and {report.returned} are dead letters again: "
                     "mend the cause first"
@@ -331,7 +331,7 @@ class Transfer:
         with self._look() as place:
             for letter in place.browse():
                 whole = replace(letter, context=context_of(letter))
-                if dialects.lives(letter.message).hops and (dead_since_ms(whole) or 0) >= self._began_ms:
+                if dialects.history(letter.message).hops and (dead_since_ms(whole) or 0) >= self._began_ms:
                     returned += 1
         self.report.returned = returned
         now = self._clock.monotonic()

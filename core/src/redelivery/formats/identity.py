@@ -66,7 +66,7 @@ def of_letter(message: Message, context: ErrorContext, received: Received | None
         source = received.source
         come = () if source is None else (source.topic, source.partition, source.offset)
         come += (received.position,) if received.lasting else ()
-    return _digest("letter", *where, len(come), *come, dialects.lives(message).hops, *_content(message))
+    return _digest("letter", *where, len(come), *come, dialects.history(message).hops, *_content(message))
 
 
 def of_redriven(message: Message) -> str | None:
@@ -118,10 +118,10 @@ def _digest(kind: str, *parts: object) -> str:
 def _written(parts: Iterable[object]) -> Iterable[bytes]:
     for part in parts:
         if isinstance(part, bytes | bytearray | memoryview):
-            mark, data = b"b", bytes(part)
+            marker, data = b"b", bytes(part)
         elif isinstance(part, str):
-            mark, data = b"s", part.encode("utf-8", "surrogatepass")
+            marker, data = b"s", part.encode("utf-8", "surrogatepass")
         else:
-            mark, data = b"o", repr(part).encode("utf-8", "surrogatepass")
-        yield b"%s%d:" % (mark, len(data))
+            marker, data = b"o", repr(part).encode("utf-8", "surrogatepass")
+        yield b"%s%d:" % (marker, len(data))
         yield data

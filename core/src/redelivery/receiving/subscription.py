@@ -43,14 +43,14 @@ from redelivery.errors import (
     Terminated,
 )
 from redelivery.receiving.checks import check_retries, refuse_own_letters
-from redelivery.receiving.hands import SETTLED, Hand, Hands
+from redelivery.receiving.leases import SETTLED, LeasedMessage, Leases
 from redelivery.receiving.workers import Workers
+from redelivery.sending.connector import ConnectionFactory, Connector, Resources, connected
 from redelivery.sending.engine import Engine
-from redelivery.sending.lane import Bounds, Lane
-from redelivery.sending.opening import Borrow, Opening, Resources, connected
 from redelivery.sending.record import Origin, Record
 from redelivery.sending.report import SubscriptionReport
-from redelivery.sending.terminating import TerminatingLane
+from redelivery.sending.send_queue import Bounds, SendQueue
+from redelivery.sending.terminating import TerminatingQueue
 
 log = logging.getLogger("redelivery.subscription")
 
@@ -109,7 +109,7 @@ class Subscription:
         terminal: bool = False,
         rename_type: str | None = None,
         stop_timeout: timedelta = timedelta(seconds=30),
-        borrow: Borrow | None = None,
+        connection_factory: ConnectionFactory | None = None,
         clock: Clock | None = None,
         random: Callable[[], float] = random_module.random,
     ) -> None:
@@ -131,11 +131,11 @@ class Subscription:
         self._lease = lease
         self._rename_type = rename_type
         self._stop_timeout = stop_timeout.total_seconds()
-        self._borrow = borrow or connected
+        self._connection_factory = connection_factory or connected
         self._clock = clock or SystemClock()
         self._random = random
-        self._asked: queue.SimpleQueue[tuple[Hand, str]] = queue.SimpleQueue()
-        self._hands: Hands | None = None
+        self._asked: queue.SimpleQueue[tuple[LeasedMessage, str]] = queue.SimpleQueue()
+        self._leases: Leases | None = None
         self._delay_max = timedelta.max
         self._stopping = threading.Event()
         self._stop_by = float("inf")
@@ -161,7 +161,7 @@ class Subscription:
         try:
             with Resources() as resources:
                 receiver, engine = self._open(resources)
-                self._hands = hands = Hands(
+                self._leases = leases = Leases(
                     receiver,
                     spec=self._spec,
                     lease=self._lease,
@@ -169,13 +169,13 @@ class Subscription:
                     clock=self._clock,
                     random=self._random,
                 )
-                resources.callback(hands.give_back)
+                resources.callback(leases.give_back)
                 workers = Workers(self._handler, self._workers, self.name, self._clock)
                 resources.callback(workers.dismiss)
                 try:
-                    self._loop(hands, workers, engine, until_empty=until_empty)
+                    self._loop(leases, workers, engine, until_empty=until_empty)
                 except BaseException as error:
-                    hands.abandon(error)
+                    leases.abandon(error)
                     raise
         finally:
             _running.pop(key, None)
@@ -200,28 +200,28 @@ class Subscription:
             ConfigurationError: the subscription has no dead letter sink, and so the message is not given up, nor
                 skipped; or no such message is in hand, or several are.
         """
-        hand = self._named(message)
+        leased = self._named(message)
         if not self._spec.dead_letter_sink:
             stays = ConfigurationError(
                 f"terminate: the subscription {self.name!r} has no deadLetterSink, so {_label(message)} stays as it is"
             )
-            if hand is not None:
-                hand.stays = stays
+            if leased is not None:
+                leased.stays = stays
             raise stays
-        future = None if hand is None or self._hands is None else self._hands.ask(hand)
-        if hand is None or future is None:
+        future = None if leased is None or self._leases is None else self._leases.ask(leased)
+        if leased is None or future is None:
             text = "is not in hand (settled already, or never received)"
             raise ConfigurationError(f"terminate: {_label(message)} {text}")
-        self._asked.put((hand, reason))
+        self._asked.put((leased, reason))
         return future
 
-    def _named(self, message: Message | str) -> Hand | None:
+    def _named(self, message: Message | str) -> LeasedMessage | None:
         """What is in hand under this name. Raises ConfigurationError: several are."""
-        there = [hand for hand in self._hands or () if not hand.decided]
+        there = [leased for leased in self._leases or () if not leased.decided]
         if not isinstance(message, str):
-            return next((hand for hand in there if hand.received.message is message), None)
-        found = [hand for hand in there if hand.received.message.id == message]
-        found = found or [hand for hand in there if hand.received.position == message != ""]
+            return next((leased for leased in there if leased.received.message is message), None)
+        found = [leased for leased in there if leased.received.message.id == message]
+        found = found or [leased for leased in there if leased.received.position == message != ""]
         if len(found) > 1:
             text = f"{len(found)} messages in hand are called {message!r}: name one by its position"
             raise ConfigurationError(f"terminate: {text}")
@@ -239,123 +239,125 @@ class Subscription:
 
     def _open(self, resources: Resources) -> tuple[Receiver, Engine]:
         if self._own_copy:
-            with self._borrow(self._given, self._options) as several:
+            with self._connection_factory(self._given, self._options) as several:
                 self._url = several.subscription(self.name)
-        opening = Opening(
+        connector = Connector(
             url=self._url,
             spec=self._spec,
             options=self._options,
             bounds=Bounds(),
             clock=self._clock,
-            borrow=self._borrow,
+            connection_factory=self._connection_factory,
             resources=resources,
         )
-        broker = opening.connect()
+        broker = connector.connect()
         check_retries(broker, self._spec)
         self._delay_max = broker.capabilities.limits.delay_max or timedelta.max
         receiver = broker.receiver(lease=self._lease)
         resources.callback(receiver.close)
-        lanes = [Lane(redact(self._url), broker, self._spec, Bounds(), self._clock)]
+        send_queues = [SendQueue(redact(self._url), broker, self._spec, Bounds(), self._clock)]
         for sink in self._spec.dead_letter_sink:
             if sink.uri == NATIVE and broker.capabilities.terminate:
                 refuse_own_letters(broker, self._url)
-                lanes.append(TerminatingLane(broker, receiver, self._spec, self._clock))
-                lanes[-1].rename_type = sink.type
+                send_queues.append(TerminatingQueue(broker, receiver, self._spec, self._clock))
+                send_queues[-1].rename_type = sink.type
             else:
-                lanes.append(opening.sink(sink, broker))
+                send_queues.append(connector.sink(sink, broker))
         origin = Origin(run=self.name, configs=redact_options({"url": self._url, **self._options}))
-        engine = Engine(lanes, self._spec, origin, self._clock, self._random)
+        engine = Engine(send_queues, self._spec, origin, self._clock, self._random)
         self.report.delivery = engine.report
         return receiver, engine
 
     # --- the loop ---
 
-    def _loop(self, hands: Hands, workers: Workers, engine: Engine, *, until_empty: bool) -> None:
+    def _loop(self, leases: Leases, workers: Workers, engine: Engine, *, until_empty: bool) -> None:
         empty: float | None = None  # when we last looked, where nothing came then
         while True:
             stopping = self._stopping.is_set()
             if stopping:
                 self._stop_by = min(self._stop_by, time.monotonic() + self._stop_timeout)
                 workers.drop()
-            self._take_results(hands, workers.results(), engine)
-            self._enforce_timeout(hands, workers, engine)
+            self._take_results(leases, workers.results(), engine)
+            self._enforce_timeout(leases, workers, engine)
             engine.turn(0.0)
-            hands.tend()
+            leases.tend()
             if stopping:
-                if time.monotonic() > self._stop_by or not any(hand.began or hand.decided for hand in hands):
+                if time.monotonic() > self._stop_by or not any(leased.began or leased.decided for leased in leases):
                     return
-            elif until_empty and not hands and empty is not None and hands.put_off.is_over(empty):
+            elif until_empty and not leases and empty is not None and leases.delayed_retries.is_over(empty):
                 return
-            room = 0 if stopping else workers.count + self._prefetch - len(hands)
+            room = 0 if stopping else workers.count + self._prefetch - len(leases)
             if room > 0:
-                wait, looked = 0.0 if len(hands) else _IDLE, self._clock.monotonic()
-                arrived = hands.take(room, wait)
+                wait, looked = 0.0 if len(leases) else _IDLE, self._clock.monotonic()
+                arrived = leases.take(room, wait)
                 empty = looked if not arrived and wait > 0 else None
-                for hand in arrived:
-                    self._begin(hand, workers, hands, engine)
+                for leased in arrived:
+                    self._begin(leased, workers, leases, engine)
                 if arrived:
                     continue
-            if len(hands):
-                self._take_results(hands, workers.results(_GLANCE), engine)
+            if len(leases):
+                self._take_results(leases, workers.results(_GLANCE), engine)
 
-    def _begin(self, hand: Hand, workers: Workers, hands: Hands, engine: Engine) -> None:
-        undecodable = hand.received.undecodable
+    def _begin(self, leased: LeasedMessage, workers: Workers, leases: Leases, engine: Engine) -> None:
+        undecodable = leased.received.undecodable
         if undecodable is None:
-            workers.submit(hand)
+            workers.submit(leased)
         else:
             self._note(engine)
-            self._give_up(hand, Permanent(undecodable, code=Code.UNDECODABLE), "it cannot be decoded", hands, engine)
+            self._give_up(leased, Permanent(undecodable, code=Code.UNDECODABLE), "it cannot be decoded", leases, engine)
 
-    def _take_requests(self, hands: Hands, engine: Engine) -> None:
+    def _take_requests(self, leases: Leases, engine: Engine) -> None:
         """Carry out what `terminate` asked for."""
         while not self._asked.empty():
-            hand, reason = self._asked.get()
-            if hand.decided or hand not in hands:
-                hand.end(ConfigurationError(SETTLED))
+            leased, reason = self._asked.get()
+            if leased.decided or leased not in leases:
+                leased.end(ConfigurationError(SETTLED))
             else:
                 self._note(engine)
-                self._terminate(hand, reason, None, hands, engine)
+                self._terminate(leased, reason, None, leases, engine)
 
-    def _take_results(self, hands: Hands, said: list[tuple[Hand, BaseException | None]], engine: Engine) -> None:
+    def _take_results(
+        self, leases: Leases, said: list[tuple[LeasedMessage, BaseException | None]], engine: Engine
+    ) -> None:
         """Turn what handlers said into outcomes, and settle them together. What `terminate` asked for goes first."""
-        self._take_requests(hands, engine)
-        outcomes: list[tuple[Hand, Outcome]] = []
+        self._take_requests(leases, engine)
+        outcomes: list[tuple[LeasedMessage, Outcome]] = []
         try:
-            for hand, error in said:
-                if hand.decided:
+            for leased, error in said:
+                if leased.decided:
                     continue
-                hand.decided = True
-                outcome = Accept() if error is None else self._after(hand, error, hands, engine)
+                leased.decided = True
+                outcome = Accept() if error is None else self._after(leased, error, leases, engine)
                 if outcome is not None:
-                    outcomes.append((hand, outcome))
+                    outcomes.append((leased, outcome))
         except BaseException:  # whatever ends the subscription, what its neighbours said holds
             with contextlib.suppress(BrokerError):
-                hands.settle([each for each in outcomes if isinstance(each[1], Accept)])
+                leases.settle([each for each in outcomes if isinstance(each[1], Accept)])
             raise
-        hands.settle(outcomes)
+        leases.settle(outcomes)
 
-    def _after(self, hand: Hand, error: BaseException, hands: Hands, engine: Engine) -> Outcome | None:
+    def _after(self, leased: LeasedMessage, error: BaseException, leases: Leases, engine: Engine) -> Outcome | None:
         """What follows when a handler raised; None where the message goes down the sinks first."""
         if not isinstance(error, Exception):  # SystemExit, KeyboardInterrupt: the program wants to end
             raise error
         self.report.failures += 1
         self._note(engine)
-        if hand.stays is not None:
-            raise hand.stays from error
+        if leased.stays is not None:
+            raise leased.stays from error
         if isinstance(error, TerminalNack):
             if not self._spec.dead_letter_sink:
-                text = f"{_label(hand.received.message)} was given up by its handler ({redact(error.reason)})"
+                text = f"{_label(leased.received.message)} was given up by its handler ({redact(error.reason)})"
                 why = "the subscription has no deadLetterSink, so it stays at the broker; name a sink"
                 raise ConfigurationError(f"{self.name}: {text}, and {why}") from error
-            self._terminate(hand, error.reason, error, hands, engine)
+            self._terminate(leased, error.reason, error, leases, engine)
             return None
         failed = error if isinstance(error, BrokerError) else _retriable(error)
         now = self._clock.monotonic()
-        first_ms = hand.received.first_ms
+        first_ms = leased.received.first_ms
         decision = policy.decide(
             self._spec,
             failed,
-            attempts=hand.received.attempt,
+            attempts=leased.received.attempt,
             first_attempt=now if first_ms is None else now - max(0, self._clock.wall_ms() - first_ms) / 1000,
             isolated=True,
             now=now,
@@ -364,10 +366,10 @@ class Subscription:
         if isinstance(decision, policy.TryAgain):
             self.report.retried += 1
             engine.report.retries += 1
-            engine.report.retried += hand.received.attempt == 1
+            engine.report.retried += leased.received.attempt == 1
             return Retry(min(timedelta(seconds=max(0.0, decision.at - now)), self._delay_max))
         if isinstance(decision, policy.GiveUp):
-            self._give_up(hand, failed, decision.why, hands, engine)
+            self._give_up(leased, failed, decision.why, leases, engine)
             return None
         raise failed
 
@@ -376,16 +378,18 @@ class Subscription:
         engine.report.record_failures += 1
         engine.report.last_error_ms = self._clock.wall_ms()
 
-    def _terminate(self, hand: Hand, reason: str, cause: Exception | None, hands: Hands, engine: Engine) -> None:
+    def _terminate(
+        self, leased: LeasedMessage, reason: str, cause: Exception | None, leases: Leases, engine: Engine
+    ) -> None:
         self.report.terms += 1
         error = Terminated(reason or "terminated without a reason")
         error.__cause__ = cause
-        self._give_up(hand, error, "its handler gave it up", hands, engine)
+        self._give_up(leased, error, "its handler gave it up", leases, engine)
 
-    def _give_up(self, hand: Hand, error: BrokerError, why: str, hands: Hands, engine: Engine) -> None:
+    def _give_up(self, leased: LeasedMessage, error: BrokerError, why: str, leases: Leases, engine: Engine) -> None:
         """Send the message down the sinks; its lease is ended only when one has confirmed it."""
-        hand.decided = True
-        received = hand.received
+        leased.decided = True
+        received = leased.received
         now_ms = self._clock.wall_ms()
 
         def handled(record: Record) -> None:
@@ -393,11 +397,11 @@ class Subscription:
                 self.report.dead_lettered += 1
             else:
                 self.report.skipped += 1
-            hand.dead = True
+            leased.dead = True
             if record.received is None:
-                hands.forget(hand)
+                leases.forget(leased)
             else:
-                hands.settle([(hand, Accept())])
+                leases.settle([(leased, Accept())])
 
         record = Record(
             message=received.message,
@@ -407,29 +411,29 @@ class Subscription:
             first_failure_ms=received.first_ms or now_ms,
             last_failure_ms=now_ms,
             subscriber=self.name,
-            stage="VALUE_CONVERTER" if hand.received.undecodable is not None else "TASK_PUT",
-            component=qualified(type(hands.receiver) if hand.received.undecodable is not None else self._handler),
-            received=lambda: hand.received,
+            stage="VALUE_CONVERTER" if leased.received.undecodable is not None else "TASK_PUT",
+            component=qualified(type(leases.receiver) if leased.received.undecodable is not None else self._handler),
+            received=lambda: leased.received,
             rename_type=self._rename_type,
             handled=handled,
-            lost=lambda: hands.lose(hand),
+            lost=lambda: leases.lose(leased),
         )
         engine.report.rows += 1
         engine.give_up(record, error, why)
 
-    def _enforce_timeout(self, hands: Hands, workers: Workers, engine: Engine) -> None:
+    def _enforce_timeout(self, leases: Leases, workers: Workers, engine: Engine) -> None:
         """An attempt that takes longer than the spec's timeout has failed; its thread is replaced."""
         if self._spec.timeout is None:
             return
         limit = self._spec.timeout.total_seconds()
         now = self._clock.monotonic()
-        late = [hand for hand in hands if hand.is_late(now, limit)]
-        for hand in late:
-            workers.replace(hand)
+        late = [leased for leased in leases if leased.is_late(now, limit)]
+        for leased in late:
+            workers.replace(leased)
         if workers.overrun > _MAX_OVERRUN:
             raise DeliveryFailed(f"{self.name}: {workers.overrun} handlers have overrun {limit:g} s and still hang")
         overran = TimeoutError(f"the handler took longer than {limit:g} s")
-        self._take_results(hands, [(hand, overran) for hand in late], engine)
+        self._take_results(leases, [(leased, overran) for leased in late], engine)
 
 
 def _retriable(error: Exception) -> Retriable:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from redelivery.base.clock import Clock
 from redelivery.contract.message import Message
-from redelivery.receiving.hands import Hand
+from redelivery.receiving.leases import LeasedMessage
 
 
 class Workers:
@@ -34,16 +34,16 @@ class Workers:
         self._lock = threading.Lock()
         self._stopped = False
         self.overrun = 0
-        self._todo: queue.SimpleQueue[Hand | None] = queue.SimpleQueue()
-        self._done: queue.SimpleQueue[tuple[Hand, BaseException | None]] = queue.SimpleQueue()
+        self._todo: queue.SimpleQueue[LeasedMessage | None] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[tuple[LeasedMessage, BaseException | None]] = queue.SimpleQueue()
         for _ in range(count):
-            self.hire()
+            self.start_worker()
 
-    def submit(self, hand: Hand) -> None:
+    def submit(self, leased: LeasedMessage) -> None:
         """Have a message handled as soon as a thread is free."""
-        self._todo.put(hand)
+        self._todo.put(leased)
 
-    def results(self, wait: float = 0.0) -> list[tuple[Hand, BaseException | None]]:
+    def results(self, wait: float = 0.0) -> list[tuple[LeasedMessage, BaseException | None]]:
         """What handlers have said since, waiting up to `wait` seconds for the first of it."""
         said = []
         try:
@@ -63,16 +63,16 @@ class Workers:
         except queue.Empty:
             return
 
-    def replace(self, hand: Hand) -> None:
+    def replace(self, leased: LeasedMessage) -> None:
         """One thread more, in place of the one whose handler has overrun its time; that one ends when it comes back."""
         with self._lock:
-            if hand.ended:
+            if leased.ended:
                 return
-            hand.overran = True
+            leased.overran = True
             self.overrun += 1
-        self.hire()
+        self.start_worker()
 
-    def hire(self) -> None:
+    def start_worker(self) -> None:
         """One thread more."""
         self._threads += 1
         threading.Thread(target=self._work, name=f"redelivery-{self._name}", daemon=True).start()
@@ -84,22 +84,22 @@ class Workers:
             self._todo.put(None)
 
     def _work(self) -> None:
-        while (hand := self._todo.get()) is not None:
+        while (leased := self._todo.get()) is not None:
             with self._lock:
-                if hand.decided or self._stopped:
+                if leased.decided or self._stopped:
                     continue
-                hand.began = self._clock.monotonic()
+                leased.began = self._clock.monotonic()
             said: BaseException | None = None
             try:
-                self._handler(hand.received.message)
+                self._handler(leased.received.message)
             except BaseException as error:  # noqa: BLE001 - told to the loop, which decides what follows
                 said = error
             if os.getpid() != self._pid:  # a handler that forked comes back twice; only the parent settles
                 os._exit(0 if said is None else 1)
             with self._lock:
-                hand.ended = True
-                self.overrun -= hand.overran
-                self._threads -= hand.overran
-            self._done.put((hand, said))
-            if hand.overran:
+                leased.ended = True
+                self.overrun -= leased.overran
+                self._threads -= leased.overran
+            self._done.put((leased, said))
+            if leased.overran:
                 return

@@ -1,16 +1,27 @@
 """The sending engine: batches in, an account out.
 
-A row travels: `Delivery.write` (the caller's thread) -> `Engine` (one thread a task) -> a `Lane` (the destination,
-then each sink) -> `Sender.send` / `collect` -> settled, waiting for a retry, or handed to the next lane. What follows
-from an error is decided in `redelivery.policy`, never here.
+A row travels: `Delivery.write` (the caller's thread) -> `Engine` (one thread a task) -> a `SendQueue` (the destination,
+then each sink) -> `Sender.send` / `collect` -> settled, waiting for a retry, or handed to the next send queue.
+`redelivery.policy` decides what follows from an error.
 """
 
+from redelivery.sending.connector import ConnectionFactory, connected
 from redelivery.sending.delivery import Delivery
 from redelivery.sending.engine import Engine, Flow
-from redelivery.sending.lane import Bounds, Lane
-from redelivery.sending.opening import Borrow, connected
 from redelivery.sending.preflight import preflight
 from redelivery.sending.record import Origin
 from redelivery.sending.report import settle_job
+from redelivery.sending.send_queue import Bounds, SendQueue
 
-__all__ = ["Borrow", "Bounds", "Delivery", "Engine", "Flow", "Lane", "Origin", "connected", "preflight", "settle_job"]
+__all__ = [
+    "Bounds",
+    "ConnectionFactory",
+    "Delivery",
+    "Engine",
+    "Flow",
+    "Origin",
+    "SendQueue",
+    "connected",
+    "preflight",
+    "settle_job",
+]

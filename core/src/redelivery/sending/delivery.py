@@ -25,11 +25,11 @@ from redelivery.contract.spec import DeliverySpec
 from redelivery.errors import ContractViolation, DeliveryFailed, Permanent
 from redelivery.formats import identity
 from redelivery.policy.decisions import GRACE, OPENING
+from redelivery.sending.connector import ConnectionFactory, Connector, Resources, connected
 from redelivery.sending.engine import Engine, Flow
-from redelivery.sending.lane import Bounds, Lane
-from redelivery.sending.opening import Borrow, Opening, Resources, connected
 from redelivery.sending.record import Origin
 from redelivery.sending.report import DeliveryReport
+from redelivery.sending.send_queue import Bounds, SendQueue
 
 log = logging.getLogger("redelivery.delivery")
 
@@ -42,12 +42,14 @@ _GLANCE: Final = 0.02
 class Delivery:
     """One task's delivery. Use it as a context manager: leaving it by an exception gives up what is under way."""
 
-    def __init__(self, engine: Engine, lanes: list[Lane], resources: Resources) -> None:
-        self.capabilities: Capabilities = lanes[0].capabilities
+    def __init__(self, engine: Engine, send_queues: list[SendQueue], resources: Resources) -> None:
+        self.capabilities: Capabilities = send_queues[0].capabilities
         self._engine = engine
-        self._lanes = lanes
+        self._send_queues = send_queues
         self._resources = resources
-        self._longest_call = max(OPENING, *(policy.attempt_timeout(lane.spec) for lane in lanes)) + 2 * GRACE
+        self._longest_call = (
+            max(OPENING, *(policy.attempt_timeout(send_queue.spec) for send_queue in send_queues)) + 2 * GRACE
+        )
         self._started = time.monotonic()
         self._changed = threading.Condition()
         self._inbox: deque[Callable[[], bool]] = deque()
@@ -55,8 +57,8 @@ class Delivery:
         self._failure: BaseException | None = None
         self._alive = time.monotonic()
         self._calling = engine.report.primary
-        for lane in lanes:
-            lane.beat = partial(self._beat, lane.url)
+        for send_queue in send_queues:
+            send_queue.beat = partial(self._beat, send_queue.url)
         self._thread = threading.Thread(target=self._run, name="redelivery-engine", daemon=True)
         self._thread.start()
 
@@ -70,7 +72,7 @@ class Delivery:
         origin: Origin,
         bounds: Bounds | None = None,
         flow: Flow | None = None,
-        borrow: Borrow | None = None,
+        connection_factory: ConnectionFactory | None = None,
     ) -> Self:
         """Connect the destination and its sinks.
 
@@ -81,26 +83,29 @@ class Delivery:
             origin: where the rows come from.
             bounds: what may be held in memory.
             flow: in which order, and how fast.
-            borrow: how a connection is had; plainly, where not given.
+            connection_factory: opens a connection to a broker; by default `connected`.
 
         Raises:
             ConfigurationError, Unsupported, BrokerError: nothing was sent.
         """
         clock = SystemClock()
         with Resources() as resources:
-            opening = Opening(
+            connector = Connector(
                 url=url,
                 spec=spec,
                 options=options or {},
                 bounds=bounds or Bounds(),
                 clock=clock,
-                borrow=borrow or connected,
+                connection_factory=connection_factory or connected,
                 resources=resources,
             )
-            broker = opening.connect()
-            lanes = [opening.destination(broker), *(opening.sink(sink, broker) for sink in spec.dead_letter_sink)]
-            engine = Engine(lanes, spec, origin, clock, random_module.random, flow)
-            return cls(engine, lanes, resources.pop_all())
+            broker = connector.connect()
+            send_queues = [
+                connector.destination(broker),
+                *(connector.sink(sink, broker) for sink in spec.dead_letter_sink),
+            ]
+            engine = Engine(send_queues, spec, origin, clock, random_module.random, flow)
+            return cls(engine, send_queues, resources.pop_all())
         raise AssertionError("unreachable")
 
     # --- the caller's side ---

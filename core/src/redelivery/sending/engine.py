@@ -1,4 +1,4 @@
-"""`Engine`: moves rows through the lanes, one turn at a time, and keeps the account.
+"""`Engine`: moves rows through the send queues, one turn at a time, and keeps the account.
 
 Single-threaded and without a clock of its own, so that a test can drive it turn by turn against a model. What follows
 from an error is `policy.decide`'s to say; the engine carries it out.
@@ -22,10 +22,10 @@ from redelivery.errors import Ambiguous, BrokerError, DeliveryFailed, NotSent, P
 from redelivery.policy.rate import RateLimit
 from redelivery.policy.tolerance import Tolerance
 from redelivery.sending.errorlog import ErrorLog
-from redelivery.sending.lane import Landed, Lane
 from redelivery.sending.ordering import KeyOrder
 from redelivery.sending.record import Origin, Record
 from redelivery.sending.report import DeliveryReport
+from redelivery.sending.send_queue import BatchResult, SendQueue
 
 #: How long `drain` waits at a time, in seconds.
 _DRAIN_WAIT = 0.5
@@ -47,10 +47,10 @@ class Flow:
 
 
 class Engine:
-    """Delivers batches to the first lane; what fails there for good goes down the others, which are its sinks.
+    """Delivers batches to the first send queue; what fails there for good goes down the others, which are its sinks.
 
     Args:
-        lanes: the destination, then the sinks in the order in which they are tried.
+        send queues: the destination, then the sinks in the order in which they are tried.
         spec: the job's spec.
         origin: where the rows come from.
         clock: the time.
@@ -61,7 +61,7 @@ class Engine:
 
     def __init__(
         self,
-        lanes: Sequence[Lane],
+        send_queues: Sequence[SendQueue],
         spec: DeliverySpec,
         origin: Origin,
         clock: Clock,
@@ -70,8 +70,8 @@ class Engine:
         delivered: Callable[[list[int]], None] | None = None,
     ) -> None:
         flow = flow or Flow()
-        self.report = DeliveryReport(primary=lanes[0].url, run=origin.run)
-        self._lanes = lanes
+        self.report = DeliveryReport(primary=send_queues[0].url, run=origin.run)
+        self._send_queues = send_queues
         self._spec = spec
         self._origin = origin
         self._clock = clock
@@ -82,35 +82,35 @@ class Engine:
         self._rate = RateLimit(flow.rows_per_second)
         self._order: KeyOrder | None = None
         if flow.ordering == "key":
-            lanes[0].ordered = True
-            native = lanes[0].capabilities.order == Support.NATIVE
+            send_queues[0].ordered = True
+            native = send_queues[0].capabilities.order == Support.NATIVE
             self._order = KeyOrder(native=native, park=flow.park_successors, release=self._send_soon)
-            lanes[0].on_wait = self._order.waits
-            lanes[0].may_go = self._order.may_go
-        for lane in lanes:
-            self.report.at(lane.url)
+            send_queues[0].on_wait = self._order.waits
+            send_queues[0].may_go = self._order.may_go
+        for send_queue in send_queues:
+            self.report.at(send_queue.url)
 
     @property
     def idle(self) -> bool:
         """Whether every row taken is accounted for."""
-        return all(lane.idle for lane in self._lanes) and not (self._order and self._order.waiting)
+        return all(send_queue.idle for send_queue in self._send_queues) and not (self._order and self._order.waiting)
 
     @property
     def next_due(self) -> float | None:
         """When there is something to do that nobody tells of, monotonic seconds: a record is due, or a debt is paid."""
         now = self._clock.monotonic()
         paid = self._rate.next(now)
-        times = [lane.next_due for lane in self._lanes] + [paid if paid > now else None]
+        times = [send_queue.next_due for send_queue in self._send_queues] + [paid if paid > now else None]
         return min((each for each in times if each is not None), default=None)
 
     @property
     def busy(self) -> bool:
         """Whether anything is in flight."""
-        return any(lane.busy for lane in self._lanes)
+        return any(send_queue.busy for send_queue in self._send_queues)
 
     def can_take(self, batch: Batch) -> bool:
         """Whether there is room for a batch: among all that is held, and under the rate limit."""
-        destination, now = self._lanes[0], self._clock.monotonic()
+        destination, now = self._send_queues[0], self._clock.monotonic()
         if self._order is not None and destination.refused:
             return False
         if self._rate.next(now) > now or self.crowded or not destination.may_begin(now):
@@ -124,7 +124,7 @@ class Engine:
 
     def _held_elsewhere(self) -> tuple[int, int]:
         """Records and bytes that are held, and not in flight to the destination."""
-        held = [self._lanes[0].waiting, *(lane.held for lane in self._lanes[1:])]
+        held = [self._send_queues[0].waiting, *(send_queue.held for send_queue in self._send_queues[1:])]
         if self._order is not None:
             held.append((self._order.waiting, self._order.waiting_bytes))
         return sum(records for records, _ in held), sum(nbytes for _, nbytes in held)
@@ -133,22 +133,24 @@ class Engine:
     def crowded(self) -> bool:
         """Whether so much waits that nothing more may be taken."""
         waiting = self._order.waiting if self._order is not None else 0
-        return waiting >= self._lanes[0].bounds.waiting_records or any(lane.crowded for lane in self._lanes)
+        return waiting >= self._send_queues[0].bounds.waiting_records or any(
+            send_queue.crowded for send_queue in self._send_queues
+        )
 
     def take(self, batch: Batch) -> None:
         """Send a batch of fresh rows."""
-        batch = replace(batch, first=self.report.rows, ordered=self._lanes[0].ordered)
+        batch = replace(batch, first=self.report.rows, ordered=self._send_queues[0].ordered)
         self.report.rows += len(batch)
         self._rate.take(len(batch), self._clock.monotonic())
         if self._order is None:
-            self._lanes[0].send(batch)
+            self._send_queues[0].send(batch)
         else:
             self._take_in_order(batch, self._order)
 
     def _take_in_order(self, batch: Batch, order: KeyOrder) -> None:
         admitted = order.admit(batch)
         if len(admitted.now) == len(batch):
-            self._lanes[0].send(batch)
+            self._send_queues[0].send(batch)
             return
         for index in admitted.now:
             order.begin(self._fresh(batch, index))
@@ -163,7 +165,7 @@ class Engine:
         return Record(message=message, outgoing=message, position=batch.first + index)
 
     def _send_soon(self, record: Record) -> None:
-        self._lanes[0].wait(record, self._clock.monotonic())
+        self._send_queues[0].wait(record, self._clock.monotonic())
 
     def _park(self, record: Record) -> None:
         """A row whose predecessor by key is dead goes where that one went."""
@@ -212,7 +214,7 @@ class Engine:
             self._log_end(record, exceeded)
             raise ToleranceExceeded(f"{exceeded}; the last one: {self._story(record)}") from error
         successors = self._order.given_up(record) if self._order is not None else []
-        self._descend(record, 1)
+        self._send_to_sink(record, 1)
         for successor in successors:
             self._park(successor)
 
@@ -222,13 +224,13 @@ class Engine:
         Raises:
             DeliveryFailed, BrokerError (a fatal one), ContractViolation: the job must fail.
         """
-        for lane in self._lanes:
-            lane.resend_due()
-        for index, lane in enumerate(self._lanes):
-            landed = lane.collect(wait if lane.busy else 0.0)
-            for each in landed:
-                self._settle(index, lane, each)
-            if landed:
+        for send_queue in self._send_queues:
+            send_queue.resend_due()
+        for index, send_queue in enumerate(self._send_queues):
+            result = send_queue.collect(wait if send_queue.busy else 0.0)
+            for each in result:
+                self._settle(index, send_queue, each)
+            if result:
                 wait = 0.0
 
     def drain(self) -> None:
@@ -241,66 +243,66 @@ class Engine:
 
     # --- settling ---
 
-    def _settle(self, index: int, lane: Lane, landed: Landed) -> None:
-        flight = landed.flight
-        void = sum(record.void for record in flight.records or ())
-        good = len(flight.batch) - len(landed.failures) - void
-        account = self.report.at(lane.url)
+    def _settle(self, index: int, send_queue: SendQueue, result: BatchResult) -> None:
+        sent = result.sent
+        void = sum(record.void for record in sent.records or ())
+        good = len(sent.batch) - len(result.failures) - void
+        account = self.report.at(send_queue.url)
         account.delivered += good
-        account.duplicates += landed.duplicates
-        if not landed.failures:
-            account.bytes += flight.batch.nbytes
+        account.duplicates += result.duplicates
+        if not result.failures:
+            account.bytes += sent.batch.nbytes
         elif good:
-            account.bytes += flight.batch.nbytes * good // len(flight.batch)
+            account.bytes += sent.batch.nbytes * good // len(sent.batch)
         if index:
-            self._settle_letters(landed, lane)
+            self._settle_letters(result, send_queue)
         elif self._order is not None or self._delivered is not None:
-            self._settle_rows(landed)
-        for row in sorted(landed.failures):
-            lane.beat()  # many letters take long to write, and no plugin is to blame
-            error = landed.failures.pop(row)  # not kept: each may be larger than its row
-            self._failed(index, lane, self._record(landed, row), error, tried=landed.tried)
+            self._settle_rows(result)
+        for row in sorted(result.failures):
+            send_queue.beat()  # many letters take long to write, and no plugin is to blame
+            error = result.failures.pop(row)  # not kept: each may be larger than its row
+            self._failed(index, send_queue, self._record(result, row), error, tried=result.tried)
 
-    def _settle_rows(self, landed: Landed) -> None:
+    def _settle_rows(self, result: BatchResult) -> None:
         """Tell of rows that were delivered, and let go of their keys. Only where somebody asks for single rows."""
-        flight = landed.flight
-        good = [row for row in range(len(flight.batch)) if row not in landed.failures]
-        records = flight.records
+        sent = result.sent
+        good = [row for row in range(len(sent.batch)) if row not in result.failures]
+        records = sent.records
         if self._delivered is not None:
-            first = flight.batch.first
+            first = sent.batch.first
             self._delivered([first + row if records is None else records[row].position for row in good])
         if self._order is None:
             return
         if records is not None:
             for row in good:
                 self._order.done(records[row])
-        elif flight.batch.key is not None:
-            self._order.delivered(flight.batch.key.values[row] for row in good)
+        elif sent.batch.key is not None:
+            self._order.delivered(sent.batch.key.values[row] for row in good)
 
-    def _record(self, landed: Landed, row: int) -> Record:
+    def _record(self, result: BatchResult, row: int) -> Record:
         """The record of a failed row, made now if this was its first attempt."""
-        flight = landed.flight
-        if flight.records is not None:
-            return flight.records[row]
-        record = self._fresh(flight.batch, row)
+        sent = result.sent
+        if sent.records is not None:
+            return sent.records[row]
+        record = self._fresh(sent.batch, row)
         record.attempts = 1
-        record.first_attempt = flight.sent_at
+        record.first_attempt = sent.sent_at
         record.first_failure_ms = self._clock.wall_ms()
         return record
 
-    def _settle_letters(self, landed: Landed, lane: Lane) -> None:
+    def _settle_letters(self, result: BatchResult, send_queue: SendQueue) -> None:
         """Count the letters that a sink has confirmed: only now are their rows handled."""
-        records = landed.flight.records or ()
-        if landed.tried:
+        records = result.sent.records or ()
+        if result.tried:
             self.report.sink_requests += len(records)
-            self.report.sink_failures += len(landed.failures)
+            self.report.sink_failures += len(result.failures)
         for row, record in enumerate(records):
-            if row in landed.failures or record.void:
+            if row in result.failures or record.void:
                 continue
             self.report.dead_lettered += 1
             self.report.because(record.reason)
             self._errors.write(
-                record, record.told or self._told(record), f"dead-lettered to {lane.url}", self._story(record)
+                record, record.told or self._told(record), f"dead-lettered to {send_queue.url}", self._story(record)
             )
             self.report.errors_logged += 1  # by the sink
             self._handled(record)
@@ -311,7 +313,7 @@ class Engine:
             self._order.done(record)
         record.handled(record)
 
-    def _failed(self, index: int, lane: Lane, record: Record, error: BrokerError, *, tried: bool) -> None:
+    def _failed(self, index: int, send_queue: SendQueue, record: Record, error: BrokerError, *, tried: bool) -> None:
         """One attempt of one record failed: carry out what the policy decides."""
         if isinstance(error, NotSent) and self._order is not None:
             self._kept_back(record, self._order)
@@ -321,14 +323,14 @@ class Engine:
             self._note(record, error, tried=tried)
         now = self._clock.monotonic()
         decision = policy.decide(
-            lane.spec,
+            send_queue.spec,
             error,
             attempts=record.attempts,
             first_attempt=record.first_attempt,
             isolated=record.isolated,
             now=now,
             random=self._random,
-            outage=lane.outage.over(now),
+            outage=send_queue.outage.over(now),
         )
         match decision:
             case policy.TryAgain(at):
@@ -336,23 +338,25 @@ class Engine:
                     self.report.retries += 1
                     self.report.retried += not record.retried
                     record.retried = True
-                lane.wait(record, at)
+                send_queue.wait(record, at)
             case policy.Isolate():
                 record.isolated = record.isolating = True
-                lane.wait(record, now)
+                send_queue.wait(record, now)
             case policy.Abort() if index == 0:
                 raise error
             case policy.GiveUp(why) if index == 0:
                 record.sent = record.attempts - record.untried
                 record.seconds = max(0.0, now - record.first_attempt)
                 self.give_up(record, error, why)
-            case policy.GiveUp() if isinstance(error, Permanent) and not (record.wrapped or lane.moves):
-                record.sink_errors.append(f"{lane.url}: {error} (so it was sent there once more, wrapped as an event)")
-                self._enter(record, lane, wrapped=True)
+            case policy.GiveUp() if isinstance(error, Permanent) and not (record.wrapped or send_queue.moves):
+                record.sink_errors.append(
+                    f"{send_queue.url}: {error} (so it was sent there once more, wrapped as an event)"
+                )
+                self._enter(record, send_queue, wrapped=True)
             case _:
-                lane.broken = error if isinstance(decision, policy.Abort) else lane.broken
-                record.sink_errors.append(f"{lane.url}: {error}")
-                self._descend(record, index + 1)
+                send_queue.broken = error if isinstance(decision, policy.Abort) else send_queue.broken
+                record.sink_errors.append(f"{send_queue.url}: {error}")
+                self._send_to_sink(record, index + 1)
 
     def _note(self, record: Record, error: BrokerError, *, tried: bool) -> None:
         """Count a failed try at the destination."""
@@ -375,13 +379,13 @@ class Engine:
 
     # --- giving up ---
 
-    def _descend(self, record: Record, index: int) -> None:
+    def _send_to_sink(self, record: Record, index: int) -> None:
         """Hand the record to the sink at `index`, or the first one behind it that works."""
-        for lane in self._lanes[index:]:
-            if lane.broken is not None:
-                record.sink_errors.append(f"{lane.url}: {lane.broken}")
+        for send_queue in self._send_queues[index:]:
+            if send_queue.broken is not None:
+                record.sink_errors.append(f"{send_queue.url}: {send_queue.broken}")
                 continue
-            self._enter(record, lane)
+            self._enter(record, send_queue)
             return
         if self._spec.dead_letter_sink:
             raise self._failure(record, "no dead letter sink could take it")
@@ -391,20 +395,20 @@ class Engine:
         self.report.errors_logged += logged
         self._handled(record)
 
-    def _enter(self, record: Record, lane: Lane, *, wrapped: bool = False) -> None:
+    def _enter(self, record: Record, send_queue: SendQueue, *, wrapped: bool = False) -> None:
         """Hand the record to a sink as a letter; wrapped where the sink has refused what it holds."""
         record.told = self._told(record)
         letter = record.letter(
             record.told,
             self._spec,
-            lane.capabilities,
+            send_queue.capabilities,
             self._origin.configs,
-            moved=lane.moves,
-            rename_type=lane.rename_type,
+            moved=send_queue.moves,
+            rename_type=send_queue.rename_type,
             wrapped=wrapped,
         )
         record.enter(letter, wrapped=wrapped)
-        lane.wait(record, self._clock.monotonic())
+        send_queue.wait(record, self._clock.monotonic())
 
     def _failure(self, record: Record, what: str) -> DeliveryFailed:
         """The primary error as a failure of the job, its text telling all; what the sinks said as notes too."""
@@ -432,5 +436,5 @@ class Engine:
 
     def _told(self, record: Record) -> ErrorContext:
         """Why a record is given up, as letters and the log say it."""
-        first = self._lanes[0]
+        first = self._send_queues[0]
         return record.context(self._origin, broker=first.name, component=first.component, destination=first.url)

@@ -17,15 +17,15 @@ from redelivery.base.clock import SystemClock
 from redelivery.base.urls import redact
 from redelivery.contract.spec import DeliverySpec, Sink
 from redelivery.errors import Ambiguous, MissingSecret, RedeliveryError, Retriable
-from redelivery.sending.lane import Bounds
-from redelivery.sending.opening import Borrow, NotAsked, Opening, Resources, connected
+from redelivery.sending.connector import ConnectionFactory, Connector, NotCheckable, Resources, connected
+from redelivery.sending.send_queue import Bounds
 
 #: Seconds that a preflight may take, whatever the spec gives an attempt.
 LONGEST: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Doubt:
+class Unverified:
     """A place that could not be asked, or gave no sure answer: the job may still work."""
 
     place: str
@@ -41,8 +41,8 @@ def preflight(
     *,
     options: Mapping[str, str],
     shared_mount: bool = False,
-    borrow: Borrow = connected,
-) -> list[Doubt]:
+    connection_factory: ConnectionFactory = connected,
+) -> list[Unverified]:
     """Open a destination and its sinks, ask each whether it could work, and close them.
 
     Args:
@@ -50,7 +50,7 @@ def preflight(
         spec: how.
         options: the destination's client options, with their plugin's prefix.
         shared_mount: places of one host lie on a mount, which this machine need not have.
-        borrow: how a connection is had.
+        connection_factory: opens a connection to a broker; by default `connected`.
 
     Returns:
         What remains in doubt: a place that is down now, that this machine has no secret for, that did not answer.
@@ -60,7 +60,7 @@ def preflight(
     """
     deadline = time.monotonic() + min(policy.attempt_timeout(spec), LONGEST)
     questions = [
-        _Question(url, spec, options, sink, deadline, shared_mount=shared_mount, borrow=borrow)
+        _Check(url, spec, options, sink, deadline, shared_mount=shared_mount, connection_factory=connection_factory)
         for sink in (None, *spec.dead_letter_sink)
     ]
     for each in questions:
@@ -71,10 +71,10 @@ def preflight(
     for answer in answers:
         if isinstance(answer, Exception):
             raise answer
-    return [answer for answer in answers if isinstance(answer, Doubt)]
+    return [answer for answer in answers if isinstance(answer, Unverified)]
 
 
-class _Question(threading.Thread):
+class _Check(threading.Thread):
     """One place, asked once. A thread that has no answer in time is left behind: it closes what it opened."""
 
     def __init__(
@@ -86,34 +86,34 @@ class _Question(threading.Thread):
         deadline: float,
         *,
         shared_mount: bool,
-        borrow: Borrow,
+        connection_factory: ConnectionFactory,
     ) -> None:
         super().__init__(name="redelivery-preflight", daemon=True)
         self._url, self._spec, self._options, self._sink = url, spec, options, sink
-        self._deadline, self._shared_mount, self._borrow = deadline, shared_mount, borrow
+        self._deadline, self._shared_mount, self._connection_factory = deadline, shared_mount, connection_factory
         self._place = redact(url) if sink is None else f"dead letter sink {redact(sink.uri) or sink.ref}"
-        self.answer: Doubt | Exception | None = Doubt(self._place, "it gave no answer in time")
+        self.answer: Unverified | Exception | None = Unverified(self._place, "it gave no answer in time")
 
     def run(self) -> None:
         self.answer = self._ask()
 
-    def _ask(self) -> Doubt | Exception | None:
+    def _ask(self) -> Unverified | Exception | None:
         try:
             with Resources() as resources:
-                opening = Opening(
+                connector = Connector(
                     url=self._url,
                     spec=self._spec,
                     options=self._options,
                     bounds=Bounds(),
                     clock=SystemClock(),
-                    borrow=self._borrow,
+                    connection_factory=self._connection_factory,
                     resources=resources,
                 )
-                opening.check(self._sink, self._deadline, shared_mount=self._shared_mount)
-        except (Retriable, Ambiguous, MissingSecret, NotAsked) as error:
-            return Doubt(self._place, redact(str(error)))
+                connector.check(self._sink, self._deadline, shared_mount=self._shared_mount)
+        except (Retriable, Ambiguous, MissingSecret, NotCheckable) as error:
+            return Unverified(self._place, redact(str(error)))
         except RedeliveryError as error:
             return error
         except Exception as error:  # noqa: BLE001 - a plugin that fails to close; its tasks will tell
-            return Doubt(self._place, redact(f"{type(error).__name__}: {error}"))
+            return Unverified(self._place, redact(f"{type(error).__name__}: {error}"))
         return None

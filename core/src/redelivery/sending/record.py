@@ -38,12 +38,12 @@ class Origin:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Record:
-    """A row that failed, in the lane where it now is.
+    """A row that failed, in the send queue where it now is.
 
     Attributes:
         message: the row as it was sent first, never altered.
-        outgoing: what this lane sends: the message itself, or its letter.
-        attempts, first_attempt: in this lane.
+        outgoing: what this send queue sends: the message itself, or its letter.
+        attempts, first_attempt: in this send queue.
         isolated: to be sent alone.
         isolating: the next attempt only finds the culprit, and does not count.
         counted: the last attempt was.
@@ -64,7 +64,7 @@ class Record:
         void: it is no longer ours: another consumer has it.
         lost: called when that is found out.
         rename_type: the type under which an event is reposted to a sink.
-        wrapped: its lane gets it as an event that stands for it, after having refused what it holds.
+        wrapped: its send queue gets it as an event that stands for it, after having refused what it holds.
         said: its context as somebody else says it who gave it up, a broker; None: it is ours to say.
     """
 
@@ -100,7 +100,7 @@ class Record:
     said: ErrorContext | None = None
 
     def enter(self, outgoing: Message, *, wrapped: bool = False) -> None:
-        """Begin anew in the next lane, or in the same one in another form."""
+        """Begin anew in the next send queue, or in the same one in another form."""
         self.outgoing = outgoing
         self.wrapped = wrapped
         self.attempts = self.untried = 0
@@ -134,7 +134,7 @@ class Record:
         if self.said is not None:
             return self.said
         error = self.primary
-        lives = dialects.lives(self.message)
+        history = dialects.history(self.message)
         source = None if self.received is None else self.received().source
         extra = {name: str(value) for name, value in self.message.extra.items() if value is not None}
         return ErrorContext(
@@ -152,8 +152,8 @@ class Record:
             message_id=self.message.id,
             identity=self.message.identity,
             attempts=self.sent,
-            attempts_total=lives.attempts_total + self.sent,
-            hops=lives.hops,
+            attempts_total=history.attempts_total + self.sent,
+            hops=history.hops,
             first_failure_ms=self.first_failure_ms,
             last_failure_ms=self.last_failure_ms,
             run=origin.run,
@@ -167,7 +167,7 @@ class Record:
             source_timestamp_type=None if source is None else source.timestamp_type,
             subscriber=self.subscriber,
             # What was received does not lie where it came from any more.
-            maybe_delivered=self.ambiguous or (lives.maybe_delivered and self.received is None),
+            maybe_delivered=self.ambiguous or (history.maybe_delivered and self.received is None),
             extra=extra,
         )
 

@@ -1,4 +1,4 @@
-"""`TerminatingLane`: the sink of a subscription whose broker moves a leased message to its dead letter place itself.
+"""`TerminatingQueue`: the sink of a subscription whose broker moves a leased message to its dead letter place itself.
 
 Where a broker can do that, nothing is produced and nothing can be found twice: the lease ends as the letter appears.
 """
@@ -14,11 +14,11 @@ from redelivery.contract.broker import Broker, Receiver, Terminate
 from redelivery.contract.message import Batch
 from redelivery.contract.spec import DeliverySpec
 from redelivery.errors import BrokerError, LeaseLost
-from redelivery.sending.lane import Bounds, Flight, Landed, Lane
 from redelivery.sending.record import Record
+from redelivery.sending.send_queue import BatchResult, Bounds, SendQueue, SentBatch
 
 
-class TerminatingLane(Lane):
+class TerminatingQueue(SendQueue):
     """Settles each record's own lease with `Terminate`, in place of sending its letter anywhere."""
 
     def __init__(self, broker: Broker, receiver: Receiver, spec: DeliverySpec, clock: Clock) -> None:
@@ -50,4 +50,4 @@ class TerminatingLane(Lane):
                 record.received = None
             else:
                 failures[index] = answer
-        self._refused.append(Landed(Flight(batch, records, now, now), failures))
+        self._refused.append(BatchResult(SentBatch(batch, records, now, now), failures))

@@ -19,7 +19,7 @@ from redelivery.base.urls import has_scheme, unknown
 from redelivery.contract.spec import NATIVE, DeliverySpec
 from redelivery.errors import ConfigurationError, Permanent, RedeliveryError
 from redelivery.formats.events import UNDELIVERABLE, validate
-from redelivery.sending.opening import prefixed, sink_url
+from redelivery.sending.connector import prefixed, sink_url
 from redelivery.sending.report import DeliveryReport
 from redelivery.spark import job as jobs
 from redelivery.spark import jsonform

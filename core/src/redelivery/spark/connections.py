@@ -16,7 +16,7 @@ from typing import Final, TypeAlias
 
 from redelivery import registry
 from redelivery.contract.broker import Broker
-from redelivery.sending import Borrow
+from redelivery.sending import ConnectionFactory
 
 log = logging.getLogger("redelivery.spark")
 
@@ -31,15 +31,15 @@ _idle: dict[_Key, list[tuple[Broker, float]]] = {}
 
 
 @contextmanager
-def task_connections(connect: _Connect = registry.connect) -> Iterator[Borrow]:
-    """The connections of one task, as `Delivery.open(borrow=...)` wants them.
+def task_connections(connect: _Connect = registry.connect) -> Iterator[ConnectionFactory]:
+    """The connections of one task, as `Delivery.open(connection_factory=...)` wants them.
 
     Kept for the next task if the block ends well, closed if it raises.
     """
     _sweep()
     returned: list[tuple[_Key, Broker]] = []
 
-    def borrow(url: str, options: Mapping[str, str]) -> AbstractContextManager[Broker]:
+    def connection_factory(url: str, options: Mapping[str, str]) -> AbstractContextManager[Broker]:
         @contextmanager
         def lend() -> Iterator[Broker]:
             key = (os.getpid(), url, frozenset(options.items()))
@@ -54,7 +54,7 @@ def task_connections(connect: _Connect = registry.connect) -> Iterator[Borrow]:
         return lend()
 
     try:
-        yield borrow
+        yield connection_factory
     except BaseException:
         for _, broker in returned:
             _close(broker)

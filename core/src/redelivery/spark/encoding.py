@@ -298,7 +298,7 @@ class Encoder:
         if piece.headers is not None:
             for index in vectors.rows_with_header(piece.headers, dialects.MARKERS):
                 message = batch.row(index)
-                if dialects.lives(message).hops:
+                if dialects.history(message).hops:
                     names[index] = identity.of_redriven(message)
         return names
 

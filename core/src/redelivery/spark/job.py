@@ -161,7 +161,7 @@ def _deliver(job: Job, batches: Iterable[Any], opened: list[Delivery]) -> Delive
         if has_scheme(sink.uri):
             refuse_one_host(sink.uri, local_property("spark.master"), shared_mount=settings.shared_mount)
     with (
-        task_connections() as borrow,
+        task_connections() as connection_factory,
         Delivery.open(
             settings.url,
             settings.spec,
@@ -169,7 +169,7 @@ def _deliver(job: Job, batches: Iterable[Any], opened: list[Delivery]) -> Delive
             origin=origin,
             bounds=settings.bounds,
             flow=settings.flow,
-            borrow=borrow,
+            connection_factory=connection_factory,
         ) as delivery,
     ):
         opened.append(delivery)

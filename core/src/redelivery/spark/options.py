@@ -29,7 +29,7 @@ from redelivery.errors import ConfigurationError, InvalidSpec
 from redelivery.formats import signing
 from redelivery.formats.specs import options as forms
 from redelivery.sending import Bounds, Flow, support
-from redelivery.sending.opening import prefixed
+from redelivery.sending.connector import prefixed
 
 ContentMode: TypeAlias = Literal["raw", "binary", "structured"]
 

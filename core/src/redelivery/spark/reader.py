@@ -27,7 +27,7 @@ from redelivery.base.urls import unknown
 from redelivery.contract.broker import Capabilities, Letter
 from redelivery.contract.context import LAST_MS, ErrorContext
 from redelivery.contract.message import Message
-from redelivery.deadletters.errands import HOP_MARK, original_id
+from redelivery.deadletters.operations import HOP_MARK, original_id
 from redelivery.deadletters.trust import Targets, context_of
 from redelivery.errors import ConfigurationError, RedeliveryError
 from redelivery.formats import dialects, events, signing
@@ -150,7 +150,7 @@ def unpack(letter: Letter, targets: Targets, there: Capabilities) -> dict[str, A
     """
     context = context_of(letter)
     message = dialects.redriven(letter.message)
-    hop = dialects.lives(message).hops
+    hop = dialects.history(message).hops
     attributes, message = _event(message)
     name = message.id or context.message_id or attributes.get("id")
     row: dict[str, Any] = dict.fromkeys(_FIELDS)

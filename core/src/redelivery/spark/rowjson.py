@@ -58,8 +58,8 @@ def quote(array: Any) -> Any:
         array = pa.array(
             [None if v is None else json.dumps(v, ensure_ascii=False)[1:-1] for v in array.to_pylist()], pa.string()
         )
-    mark = pa.scalar('"')
-    return pc.binary_join_element_wise(mark, array, mark, "")
+    marker = pa.scalar('"')
+    return pc.binary_join_element_wise(marker, array, marker, "")
 
 
 def _instant(value: dt.datetime) -> str:
@@ -118,8 +118,8 @@ def _fragments(array: Any) -> Any:
 
 def in_quotes(array: Any) -> Any:
     """Text that needs no escaping as JSON strings; null stays null."""
-    mark = pa.scalar('"')
-    return pc.binary_join_element_wise(mark, array, mark, "")
+    marker = pa.scalar('"')
+    return pc.binary_join_element_wise(marker, array, marker, "")
 
 
 def _float_fragments(array: Any) -> Any:

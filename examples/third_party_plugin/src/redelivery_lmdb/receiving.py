@@ -10,7 +10,7 @@ from datetime import timedelta
 
 import lmdb
 
-from redelivery.contract.broker import Accept, GiveBack, Outcome, Received, Receiver, Retry, Terminate
+from redelivery.contract.broker import Accept, Outcome, Received, Receiver, Release, Retry, Terminate
 from redelivery.errors import BrokerError, LeaseLost
 from redelivery_lmdb.roles import LmdbRole, dead_letters_of
 from redelivery_lmdb.store import POLL, Record, Store, now_ms, prefix_of, put, scan
@@ -99,7 +99,7 @@ class LmdbReceiver(LmdbRole, Receiver):
             case Terminate(letter=letter):
                 put(transaction, prefix_of(dead_letters_of(self.queue)), index, letter)
                 transaction.delete(key)
-            case GiveBack():
+            case Release():
                 transaction.put(key, free._replace(attempts=record.attempts - 1).pack())
 
 

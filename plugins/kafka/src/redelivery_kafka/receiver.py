@@ -14,7 +14,7 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Final, Self
 
-from redelivery.contract.broker import Accept, GiveBack, Outcome, Received, Receiver, Retry, Source, Terminate
+from redelivery.contract.broker import Accept, Outcome, Received, Receiver, Release, Retry, Source, Terminate
 from redelivery.errors import BrokerError, Fatal, LeaseLost, Retriable, Unsupported
 from redelivery_kafka.address import Address
 from redelivery_kafka.burial import Burial
@@ -276,7 +276,7 @@ def _apply(ledger: Ledger, offset: int, outcome: Outcome, now_ms: int) -> None:
     tries = ledger.tries[offset]
     if isinstance(outcome, Accept | Terminate):
         ledger.settle(offset)
-    elif isinstance(outcome, GiveBack):
+    elif isinstance(outcome, Release):
         if tries.attempts > 1:
             ledger.tries[offset] = tries._replace(attempts=tries.attempts - 1)
         else:

@@ -16,7 +16,7 @@ from pika.adapters.blocking_connection import BlockingChannel, BlockingConnectio
 from pika.exceptions import ChannelClosedByBroker, NackError, UnroutableError
 from pika.spec import BasicProperties
 
-from redelivery.contract.broker import GiveBack, Limits, Outcome, Received, Receiver, Retry, Terminate
+from redelivery.contract.broker import Limits, Outcome, Received, Receiver, Release, Retry, Terminate
 from redelivery.contract.context import ErrorContext
 from redelivery.contract.message import Message
 from redelivery.errors import BrokerError, Fatal, LeaseLost, Permanent, Retriable, Unsupported
@@ -112,7 +112,7 @@ class RabbitmqReceiver(Receiver):
             refused: BrokerError | None = None
             if isinstance(outcome, Retry) and outcome.delay <= timedelta(0):
                 again.append(delivery.tag)
-            elif isinstance(outcome, GiveBack):
+            elif isinstance(outcome, Release):
                 back.append(delivery.tag)
             else:
                 refused = self._passed_on(connection, received, delivery, outcome)

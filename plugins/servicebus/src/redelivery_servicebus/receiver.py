@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from azure.servicebus import ServiceBusClient, ServiceBusReceivedMessage, ServiceBusReceiver, ServiceBusSender
 
-from redelivery.contract.broker import Accept, GiveBack, Outcome, Received, Receiver, Retry, Terminate
+from redelivery.contract.broker import Accept, Outcome, Received, Receiver, Release, Retry, Terminate
 from redelivery.contract.message import Message
 from redelivery.errors import BrokerError, Fatal, LeaseLost, Permanent, Retriable
 from redelivery_servicebus import codec
@@ -182,7 +182,7 @@ class ServicebusReceiver(Receiver):
                 self._terminate(received, lease, outcome, deadline)
             case Retry(delay) if delay > timedelta(0):
                 self._later(received, lease, delay, deadline)
-            case Retry() | GiveBack():
+            case Retry() | Release():
                 self._by_token(received, deadline, lambda handler, left: private.abandon(handler, lease.token, left))
 
     def _terminate(self, received: Received, lease: Lease, outcome: Terminate, deadline: Deadline) -> None:

@@ -17,7 +17,7 @@ from datetime import timedelta
 from typing import Any, Final
 
 from redelivery.base.clock import Clock, SystemClock
-from redelivery.contract.broker import Accept, GiveBack, Outcome, Received, Receiver, Retry, Terminate
+from redelivery.contract.broker import Accept, Outcome, Received, Receiver, Release, Retry, Terminate
 from redelivery.errors import BrokerError, Fatal, LeaseLost, Permanent
 from redelivery_sqlite import lease as leases
 from redelivery_sqlite import moves, rows, stored
@@ -257,7 +257,7 @@ class SqliteReceiver(Receiver):
                 done.append(lease.seq)
             elif isinstance(outcome, Terminate):
                 dead.append(Dead(lease.seq, moves.TERMINATED, outcome.reason, outcome.description, outcome.letter))
-            elif isinstance(outcome, GiveBack):
+            elif isinstance(outcome, Release):
                 back.append(lease.seq)
             else:
                 again.append((_due(now, outcome), now, lease.seq))

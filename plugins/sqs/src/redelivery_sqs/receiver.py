@@ -14,7 +14,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Final
 
-from redelivery.contract.broker import Accept, GiveBack, Outcome, Received, Receiver, Retry, Terminate
+from redelivery.contract.broker import Accept, Outcome, Received, Receiver, Release, Retry, Terminate
 from redelivery.errors import Ambiguous, BrokerError, LeaseLost
 from redelivery.kit.roles import Resource
 from redelivery_sqs import codec
@@ -128,7 +128,7 @@ class SqsReceiver(Resource, Receiver):
                     letters[at] = (received, outcome)
                 case Retry(delay):
                     to_show[at] = (received, delay.total_seconds())
-                case GiveBack():
+                case Release():
                     to_show[at] = (received, 0.0)
         for at, refused in self._dead_letter(letters, end).items():
             if refused is None:

@@ -25,7 +25,7 @@ from redelivery.errors import ContractViolation
 from redelivery.formats import events
 from redelivery.formats.dialects import (
     _body,
-    _mark,
+    _marker,
     _retype,
     _signature,
     connect,
@@ -34,8 +34,8 @@ from redelivery.formats.dialects import (
     knativeerror,
 )
 from redelivery.formats.dialects._fields import BOOKKEEPING, bounded, without
-from redelivery.formats.dialects._letter import CONTEXT, Dialect, Letter, combined
-from redelivery.formats.dialects._mark import Mark
+from redelivery.formats.dialects._marker import Marker
+from redelivery.formats.dialects._writer import CONTEXT, Dialect, Letter, combined
 from redelivery.formats.events import PREFIXES, event_in, is_structured
 
 __all__ = [
@@ -66,7 +66,7 @@ _DIALECTS: Final[Mapping[str, Dialect]] = {
 #: Dialects of other software (`recognise`).
 _others: Final[list[HeaderDialect]] = []
 #: The headers that a message which was ever a letter has one of.
-MARKERS: Final = _mark.NAMES
+MARKERS: Final = _marker.NAMES
 #: The dialects that there are.
 NAMES: Final = tuple(_DIALECTS)
 
@@ -80,7 +80,7 @@ _EXTENSIONS: Final = frozenset().union(*(each.names for each in _DIALECTS.values
 
 
 @dataclass(frozen=True, slots=True)
-class Lives:
+class DeliveryHistory:
     """What survives of a message's lives.
 
     Attributes:
@@ -133,15 +133,15 @@ def attach(
         if name not in _DIALECTS:
             raise ContractViolation(f"no header dialect {name!r}; there are: {', '.join(NAMES)}")
     stripped = wrap(strip(message)) if wrapped else strip(message)
-    found = _mark.find(stripped.headers)
+    found = _marker.find(stripped.headers)
     try:
         plain = stripped if found is None else replace(stripped, headers=_at(stripped.headers, found[0], None))
-        mark = Mark() if found is None else found[1]
-        sign = None if key is None else lambda letter, mark: _signature.of(key, *_signed_parts(letter, mark))
-        ways = [(plain, mark)]  # where there is no room for what its type was, it keeps that
+        marker = Marker() if found is None else found[1]
+        sign = None if key is None else lambda letter, marker: _signature.of(key, *_signed_parts(letter, marker))
+        ways = [(plain, marker)]  # where there is no room for what its type was, it keeps that
         renamed = _retype.rename(plain, rename_type) if rename_type and not wrapped else None
         if renamed is not None:
-            ways.insert(0, (renamed[0], replace(mark, retyped=renamed[1])))
+            ways.insert(0, (renamed[0], replace(marker, retyped=renamed[1])))
         safe = bounded(context)
         letters = (
             Letter(
@@ -193,7 +193,7 @@ def document(
 
 def included(message: Message) -> dict[str, Any]:
     """The record and the stages with their settings, where a letter of ours was asked to hold them."""
-    found = _mark.find(message.headers)
+    found = _marker.find(message.headers)
     names = () if found is None else found[1].headers
     forms = [json_context.parse(value) or {} for name, value in message.headers if name in CONTEXT and name in names]
     return {name: value for form in forms for name, value in json_context.asked_for(form).items()}
@@ -204,7 +204,7 @@ def read(message: Message) -> ErrorContext | None:
 
     Of a letter that we wrote, only what we wrote counts. Others' headers are read as far as they can be.
     """
-    found = _mark.find(message.headers)
+    found = _marker.find(message.headers)
     if found is not None and _is_letter(found[1]):
         return _read_ours(message, found[1])
     for dialect in _DIALECTS.values():
@@ -219,18 +219,18 @@ def is_signed(message: Message, keys: Sequence[bytes]) -> bool:
 
     Signed are the marker, the context as `read` gives it, and the message's key and value. Never raises.
     """
-    found = _mark.find(message.headers)
-    mark = Mark() if found is None else found[1]
-    if mark.mac is None or not _is_letter(mark):
+    found = _marker.find(message.headers)
+    marker = Marker() if found is None else found[1]
+    if marker.mac is None or not _is_letter(marker):
         return False
-    mac, parts = mark.mac, _signed_parts(message, mark)
+    mac, parts = marker.mac, _signed_parts(message, marker)
     return any(_signature.is_by(key, mac, *parts) for key in keys)
 
 
-def _signed_parts(message: Message, mark: Mark) -> tuple[bytes, dict[str, str], list[bytes], Message]:
+def _signed_parts(message: Message, marker: Marker) -> tuple[bytes, dict[str, str], list[bytes], Message]:
     """What a signature is of: the marker, the texts and the JSON that a context is read from, the bare message."""
-    unsigned = replace(mark, mac=None)
-    return unsigned.dump(), _written_texts(message, mark), _written_json(message, mark), _bare(message, mark)
+    unsigned = replace(marker, mac=None)
+    return unsigned.dump(), _written_texts(message, marker), _written_json(message, marker), _bare(message, marker)
 
 
 def recognise(others: Iterable[HeaderDialect]) -> None:
@@ -259,22 +259,22 @@ def strip(message: Message, *, keep_type: bool = False) -> Message:
         message: any.
         keep_type: an event that was given another type keeps it, and the marker goes on saying what it was.
     """
-    found = _mark.find(message.headers)
+    found = _marker.find(message.headers)
     if found is None:
         return message
-    mark = found[1]
-    if not (_is_letter(mark) or mark.wrapped or (mark.retyped and not keep_type)):
+    marker = found[1]
+    if not (_is_letter(marker) or marker.wrapped or (marker.retyped and not keep_type)):
         return message
-    kept = Mark(
-        attempts_total=mark.attempts_total,
-        hops=mark.hops,
-        maybe_delivered=mark.maybe_delivered,
-        retyped=mark.retyped if keep_type else None,
+    kept = Marker(
+        attempts_total=marker.attempts_total,
+        hops=marker.hops,
+        maybe_delivered=marker.maybe_delivered,
+        retyped=marker.retyped if keep_type else None,
     )
-    bare = _bare(message, mark) if _is_letter(mark) else message
-    if mark.retyped is not None and not keep_type:
-        bare = _retype.restore(bare, mark.retyped)
-    return _remark(_unwrapped(bare) if mark.wrapped else bare, kept)
+    bare = _bare(message, marker) if _is_letter(marker) else message
+    if marker.retyped is not None and not keep_type:
+        bare = _retype.restore(bare, marker.retyped)
+    return _remark(_unwrapped(bare) if marker.wrapped else bare, kept)
 
 
 def wrap(message: Message) -> Message:
@@ -285,11 +285,11 @@ def wrap(message: Message) -> Message:
     Args:
         message: without an error context.
     """
-    found = _mark.find(message.headers)
-    mark = replace(Mark() if found is None else found[1], wrapped=True)
+    found = _marker.find(message.headers)
+    marker = replace(Marker() if found is None else found[1], wrapped=True)
     event = events.wrapped(replace(message, destination=None, extra={}))
     id_ = message.id if message.id is not None and _PLAIN.fullmatch(message.id) else None
-    return replace(event, id=id_, headers=(*event.headers, (_mark.NAMES[0], mark.dump())))
+    return replace(event, id=id_, headers=(*event.headers, (_marker.NAMES[0], marker.dump())))
 
 
 def _unwrapped(message: Message) -> Message:
@@ -310,45 +310,49 @@ def renamed(message: Message, event_type: str) -> Message:
 def redriven(message: Message) -> Message:
     """The message as it is sent again: stripped, and one hop further."""
     stripped = strip(message)
-    found = _mark.find(stripped.headers)
-    mark = Mark() if found is None else found[1]
-    return _remark(stripped, replace(mark, hops=mark.hops + 1))
+    found = _marker.find(stripped.headers)
+    marker = Marker() if found is None else found[1]
+    return _remark(stripped, replace(marker, hops=marker.hops + 1))
 
 
-def lives(message: Message) -> Lives:
+def history(message: Message) -> DeliveryHistory:
     """What the message's marker says of its lives; nothing where it has none."""
-    found = _mark.find(message.headers)
-    return Lives() if found is None else Lives(found[1].attempts_total, found[1].hops, found[1].maybe_delivered)
+    found = _marker.find(message.headers)
+    return (
+        DeliveryHistory()
+        if found is None
+        else DeliveryHistory(found[1].attempts_total, found[1].hops, found[1].maybe_delivered)
+    )
 
 
-def _is_letter(mark: Mark) -> bool:
-    return mark.dialect is not None or mark.truncated
+def _is_letter(marker: Marker) -> bool:
+    return marker.dialect is not None or marker.truncated
 
 
-def _read_ours(message: Message, mark: Mark) -> ErrorContext:
-    fields: dict[str, Any] = {name: getattr(mark, name) for name in BOOKKEEPING}
-    known = _known(mark)
-    fields |= combined(known, _written_texts(message, mark))
+def _read_ours(message: Message, marker: Marker) -> ErrorContext:
+    fields: dict[str, Any] = {name: getattr(marker, name) for name in BOOKKEEPING}
+    known = _known(marker)
+    fields |= combined(known, _written_texts(message, marker))
     whole = any(dialect.whole for dialect in known)
-    for value in _written_json(message, mark):
+    for value in _written_json(message, marker):
         form = json_context.parse(value) or {}
         fields |= json_context.read(form) if whole else json_context.ours(form)
     return checked(fields)
 
 
-def _known(mark: Mark) -> list[Dialect]:
-    return [_DIALECTS[name] for name in mark.dialects if name in _DIALECTS]
+def _known(marker: Marker) -> list[Dialect]:
+    return [_DIALECTS[name] for name in marker.dialects if name in _DIALECTS]
 
 
-def _written_texts(message: Message, mark: Mark) -> dict[str, str]:
+def _written_texts(message: Message, marker: Marker) -> dict[str, str]:
     """Of the names that the marker lists, their text, wherever they stand now."""
-    written = {_extension(name) or name for name in mark.headers} | set(mark.attributes)
-    found = (pair for dialect in _known(mark) for pair in _texts(message, dialect).items())
+    written = {_extension(name) or name for name in marker.headers} | set(marker.attributes)
+    found = (pair for dialect in _known(marker) for pair in _texts(message, dialect).items())
     return {name: value for name, value in found if name in written}
 
 
-def _written_json(message: Message, mark: Mark) -> list[bytes]:
-    return [value or b"" for name, value in message.headers if name in CONTEXT and name in mark.headers]
+def _written_json(message: Message, marker: Marker) -> list[bytes]:
+    return [value or b"" for name, value in message.headers if name in CONTEXT and name in marker.headers]
 
 
 def _texts(message: Message, dialect: Dialect) -> dict[str, str]:
@@ -369,24 +373,24 @@ def _extension(header: str) -> str | None:
     return next((header.removeprefix(p) for p in ("", *PREFIXES) if header.removeprefix(p) in _EXTENSIONS), None)
 
 
-def _bare(message: Message, mark: Mark) -> Message:
+def _bare(message: Message, marker: Marker) -> Message:
     """Without what the marker lists; a name that no dialect writes is not ours, whatever a marker says.
 
     An event may have changed its content mode or prefix since: what was a header is then in the body, or elsewhere.
     """
     there = {name for name, _ in message.headers}
-    moved = {attribute for name in mark.headers if name not in there and (attribute := _extension(name))}
-    inside = _EXTENSIONS & set(mark.attributes)
+    moved = {attribute for name in marker.headers if name not in there and (attribute := _extension(name))}
+    inside = _EXTENSIONS & set(marker.attributes)
     structured = is_structured(message)
     gone = moved if structured else moved | inside
     headers = tuple(
         (name, value)
         for name, value in message.headers
-        if not (name in mark.headers and _ours(name)) and _extension(name) not in gone
+        if not (name in marker.headers and _ours(name)) and _extension(name) not in gone
     )
     value = message.value
     if value is not None and structured and inside | moved:
-        value = _body.remove(value, inside | moved, mark.inserted)
+        value = _body.remove(value, inside | moved, marker.inserted)
     return replace(message, value=value, headers=headers)
 
 
@@ -394,16 +398,16 @@ def _ours(name: str) -> bool:
     return name in CONTEXT or name in connect.NAMES or name.endswith(tuple(_EXTENSIONS))
 
 
-def _remark(message: Message, mark: Mark) -> Message:
+def _remark(message: Message, marker: Marker) -> Message:
     """The message with another marker in the place of the one it has; without one that would say nothing."""
-    found = _mark.find(message.headers)
+    found = _marker.find(message.headers)
     if found is not None:
-        return replace(message, headers=_at(message.headers, found[0], mark))
-    name = _mark.free_name(message.headers) if mark.says_anything else None
-    return message if name is None else replace(message, headers=(*message.headers, (name, mark.dump())))
+        return replace(message, headers=_at(message.headers, found[0], marker))
+    name = _marker.free_name(message.headers) if marker.says_anything else None
+    return message if name is None else replace(message, headers=(*message.headers, (name, marker.dump())))
 
 
-def _at(headers: Headers, index: int, mark: Mark | None) -> Headers:
+def _at(headers: Headers, index: int, marker: Marker | None) -> Headers:
     """Headers with the marker at `index` replaced, or removed."""
-    kept = () if mark is None or not mark.says_anything else ((headers[index][0], mark.dump()),)
+    kept = () if marker is None or not marker.says_anything else ((headers[index][0], marker.dump()),)
     return (*headers[:index], *kept, *headers[index + 1 :])

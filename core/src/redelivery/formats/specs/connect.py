@@ -21,7 +21,7 @@ from typing import Final
 from redelivery.base.urls import unknown
 from redelivery.contract.spec import DeliverySpec
 from redelivery.formats.specs import fields, sinks
-from redelivery.formats.specs.kinds import as_text
+from redelivery.formats.specs.field_types import as_text
 
 _OURS: Final = "redelivery."
 _EXTENSION: Final = tuple(field for field in (*fields.KNATIVE, *fields.OURS) if field.name != "retry")
@@ -46,7 +46,7 @@ def read(properties: Mapping[str, str]) -> DeliverySpec:
         lower = name.lower()
         if not lower.startswith("errors.") and lower not in _EXTENSION_LOWER:
             raise unknown("property", name, _KNOWN)
-        said.append(fields.Said(name[len(_OURS) :] if lower.startswith(_OURS) else name, value, name))
+        said.append(fields.GivenField(name[len(_OURS) :] if lower.startswith(_OURS) else name, value, name))
     return fields.read(said, what="property", known=_KNOWN)
 
 

@@ -18,7 +18,7 @@ from redelivery.base.urls import unknown
 from redelivery.contract.spec import DeliverySpec, LetterDialect, Sink
 from redelivery.errors import InvalidSpec
 from redelivery.formats.specs import sinks
-from redelivery.formats.specs.kinds import (
+from redelivery.formats.specs.field_types import (
     DURATION,
     FLAG,
     INT16_MAX,
@@ -26,7 +26,7 @@ from redelivery.formats.specs.kinds import (
     INT64_MAX,
     SOME_DURATION,
     TEXT,
-    Kind,
+    FieldType,
     as_text,
     coded,
     milliseconds,
@@ -49,7 +49,7 @@ class Field:
 
     name: str
     attribute: str
-    kind: Kind
+    kind: FieldType
     help: str
 
 
@@ -167,7 +167,7 @@ _LIMITS: Final = ("tolerance_limit", "tolerance_rate_limit")
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class GivenField:
     """One thing that a user wrote: its name in the table's spelling or any case, its value, and what to call it."""
 
     name: str
@@ -207,13 +207,13 @@ def written(attribute: str, value: Any) -> tuple[str, str]:
     return candidates[0].name, "" if value is None else str(value)
 
 
-def kind_of(name: str) -> Kind | None:
+def kind_of(name: str) -> FieldType | None:
     """How the value of a canonical name is written; None for the names of sinks."""
     field = _BY_NAME.get(name.lower())
     return field.kind if field else None
 
 
-def read(said: Iterable[Said], *, what: str, known: Collection[str]) -> DeliverySpec:
+def read(said: Iterable[GivenField], *, what: str, known: Collection[str]) -> DeliverySpec:
     """The spec that was written.
 
     Args:
@@ -225,7 +225,7 @@ def read(said: Iterable[Said], *, what: str, known: Collection[str]) -> Delivery
         UnknownOption: names the nearest known name.
         InvalidSpec: a malformed value, one thing said twice, or values that contradict each other.
     """
-    by_thing: dict[str, Said] = {}
+    by_thing: dict[str, GivenField] = {}
     values: dict[str, Any] = {}
     for each in said:
         name = canonical(each.name)
@@ -301,15 +301,15 @@ def _write_one(fields: list[Field], value: Any) -> tuple[str, int | bool | str]:
     return last.name, labelled(last.name, last.kind.write, value)
 
 
-def _text(said: Said) -> str:
+def _text(said: GivenField) -> str:
     return str(labelled(said.label, as_text, said.value)).strip()
 
 
-def _twice(one: Said, other: Said, why: str = "are the same thing said twice") -> InvalidSpec:
+def _twice(one: GivenField, other: GivenField, why: str = "are the same thing said twice") -> InvalidSpec:
     return InvalidSpec(f"{one.label} and {other.label} {why}; keep one of them")
 
 
-def _read_sinks(said: Mapping[str, Said]) -> tuple[Sink, ...]:
+def _read_sinks(said: Mapping[str, GivenField]) -> tuple[Sink, ...]:
     plain = said.get(DEAD_LETTER_SINK)
     settings = {name.removeprefix(PRODUCER): each for name, each in said.items() if name.startswith(PRODUCER)}
     if plain is not None:
@@ -335,7 +335,7 @@ def _read_sinks(said: Mapping[str, Said]) -> tuple[Sink, ...]:
     return ()
 
 
-def _unsaid_tolerance(values: Mapping[str, Any], said: Mapping[str, Said]) -> str | None:
+def _unsaid_tolerance(values: Mapping[str, Any], said: Mapping[str, GivenField]) -> str | None:
     if DEAD_LETTER_SINK in said:
         return None
     limits = [values[limit] for limit in _LIMITS if limit in values]

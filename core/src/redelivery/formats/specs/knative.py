@@ -20,7 +20,7 @@ from redelivery.base.urls import redact, unknown
 from redelivery.contract.spec import DeliverySpec, DeliveryStatus
 from redelivery.errors import InvalidSpec
 from redelivery.formats.specs import fields, sinks, text
-from redelivery.formats.specs.kinds import as_typed
+from redelivery.formats.specs.field_types import as_typed
 
 _EXTENSION: Final = "redelivery"
 _FIELDS: Final = (fields.DEAD_LETTER_SINK, *(field.name for field in fields.KNATIVE), _EXTENSION)
@@ -47,7 +47,7 @@ def read(document: Mapping[str, Any] | str) -> DeliverySpec:
         if name == _EXTENSION:
             said += _read_extension(value)
         elif name == fields.DEAD_LETTER_SINK:
-            said.append(fields.Said(name, {"uri": value} if isinstance(value, str) else value, name))
+            said.append(fields.GivenField(name, {"uri": value} if isinstance(value, str) else value, name))
         else:
             said.append(_typed(name, value, name))
     return fields.read(said, what="field", known=_FIELDS)
@@ -122,7 +122,7 @@ def _mapping(value: object, what: str) -> Mapping[str, Any]:
     return value
 
 
-def _read_extension(value: object) -> list[fields.Said]:
+def _read_extension(value: object) -> list[fields.GivenField]:
     said = []
     for name, item in _mapping(value, _EXTENSION).items():
         if fields.canonical(name) not in _OURS:
@@ -132,8 +132,8 @@ def _read_extension(value: object) -> list[fields.Said]:
     return said
 
 
-def _typed(name: str, value: object, label: str) -> fields.Said:
+def _typed(name: str, value: object, label: str) -> fields.GivenField:
     kind = fields.kind_of(fields.canonical(name))
     if kind is not None:
         value = fields.labelled(label, as_typed, kind, value)
-    return fields.Said(name, value, label)
+    return fields.GivenField(name, value, label)

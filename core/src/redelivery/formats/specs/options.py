@@ -13,7 +13,7 @@ from typing import Final
 
 from redelivery.contract.spec import DeliverySpec
 from redelivery.formats.specs import fields, sinks
-from redelivery.formats.specs.kinds import as_text
+from redelivery.formats.specs.field_types import as_text
 
 #: Every option with one line of help. Connect's older examples' `errors.dlq.*` and `errors.retries.*` are read too.
 OPTIONS: Final[Mapping[str, str]] = {
@@ -36,7 +36,7 @@ def read(options: Mapping[str, str]) -> DeliverySpec:
         UnknownOption: names the nearest known option.
         InvalidSpec: a malformed value, one thing said in two dialects, or values that contradict each other.
     """
-    said = [fields.Said(name, value, name) for name, value in options.items()]
+    said = [fields.GivenField(name, value, name) for name, value in options.items()]
     return fields.read(said, what="option", known=OPTIONS)
 
 

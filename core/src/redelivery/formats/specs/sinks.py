@@ -21,7 +21,7 @@ from redelivery.base.urls import scheme_of, unknown
 from redelivery.contract.spec import NATIVE, Ref, Sink
 from redelivery.errors import InvalidSpec, InvalidURL
 from redelivery.formats.specs import text
-from redelivery.formats.specs.kinds import as_text
+from redelivery.formats.specs.field_types import as_text
 
 _SPACE_OR_CONTROL: Final = re.compile(r"[\s\x00-\x1f\x7f]")
 _SINK: Final = ("uri", "ref", "options", "type")

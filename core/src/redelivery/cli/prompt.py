@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from redelivery.cli.showing import say
+from redelivery.cli.output import say
 from redelivery.errors import ConfigurationError
 
 

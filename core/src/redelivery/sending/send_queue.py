@@ -1,4 +1,4 @@
-"""`Lane`: one destination with what is in flight to it and what waits to be sent again.
+"""`SendQueue`: one destination with what is in flight to it and what waits to be sent again.
 
 Checks that the plugin keeps its contract. Decides nothing, and never waits by itself.
 """
@@ -38,8 +38,8 @@ class Bounds:
 
     Attributes:
         in_flight_records, in_flight_bytes: of all together. One batch is always let through.
-        waiting_records: of those that have failed, in each lane, or that wait behind their key; past it no new rows are
-            taken.
+        waiting_records: of those that have failed, in each send queue, or that wait behind their key; beyond it no new
+            rows are taken.
     """
 
     in_flight_records: int = 200_000
@@ -48,7 +48,7 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True)
-class Flight:
+class SentBatch:
     """A batch in flight.
 
     Attributes:
@@ -66,7 +66,7 @@ class Flight:
 
 
 @dataclass(frozen=True, slots=True)
-class Landed:
+class BatchResult:
     """A flight that is over: how each row fared.
 
     Attributes:
@@ -76,13 +76,13 @@ class Landed:
         tried: False where nothing was sent, because the destination accepts nothing.
     """
 
-    flight: Flight
+    sent: SentBatch
     failures: dict[int, BrokerError]
     duplicates: int = 0
     tried: bool = True
 
 
-class Lane:
+class SendQueue:
     """One destination: the job's own, or a sink.
 
     Args:
@@ -113,8 +113,8 @@ class Lane:
         self._sender: Sender | None = None
         self.bounds = bounds
         self._clock = clock
-        self._flights: dict[int, Flight] = {}
-        self._refused: list[Landed] = []
+        self._in_flight: dict[int, SentBatch] = {}
+        self._refused: list[BatchResult] = []
         self._in_flight_records = self._in_flight_bytes = 0
         self._draining = False
         self._slow = False
@@ -133,7 +133,7 @@ class Lane:
     @property
     def busy(self) -> bool:
         """Whether anything is in flight."""
-        return bool(self._flights or self._refused)
+        return bool(self._in_flight or self._refused)
 
     @property
     def refused(self) -> bool:
@@ -176,7 +176,7 @@ class Lane:
         """
         if self._slow or (self.outage.on and self.busy):
             return False
-        if not self._flights:
+        if not self._in_flight:
             self._draining = False
             return True
         if self._draining:
@@ -219,47 +219,47 @@ class Lane:
         """Hand a batch to the broker; a refusal is told by `collect`, like every failure."""
         now = self._clock.monotonic()
         batch = replace(batch, number=next(self._numbers))
-        flight = Flight(batch, records, now, now + policy.attempt_timeout(self.spec))
+        sent = SentBatch(batch, records, now, now + policy.attempt_timeout(self.spec))
         if self.outage.refuses(now) and self.outage.speaks_for(self._targets(batch)):
-            self._refuse(flight)
+            self._refuse(sent)
             return
         try:
             self.beat()
             self.open()
             if self._sender is not None:
-                self._sender.send(batch, deadline=flight.deadline)
+                self._sender.send(batch, deadline=sent.deadline)
         except BrokerError as error:
-            flight = replace(flight, blocked=True)
-            self._refused.append(self._over(Landed(flight, dict.fromkeys(range(len(batch)), error))))
+            sent = replace(sent, blocked=True)
+            self._refused.append(self._over(BatchResult(sent, dict.fromkeys(range(len(batch)), error))))
             return
         except RedeliveryError:
             raise
         except Exception as error:
             raise self._violation(f"send() raised {type(error).__name__}, not a BrokerError: {error}") from error
-        self._slow = self._clock.monotonic() - now > _LONG * (flight.deadline - now)
-        self._flights[batch.number] = replace(flight, blocked=True) if self._slow else flight
+        self._slow = self._clock.monotonic() - now > _LONG * (sent.deadline - now)
+        self._in_flight[batch.number] = replace(sent, blocked=True) if self._slow else sent
         self._in_flight_records += len(batch)
         self._in_flight_bytes += batch.nbytes
 
-    def _refuse(self, flight: Flight) -> None:
+    def _refuse(self, sent: SentBatch) -> None:
         """Fail a batch without trying."""
         error = self.outage.error()
-        self._refused.append(Landed(flight, dict.fromkeys(range(len(flight.batch)), error), tried=False))
+        self._refused.append(BatchResult(sent, dict.fromkeys(range(len(sent.batch)), error), tried=False))
 
-    def _over(self, landed: Landed) -> Landed:
+    def _over(self, result: BatchResult) -> BatchResult:
         """Learn from a flight that is over."""
-        flight, failures = landed.flight, landed.failures
-        first = flight.records is None or any(record.attempts <= 1 for record in flight.records)
+        sent, failures = result.sent, result.failures
+        first = sent.records is None or any(record.attempts <= 1 for record in sent.records)
         self.outage.heard(
             failures.values(),
-            len(flight.batch),
-            targets=self._targets(flight.batch) if len(failures) == len(flight.batch) else frozenset(),
-            sent_at=flight.sent_at,
+            len(sent.batch),
+            targets=self._targets(sent.batch) if len(failures) == len(sent.batch) else frozenset(),
+            sent_at=sent.sent_at,
             now=self._clock.monotonic(),
             first=first,
-            blocked=flight.blocked,
+            blocked=sent.blocked,
         )
-        return landed
+        return result
 
     def _targets(self, batch: Batch) -> frozenset[Hashable]:
         """Where the rows of a batch go: to the destination itself, or to targets of their own."""
@@ -289,7 +289,7 @@ class Lane:
                 record.begin_attempt(now)
             batch = Batch.of([record.outgoing for record in records], isolate=records[0].isolated, ordered=self.ordered)
             if answered:
-                self._refuse(Flight(batch, records, now, now))
+                self._refuse(SentBatch(batch, records, now, now))
             else:
                 self.send(batch, records)
 
@@ -323,33 +323,33 @@ class Lane:
 
     # --- settling ---
 
-    def collect(self, wait: float) -> list[Landed]:
+    def collect(self, wait: float) -> list[BatchResult]:
         """What has been settled, waiting up to `wait` seconds for the first of it."""
-        landed, self._refused = self._refused, []
+        result, self._refused = self._refused, []
         self._slow = False
         if self._sender is None:
-            return landed
+            return result
         try:
             self.beat()
-            told = self._sender.collect(0.0 if landed else wait)
+            told = self._sender.collect(0.0 if result else wait)
         except BrokerError as error:
-            return landed + self._abandon(error)
+            return result + self._abandon(error)
         except Exception as error:
             raise self._violation(f"collect() raised {type(error).__name__}, not a BrokerError: {error}") from error
-        landed += [self._land(settled) for settled in told]
+        result += [self._settle(settled) for settled in told]
         now = self._clock.monotonic()
-        late = [number for number, flight in self._flights.items() if now > flight.deadline + policy.GRACE]
+        late = [number for number, sent in self._in_flight.items() if now > sent.deadline + policy.GRACE]
         if late:
             raise self._violation(f"batches {late} were not settled by their deadline")
-        return landed
+        return result
 
-    def _land(self, settled: Settled) -> Landed:
-        flight = self._flights.pop(settled.batch, None)
-        if flight is None:
+    def _settle(self, settled: Settled) -> BatchResult:
+        sent = self._in_flight.pop(settled.batch, None)
+        if sent is None:
             raise self._violation(f"settled batch {settled.batch}, which is not in flight (settled twice?)")
-        self._in_flight_records -= len(flight.batch)
-        self._in_flight_bytes -= flight.batch.nbytes
-        length = len(flight.batch)
+        self._in_flight_records -= len(sent.batch)
+        self._in_flight_bytes -= sent.batch.nbytes
+        length = len(sent.batch)
         named: dict[int, BrokerError] = {}
         for failure in settled.failures:
             if not 0 <= failure.index < length or failure.index in named:
@@ -359,13 +359,13 @@ class Lane:
         for error in failures.values():
             if not isinstance(error, BrokerError):
                 raise self._violation(f"failed a row with {type(error).__name__}, which is not a BrokerError")
-        return self._over(Landed(flight, failures, settled.duplicates))
+        return self._over(BatchResult(sent, failures, settled.duplicates))
 
-    def _abandon(self, error: BrokerError) -> list[Landed]:
+    def _abandon(self, error: BrokerError) -> list[BatchResult]:
         """The sender itself failed: the fate of everything in flight is what its error says."""
-        flights, self._flights = list(self._flights.values()), {}
+        sent_batches, self._in_flight = list(self._in_flight.values()), {}
         self._in_flight_records = self._in_flight_bytes = 0
-        return [self._over(Landed(flight, dict.fromkeys(range(len(flight.batch)), error))) for flight in flights]
+        return [self._over(BatchResult(sent, dict.fromkeys(range(len(sent.batch)), error))) for sent in sent_batches]
 
     def close(self) -> None:
         """Close the sender; what it still says is of no use to anyone."""

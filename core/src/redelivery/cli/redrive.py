@@ -17,12 +17,12 @@ from types import FrameType
 from typing import TYPE_CHECKING, Final
 
 from redelivery.cli.arguments import add_place, add_where, opened, selection_of, spec_and_client
-from redelivery.cli.asking import confirm
-from redelivery.cli.showing import overwrite, say, say_json
+from redelivery.cli.output import overwrite, say, say_json
+from redelivery.cli.prompt import confirm
 from redelivery.contract.spec import DeliverySpec
-from redelivery.deadletters.errands import HOP_LIMIT
 from redelivery.deadletters.journal import default_path
-from redelivery.deadletters.redrive import MAX_RETURNS, Pace, RedriveReport
+from redelivery.deadletters.operations import HOP_LIMIT
+from redelivery.deadletters.redrive import MAX_RETURNS, RedriveReport, RedriveSettings
 from redelivery.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def add(what: _SubParsersAction[argparse.ArgumentParser]) -> None:
             help="stop when more than so many are refused or dead again (default 100)",
         )
         parser.add_argument(
-            "--ledger", type=Path, metavar="FILE", help="where to note what was sent (default: one a place)"
+            "--journal", type=Path, metavar="FILE", help="where to note what was sent (default: one a place)"
         )
         parser.add_argument("--json", action="store_true", help="print the account as JSON")
     back = what.add_parser(
@@ -103,13 +103,13 @@ def add(what: _SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def _redrive(arguments: argparse.Namespace) -> int:
     where, (spec, client) = selection_of(arguments), _spec(arguments)
-    with opened(arguments, client) as box, _pace(arguments) as pace:
-        ledger = arguments.ledger or default_path(box.place)
-        report = box.redrive(
+    with opened(arguments, client) as dlq, _settings(arguments) as settings:
+        journal = arguments.journal or default_path(dlq.place)
+        report = dlq.redrive(
             to=arguments.to,
             where=where,
-            pace=pace,
-            ledger=ledger,
+            settings=settings,
+            journal=journal,
             spec=spec,
             hop_limit=arguments.hop_limit,
             allow_targets=arguments.allow_targets,
@@ -119,13 +119,13 @@ def _redrive(arguments: argparse.Namespace) -> int:
 
 def _forward(arguments: argparse.Namespace) -> int:
     where, (spec, client) = selection_of(arguments), _spec(arguments)
-    with opened(arguments, client) as box, _pace(arguments) as pace:
-        ledger = arguments.ledger or default_path(box.place)
-        report = box.forward(
+    with opened(arguments, client) as dlq, _settings(arguments) as settings:
+        journal = arguments.journal or default_path(dlq.place)
+        report = dlq.forward(
             arguments.to,
             where=where,
-            pace=pace,
-            ledger=ledger,
+            settings=settings,
+            journal=journal,
             spec=spec,
             follow=arguments.follow,
             interval=_interval(arguments.interval),
@@ -148,7 +148,7 @@ def _spec(arguments: argparse.Namespace) -> tuple[DeliverySpec | None, dict[str,
 
 
 @contextmanager
-def _pace(arguments: argparse.Namespace) -> Iterator[Pace]:
+def _settings(arguments: argparse.Namespace) -> Iterator[RedriveSettings]:
     """How far and how fast; the first Ctrl-C stops gently, the second at once. Progress is shown at a terminal."""
     asked: list[int] = []
 
@@ -158,7 +158,7 @@ def _pace(arguments: argparse.Namespace) -> Iterator[Pace]:
         asked.append(number)
 
     shows = sys.stderr.isatty()
-    pace = Pace(
+    settings = RedriveSettings(
         limit=arguments.limit,
         rate=arguments.rate,
         dry_run=arguments.dry_run,
@@ -168,7 +168,7 @@ def _pace(arguments: argparse.Namespace) -> Iterator[Pace]:
     )
     previous = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield pace
+        yield settings
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
@@ -206,8 +206,8 @@ def _account(arguments: argparse.Namespace, report: RedriveReport) -> int:
 
 
 def _move_back(arguments: argparse.Namespace) -> int:
-    with opened(arguments) as box:
-        say(f"{box.move_back(wait=arguments.wait):,} letters moved back by the broker.")
+    with opened(arguments) as dlq:
+        say(f"{dlq.move_back(wait=arguments.wait):,} letters moved back by the broker.")
     return 0
 
 
@@ -215,18 +215,18 @@ def _remove(arguments: argparse.Namespace) -> int:
     if not arguments.id and not arguments.where:
         raise ConfigurationError("remove: name letters by --id or --where; `purge` removes all")
     where = selection_of(arguments)
-    with opened(arguments) as box:
-        positions = [letter.position for letter in box.select(where)]
+    with opened(arguments) as dlq:
+        positions = [letter.position for letter in dlq.select(where)]
         if positions:
-            confirm(f"Remove {len(positions):,} letters of {box.place} for good?", yes=arguments.yes)
-        say(f"{box.remove_at(positions):,} letters removed.")
+            confirm(f"Remove {len(positions):,} letters of {dlq.place} for good?", yes=arguments.yes)
+        say(f"{dlq.remove_at(positions):,} letters removed.")
     return 0
 
 
 def _purge(arguments: argparse.Namespace) -> int:
-    with opened(arguments) as box:
-        count = sum(1 for _ in box)
+    with opened(arguments) as dlq:
+        count = sum(1 for _ in dlq)
         if count:
-            confirm(f"Remove all {count:,} letters of {box.place} for good?", yes=arguments.yes)
-        say(f"{box.purge() if count else 0:,} letters removed.")
+            confirm(f"Remove all {count:,} letters of {dlq.place} for good?", yes=arguments.yes)
+        say(f"{dlq.purge() if count else 0:,} letters removed.")
     return 0

@@ -22,7 +22,7 @@ _MEMBERS: Final = ("dialect", "headers", "attributes", "attempts_total", "hops",
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
+class Marker:
     """What the marker says.
 
     Attributes:
@@ -57,7 +57,7 @@ class Mark:
     @property
     def says_anything(self) -> bool:
         """Whether there is anything in it that must not be lost."""
-        return self != Mark()
+        return self != Marker()
 
     def dump(self) -> bytes:
         """The marker's value: what differs from nothing."""
@@ -75,14 +75,14 @@ class Mark:
         return json_context.dump(form)
 
 
-def find(headers: Headers) -> tuple[int, Mark] | None:
+def find(headers: Headers) -> tuple[int, Marker] | None:
     """The marker among headers and where it is. A header of that name which is none is a user's own."""
     for index, (name, value) in enumerate(headers):
         if name in NAMES:
             form = json_context.parse(value)
-            mark = None if form is None else _read(form)
-            if mark is not None:
-                return index, mark
+            marker = None if form is None else _read(form)
+            if marker is not None:
+                return index, marker
     return None
 
 
@@ -92,7 +92,7 @@ def free_name(headers: Headers) -> str | None:
     return next((name for name in NAMES if name not in taken), None)
 
 
-def _read(form: Mapping[str, Any]) -> Mark | None:
+def _read(form: Mapping[str, Any]) -> Marker | None:
     """The mark, as far as it is one: a name or number that we would not have written makes it somebody else's."""
     dialect = form.get("dialect")
     names = [form.get("headers", []), form.get("attributes", [])]
@@ -110,7 +110,7 @@ def _read(form: Mapping[str, Any]) -> Mark | None:
         return None
     if not all(type(number) is int and 0 <= number < _MOST for number in (*numbers, *inserted)):
         return None
-    return Mark(
+    return Marker(
         dialect=dialect,
         headers=tuple(names[0]),
         attributes=tuple(names[1]),

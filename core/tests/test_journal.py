@@ -1,4 +1,4 @@
-"""A ledger remembers what was sent and not yet removed, keeps a second run away, and is its own place's."""
+"""A journal remembers what was sent and not yet removed, keeps a second run away, and is its own place's."""
 
 from __future__ import annotations
 
@@ -10,48 +10,48 @@ from pathlib import Path
 
 import pytest
 
-from redelivery.deadletters.journal import Ledger, default_path
+from redelivery.deadletters.journal import Journal, default_path
 from redelivery.errors import ConfigurationError
 
 PLACE = "carrier://host/orders-dead-letters"
 
 
 def test_what_was_sent_and_not_removed_is_pending_for_the_next_run(tmp_path: Path) -> None:
-    path = tmp_path / "folder" / "ledger.db"
-    with Ledger(path, PLACE) as ledger:
-        assert ledger.pending() == {}
-        ledger.sent({"1": "a", "2": "b", "3": "c"})
-        ledger.removed(["2"])
-    with Ledger(path, PLACE) as ledger:
-        assert ledger.pending() == {"1": "a", "3": "c"}
-        ledger.sent({"1": "d"})
-        assert ledger.pending() == {"1": "d", "3": "c"}
-        ledger.removed(["1", "3", "never"])
-        assert ledger.pending() == {}
+    path = tmp_path / "folder" / "journal.db"
+    with Journal(path, PLACE) as journal:
+        assert journal.pending() == {}
+        journal.sent({"1": "a", "2": "b", "3": "c"})
+        journal.removed(["2"])
+    with Journal(path, PLACE) as journal:
+        assert journal.pending() == {"1": "a", "3": "c"}
+        journal.sent({"1": "d"})
+        assert journal.pending() == {"1": "d", "3": "c"}
+        journal.removed(["1", "3", "never"])
+        assert journal.pending() == {}
 
 
 def test_it_is_durable_and_unlocked_when_its_process_is_killed(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.db"
+    path = tmp_path / "journal.db"
     code = (
-        "import os, sys, pathlib; from redelivery.deadletters.journal import Ledger; "
-        f"Ledger(pathlib.Path(sys.argv[1]), {PLACE!r}).sent({{'1': 'a'}}); os._exit(9)"
+        "import os, sys, pathlib; from redelivery.deadletters.journal import Journal; "
+        f"Journal(pathlib.Path(sys.argv[1]), {PLACE!r}).sent({{'1': 'a'}}); os._exit(9)"
     )
     assert subprocess.run([sys.executable, "-c", code, str(path)], check=False).returncode == 9
-    with Ledger(path, PLACE) as ledger:
-        assert ledger.pending() == {"1": "a"}
+    with Journal(path, PLACE) as journal:
+        assert journal.pending() == {"1": "a"}
 
 
 def test_two_redrives_of_one_place_at_once_are_refused(tmp_path: Path) -> None:
-    with Ledger(tmp_path / "l", PLACE), pytest.raises(ConfigurationError, match="another redrive of this place"):
-        Ledger(tmp_path / "l", PLACE)
-    Ledger(tmp_path / "l", PLACE).close()
+    with Journal(tmp_path / "l", PLACE), pytest.raises(ConfigurationError, match="another redrive of this place"):
+        Journal(tmp_path / "l", PLACE)
+    Journal(tmp_path / "l", PLACE).close()
 
 
 def test_a_ledger_of_another_place_is_refused(tmp_path: Path) -> None:
-    Ledger(tmp_path / "l", PLACE).close()
+    Journal(tmp_path / "l", PLACE).close()
     with pytest.raises(ConfigurationError, match="belongs to carrier://host/orders-dead-letters, not to carrier://x"):
-        Ledger(tmp_path / "l", "carrier://x")
-    Ledger(tmp_path / "l", PLACE).close()
+        Journal(tmp_path / "l", "carrier://x")
+    Journal(tmp_path / "l", PLACE).close()
 
 
 def test_another_programs_file_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
@@ -63,23 +63,23 @@ def test_another_programs_file_is_refused_and_left_as_it_is(tmp_path: Path) -> N
     connection.close()
     for path in (text, other):
         before = path.read_bytes()
-        with pytest.raises(ConfigurationError, match="ledger"):
-            Ledger(path, PLACE)
+        with pytest.raises(ConfigurationError, match="journal"):
+            Journal(path, PLACE)
         assert path.read_bytes() == before
 
 
 @pytest.mark.skipif(os.name == "nt", reason="folders have no such permissions there")
 def test_a_damaged_ledger_says_what_to_do(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.db"
-    with Ledger(path, PLACE) as ledger:
-        ledger.sent({f"{n:040}": "digest" for n in range(2000)})
+    path = tmp_path / "journal.db"
+    with Journal(path, PLACE) as journal:
+        journal.sent({f"{n:040}": "digest" for n in range(2000)})
     whole = path.read_bytes()
     path.write_bytes(whole[:8192] + b"\xff" * (len(whole) - 8192))
     with (
-        Ledger(path, PLACE) as ledger,
+        Journal(path, PLACE) as journal,
         pytest.raises(ConfigurationError, match=r"is damaged.*move it away, or name another file"),
     ):
-        ledger.pending()
+        journal.pending()
 
 
 def test_without_a_home_folder_a_file_must_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,19 +95,19 @@ def test_without_a_home_folder_a_file_must_be_named(monkeypatch: pytest.MonkeyPa
 def test_a_ledger_that_cannot_be_written_says_so(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigurationError, match="cannot be opened"):
-        Ledger(tmp_path / "file" / "ledger.db", PLACE)
+        Journal(tmp_path / "file" / "journal.db", PLACE)
 
 
 def test_a_ledger_that_is_full_says_so_and_can_be_written_again_later(tmp_path: Path) -> None:
-    with Ledger(tmp_path / "ledger.db", PLACE) as ledger:
-        (pages,) = ledger._file.execute("PRAGMA page_count").fetchone()
-        ledger._file.execute(f"PRAGMA max_page_count = {pages}")
+    with Journal(tmp_path / "journal.db", PLACE) as journal:
+        (pages,) = journal._file.execute("PRAGMA page_count").fetchone()
+        journal._file.execute(f"PRAGMA max_page_count = {pages}")
         with pytest.raises(ConfigurationError, match=r"cannot be written: .*full; make room"):
-            ledger.sent({f"{at}": "d" * 100 for at in range(1_000)})
-        assert ledger.pending() == {}
-        ledger._file.execute("PRAGMA max_page_count = 1000")
-        ledger.sent({"1": "a"})
-        assert ledger.pending() == {"1": "a"}
+            journal.sent({f"{at}": "d" * 100 for at in range(1_000)})
+        assert journal.pending() == {}
+        journal._file.execute("PRAGMA max_page_count = 1000")
+        journal.sent({"1": "a"})
+        assert journal.pending() == {"1": "a"}
 
 
 def test_the_default_path_is_one_a_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Opening a destination and its sinks as lanes, so that what can never work is said before any row is sent."""
+"""Opening a destination and its sinks as send queues, so that what can never work is said before any row is sent."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from redelivery.contract.spec import NATIVE, DeliverySpec, Sink
 from redelivery.errors import Ambiguous, ConfigurationError, Retriable
 from redelivery.formats import signing
 from redelivery.sending import support
-from redelivery.sending.lane import Bounds, Lane
+from redelivery.sending.send_queue import Bounds, SendQueue
 
 log = logging.getLogger("redelivery.delivery")
 
 #: How a connection is had: a context manager, so that a caller can keep connections for later.
-Borrow: TypeAlias = Callable[[str, Mapping[str, str]], AbstractContextManager[Broker]]
+ConnectionFactory: TypeAlias = Callable[[str, Mapping[str, str]], AbstractContextManager[Broker]]
 
 
 class Resources(ExitStack):
@@ -42,7 +42,7 @@ class Resources(ExitStack):
             return None
 
 
-class NotAsked(Exception):
+class NotCheckable(Exception):
     """A place was not asked, and why."""
 
 
@@ -54,11 +54,11 @@ def connected(url: str, options: Mapping[str, str]) -> Iterator[Broker]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Opening:
+class Connector:
     """What it takes to open one destination and its sinks.
 
     Attributes:
-        url, spec, options, bounds, clock, borrow: as `Delivery.open` takes them.
+        url, spec, options, bounds, clock, connection_factory: as `Delivery.open` takes them.
         resources: gives everything back.
     """
 
@@ -67,7 +67,7 @@ class Opening:
     options: Mapping[str, str]
     bounds: Bounds
     clock: Clock
-    borrow: Borrow
+    connection_factory: ConnectionFactory
     resources: Resources
 
     def connect(self) -> Broker:
@@ -76,7 +76,7 @@ class Opening:
         if warning:
             log.warning("%s", warning)
         self._check_key()
-        broker = self.resources.enter_context(self.borrow(self.url, self.options))
+        broker = self.resources.enter_context(self.connection_factory(self.url, self.options))
         support.check(self.spec, broker.capabilities, broker.name)
         for sentence in (*support.without_effect(self.spec), *support.left_to_provisioning(self.spec)):
             log.warning("%s", sentence)
@@ -87,30 +87,30 @@ class Opening:
         if self.spec.letter_key is not None:
             signing.key(self.spec.letter_key)
 
-    def destination(self, broker: Broker) -> Lane:
-        """The destination's lane, open. Raises BrokerError, Unsupported."""
-        lane = self._lane(self.url, broker, self.spec)
-        lane.open()
-        return lane
+    def destination(self, broker: Broker) -> SendQueue:
+        """The destination's send queue, open. Raises BrokerError, Unsupported."""
+        send_queue = self._send_queue(self.url, broker, self.spec)
+        send_queue.open()
+        return send_queue
 
-    def sink(self, sink: Sink, broker: Broker) -> Lane:
-        """The lane of one of the destination's sinks. Raises ConfigurationError, BrokerError, Unsupported."""
-        lane = self._sink_lane(sink, broker)
-        lane.rename_type = sink.type
-        return self._opened(lane)
+    def sink(self, sink: Sink, broker: Broker) -> SendQueue:
+        """The send queue of one of the destination's sinks. Raises ConfigurationError, BrokerError, Unsupported."""
+        send_queue = self._sink_queue(sink, broker)
+        send_queue.rename_type = sink.type
+        return self._opened(send_queue)
 
-    def letters(self, url: str, there: Broker, rename_type: str | None) -> Lane:
-        """The lane to a sink that is connected, with its own type of events. Raises BrokerError, Unsupported."""
-        lane = self._lane(url, there, policy.for_sink(self.spec))
-        lane.rename_type = rename_type
-        return self._opened(lane)
+    def letters(self, url: str, there: Broker, rename_type: str | None) -> SendQueue:
+        """The send queue to a sink that is connected, with its own type of events. Raises BrokerError, Unsupported."""
+        send_queue = self._send_queue(url, there, policy.for_sink(self.spec))
+        send_queue.rename_type = rename_type
+        return self._opened(send_queue)
 
     @staticmethod
-    def _opened(lane: Lane) -> Lane:
+    def _opened(send_queue: SendQueue) -> SendQueue:
         # A sink that is down may be up again when it is needed; one that can never work is said now.
         with contextlib.suppress(Retriable, Ambiguous):
-            lane.open()
-        return lane
+            send_queue.open()
+        return send_queue
 
     def check(self, sink: Sink | None, deadline: float, *, shared_mount: bool) -> None:
         """Find out whether rows could be sent to the destination, or letters to one of its sinks. Sends nothing.
@@ -121,27 +121,27 @@ class Opening:
             shared_mount: a place of one host lies on a mount, which this machine need not have.
 
         Raises:
-            NotAsked: it cannot be found out on this machine.
+            NotCheckable: it cannot be found out on this machine.
             ConfigurationError, BrokerError, Unsupported
         """
-        broker = self.resources.enter_context(self.borrow(self.url, self.options))
-        lane = self._lane(self.url, broker, self.spec) if sink is None else self._sink_lane(sink, broker)
-        if shared_mount and not lane.capabilities.shared:
-            raise NotAsked("it lies on a mount of the workers (sharedMount)")
-        lane.check(deadline)
+        broker = self.resources.enter_context(self.connection_factory(self.url, self.options))
+        send_queue = self._send_queue(self.url, broker, self.spec) if sink is None else self._sink_queue(sink, broker)
+        if shared_mount and not send_queue.capabilities.shared:
+            raise NotCheckable("it lies on a mount of the workers (sharedMount)")
+        send_queue.check(deadline)
 
-    def _sink_lane(self, sink: Sink, broker: Broker) -> Lane:
-        """The lane of one of the destination's sinks, not open. Raises ConfigurationError, BrokerError, Unsupported."""
+    def _sink_queue(self, sink: Sink, broker: Broker) -> SendQueue:
+        """The send queue of one of the sinks, not open. Raises ConfigurationError, BrokerError, Unsupported."""
         url, options = sink_url(sink, broker), sink_options(sink, broker, self.options)
-        there = self.resources.enter_context(self.borrow(url, options))
+        there = self.resources.enter_context(self.connection_factory(url, options))
         refuse_destination(url, there, self.url, broker)
-        return self._lane(true_url(sink, url, there), there, policy.for_sink(self.spec))
+        return self._send_queue(true_url(sink, url, there), there, policy.for_sink(self.spec))
 
-    def _lane(self, url: str, broker: Broker, spec: DeliverySpec) -> Lane:
+    def _send_queue(self, url: str, broker: Broker, spec: DeliverySpec) -> SendQueue:
         self._check_key()
-        lane = Lane(redact(url), broker, spec, self.bounds, self.clock)
-        self.resources.callback(lane.close)
-        return lane
+        send_queue = SendQueue(redact(url), broker, spec, self.bounds, self.clock)
+        self.resources.callback(send_queue.close)
+        return send_queue
 
 
 def sink_url(sink: Sink, broker: Broker) -> str:

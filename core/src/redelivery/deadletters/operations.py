@@ -23,7 +23,7 @@ HOP_MARK: Final = "~"
 
 
 @dataclass(frozen=True, slots=True)
-class Errand:
+class LetterOperation:
     """What is done with letters: sent back to work, or forwarded.
 
     Attributes:
@@ -53,7 +53,7 @@ def sent_back(letter: Letter, there: Capabilities, *, targeted: bool = True) -> 
     context = context_of(letter)
     columns = {name: kind for name, kind in there.columns.items() if targeted or name not in there.routes}
     message = dialects.redriven(letter.message)
-    hop = dialects.lives(message).hops
+    hop = dialects.history(message).hops
     name = message.id
     if context.maybe_delivered:
         name = name or context.message_id  # as it was sent: whoever has it already can tell
@@ -82,7 +82,7 @@ def original_id(name: str, hop: int) -> str:
 
 def why_left(letter: Letter, hop_limit: int) -> str | None:
     """Why a letter is not sent back; None where it is."""
-    if dialects.lives(letter.message).hops >= hop_limit:
+    if dialects.history(letter.message).hops >= hop_limit:
         return f"it was sent back {hop_limit} times already"
     if events.to_event(dialects.strip(letter.message)).get_type() == events.UNDELIVERABLE:
         return "its row never became a message: mend it and write it again"
@@ -96,7 +96,7 @@ def why_not_forwarded(letter: Letter, _there: Capabilities) -> str | None:
     return None
 
 
-def redriving(targets: Targets, hop_limit: int) -> Errand:
+def redrive_operation(targets: Targets, hop_limit: int) -> LetterOperation:
     """Letters are sent back to work, those with another target only where that is allowed."""
 
     def why(letter: Letter, there: Capabilities) -> str | None:
@@ -105,11 +105,13 @@ def redriving(targets: Targets, hop_limit: int) -> Errand:
             return f"its target {refused!r} is not allowed (--allow-targets)"
         return why_left(letter, hop_limit)
 
-    return Errand("redrive", lambda letter, there: sent_back(letter, there, targeted=not targets.none), targets.of, why)
+    return LetterOperation(
+        "redrive", lambda letter, there: sent_back(letter, there, targeted=not targets.none), targets.of, why
+    )
 
 
 #: Letters of the broker's own are sent on as they are; each sink's carrier puts their context into its form.
-FORWARDING: Final = Errand(
+FORWARD: Final = LetterOperation(
     "forward",
     lambda letter, _there: replace(letter.message, identity=identity.of_forwarded(letter)),
     lambda _letter, _there: None,

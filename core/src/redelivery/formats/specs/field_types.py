@@ -36,7 +36,7 @@ _FLAGS: Final = {"true": True, "false": False}
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class FieldType:
     """One way of writing a value.
 
     Attributes:
@@ -63,7 +63,7 @@ def as_text(value: object) -> str:
     raise InvalidSpec(f"must be text, a whole number or true or false, not {_type(value)}")
 
 
-def as_typed(kind: Kind, value: object) -> str:
+def as_typed(kind: FieldType, value: object) -> str:
     """The text of a value that must have its YAML type.
 
     Raises:
@@ -76,7 +76,7 @@ def as_typed(kind: Kind, value: object) -> str:
     return as_text(value)
 
 
-def _example(kind: Kind) -> str:
+def _example(kind: FieldType) -> str:
     return ", as in 'PT5S'" if kind is DURATION or kind is SOME_DURATION else ""
 
 
@@ -84,7 +84,7 @@ def _type(value: object) -> str:
     return _TYPES.get(type(value), type(value).__name__)
 
 
-def whole(least: int, most: int) -> Kind:
+def whole(least: int, most: int) -> FieldType:
     """A whole number within bounds; -1 as the lower one means: no limit."""
     no_limit = " (-1: no limit)" if least == UNLIMITED else ""
     must = f"must be a whole number from {least} to {most}{no_limit}, as in '{max(least, 3)}'"
@@ -97,10 +97,10 @@ def whole(least: int, most: int) -> Kind:
     def write(value: int) -> int:
         return read(str(value))
 
-    return Kind(int, read, write)
+    return FieldType(int, read, write)
 
 
-def milliseconds(least: int) -> Kind:
+def milliseconds(least: int) -> FieldType:
     """A duration in whole milliseconds; -1 as the lower bound means: without end."""
     no_end = " (-1: for ever)" if least == UNLIMITED else ""
     must = f"must be whole milliseconds from {least} on{no_end}, as in '60000'"
@@ -122,10 +122,10 @@ def milliseconds(least: int) -> Kind:
             raise InvalidSpec(f"{must}, not {value}")
         return int(value // _MILLISECOND)
 
-    return Kind(int, read, write)
+    return FieldType(int, read, write)
 
 
-def word(*words: str) -> Kind:
+def word(*words: str) -> FieldType:
     """One of a few words."""
 
     def read(text: str) -> str:
@@ -133,7 +133,7 @@ def word(*words: str) -> Kind:
             raise InvalidSpec(f"must be one of {', '.join(words)}, as in {words[0]!r}, not {shown(text)}")
         return text
 
-    return Kind(str, read, read)
+    return FieldType(str, read, read)
 
 
 def _read_text(text: str) -> str:
@@ -142,7 +142,7 @@ def _read_text(text: str) -> str:
     return text
 
 
-def words(*known: str) -> Kind:
+def words(*known: str) -> FieldType:
     """Some of a few words, each once, with commas between."""
     must = f"must be some of {', '.join(known)}, each once, with commas between, as in '{known[0]},{known[1]}'"
 
@@ -152,10 +152,10 @@ def words(*known: str) -> Kind:
             raise InvalidSpec(f"{must}, not {shown(text)}")
         return found
 
-    return Kind(str, read, ",".join)
+    return FieldType(str, read, ",".join)
 
 
-def coded(codes: dict[str, str]) -> Kind:
+def coded(codes: dict[str, str]) -> FieldType:
     """One of a few whole numbers, each standing for a word."""
     words = {word: int(code) for code, word in codes.items()}
 
@@ -165,7 +165,7 @@ def coded(codes: dict[str, str]) -> Kind:
             raise InvalidSpec(f"must be one of {ways}, not {shown(text)}")
         return codes[text]
 
-    return Kind(int, read, words.__getitem__)
+    return FieldType(int, read, words.__getitem__)
 
 
 def _read_flag(text: str) -> bool:
@@ -181,7 +181,7 @@ def _read_some_duration(text: str) -> timedelta:
     return duration
 
 
-TEXT: Final = Kind(str, _read_text, str)
-FLAG: Final = Kind(bool, _read_flag, bool)
-DURATION: Final = Kind(str, durations.parse, durations.write)
-SOME_DURATION: Final = Kind(str, _read_some_duration, durations.write)
+TEXT: Final = FieldType(str, _read_text, str)
+FLAG: Final = FieldType(bool, _read_flag, bool)
+DURATION: Final = FieldType(str, durations.parse, durations.write)
+SOME_DURATION: Final = FieldType(str, _read_some_duration, durations.write)

@@ -1,4 +1,4 @@
-"""`Hands`: the messages under our lease. Settles them, keeps their leases alive, gives them back.
+"""`Leases`: the messages under our lease. Settles them, keeps their leases alive, gives them back.
 
 A lost lease is never settled. Decides nothing but when to try a settlement again, which is `policy.decide`'s to say.
 """
@@ -16,7 +16,7 @@ from typing import Final
 from redelivery import policy
 from redelivery.base.clock import Clock
 from redelivery.base.urls import redact
-from redelivery.contract.broker import Accept, GiveBack, Outcome, Received, Receiver, Retry
+from redelivery.contract.broker import Accept, Outcome, Received, Receiver, Release, Retry
 from redelivery.contract.spec import DeliverySpec
 from redelivery.errors import BrokerError, ConfigurationError, Fatal, LeaseLost, Unsupported
 from redelivery.sending.report import SubscriptionReport
@@ -30,7 +30,7 @@ SETTLED: Final = "terminate: the message was settled before it could be given up
 
 
 @dataclass(slots=True, eq=False)
-class Hand:
+class LeasedMessage:
     """One message under our lease.
 
     Attributes:
@@ -77,7 +77,7 @@ class Hand:
 
 
 @dataclass(slots=True)
-class PutOff:
+class DelayedRetries:
     """What was given back to come again after a delay: how many, and when the last of it is due.
 
     Attributes:
@@ -112,11 +112,11 @@ class _Pending:
     due: float
     attempts: int
     first: float
-    hand: Hand
+    leased: LeasedMessage
     outcome: Outcome
 
 
-class Hands:
+class Leases:
     """What one receiver has leased.
 
     Args:
@@ -142,31 +142,31 @@ class Hands:
         self._report = report
         self._clock = clock
         self._random = random
-        self._held: dict[Hand, None] = {}
+        self._held: dict[LeasedMessage, None] = {}
         self._can_prolong = True
         self._pending: list[_Pending] = []
         self._lock = threading.Lock()
-        self.put_off = PutOff()
+        self.delayed_retries = DelayedRetries()
 
     def __len__(self) -> int:
         return len(self._held)
 
-    def __iter__(self) -> Iterator[Hand]:
+    def __iter__(self) -> Iterator[LeasedMessage]:
         return iter(list(self._held))
 
-    def take(self, most: int, wait: float) -> list[Hand]:
+    def take(self, most: int, wait: float) -> list[LeasedMessage]:
         """Lease up to `most` messages, waiting up to `wait` seconds for the first. Raises BrokerError."""
-        taken = [Hand(received) for received in self.receiver.receive(most, wait=wait)]
-        for hand in taken:
-            self.put_off.came(hand.received)
+        taken = [LeasedMessage(received) for received in self.receiver.receive(most, wait=wait)]
+        for leased in taken:
+            self.delayed_retries.came(leased.received)
         self._held.update(dict.fromkeys(taken))
         self._report.received += len(taken)
         return taken
 
-    def settle(self, outcomes: Sequence[tuple[Hand, Outcome]]) -> None:
+    def settle(self, outcomes: Sequence[tuple[LeasedMessage, Outcome]]) -> None:
         """End leases. What cannot be ended now is tried again by `tend`. Raises a fatal BrokerError."""
         now = self._clock.monotonic()
-        self._settle([_Pending(now, 1, now, hand, outcome) for hand, outcome in outcomes])
+        self._settle([_Pending(now, 1, now, leased, outcome) for leased, outcome in outcomes])
 
     def tend(self) -> None:
         """Try again what is due, and prolong leases that have less than half their time left."""
@@ -177,66 +177,66 @@ class Hands:
             self._settle(due)
         self._prolong(now)
 
-    def lose(self, hand: Hand) -> None:
+    def lose(self, leased: LeasedMessage) -> None:
         """The lease is gone: whoever has the message now answers for it."""
-        self._report.lost += hand in self._held
-        hand.decided = True
-        self._part(hand, LeaseLost("the lease is lost: whoever has the message now answers for it"))
+        self._report.lost += leased in self._held
+        leased.decided = True
+        self._part(leased, LeaseLost("the lease is lost: whoever has the message now answers for it"))
 
-    def forget(self, hand: Hand) -> None:
+    def forget(self, leased: LeasedMessage) -> None:
         """The broker has ended the lease by itself, as its letter was stored."""
-        self._part(hand)
+        self._part(leased)
 
-    def _part(self, hand: Hand, error: BaseException | None = None) -> None:
-        """A message is in hand no more; who waits for its termination is told. The lock is not held for that."""
+    def _part(self, leased: LeasedMessage, error: BaseException | None = None) -> None:
+        """A message is under lease no more; who waits for its termination is told. The lock is not held for that."""
         with self._lock:
-            self._held.pop(hand, None)
-        hand.end(error)
+            self._held.pop(leased, None)
+        leased.end(error)
 
-    def ask(self, hand: Hand) -> Future[None] | None:
-        """What ends as the termination of a message in hand does; None: it is in hand no more. For any thread."""
+    def ask(self, leased: LeasedMessage) -> Future[None] | None:
+        """A future that ends with the termination of a leased message; None: its lease is over. For any thread."""
         with self._lock:
-            return hand.ask() if hand in self._held else None
+            return leased.ask() if leased in self._held else None
 
     def abandon(self, error: BaseException) -> None:
         """Tell who waits for terminations what ended the subscription."""
-        for hand in self:
-            hand.end(error)
+        for leased in self:
+            leased.end(error)
 
     def give_back(self) -> None:
         """Give back everything. Never raises: a lease that cannot be ended runs out."""
         with self._lock:
             held = list(self._held)
             self._held.clear()
-        leases = [hand.received for hand in held]
-        for hand in held:
-            hand.end(ConfigurationError("the subscription ended before the message was given up; it comes again"))
+        leases = [leased.received for leased in held]
+        for leased in held:
+            leased.end(ConfigurationError("the subscription ended before the message was given up; it comes again"))
         if not leases:
             return
         try:
-            answers = self.receiver.settle([(received, GiveBack()) for received in leases])
+            answers = self.receiver.settle([(received, Release()) for received in leases])
         except BrokerError as error:
             log.warning("%d messages come back when their leases end: %s", len(leases), redact(str(error)))
             return
         self._report.given_back += sum(answer is None for answer in answers)
 
     def _settle(self, pending: Sequence[_Pending]) -> None:
-        held = [each for each in pending if each.hand in self._held]
+        held = [each for each in pending if each.leased in self._held]
         if not held:
             return
         answers: Sequence[LeaseLost | BrokerError | None]
         try:
-            answers = self.receiver.settle([(each.hand.received, each.outcome) for each in held])
+            answers = self.receiver.settle([(each.leased.received, each.outcome) for each in held])
         except BrokerError as error:
             answers = [error] * len(held)
         for each, answer in zip(held, answers, strict=True):
             if answer is None:
-                self._part(each.hand, None if each.hand.dead else ConfigurationError(SETTLED))
-                self._report.accepted += isinstance(each.outcome, Accept) and not each.hand.dead
+                self._part(each.leased, None if each.leased.dead else ConfigurationError(SETTLED))
+                self._report.accepted += isinstance(each.outcome, Accept) and not each.leased.dead
                 if isinstance(each.outcome, Retry):
-                    self.put_off.add(self._clock.monotonic(), each.outcome.delay.total_seconds())
+                    self.delayed_retries.add(self._clock.monotonic(), each.outcome.delay.total_seconds())
             elif isinstance(answer, LeaseLost):
-                self.lose(each.hand)
+                self.lose(each.leased)
             else:
                 self._try_again(each, answer)
 
@@ -254,20 +254,22 @@ class Hands:
         if isinstance(decision, policy.Abort):
             raise error
         if isinstance(decision, policy.TryAgain):
-            self._pending.append(_Pending(decision.at, each.attempts + 1, each.first, each.hand, each.outcome))
+            self._pending.append(_Pending(decision.at, each.attempts + 1, each.first, each.leased, each.outcome))
             return
-        if each.hand.received.expires is None:
+        if each.leased.received.expires is None:
             raise error  # such a lease ends with its connection alone, and else the message would never come again
         log.warning("a message could not be settled and will come again: %s", redact(str(error)))
-        self.lose(each.hand)
+        self.lose(each.leased)
 
     def _prolong(self, now: float) -> None:
         half = now + self._lease / 2
-        short = [hand for hand in self._held if hand.received.expires is not None and hand.received.expires < half]
+        short = [
+            leased for leased in self._held if leased.received.expires is not None and leased.received.expires < half
+        ]
         if not short or not self._can_prolong:
             return
         try:
-            answers = self.receiver.extend([hand.received for hand in short], self._lease)
+            answers = self.receiver.extend([leased.received for leased in short], self._lease)
         except Unsupported:
             self._can_prolong = False  # they last as long as they last
             return
@@ -276,8 +278,8 @@ class Hands:
         except BrokerError as error:
             log.warning("leases could not be prolonged: %s", redact(str(error)))
             return
-        for hand, answer in zip(short, answers, strict=True):
+        for leased, answer in zip(short, answers, strict=True):
             if isinstance(answer, LeaseLost):
-                self.lose(hand)
+                self.lose(leased)
             else:
-                hand.received = answer
+                leased.received = answer

@@ -1,4 +1,4 @@
-"""How letters are carried: back to work over one lane, or on down a chain of sinks.
+"""How letters are carried: back to work over one send queue, or on down a chain of sinks.
 
 What is confirmed is told letter by letter, also where carrying ends with an error. This file must not remove a letter,
 nor choose one.
@@ -19,13 +19,13 @@ from redelivery.contract.message import Batch, Message
 from redelivery.contract.spec import DeliverySpec
 from redelivery.errors import Permanent
 from redelivery.sending.engine import Engine, Flow
-from redelivery.sending.lane import Lane
 from redelivery.sending.record import Origin, Record
+from redelivery.sending.send_queue import SendQueue
 
 _ORIGIN: Final = Origin(run="redrive")
 
 
-class Carrier(ABC):
+class LetterSender(ABC):
     """Carries letters, some at a time.
 
     Attributes:
@@ -49,14 +49,16 @@ class Carrier(ABC):
         self._engine.turn(0.0)
 
 
-class Back(Carrier):
+class RedriveSender(LetterSender):
     """Back to work, as fresh messages of one destination."""
 
-    def __init__(self, lane: Lane, spec: DeliverySpec, clock: Clock) -> None:
+    def __init__(self, send_queue: SendQueue, spec: DeliverySpec, clock: Clock) -> None:
         self._rows: list[int] = []
         # Letters come in the order of their deaths; a refusal must not turn round those of one key.
-        flow = Flow(ordering="key" if lane.capabilities.order is Support.NATIVE else "none")
-        super().__init__(Engine([lane], spec, _ORIGIN, clock, random_module.random, flow, delivered=self._rows.extend))
+        flow = Flow(ordering="key" if send_queue.capabilities.order is Support.NATIVE else "none")
+        super().__init__(
+            Engine([send_queue], spec, _ORIGIN, clock, random_module.random, flow, delivered=self._rows.extend)
+        )
 
     def carry(self, letters: Sequence[tuple[Letter, Message]]) -> None:
         first = self._engine.report.rows
@@ -68,7 +70,7 @@ class Back(Carrier):
             self._rows.clear()
 
 
-class Onward(Carrier):
+class ForwardSender(LetterSender):
     """On to the first sink that takes a letter, in that sink's form, with the context that the broker knows.
 
     Args:
@@ -77,7 +79,7 @@ class Onward(Carrier):
         spec: its format and its budgets.
     """
 
-    def __init__(self, place: Lane, sinks: Sequence[Lane], spec: DeliverySpec, clock: Clock) -> None:
+    def __init__(self, place: SendQueue, sinks: Sequence[SendQueue], spec: DeliverySpec, clock: Clock) -> None:
         super().__init__(Engine([place, *sinks], spec, _ORIGIN, clock, random_module.random))
         self._sinks = sinks
         self._skipped = 0

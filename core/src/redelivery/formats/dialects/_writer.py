@@ -14,9 +14,9 @@ from redelivery.contract.broker import Limits
 from redelivery.contract.context import ErrorContext
 from redelivery.contract.message import Header, Message
 from redelivery.formats.cloudevents import event_in, is_structured, prefix_in
-from redelivery.formats.dialects import _body, _mark, json_context
+from redelivery.formats.dialects import _body, _marker, json_context
 from redelivery.formats.dialects._fields import BOOKKEEPING, shortened, without
-from redelivery.formats.dialects._mark import Mark
+from redelivery.formats.dialects._marker import Marker
 
 #: The header of what a dialect has no name for, and the name it takes where a user's own header has the first.
 CONTEXT: Final = ("redelivery-context", "redelivery-context-2")
@@ -78,18 +78,18 @@ class Letter:
     def __init__(
         self,
         message: Message,
-        lives: Mark,
+        history: Marker,
         dialects: Sequence[Dialect],
         *,
         prefix: str | None,
         limits: Limits,
         include_message: bool,
         configs: Mapping[str, str] | None,
-        sign: Callable[[Message, Mark], str] | None = None,
+        sign: Callable[[Message, Marker], str] | None = None,
     ) -> None:
         self._sign = sign
         self._message = message
-        self._lives = lives
+        self._lives = history
         self._dialects = list(dialects)
         self._limits = limits
         self._include_message = include_message
@@ -141,8 +141,8 @@ class Letter:
             yield self._render(context)
             yield self._render(context, named=0)
             yield self._render(context, rest=False)
-        yield self._with((), replace(self._mark(context), truncated=True))
-        yield self._with((), Mark(truncated=True, retyped=self._lives.retyped, wrapped=self._lives.wrapped))
+        yield self._with((), replace(self._marker(context), truncated=True))
+        yield self._with((), Marker(truncated=True, retyped=self._lives.retyped, wrapped=self._lives.wrapped))
 
     def _cut(self, context: ErrorContext, field: str) -> Iterator[Message]:
         """The letter with as much of one text as fits, found by halving."""
@@ -162,7 +162,7 @@ class Letter:
 
     def _render(self, context: ErrorContext, *, named: int | None = None, rest: bool = True) -> Message:
         """The letter with this context: at most `named` fields by name, and the `rest` in the JSON header."""
-        mark = self._mark(context)
+        marker = self._marker(context)
         message = self._message
         headers: list[Header] = []
         texts: dict[str, str] = {}
@@ -181,17 +181,17 @@ class Letter:
         if inside:
             body, inserted = _body.insert(message.value or b"", inside)
             message = replace(message, value=body)
-            mark = replace(mark, attributes=tuple(inside), inserted=inserted)
-        extra = self._json(context, texts, mark) if rest else None
+            marker = replace(marker, attributes=tuple(inside), inserted=inserted)
+        extra = self._json(context, texts, marker) if rest else None
         free = next((each for each in CONTEXT if each not in self._taken), None)
         if extra and free:
             headers.insert(0, (free, json_context.dump(extra)))
         elif extra:
-            mark = replace(mark, truncated=True)
-        return self._with(headers, replace(mark, headers=tuple(name for name, _ in headers)), message)
+            marker = replace(marker, truncated=True)
+        return self._with(headers, replace(marker, headers=tuple(name for name, _ in headers)), message)
 
-    def _json(self, context: ErrorContext, texts: Mapping[str, str], mark: Mark) -> dict[str, Any] | None:
-        kept = {name: getattr(mark, name) for name in BOOKKEEPING}
+    def _json(self, context: ErrorContext, texts: Mapping[str, str], marker: Marker) -> dict[str, Any] | None:
+        kept = {name: getattr(marker, name) for name in BOOKKEEPING}
         asked: dict[str, Any] = {"include_message": self._include_message, "configs": self._configs}
         if any(dialect.whole for dialect in self._dialects):
             fields = without(context, {}) | without(context, combined(self._dialects, texts) | kept)
@@ -202,11 +202,11 @@ class Letter:
             form = {**json_context.included(context, self._message, **asked), **form}
         return form or None
 
-    def _mark(self, context: ErrorContext) -> Mark:
+    def _marker(self, context: ErrorContext) -> Marker:
         total = context.attempts_total
         if total is None:
             total = self._lives.attempts_total + (context.attempts or 0)
-        return Mark(
+        return Marker(
             dialect=",".join(dialect.name for dialect in self._dialects),
             attempts_total=min(max(total, 0), _MOST),
             hops=min(max(context.hops, self._lives.hops), _MOST),
@@ -216,15 +216,17 @@ class Letter:
             wrapped=self._lives.wrapped,
         )
 
-    def _with(self, headers: list[Header] | tuple[Header, ...], mark: Mark, message: Message | None = None) -> Message:
+    def _with(
+        self, headers: list[Header] | tuple[Header, ...], marker: Marker, message: Message | None = None
+    ) -> Message:
         message = message or self._message
-        name = _mark.free_name(message.headers)
+        name = _marker.free_name(message.headers)
         if name is None:
             return message
         letter = replace(message, headers=(*message.headers, *headers))
         if self._sign is not None:
-            mark = replace(mark, mac=self._sign(letter, mark))
-        return replace(letter, headers=(*letter.headers, (name, mark.dump())))
+            marker = replace(marker, mac=self._sign(letter, marker))
+        return replace(letter, headers=(*letter.headers, (name, marker.dump())))
 
     def _room(self) -> int:
         """How many headers may be added."""
