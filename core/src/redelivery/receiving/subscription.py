@@ -88,7 +88,7 @@ class Subscription:
         rename_type: the type under which an event is reposted to a sink that has none of its own; None: the spec's
             `dead_letter_type`.
         stop_timeout: how long a stop waits for handlers before their messages are given back.
-        borrow, clock, random: for tests.
+        connection_factory, clock, random: for tests.
 
     Raises:
         ConfigurationError
