@@ -10,6 +10,7 @@ from broken import Broken, rewriting
 
 from redelivery.contract.broker import Settled
 from redelivery.contract.message import Batch, Message
+from redelivery.errors import Permanent
 from redelivery_conformance.memory import (
     BARE,
     MemoryBroker,
@@ -172,7 +173,7 @@ class DropsHeadersItCannotCarry(Broken):
     capabilities = BARE
     SenderRole = rewriting(headers=lambda m: ())
 
-    def fault(self, message: Message) -> str | None:
+    def fault(self, message: Message) -> Permanent | None:
         return super().fault(replace(message, headers=()))
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from broken import Broken
 
+from redelivery.codes import Code
 from redelivery.contract.broker import Failure, Sender, Settled
 from redelivery.contract.message import Batch, Message
 from redelivery.errors import Ambiguous, Permanent, Retriable
@@ -188,7 +189,7 @@ class IgnoresALimit(Broken):
 
     caught_by = "a_row_over_a_limit_is_refused_alone[memory-id_bytes]"
 
-    def fault(self, message: Message) -> str | None:
+    def fault(self, message: Message) -> Permanent | None:
         return super().fault(replace(message, id=None))
 
 
@@ -213,7 +214,7 @@ class DeniesWhatItStored(Broken):
             try:
                 super().send(batch, deadline=deadline)
             except Retriable as error:
-                if error.native_code == "DOWN":
+                if error.code is Code.CONNECTION_LOST:
                     self.store_batch(Store.by_name[self.broker.host], batch)
                 raise
 
@@ -226,7 +227,7 @@ class BlamesRowsForAnOutage(Broken):
             try:
                 super().send(batch, deadline=deadline)
             except Retriable as error:
-                if error.native_code != "DOWN":
+                if error.code is not Code.CONNECTION_LOST:
                     raise
                 self.settled.append(Settled(batch=batch.number, error=Permanent(str(error))))
 
@@ -257,7 +258,7 @@ class BlamesRowsForALostTarget(Broken):
         def store_batch(self, store: Store, batch: Batch) -> Settled:
             if self.known and self.broker.queue not in store.queues:
                 return Settled(
-                    batch=batch.number, error=Permanent("memory: there is no such queue", native_code="MISSING")
+                    batch=batch.number, error=Permanent("memory: there is no such queue", code=Code.NO_SUCH_DESTINATION)
                 )
             self.known = True
             return super().store_batch(store, batch)

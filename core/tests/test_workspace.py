@@ -15,8 +15,9 @@ import pytest
 from seed_table import INVARIANTS, is_a_test
 
 from redelivery.base.urls import holds_secret
-from redelivery.cli import options_page
+from redelivery.cli import codes_page, options_page
 from redelivery.cli.plugins import as_markdown
+from redelivery.codes import MEANINGS, Code
 from redelivery.contract.broker import BrokerPlugin
 from redelivery.registry import Registry, installed
 
@@ -211,6 +212,17 @@ def test_the_page_of_options_shows_them_as_they_are() -> None:
     assert text(ROOT / "docs/options.md") == options_page.as_markdown(Registry(our_plugins(), {}, ())) + "\n", (
         "run: redelivery plugins --options > docs/options.md"
     )
+
+
+def test_the_page_of_codes_shows_them_as_they_are() -> None:
+    assert text(ROOT / "docs/codes.md") == codes_page.as_markdown() + "\n", (
+        "run: redelivery plugins --codes > docs/codes.md"
+    )
+
+
+def test_every_code_is_its_own_name_and_has_a_meaning() -> None:
+    assert {code.name for code in MEANINGS} == {str(code) for code in Code}
+    assert all(meaning.endswith(".") for meaning in MEANINGS.values())
 
 
 def test_every_option_that_is_a_secret_is_known_as_one() -> None:

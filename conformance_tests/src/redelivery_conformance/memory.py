@@ -16,6 +16,7 @@ from typing import ClassVar, Final
 from urllib.parse import quote, unquote
 
 from redelivery.base.urls import redact, split_url, unknown
+from redelivery.codes import Code
 from redelivery.contract.broker import (
     Admin,
     Broker,
@@ -33,7 +34,7 @@ from redelivery.contract.broker import (
 )
 from redelivery.contract.message import Message
 from redelivery.contract.spec import DeliverySpec, DeliveryStatus, Ref
-from redelivery.errors import ConfigurationError, Fatal, InvalidURL, Retriable, Unsupported
+from redelivery.errors import ConfigurationError, Fatal, InvalidURL, Permanent, Retriable, Unsupported
 from redelivery_conformance.harness import Kind, Place, Runtime, Unregistered
 from redelivery_conformance.memory_receiver import MemoryReceiver
 from redelivery_conformance.memory_sender import MemorySender
@@ -240,7 +241,7 @@ class MemoryBroker(Broker):
             return super().sender()
         self.store()
         if self.queue == NEVER_MADE:
-            raise Fatal(f"memory: there is no queue {self.queue!r}; correct the URL", native_code="MISSING")
+            raise Fatal(f"memory: there is no queue {self.queue!r}; correct the URL", code=Code.NO_SUCH_DESTINATION)
         return self.SenderRole(self)
 
     def receiver(self, *, lease: timedelta = timedelta(seconds=30)) -> Receiver:
@@ -279,30 +280,32 @@ class MemoryBroker(Broker):
         """Where it all lies. Raises Fatal, Retriable."""
         found = Store.by_name.get(self.host)
         if found is None:
-            raise Fatal(f"memory: there is no store {self.host!r}; correct the URL", native_code="MISSING")
+            raise Fatal(f"memory: there is no store {self.host!r}; correct the URL", code=Code.NO_SUCH_DESTINATION)
         if found.down:
-            raise Retriable(f"memory: the store {self.host!r} is down; nothing was stored", native_code="DOWN")
+            raise Retriable(f"memory: the store {self.host!r} is down; nothing was stored", code=Code.CONNECTION_LOST)
         return found
 
-    def fault(self, message: Message) -> str | None:
+    def fault(self, message: Message) -> Permanent | None:
         """Why a message cannot be stored; None where it can."""
         has, limits = self.capabilities, self.capabilities.limits
         headers = sum(len(name.encode()) + len(value or b"") for name, value in message.headers)
         longest = max((len(value or b"") for _, value in message.headers), default=0)
         size = len(message.value or b"") + len(message.key or b"") + headers
-        faults = {
-            "null values are not taken": message.value is None and not has.null_value,
-            "keys are not taken": message.key is not None and not has.keys,
-            "headers are not taken": bool(message.headers) and not has.headers,
-            "it names a destination": message.destination is not None and not has.destinations,
-            "there is no such queue": message.destination in {"", NEVER_MADE},
-            "it is too large": _over(size, limits.message_bytes),
-            "its headers are too large": _over(headers, limits.headers_bytes),
-            "a header is too large": _over(longest, limits.header_value_bytes),
-            "it has too many headers": _over(len(message.headers), limits.header_count),
-            "its id is too long": bool(has.ids) and _over(len((message.id or "").encode()), limits.id_bytes),
-        }
-        return next((why for why, true in faults.items() if true), None)
+        id_bytes = limits.id_bytes if has.ids else None
+        faults = (
+            (Code.INVALID_MESSAGE, "null values are not taken", message.value is None and not has.null_value),
+            (Code.INVALID_MESSAGE, "keys are not taken", message.key is not None and not has.keys),
+            (Code.INVALID_MESSAGE, "headers are not taken", bool(message.headers) and not has.headers),
+            (Code.INVALID_MESSAGE, "it names a destination", message.destination is not None and not has.destinations),
+            (Code.NO_SUCH_DESTINATION, "there is no such queue", message.destination in {"", NEVER_MADE}),
+            (Code.TOO_LARGE, "it is too large", _over(size, limits.message_bytes)),
+            (Code.TOO_LARGE, "its headers are too large", _over(headers, limits.headers_bytes)),
+            (Code.TOO_LARGE, "a header is too large", _over(longest, limits.header_value_bytes)),
+            (Code.TOO_LARGE, "it has too many headers", _over(len(message.headers), limits.header_count)),
+            (Code.TOO_LARGE, "its id is too long", _over(len((message.id or "").encode()), id_bytes)),
+        )
+        found = next(((code, why) for code, why, true in faults if true), None)
+        return None if found is None else Permanent(f"memory: this row cannot be stored: {found[1]}", code=found[0])
 
 
 def _number(options: Mapping[str, str], name: str) -> float:

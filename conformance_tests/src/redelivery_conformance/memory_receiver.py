@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from redelivery.contract.broker import Accept, Outcome, Received, Receiver, Release, Retry, Terminate
+from redelivery.codes import Code
 from redelivery.contract.context import ErrorContext
 from redelivery.errors import BrokerError, Fatal, LeaseLost, Permanent, Unsupported
 from redelivery_conformance.memory_store import Queue, State, Store
@@ -140,13 +141,10 @@ class MemoryReceiver(Receiver):
         longest = self.broker.capabilities.limits.delay_max
         if isinstance(outcome, Retry) and longest is not None and outcome.delay > longest:
             return Permanent(
-                f"memory: a delay of {outcome.delay} is over {longest}; the lease is kept", native_code="DELAY"
+                f"memory: a delay of {outcome.delay} is over {longest}; the lease is kept", code=Code.INVALID_MESSAGE
             )
         if isinstance(outcome, Terminate):
-            why = self.broker.fault(replace(outcome.letter, destination=None))
-            return (
-                None if why is None else Permanent(f"memory: this letter cannot be stored: {why}", native_code="FAULT")
-            )
+            return self.broker.fault(replace(outcome.letter, destination=None))
         return None
 
     def held(self, store: Store, received: Received) -> State | None:
@@ -183,7 +181,7 @@ class MemoryReceiver(Receiver):
     def open_store(self) -> Store:
         """The store, after the latency that was asked for. Raises Fatal, Retriable."""
         if self.closed:
-            raise Fatal("memory: this receiver is closed; ask the broker for a new one", native_code="CLOSED")
+            raise Fatal("memory: this receiver is closed; ask the broker for a new one", code=Code.CLOSED)
         if self.broker.latency:
             time.sleep(self.broker.latency)
         return self.broker.store()

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from redelivery.codes import Code
 from redelivery.contract.broker import Failure, Sender, Settled
 from redelivery.contract.message import Batch, Message
-from redelivery.errors import Fatal, NotSent, Permanent, Retriable
+from redelivery.errors import Fatal, NotSent, Retriable
 from redelivery_conformance.memory_store import Store
 
 if TYPE_CHECKING:
@@ -27,10 +28,10 @@ class MemorySender(Sender):
 
     def send(self, batch: Batch, *, deadline: float) -> None:
         if self.closed:
-            raise Fatal("memory: this sender is closed; ask the broker for a new one")
+            raise Fatal("memory: this sender is closed; ask the broker for a new one", code=Code.CLOSED)
         if time.monotonic() >= deadline:
             raise Retriable(
-                "memory: the deadline had passed before it began; nothing was stored", native_code="deadline"
+                "memory: the deadline had passed before it began; nothing was stored", code=Code.DEADLINE_EXCEEDED
             )
         store = self.broker.store()
         with store.lock:
@@ -51,15 +52,11 @@ class MemorySender(Sender):
         for index, message in enumerate(batch.rows()):
             why = self.broker.fault(message)
             if batch.ordered and message.key in self.failed_keys:
-                failures.append(
-                    Failure(index, NotSent("memory: an earlier message of its key failed", native_code="ORDER"))
-                )
+                failures.append(Failure(index, NotSent("memory: an earlier message of its key failed")))
             elif why is not None:
                 if message.key is not None:
                     self.failed_keys.add(message.key)
-                failures.append(
-                    Failure(index, Permanent(f"memory: this row cannot be stored: {why}", native_code="FAULT"))
-                )
+                failures.append(Failure(index, why))
             elif not self.store_row(store, message):
                 duplicates += 1
         return Settled(batch=batch.number, failures=failures, duplicates=duplicates)

@@ -1,8 +1,9 @@
 import filelock
 import lmdb
 import pytest
-from redelivery_lmdb.errors import CLASSES, sorted_errors
+from redelivery_lmdb.errors import RULES, sorted_errors
 
+from redelivery.codes import Code
 from redelivery.errors import Ambiguous, Fatal, Retriable
 
 
@@ -11,23 +12,23 @@ def descendants(error):
 
 
 def test_every_error_of_the_client_is_sorted_once():
-    named = [error for errors in CLASSES.values() for error in errors]
+    named = [error for errors in RULES.values() for error in errors]
     assert len(named) == len(set(named))
     assert descendants(lmdb.Error) <= set(named)
 
 
 @pytest.mark.parametrize(
-    ("error", "expected"),
+    ("error", "expected", "code"),
     [
-        (lmdb.MapFullError("full"), Retriable),
-        (lmdb.DiskError("gone"), Ambiguous),
-        (lmdb.CorruptedError("torn"), Fatal),
-        (filelock.Timeout("writer.lock"), Retriable),
-        (PermissionError("not yours"), Fatal),
+        (lmdb.MapFullError("full"), Retriable, Code.FULL),
+        (lmdb.DiskError("gone"), Ambiguous, Code.UNCONFIRMED),
+        (lmdb.CorruptedError("torn"), Fatal, Code.CORRUPT),
+        (filelock.Timeout("writer.lock"), Retriable, Code.DEADLINE_EXCEEDED),
+        (PermissionError("not yours"), Fatal, Code.NOT_AUTHORIZED),
     ],
 )
-def test_an_error_leaves_as_its_class_and_keeps_its_cause(error, expected):
+def test_an_error_leaves_as_its_class_and_keeps_its_cause(error, expected, code):
     with pytest.raises(expected) as caught, sorted_errors():
         raise error
-    assert caught.value.native_code == type(error).__name__
+    assert (caught.value.code, caught.value.native_code) == (code, type(error).__name__)
     assert caught.value.__cause__ is error

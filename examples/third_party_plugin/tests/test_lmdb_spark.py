@@ -39,5 +39,5 @@ def test_a_spark_job_delivers_each_row_or_dead_letters_it(spark: SparkSession, t
     assert found.count("orders-dead-letters") == 10
 
     letters = spark.read.format("redelivery").option("url", url).option("deadLetters", True).load()
-    assert {row["code"] for row in letters.select("_error.native_code").collect()} == {"queue-name"}
+    assert {row["code"] for row in letters.select("_error.code").collect()} == {"INVALID_DESTINATION"}
     assert letters.count() == 10

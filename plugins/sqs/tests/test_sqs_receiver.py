@@ -307,5 +307,5 @@ def test_what_comes_behind_a_request_whose_outcome_is_unknown_is_not_tried() -> 
     ],
 )
 def test_a_handle_that_is_no_longer_good_is_known_by_code_and_text(code: str, text: str, lost: bool) -> None:
-    assert batch_requests.is_lost(Permanent(f"sqs: {text}", code=code)) is lost
+    assert batch_requests.is_lost(Permanent(f"sqs: {text}", native_code=code)) is lost
     assert not batch_requests.is_lost(None)

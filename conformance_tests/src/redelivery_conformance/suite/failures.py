@@ -92,11 +92,8 @@ class Failures(Statements):
         (failure,) = subject.send(subject.poison(), isolate=True).failures
         again = pickle.loads(pickle.dumps(failure.error))  # noqa: S301 - our own
         assert str(failure.error).strip()
-        assert (type(again), str(again), again.native_code) == (
-            type(failure.error),
-            str(failure.error),
-            failure.error.native_code,
-        )
+        assert (type(again), str(again)) == (type(failure.error), str(failure.error))
+        assert (again.code, again.native_code) == (failure.error.code, failure.error.native_code)
 
     @broker_has("send")
     def test_an_unreachable_broker_is_told_by_the_deadline_and_blames_no_row(self, subject: Subject) -> None:

@@ -10,6 +10,7 @@ from itertools import islice
 
 import pytest
 
+from redelivery.codes import Code
 from redelivery.contract.context import ErrorContext
 from redelivery.contract.message import Batch, Message
 from redelivery.contract.spec import NATIVE, DeliverySpec, Sink
@@ -28,7 +29,8 @@ TICK = 0.02
 CONTEXT = ErrorContext(
     reason="the broker said no: größe",
     kind="permanent",
-    native_code="TOO_LARGE",
+    code=Code.TOO_LARGE,
+    native_code="413",
     exception="redelivery.errors.Permanent",
     stage="TASK_PUT",
     broker="carrier",
@@ -115,7 +117,7 @@ class DeadLetterPlaces(Statements):
         assert given.headers[: len(row.headers)] == row.headers
         context = dialects.read(found.message) or found.context
         assert context is not None, "the letter came without its context"
-        assert context.native_code == CONTEXT.native_code
+        assert (context.code, context.native_code) == (CONTEXT.code, CONTEXT.native_code)
 
     @broker_has("send", "browse", "headers", "dead_letter")
     @pytest.mark.parametrize("row", [pytest.param(row, id=name) for name, row in HOSTILE.items()])

@@ -13,7 +13,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from redelivery.base import durations
-from redelivery.cli import options_page
+from redelivery.cli import codes_page, options_page
 from redelivery.cli.output import say, say_json
 from redelivery.contract.broker import CONTRACT_VERSION, FEATURES, BrokerPlugin, Capabilities, Limits, Support
 from redelivery.registry import Registry, installed
@@ -38,6 +38,7 @@ def add(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     form.add_argument("--json", action="store_true", help="print everything that is known as JSON")
     form.add_argument("--markdown", action="store_true", help="print the table of capabilities in Markdown")
     form.add_argument("--options", action="store_true", help="print every option there is in Markdown")
+    form.add_argument("--codes", action="store_true", help="print every error code in Markdown")
     parser.set_defaults(run=_run)
 
 
@@ -49,6 +50,8 @@ def _run(arguments: argparse.Namespace) -> int:
         _say_lines(as_markdown(found))
     elif arguments.options:
         _say_lines(options_page.as_markdown(found))
+    elif arguments.codes:
+        _say_lines(codes_page.as_markdown())
     else:
         _say_lines(as_table(found))
     return 0

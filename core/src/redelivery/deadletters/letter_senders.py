@@ -89,7 +89,8 @@ class ForwardSender(LetterSender):
             said = letter.context or ErrorContext()
             record = Record(message=message, outgoing=message, said=said, handled=partial(self._handled, letter))
             self._engine.report.rows += 1
-            self._engine.give_up(record, Permanent(said.reason, native_code=said.kind), "its broker gave it up")
+            error = Permanent(said.reason, code=said.code, native_code=said.native_code or said.kind)
+            self._engine.give_up(record, error, "its broker gave it up")
         self._engine.drain()
         first = self._sinks[0].broken
         if first is not None and all(sink.broken is not None for sink in self._sinks):

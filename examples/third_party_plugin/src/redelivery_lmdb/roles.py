@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 
+from redelivery.codes import Code
 from redelivery.contract.broker import DeadLetters, Failure, Letter, Sender, Settled
 from redelivery.contract.message import Batch
 from redelivery.errors import Fatal, Permanent
@@ -32,7 +33,7 @@ class LmdbRole:
     def store(self) -> Store:
         """The store. Raises Fatal after `close`."""
         if self._store is None:
-            raise Fatal("this role is closed", native_code="closed")
+            raise Fatal("this role is closed", code=Code.CLOSED)
         return self._store
 
     def position(self, key: bytes) -> str:

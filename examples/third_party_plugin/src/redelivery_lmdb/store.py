@@ -19,6 +19,7 @@ import lmdb
 import msgpack
 
 from redelivery.base.urls import quoted
+from redelivery.codes import Code
 from redelivery.contract.message import ROW_OVERHEAD, Headers, Message
 from redelivery.errors import Fatal, Permanent
 from redelivery_lmdb.errors import sorted_errors
@@ -109,7 +110,7 @@ class Store:
         lock = filelock.FileLock(self.folder / "writer.lock", timeout=max(patience, 0), poll_interval=POLL)
         with sorted_errors(), lock, self.environment.begin(write=True) as transaction:
             if not (self.folder / "data.mdb").exists():  # LMDB would go on writing into a file that nobody can open
-                raise Fatal(f"{self.folder} was removed while it was open; find out by whom", native_code="gone")
+                raise Fatal(f"{self.folder} was removed while open; find out by whom", code=Code.NO_SUCH_DESTINATION)
             yield transaction
 
     @contextmanager
@@ -127,7 +128,8 @@ def prefix_of(queue: str) -> bytes:
     name = queue.encode(errors="surrogatepass")
     if not 0 < len(name) <= NAME_BYTES or b"\0" in name:
         raise Permanent(
-            f"no queue can be called {quoted(queue)}: 1 to {NAME_BYTES} bytes, none of them 0", native_code="queue-name"
+            f"no queue can be called {quoted(queue)}: 1 to {NAME_BYTES} bytes, none of them 0",
+            code=Code.INVALID_DESTINATION,
         )
     return name + b"\0"
 
@@ -145,7 +147,7 @@ def put(transaction: lmdb.Transaction, prefix: bytes, index: int, message: Messa
     """Append a message, the `index`-th of this transaction. Raises Permanent where it cannot lie here."""
     size = message.nbytes - ROW_OVERHEAD
     if size > MESSAGE_BYTES:
-        raise Permanent(f"{size} bytes, and a message has {MESSAGE_BYTES} at most", native_code="message-bytes")
+        raise Permanent(f"{size} bytes, and a message has {MESSAGE_BYTES} at most", code=Code.TOO_LARGE)
     place = struct.pack(">QI", transaction.id(), index)  # a transaction's number is never given twice
     transaction.put(prefix + place, Record.of(message).pack())
 
