@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from redelivery.contract.broker import Accept, Outcome, Received, Receiver, Release, Retry, Terminate
 from redelivery.codes import Code
+from redelivery.contract.broker import Accept, Outcome, Received, Receiver, Release, Retry, Terminate
 from redelivery.contract.context import ErrorContext
 from redelivery.errors import BrokerError, Fatal, LeaseLost, Permanent, Unsupported
 from redelivery_conformance.memory_store import Queue, State, Store

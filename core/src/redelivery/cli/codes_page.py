@@ -20,8 +20,8 @@ client's or the broker's own word, where it has one: `TOO_LARGE` with `MSG_SIZE_
 | Python | `error.code is Code.TOO_LARGE`, `letter.context.native_code` |
 
 The code says why. What may be done about it is the `kind`: the same `CONNECTION_LOST` is `retriable` where nothing was
-sent, and `ambiguous` where the message may have been stored. A letter written by an earlier version has no code: its word
-is read as `native_code`.
+sent, and `ambiguous` where the message may have been stored. A letter of an earlier version has its word as
+`native_code` and no code.
 
 | code | meaning |
 | --- | --- |
