@@ -249,3 +249,24 @@ def test_a_declared_gap_that_is_none_fails(pytester):
 def test_each_kind_of_runtime_asked_for_is_a_target_of_its_own(pytester):
     result = run(pytester, STAND_IN + "FAILS = True", "--broker-kind", "embedded", "--broker-kind", "process", "-rA")
     result.stdout.fnmatch_lines(["*FAILED*stand-in-process*", "*1 failed*1 xfailed*"])
+
+
+def test_parts_share_the_statements_and_leave_none_out(pytester):
+    pytester.makepyfile(
+        test_it="""
+        from redelivery_conformance.memory import MemoryHarness
+        from redelivery_conformance.suite import Settling
+
+        class TestMemory(Settling):
+            broker = MemoryHarness()
+        """
+    )
+
+    def collected(*arguments: str) -> list[str]:
+        out = pytester.runpytest("--collect-only", "-q", *arguments).outlines
+        return [line for line in out if "::" in line]
+
+    first, second, every = collected("--broker-part=1/2"), collected("--broker-part=2/2"), collected()
+    assert sorted([*first, *second]) == sorted(every)
+    assert abs(len(first) - len(second)) <= 1 < len(first)
+    assert "write K/N" in "".join(pytester.runpytest("--collect-only", "--broker-part=3/2").errlines)

@@ -155,7 +155,7 @@ def not_shown(folder: Path) -> list[str]:
     """What the runs in a folder did not show: the tests of the table and of the invariants of which none has passed."""
     for session in ("unit", "conformance"):
         if not list(folder.glob(f"{session}/*.xml")):
-            return [f"nothing is known of the session {session!r}; run it first: nox -s unit conformance seeds"]
+            return [f"nothing is known of the session {session!r}; run it first: nox -s tests seeds"]
     found = set(passed(folder))
     names = {name for _, name in found}
     missing = []

@@ -6,7 +6,7 @@ statements is collected. This file must not state anything about brokers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -49,6 +49,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="start this kind of runtime, where a plugin has it, and no other; repeatable: each is tested",
     )
     add(
+        "--broker-part",
+        metavar="K/N",
+        default="1/1",
+        help="run every N-th statement, beginning with the K-th: N processes with a broker each run all of them",
+    )
+    add(
         "--require-brokers",
         action="store_true",
         help="a broker that is not to be had here, or that cannot show a statement, is a failure, not a skip",
@@ -83,10 +89,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     quiet = quiet_marks(items)
     if quiet:
         raise pytest.UsageError("\n".join(quiet[:10]))
-    left_out = [item for item in items if not targets.wanted(_target(item))]
+    part = _part(config, items)
+    left_out = [item for item in items if not targets.wanted(_target(item)) or not part(item)]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if targets.wanted(_target(item))]
+        gone = set(left_out)
+        items[:] = [item for item in items if item not in gone]
+
+
+def _part(config: pytest.Config, items: list[pytest.Item]) -> Callable[[pytest.Item], bool]:
+    """Which items `--broker-part` means. The kinds of runtime that one statement is run on stay together."""
+    number, slash, parts = config.getoption("--broker-part").partition("/")
+    if not (slash and number.isdecimal() and parts.isdecimal() and 0 < int(number) <= int(parts)):
+        raise pytest.UsageError("--broker-part: write K/N, as in 1/2")
+    names = {name: at for at, name in enumerate(dict.fromkeys(map(_statement, items)))}
+    return lambda item: names[_statement(item)] % int(parts) == int(number) - 1
+
+
+def _statement(item: pytest.Item) -> str:
+    """An item's name without the broker that it is about."""
+    return item.nodeid.replace(_target(item).id, "")
 
 
 def not_here(config: pytest.Config, error: NotHere) -> NoReturn:
