@@ -274,7 +274,7 @@ class PartitionMachine(RuleBasedStateMachine):
 
     @rule()
     def die(self) -> None:
-        """What was in hand is given again, to another owner, and counts."""
+        """What was under lease is given again, to another owner, and counts."""
         for record in self.records.values():
             record.state = "ready" if record.state == "hand" else record.state
         self._assign()

@@ -138,7 +138,7 @@ class TestKafkaReceiver(Statements):
 
     @broker_has("receive")
     def test_a_revoked_partition_is_a_lost_lease_and_its_records_the_others(self, subject: Subject) -> None:
-        """With work in hand on both partitions; what stays ours is settled as if nothing had happened."""
+        """With work under lease on both partitions; what stays ours is settled as if nothing had happened."""
         partitions(subject, 2)
         subject.deliver(*(Message(value=b"%d" % at, extra={"partition": at % 2}) for at in range(10)))
         first = Taker(subject, lease=SESSION)

@@ -195,7 +195,7 @@ class TestReceiving(Statements):
             with link._lock:  # so that nobody reads meanwhile what the broker says
                 socket = link._connection._impl._transport._sock
                 assert select.select([socket], [], [], 30)[0], "the broker says nothing"
-                with pytest.raises(Retriable, match="in hand for longer"):
+                with pytest.raises(Retriable, match="under lease for longer"):
                     taker.receiver.settle([(received, Accept())])
         finally:
             reset = f"{set_env('consumer_timeout', 1_800_000)}, {set_env('channel_tick_interval', 60_000)}."

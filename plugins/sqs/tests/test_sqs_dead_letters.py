@@ -96,12 +96,12 @@ class TestLooking(Statements):
         bury(subject, 25)
         first = subject.dead_letters(direct=False)
         assert len(shown(first)) == 25
-        assert not subject.browse(direct=False), "in hand"
+        assert not subject.browse(direct=False), "under lease"
         assert len(list(islice(first.browse(), 3))) == 3
         assert len(subject.browse(direct=False)) == 25
         look = first.browse()
         next(look)
-        assert not subject.browse(direct=False), "in hand"
+        assert not subject.browse(direct=False), "under lease"
         first.close()
         assert len(subject.browse(direct=False)) == 25
 

@@ -86,7 +86,7 @@ def test_what_waits_for_its_turn_is_hidden_for_longer(monkeypatch: pytest.Monkey
 
 
 def test_what_came_into_sight_meanwhile_is_shown_if_it_comes_by_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And not before: another may have it in hand."""
+    """And not before: another may have it under lease."""
     sqs, role = showing(monkeypatch, 25)
     found: list[str] = []
     other = ""

@@ -146,7 +146,7 @@ class Subscription:
         """Handle messages until `stop`, or until none is left.
 
         Args:
-            until_empty: end when nothing has arrived for a moment and everything in hand is settled. What this run
+            until_empty: end when nothing has arrived for a moment and everything under lease is settled. What this run
                 gave back to come again after a delay is waited for, if nobody else takes it; other delayed messages
                 are not.
 
@@ -182,11 +182,11 @@ class Subscription:
         return self.report
 
     def stop(self) -> None:
-        """End `run` gracefully: what is in hand is settled or given back. Safe from any thread or signal handler."""
+        """End `run` gracefully: what is under lease is settled or given back. Safe from any thread or signal handler."""
         self._stopping.set()
 
     def terminate(self, message: Message | str, reason: str = "") -> Future[None]:
-        """Give up one message in hand: it is dead-lettered and settled, whatever its handler still says.
+        """Give up one message under lease: it is dead-lettered and settled, whatever its handler still says.
 
         Args:
             message: the message as the handler got it, or its id, or its position (`Received.position`).
@@ -198,7 +198,7 @@ class Subscription:
 
         Raises:
             ConfigurationError: the subscription has no dead letter sink, and so the message is not given up, nor
-                skipped; or no such message is in hand, or several are.
+                skipped; or no such message is under lease, or several are.
         """
         leased = self._named(message)
         if not self._spec.dead_letter_sink:
@@ -210,20 +210,20 @@ class Subscription:
             raise stays
         future = None if leased is None or self._leases is None else self._leases.ask(leased)
         if leased is None or future is None:
-            text = "is not in hand (settled already, or never received)"
+            text = "is not under lease (settled already, or never received)"
             raise ConfigurationError(f"terminate: {_label(message)} {text}")
         self._asked.put((leased, reason))
         return future
 
     def _named(self, message: Message | str) -> LeasedMessage | None:
-        """What is in hand under this name. Raises ConfigurationError: several are."""
+        """What is under lease under this name. Raises ConfigurationError: several are."""
         there = [leased for leased in self._leases or () if not leased.decided]
         if not isinstance(message, str):
             return next((leased for leased in there if leased.received.message is message), None)
         found = [leased for leased in there if leased.received.message.id == message]
         found = found or [leased for leased in there if leased.received.position == message != ""]
         if len(found) > 1:
-            text = f"{len(found)} messages in hand are called {message!r}: name one by its position"
+            text = f"{len(found)} messages under lease are called {message!r}: name one by its position"
             raise ConfigurationError(f"terminate: {text}")
         return found[0] if found else None
 

@@ -55,7 +55,7 @@ _COORDINATOR: Final = 10.0
 _CLOSING: Final = 10.0
 #: Seconds that a join under way is waited for before the group is left.
 _PARTING: Final = 3.0
-#: Fetched and not in hand, of all partitions: past it a partition is paused until half of it is gone.
+#: Fetched and not under lease, of all partitions: past it a partition is paused until half of it is gone.
 _BUFFERED: Final = 10_000
 _BUFFERED_BYTES: Final = 64 << 20
 #: The end of a partition that has no leader.
@@ -174,7 +174,7 @@ class Membership:
             try:
                 state = (ledger.metadata(), ledger.base)
             except TooMuch as error:
-                text = "too much of it is settled out of order to be remembered; settle what is in hand first"
+                text = "too much of it is settled out of order to be remembered; settle what is under lease first"
                 failed[partition] = Retriable(f"kafka: {self._doing}: {text} ({error})", native_code="REMEMBERED")
                 continue
             if state != partition.committed:

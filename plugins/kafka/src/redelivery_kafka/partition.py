@@ -39,7 +39,7 @@ class Partition:
 
     Attributes:
         in_hand: records given and not settled, with their lease.
-        nbytes: of the records that are fetched and not in hand.
+        nbytes: of the records that are fetched and not under lease.
         looked: whether all that was there when it was assigned has been fetched.
         paused: no more is fetched.
     """
@@ -68,7 +68,7 @@ class Partition:
 
     @property
     def buffered(self) -> int:
-        """Records fetched and not in hand."""
+        """Records fetched and not under lease."""
         return len(self._messages) - len(self.in_hand)
 
     @property

@@ -120,7 +120,7 @@ class KafkaReceiver(Receiver):
         raise Unsupported("kafka: a lease lasts as long as its partition is ours; there is nothing to prolong")
 
     def close(self) -> None:
-        """Leave the group: what is in hand comes again, to whoever gets its partitions."""
+        """Leave the group: what is under lease comes again, to whoever gets its partitions."""
         self._closed = True
         self._part()
         self._burial.close()

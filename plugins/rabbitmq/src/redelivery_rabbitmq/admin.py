@@ -81,7 +81,7 @@ class RabbitmqAdmin(Admin):
         return plan.status
 
     def depth(self) -> int:
-        """Messages that wait; AMQP does not tell how many others have in hand."""
+        """Messages that wait; AMQP does not tell how many others have under lease."""
         with self._link.using(self._doing("counting")) as connection:
             return _count(connection, self._address.queue)
 

@@ -108,7 +108,7 @@ NODE_DOWN: Final = "is down or inaccessible"
 #: Refusals that say Fatal by their code, and something passing by their text.
 _BY_TEXT: Final = (
     (404, NODE_DOWN, (Retriable, "the node that has the queue is down; wait until it is up")),
-    (406, "delivery acknowledgement", (Retriable, "a message was in hand for longer than that, and went back")),
+    (406, "delivery acknowledgement", (Retriable, "a message was under lease for longer than that, and went back")),
 )
 #: Further ones, while a connection is opened.
 _PASSING: Final = ("limit", "is down", "is stopped", "not running")

@@ -206,7 +206,7 @@ class ElasticMq(SqsRuntime):
         container.wait(lambda: self.sqs.list_queues(MaxResults=1), _READY_SECONDS)
         if fifo:
             self.many = 100
-            slow = "large FIFO queues: ElasticMQ takes seconds a request while hundreds of groups are in hand"
+            slow = "large FIFO queues: ElasticMQ takes seconds a request while hundreds of groups are under lease"
             self.cannot_show = (*_STAND_IN, slow)
             nothing = "ElasticMQ answers to a FIFO queue's move task that it is done, and moves nothing"
             self.gaps = {"a_broker_moves_all_letters_back_by_itself*": nothing}
