@@ -33,6 +33,7 @@ from redelivery.errors import (
 )
 from redelivery.formats import dialects
 from redelivery.receiving.leases import LeasedMessage
+from redelivery.receiving.running import RunningSubscription
 from redelivery.receiving.subscription import Subscription
 from redelivery.receiving.workers import Workers
 
@@ -230,9 +231,9 @@ def test_terminate_without_a_sink_is_a_configuration_error_and_the_message_stays
     assert "has no deadLetterSink" in said[0]
 
 
-def test_terminate_of_what_is_not_in_hand_is_refused() -> None:
+def test_terminate_of_what_is_not_leased_is_refused() -> None:
     world = World()
-    with pytest.raises(ConfigurationError, match="'x' is not under lease"):
+    with pytest.raises(ConfigurationError, match="'x' is not leased"):
         world.subscription(fails).terminate("x", "y")
 
 
@@ -583,15 +584,26 @@ def test_a_termination_whose_lease_is_lost_ends_with_that() -> None:
         futures[0].result(timeout=5)
 
 
-def test_a_termination_of_one_that_was_settled_meanwhile_ends_with_that() -> None:
+def asked_at_once(monkeypatch: pytest.MonkeyPatch, leased: LeasedMessage) -> None:
+    """Another thread has asked for this termination when the run begins."""
+    run = RunningSubscription.run
+
+    def asked(running: RunningSubscription, *, until_empty: bool) -> None:
+        running._requests.put((leased, "late"))
+        run(running, until_empty=until_empty)
+
+    monkeypatch.setattr(RunningSubscription, "run", asked)
+
+
+def test_a_termination_of_one_that_was_settled_meanwhile_ends_with_that(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another thread asks when the handler has come back, and before its outcome is settled."""
     world = World(message("a"))
     subscription = world.subscription(lambda _: None)
     received = Received(message=message("a"), attempt=1, lease=1)
-    hand = LeasedMessage(received)
-    future = hand.ask()
-    hand.decided = True
-    subscription._asked.put((hand, "late"))
+    leased = LeasedMessage(received)
+    future = leased.ask()
+    leased.decided = True
+    asked_at_once(monkeypatch, leased)
     subscription.run(until_empty=True)
     with pytest.raises(ConfigurationError, match="settled before"):
         future.result(timeout=5)
@@ -615,12 +627,12 @@ def test_a_termination_that_is_asked_for_as_the_last_message_is_settled_ends_too
             workers._done.put(workers._done.get(timeout=5))
 
     def settle(receiver: LeasingReceiver, outcomes: Sequence[tuple[Received, Outcome]]) -> Sequence[Any]:
-        assert subscription._leases is not None
-        (hand,) = subscription._leases
-        future = subscription._leases.ask(hand)
+        assert subscription._running is not None
+        (leased,) = subscription._running._leases
+        future = subscription._running._leases.ask(leased)
         assert future is not None
         futures.append(future)
-        subscription._asked.put((hand, "late"))
+        subscription._running._requests.put((leased, "late"))
         return settled(receiver, outcomes)
 
     settled = LeasingReceiver.settle
@@ -632,13 +644,13 @@ def test_a_termination_that_is_asked_for_as_the_last_message_is_settled_ends_too
         futures[0].result(timeout=1)
 
 
-def test_what_was_asked_for_in_an_earlier_run_gives_up_nothing_in_the_next() -> None:
+def test_a_termination_of_a_lease_of_another_run_gives_up_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its lease is over by then, and the message comes again."""
     world = World(message("a"))
     subscription = world.subscription(lambda _: None)
-    hand = LeasedMessage(Received(message=message("a"), attempt=1, lease=99))
-    future = hand.ask()
-    subscription._asked.put((hand, "late"))
+    leased = LeasedMessage(Received(message=message("a"), attempt=1, lease=99))
+    future = leased.ask()
+    asked_at_once(monkeypatch, leased)
     report = subscription.run(until_empty=True)
     assert (report.accepted, report.dead_lettered, report.terms) == (1, 0, 0)
     assert future.done()
@@ -686,7 +698,7 @@ def test_a_message_without_an_id_is_given_up_by_its_position() -> None:
     assert [letter.value for letter in world.sinks[0].stored] == [b"v"]
 
 
-def test_an_id_that_several_in_hand_have_names_none_of_them() -> None:
+def test_an_id_of_several_leased_messages_names_none_of_them() -> None:
     world = World(message("a"), message("a"))
     both = threading.Barrier(2, timeout=5)
     said: list[str] = []
@@ -700,7 +712,7 @@ def test_an_id_that_several_in_hand_have_names_none_of_them() -> None:
 
     subscription = world.subscription(handler, workers=2)
     subscription.run(until_empty=True)
-    assert "2 messages under lease" in said[0]
+    assert "2 leased messages" in said[0]
     assert "position" in said[0]
 
 

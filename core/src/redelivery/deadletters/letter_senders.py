@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random as random_module
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
@@ -19,7 +19,7 @@ from redelivery.contract.message import Batch, Message
 from redelivery.contract.spec import DeliverySpec
 from redelivery.errors import Permanent
 from redelivery.sending.engine import Engine, Flow
-from redelivery.sending.record import Origin, Record
+from redelivery.sending.record import Origin, Owner, Record
 from redelivery.sending.send_queue import SendQueue
 
 _ORIGIN: Final = Origin(run="redrive")
@@ -70,6 +70,17 @@ class RedriveSender(LetterSender):
             self._rows.clear()
 
 
+class _Forwarded(Owner):
+    """A letter on its way to a sink: its broker gave it up, and says why."""
+
+    def __init__(self, context: ErrorContext, handled: Callable[[], None]) -> None:
+        self.context = context
+        self._handled = handled
+
+    def handled(self) -> None:
+        self._handled()
+
+
 class ForwardSender(LetterSender):
     """On to the first sink that takes a letter, in that sink's form, with the context that the broker knows.
 
@@ -87,7 +98,7 @@ class ForwardSender(LetterSender):
     def carry(self, letters: Sequence[tuple[Letter, Message]]) -> None:
         for letter, message in letters:
             said = letter.context or ErrorContext()
-            record = Record(message=message, outgoing=message, said=said, handled=partial(self._handled, letter))
+            record = Record(message=message, outgoing=message, owner=_Forwarded(said, partial(self._handled, letter)))
             self._engine.report.rows += 1
             error = Permanent(said.reason, code=said.code, native_code=said.native_code or said.kind)
             self._engine.give_up(record, error, "its broker gave it up")
@@ -96,7 +107,7 @@ class ForwardSender(LetterSender):
         if first is not None and all(sink.broken is not None for sink in self._sinks):
             raise first
 
-    def _handled(self, letter: Letter, _record: Record) -> None:
+    def _handled(self, letter: Letter) -> None:
         """A sink has confirmed it; or none would take it, and it stays where it is."""
         if self._engine.report.skipped > self._skipped:
             self._skipped = self._engine.report.skipped

@@ -95,15 +95,11 @@ class Connector:
 
     def sink(self, sink: Sink, broker: Broker) -> SendQueue:
         """The send queue of one of the destination's sinks. Raises ConfigurationError, BrokerError, Unsupported."""
-        send_queue = self._sink_queue(sink, broker)
-        send_queue.rename_type = sink.type
-        return self._opened(send_queue)
+        return self._opened(self._sink_queue(sink, broker))
 
     def letters(self, url: str, there: Broker, rename_type: str | None) -> SendQueue:
         """The send queue to a sink that is connected, with its own type of events. Raises BrokerError, Unsupported."""
-        send_queue = self._send_queue(url, there, policy.for_sink(self.spec))
-        send_queue.rename_type = rename_type
-        return self._opened(send_queue)
+        return self._opened(self._send_queue(url, there, policy.for_sink(self.spec), rename_type))
 
     @staticmethod
     def _opened(send_queue: SendQueue) -> SendQueue:
@@ -135,11 +131,11 @@ class Connector:
         url, options = sink_url(sink, broker), sink_options(sink, broker, self.options)
         there = self.resources.enter_context(self.connection_factory(url, options))
         refuse_destination(url, there, self.url, broker)
-        return self._send_queue(true_url(sink, url, there), there, policy.for_sink(self.spec))
+        return self._send_queue(true_url(sink, url, there), there, policy.for_sink(self.spec), sink.type)
 
-    def _send_queue(self, url: str, broker: Broker, spec: DeliverySpec) -> SendQueue:
+    def _send_queue(self, url: str, broker: Broker, spec: DeliverySpec, rename_type: str | None = None) -> SendQueue:
         self._check_key()
-        send_queue = SendQueue(redact(url), broker, spec, self.bounds, self.clock)
+        send_queue = SendQueue(redact(url), broker, spec, self.bounds, self.clock, rename_type=rename_type)
         self.resources.callback(send_queue.close)
         return send_queue
 

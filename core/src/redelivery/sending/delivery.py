@@ -58,7 +58,7 @@ class Delivery:
         self._alive = time.monotonic()
         self._calling = engine.report.primary
         for send_queue in send_queues:
-            send_queue.beat = partial(self._beat, send_queue.url)
+            send_queue.watch(partial(self._beat, send_queue.url))
         self._thread = threading.Thread(target=self._run, name="redelivery-engine", daemon=True)
         self._thread.start()
 

@@ -82,11 +82,9 @@ class Engine:
         self._rate = RateLimit(flow.rows_per_second)
         self._order: KeyOrder | None = None
         if flow.ordering == "key":
-            send_queues[0].ordered = True
             native = send_queues[0].capabilities.order == Support.NATIVE
             self._order = KeyOrder(native=native, park=flow.park_successors, release=self._send_soon)
-            send_queues[0].on_wait = self._order.waits
-            send_queues[0].may_go = self._order.may_go
+            send_queues[0].keep_order(self._order)
         for send_queue in send_queues:
             self.report.at(send_queue.url)
 
@@ -245,8 +243,8 @@ class Engine:
 
     def _settle(self, index: int, send_queue: SendQueue, result: BatchResult) -> None:
         sent = result.sent
-        void = sum(record.void for record in sent.records or ())
-        good = len(sent.batch) - len(result.failures) - void
+        lost = sum(record.owner.lost for record in sent.records or ())
+        good = len(sent.batch) - len(result.failures) - lost
         account = self.report.at(send_queue.url)
         account.delivered += good
         account.duplicates += result.duplicates
@@ -297,7 +295,7 @@ class Engine:
             self.report.sink_requests += len(records)
             self.report.sink_failures += len(result.failures)
         for row, record in enumerate(records):
-            if row in result.failures or record.void:
+            if row in result.failures or record.owner.lost:
                 continue
             self.report.dead_lettered += 1
             self.report.because(record.reason)
@@ -311,7 +309,7 @@ class Engine:
         """The record is accounted for."""
         if self._order is not None:
             self._order.done(record)
-        record.handled(record)
+        record.owner.handled()
 
     def _failed(self, index: int, send_queue: SendQueue, record: Record, error: BrokerError, *, tried: bool) -> None:
         """One attempt of one record failed: carry out what the policy decides."""

@@ -6,8 +6,9 @@ Holds what happened to the row; decides nothing.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from redelivery.base.urls import redact
 from redelivery.contract.broker import Capabilities, Received
@@ -36,6 +37,40 @@ class Origin:
     configs: Mapping[str, str] = field(default_factory=dict)
 
 
+class Owner:
+    """Who handed a row over: knows more of it than the engine, and is told of its end. This one does neither.
+
+    Attributes:
+        subscriber: the named subscription that gave the row up.
+        rename_type: the type under which an event is reposted to a sink.
+        context: why the row was given up, where that is not ours to say: its broker did it.
+        lost: another consumer has the message now.
+    """
+
+    subscriber: str | None = None
+    rename_type: str | None = None
+    context: ErrorContext | None = None
+    lost: bool = False
+
+    @property
+    def received(self) -> Received | None:
+        """The message under its lease as last prolonged; None: it has no lease."""
+        return None
+
+    def handled(self) -> None:
+        """Take note: a sink has confirmed the row, or it was skipped."""
+
+    def moved(self) -> None:
+        """Take note: the broker itself has moved the message to its dead letter queue, which ended the lease."""
+
+    def lose(self) -> None:
+        """Take note: the lease is gone."""
+
+
+#: The owner of a job's rows.
+NOBODY: Final = Owner()
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Record:
     """A row that failed, in the send queue where it now is.
@@ -57,15 +92,8 @@ class Record:
         told: why it was given up, once it has been.
         primary: the error that it was given up for; None as long as it has not been.
         sink_errors: what each sink said that could not take it.
-        subscriber: the named subscription that gave it up.
-        received: gives its lease as last prolonged, where it came by a subscription; None once the broker has moved it
-            by itself.
-        handled: called once a sink has confirmed it, or it was skipped.
-        void: it is no longer ours: another consumer has it.
-        lost: called when that is found out.
-        rename_type: the type under which an event is reposted to a sink.
+        owner: who handed it over, and is told of its end.
         wrapped: its send queue gets it as an event that stands for it, after having refused what it holds.
-        said: its context as somebody else says it who gave it up, a broker; None: it is ours to say.
     """
 
     message: Message
@@ -90,14 +118,8 @@ class Record:
     first_failure_ms: int = 0
     last_failure_ms: int = 0
     sink_errors: list[str] = field(default_factory=list)
-    subscriber: str | None = None
-    received: Callable[[], Received] | None = None
-    handled: Callable[[Record], None] = lambda _record: None
-    void: bool = False
-    lost: Callable[[], None] = lambda: None
-    rename_type: str | None = None
+    owner: Owner = NOBODY
     wrapped: bool = False
-    said: ErrorContext | None = None
 
     def enter(self, outgoing: Message, *, wrapped: bool = False) -> None:
         """Begin anew in the next send queue, or in the same one in another form."""
@@ -131,11 +153,12 @@ class Record:
             component: fully qualified name of its sender's class.
             destination: its redacted URL.
         """
-        if self.said is not None:
-            return self.said
+        if self.owner.context is not None:
+            return self.owner.context
         error = self.primary
         history = dialects.history(self.message)
-        source = None if self.received is None else self.received().source
+        received = self.owner.received
+        source = None if received is None else received.source
         extra = {name: str(value) for name, value in self.message.extra.items() if value is not None}
         return ErrorContext(
             reason=redact(str(error)),
@@ -160,14 +183,14 @@ class Record:
             query=origin.query,
             batch=origin.batch,
             partition=origin.partition,
-            position=self.position if self.received is None else None,
+            position=self.position if received is None else None,
             source_topic=None if source is None else source.topic,
             source_partition=None if source is None else source.partition,
             source_offset=None if source is None else source.offset,
             source_timestamp_type=None if source is None else source.timestamp_type,
-            subscriber=self.subscriber,
+            subscriber=self.owner.subscriber,
             # What was received does not lie where it came from any more.
-            maybe_delivered=self.ambiguous or (history.maybe_delivered and self.received is None),
+            maybe_delivered=self.ambiguous or (history.maybe_delivered and received is None),
             extra=extra,
         )
 
@@ -196,13 +219,12 @@ class Record:
         kept = capabilities.columns.keys() - capabilities.routes
         columns = {name: value for name, value in self.message.extra.items() if name in kept}
         prefix = capabilities.cloudevents_prefix
-        received = None if self.received is None else self.received()
-        own = self.message.identity if self.said is not None else None
-        name = own or identity.of_letter(self.message, context, received)
+        kept_identity = self.message.identity if self.owner.context is not None else None
+        name = kept_identity or identity.of_letter(self.message, context, self.owner.received)
         message = dialects.strip(replace(self.message, destination=None, extra=columns, identity=name))
         if spec.format is not None:
             message = events.reformat(message, spec.format, prefix)
-        rename_type = rename_type or self.rename_type or spec.dead_letter_type
+        rename_type = rename_type or self.owner.rename_type or spec.dead_letter_type
         if spec.sink_context_headers is False and wrapped:
             return dialects.wrap(message)
         if spec.sink_context_headers is False:

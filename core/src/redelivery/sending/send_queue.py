@@ -20,6 +20,7 @@ from redelivery.contract.message import Batch
 from redelivery.contract.spec import DeliverySpec
 from redelivery.errors import BrokerError, ContractViolation, RedeliveryError
 from redelivery.policy.outage import Outage
+from redelivery.sending.ordering import KeyOrder
 from redelivery.sending.record import Record
 
 #: Records that are sent again in one batch, at most.
@@ -91,23 +92,31 @@ class SendQueue:
         spec: what governs attempts here.
         bounds: what may be held.
         clock: the time.
+        rename_type: the type that events get here; None: as the spec says.
     """
 
-    def __init__(self, url: str, broker: Broker, spec: DeliverySpec, bounds: Bounds, clock: Clock) -> None:
+    #: The broker moves messages here by itself; nothing is sent.
+    moves = False
+
+    def __init__(
+        self,
+        url: str,
+        broker: Broker,
+        spec: DeliverySpec,
+        bounds: Bounds,
+        clock: Clock,
+        *,
+        rename_type: str | None = None,
+    ) -> None:
         self.url = url
         self.name = broker.name
         self.capabilities: Capabilities = broker.capabilities
         self.spec = spec
         self.broken: RedeliveryError | None = None
         self.outage = Outage(policy.budget_seconds(spec))
-        self.ordered = False
-        #: The broker moves messages here by itself; nothing is sent.
-        self.moves = False
-        #: The type that events get here; None: as the spec says.
-        self.rename_type: str | None = None
-        self.beat: Callable[[], None] = lambda: None
-        self.on_wait: Callable[[Record], None] = lambda _record: None
-        self.may_go: Callable[[Record], bool] = lambda _record: True
+        self.rename_type = rename_type
+        self._order: KeyOrder | None = None
+        self._watch: Callable[[], None] = lambda: None
         self._broker = broker
         self._routes = sorted(broker.capabilities.routes)
         self._sender: Sender | None = None
@@ -120,10 +129,27 @@ class SendQueue:
         self._slow = False
         self._waiting: list[tuple[float, int, Record]] = []
         self._waiting_bytes = 0
-        self._order = itertools.count()
+        self._sequence = itertools.count()
         self._numbers = itertools.count(1)
 
     # --- what there is ---
+
+    @property
+    def ordered(self) -> bool:
+        """Whether rows of one key keep their order."""
+        return self._order is not None
+
+    def keep_order(self, order: KeyOrder) -> None:
+        """Send rows in the order of their keys, which `order` knows."""
+        self._order = order
+
+    def watch(self, called: Callable[[], None]) -> None:
+        """Have `called` called before each call to the plugin, and by `beat`."""
+        self._watch = called
+
+    def beat(self) -> None:
+        """Tell the watcher that there is work, and no call that hangs."""
+        self._watch()
 
     @property
     def component(self) -> str:
@@ -269,8 +295,9 @@ class SendQueue:
 
     def wait(self, record: Record, until: float) -> None:
         """Keep a record until it is due."""
-        heapq.heappush(self._waiting, (until, next(self._order), record))
-        self.on_wait(record)
+        heapq.heappush(self._waiting, (until, next(self._sequence), record))
+        if self._order is not None:
+            self._order.waits(record)
         self._waiting_bytes += record.outgoing.nbytes
 
     def resend_due(self) -> None:
@@ -282,7 +309,11 @@ class SendQueue:
                 return
             if not answered and self.ordered and self._refused:
                 return  # what was refused must not be overtaken by what comes behind it
-            records = [record for record in self._take_due(now, answered=answered) if self.may_go(record)]
+            records = [
+                each
+                for each in self._take_due(now, answered=answered)
+                if self._order is None or self._order.may_go(each)
+            ]
             if not records:
                 continue
             for record in records:

@@ -21,9 +21,13 @@ from redelivery.sending.send_queue import BatchResult, Bounds, SendQueue, SentBa
 class TerminatingQueue(SendQueue):
     """Settles each record's own lease with `Terminate`, in place of sending its letter anywhere."""
 
-    def __init__(self, broker: Broker, receiver: Receiver, spec: DeliverySpec, clock: Clock) -> None:
-        super().__init__(redact(broker.native_sink()), broker, policy.for_sink(spec), Bounds(), clock)
-        self.moves = True
+    moves = True
+
+    def __init__(
+        self, broker: Broker, receiver: Receiver, spec: DeliverySpec, clock: Clock, *, rename_type: str | None
+    ) -> None:
+        url, spec = redact(broker.native_sink()), policy.for_sink(spec)
+        super().__init__(url, broker, spec, Bounds(), clock, rename_type=rename_type)
         self._receiver = receiver
 
     def open(self) -> None:
@@ -31,10 +35,11 @@ class TerminatingQueue(SendQueue):
 
     def send(self, batch: Batch, records: Sequence[Record] | None = None) -> None:
         now = self._clock.monotonic()
-        leased = [(record, record.received()) for record in records or () if record.received is not None]
+        leased = [(record, record.owner.received) for record in records or ()]
         outcomes = [
             (received, Terminate(record.outgoing, record.reason, redact(str(record.primary or ""))))
             for record, received in leased
+            if received is not None
         ]
         answers: Sequence[LeaseLost | BrokerError | None]
         try:
@@ -44,10 +49,9 @@ class TerminatingQueue(SendQueue):
         failures: dict[int, BrokerError] = {}
         for index, ((record, _), answer) in enumerate(zip(leased, answers, strict=True)):
             if isinstance(answer, LeaseLost):
-                record.void = True
-                record.lost()
+                record.owner.lose()
             elif answer is None:
-                record.received = None
+                record.owner.moved()
             else:
                 failures[index] = answer
         self._refused.append(BatchResult(SentBatch(batch, records, now, now), failures))

@@ -1,0 +1,342 @@
+"""`RunningSubscription`: one run of a subscription, from its first lease to its last.
+
+Everything but `terminate` runs on the thread that called `Subscription.run`: only that thread uses the broker's roles.
+`redelivery.policy` decides what follows from an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final
+
+from redelivery import policy
+from redelivery.base.clock import Clock
+from redelivery.base.urls import redact
+from redelivery.contract.broker import Accept, Outcome, Received, Retry
+from redelivery.contract.codes import Code
+from redelivery.contract.context import qualified
+from redelivery.contract.message import Message
+from redelivery.contract.spec import DeliverySpec
+from redelivery.errors import (
+    BrokerError,
+    ConfigurationError,
+    DeliveryFailed,
+    Permanent,
+    Retriable,
+    TerminalNack,
+    Terminated,
+)
+from redelivery.receiving.leases import SETTLED, LeasedMessage, Leases
+from redelivery.receiving.workers import Workers
+from redelivery.sending.engine import Engine
+from redelivery.sending.record import Owner, Record
+from redelivery.sending.report import SubscriptionReport
+
+#: How long to wait for a message while none is leased, and for a handler otherwise, in seconds.
+_IDLE: Final = 0.5
+_GLANCE: Final = 0.02
+#: Handlers that overran their time and still hold a thread; more stop the subscription.
+_MAX_OVERRUN: Final = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What a run needs to know of its subscription.
+
+    Attributes:
+        name, handler, spec, prefetch, rename_type, clock, random: as `Subscription` has them.
+        stop_timeout: in seconds.
+        delay_max: the longest delay that the broker can give a retry.
+    """
+
+    name: str
+    handler: Callable[[Message], object]
+    spec: DeliverySpec
+    prefetch: int
+    rename_type: str | None
+    stop_timeout: float
+    delay_max: timedelta
+    clock: Clock
+    random: Callable[[], float]
+
+
+class RunningSubscription:
+    """Receives, has messages handled, and settles them.
+
+    Args:
+        settings: the subscription's.
+        leases: what is leased.
+        workers: run the handler.
+        engine: sends letters to the sinks.
+        report: the account of the subscription.
+        stopping: set where the run shall end.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        leases: Leases,
+        workers: Workers,
+        engine: Engine,
+        report: SubscriptionReport,
+        stopping: threading.Event,
+    ) -> None:
+        self._settings = settings
+        self._leases = leases
+        self._workers = workers
+        self._engine = engine
+        self._report = report
+        self._stopping = stopping
+        self._stop_by = float("inf")
+        self._requests: queue.SimpleQueue[tuple[LeasedMessage, str]] = queue.SimpleQueue()
+
+    # --- from any thread ---
+
+    def terminate(self, message: Message | str, reason: str) -> Future[None]:
+        """Give up one leased message. As `Subscription.terminate`."""
+        leased = self._named(message)
+        if not self._settings.spec.dead_letter_sink:
+            stays = ConfigurationError(
+                f"terminate: the subscription {self._settings.name!r} has no deadLetterSink, "
+                f"so {label(message)} stays as it is"
+            )
+            if leased is not None:
+                leased.stays = stays
+            raise stays
+        future = None if leased is None else self._leases.ask(leased)
+        if leased is None or future is None:
+            raise not_leased(message)
+        self._requests.put((leased, reason))
+        return future
+
+    def _named(self, message: Message | str) -> LeasedMessage | None:
+        """The leased message of this name. Raises ConfigurationError: several have it."""
+        there = [leased for leased in self._leases if not leased.decided]
+        if not isinstance(message, str):
+            return next((leased for leased in there if leased.received.message is message), None)
+        found = [leased for leased in there if leased.received.message.id == message]
+        found = found or [leased for leased in there if leased.received.position == message != ""]
+        if len(found) > 1:
+            text = f"{len(found)} leased messages are called {message!r}: name one by its position"
+            raise ConfigurationError(f"terminate: {text}")
+        return found[0] if found else None
+
+    # --- the loop ---
+
+    def run(self, *, until_empty: bool) -> None:
+        """Handle messages until told to stop, or until none is left. Raises as `Subscription.run`."""
+        try:
+            self._loop(until_empty=until_empty)
+        except BaseException as error:
+            self._leases.abandon(error)
+            raise
+
+    def _loop(self, *, until_empty: bool) -> None:
+        leases, workers = self._leases, self._workers
+        empty: float | None = None  # when the last look began, where it found nothing
+        while True:
+            stopping = self._stopping.is_set()
+            if stopping:
+                self._stop_by = min(self._stop_by, time.monotonic() + self._settings.stop_timeout)
+                workers.drop()
+            self._take_results(workers.results())
+            self._enforce_timeout()
+            self._engine.turn(0.0)
+            leases.tend()
+            if stopping:
+                if time.monotonic() > self._stop_by or not any(leased.began or leased.decided for leased in leases):
+                    return
+            elif until_empty and not leases and empty is not None and leases.delayed_retries.is_over(empty):
+                return
+            room = 0 if stopping else workers.count + self._settings.prefetch - len(leases)
+            if room > 0:
+                wait, looked = 0.0 if len(leases) else _IDLE, self._settings.clock.monotonic()
+                arrived = leases.take(room, wait)
+                empty = looked if not arrived and wait > 0 else None
+                for leased in arrived:
+                    self._begin(leased)
+                if arrived:
+                    continue
+            if len(leases):
+                self._take_results(workers.results(_GLANCE))
+
+    def _begin(self, leased: LeasedMessage) -> None:
+        undecodable = leased.received.undecodable
+        if undecodable is None:
+            self._workers.submit(leased)
+        else:
+            self._note()
+            self._give_up(leased, Permanent(undecodable, code=Code.UNDECODABLE), "it cannot be decoded")
+
+    def _take_requests(self) -> None:
+        """Carry out what `terminate` asked for."""
+        while not self._requests.empty():
+            leased, reason = self._requests.get()
+            if leased.decided or leased not in self._leases:
+                leased.end(ConfigurationError(SETTLED))
+            else:
+                self._note()
+                self._terminate(leased, reason, None)
+
+    def _take_results(self, said: Sequence[tuple[LeasedMessage, BaseException | None]]) -> None:
+        """Turn the results of handlers into outcomes, and settle them together. Requests to terminate go first."""
+        self._take_requests()
+        outcomes: list[tuple[LeasedMessage, Outcome]] = []
+        try:
+            for leased, error in said:
+                if leased.decided:
+                    continue
+                leased.decided = True
+                outcome = Accept() if error is None else self._after(leased, error)
+                if outcome is not None:
+                    outcomes.append((leased, outcome))
+        except BaseException:  # whatever ends the subscription, the results of its neighbours hold
+            with contextlib.suppress(BrokerError):
+                self._leases.settle([each for each in outcomes if isinstance(each[1], Accept)])
+            raise
+        self._leases.settle(outcomes)
+
+    def _enforce_timeout(self) -> None:
+        """An attempt that takes longer than the spec's timeout has failed; its thread is replaced."""
+        timeout = self._settings.spec.timeout
+        if timeout is None:
+            return
+        limit = timeout.total_seconds()
+        now = self._settings.clock.monotonic()
+        late = [leased for leased in self._leases if leased.is_late(now, limit)]
+        for leased in late:
+            self._workers.replace(leased)
+        if self._workers.overrun > _MAX_OVERRUN:
+            text = f"{self._workers.overrun} handlers have overrun {limit:g} s and still hang"
+            raise DeliveryFailed(f"{self._settings.name}: {text}")
+        overran = TimeoutError(f"the handler took longer than {limit:g} s")
+        self._take_results([(leased, overran) for leased in late])
+
+    # --- failures ---
+
+    def _after(self, leased: LeasedMessage, error: BaseException) -> Outcome | None:
+        """What follows when a handler raised; None where the message goes down the sinks first."""
+        if not isinstance(error, Exception):  # SystemExit, KeyboardInterrupt: the program wants to end
+            raise error
+        self._report.failures += 1
+        self._note()
+        if leased.stays is not None:
+            raise leased.stays from error
+        if isinstance(error, TerminalNack):
+            if not self._settings.spec.dead_letter_sink:
+                text = f"{label(leased.received.message)} was given up by its handler ({redact(error.reason)})"
+                why = "the subscription has no deadLetterSink, so it stays at the broker; name a sink"
+                raise ConfigurationError(f"{self._settings.name}: {text}, and {why}") from error
+            self._terminate(leased, error.reason, error)
+            return None
+        failed = error if isinstance(error, BrokerError) else _retriable(error)
+        clock, first_ms = self._settings.clock, leased.received.first_ms
+        now = clock.monotonic()
+        decision = policy.decide(
+            self._settings.spec,
+            failed,
+            attempts=leased.received.attempt,
+            first_attempt=now if first_ms is None else now - max(0, clock.wall_ms() - first_ms) / 1000,
+            isolated=True,
+            now=now,
+            random=self._settings.random,
+        )
+        if isinstance(decision, policy.TryAgain):
+            self._report.retried += 1
+            self._engine.report.retries += 1
+            self._engine.report.retried += leased.received.attempt == 1
+            return Retry(min(timedelta(seconds=max(0.0, decision.at - now)), self._settings.delay_max))
+        if isinstance(decision, policy.GiveUp):
+            self._give_up(leased, failed, decision.why)
+            return None
+        raise failed
+
+    def _note(self) -> None:
+        """Count a failure of a message, be it for good or not."""
+        self._engine.report.record_failures += 1
+        self._engine.report.last_error_ms = self._settings.clock.wall_ms()
+
+    def _terminate(self, leased: LeasedMessage, reason: str, cause: Exception | None) -> None:
+        self._report.terms += 1
+        error = Terminated(reason or "terminated without a reason")
+        error.__cause__ = cause
+        self._give_up(leased, error, "its handler gave it up")
+
+    def _give_up(self, leased: LeasedMessage, error: BrokerError, why: str) -> None:
+        """Send the message down the sinks; its lease is ended only when one has confirmed it."""
+        leased.decided = True
+        received = leased.received
+        now_ms = self._settings.clock.wall_ms()
+        decoded = received.undecodable is None
+        record = Record(
+            message=received.message,
+            outgoing=received.message,
+            sent=received.attempt,
+            seconds=max(0, now_ms - (received.first_ms or now_ms)) / 1000,
+            first_failure_ms=received.first_ms or now_ms,
+            last_failure_ms=now_ms,
+            stage="TASK_PUT" if decoded else "VALUE_CONVERTER",
+            component=qualified(self._settings.handler if decoded else type(self._leases.receiver)),
+            owner=_LeaseOwner(self._settings, leased, self._leases, self._report),
+        )
+        self._engine.report.rows += 1
+        self._engine.give_up(record, error, why)
+
+
+class _LeaseOwner(Owner):
+    """A leased message on its way to a sink: its lease is ended only when a sink has confirmed it."""
+
+    def __init__(self, settings: Settings, leased: LeasedMessage, leases: Leases, report: SubscriptionReport) -> None:
+        self.subscriber = settings.name
+        self.rename_type = settings.rename_type
+        self._has_sink = bool(settings.spec.dead_letter_sink)
+        self._leased = leased
+        self._leases = leases
+        self._report = report
+        self._moved = False
+
+    @property
+    def received(self) -> Received:
+        return self._leased.received
+
+    def moved(self) -> None:
+        self._moved = True
+
+    def handled(self) -> None:
+        if self._has_sink:
+            self._report.dead_lettered += 1
+        else:
+            self._report.skipped += 1
+        self._leased.dead = True
+        if self._moved:
+            self._leases.forget(self._leased)
+        else:
+            self._leases.settle([(self._leased, Accept())])
+
+    def lose(self) -> None:
+        self.lost = True
+        self._leases.lose(self._leased)
+
+
+def _retriable(error: Exception) -> Retriable:
+    failed = Retriable(f"{type(error).__name__}: {error}", code=Code.HANDLER_FAILED, native_code=type(error).__name__)
+    failed.__cause__ = error
+    return failed
+
+
+def not_leased(message: Message | str) -> ConfigurationError:
+    """The error of `terminate` for a message that is not leased."""
+    return ConfigurationError(f"terminate: {label(message)} is not leased (settled already, or never received)")
+
+
+def label(message: Message | str) -> str:
+    """A message as errors name it."""
+    name = message if isinstance(message, str) else message.id
+    return f"message {name!r}"
