@@ -123,7 +123,7 @@ def test_a_secret_that_this_machine_lacks_is_a_doubt() -> None:
 
 def test_a_mount_of_the_workers_is_not_looked_for_here() -> None:
     broker = asked(Fatal("the folder is missing"))
-    broker.capabilities = replace(broker.capabilities, shared=False)
+    broker.capabilities = replace(broker.capabilities, networked=False)
     assert "sharedMount" in look(Lent(work=asked(), sink=broker), shared_mount=True)[0]
     with pytest.raises(Fatal, match="folder is missing"):
         look(Lent(work=asked(), sink=broker))

@@ -73,7 +73,7 @@ FULL: Final = Capabilities(
     reports_duplicates=True,
     receive=Support.NATIVE,
     order=Support.NATIVE,
-    competing=Support.NATIVE,
+    competing_consumers=Support.NATIVE,
     subscriptions=Support.NATIVE,
     settle_any_order=Support.NATIVE,
     attempts=Support.NATIVE,
@@ -86,8 +86,8 @@ FULL: Final = Capabilities(
     sink_partitions=Support.NATIVE,
     sink_replication_factor=Support.NATIVE,
     expiry=Support.NATIVE,
-    backstop=Support.NATIVE,
-    shared=False,
+    delivery_limit=Support.NATIVE,
+    networked=False,
     limits=Limits(
         message_bytes=16 << 20,
         headers_bytes=1 << 20,
@@ -98,11 +98,11 @@ FULL: Final = Capabilities(
     ),
 )
 #: A sender and nothing else: what a broker without any feature must still do.
-BARE: Final = Capabilities(send=Support.NATIVE, shared=False, limits=Limits(message_bytes=16 << 20))
+BARE: Final = Capabilities(send=Support.NATIVE, networked=False, limits=Limits(message_bytes=16 << 20))
 #: A receiver without any feature: leases that are accepted or run out, and no more.
-PLAIN: Final = replace(BARE, receive=Support.NATIVE, competing=Support.NATIVE)
+PLAIN: Final = replace(BARE, receive=Support.NATIVE, competing_consumers=Support.NATIVE)
 #: Browsing without its parts, and no sender.
-READ_ONLY: Final = Capabilities(browse=Support.NATIVE, shared=False)
+READ_ONLY: Final = Capabilities(browse=Support.NATIVE, networked=False)
 
 
 #: The one queue that is not made by sending to it.

@@ -54,7 +54,7 @@ class MemoryReceiver(Receiver):
             kind = None
             if has.expiry and state.expires <= time.monotonic():
                 kind = "expired"
-            elif has.backstop and self.broker.deliveries and state.attempts >= self.broker.deliveries:
+            elif has.delivery_limit and self.broker.deliveries and state.attempts >= self.broker.deliveries:
                 kind = "delivery-limit"
             if kind is not None:
                 why = ErrorContext(reason=kind, kind=kind, broker="memory", attempts=state.attempts)

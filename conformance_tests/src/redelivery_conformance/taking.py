@@ -115,7 +115,7 @@ class Taker:
 
     def make_way(self) -> None:
         """Let another receiver have what is not under lease here: by closing, where one owns whole partitions."""
-        if not self.subject.capabilities.competing:
+        if not self.subject.capabilities.competing_consumers:
             self.receiver.close()
 
     def close(self) -> None:

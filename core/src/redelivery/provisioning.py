@@ -29,7 +29,7 @@ _PARTS: Final[Mapping[str, str]] = {
     "a reason of the place's own": "reason",
     "retries after a delay": "delay",
     "counting attempts": "attempts",
-    "a limit of deliveries behind core's own": "backstop",
+    "a limit of deliveries behind core's own": "delivery_limit",
     "expiry into the dead letters": "expiry",
     "order by key": "order",
     "recognising a message sent twice": "deduplicate",

@@ -45,7 +45,7 @@ SHELF = Capabilities(
     destinations=Y,
     columns={"row": int, "label": str},
 )
-CRATE = Capabilities(send=Y, ids=Y, shared=False, cloudevents_prefix=None)
+CRATE = Capabilities(send=Y, ids=Y, networked=False, cloudevents_prefix=None)
 
 
 class ShelfSender(Sender):

@@ -85,7 +85,7 @@ class Opening(Statements):
         assert has.deduplicate or has.deduplication_window is None
         assert has.ids or not has.deduplicate, "de-duplication goes by ids"
         receiving = (
-            has.competing,
+            has.competing_consumers,
             has.subscriptions,
             has.settle_any_order,
             has.attempts,

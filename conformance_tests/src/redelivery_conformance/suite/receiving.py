@@ -45,7 +45,7 @@ class Receiving(Statements):
         subject.deliver(Message(value=None), Message(value=b""))
         assert sorted(map(repr, values(Taker(subject).take(2)))) == ["None", "b''"]
 
-    @broker_has("receive", "send", "competing")
+    @broker_has("receive", "send", "competing_consumers")
     def test_no_more_are_received_than_were_asked_for(self, subject: Subject) -> None:
         """The rest is neither leased nor lost: another receiver gets it at once."""
         subject.deliver(*numbered(7))
@@ -133,7 +133,7 @@ class Receiving(Statements):
             assert values(taker.take(1)) == [b"%d" % at]
 
     @broker_has("receive", "send")
-    @broker_lacks("competing")
+    @broker_lacks("competing_consumers")
     def test_a_receiver_that_closes_leaves_its_partitions_to_the_next(self, subject: Subject) -> None:
         """Which waits meanwhile, and gets what was not settled."""
         subject.deliver(*numbered(4))
@@ -147,7 +147,7 @@ class Receiving(Statements):
         assert Counter(values(second.take(3))) == wanted
         second.nothing()
 
-    @broker_has("receive", "send", "competing")
+    @broker_has("receive", "send", "competing_consumers")
     def test_two_receivers_share_without_doubling(self, subject: Subject) -> None:
         """In two threads, each with its own broker; each message is given to one of them."""
         subject.deliver(*numbered(100))
@@ -303,7 +303,7 @@ class ReceivingEnds(Statements):
         thread.join()
         assert said == ["done"]
 
-    @broker_has("receive", "send", "competing")
+    @broker_has("receive", "send", "competing_consumers")
     def test_a_fork_with_an_open_receiver_harms_neither_side(self, subject: Subject) -> None:
         """The child makes a receiver of its own from the broker that it inherited, and ends."""
         subject.deliver(*numbered(3))

@@ -157,7 +157,7 @@ class Terminating(Statements):
 class Limiting(Statements):
     """What the broker dead-letters by itself: what was given too often, and what is too old."""
 
-    @broker_has("receive", "send", "backstop", "browse", "dead_letter")
+    @broker_has("receive", "send", "delivery_limit", "browse", "dead_letter")
     @pytest.mark.parametrize("end", ["lease-ran-out", "retry"])
     def test_a_message_given_too_often_goes_to_the_dead_letters(self, subject: Subject, end: str) -> None:
         """After as many deliveries as the limit says, or one more: brokers count from 0 or from 1."""
@@ -180,7 +180,7 @@ class Limiting(Statements):
         _same_original(subject, letters)
 
     @broker_has("receive", "send")
-    @broker_lacks("backstop")
+    @broker_lacks("delivery_limit")
     def test_without_a_limit_a_message_comes_however_often(self, subject: Subject) -> None:
         subject.deliver(Message(value=b"v"))
         taker = Taker(subject)

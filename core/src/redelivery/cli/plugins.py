@@ -114,7 +114,7 @@ def _matrix(plugins: Sequence[BrokerPlugin]) -> list[tuple[str, ...]]:
     rows += [(_words(name), *(_support(getattr(each, name)) for each in all_of)) for name in FEATURES]
     rows += [
         ("settles per", *(each.settles for each in all_of)),
-        ("several hosts", *("yes" if each.shared else "no" for each in all_of)),
+        ("several hosts", *("yes" if each.networked else "no" for each in all_of)),
     ]
     for item in fields(Limits):
         values = [_limit(getattr(each.limits, item.name)) for each in all_of]

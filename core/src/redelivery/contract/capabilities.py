@@ -72,8 +72,8 @@ class Capabilities:
         reports_duplicates: `Settled.duplicates` counts the rows that were recognised; False: the broker does not tell.
         order: messages of one key are received in the order in which they were sent; one that comes again after a
             retry comes behind those given meanwhile. Native: the sender keeps `Batch.ordered`.
-        competing: several receivers of one destination share its messages one by one. None: a receiver owns whole
-            partitions, and another one is given those when it closes.
+        competing_consumers: several receivers of one destination share its messages one by one. None: a receiver
+            owns whole partitions, and another one is given those when it closes.
         subscriptions: a named subscription gets its own copy of each message (`Broker.subscription`), at destinations
             that are for several: an exchange, a topic.
         settle_any_order: received messages may be settled in any order.
@@ -90,10 +90,10 @@ class Capabilities:
         sink_partitions, sink_replication_factor: provisioning makes a dead letter place with as many partitions, or
             replicas, as the spec's field of this name says, and tells where one that exists has others.
         expiry: messages can expire, and then go to the dead letter place.
-        backstop: a native limit of deliveries catches what core cannot see.
+        delivery_limit: a native limit of deliveries catches what core cannot see.
         settles: "batch": `collect` tells of each batch as it is settled. "quiescence": the client reports errors
             only, so batches count as settled when its queue has emptied; the engine drains at its bound.
-        shared: reachable from several hosts; False: a file of one host (refused on a cluster).
+        networked: reachable from several hosts; False: a file of one host (refused on a cluster).
         depth_counts_leased: `Admin.depth` counts what receivers have under lease; False: the broker does not tell it.
         context_dialect: how an error context is written into headers here (a name in `redelivery.formats.dialects`).
         cloudevents_prefix: header prefix of CloudEvents attributes in binary mode; None: structured mode only.
@@ -121,7 +121,7 @@ class Capabilities:
     deduplication_window: timedelta | None = None
     reports_duplicates: bool = False
     order: Support = Support.NONE
-    competing: Support = Support.NONE
+    competing_consumers: Support = Support.NONE
     subscriptions: Support = Support.NONE
     settle_any_order: Support = Support.NONE
     attempts: Support = Support.NONE
@@ -135,9 +135,9 @@ class Capabilities:
     sink_partitions: Support = Support.NONE
     sink_replication_factor: Support = Support.NONE
     expiry: Support = Support.NONE
-    backstop: Support = Support.NONE
+    delivery_limit: Support = Support.NONE
     settles: Literal["batch", "quiescence"] = "batch"
-    shared: bool = True
+    networked: bool = True
     depth_counts_leased: bool = True
     context_dialect: str = "json"
     cloudevents_prefix: str | None = "ce-"

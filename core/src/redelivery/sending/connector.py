@@ -122,7 +122,7 @@ class Connector:
         """
         broker = self.resources.enter_context(self.connection_factory(self.url, self.options))
         send_queue = self._send_queue(self.url, broker, self.spec) if sink is None else self._sink_queue(sink, broker)
-        if shared_mount and not send_queue.capabilities.shared:
+        if shared_mount and not send_queue.capabilities.networked:
             raise NotCheckable("it lies on a mount of the workers (sharedMount)")
         send_queue.check(deadline)
 

@@ -250,7 +250,7 @@ def refuse_one_host(url: str, master: str | None, *, shared_mount: bool) -> None
         ConfigurationError: each worker would write a file of its own.
     """
     plugin = registry.installed().by_url(url)
-    if plugin.capabilities.shared or shared_mount or master is None or master.startswith("local"):
+    if plugin.capabilities.networked or shared_mount or master is None or master.startswith("local"):
         return
     raise ConfigurationError(
         f"{redact(url)} is a file of one host, and this Spark runs on several ({master}): each worker would write its "

@@ -38,7 +38,7 @@ CAPABILITIES = Capabilities(
     timestamps=Support.EMULATED,
     null_value=Support.EMULATED,
     destinations=Support.EMULATED,  # a queue is a prefix of keys
-    competing=Support.NATIVE,
+    competing_consumers=Support.NATIVE,
     settle_any_order=Support.EMULATED,
     attempts=Support.EMULATED,
     first_delivery=Support.EMULATED,
@@ -46,7 +46,7 @@ CAPABILITIES = Capabilities(
     terminate=Support.EMULATED,
     ref_kinds=("Queue",),
     extend=Support.EMULATED,
-    shared=False,
+    networked=False,
     limits=Limits(message_bytes=MESSAGE_BYTES),
 )
 OPTIONS = {"map_size": "the file's largest size in bytes (1073741824)"}

@@ -32,7 +32,7 @@ CAPABILITIES: Final = Capabilities(
     ids=Support.EMULATED,
     timestamps=Support.EMULATED,
     null_value=Support.EMULATED,
-    shared=False,
+    networked=False,
     context_dialect="json",
 )
 _EXAMPLE = "it is written 'file:folder' or 'file:///var/lib/letters'"

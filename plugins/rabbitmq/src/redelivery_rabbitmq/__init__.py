@@ -48,7 +48,7 @@ CAPABILITIES: Final = Capabilities(
     null_value=Support.EMULATED,  # a header
     destinations=Support.NATIVE,
     order=Support.EMULATED,  # the engine keeps one unsettled row a key: a refusal comes when others are on their way
-    competing=Support.NATIVE,
+    competing_consumers=Support.NATIVE,
     subscriptions=Support.NATIVE,  # of an exchange: a queue each
     settle_any_order=Support.NATIVE,
     attempts=Support.NATIVE,
@@ -56,7 +56,7 @@ CAPABILITIES: Final = Capabilities(
     terminate=Support.EMULATED,  # published and confirmed, then acknowledged
     ref_kinds=(QUEUE, EXCHANGE, f"{QUEUE}.{API_GROUP}", f"{EXCHANGE}.{API_GROUP}"),
     expiry=Support.NATIVE,
-    backstop=Support.NATIVE,
+    delivery_limit=Support.NATIVE,
     depth_counts_leased=False,
     context_dialect="json",
     cloudevents_prefix="ce-",
@@ -81,7 +81,7 @@ class RabbitmqBroker(Broker):
         limits = replace(CAPABILITIES.limits, message_bytes=settings.message_bytes)
         self.capabilities = replace(CAPABILITIES, limits=limits)
         if settings.queue_type == "classic":  # it only tells that a message was given before
-            self.capabilities = replace(self.capabilities, attempts=Support.LOWER_BOUND, backstop=Support.NONE)
+            self.capabilities = replace(self.capabilities, attempts=Support.LOWER_BOUND, delivery_limit=Support.NONE)
 
     def sender(self) -> Sender:
         return RabbitmqSender(self.address, self.settings).open()

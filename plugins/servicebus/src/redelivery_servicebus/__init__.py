@@ -50,7 +50,7 @@ CAPABILITIES: Final = Capabilities(
     destinations=Support.NATIVE,
     deduplicate=Support.NATIVE,  # where the queue has it: see the broker
     deduplication_window=timedelta(minutes=10),
-    competing=Support.NATIVE,
+    competing_consumers=Support.NATIVE,
     subscriptions=Support.NATIVE,  # of a topic: each forwards to a queue of its own
     settle_any_order=Support.NATIVE,
     attempts=Support.NATIVE,
@@ -61,7 +61,7 @@ CAPABILITIES: Final = Capabilities(
     leases_as_asked=False,
     ref_kinds=("Queue", f"{KIND}.{API_GROUP}"),
     expiry=Support.NATIVE,
-    backstop=Support.NATIVE,
+    delivery_limit=Support.NATIVE,
     context_dialect="json",
     cloudevents_prefix="cloudEvents_",
     columns={SCHEDULED: int},

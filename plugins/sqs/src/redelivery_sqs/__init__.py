@@ -55,7 +55,7 @@ CAPABILITIES: Final = Capabilities(
     deduplicate=Support.NATIVE,  # this and the next: FIFO queues only
     deduplication_window=timedelta(minutes=5),
     order=Support.NATIVE,
-    competing=Support.NATIVE,
+    competing_consumers=Support.NATIVE,
     settle_any_order=Support.NATIVE,
     attempts=Support.NATIVE,
     first_delivery=Support.NATIVE,
@@ -63,7 +63,7 @@ CAPABILITIES: Final = Capabilities(
     terminate=Support.EMULATED,  # sent to the dead letter queue, confirmed, then deleted
     extend=Support.NATIVE,
     ref_kinds=(KIND, f"{KIND}.{API_GROUP}"),
-    backstop=Support.NATIVE,
+    delivery_limit=Support.NATIVE,
     context_dialect="json",
     cloudevents_prefix=None,
     destination_column="queue",

@@ -227,7 +227,7 @@ class Moto(SqsRuntime):
         "a_broker_moves_all_letters_back_by_itself*": "moto answers 500 to the move tasks that AWS has",
         "an_id_stays_taken_when_its_message_is_removed*": "moto forgets a de-duplication id with its message",
     }
-    absent: Mapping[str, str] = {"competing": "moto gives one message to two requests of the same moment"}
+    absent: Mapping[str, str] = {"competing_consumers": "moto gives one message to two requests of the same moment"}
 
     def __init__(self, scratch: Path, *, fifo: bool) -> None:
         try:
