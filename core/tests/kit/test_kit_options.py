@@ -47,6 +47,10 @@ def test_a_time_may_be_a_duration() -> None:
     assert Settings.parse({"wait": "pt0.5s"}).wait == 0.5
 
 
+def test_a_choice_is_read_without_regard_to_case() -> None:
+    assert Settings.parse({"kind": "Classic"}).kind == "classic"
+
+
 @pytest.mark.parametrize(
     ("name", "value", "told"),
     [
@@ -59,7 +63,7 @@ def test_a_time_may_be_a_duration() -> None:
         ("wait", "PT2M", "carrier.wait must be from 0.1 to 60 seconds, as a number or as a duration such as PT5S,"),
         ("wait", "P1Y", "carrier.wait must be from 0.1 to 60 seconds"),
         ("alive", "yes", "carrier.alive must be true or false, not 'yes'"),
-        ("kind", "Quorum", "carrier.kind must be quorum or classic, not 'Quorum'"),
+        ("kind", "stream", "carrier.kind must be quorum or classic, not 'stream'"),
         ("region", "", "carrier.region is empty; leave it out, or give it a value"),
         ("ssl.ca", "", "carrier.ssl.ca is empty"),
         ("password", "", "carrier.password is empty"),

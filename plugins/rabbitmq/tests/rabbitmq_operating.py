@@ -12,15 +12,18 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from redelivery_conformance.harness import CannotShow
 from redelivery_conformance.subject import Subject
-from redelivery_rabbitmq.address import Address, Settings
-from redelivery_rabbitmq.options import parameters
+from redelivery_rabbitmq.address import Address
+from redelivery_rabbitmq.client.parameters import connection_parameters
+from redelivery_rabbitmq.options import settings_of
 
 
 @contextmanager
 def raw(subject: Subject) -> Iterator[BlockingChannel]:
     """A channel of the test's own, at the place's broker."""
     options = {name.removeprefix("rabbitmq."): value for name, value in subject.place.options.items()}
-    with pika.BlockingConnection(parameters(Address.parse(subject.place.url), Settings.parse(options))) as connection:
+    with pika.BlockingConnection(
+        connection_parameters(Address.parse(subject.place.url), settings_of(options))
+    ) as connection:
         yield connection.channel()
 
 

@@ -13,7 +13,8 @@ from redelivery.contract.spec import Ref
 from redelivery.errors import ConfigurationError, InvalidURL, UnknownOption, Unsupported
 from redelivery.registry import connect
 from redelivery_rabbitmq.address import Address, Binding
-from redelivery_rabbitmq.options import OPTIONS, Settings, parameters
+from redelivery_rabbitmq.client.parameters import connection_parameters
+from redelivery_rabbitmq.options import Settings, settings_of
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=40)
 SECRET = "s3cr3t"  # noqa: S105 - a made-up one
@@ -22,7 +23,7 @@ OTHER = {"username": "other", "password": "else"}
 
 
 def settings(**options: str) -> Settings:
-    return Settings.parse({name.replace("__", "."): value for name, value in options.items()})
+    return settings_of({name.replace("__", "."): value for name, value in options.items()})
 
 
 @given(TEXT, TEXT, TEXT, TEXT, st.booleans())
@@ -114,18 +115,18 @@ def test_two_spellings_of_a_place_are_one_place():
 
 def test_an_option_goes_before_the_urls_parameter():
     address = Address.parse("amqp://h?queue=q&heartbeat=5&connection_timeout=1500&verify=verify_none")
-    read = Settings.parse({"heartbeat": "7"}, address.parameters)
+    read = settings_of({"heartbeat": "7"}, address.parameters)
     assert (read.heartbeat, read.connection_timeout, read.ssl_verify) == (7, 1.5, False)
 
 
-@pytest.mark.parametrize("name", sorted(set(OPTIONS) - {"username", "password", "connection_name"}))
+@pytest.mark.parametrize("name", sorted(set(Settings.help()) - {"username", "password", "connection_name"}))
 def test_an_option_out_of_range_is_named(name):
     if name in {"ssl.ca", "ssl.cert", "ssl.key", "ssl.server_name"}:
         options = {"ssl": "true", "ssl.ca": "/no/such/file", "ssl.cert": "/no/such/file", name: "/no/such/file"}
     else:
         options = {name: "-1"}
     with pytest.raises(ConfigurationError, match="rabbitmq.ssl" if "ssl." in name else f"rabbitmq.{name}"):
-        parameters(Address(queue="q"), Settings.parse(options))
+        connection_parameters(Address(queue="q"), settings_of(options))
 
 
 def test_credentials_are_the_urls_else_the_options_else_guest(monkeypatch):
@@ -136,21 +137,20 @@ def test_credentials_are_the_urls_else_the_options_else_guest(monkeypatch):
         (Address(queue="q"), settings(**OTHER), ("other", "else")),
         (Address(queue="q"), settings(), ("guest", "guest")),
     ):
-        given_ = parameters(address, read).credentials
+        given_ = connection_parameters(address, read).credentials
         assert (given_.username, given_.password) == wanted
-        assert SECRET not in repr(address) + repr(read) + repr(parameters(address, read))
+        assert SECRET not in repr(address) + repr(read) + repr(connection_parameters(address, read))
 
 
 def test_external_login_sends_no_password():
-    assert isinstance(
-        parameters(Address(queue="q"), settings(auth="external")).credentials, pika.credentials.ExternalCredentials
-    )
+    parameters = connection_parameters(Address(queue="q"), settings(auth="external"))
+    assert isinstance(parameters.credentials, pika.credentials.ExternalCredentials)
 
 
 def test_tls_checks_the_broker_unless_told_not_to():
-    checked = parameters(Address(queue="q", host="h", tls=True), settings()).ssl_options
+    checked = connection_parameters(Address(queue="q", host="h", tls=True), settings()).ssl_options
     assert (checked.context.verify_mode, checked.server_hostname) == (ssl.CERT_REQUIRED, "h")
-    trusting = parameters(
+    trusting = connection_parameters(
         Address(queue="q"), settings(ssl="true", ssl__verify="false", ssl__server_name="n")
     ).ssl_options
     assert (trusting.context.verify_mode, trusting.server_hostname) == (ssl.CERT_NONE, "n")
@@ -187,9 +187,9 @@ def test_a_subscriptions_queue_has_no_name_that_the_broker_keeps_for_itself(exch
 def test_a_queue_has_no_subscriptions_and_says_what_has():
     with pytest.raises(Unsupported, match="name the exchange"):
         connect("amqp://h?queue=q").subscription("billing")
-    with pytest.raises(ConfigurationError, match="reads from the queue 'q' already"):
+    with pytest.raises(ConfigurationError, match="names both the queue 'q' and a subscription"):
         connect("amqp://h?exchange=e&queue=q").subscription("billing")
-    with pytest.raises(ConfigurationError, match="reads from the queue 'e:audit' already"):
+    with pytest.raises(ConfigurationError, match="names both the queue 'e:audit' and a subscription"):
         connect("amqp://h?exchange=e&subscription=audit").subscription("billing")
 
 

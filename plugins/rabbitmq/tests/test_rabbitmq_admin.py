@@ -118,7 +118,7 @@ class TestProvisioning(Statements):
                 arguments = {"x-queue-type": "quorum", "x-dead-letter-exchange": exchange}
                 channel.queue_declare(Address.parse(url).queue, durable=True, arguments=arguments)
             with subject.connect(url).admin() as admin:
-                text = f"the exchange {exchange!r}, which is not there"
+                text = f"the exchange {exchange!r}, which does not exist"
                 assert (text in " ".join(admin.plan(SPEC).warnings)) is warned
 
     def test_a_queue_that_outlives_no_restart_differs(self, subject: Subject) -> None:
@@ -196,7 +196,7 @@ class TestProvisioning(Statements):
         return str(caught.value)
 
 
-SHAPE = topology.Shape(kind="quorum", dead_letters="q-dead-letters")
+SETTINGS = topology.QueueSettings(kind="quorum", dead_letters="q-dead-letters")
 
 
 @pytest.mark.parametrize(
@@ -205,14 +205,14 @@ SHAPE = topology.Shape(kind="quorum", dead_letters="q-dead-letters")
 )
 def test_a_limit_is_written_as_the_version_reads_it(version: tuple[int, ...], retry: int, limit: int | None) -> None:
     """From 4.0 a queue has a limit of 20 unless told otherwise, by -1; before, -1 is a limit of 0 deliveries."""
-    queue = topology.work_queue("q", DeliverySpec(retry=retry), replace(SHAPE, version=version))
+    queue = topology.work_queue("q", DeliverySpec(retry=retry), replace(SETTINGS, version=version))
     assert queue.arguments.get("x-delivery-limit") == limit
-    letters = topology.dead_letter_queue(replace(SHAPE, version=version))
+    letters = topology.dead_letter_queue(replace(SETTINGS, version=version))
     assert letters.arguments.get("x-delivery-limit") == (-1 if version >= (4, 0) else None), "looking must not lose any"
 
 
 def test_a_dead_letter_place_has_no_dead_letter_place() -> None:
-    assert [each.name for each in topology.wanted("q-dead-letters", SPEC, SHAPE)] == ["q-dead-letters"]
+    assert [each.name for each in topology.queues("q-dead-letters", SPEC, SETTINGS)] == ["q-dead-letters"]
 
 
 class TestSubscriptions(Statements):
@@ -229,14 +229,14 @@ class TestSubscriptions(Statements):
             admin.provision(SPEC)
             after = admin.plan(SPEC)
         assert {item.action for item in after.objects} == {"keep"}
-        assert any("bound is not told" in each for each in after.approximations)
+        assert any("bindings of queue" in each for each in after.approximations)
         assert not after.warnings
 
     def test_an_exchange_that_is_not_there_is_told_and_not_made(self, subject: Subject) -> None:
         url = fresh(subject).replace("?queue=", "?exchange=no-such-")
         with subject.connect(subject.connect(url).subscription("billing")).admin() as admin:
-            assert any("there is no exchange" in each for each in admin.plan(SPEC).warnings)
-            with pytest.raises(Fatal, match="there is no exchange"):
+            assert any("does not exist" in each for each in admin.plan(SPEC).warnings)
+            with pytest.raises(Fatal, match="does not exist"):
                 admin.provision(SPEC)
             assert {item.action for item in admin.plan(SPEC).objects} == {"create"}, "something was made all the same"
 

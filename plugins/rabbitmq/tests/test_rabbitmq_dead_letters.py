@@ -16,9 +16,9 @@ from redelivery.contract.message import Message
 from redelivery.errors import ConfigurationError
 from redelivery_conformance.statements import Statements
 from redelivery_conformance.subject import Subject
-from redelivery_rabbitmq import dead_letters as letters_role
-from redelivery_rabbitmq.client import broker_headers as native
-from redelivery_rabbitmq.client.consumer import Delivery, Intake
+from redelivery_rabbitmq import dead_letters as role
+from redelivery_rabbitmq.client import broker_headers
+from redelivery_rabbitmq.client.consumer import Consumer, Delivery
 
 
 def positions(subject: Subject) -> list[str]:
@@ -31,8 +31,8 @@ def positions(subject: Subject) -> list[str]:
 )
 def test_a_death_in_a_queue_of_ours_that_messages_wait_in_is_none(queue: str, is_told: bool) -> None:
     death = {"queue": queue, "reason": "expired", "count": 1}
-    _, found = native.split(pika.BasicProperties(headers={"x-death": [death]}))
-    context, _ = native.context(found, None, "url")
+    _, found = broker_headers.split(pika.BasicProperties(headers={"x-death": [death]}))
+    context, _ = broker_headers.death_context(found, None, "url")
     assert (context is not None) is is_told
 
 
@@ -162,18 +162,18 @@ class TestKeepingOrder(Statements):
         """Else a place that is being filled would never be left."""
         subject.deliver(*(Message(value=b"%d" % at) for at in range(300)))
         pages = []
-        take = Intake.take
+        fetch = Consumer.fetch
 
-        def flooded(intake: Intake, most: int, wait: float) -> list[Delivery]:
-            pages.append(most)
+        def flooded(consumer: Consumer, limit: int, wait: float) -> list[Delivery]:
+            pages.append(limit)
             if len(pages) < 20:
                 subject.deliver(*(Message(value=b"new") for _ in range(100)))
-            return take(intake, most, wait)
+            return fetch(consumer, limit, wait)
 
         with subject.broker.dead_letters(direct=True) as letters:
             browsing = letters.browse()
             next(browsing)
-            monkeypatch.setattr(Intake, "take", flooded)
+            monkeypatch.setattr(Consumer, "fetch", flooded)
             browsing.close()  # type: ignore[attr-defined]
         monkeypatch.undo()
         assert len(pages) < 10
@@ -182,10 +182,10 @@ class TestKeepingOrder(Statements):
     def test_when_giving_back_in_order_takes_too_long_the_letters_are_there_all_the_same(
         self, subject: Subject, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(letters_role, "_GIVING_BACK", 0.0)
+        monkeypatch.setattr(role, "_RETURN_TIMEOUT", 0.0)
         pages = []
-        take = Intake.take
-        monkeypatch.setattr(Intake, "take", lambda self, *args: pages.append(0) or take(self, *args))
+        fetch = Consumer.fetch
+        monkeypatch.setattr(Consumer, "fetch", lambda self, *args: pages.append(0) or fetch(self, *args))
         values = [b"%d" % at for at in range(400)]
         subject.deliver(*(Message(value=value) for value in values))
         with subject.broker.dead_letters(direct=True) as letters:

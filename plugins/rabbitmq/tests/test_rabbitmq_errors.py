@@ -3,18 +3,18 @@
 import inspect
 import ssl
 
-import pika
 import pytest
 from pika import exceptions
 from pika.adapters.utils import connection_workflow as workflow
 
+from redelivery.contract.codes import Code
 from redelivery.contract.message import Message
 from redelivery.errors import Ambiguous, BrokerError, Fatal, Retriable
 from redelivery.registry import connect
 from redelivery_conformance.statements import Statements
 from redelivery_conformance.subject import Subject
 from redelivery_rabbitmq.address import Address
-from redelivery_rabbitmq.errors import BY_CLASS, BY_CODE, classified, classify
+from redelivery_rabbitmq.errors import OPENING, TABLE
 
 SECRET = "not-to-be-shown"  # noqa: S105 - a made-up one
 
@@ -27,11 +27,13 @@ def classes(module):
 
 
 def test_every_exception_of_pika_is_mapped():
-    assert classes(exceptions) <= set(BY_CLASS), "pika has new exceptions"
+    assert classes(exceptions) <= set(TABLE.by_class), "pika has new exceptions"
 
 
 def test_every_exception_of_an_attempt_to_connect_is_mapped():
-    unmapped = {each for each in classes(workflow) if not set(each.__mro__) & (set(BY_CLASS) - {Exception, object})}
+    unmapped = {
+        each for each in classes(workflow) if not set(each.__mro__) & (set(TABLE.by_class) - {Exception, object})
+    }
     assert not unmapped
 
 
@@ -39,57 +41,88 @@ def test_every_exception_of_an_attempt_to_connect_is_mapped():
     "code", [311, 312, 313, 320, 402, 403, 404, 405, 406, 501, 502, 503, 504, 505, 506, 530, 540, 541]
 )
 def test_every_reply_code_of_amqp_is_mapped(code):
-    assert code in BY_CODE
+    assert code in TABLE.by_code
     error = exceptions.ChannelClosedByBroker(code, "WHY - because")
-    assert "because" in str(classify(error, "doing"))
+    assert "because" in str(TABLE.error(error, "doing"))
 
 
 @pytest.mark.parametrize("kind", sorted(classes(exceptions), key=lambda each: each.__name__))
 def test_nothing_is_ambiguous_before_a_connection_is_open(kind):
     error = kind.__new__(kind)
     error.args = (320, "text")
-    assert not isinstance(classify(error, "connecting", opening=True), Ambiguous)
+    assert not isinstance(OPENING.error(error, "connecting", safe=True), Ambiguous)
+
+
+channel, connection = exceptions.ChannelClosedByBroker, exceptions.ConnectionClosedByBroker
 
 
 @pytest.mark.parametrize(
-    ("error", "opening", "kind"),
+    ("error", "opening", "kind", "code"),
     [
-        (exceptions.StreamLostError("x"), False, Ambiguous),
-        (exceptions.StreamLostError("x"), True, Retriable),
-        (exceptions.AMQPHeartbeatTimeout("x"), False, Ambiguous),
-        (exceptions.ConnectionClosedByBroker(320, "CONNECTION_FORCED - bye"), False, Ambiguous),
-        (exceptions.ConnectionClosedByBroker(320, "CONNECTION_FORCED - bye"), True, Retriable),
-        (exceptions.ConnectionClosedByBroker(530, "NOT_ALLOWED - connection limit (1) is reached"), True, Retriable),
-        (exceptions.ProbableAuthenticationError("StreamLostError: x"), True, Retriable),
-        (exceptions.IncompatibleProtocolError("StreamLostError: x"), True, Retriable),
+        (exceptions.StreamLostError("x"), False, Ambiguous, Code.CONNECTION_LOST),
+        (exceptions.StreamLostError("x"), True, Retriable, Code.CONNECTION_LOST),
+        (exceptions.AMQPHeartbeatTimeout("x"), False, Ambiguous, Code.CONNECTION_LOST),
+        (connection(320, "CONNECTION_FORCED - bye"), False, Ambiguous, Code.CONNECTION_LOST),
+        (connection(320, "CONNECTION_FORCED - bye"), True, Retriable, Code.CONNECTION_LOST),
+        (
+            connection(530, "NOT_ALLOWED - connection limit (1) is reached"),
+            True,
+            Retriable,
+            Code.CONNECTION_LOST,
+        ),
+        (exceptions.ProbableAuthenticationError("StreamLostError: x"), True, Retriable, Code.CONNECTION_LOST),
+        (exceptions.IncompatibleProtocolError("StreamLostError: x"), True, Retriable, Code.CONNECTION_LOST),
         (
             exceptions.IncompatibleProtocolError("StreamLostError: SSLError(1, '[SSL: TLSV1_ALERT_UNKNOWN_CA]"),
             True,
             Fatal,
+            Code.NOT_AUTHENTICATED,
         ),
-        (exceptions.ChannelClosedByBroker(403, "ACCESS_REFUSED - x"), False, Fatal),
-        (exceptions.ChannelClosedByBroker(404, "NOT_FOUND - no queue 'q' in vhost '/'"), False, Fatal),
-        (exceptions.ChannelClosedByBroker(404, NODE_IS_DOWN), False, Retriable),
-        (exceptions.ChannelClosedByBroker(404, NODE_IS_DOWN), True, Retriable),
-        (exceptions.ChannelClosedByBroker(406, "PRECONDITION_FAILED - inequivalent arg 'x-a'"), False, Fatal),
-        (exceptions.ChannelClosedByBroker(406, HELD_TOO_LONG), False, Retriable),
-        (ConnectionRefusedError(111, "refused"), True, Retriable),
-        (ssl.SSLEOFError(8, "EOF occurred in violation of protocol"), True, Retriable),
-        (ssl.SSLEOFError(8, "EOF occurred in violation of protocol"), False, Ambiguous),
-        (ssl.SSLZeroReturnError(6, "closed"), True, Retriable),
-        (ssl.SSLSyscallError(5, "reset"), False, Ambiguous),
-        (ssl.SSLCertVerificationError(1, "self-signed certificate"), True, Fatal),
+        (
+            connection(530, "NOT_ALLOWED - vhost a not found"),
+            True,
+            Fatal,
+            Code.NO_SUCH_DESTINATION,
+        ),
+        (
+            connection(403, "ACCESS_REFUSED - Login was refused"),
+            True,
+            Fatal,
+            Code.NOT_AUTHENTICATED,
+        ),
+        (channel(403, "ACCESS_REFUSED - x"), False, Fatal, Code.NOT_AUTHORIZED),
+        (
+            channel(404, "NOT_FOUND - no queue 'q' in vhost '/'"),
+            False,
+            Fatal,
+            Code.NO_SUCH_DESTINATION,
+        ),
+        (channel(404, NODE_IS_DOWN), False, Retriable, Code.UNAVAILABLE),
+        (channel(404, NODE_IS_DOWN), True, Retriable, Code.UNAVAILABLE),
+        (
+            channel(406, "PRECONDITION_FAILED - inequivalent arg 'x-a'"),
+            False,
+            Fatal,
+            Code.CONFLICT,
+        ),
+        (channel(406, HELD_TOO_LONG), False, Retriable, Code.LEASE_LOST),
+        (ConnectionRefusedError(111, "refused"), True, Retriable, Code.CONNECTION_LOST),
+        (ssl.SSLEOFError(8, "EOF occurred in violation of protocol"), True, Retriable, Code.CONNECTION_LOST),
+        (ssl.SSLEOFError(8, "EOF occurred in violation of protocol"), False, Ambiguous, Code.CONNECTION_LOST),
+        (ssl.SSLZeroReturnError(6, "closed"), True, Retriable, Code.CONNECTION_LOST),
+        (ssl.SSLSyscallError(5, "reset"), False, Ambiguous, Code.CONNECTION_LOST),
+        (ssl.SSLCertVerificationError(1, "self-signed certificate"), True, Fatal, Code.TLS_FAILED),
     ],
 )
-def test_a_class_depends_on_what_was_being_done(error, opening, kind):
-    found = classify(error, "doing", opening=opening)
-    assert type(found) is kind
+def test_class_and_code_depend_on_what_was_being_done(error, opening, kind, code):
+    found = OPENING.error(error, "doing", safe=True) if opening else TABLE.error(error, "doing")
+    assert (type(found), found.code) == (kind, code)
     assert "doing" in str(found)
 
 
 def test_a_socket_that_is_reset_as_soon_as_it_is_connected_is_retriable():
     """pika says ValueError then, or what the socket says."""
-    with pytest.raises(Retriable, match="nothing was sent"), classified("connecting", opening=True):
+    with pytest.raises(Retriable, match="nothing was changed"), OPENING.while_doing("connecting", safe=True):
         raise ValueError("Expected connected socket, but getpeername() failed")
 
 
@@ -126,9 +159,3 @@ class TestAtTheDoor(Statements):
             errors.append(caught.value)
         subject.deliver(Message(value=b"the right one"))
         return errors[0]
-
-
-def test_pika_still_has_what_is_used_of_it_beneath():
-    """These are not public; a release without them fails here, and not in a job."""
-    for name in ("_output_marshaled_frames", "_terminate_stream", "_get_write_buffer_size"):
-        assert callable(getattr(pika.SelectConnection, name))

@@ -11,6 +11,7 @@ import pytest
 from rabbitmq_operating import properties_of_next, queue_of, raw
 
 from redelivery.contract.broker import Accept, Retry, Terminate
+from redelivery.contract.codes import Code
 from redelivery.contract.context import ErrorContext
 from redelivery.contract.message import Message
 from redelivery.errors import Permanent
@@ -18,7 +19,7 @@ from redelivery.formats.dialects import attach, read
 from redelivery_conformance.statements import Statements
 from redelivery_conformance.subject import Subject
 from redelivery_conformance.taking import Taker, values
-from redelivery_rabbitmq.codec import Encoded, decode, encode
+from redelivery_rabbitmq.codec import EncodedProperties, decode, encode
 
 SOON = timedelta(milliseconds=20)
 
@@ -28,10 +29,10 @@ def put(subject: Subject, body: bytes, properties: pika.BasicProperties) -> None
     subject.place.runtime.cluster.put(queue_of(subject), body, properties)  # type: ignore[attr-defined]
 
 
-def table(name: str, kind: bytes, payload: bytes) -> Encoded:
+def table(name: str, kind: bytes, payload: bytes) -> EncodedProperties:
     """Properties with one header, which pika itself would not write."""
     field = bytes((len(name),)) + name.encode() + kind + payload
-    return Encoded(struct.pack(">HI", 1 << 13 | 1 << 12, len(field)) + field + b"\x02")
+    return EncodedProperties(struct.pack(">HI", 1 << 13 | 1 << 12, len(field)) + field + b"\x02")
 
 
 def nested(kind: str, depth: int) -> bytes:
@@ -102,7 +103,7 @@ class TestBurying(Statements):
         received = taker.one()
         (answer,) = taker.answers((received, Retry(SOON)))
         assert isinstance(answer, Permanent)
-        assert answer.native_code == "HEADERS_TOO_LARGE"
+        assert answer.code is Code.TOO_LARGE
         taker.settle(Accept(), received)
 
     @pytest.mark.parametrize("kind", ["table", "array"])

@@ -8,6 +8,7 @@ import signal
 import time
 from datetime import timedelta
 from decimal import Decimal
+from typing import Any
 
 import pika
 import pytest
@@ -23,10 +24,10 @@ from redelivery_conformance.harness import CannotShow
 from redelivery_conformance.statements import Statements
 from redelivery_conformance.subject import Subject
 from redelivery_conformance.taking import Taker, values
-from redelivery_rabbitmq.address import Address, Settings
-from redelivery_rabbitmq.client import broker_headers as native
-from redelivery_rabbitmq.client import topology
-from redelivery_rabbitmq.options import parameters
+from redelivery_rabbitmq.address import Address
+from redelivery_rabbitmq.client import broker_headers, topology
+from redelivery_rabbitmq.client.parameters import connection_parameters
+from redelivery_rabbitmq.options import settings_of
 
 
 class TestRetrying(Statements):
@@ -53,8 +54,10 @@ class TestRetrying(Statements):
         try:
             operate(subject, "set_permissions", user, ".*", ".*", ".*")
             options = {name.removeprefix("rabbitmq."): value for name, value in subject.place.options.items()}
-            settings = Settings.parse(options | {"username": user, "password": "pw"})
-            with pika.BlockingConnection(parameters(Address.parse(subject.place.url), settings)) as connection:
+            settings = settings_of(options | {"username": user, "password": "pw"})
+            with pika.BlockingConnection(
+                connection_parameters(Address.parse(subject.place.url), settings)
+            ) as connection:
                 named = pika.BasicProperties(user_id=user, delivery_mode=2)
                 connection.channel().basic_publish("", queue_of(subject), b"v", named)
         finally:
@@ -82,11 +85,11 @@ class TestRetrying(Statements):
         subject.provision()
         subject.deliver(Message(value=b"1"), Message(value=b"2"))
         taker = Taker(subject)
-        for number, received in enumerate(taker.take(2)):
-            if number:
-                with raw(subject) as channel:
-                    channel.queue_delete(f"{queue_of(subject)}-retry-1s")
-            taker.settle(Retry(timedelta(seconds=0.05)), received)
+        first, second = taker.take(2)
+        taker.settle(Retry(timedelta(seconds=1)), first)  # long enough to be deleted with its queue
+        with raw(subject) as channel:
+            channel.queue_delete(f"{queue_of(subject)}-retry-1s")
+        taker.settle(Retry(timedelta(seconds=0.05)), second)
         assert taker.one().message.value == b"2"
 
     def test_where_the_broker_would_lose_what_waits_no_message_is_kept_waiting(self, subject: Subject) -> None:
@@ -191,11 +194,11 @@ class TestReceiving(Statements):
             subject.deliver(Message(value=b"v"))
             taker = Taker(subject, options={"rabbitmq.heartbeat": "0"})
             received = taker.one()
-            link = taker.receiver._link  # type: ignore[attr-defined]
-            with link._lock:  # so that nobody reads meanwhile what the broker says
-                socket = link._connection._impl._transport._sock
+            role: Any = taker.receiver
+            with role._lock:  # so that nobody reads meanwhile what the broker says
+                socket = role._connection._impl._transport._sock
                 assert select.select([socket], [], [], 30)[0], "the broker says nothing"
-                with pytest.raises(Retriable, match="under lease for longer"):
+                with pytest.raises(Retriable, match="held for longer"):
                     taker.receiver.settle([(received, Accept())])
         finally:
             reset = f"{set_env('consumer_timeout', 1_800_000)}, {set_env('channel_tick_interval', 60_000)}."
@@ -322,13 +325,13 @@ class TestProvisionedRetries(Statements):
         with subject.broker.admin() as admin:
             names = {item.name for item in admin.plan(spec).objects}
         queue = queue_of(subject)
-        wanted = {f"{queue}-retry-{topology.step(timedelta(seconds=2**n))}s" for n in (1, 2, 3)}
+        wanted = {f"{queue}-retry-{topology.retry_step(timedelta(seconds=2**n))}s" for n in (1, 2, 3)}
         assert wanted <= names
 
 
 @given(st.integers(0, 60 * 86_400_000).map(lambda ms: timedelta(milliseconds=ms)))
 def test_a_delay_waits_in_the_smallest_power_of_two_that_holds_it(delay: timedelta) -> None:
-    step = topology.step(delay)
+    step = topology.retry_step(delay)
     assert step & (step - 1) == 0
     assert timedelta(seconds=step) >= min(delay, topology.DELAY_MAX)
     assert step == 1 or timedelta(seconds=step // 2) < delay
@@ -342,13 +345,13 @@ def test_a_delay_waits_in_the_smallest_power_of_two_that_holds_it(delay: timedel
         (None, True, 2),
         ({"x-delivery-count": 0}, False, 1),
         ({"x-delivery-count": 4}, True, 5),
-        ({"x-delivery-count": 4, native.RETRIED: 3}, True, 8),
-        ({native.RETRIED: 3}, True, 5),
-        ({native.RETRIED: "many", "x-delivery-count": -1}, False, 1),
+        ({"x-delivery-count": 4, broker_headers.ATTEMPTS: 3}, True, 8),
+        ({broker_headers.ATTEMPTS: 3}, True, 5),
+        ({broker_headers.ATTEMPTS: "many", "x-delivery-count": -1}, False, 1),
     ],
 )
 def test_attempts_are_the_queues_count_and_what_was_before_the_last_delay(
     headers: dict[str, object] | None, redelivered: bool, attempt: int
 ) -> None:
-    _, found = native.split(pika.BasicProperties(headers=headers))
+    _, found = broker_headers.split(pika.BasicProperties(headers=headers))
     assert found.attempt(redelivered=redelivered) == attempt

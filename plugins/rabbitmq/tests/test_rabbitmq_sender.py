@@ -16,15 +16,17 @@ from hypothesis import strategies as st
 from rabbitmq_operating import operate, raw
 
 from redelivery.contract.broker import Settled
+from redelivery.contract.codes import Code
 from redelivery.contract.message import Batch, Message
 from redelivery.errors import Ambiguous, BrokerError, Fatal, Permanent, Retriable
 from redelivery_conformance.forking import in_a_fork
 from redelivery_conformance.statements import Statements
 from redelivery_conformance.subject import Subject
-from redelivery_rabbitmq.address import Address, Settings
-from redelivery_rabbitmq.client.publisher import Stream
-from redelivery_rabbitmq.client.unconfirmed import Flight
+from redelivery_rabbitmq.address import Address
+from redelivery_rabbitmq.client.publisher import Publisher
+from redelivery_rabbitmq.client.unconfirmed import UnconfirmedBatch
 from redelivery_rabbitmq.codec import decode, encode
+from redelivery_rabbitmq.options import settings_of
 from redelivery_rabbitmq.sender import RabbitmqSender
 
 HEADER_NAMES = st.text(st.characters(codec="utf-8"), max_size=20).filter(
@@ -52,42 +54,42 @@ def test_what_is_encoded_is_decoded_as_it_was(message):
 
 @given(st.integers(0, 30), st.lists(st.tuples(st.integers(0, 45), st.booleans()), max_size=60))
 def test_confirms_in_any_order_leave_exactly_what_was_not_confirmed(count, confirms):
-    flight = Flight(Batch.of([Message(value=b"")] * max(count, 1)), 10, 0.0)
-    flight.published(list(range(count)))
+    published = UnconfirmedBatch(Batch.of([Message(value=b"")] * max(count, 1)), 10, 0.0)
+    published.published(list(range(count)))
     left = set(range(10, 10 + count))
     for tag, multiple in confirms:
-        flight.confirm(tag, multiple=multiple)
+        published.confirm(tag, multiple=multiple)
         left -= {each for each in left if each == tag or (multiple and each <= tag)}
-        assert [each for each, _ in flight.unconfirmed()] == sorted(left)
-        assert flight.left == len(left)
+        assert [each for each, _ in published.unconfirmed()] == sorted(left)
+        assert published.pending == len(left)
 
 
 def came_back(rows: list[Message], *returned: Message, added: Mapping[str, Any]) -> dict[int, BrokerError]:
     """What is said of published rows of which some come back, with further headers, before all are confirmed."""
     address = Address.parse("rabbitmq://localhost/?queue=q")
-    sender = RabbitmqSender(address, Settings.parse({}))
-    flight = Flight(Batch.of(rows), 1, 0.0)
-    flight.published(list(range(len(rows))))
-    flight.whole = True
-    sender._flights.append(flight)
+    sender = RabbitmqSender(address, settings_of({}))
+    published = UnconfirmedBatch(Batch.of(rows), 1, 0.0)
+    published.published(list(range(len(rows))))
+    published.is_written = True
+    sender._batches.append(published)
     for each in returned:
         body, encoded = encode(each)
         given = pika.BasicProperties().decode(b"".join(encoded.encode()))
         given.headers = {**(given.headers or {}), **added}
         method = pika.spec.Basic.Return(312, "NO_ROUTE", "", each.destination or "q")
-        sender._came_back(method, given, body)
+        sender._returned(method, given, body)
     sender._confirmed(len(rows), True, True)
-    assert flight.landed
-    return {each.index: each.error for each in flight.settled().failures}
+    assert published.is_settled
+    return {each.index: each.error for each in published.report().failures}
 
 
 @pytest.mark.parametrize("added", [{}, {"x-received-by": "node"}])
 def test_a_row_that_comes_back_with_headers_of_the_brokers_own_is_found(added):
     rows = [Message(value=b"%d" % (at // 2), id=str(at), destination="nowhere" if at % 2 else None) for at in range(9)]
     told = came_back(rows, rows[3], rows[7], added=added)
-    assert {at: (type(error), error.native_code) for at, error in told.items()} == {
-        3: (Permanent, "NO_ROUTE"),
-        7: (Permanent, "NO_ROUTE"),
+    assert {at: (type(error), error.code) for at, error in told.items()} == {
+        3: (Permanent, Code.NO_SUCH_DESTINATION),
+        7: (Permanent, Code.NO_SUCH_DESTINATION),
     }
 
 
@@ -95,8 +97,8 @@ def test_a_row_that_comes_back_with_headers_of_the_brokers_own_is_found(added):
 def test_where_it_cannot_be_told_which_row_came_back_none_counts_as_stored(back):
     rows = [Message(value=b"same", headers=(("n", b"%d" % at),)) for at in range(3)]
     told = came_back([*rows, Message(value=b"same", destination="other")], back, added={"x-received-by": "node"})
-    assert {at: (type(error), error.native_code) for at, error in told.items()} == dict.fromkeys(
-        range(3), (Ambiguous, "RETURNED")
+    assert {at: (type(error), error.code) for at, error in told.items()} == dict.fromkeys(
+        range(3), (Ambiguous, Code.UNCONFIRMED)
     )
 
 
@@ -146,7 +148,7 @@ class TestRouting(Statements):
 
     def test_a_missing_exchange_of_a_row_harms_no_neighbour(self, subject: Subject) -> None:
         settled = sent(subject, subject.place.url, row(0), row(1, exchange="no-such", routing_key="k"), row(2))
-        assert {at: error.native_code for at, error in errors(settled).items()} == {1: "NO_EXCHANGE"}
+        assert {at: error.code for at, error in errors(settled).items()} == {1: Code.NO_SUCH_DESTINATION}
         assert type(errors(settled)[1]) is Permanent
         assert subject.values() == Counter([b"0", b"2"])
 
@@ -156,17 +158,17 @@ class TestRouting(Statements):
     ) -> None:
         """A look costs a channel: thousands would take all the time that their neighbours have."""
         asked = []
-        look = Stream.exchange_error
+        look = Publisher.exchange_error
         monkeypatch.setattr(
-            Stream, "exchange_error", lambda self, name, deadline: asked.append(name) or look(self, name, deadline)
+            Publisher, "exchange_error", lambda self, name, deadline: asked.append(name) or look(self, name, deadline)
         )
         rows = [row(at, exchange="no-such", routing_key="k") if at % 2 else row(at) for at in range(20)]
         sender = subject.sender()
         for calls in (1, 2):
             batch = replace(subject.batch(rows), isolate=isolate)
             settled = subject.settle(sender, batch, deadline=subject.deadline(20))[batch.number]
-            assert {at: error.native_code for at, error in errors(settled).items()} == dict.fromkeys(
-                range(1, 20, 2), "NO_EXCHANGE"
+            assert {at: error.code for at, error in errors(settled).items()} == dict.fromkeys(
+                range(1, 20, 2), Code.NO_SUCH_DESTINATION
             )
             assert asked == ["no-such"] * calls, "another call looks again: it may have been made by then"
         assert subject.values() == Counter({b"%d" % at: 2 for at in range(0, 20, 2)})
@@ -240,7 +242,7 @@ class TestRefusing(Statements):
         settled = subject.send(*(Message(value=b"%d" % at, destination=name) for at in range(20)))
         failed = errors(settled)
         assert failed
-        assert {(type(error), error.native_code) for error in failed.values()} == {(Retriable, "NACK")}
+        assert {(type(error), error.code) for error in failed.values()} == {(Retriable, Code.REJECTED)}
         assert subject.values(name) == Counter(b"%d" % at for at in range(20) if at not in failed)
 
     def test_a_nack_of_several_queues_is_ambiguous(self, subject: Subject) -> None:
@@ -253,7 +255,7 @@ class TestRefusing(Statements):
             own.queue_bind(subject.place.queue, name)  # type: ignore[attr-defined]
             settled = subject.send(*(row(at, exchange=name) for at in range(10)))
             own.exchange_delete(name)
-        assert {(type(error), error.native_code) for error in errors(settled).values()} == {(Ambiguous, "NACK")}
+        assert {(type(error), error.code) for error in errors(settled).values()} == {(Ambiguous, Code.REJECTED)}
         assert subject.values().total() == 10
 
     def test_a_body_over_the_brokers_own_limit_is_blamed_exactly(self, subject: Subject) -> None:
@@ -329,13 +331,13 @@ class TestLosing(Statements):
     def test_an_idle_sender_answers_heartbeats(self, subject: Subject) -> None:
         sender = subject.keep(subject.connect(options={"rabbitmq.heartbeat": "1"}).sender())
         assert not subject.send(row(0), sender=sender).failures
-        stream = sender._stream  # type: ignore[attr-defined]
+        stream = sender._publisher  # type: ignore[attr-defined]
         end = time.monotonic() + 5
         while time.monotonic() < end:
             assert not sender.collect(0)
             time.sleep(0.5)
         assert not subject.send(row(1), sender=sender).failures
-        assert sender._stream is stream, "the connection was lost"  # type: ignore[attr-defined]
+        assert sender._publisher is stream, "the connection was lost"  # type: ignore[attr-defined]
 
     def test_an_alarm_makes_the_write_wait_and_fail_clearly_and_closing_does_not_hang(self, subject: Subject) -> None:
         sender = subject.sender()

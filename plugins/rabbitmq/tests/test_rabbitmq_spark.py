@@ -93,4 +93,8 @@ class TestSparkWrites(Statements):
         assert (report.delivered, report.dead_lettered) == (9, 1)
         letters = session().read.format("redelivery").options(**options(subject, deadLetters="true")).load()
         (letter,) = letters.collect()
-        assert (bytes(letter.value), letter._error.native_code) == (b"row 3", "NO_ROUTE")
+        assert (bytes(letter.value), letter._error.code, letter._error.native_code) == (
+            b"row 3",
+            "NO_SUCH_DESTINATION",
+            "NO_ROUTE",
+        )

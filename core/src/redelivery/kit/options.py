@@ -170,9 +170,14 @@ def flag(help_: str, *, default: bool, name: str | None = None) -> bool:
 
 
 def choice(default: Any, help_: str, known: Sequence[str], *, name: str | None = None) -> Any:
-    """Declare a choice among texts, which are written as they stand here: `str`, or None by default."""
+    """Declare a choice among texts, read without regard to case: `str`, or None by default."""
     wanted = " or ".join(known)
-    return option(default, f"{help_}: {wanted}", lambda value: _among(value, known), wanted, shown=default, name=name)
+    by_lower = {each.lower(): each for each in known}
+
+    def read(value: str) -> str:
+        return by_lower[_among(value.lower(), by_lower)]
+
+    return option(default, f"{help_}: {wanted}", read, wanted, shown=default, name=name)
 
 
 def integer(

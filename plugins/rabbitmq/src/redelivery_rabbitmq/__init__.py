@@ -1,7 +1,4 @@
-"""redelivery to RabbitMQ: its dead letter exchange, with publisher confirms.
-
-This file is the plugin: its capabilities, and the broker that makes the roles.
-"""
+"""The RabbitMQ plugin: its capabilities, its broker and its hook."""
 
 from __future__ import annotations
 
@@ -26,10 +23,12 @@ from redelivery.contract.hooks import hookimpl
 from redelivery.contract.spec import Ref
 from redelivery_rabbitmq.address import SCHEMES, Address
 from redelivery_rabbitmq.admin import API_GROUP, EXCHANGE, QUEUE, RabbitmqAdmin
+from redelivery_rabbitmq.client.frames import SHORT_STRING
+from redelivery_rabbitmq.client.parameters import insecure
 from redelivery_rabbitmq.client.topology import DELAY_MAX
-from redelivery_rabbitmq.codec import HEADERS_BYTES, SHORT
+from redelivery_rabbitmq.codec import HEADERS_BYTES
 from redelivery_rabbitmq.dead_letters import RabbitmqDeadLetters
-from redelivery_rabbitmq.options import OPTIONS, Settings, insecure
+from redelivery_rabbitmq.options import Settings, settings_of
 from redelivery_rabbitmq.receiver import RabbitmqReceiver
 from redelivery_rabbitmq.sender import RabbitmqSender
 
@@ -37,7 +36,7 @@ CAPABILITIES: Final = Capabilities(
     send=Support.NATIVE,
     receive=Support.NATIVE,
     provision=Support.NATIVE,
-    browse=Support.EMULATED,  # taken, and given back
+    browse=Support.EMULATED,  # fetched and returned
     remove=Support.EMULATED,
     purge=Support.NATIVE,
     dead_letter=Support.NATIVE,
@@ -47,9 +46,9 @@ CAPABILITIES: Final = Capabilities(
     timestamps=Support.EMULATED,  # to the second natively, the milliseconds in a header
     null_value=Support.EMULATED,  # a header
     destinations=Support.NATIVE,
-    order=Support.EMULATED,  # the engine keeps one unsettled row a key: a refusal comes when others are on their way
-    competing_consumers=Support.NATIVE,
-    subscriptions=Support.NATIVE,  # of an exchange: a queue each
+    order=Support.EMULATED,  # one unsettled row per key: a row may be refused after later ones were sent
+    competing=Support.NATIVE,
+    subscriptions=Support.NATIVE,  # to an exchange: one queue each
     settle_any_order=Support.NATIVE,
     attempts=Support.NATIVE,
     delay=Support.NATIVE,
@@ -63,7 +62,7 @@ CAPABILITIES: Final = Capabilities(
     columns={"exchange": str, "routing_key": str},
     routes=frozenset({"exchange", "routing_key"}),
     destination_column="queue",
-    limits=Limits(message_bytes=128 << 20, headers_bytes=HEADERS_BYTES, id_bytes=SHORT, delay_max=DELAY_MAX),
+    limits=Limits(message_bytes=128 << 20, headers_bytes=HEADERS_BYTES, id_bytes=SHORT_STRING, delay_max=DELAY_MAX),
 )
 
 
@@ -80,8 +79,8 @@ class RabbitmqBroker(Broker):
         self.insecure = insecure(address, settings)
         limits = replace(CAPABILITIES.limits, message_bytes=settings.message_bytes)
         self.capabilities = replace(CAPABILITIES, limits=limits)
-        if settings.queue_type == "classic":  # it only tells that a message was given before
-            self.capabilities = replace(self.capabilities, attempts=Support.LOWER_BOUND, delivery_limit=Support.NONE)
+        if settings.queue_type == "classic":  # it only tells that a message was delivered before
+            self.capabilities = replace(self.capabilities, attempts=Support.LOWER_BOUND, backstop=Support.NONE)
 
     def sender(self) -> Sender:
         return RabbitmqSender(self.address, self.settings).open()
@@ -108,24 +107,24 @@ class RabbitmqBroker(Broker):
         return RabbitmqAdmin(self.address, self.settings)
 
     def dead_letters(self, *, direct: bool = False) -> DeadLetters:
-        self.address.needs_queue("a dead letter place")
+        self.address.needs_queue("a dead letter queue")
         return RabbitmqDeadLetters(self.address, self.settings, direct=direct)
 
 
 def connect(url: str, options: Mapping[str, str]) -> Broker:
-    """A broker for a URL and this plugin's options. No I/O."""
+    """Return the broker of a URL with this plugin's options. No I/O."""
     address = Address.parse(url)
-    return RabbitmqBroker(address, Settings.parse(options, address.parameters))
+    return RabbitmqBroker(address, settings_of(options, address.parameters))
 
 
 @hookimpl
 def redelivery_plugin() -> BrokerPlugin:
-    """What this distribution brings."""
+    """Return the plugin of this distribution."""
     return BrokerPlugin(
         name="rabbitmq",
         schemes=SCHEMES,
         version=version("redelivery-rabbitmq"),
         capabilities=CAPABILITIES,
         connect=connect,
-        options=OPTIONS,
+        options=Settings.help(),
     )

@@ -1,6 +1,6 @@
-"""The URL of a queue or an exchange at a RabbitMQ. This file must not do I/O, nor show a password.
+"""The URL of a queue or an exchange.
 
-RabbitMQ's URI specification, and the destination by name::
+RabbitMQ's URI specification, with the destination as query parameters::
 
     amqp://user:password@host:5672/vhost?queue=orders
     amqp://host/vhost?exchange=shop&routing_key=orders.new
@@ -16,37 +16,35 @@ from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlencode, urls
 
 from redelivery.base.urls import REDACTED, unknown
 from redelivery.errors import ConfigurationError, InvalidURL, Unsupported
-from redelivery_rabbitmq.options import QUERY, Settings
-
-__all__ = ["SCHEMES", "Address", "Settings"]
+from redelivery_rabbitmq.options import QUERY
 
 SCHEMES: Final = ("rabbitmq", "amqp", "amqps")
-#: What is put behind a queue's name to name its dead letter place.
+#: Behind the name of a queue: the name of its dead letter queue.
 DEAD_LETTERS: Final = "-dead-letters"
-#: Longest name of a queue or exchange, longest routing key: an AMQP short string.
+#: Longest name of a queue or exchange and longest routing key in bytes: an AMQP short string.
 SHORT: Final = 255
-#: Of a subscription's queue, which others are named by: its dead letter place, its retry queues.
+#: Longest name of a subscription's queue; the names of its dead letter queue and retry queues are longer.
 _COPY_LENGTH: Final = 230
 
-#: Between an exchange's name and that of a subscription, which cannot have it: together they name its queue.
+#: Between the name of an exchange and of a subscription, in the name of the subscription's queue.
 COPY: Final = ":"
-#: What no queue's name may begin with that others than the broker make. An exchange's may: `amq.topic`.
+#: Prefix that RabbitMQ reserves for its own names. Clients cannot create such queues, but can use such exchanges.
 _RESERVED: Final = "amq."
 
 _NAMES: Final = ("queue", "exchange", "routing_key", "subscription")
 _PORT: Final = 5672
 _TLS_PORT: Final = 5671
-_EXAMPLE: Final = "it is written 'rabbitmq://user@host:5672/vhost?queue=orders', or '?exchange=shop&routing_key=new'"
+_EXAMPLE: Final = "write 'rabbitmq://user@host:5672/vhost?queue=orders', or '?exchange=shop&routing_key=new'"
 _ESCAPE: Final = "in a user, password or vhost write '/' as %2F, '#' as %23, '@' as %40, '?' as %3F and ':' as %3A"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Binding:
-    """What a subscription's queue gets a copy of.
+    """The binding of a subscription's queue.
 
     Attributes:
-        exchange, routing_key: as the queue is bound.
-        name: the subscription's.
+        exchange, routing_key: what the queue is bound to, and with which key.
+        name: name of the subscription.
     """
 
     exchange: str
@@ -55,13 +53,14 @@ class Binding:
 
     @property
     def queue(self) -> str:
-        """The queue's name. Raises ConfigurationError: the subscription cannot be called so."""
+        """The queue's name. Raises ConfigurationError: the name of the subscription is not valid."""
         escape = COPY if self.exchange.startswith((_RESERVED, COPY)) else ""
         queue = f"{escape}{self.exchange}{COPY}{self.name}"
         allowed = self.name.isprintable() and COPY not in self.name and not self.name.endswith(DEAD_LETTERS)
         if not self.name or not allowed or len(queue.encode("utf-8", "surrogatepass")) > _COPY_LENGTH:
-            text = f"can be printed, has no {COPY!r} nor the ending {DEAD_LETTERS!r}, and with its exchange's"
-            raise ConfigurationError(f"rabbitmq: a subscription's name {text} is {_COPY_LENGTH} bytes at most")
+            text = f"must be printable, without {COPY!r}, must not end with {DEAD_LETTERS!r}, and must be"
+            end = f"at most {_COPY_LENGTH} bytes long together with the exchange's"
+            raise ConfigurationError(f"rabbitmq: the name of a subscription {text} {end}")
         return queue
 
 
@@ -71,12 +70,12 @@ class Address:
 
     Attributes:
         host, port, vhost, tls: where the broker is.
-        username, password: as in the URL; None: the options', or `guest`.
-        queue: what is received from, and sent to where there is no exchange; "" where the URL names none.
-        exchange: what is sent to; "" is the default exchange, which routes to the queue of the routing key's name.
-        routing_key: what is sent with.
-        binding: of a subscription: what its queue, which is then `queue`, gets a copy of.
-        parameters: the URL's further parameters, in RabbitMQ's names.
+        username, password: those of the URL; None: those of the options, or `guest`.
+        queue: the queue to receive from, and to send to if there is no exchange; "" if the URL names none.
+        exchange: the exchange to send to; "" is the default exchange, whose routing keys are names of queues.
+        routing_key: the routing key to send with.
+        binding: of a subscription: what `queue` is bound to; None for anything else.
+        parameters: the URL's other query parameters, by RabbitMQ's names.
     """
 
     host: str = "localhost"
@@ -93,64 +92,62 @@ class Address:
 
     @property
     def url(self) -> str:
-        """The URL that names it, without the password: for people."""
+        """The URL without its password: for people."""
         return self._url(None if self.password is None else REDACTED)
 
     @property
     def full_url(self) -> str:
-        """The URL that opens it, with the password if it was given in a URL: never for people."""
+        """The URL with its password, for opening it: never for people."""
         return self._url(None if self.password is None else quote(self.password, safe=""))
 
     @property
     def where(self) -> str:
-        """The broker and virtual host, for messages."""
+        """The broker and virtual host, for error texts."""
         return f"{self.host}:{self.port}, vhost {self.vhost!r}"
 
     @property
     def is_dead_letters(self) -> bool:
-        """Whether it is a dead letter place."""
+        """Whether the queue is a dead letter queue."""
         return self.queue.endswith(DEAD_LETTERS)
 
     @property
     def dead_letters(self) -> Address:
-        """Where its dead letters lie: its own place, if it is one already. Raises ConfigurationError."""
-        queue = self.needs_queue("a dead letter place")
+        """The address of its dead letter queue; its own, if it is one. Raises ConfigurationError: it has no queue."""
+        queue = self.needs_queue("a dead letter queue")
         return self if self.is_dead_letters else self.at(queue + DEAD_LETTERS)
 
     def at(self, queue: str) -> Address:
-        """Another queue of the same virtual host."""
+        """Return the address of another queue of the same virtual host."""
         return replace(self, queue=queue, exchange="", routing_key=queue, binding=None)
 
     def subscription(self, name: str) -> Address:
-        """A subscription to this exchange. Raises Unsupported, ConfigurationError."""
+        """Return the address of a subscription to this exchange. Raises Unsupported, ConfigurationError."""
         if self.binding is not None or (self.exchange and self.queue):
-            text = f"reads from the queue {self.queue!r} already: leave that out, or the subscription"
+            text = f"names both the queue {self.queue!r} and a subscription; leave one out"
             raise ConfigurationError(f"rabbitmq: {self.url} {text}")
         if not self.exchange:
-            text = "is a queue, whose messages are for one receiver each: name the exchange that it is bound to"
+            text = "is a queue, and each of its messages goes to one receiver; name the exchange that it is bound to"
             raise Unsupported(f"rabbitmq: {self.url} {text} ('?exchange=shop&routing_key=new')")
         binding = Binding(exchange=self.exchange, routing_key=self.routing_key, name=name)
         return replace(self.at(binding.queue), binding=binding)
 
     def _subscribed(self, name: str) -> Address:
-        """The subscription that a URL names. Raises InvalidURL."""
+        """Return the address of the subscription that a URL names. Raises InvalidURL."""
         if self.queue or not self.exchange:
-            raise InvalidURL(f"rabbitmq: the URL's subscription is to an exchange, not to a queue; {_EXAMPLE}")
+            raise InvalidURL(f"rabbitmq: the URL's subscription needs an exchange, and no queue; {_EXAMPLE}")
         try:
             return self.subscription(name)
         except ConfigurationError as error:
             raise InvalidURL(str(error)) from None
 
     def through(self, exchange: str) -> Address:
-        """An exchange of the same virtual host, which routes by each message's own routing key, or an empty one."""
+        """Return the address of another exchange, where each message names its routing key, or has an empty one."""
         return replace(self, queue="", exchange=exchange, routing_key="", binding=None)
 
     def needs_queue(self, what: str) -> str:
-        """The queue's name. Raises ConfigurationError where the URL names only an exchange."""
+        """Return the queue's name. Raises ConfigurationError: the URL names only an exchange."""
         if not self.queue:
-            text = (
-                f"names an exchange only; {what} is a queue's: add '&queue=<name>' or '&subscription=<name>' to the URL"
-            )
+            text = f"names only an exchange; {what} needs a queue: add '&queue=<name>' or '&subscription=<name>'"
             raise ConfigurationError(f"rabbitmq: {self.url} {text}")
         return self.queue
 
@@ -179,16 +176,17 @@ class Address:
         """Read a URL.
 
         Raises:
-            InvalidURL: it names no destination, or does not parse; the URL itself is not shown, as nobody knows which
-                part of it is a password. UnknownOption: an unknown parameter.
+            InvalidURL: it names no destination, or does not parse. The error does not show the URL, because any part
+                of it may be a password.
+            UnknownOption: an unknown parameter.
         """
         parts = _split(url)
         user, at, _ = parts.netloc.rpartition("@")
         name, colon, password = user.partition(":")
         if "@" in user or "@" in parts.path + parts.query or parts.fragment:
-            raise InvalidURL(f"rabbitmq: the URL has an '@' or '#' where none can be; {_ESCAPE}")
+            raise InvalidURL(f"rabbitmq: the URL has an '@' or '#' in the wrong place; {_ESCAPE}")
         if "/" in parts.path[1:]:
-            raise InvalidURL(f"rabbitmq: the URL has more than one '/' behind its host; {_ESCAPE}")
+            raise InvalidURL(f"rabbitmq: the URL has more than one '/' after its host; {_ESCAPE}")
         if not parts.hostname:
             raise InvalidURL(f"rabbitmq: the URL names no host; {_EXAMPLE}")
         given = _parameters(parts.query)
@@ -213,7 +211,7 @@ class Address:
         if address.exchange:
             return address
         if address.routing_key:
-            raise InvalidURL(f"rabbitmq: the URL has a routing_key, but no exchange that would read it; {_EXAMPLE}")
+            raise InvalidURL(f"rabbitmq: the URL has a routing_key but no exchange; {_EXAMPLE}")
         return replace(address, routing_key=address.queue)
 
 

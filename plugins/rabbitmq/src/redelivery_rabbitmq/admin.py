@@ -1,7 +1,8 @@
-"""The admin role: makes and checks the queues of one destination. This file must not alter what exists.
+"""The admin role: creates and compares the queues of one destination, and never alters an existing one.
 
-AMQP has no way to read a queue's arguments. But declaring one that exists changes nothing, and is refused where an
-argument differs, naming the first that does: each is read by declaring with what the refusal said, until all are equal.
+AMQP cannot read the arguments of a queue. But declaring an existing queue changes nothing, and is refused if an
+argument differs; the refusal names the first such argument and its value. So a queue is declared with those values,
+again and again, until nothing differs.
 """
 
 from __future__ import annotations
@@ -14,202 +15,196 @@ from pika.adapters.blocking_connection import BlockingConnection
 from pika.exceptions import ChannelClosedByBroker
 
 from redelivery.contract.broker import Admin, Difference, NativeObject, Plan
+from redelivery.contract.codes import Code
 from redelivery.contract.spec import DeliverySpec, DeliveryStatus, Ref
-from redelivery.errors import Fatal
-from redelivery_rabbitmq.address import Address, Binding, Settings
-from redelivery_rabbitmq.client.at_least_once import FLAG, OFF, keeps
-from redelivery_rabbitmq.client.blocking import Link
-from redelivery_rabbitmq.client.topology import Argument, Queue, Shape, wanted
-from redelivery_rabbitmq.errors import NODE_DOWN
+from redelivery.errors import BrokerError, Fatal
+from redelivery.kit.plans import none_if_missing
+from redelivery_rabbitmq.address import Binding
+from redelivery_rabbitmq.client.at_least_once import FEATURE_FLAG, FLAG_IS_OFF, is_at_least_once
+from redelivery_rabbitmq.client.connection import QueueRole
+from redelivery_rabbitmq.client.topology import Argument, Queue, QueueSettings, queues
+from redelivery_rabbitmq.errors import TABLE
 
-#: What queues and exchanges are called in a `ref`: the kinds of RabbitMQ's topology operator for Kubernetes.
+#: The kinds of a `ref`, named as in RabbitMQ's topology operator for Kubernetes.
 QUEUE: Final = "Queue"
 EXCHANGE: Final = "Exchange"
 API_GROUP: Final = "rabbitmq.com"
 API: Final = f"{API_GROUP}/v1beta1"
 
-_REFUSED: Final = 403
-_NOT_FOUND: Final = 404
-_DIFFERS: Final = 406
+_PRECONDITION_FAILED: Final = 406
 #: As in: inequivalent arg 'x' for queue 'q' in vhost '/': received none but current is the value '5' of type 'long'
 _INEQUIVALENT: Final = re.compile(
     r"inequivalent arg '(?P<name>[^']+)' for .*: received .* but current is (?P<found>.*)$"
 )
 _FOUND: Final = re.compile(r"(?:none|(?:the value )?'(?P<value>.*?)'(?: of type '(?P<type>\w+)')?)$")
-#: Attributes that are no arguments.
+#: Properties of a declaration that are not arguments.
 _FLAGS: Final = {"durable": "true", "auto_delete": "false"}
-#: More attributes than a queue has; the broker names one at a time.
-_MOST: Final = 40
+#: More properties than a queue has; the broker names one at a time.
+_MAX_DECLARATIONS: Final = 40
 
 
-class RabbitmqAdmin(Admin):
-    """Makes and checks the queues of one address. No I/O until it is asked."""
-
-    def __init__(self, address: Address, settings: Settings) -> None:
-        self._address = address
-        self._settings = settings
-        self._link = Link(address, settings)
+class RabbitmqAdmin(QueueRole, Admin):
+    """Creates and compares the queues of one address. No I/O until a method is called."""
 
     def plan(self, spec: DeliverySpec) -> Plan:
-        with self._link.using(self._doing("looking at")) as connection:
+        with self.connected("comparing") as connection:
             notes = [
-                "a retry may come late where a longer one waits before it: by its own delay, or by 1 s, at most",
-                "policies of the broker's operator are not seen over AMQP, and may add to what is declared",
+                "a retry may come late if one with a longer delay waits before it: by its own delay or by 1 s at most",
+                "policies of the broker's operator are not visible over AMQP, and may add to what is declared",
             ]
-            objects = [self._look(connection, each, notes) for each in self._wanted(spec)]
-            warnings = [text for item in objects for text in self._lossy(connection, item)]
+            objects = [self._compare(connection, each, notes) for each in self._queues(spec)]
+            warnings = [text for item in objects for text in self._losses(connection, item)]
             if self._address.binding is not None:
-                objects.append(self._binding(self._address.binding, objects, notes))
-                if not _has_exchange(connection, self._address.binding.exchange):
-                    warnings.append(_no_exchange(self._address.binding))
+                objects.append(_binding_object(self._address.binding, objects, notes))
+                if not _exchange_exists(connection, self._address.binding.exchange):
+                    warnings.append(_missing_exchange(self._address.binding))
         return Plan(objects=objects, status=self._status(spec), approximations=notes, warnings=warnings)
 
     def provision(self, spec: DeliverySpec) -> DeliveryStatus:
         plan = self.plan(spec)
         plan.refuse_differences(f"rabbitmq: {self._address.url}")
         if self._address.binding is not None:
-            self._needs_exchange(self._address.binding)
+            self._check_exchange(self._address.binding)
         missing = {item.name for item in plan.objects if item.action == "create"}
-        for queue in self._wanted(spec):
+        for queue in self._queues(spec):
             if queue.name in missing:
-                if "x-dead-letter-strategy" in queue.arguments and not self._keeps(queue):
-                    raise Fatal(f"rabbitmq: making the queue {queue.name!r}: {OFF}", native_code="FEATURE_FLAG")
-                with self._link.using(f"making the queue {queue.name!r}", needs=_needed(queue)) as connection:
+                if "x-dead-letter-strategy" in queue.arguments and not self._is_at_least_once(queue):
+                    raise Fatal(f"rabbitmq: creating the queue {queue.name!r}: {FLAG_IS_OFF}", code=Code.UNSUPPORTED)
+                what = f"creating {queue.name!r} to provision"
+                with self.connected(what, needs=_permissions(queue)) as connection:
                     _declare(connection, queue.name, _FLAGS, queue.arguments)
         if self._address.binding is not None:
             self._bind(self._address.binding)
         return plan.status
 
     def depth(self) -> int:
-        """Messages that wait; AMQP does not tell how many others have under lease."""
-        with self._link.using(self._doing("counting")) as connection:
+        """Return the number of ready messages; AMQP does not tell how many are unacknowledged."""
+        with self.connected("counting") as connection:
             return _count(connection, self._address.queue)
 
-    def close(self) -> None:
-        self._link.close()
-
-    def _wanted(self, spec: DeliverySpec) -> list[Queue]:
-        return wanted(self._address.queue, spec, self._shape())
-
-    def _shape(self) -> Shape:
+    def _queues(self, spec: DeliverySpec) -> list[Queue]:
         settings = self._settings
-        return Shape(
-            kind=settings.queue_type,
-            dead_letters=self._address.dead_letters.queue,
-            ttl_ms=settings.queue_ttl_ms,
-            length=settings.queue_length,
-            version=self._link.version,
+        return queues(
+            self._address.queue,
+            spec,
+            QueueSettings(
+                kind=settings.queue_type,
+                dead_letters=self._address.dead_letters.queue,
+                ttl_ms=int(settings.queue_ttl * 1000) or None,
+                length=settings.queue_length or None,
+                version=self.broker_version,
+            ),
         )
 
-    def _binding(self, binding: Binding, objects: list[NativeObject], notes: list[str]) -> NativeObject:
-        is_new = any(item.name == binding.queue and item.action == "create" for item in objects)
-        if not is_new:
-            notes.append(
-                f"whether queue {binding.queue!r} is bound is not told over AMQP, nor by what other keys: applying "
-                "binds it, which changes nothing where it is"
-            )
-        return NativeObject(
-            kind="binding",
-            name=f"{binding.exchange} -> {binding.queue}",
-            action="create" if is_new else "keep",
-            attributes={"routing_key": binding.routing_key},
-        )
-
-    def _needs_exchange(self, binding: Binding) -> None:
-        doing = f"subscribing {binding.name!r}"
-        with self._link.using(doing) as connection:
-            if not _has_exchange(connection, binding.exchange):
-                raise Fatal(f"rabbitmq: {doing}: {_no_exchange(binding)}", native_code="NO_EXCHANGE")
+    def _check_exchange(self, binding: Binding) -> None:
+        with self.connected("provisioning") as connection:
+            if not _exchange_exists(connection, binding.exchange):
+                text = f"rabbitmq: {self.doing('provisioning')}: {_missing_exchange(binding)}"
+                raise Fatal(text, code=Code.NO_SUCH_DESTINATION)
 
     def _bind(self, binding: Binding) -> None:
-        doing = f"binding queue {binding.queue!r} to exchange {binding.exchange!r}"
+        what = f"binding to exchange {binding.exchange!r} the"
         needs = f"write permission on {binding.queue!r} and read permission on {binding.exchange!r}"
-        with self._link.using(doing, needs=needs) as connection, connection.channel() as channel:
+        with self.connected(what, needs=needs) as connection, connection.channel() as channel:
             channel.queue_bind(binding.queue, binding.exchange, binding.routing_key)
 
     def _status(self, spec: DeliverySpec) -> DeliveryStatus:
         place = self._address.dead_letters
         return DeliveryStatus.of(spec, uri=place.full_url, channel=Ref(api_version=API, kind=QUEUE, name=place.queue))
 
-    def _doing(self, what: str) -> str:
-        return f"{what} queue {self._address.queue!r}"
-
-    def _look(self, connection: BlockingConnection, queue: Queue, notes: list[str]) -> NativeObject:
+    def _compare(self, connection: BlockingConnection, queue: Queue, notes: list[str]) -> NativeObject:
         texts = {name: str(value) for name, value in queue.arguments.items()}
-        try:
-            _count(connection, queue.name)
-        except ChannelClosedByBroker as error:
-            if error.reply_code != _NOT_FOUND or NODE_DOWN in error.reply_text:
-                raise
+        if none_if_missing(lambda: _count(connection, queue.name)) is None:
             return NativeObject(kind="queue", name=queue.name, action="create", attributes=texts)
         differences = []
         try:
-            differences = _differences(connection, queue)
-            if not differences and "x-dead-letter-strategy" in texts and not self._keeps(queue):
-                found = f"at-most-once, as the broker's feature flag {FLAG} is off"
-                differences = [Difference("x-dead-letter-strategy", texts["x-dead-letter-strategy"], found)]
-        except ChannelClosedByBroker as error:
-            if error.reply_code != _REFUSED:
+            with TABLE.while_doing(f"comparing queue {queue.name!r}"):
+                differences = _differences(connection, queue)
+        except BrokerError as error:
+            if error.code is not Code.NOT_AUTHORIZED:
                 raise
-            notes.append(f"queue {queue.name!r} is there; what it is like is told only to who may configure it")
+            notes.append(
+                f"queue {queue.name!r} exists; its arguments are not compared, as this user may not configure it"
+            )
+        else:
+            if not differences and "x-dead-letter-strategy" in texts and not self._is_at_least_once(queue):
+                found = f"at-most-once, as the broker's feature flag {FEATURE_FLAG} is off"
+                differences = [Difference("x-dead-letter-strategy", texts["x-dead-letter-strategy"], found)]
         return NativeObject.compared("queue", queue.name, texts, differences)
 
-    def _lossy(self, connection: BlockingConnection, item: NativeObject) -> Iterator[str]:
-        """How the broker itself loses letters of a queue without a word."""
-        there = {each.attribute: each.found for each in item.differences}
+    def _losses(self, connection: BlockingConnection, item: NativeObject) -> Iterator[str]:
+        """Yield how the broker itself would silently lose letters of a queue."""
+        found = {each.attribute: each.found for each in item.differences}
         if item.name == self._address.queue != self._address.dead_letters.queue:
-            kind = there.get("x-queue-type", item.attributes["x-queue-type"])
+            kind = found.get("x-queue-type", item.attributes["x-queue-type"])
             if kind == "classic":
                 yield (
-                    f"queue {item.name!r} is a classic one: what the broker itself dead-letters (expired, over the "
-                    "length) it sends on at most once; a quorum queue keeps it until that is confirmed"
+                    f"queue {item.name!r} is a classic queue: messages that the broker itself dead-letters (expired, "
+                    "over the length) move at most once; a quorum queue keeps them until that is confirmed"
                 )
-        exchange = there.get("x-dead-letter-exchange")
-        if exchange and exchange != "none" and not _has_exchange(connection, exchange):
-            where = f"the exchange {exchange!r}, which is not there"
-            yield f"queue {item.name!r} dead-letters to {where}: letters are dropped without a word"
+        exchange = found.get("x-dead-letter-exchange")
+        if exchange and exchange != "none" and not _exchange_exists(connection, exchange):
+            text = f"the exchange {exchange!r}, which does not exist: the broker drops its letters silently"
+            yield f"queue {item.name!r} dead-letters to {text}"
 
-    def _keeps(self, queue: Queue) -> bool:
-        return keeps(self._address, self._settings, self._link.version, f"{queue.name}-flag")
+    def _is_at_least_once(self, queue: Queue) -> bool:
+        return is_at_least_once(self._address, self._settings, self.broker_version, f"{queue.name}-flag")
+
+
+def _binding_object(binding: Binding, objects: list[NativeObject], notes: list[str]) -> NativeObject:
+    is_new = any(item.name == binding.queue and item.action == "create" for item in objects)
+    if not is_new:
+        notes.append(
+            f"the bindings of queue {binding.queue!r} are not visible over AMQP: applying binds it again, which "
+            "changes nothing if it is bound; bindings with other routing keys stay"
+        )
+    return NativeObject(
+        kind="binding",
+        name=f"{binding.exchange} -> {binding.queue}",
+        action="create" if is_new else "keep",
+        attributes={"routing_key": binding.routing_key},
+    )
 
 
 def _differences(connection: BlockingConnection, queue: Queue) -> list[Difference]:
-    """What differs, attribute by attribute. Declaring is a read here: the queue exists."""
+    """Return the properties of an existing queue that differ. Declaring it only reads."""
     flags, arguments = dict(_FLAGS), dict(queue.arguments)
     differences = []
-    for _ in range(_MOST):
+    for _ in range(_MAX_DECLARATIONS):
         try:
             _declare(connection, queue.name, flags, arguments)
         except ChannelClosedByBroker as error:
-            match = _INEQUIVALENT.search(error.reply_text) if error.reply_code == _DIFFERS else None
+            match = _INEQUIVALENT.search(error.reply_text) if error.reply_code == _PRECONDITION_FAILED else None
             found = match and _FOUND.match(match["found"])
             if not match or not found:
                 raise
             name, text = match["name"], found["value"]
-            ours = str(flags.get(name, arguments.get(name, "none")))
-            if name not in queue.free:
-                differences.append(Difference(name, ours, "none" if text is None else text))
-            _mend(flags, arguments, name, text, found["type"])
+            wanted = str(flags.get(name, arguments.get(name, "none")))
+            if name not in queue.unspecified:
+                differences.append(Difference(name, wanted, "none" if text is None else text))
+            _adopt(flags, arguments, name, text, found["type"])
         else:
             break
     return differences
 
 
-def _mend(flags: dict[str, str], arguments: dict[str, Argument], name: str, text: str | None, kind: str | None) -> None:
-    """Take over what was found."""
+def _adopt(
+    flags: dict[str, str], arguments: dict[str, Argument], name: str, text: str | None, type_: str | None
+) -> None:
+    """Take over the value that the broker named."""
     if name in flags:
         flags[name] = text or ""
     elif text is None:
         arguments.pop(name, None)
     else:
-        is_number = isinstance(arguments.get(name), int) if kind is None else kind != "longstr"
+        is_number = isinstance(arguments.get(name), int) if type_ is None else type_ != "longstr"
         arguments[name] = int(text) if is_number else text
 
 
 def _declare(
     connection: BlockingConnection, name: str, flags: Mapping[str, str], arguments: Mapping[str, Argument]
 ) -> None:
-    # A channel of its own: it is closed by a refusal.
+    # A refusal closes the channel, so each declaration has its own.
     with connection.channel() as channel:
         channel.queue_declare(
             name,
@@ -219,29 +214,31 @@ def _declare(
         )
 
 
-def _has_exchange(connection: BlockingConnection, name: str) -> bool:
+def _exchange_exists(connection: BlockingConnection, name: str) -> bool:
     try:
-        with connection.channel() as channel:
+        with TABLE.while_doing(f"looking for exchange {name!r}"), connection.channel() as channel:
             channel.exchange_declare(name, passive=True)
-    except ChannelClosedByBroker as error:
-        if error.reply_code not in {_NOT_FOUND, _REFUSED}:
+    except BrokerError as error:
+        if error.code not in {Code.NO_SUCH_DESTINATION, Code.NOT_AUTHORIZED}:
             raise
-        return bool(error.reply_code == _REFUSED)  # who may not look is not told, and assumes the best
+        return error.code is Code.NOT_AUTHORIZED  # a user without the right to look assumes that it exists
     return True
 
 
-def _no_exchange(binding: Binding) -> str:
-    return f"there is no exchange {binding.exchange!r}; declare it, of the type that its publishers need"
+def _missing_exchange(binding: Binding) -> str:
+    return f"the exchange {binding.exchange!r} does not exist; declare it, with the type that its publishers need"
 
 
 def _count(connection: BlockingConnection, name: str) -> int:
-    with connection.channel() as channel:
+    with TABLE.while_doing(f"counting queue {name!r}"), connection.channel() as channel:
         return int(channel.queue_declare(name, passive=True).method.message_count)
 
 
-def _needed(queue: Queue) -> str:
-    """Which permissions declaring it takes; the broker's refusal does not say."""
-    needed = f"configure permission on {queue.name!r}"
+def _permissions(queue: Queue) -> str:
+    """Return the permissions that declaring a queue takes; the broker's refusal does not name them."""
+    permissions = f"configure permission on {queue.name!r}"
     if "x-dead-letter-exchange" in queue.arguments:
-        needed += f", read permission on {queue.name!r} and write permission on 'amq.default', its dead letter exchange"
-    return needed
+        permissions += (
+            f", read permission on {queue.name!r} and write permission on 'amq.default', its dead letter exchange"
+        )
+    return permissions

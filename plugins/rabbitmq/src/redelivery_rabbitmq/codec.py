@@ -1,12 +1,12 @@
-"""A message as a body and AMQP properties, and back. This file must not do I/O.
+"""A message as a body and AMQP properties, and back.
 
-Headers are one AMQP table. A value that is UTF-8 text is written as a long string, as every client does, any other as a
-byte array; both come back as the same bytes. What AMQP has no field for is in headers of ours, where there is any:
+Headers are one field table. A value that is UTF-8 text is written as a long string, as other clients do, and any other
+value as a byte array; both come back as the same bytes. Headers of ours carry what AMQP has no field for:
 
     x-redelivery-key       the key
-    x-redelivery-order     how the headers were ordered: for each its place among the sorted names (quorum queues sort)
-    x-redelivery-null      there, with no value: the message's value is null
-    timestamp_in_ms        the timestamp's milliseconds, as RabbitMQ's own message timestamp plugin writes them
+    x-redelivery-order     the order of the headers: for each its place among the sorted names (quorum queues sort them)
+    x-redelivery-null      present, without a value: the message's value is null
+    timestamp_in_ms        the timestamp's milliseconds, named as RabbitMQ's message timestamp plugin does
 """
 
 from __future__ import annotations
@@ -20,9 +20,12 @@ from typing import Any, Final
 
 from pika.spec import BasicProperties
 
+from redelivery.contract.codes import Code
 from redelivery.contract.message import Headers, Message
 from redelivery.errors import Permanent
-from redelivery_rabbitmq.client.field_tables import DEPTH, Nested
+from redelivery_rabbitmq.client.broker_headers import ATTEMPTS, COPIES
+from redelivery_rabbitmq.client.field_tables import MAX_DEPTH, EncodedField
+from redelivery_rabbitmq.client.frames import SHORT_STRING, short_string
 
 KEY: Final = "x-redelivery-key"
 NULL: Final = "x-redelivery-null"
@@ -30,19 +33,14 @@ ORDER: Final = "x-redelivery-order"
 STAMP: Final = "timestamp_in_ms"
 _CONTENT_TYPE: Final = "content-type"
 
-#: All headers of a message, names and values: a frame of 128 KiB, less what the broker adds when it dead-letters.
+#: Limit for all headers of a message, names and values: a frame of 128 KiB, less what the broker adds to dead letters.
 HEADERS_BYTES: Final = 96 << 10
-#: More digits than any place among headers has; anybody may have written the header.
+#: More digits than the place of any header has; another client may have written `ORDER`.
 _DIGITS: Final = 9
-#: An AMQP short string: ids and names.
-SHORT: Final = 255
 
-#: Headers that the broker reads or writes itself: a row's own would be refused by it, changed, or taken for its own.
-_ITS_OWN: Final = frozenset({"x-death", "x-delivery-count", "x-acquired-count", "redelivery-retry"})
-#: Where the publisher wants copies, so written: the broker leaves `CC` in the message, and would send them once more.
-COPIES: Final = frozenset({"CC", "BCC"})
-_ITS_OWN_TOO: Final = ("x-first-death-", "x-last-death-")
-_OURS: Final = frozenset({KEY, NULL, ORDER})
+#: Names, in lower case, of headers that the broker or this plugin writes: it would refuse, change or misread a row's.
+_RESERVED: Final = frozenset({"x-death", "x-delivery-count", "x-acquired-count", ATTEMPTS, KEY, NULL, ORDER})
+_RESERVED_PREFIXES: Final = ("x-first-death-", "x-last-death-")
 
 _FLAG_CONTENT_TYPE: Final = 1 << 15
 _FLAG_HEADERS: Final = 1 << 13
@@ -57,8 +55,8 @@ _FLAGS: Final = struct.Struct(">H").pack
 _LONG: Final = struct.Struct(">Q").pack
 
 
-class Encoded(BasicProperties):
-    """Properties that are encoded already; to read a field of them is of no use."""
+class EncodedProperties(BasicProperties):
+    """Properties that are already encoded; their fields are empty."""
 
     def __init__(self, payload: bytes) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -69,75 +67,87 @@ class Encoded(BasicProperties):
 
 
 def encode(message: Message) -> tuple[bytes, BasicProperties]:
-    """Body and properties of a message. Raises Permanent: AMQP cannot carry it."""
-    payload = properties(message.value, message.key, message.headers, message.id, message.timestamp_ms)
-    return message.value or b"", Encoded(payload)
+    """Return body and properties of a message. Raises Permanent: AMQP cannot carry it."""
+    payload = encode_properties(message.value, message.key, message.headers, message.id, message.timestamp_ms)
+    return message.value or b"", EncodedProperties(payload)
 
 
-def properties(
+def encode_properties(
     value: bytes | None, key: bytes | None, headers: Headers, id_: str | None, timestamp_ms: int | None
 ) -> bytes:
-    """The encoded properties of a row. Raises Permanent: AMQP cannot carry them."""
+    """Return the encoded properties of a row. Raises Permanent: AMQP cannot carry them."""
     flags = _FLAG_DELIVERY_MODE
-    end = kind = b""
+    end = content_type = b""
     if id_ is not None:
         flags |= _FLAG_ID
-        end = _short(id_, "id")
+        end = short_string(id_, "id")
     if key is None and not headers and timestamp_ms is None and value is not None:
         return _FLAGS(flags) + _PERSISTENT + end
     table = []
     if headers:
         table = _table(headers)
-        kind = next((text for name, text in headers if name == _CONTENT_TYPE and text and len(text) <= SHORT), b"")
+        content_type = _content_type(headers)
     if key is not None:
         table += (_name_of_ours(KEY), _value(key))
     if value is None:
         table += (_name_of_ours(NULL), b"V")
     if timestamp_ms is not None:
         flags |= _FLAG_TIMESTAMP
-        end += _stamp(timestamp_ms, table, headers)
+        end += _timestamp(timestamp_ms, table, headers)
+    pieces = [_PERSISTENT, end]
     if table:
         flags |= _FLAG_HEADERS
         joined = b"".join(table)
-        pieces = [_LENGTH(len(joined)), joined, _PERSISTENT, end]
-    else:
-        pieces = [_PERSISTENT, end]
-    if kind and _is_text(kind):
-        return b"".join((_FLAGS(flags | _FLAG_CONTENT_TYPE), bytes((len(kind),)), kind, *pieces))
+        pieces = [_LENGTH(len(joined)), joined, *pieces]
+    if content_type:
+        flags |= _FLAG_CONTENT_TYPE
+        pieces = [bytes((len(content_type),)), content_type, *pieces]
     return b"".join((_FLAGS(flags), *pieces))
 
 
-def decode(given: BasicProperties, body: bytes) -> tuple[Message, str | None]:
-    """The message, and what of it is not as it was sent; where it was published to is no part (see `broker_headers`).
+def decode(properties: BasicProperties, body: bytes) -> tuple[Message, str | None]:
+    """Return the message, and what of it could not be decoded; None if all was.
 
-    What other publishers write into headers besides text and bytes is given as text: tables and arrays as JSON.
+    Header values of other publishers that are neither text nor bytes become text; tables and arrays become JSON.
+
+    Args:
+        properties: without the headers that the broker adds (see `broker_headers`).
+        body: the body.
     """
     faults: list[str] = []
-    table: dict[Any, Any] = dict(given.headers or {})
+    table: dict[Any, Any] = dict(properties.headers or {})
     key = _bytes(table.pop(KEY)) if isinstance(table.get(KEY), str | bytes) else None
     order = table.pop(ORDER, None)
     is_null = not body and table.pop(NULL, 0) is None
-    stamp = given.timestamp * _SECOND if isinstance(given.timestamp, int) else None
-    exact = table.get(STAMP)
-    if isinstance(exact, int) and stamp in {None, exact // _SECOND * _SECOND}:
-        stamp = table.pop(STAMP)
+    timestamp_ms = _decoded_timestamp(properties.timestamp, table)
     if not all(isinstance(name, str) for name in table):
         faults.append("the name of a header is not UTF-8")
         table = {_name_as_text(name): value for name, value in table.items()}
-    if any(isinstance(value, Nested) for value in table.values()):
-        faults.append(f"a header holds tables nested more than {DEPTH} deep")
+    if any(isinstance(value, EncodedField) for value in table.values()):
+        faults.append(f"a header holds tables nested more than {MAX_DEPTH} deep")
     headers = [(name, _bytes(value)) for name, value in table.items()]
     if isinstance(order, str):
         headers = _ordered(headers, order)
-    kind = given.content_type
-    if kind is not None and all(name.lower() != _CONTENT_TYPE for name in table):
-        headers.append((_CONTENT_TYPE, _bytes(kind)))
-    id_: Any = given.message_id
+    content_type = properties.content_type
+    if content_type is not None and all(name.lower() != _CONTENT_TYPE for name in table):
+        headers.append((_CONTENT_TYPE, _bytes(content_type)))
+    id_: Any = properties.message_id
     if isinstance(id_, bytes):
         faults.append("its message id is not UTF-8")
         id_ = None
-    message = Message(value=None if is_null else body, key=key, headers=tuple(headers), id=id_, timestamp_ms=stamp)
+    message = Message(
+        value=None if is_null else body, key=key, headers=tuple(headers), id=id_, timestamp_ms=timestamp_ms
+    )
     return message, "; ".join(faults) or None
+
+
+def _decoded_timestamp(seconds: Any, table: dict[Any, Any]) -> int | None:
+    """Return the timestamp in milliseconds. Removes our header from the table if it agrees with the seconds."""
+    timestamp = seconds * _SECOND if isinstance(seconds, int) else None
+    exact = table.get(STAMP)
+    if isinstance(exact, int) and timestamp in {None, exact // _SECOND * _SECOND}:
+        return table.pop(STAMP)  # type: ignore[no-any-return]
+    return timestamp
 
 
 def _name_as_text(name: str | bytes) -> str:
@@ -145,7 +155,7 @@ def _name_as_text(name: str | bytes) -> str:
 
 
 def _ordered(headers: list[tuple[str, bytes | None]], order: str) -> list[tuple[str, bytes | None]]:
-    """Headers as they were ordered; as they are, where others have come or gone."""
+    """Restore the order of the headers; leave them if some were added or removed since."""
     places = [int(each) if each.isdecimal() and len(each) < _DIGITS else -1 for each in order.split(",")]
     if sorted(places) != list(range(len(headers))):
         return headers
@@ -166,8 +176,8 @@ def _table(headers: Headers) -> list[bytes]:
             pieces.append(_value(value))
             size += len(value)
     if size > HEADERS_BYTES:
-        text = f"its headers are {size} bytes; all must fit one frame, so {HEADERS_BYTES} are the most"
-        raise Permanent(f"rabbitmq: this row cannot be sent: {text}", native_code="HEADERS_TOO_LARGE")
+        text = f"its headers are {size} bytes; at most {HEADERS_BYTES} are possible, as all must fit one frame"
+        raise Permanent(f"rabbitmq: this row cannot be sent: {text}", code=Code.TOO_LARGE)
     order = _order(tuple(name for name, _ in headers)) if len(headers) > 1 else None
     if order is not None:
         pieces += (_name_of_ours(ORDER), order)
@@ -176,11 +186,11 @@ def _table(headers: Headers) -> list[bytes]:
 
 @lru_cache(maxsize=4096)
 def _order(names: tuple[str, ...]) -> bytes | None:
-    """The value of our header for names in this order; None where they are sorted."""
+    """Return the value of `ORDER` for these names; None if they are sorted."""
     places = {name: place for place, name in enumerate(sorted(names, key=str.encode))}
     if len(places) < len(names):
-        text = "two of its headers have one name, and AMQP's table has each name once"
-        raise Permanent(f"rabbitmq: this row cannot be sent: {text}", native_code="HEADER_REPEATED")
+        text = "two of its headers have the same name; an AMQP field table has each name once"
+        raise Permanent(f"rabbitmq: this row cannot be sent: {text}", code=Code.INVALID_MESSAGE)
     order = [places[name] for name in names]
     return None if order == sorted(order) else _value(",".join(map(str, order)).encode())
 
@@ -188,10 +198,10 @@ def _order(names: tuple[str, ...]) -> bytes | None:
 @lru_cache(maxsize=4096)
 def _name(name: str) -> bytes:
     lower = name.lower()
-    if name in COPIES or lower in _ITS_OWN or lower.startswith(_ITS_OWN_TOO) or lower in _OURS:
-        text = f"the header {name!r} is the broker's own, or ours"
-        raise Permanent(f"rabbitmq: this row cannot be sent: {text}", native_code="HEADER_NAME")
-    return _short(name, "name of a header")
+    if name in COPIES or lower in _RESERVED or lower.startswith(_RESERVED_PREFIXES):
+        text = f"the header name {name!r} is reserved by RabbitMQ or redelivery; rename it"
+        raise Permanent(f"rabbitmq: this row cannot be sent: {text}", code=Code.INVALID_MESSAGE)
+    return short_string(name, "name of a header")
 
 
 def _name_of_ours(name: str) -> bytes:
@@ -212,33 +222,27 @@ def _is_text(value: bytes) -> bool:
     return True
 
 
-def _short(text: str, what: str) -> bytes:
-    try:
-        raw = text.encode()
-    except UnicodeEncodeError:
-        problem = f"its {what} cannot be written as UTF-8"
-        raise Permanent(f"rabbitmq: this row cannot be sent: {problem}", native_code="NOT_UTF8") from None
-    if len(raw) > SHORT:
-        problem = f"its {what} is {len(raw)} bytes long, and {SHORT} are the most"
-        raise Permanent(f"rabbitmq: this row cannot be sent: {problem}", native_code="TOO_LONG")
-    return bytes((len(raw),)) + raw
+def _content_type(headers: Headers) -> bytes:
+    """Return the value of the header `content-type`, if the property can hold it; else nothing."""
+    found = next((text for name, text in headers if name == _CONTENT_TYPE and text and len(text) <= SHORT_STRING), b"")
+    return found if _is_text(found) else b""
 
 
-def _stamp(milliseconds: int, table: list[bytes], headers: Headers) -> bytes:
+def _timestamp(milliseconds: int, table: list[bytes], headers: Headers) -> bytes:
     problem = ""
     if not 0 <= milliseconds < _LAST_STAMP:
-        problem = f"its timestamp {milliseconds!r} is none from 1970 on"
+        problem = f"its timestamp {milliseconds!r} is not a number of milliseconds since 1970"
     elif milliseconds % _SECOND and any(name == STAMP for name, _ in headers):
-        problem = f"it has both a timestamp and the header {STAMP!r}"
+        problem = f"it has both a timestamp and the header {STAMP!r}; leave one out"
     if problem:
-        raise Permanent(f"rabbitmq: this row cannot be sent: {problem}", native_code="TIMESTAMP")
+        raise Permanent(f"rabbitmq: this row cannot be sent: {problem}", native_code=Code.INVALID_MESSAGE)
     if milliseconds % _SECOND:
         table += (_name_of_ours(STAMP), b"l", _LONG(milliseconds))
     return _LONG(milliseconds // _SECOND)
 
 
 def _bytes(value: Any) -> bytes | None:
-    """A value of any AMQP type as bytes."""
+    """Return a field value of any type as bytes."""
     match value:
         case None | bytes():
             return value

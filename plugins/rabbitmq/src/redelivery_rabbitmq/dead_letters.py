@@ -1,7 +1,7 @@
-"""The dead letters role: browse, remove, purge the messages of one queue.
+"""The dead letters role: browse, remove and purge the messages of one queue.
 
-AMQP cannot look without taking. So browsing holds what it has shown, unacknowledged, until it ends, and then gives all
-of it back at once: only so do the letters keep their order. This file must not decide which letter leaves.
+AMQP cannot read without taking. So a browse holds the letters that it has shown, unacknowledged, until it ends, and
+then returns all of them at once: only this keeps their order.
 """
 
 from __future__ import annotations
@@ -17,53 +17,50 @@ from typing import Any, Final
 from redelivery.contract.broker import DeadLetters, Letter
 from redelivery.contract.context import ErrorContext
 from redelivery.errors import BrokerError, ConfigurationError
-from redelivery_rabbitmq.address import Address, Settings
-from redelivery_rabbitmq.client import broker_headers as native
-from redelivery_rabbitmq.client.blocking import Link
-from redelivery_rabbitmq.client.consumer import Delivery, Intake
+from redelivery_rabbitmq.address import Address
+from redelivery_rabbitmq.client import broker_headers
+from redelivery_rabbitmq.client.connection import QueueRole
+from redelivery_rabbitmq.client.consumer import Consumer, Delivery
 from redelivery_rabbitmq.codec import decode
+from redelivery_rabbitmq.options import Settings
 
-#: Letters that are in memory at a time.
+#: Letters in memory at a time.
 _PAGE: Final = 100
-#: Seconds that giving back in order may take, before order is given up.
-_GIVING_BACK: Final = 15.0
+#: Seconds that returning letters in order may take; then their order is given up.
+_RETURN_TIMEOUT: Final = 15.0
 _POSITION: Final = re.compile(r"[0-9a-f]{24}(\.[1-9][0-9]*)?")
 
 
-class RabbitmqDeadLetters(DeadLetters):
-    """The messages of one queue. No I/O until it is asked."""
+class RabbitmqDeadLetters(QueueRole, DeadLetters):
+    """The messages of one queue. No I/O until a method is called."""
 
     def __init__(self, address: Address, settings: Settings, *, direct: bool) -> None:
-        self._address = address if direct else address.dead_letters
+        super().__init__(address if direct else address.dead_letters, settings)
         self._url = address.url
-        self._link = Link(self._address, settings)
         self._read = f"read permission on {self._address.queue!r}"
-        #: Letters shown by a browse that has not ended: where they are held.
-        self._shown: dict[str, tuple[Intake, int]] = {}
-        self._browsing: list[Intake] = []
+        #: Open browses, and for the position of each letter that they show: its consumer and delivery tag.
+        self._browses: list[Consumer] = []
+        self._shown: dict[str, tuple[Consumer, int]] = {}
 
     def browse(self) -> Iterator[Letter]:
-        doing = self._doing("browsing")
-        with self._link.using(doing, needs=self._read) as connection:
-            intake = Intake(connection, self._address.queue)
-            left = intake.depth()
-        self._browsing.append(intake)
+        with self.connected("browsing", needs=self._read) as connection:
+            consumer = Consumer(connection, self._address.queue)
+            left = consumer.ready()
+        self._browses.append(consumer)
         seen: Counter[str] = Counter()
         try:
             while left > 0:
-                with self._link.using(doing, needs=self._read):
-                    page = intake.take(min(_PAGE, left), 0.0)
+                with self.connected("browsing", needs=self._read):
+                    page = consumer.fetch(min(_PAGE, left), 0.0)
                 if not page:
                     return
                 left -= len(page)
-                for delivery in page:
-                    intake.held[delivery.tag] = None  # its body need not be kept
-                letters = [(self._show(intake, delivery, seen), delivery) for delivery in page][::-1]
+                letters = [(self._show(consumer, delivery, seen), delivery) for delivery in page][::-1]
                 page.clear()
                 while letters:
                     yield self._letter(*letters.pop())
         finally:
-            self._end(intake)
+            self._end(consumer)
 
     def remove(self, positions: Sequence[str]) -> int:
         wanted = dict.fromkeys(positions)
@@ -71,96 +68,90 @@ class RabbitmqDeadLetters(DeadLetters):
             if not _POSITION.fullmatch(position):
                 raise ConfigurationError(f"rabbitmq: not a position of a dead letter: {position!r}")
         removed = 0
-        for intake in list(self._browsing):
-            held = [each for each in wanted if each in self._shown and self._shown[each][0] is intake]
+        for consumer in list(self._browses):
+            held = [each for each in wanted if each in self._shown and self._shown[each][0] is consumer]
             if held:
-                with self._link.using(self._doing("removing from"), needs=self._read):
-                    intake.accept([self._shown.pop(each)[1] for each in held])
-                    intake.confirm()
+                with self.connected("removing from", needs=self._read):
+                    consumer.ack([self._shown.pop(each)[1] for each in held])
+                    consumer.sync()
             for each in held:
                 del wanted[each]
             removed += len(held)
         return removed + (self._search(wanted) if wanted else 0)
 
     def purge(self) -> int:
-        with self._link.using(self._doing("purging"), needs=self._read) as connection, connection.channel() as channel:
+        with self.connected("purging", needs=self._read) as connection, connection.channel() as channel:
             return int(channel.queue_purge(self._address.queue).method.message_count)
 
     def close(self) -> None:
-        for intake in list(self._browsing):
-            self._end(intake)
-        self._link.close()
+        for consumer in list(self._browses):
+            self._end(consumer)
+        super().close()
 
-    def _show(self, intake: Intake, delivery: Delivery, seen: Counter[str]) -> str:
+    def _show(self, consumer: Consumer, delivery: Delivery, seen: Counter[str]) -> str:
         position = _position(delivery, seen)
-        self._shown[position] = (intake, delivery.tag)
+        self._shown[position] = (consumer, delivery.tag)
         return position
 
     def _letter(self, position: str, delivery: Delivery) -> Letter:
-        properties, found = native.split(delivery.properties)
+        properties, added = broker_headers.split(delivery.properties)
         message, fault = decode(properties, delivery.body)
-        context, dead_ms = native.context(found, message.id, self._url)
+        context, dead_ms = broker_headers.death_context(added, message.id, self._url)
         if context is None and fault is not None:
             context = ErrorContext(kind="invalid", reason=fault, broker="rabbitmq")
         return Letter(position=position, message=message, context=context, dead_lettered_ms=dead_ms)
 
-    def _end(self, intake: Intake) -> None:
-        """Give back what a browse holds; what is known of its letters' places ends with it."""
-        if intake not in self._browsing:
+    def _end(self, consumer: Consumer) -> None:
+        """Return the letters of a browse, and forget their positions."""
+        if consumer not in self._browses:
             return
-        self._browsing.remove(intake)
-        self._shown = {position: where for position, where in self._shown.items() if where[0] is not intake}
-        if intake.is_open:
-            # Where that fails, the broker takes all back as the connection ends.
-            with suppress(BrokerError), self._link.using(self._doing("giving back what was shown of")):
-                self._return(intake)
+        self._browses.remove(consumer)
+        self._shown = {position: held for position, held in self._shown.items() if held[0] is not consumer}
+        if consumer.is_open:
+            # If this fails, the broker takes all back when the connection ends.
+            with suppress(BrokerError), self.connected("returning letters to"):
+                self._return(consumer)
 
     def _search(self, wanted: dict[str, None]) -> int:
-        """Look for letters from the oldest on, remove them, and give the others back in their order."""
+        """Look for letters, oldest first, remove them, and return the others in their order."""
         seen: Counter[str] = Counter()
         found: list[int] = []
-        with self._link.using(self._doing("removing from"), needs=self._read) as connection:
-            intake = Intake(connection, self._address.queue)
+        with self.connected("removing from", needs=self._read) as connection:
+            consumer = Consumer(connection, self._address.queue)
             try:
-                left = intake.depth()
-                while left > 0 and len(found) < len(wanted) and (page := intake.take(min(_PAGE, left), 0.0)):
+                left = consumer.ready()
+                while left > 0 and len(found) < len(wanted) and (page := consumer.fetch(min(_PAGE, left), 0.0)):
                     left -= len(page)
-                    for delivery in page:
-                        intake.held[delivery.tag] = None
-                        if _position(delivery, seen) in wanted:
-                            found.append(delivery.tag)
-                intake.accept(found)
+                    found += [delivery.tag for delivery in page if _position(delivery, seen) in wanted]
+                consumer.ack(found)
             finally:
-                if intake.is_open:
-                    self._return(intake)
+                if consumer.is_open:
+                    self._return(consumer)
         return len(found)
 
     @staticmethod
-    def _return(intake: Intake) -> None:
-        """Give back in order. A quorum queue puts what comes back behind all others: so all others go along.
+    def _return(consumer: Consumer) -> None:
+        """Return letters in order. A quorum queue puts them behind all others: so fetch and return all others too.
 
-        As many as there are now, within a time: what comes meanwhile would have no end, nor would a million letters.
-        What is then still held the queue takes back as the channel closes.
+        Only as many as are ready now, and within a time: more may keep coming, and there may be a million. Letters
+        that are left then return when the channel closes.
         """
-        end = time.monotonic() + _GIVING_BACK
-        left = intake.depth() if intake.held else 0
-        while left > 0 and time.monotonic() < end and (page := intake.take(min(_PAGE, left), 0.0)):
+        end = time.monotonic() + _RETURN_TIMEOUT
+        left = consumer.ready() if consumer.unacked else 0
+        while left > 0 and time.monotonic() < end and (page := consumer.fetch(min(_PAGE, left), 0.0)):
             left -= len(page)
-            intake.held.update((delivery.tag, None) for delivery in page)
-            if native.split(page[0].properties)[1].count is None:  # a classic queue puts each back in its place
+            is_classic = broker_headers.split(page[0].properties)[1].delivery_count is None
+            if is_classic:  # a classic queue puts each letter back in its place
                 break
-        intake.give_all_back(end)
-        intake.close()
-
-    def _doing(self, what: str) -> str:
-        return f"{what} queue {self._address.queue!r}"
+        consumer.release_all(end)
+        consumer.close()
 
 
 def _position(delivery: Delivery, seen: Counter[str]) -> str:
-    """A digest of all that a letter is; those that are equal in all are numbered."""
-    properties, found = native.split(delivery.properties)
-    told = {**vars(properties), "headers": properties.headers or None}
-    parts = [repr(_sorted(told)), repr(_sorted(list(found.deaths)))]
+    """Return a digest of the whole letter; letters that are equal in all are numbered."""
+    properties, added = broker_headers.split(delivery.properties)
+    fields = {**vars(properties), "headers": properties.headers or None}
+    parts = [repr(_sorted(fields)), repr(_sorted(list(added.x_death)))]
     digest = blake2b("\0".join(parts).encode(), digest_size=12)
     digest.update(delivery.body)
     name = digest.hexdigest()
@@ -169,7 +160,7 @@ def _position(delivery: Delivery, seen: Counter[str]) -> str:
 
 
 def _sorted(value: Any) -> Any:
-    """A value without the order of its tables: a quorum queue sorts them when it delivers again."""
+    """Remove the order of tables from a value: a quorum queue sorts them when it delivers again."""
     match value:
         case Mapping():
             return sorted((repr(name), _sorted(each)) for name, each in value.items())

@@ -1,183 +1,173 @@
-"""The sender role: rows are published mandatory, in one stream, and settled by the broker's confirms.
+"""The sender role: rows are published mandatory, in one stream, and settled by publisher confirms.
 
-Nothing happens but in a call of the engine: `send` encodes and writes, both calls serve confirms and heartbeats.
-A connection that was lost is opened anew by the next `send`. This file must not send a row again.
+Nothing happens outside calls of the engine: `send` encodes and writes, `send` and `collect` read confirms and answer
+heartbeats. After a lost connection the next `send` opens another.
 """
 
 from __future__ import annotations
 
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from redelivery.contract.broker import Failure, Sender, Settled
+from redelivery.contract.codes import Code
 from redelivery.contract.message import Batch, Message
 from redelivery.errors import Ambiguous, BrokerError, Fatal, Permanent, Retriable
-from redelivery_rabbitmq.address import Address, Settings
-from redelivery_rabbitmq.client.frames import Frames
-from redelivery_rabbitmq.client.publisher import Stream
-from redelivery_rabbitmq.client.routing import Target, Targets, values_of
-from redelivery_rabbitmq.client.unconfirmed import Flight
-from redelivery_rabbitmq.codec import SHORT, decode, properties
-from redelivery_rabbitmq.errors import classify
+from redelivery.kit.address import quoted
+from redelivery.kit.roles import Resource
+from redelivery_rabbitmq.address import Address
+from redelivery_rabbitmq.client.frames import SHORT_STRING, FrameEncoder
+from redelivery_rabbitmq.client.publisher import Publisher
+from redelivery_rabbitmq.client.routing import Route, Router, values_of
+from redelivery_rabbitmq.client.unconfirmed import UnconfirmedBatch
+from redelivery_rabbitmq.codec import decode, encode_properties
+from redelivery_rabbitmq.errors import TABLE
+from redelivery_rabbitmq.options import Settings
 
-#: Bytes handed to the socket in one piece.
-_PIECE: Final = 128 << 10
-#: Bytes that may wait for the socket: what is behind them is known not to have been sent.
-_WAITING: Final = 256 << 10
-_NOT_FOUND: Final = 404
-_NO_EXCHANGE: Final = "NO_EXCHANGE"
+#: Bytes written at once.
+_CHUNK: Final = 128 << 10
+#: Bytes that may wait for the socket; rows behind them are known not to have been sent.
+_MAX_UNWRITTEN: Final = 256 << 10
 
 
-class RabbitmqSender(Sender):
+class RabbitmqSender(Resource, Sender):
     """Publishes to the queue or exchange of `address`, or where a row says. No I/O until `open`."""
 
     def __init__(self, address: Address, settings: Settings) -> None:
+        self._router = Router(address)
+        self._route = self._router.default
+        super().__init__("rabbitmq", str(self._route))
         self._address = address
         self._settings = settings
-        self._targets = Targets(address)
-        self._target = self._targets.default
-        self._pid = os.getpid()
-        self._closed = False
-        self._stream: Stream | None = None
-        self._frames = Frames(1, 4096)
-        self._next = 1  # delivery tag of the next row
-        self._returned = 0  # delivery tag of the row that came back last
-        self._flights: deque[Flight] = deque()
+        self._publisher: Publisher | None = None
+        self._frames = FrameEncoder(1, 4096)
+        self._next_tag = 1
+        self._returned_tag = 0  # of the row that was returned last
+        self._batches: deque[UnconfirmedBatch] = deque()
         self._settled: list[Settled] = []
-        self._known: set[str] = {""}  # exchanges that are there
-        self._missing: dict[str, Permanent] = {}  # those that rows of one call name, and are not
+        self._exchanges: set[str] = {""}  # that exist
+        self._missing: dict[str, Permanent] = {}  # exchanges that rows of one call name
 
     def open(self) -> RabbitmqSender:
-        """Connect, so that an error of the URL or the options is told before there are rows."""
+        """Connect, so that a wrong URL or option fails before there are rows."""
         deadline = time.monotonic() + self._settings.connection_timeout
         try:
-            self._exchange(self._connected(deadline), self._target, deadline)
+            self._check_exchange(self._connected(deadline), self._route, deadline)
         except BaseException:
             self.close()
             raise
         return self
 
     def check(self, *, deadline: float) -> None:
-        self._usable()
-        if self._target.exchange:  # what takes its rows is known by sending alone
+        self.check_open("sending to")
+        if self._route.exchange:  # only sending shows which queues take its rows
             return
-        queue = self._target.routing_key
+        queue = self._route.routing_key
         error = self._connected(deadline).queue_error(queue, deadline)
         if error is None:
             return
-        found = classify(error, f"looking for queue {queue!r} at {self._address.where}")
-        if not isinstance(found, Fatal) or getattr(error, "reply_code", None) == _NOT_FOUND:
-            raise found from error  # else it may not be looked at, and sending needs no such right
+        found = TABLE.error(error, f"looking for queue {queue!r} at {self._address.where}")
+        if not isinstance(found, Fatal) or found.code is Code.NO_SUCH_DESTINATION:
+            raise found  # any other refusal is of the right to look, which sending does not need
 
     def send(self, batch: Batch, *, deadline: float) -> None:
-        self._usable()
+        self.check_open("sending to")
         if time.monotonic() >= deadline:
-            raise Retriable(
-                f"rabbitmq: sending to {self._target}: the deadline had passed before it began", native_code="DEADLINE"
-            )
+            text = "the deadline had passed before it began"
+            raise Retriable(f"rabbitmq: {self.doing('sending to')}: {text}", code=Code.DEADLINE_EXCEEDED)
         self._missing = {}
         if batch.isolate:
-            self._isolated(batch, deadline)
+            self._publish_isolated(batch, deadline)
         else:
             self._publish(batch, deadline)
 
     def collect(self, wait: float) -> Sequence[Settled]:
-        self._usable()
+        self.check_open("sending to")
         end = time.monotonic() + wait
         self._step(0)
-        while not self._settled and self._untold() and (left := end - time.monotonic()) > 0:
+        while not self._settled and self._unreported() and (left := end - time.monotonic()) > 0:
             self._step(left)
         settled, self._settled = self._settled, []
         return settled
 
-    def close(self) -> None:
-        self._closed = True
-        stream, self._stream = self._stream, None
-        if stream is not None and self._pid == os.getpid():  # in a fork it is the parent's
-            stream.close()
-
-    def _usable(self) -> None:
-        if self._closed or self._pid != os.getpid():
-            why = "is closed" if self._closed else "was made by another process"
-            raise Fatal(f"rabbitmq: sending to {self._target}: this sender {why}; open another", native_code="CLOSED")
+    def _release(self) -> None:
+        if self._publisher is not None:
+            self._publisher.close()
 
     # --- publishing ---
 
-    def _publish(self, batch: Batch, deadline: float) -> Flight:
-        """Write a batch; what is wrong with a row of it is told when the others are settled."""
-        stream = self._connected(deadline)
-        flight = Flight(batch, self._next, deadline)
-        targets = self._where(stream, batch, flight, deadline)
-        self._flights.append(flight)
-        row = self._row(batch, targets)
-        pieces: list[bytes] = []
+    def _publish(self, batch: Batch, deadline: float) -> UnconfirmedBatch:
+        """Write a batch. Rows that cannot be sent become failures of it."""
+        publisher = self._connected(deadline)
+        unconfirmed = UnconfirmedBatch(batch, self._next_tag, deadline)
+        routes = self._routes(publisher, batch, unconfirmed, deadline)
+        self._batches.append(unconfirmed)
+        encode = self._row_encoder(batch, routes)
+        chunk: list[bytes] = []
         rows: list[int] = []
         size = 0
         for index in range(batch.length):
-            if index in flight.failures:
+            if index in unconfirmed.failures:
                 continue
             try:
-                encoded = row(index)
+                frames = encode(index)
             except Permanent as error:
-                flight.failures[index] = error
+                unconfirmed.failures[index] = error
                 continue
-            pieces += encoded
+            chunk += frames
             rows.append(index)
-            size += sum(map(len, encoded))
-            if size >= _PIECE:
-                if not self._write(stream, flight, pieces, rows):
+            size += sum(map(len, frames))
+            if size >= _CHUNK:
+                if not self._write(publisher, unconfirmed, chunk, rows):
                     break
-                pieces, rows, size = [], [], 0
+                chunk, rows, size = [], [], 0
         else:
-            if not rows or self._write(stream, flight, pieces, rows):
-                flight.whole = True
+            if not rows or self._write(publisher, unconfirmed, chunk, rows):
+                unconfirmed.is_written = True
                 self._step(0)
-        if not flight.whole:
-            self._cut_short(stream, flight)
-        return flight
+        if not unconfirmed.is_written:
+            self._fail_unwritten(publisher, unconfirmed)
+        return unconfirmed
 
-    def _write(self, stream: Stream, flight: Flight, pieces: list[bytes], rows: list[int]) -> bool:
-        """Write rows when there is room; False: there was none until the deadline, or the connection is lost."""
-        stream.until(lambda: not stream.blocked and stream.waiting < _WAITING, flight.deadline)
-        if stream.error is not None or stream.blocked or stream.waiting >= _WAITING:
+    def _write(self, publisher: Publisher, unconfirmed: UnconfirmedBatch, chunk: list[bytes], rows: list[int]) -> bool:
+        """Write rows as soon as there is room. False: no room until the deadline, or the connection is lost."""
+        publisher.until(lambda: not publisher.blocked and publisher.unwritten < _MAX_UNWRITTEN, unconfirmed.deadline)
+        if publisher.error is not None or publisher.blocked or publisher.unwritten >= _MAX_UNWRITTEN:
             return False
-        stream.write(b"".join(pieces))
-        self._next += len(rows)
-        flight.published(rows)
-        stream.step(0)
+        publisher.write(b"".join(chunk))
+        self._next_tag += len(rows)
+        unconfirmed.published(rows)
+        publisher.step(0)
         return True
 
-    def _cut_short(self, stream: Stream, flight: Flight) -> None:
-        """The rows of a batch that were not written are told as such."""
-        why = self._why_not(stream)
-        published = set(flight.rows)
-        for index in range(flight.batch.length if flight.batch else 0):
+    def _fail_unwritten(self, publisher: Publisher, unconfirmed: UnconfirmedBatch) -> None:
+        error = self._unwritten_error(publisher)
+        published = set(unconfirmed.rows)
+        for index in range(unconfirmed.batch.length if unconfirmed.batch else 0):
             if index not in published:
-                flight.failures.setdefault(index, why)
-        flight.whole = True
+                unconfirmed.failures.setdefault(index, error)
+        unconfirmed.is_written = True
         self._step(0)
 
-    def _why_not(self, stream: Stream) -> BrokerError:
-        if stream.error is not None:
-            error = classify(stream.error, f"sending to {self._target}", opening=True)
-            error.__cause__ = stream.error
+    def _unwritten_error(self, publisher: Publisher) -> BrokerError:
+        if publisher.error is not None:
+            error = TABLE.error(publisher.error, self.doing("sending to"), safe=True)
             return error if isinstance(error, Retriable) else error.reclassified(Retriable)
-        why = "an alarm of the broker (memory, disk) blocks those who publish" if stream.blocked else "it takes no more"
-        return Retriable(f"rabbitmq: {why}; this row was not sent by the deadline", native_code="BLOCKED")
+        why = "an alarm (memory, disk) blocks publishers" if publisher.blocked else "the broker reads no more"
+        return Retriable(f"rabbitmq: {why}; this row was not sent by the deadline", code=Code.DEADLINE_EXCEEDED)
 
-    def _isolated(self, batch: Batch, deadline: float) -> None:
-        """Each row on its own, the next one when it is settled; what closes the channel is then its own fault."""
+    def _publish_isolated(self, batch: Batch, deadline: float) -> None:
+        """Publish each row when the one before is settled: a closed channel is then the fault of one row."""
         failures = []
         for index in range(batch.length):
             try:
-                flight = self._publish(Batch.of([batch.row(index)], number=batch.number), deadline)
+                unconfirmed = self._publish(Batch.of([batch.row(index)], number=batch.number), deadline)
             except BrokerError as error:
                 failures.append(Failure(index, error))
                 continue
-            while flight.batch is not None:
+            while unconfirmed.batch is not None:
                 self._step(max(0.0, deadline - time.monotonic()))
             (settled,) = (each for each in self._settled if each.batch == batch.number)
             self._settled.remove(settled)
@@ -186,194 +176,195 @@ class RabbitmqSender(Sender):
 
     # --- rows ---
 
-    def _row(self, batch: Batch, targets: Sequence[Target] | None) -> Callable[[int], tuple[bytes, ...]]:
-        """What encodes a row, by its index; it raises Permanent."""
-        frames, most = self._frames, self._settings.message_bytes
+    def _row_encoder(self, batch: Batch, routes: Sequence[Route] | None) -> Callable[[int], tuple[bytes, ...]]:
+        """Return what encodes a row, by its index. It raises Permanent."""
+        frames, limit = self._frames, self._settings.message_bytes
         values = batch.value.values
-        keys, headers, ids, stamps = map(values_of, (batch.key, batch.headers, batch.id, batch.timestamp_ms))
+        keys, headers, ids, timestamps = map(values_of, (batch.key, batch.headers, batch.id, batch.timestamp_ms))
         publish = frames.publish
-        here = publish(self._target.exchange, self._target.routing_key)
+        default = publish(self._route.exchange, self._route.routing_key)
 
-        def row(index: int) -> tuple[bytes, ...]:
+        def encode(index: int) -> tuple[bytes, ...]:
             value = values[index]
-            encoded = properties(
+            properties = encode_properties(
                 value,
                 keys[index] if keys else None,
                 headers[index] if headers else (),
                 ids[index] if ids else None,
-                stamps[index] if stamps else None,
+                timestamps[index] if timestamps else None,
             )
             body = value or b""
-            if len(body) > most:
-                text = f"its value is {len(body)} bytes, and the broker takes {most} (rabbitmq.message_bytes)"
-                raise Permanent(f"rabbitmq: this row cannot be sent: {text}", native_code="TOO_LARGE")
-            to = here if targets is None else publish(targets[index].exchange, targets[index].routing_key)
-            return frames.row(to, encoded, body)
+            if len(body) > limit:
+                text = f"its value is {len(body)} bytes; the broker takes at most {limit} (rabbitmq.message_bytes)"
+                raise Permanent(f"rabbitmq: this row cannot be sent: {text}", code=Code.TOO_LARGE)
+            to = default if routes is None else publish(routes[index].exchange, routes[index].routing_key)
+            return frames.row(to, properties, body)
 
-        return row
+        return encode
 
-    def _where(self, stream: Stream, batch: Batch, flight: Flight, deadline: float) -> list[Target] | None:
-        """Where each row goes; None: all to the URL's own. A row that goes nowhere is a failure of the flight."""
-        self._exchange(stream, self._target, deadline)
-        if self._targets.columns(batch) is None:
+    def _routes(
+        self, publisher: Publisher, batch: Batch, unconfirmed: UnconfirmedBatch, deadline: float
+    ) -> list[Route] | None:
+        """Return the route of each row; None if all have the default. A row without a route becomes a failure."""
+        self._check_exchange(publisher, self._route, deadline)
+        if self._router.columns(batch) is None:
             return None
-        found = []
+        routes = []
         for index in range(batch.length):
-            target = self._target
+            route = self._route
             try:
-                target = self._targets.of(batch, index)
-                missing = self._missing.get(target.exchange)
-                if missing is None:  # a look costs a channel: one for all of them
-                    self._exchange(stream, target, deadline)
+                route = self._router.route(batch, index)
+                missing = self._missing.get(route.exchange)
+                if missing is None:  # each check costs a channel
+                    self._check_exchange(publisher, route, deadline)
                 else:
-                    flight.failures[index] = missing
+                    unconfirmed.failures[index] = missing
             except Permanent as error:
-                flight.failures[index] = error
-                if error.native_code == _NO_EXCHANGE:
-                    self._missing[target.exchange] = error
-            found.append(target)
-        return found
+                unconfirmed.failures[index] = error
+                if error.code is Code.NO_SUCH_DESTINATION:
+                    self._missing[route.exchange] = error
+            routes.append(route)
+        return routes
 
-    def _exchange(self, stream: Stream, target: Target, deadline: float) -> None:
-        """See that an exchange is there: publishing to one that is not would close the channel for all rows.
+    def _check_exchange(self, publisher: Publisher, route: Route, deadline: float) -> None:
+        """Check that an exchange exists: publishing to a missing one would close the channel for all rows.
 
-        Raises Permanent or, for the URL's own, Fatal.
+        Raises Permanent or, for the URL's own exchange, Fatal.
         """
-        if target.exchange in self._known:
+        if route.exchange in self._exchanges:
             return
-        if len(target.exchange.encode("utf-8", "replace")) <= SHORT:
-            error = stream.exchange_error(target.exchange, deadline)
-            if error is None:
-                self._known.add(target.exchange)
-                return
-            found = classify(error, f"looking for exchange {target.exchange!r}")
-            if getattr(error, "reply_code", None) != _NOT_FOUND:
-                raise (found if isinstance(found, Fatal) else found.reclassified(Retriable)) from error
-        kind = Permanent if target.own else Fatal
-        text = f"there is no exchange {target.exchange!r} at {self._address.where}"
-        raise kind(f"rabbitmq: {text}", native_code=_NO_EXCHANGE)
+        if len(route.exchange.encode("utf-8", "replace")) > SHORT_STRING:
+            text = f"its exchange's name is longer than {SHORT_STRING} bytes: {quoted(route.exchange)}"
+            raise Permanent(f"rabbitmq: this row cannot be sent: {text}", code=Code.INVALID_DESTINATION)
+        error = publisher.exchange_error(route.exchange, deadline)
+        if error is None:
+            self._exchanges.add(route.exchange)
+            return
+        doing = f"looking for exchange {route.exchange!r} at {self._address.where}"
+        found = TABLE.error(error, doing, own_target=not route.by_row)
+        raise found if isinstance(found, Fatal | Permanent) else found.reclassified(Retriable) from error
 
     # --- settling ---
 
-    def _connected(self, deadline: float) -> Stream:
-        """The connection; a new one where there is none, or it was lost. Raises BrokerError."""
+    def _connected(self, deadline: float) -> Publisher:
+        """Return the connection; open one if there is none or it was lost. Raises BrokerError."""
         self._step(0)
-        if self._stream is None:
-            self._next, self._returned = 1, 0
-            self._stream = Stream(
-                self._address, self._settings, deadline, confirmed=self._confirmed, returned=self._came_back
+        if self._publisher is None:
+            self._next_tag, self._returned_tag = 1, 0
+            self._publisher = Publisher(
+                self._address, self._settings, deadline, on_confirm=self._confirmed, on_return=self._returned
             )
-            self._frames = Frames(self._stream.channel.channel_number, self._stream.frame_max)
-        return self._stream
+            self._frames = FrameEncoder(self._publisher.channel.channel_number, self._publisher.frame_max)
+        return self._publisher
 
     def _step(self, wait: float) -> None:
-        """Let the connection work, for so long at most, and settle what has ended."""
-        stream = self._stream
-        if stream is None:
+        """Let the connection work for up to `wait` seconds, and settle finished batches."""
+        publisher = self._publisher
+        if publisher is None:
             return
-        untold = self._untold()
-        if untold:
-            wait = max(0.0, min(wait, min(each.deadline for each in untold) - time.monotonic()))
-        stream.step(wait)
-        if stream.error is not None:
-            self._lost(stream.error)
-            self._stream = None
-            stream.close()
+        unreported = self._unreported()
+        if unreported:
+            wait = max(0.0, min(wait, min(each.deadline for each in unreported) - time.monotonic()))
+        publisher.step(wait)
+        if publisher.error is not None:
+            self._lost(publisher.error)
+            self._publisher = None
+            publisher.close()
         now = time.monotonic()
-        for flight in untold:
-            if flight.whole and (flight.landed or flight.deadline <= now):
-                if not flight.landed:
-                    self._expire(flight)
-                self._settled.append(flight.settled())
-        while self._flights and self._flights[0].landed:
-            self._flights.popleft()
+        for each in unreported:
+            if each.is_written and (each.is_settled or each.deadline <= now):
+                if not each.is_settled:
+                    _expire(each)
+                self._settled.append(each.report())
+        while self._batches and self._batches[0].is_settled:
+            self._batches.popleft()
 
-    def _untold(self) -> list[Flight]:
-        """Batches that `collect` has not told of."""
-        return [each for each in self._flights if each.batch is not None]
+    def _unreported(self) -> list[UnconfirmedBatch]:
+        """Return the batches that are not reported by `collect`."""
+        return [each for each in self._batches if each.batch is not None]
 
-    def _expire(self, flight: Flight) -> None:
-        """Its deadline has passed: of what was not confirmed nobody knows. Its tags are still waited for."""
-        text = "rabbitmq: the broker has not confirmed this row by the deadline; it may be stored or not"
-        for _, index in flight.unconfirmed():
-            flight.failures.setdefault(index, Ambiguous(text, native_code="UNCONFIRMED"))
+    def _unconfirmed_rows(self, start: int = 0) -> Iterator[tuple[UnconfirmedBatch, Batch, int, int]]:
+        """Yield the unconfirmed rows of unreported batches: with delivery tag and index."""
+        for each in self._batches:
+            if each.batch is not None:
+                for tag, index in each.unconfirmed(start=start):
+                    yield each, each.batch, tag, index
 
-    def _confirmed(self, tag: int, multiple: bool, taken: bool) -> None:  # noqa: FBT001 - called by position
-        for flight in self._flights:
-            if flight.first > tag:
+    def _confirmed(self, tag: int, multiple: bool, is_ack: bool) -> None:  # noqa: FBT001 - called by position
+        for each in self._batches:
+            if each.first_tag > tag:
                 break
-            if not taken and flight.batch is not None:
-                for _, index in flight.unconfirmed(tag, 0 if multiple else tag):
-                    flight.failures.setdefault(index, self._refusal(flight.batch, index))
-            if multiple or tag <= flight.last:
-                flight.confirm(tag, multiple=multiple)
+            if not is_ack and each.batch is not None:
+                for _, index in each.unconfirmed(tag, 0 if multiple else tag):
+                    each.failures.setdefault(index, self._nack_error(each.batch, index))
+            if multiple or tag <= each.last_tag:
+                each.confirm(tag, multiple=multiple)
 
-    def _refusal(self, batch: Batch, index: int) -> BrokerError:
-        """A `basic.nack`: through an exchange, some of several queues may have taken it."""
-        target = self._targets.of(batch, index)
-        text = f"rabbitmq: the broker did not take this row for {target}: a queue is full, or has no quorum"
-        return Ambiguous(text, native_code="NACK") if target.exchange else Retriable(text, native_code="NACK")
+    def _nack_error(self, batch: Batch, index: int) -> BrokerError:
+        """Return the error for a `basic.nack`. Through an exchange, some of several queues may have taken the row."""
+        route = self._router.route(batch, index)
+        text = f"rabbitmq: the broker did not take this row for {route}: a queue is full, or has no quorum"
+        return (Ambiguous if route.exchange else Retriable)(text, code=Code.REJECTED, native_code="basic.nack")
 
-    def _came_back(self, method: Any, given: Any, body: bytes) -> None:
-        """A `basic.return`: no queue takes it. They come in the order of publishing; the row is told by what it is.
+    def _returned(self, method: Any, properties: Any, body: bytes) -> None:
+        """Handle a `basic.return`: no queue takes a row. Returns come in the order of publishing, without a tag.
 
-        A broker may add headers to what it returns, and confirms it as taken all the same: where it is not plain which
-        row came back, none that may have counts as stored.
+        So the row is recognised by its content. A broker may add headers to what it returns, and it also confirms the
+        row as taken: if the row is not certain, none that it may be counts as stored.
         """
-        message = decode(given, body)[0]
+        message = decode(properties, body)[0]
         place = (method.exchange, method.routing_key)
-        alike: list[tuple[Flight, int, int, Message]] = []  # but for their headers
-        for flight, batch, tag, index in self._unconfirmed(self._returned + 1):
-            if batch.value.values[index] != message.value or self._targets.of(batch, index)[:2] != place:
+        similar: list[tuple[UnconfirmedBatch, int, int, Message]] = []  # but for their headers
+        for unconfirmed, batch, tag, index in self._unconfirmed_rows(self._returned_tag + 1):
+            if batch.value.values[index] != message.value or self._router.route(batch, index)[:2] != place:
                 continue
             row = batch.row(index)
-            if _same(message, row):
-                alike = [(flight, tag, index, row)]
+            if _is_same(message, row):
+                similar = [(unconfirmed, tag, index, row)]
                 break
             if row.id == message.id:
-                alike.append((flight, tag, index, row))
-        if len({(row.key, row.headers) for *_, row in alike}) == 1:
-            flight, self._returned, index, _ = alike[0]
-            target = self._targets.of(flight.batch, index) if flight.batch else self._target
-            kind = Permanent if target.own else Fatal
-            text = f"rabbitmq: no queue takes this row: {target} at {self._address.where}: {method.reply_text}"
-            flight.failures[index] = kind(text, native_code="NO_ROUTE")
+                similar.append((unconfirmed, tag, index, row))
+        if len({(row.key, row.headers) for *_, row in similar}) == 1:
+            unconfirmed, self._returned_tag, index, _ = similar[0]
+            route = self._router.route(unconfirmed.batch, index) if unconfirmed.batch else self._route
+            kind = Permanent if route.by_row else Fatal
+            text = f"rabbitmq: no queue takes this row: {route} at {self._address.where}: {method.reply_text}"
+            unconfirmed.failures[index] = kind(text, code=Code.NO_SUCH_DESTINATION, native_code=method.reply_text)
             return
-        text = (
-            f"rabbitmq: a row to {place} came back ({method.reply_text}), and which one cannot be told; it may be this"
-        )
-        for flight, batch, _, index in self._unconfirmed():
-            if self._targets.of(batch, index)[:2] == place:
-                flight.failures.setdefault(index, Ambiguous(text, native_code="RETURNED"))
-
-    def _unconfirmed(self, start: int = 0) -> Iterator[tuple[Flight, Batch, int, int]]:
-        """Rows that are not confirmed, of batches not told of: flight, batch, delivery tag, index."""
-        for flight in self._flights:
-            if flight.batch is not None:
-                for tag, index in flight.unconfirmed(start=start):
-                    yield flight, flight.batch, tag, index
+        text = f"rabbitmq: an unknown row to {place} was returned ({method.reply_text}); it may be this one"
+        for unconfirmed, batch, _, index in self._unconfirmed_rows():
+            if self._router.route(batch, index)[:2] == place:
+                unconfirmed.failures.setdefault(
+                    index, Ambiguous(text, code=Code.UNCONFIRMED, native_code=method.reply_text)
+                )
 
     def _lost(self, error: BaseException) -> None:
-        """The connection or the channel is gone: whatever was not confirmed failed."""
-        found = classify(error, f"sending to {self._target}")
-        unknown = found if isinstance(found, Ambiguous) else found.reclassified(Ambiguous)
-        unread = found.reclassified(
-            Retriable, f"{found}; this row came behind one that the broker refused, and was not read"
-        )
-        for each in (unknown, unread):
+        """Fail all unconfirmed rows: the connection or the channel is closed."""
+        found = TABLE.error(error, self.doing("sending to"))
+        ambiguous = found if isinstance(found, Ambiguous) else found.reclassified(Ambiguous)
+        text = f"{found}; the broker did not read this row, because it had refused an earlier one"
+        unread = found.reclassified(Retriable, text)
+        for each in (ambiguous, unread):
             each.__cause__ = error
-        blame = self._targets.blame(error)
-        refused = False
-        for flight in self._flights:
-            if flight.batch is not None:
-                for _, index in flight.unconfirmed():
-                    blamed = None if blame is None else blame(flight.batch, index)
-                    refused = refused or blamed is not None
-                    flight.failures.setdefault(index, blamed or (unread if refused else unknown))
-            flight.left = 0
-            flight.whole = True
-        self._known = {""}
+        blamed = self._router.blamed(error)
+        is_behind = False
+        for unconfirmed in self._batches:
+            if unconfirmed.batch is not None:
+                for _, index in unconfirmed.unconfirmed():
+                    own = None if blamed is None else blamed(unconfirmed.batch, index)
+                    is_behind = is_behind or own is not None
+                    unconfirmed.failures.setdefault(index, own or (unread if is_behind else ambiguous))
+            unconfirmed.pending = 0
+            unconfirmed.is_written = True
+        self._exchanges = {""}
 
 
-def _same(message: Message, row: Message) -> bool:
+def _expire(unconfirmed: UnconfirmedBatch) -> None:
+    """Make the unconfirmed rows ambiguous, as the deadline has passed. Their confirms are still awaited."""
+    text = "rabbitmq: the broker has not confirmed this row by the deadline; it may be stored or not"
+    for _, index in unconfirmed.unconfirmed():
+        unconfirmed.failures.setdefault(index, Ambiguous(text, code=Code.UNCONFIRMED))
+
+
+def _is_same(message: Message, row: Message) -> bool:
     return (message.value, message.key, message.id, message.headers) == (row.value, row.key, row.id, row.headers)

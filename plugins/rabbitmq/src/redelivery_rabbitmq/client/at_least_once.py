@@ -1,7 +1,6 @@
-"""Whether the broker keeps what it dead-letters until the other queue has confirmed it ("at least once").
+"""Whether the broker dead-letters at least once: keeps a message until the dead letter queue has confirmed it.
 
-Before 3.12 that rests on a feature flag; where it is off, such a queue loses dead letters without a word. This file
-must not make anything at the broker.
+Before 3.12 this depends on a feature flag. If the flag is off, a queue with that strategy silently loses dead letters.
 """
 
 from __future__ import annotations
@@ -11,32 +10,34 @@ from typing import Final
 
 from pika.exceptions import ChannelClosedByBroker, ConnectionClosedByBroker
 
-from redelivery_rabbitmq.address import Address, Settings
-from redelivery_rabbitmq.client.publisher import opened
+from redelivery_rabbitmq.address import Address
+from redelivery_rabbitmq.client.connection import open_connection
+from redelivery_rabbitmq.options import Settings
 
-#: The feature flag.
-FLAG: Final = "stream_queue"
-#: What to do where it is off.
-OFF: Final = f"the broker's feature flag {FLAG} is off, so it would lose dead letters; enable it first"
+FEATURE_FLAG: Final = "stream_queue"
+#: What is wrong if the flag is off, and what to do.
+FLAG_IS_OFF: Final = f"the broker's feature flag {FEATURE_FLAG} is off, so it would lose dead letters; enable it first"
 _NEEDED_BEFORE: Final = (3, 12)
 
 
-def keeps(address: Address, settings: Settings, version: tuple[int, ...], name: str) -> bool:
-    """Whether it does: it is asked for what it never makes, and says why not.
+def is_at_least_once(address: Address, settings: Settings, version: tuple[int, ...], queue: str) -> bool:
+    """Return whether the broker dead-letters at least once.
+
+    Declares a queue that the broker always refuses; the text of the refusal shows whether the flag is on.
 
     Args:
-        address: where to ask.
+        address: what to connect to.
         settings: how to connect.
         version: the broker's.
-        name: of a queue that is not there, and that the user may configure; who may not is told nothing: yes.
+        queue: name of a missing queue that the user may configure. Without that right the answer is True.
     """
     if not version or version >= _NEEDED_BEFORE:
         return True
-    # A connection of its own: it is closed where the flag is off.
-    with suppress(ChannelClosedByBroker), opened(address, settings) as connection:
+    # A separate connection: the broker closes it if the flag is off.
+    with suppress(ChannelClosedByBroker), open_connection(address, settings) as connection:
         try:
             with connection.channel() as channel:
-                channel.queue_declare(name, durable=False, arguments={"x-queue-type": "stream"})
+                channel.queue_declare(queue, durable=False, arguments={"x-queue-type": "stream"})
         except ConnectionClosedByBroker as error:
             return "feature flag" not in error.reply_text
     return True

@@ -1,6 +1,6 @@
-"""What the broker, and we ourselves, write into the headers of a message on its way: attempts, `x-death`, the retry.
+"""The headers that the broker, and our delayed retry, add to a message: delivery count, `x-death`, attempts, `CC`.
 
-All of it is taken out of the message that is handed on, and read here. This file must not do I/O.
+They are removed from the message that is handed on.
 """
 
 from __future__ import annotations
@@ -14,73 +14,82 @@ from typing import Any, Final
 
 from pika.spec import BasicProperties
 
+from redelivery.contract.codes import Code
 from redelivery.contract.context import ErrorContext
-from redelivery_rabbitmq.client.topology import RETRY
-from redelivery_rabbitmq.codec import COPIES
+from redelivery_rabbitmq.client.topology import RETRY_SUFFIX
 
-#: Our header on a message that waits, or has waited, out a delay: its attempts so far.
-RETRIED: Final = "redelivery-retry"
-_COUNTS: Final = ("x-delivery-count", "x-acquired-count")
-_DEATH: Final = "x-death"
-_DEATHS: Final = ("x-first-death-", "x-last-death-")
-_RETRY_QUEUE: Final = re.compile(rf"{re.escape(RETRY)}\d+s\Z")
-#: The broker's word -> our kind, and one line for people.
-_REASONS: Final[Mapping[str, tuple[str, str]]] = {
-    "expired": ("expired", "nobody handled it before it expired"),
-    "delivery_limit": ("delivery-limit", "it was delivered as often as the queue's limit of deliveries allows"),
-    "rejected": ("rejected", "a consumer rejected it, without a reason"),
-    "maxlen": ("maxlen", "the queue had reached its greatest length"),
+#: Our header on a message with a delayed retry: its attempts so far.
+ATTEMPTS: Final = "redelivery-retry"
+#: Headers by which a publisher asks for copies. The broker leaves `CC` in the message, and would send them again.
+COPIES: Final = frozenset({"CC", "BCC"})
+
+_DELIVERY_COUNT: Final = "x-delivery-count"
+_X_DEATH: Final = "x-death"
+_ADDED: Final = COPIES | {ATTEMPTS, _DELIVERY_COUNT, "x-acquired-count", _X_DEATH}
+_ADDED_PREFIXES: Final = ("x-first-death-", "x-last-death-")
+_RETRY_QUEUE: Final = re.compile(rf"{re.escape(RETRY_SUFFIX)}\d+s\Z")
+#: The broker's reason -> our kind and code, and one line for people.
+_REASONS: Final[Mapping[str, tuple[str, Code, str]]] = {
+    "expired": ("expired", Code.EXPIRED, "nobody handled it before it expired"),
+    "delivery_limit": (
+        "delivery-limit",
+        Code.DELIVERY_LIMIT,
+        "it was delivered as often as the queue's delivery limit allows",
+    ),
+    "rejected": ("rejected", Code.REJECTED, "a consumer rejected it without a reason"),
+    "maxlen": ("maxlen", Code.FULL, "the queue had reached its maximum length"),
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Native:
-    """What was in the headers of one delivery.
+class BrokerHeaders:
+    """The added headers of one delivery.
 
     Attributes:
-        count: deliveries that the queue itself counted before this one; None where it does not count.
+        delivery_count: earlier deliveries that the queue counted; None if it does not count.
         attempts: attempts before the last delayed retry.
-        deaths: `x-death`, the newest first.
+        x_death: the entries of `x-death`, newest first.
     """
 
-    count: int | None = None
+    delivery_count: int | None = None
     attempts: int = 0
-    deaths: tuple[Mapping[str, Any], ...] = ()
+    x_death: tuple[Mapping[str, Any], ...] = ()
 
     def attempt(self, *, redelivered: bool) -> int:
-        """The number of this attempt; too low, never too high, where the queue does not count."""
-        return self.attempts + 1 + (int(redelivered) if self.count is None else self.count)
+        """Return the number of this attempt; a lower bound if the queue does not count."""
+        return self.attempts + 1 + (int(redelivered) if self.delivery_count is None else self.delivery_count)
 
 
-def split(properties: BasicProperties) -> tuple[BasicProperties, Native]:
-    """The properties as they were sent, but for where to, and what was added on the way."""
+def split(properties: BasicProperties) -> tuple[BasicProperties, BrokerHeaders]:
+    """Separate the properties that were published from the headers that were added."""
     headers = properties.headers
     if not headers:
-        return properties, Native()
-    plain = {name: value for name, value in headers.items() if not _is_added(name)}
-    if len(plain) == len(headers):
-        return properties, Native()
+        return properties, BrokerHeaders()
+    published = {name: value for name, value in headers.items() if not _is_added(name)}
+    if len(published) == len(headers):
+        return properties, BrokerHeaders()
     properties = copy(properties)
-    properties.headers = plain or None
-    deaths = headers.get(_DEATH)
-    return properties, Native(
-        count=_count(headers.get(_COUNTS[0])),
-        attempts=_count(headers.get(RETRIED)) or 0,
-        deaths=tuple(each for each in deaths if isinstance(each, Mapping)) if isinstance(deaths, list) else (),
+    properties.headers = published or None
+    deaths = headers.get(_X_DEATH)
+    return properties, BrokerHeaders(
+        delivery_count=_count(headers.get(_DELIVERY_COUNT)),
+        attempts=_count(headers.get(ATTEMPTS)) or 0,
+        x_death=tuple(each for each in deaths if isinstance(each, Mapping)) if isinstance(deaths, list) else (),
     )
 
 
-def context(native: Native, message_id: str | None, url: str) -> tuple[ErrorContext | None, int | None]:
-    """Why the broker itself dead-lettered a message, and when (ms); None where it did not."""
-    deaths = [each for each in native.deaths if not _RETRY_QUEUE.search(str(each.get("queue")))]
+def death_context(headers: BrokerHeaders, message_id: str | None, url: str) -> tuple[ErrorContext | None, int | None]:
+    """Return why the broker dead-lettered a message, and when (ms); None, None if it did not."""
+    deaths = [each for each in headers.x_death if not _RETRY_QUEUE.search(str(each.get("queue")))]
     if not deaths:
         return None, None
     newest, oldest = deaths[0], deaths[-1]
     word = str(newest.get("reason"))
-    kind, reason = _REASONS.get(word, (word, f"the broker dead-lettered it as {word!r}"))
+    unknown = (word, Code.REJECTED, f"the broker dead-lettered it with the reason {word!r}")
+    kind, code, reason = _REASONS.get(word, unknown)
     dead_ms = _milliseconds(newest.get("time"))
     keys = newest.get("routing-keys")
-    said = {
+    entry = {
         "count": newest.get("count"),
         "queue": newest.get("queue"),
         "exchange": newest.get("exchange"),
@@ -90,19 +99,20 @@ def context(native: Native, message_id: str | None, url: str) -> tuple[ErrorCont
     return ErrorContext(
         reason=f"{reason}, in queue {str(newest.get('queue'))!r}",
         kind=kind,
+        code=code,
+        native_code=word,
         broker="rabbitmq",
         destination=url,
         message_id=message_id,
         first_failure_ms=_milliseconds(oldest.get("time")),
         last_failure_ms=dead_ms,
-        extra={f"{_DEATH}-{name}": str(value) for name, value in said.items() if value is not None},
+        extra={f"{_X_DEATH}-{name}": str(value) for name, value in entry.items() if value is not None},
     ), dead_ms
 
 
 def _is_added(name: object) -> bool:
-    if not isinstance(name, str):  # pika gives bytes that are not UTF-8
-        return False
-    return name in _COUNTS or name in COPIES or name in {_DEATH, RETRIED} or name.startswith(_DEATHS)
+    # pika gives names that are not UTF-8 as bytes
+    return isinstance(name, str) and (name in _ADDED or name.startswith(_ADDED_PREFIXES))
 
 
 def _count(value: object) -> int | None:

@@ -1,7 +1,7 @@
-"""Taking messages from one queue and holding them: what the receiver and the dead letters role share.
+"""Fetch messages from one queue and hold them unacknowledged, for the receiver and the dead letters role.
 
-A message is taken by `basic.get`, or by a consumer that lives for one call: its prefetch is what was asked for, so
-that the broker never gives more. This file must not decide what becomes of a message.
+A message is fetched by `basic.get`, or by a consumer that exists for one call. The consumer's prefetch is the number of
+messages asked for, so that the broker never sends more.
 """
 
 from __future__ import annotations
@@ -15,18 +15,19 @@ from typing import Any, Final, NamedTuple
 from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
 from pika.spec import Basic, BasicProperties
 
-from redelivery_rabbitmq.client.publisher import drop
+from redelivery_rabbitmq.client.connection import drop
+from redelivery_rabbitmq.client.pika_private import send_cancel
 
-#: Messages that one call takes, at most: what a consumer of a quorum queue may hold, and half of it.
-MOST: Final = 1000
-#: Seconds to wait for the queue to count again what was given back; a quorum queue took up to 0.03.
-_BACK: Final = 1.0
-#: Seconds between two looks whether it does.
-_LOOK: Final = 0.002
+#: Messages that one call fetches at most: half of what a consumer of a quorum queue may hold.
+_MAX_MESSAGES: Final = 1000
+#: Seconds to wait until the queue counts requeued messages again; a quorum queue took up to 0.03.
+_REQUEUE_TIMEOUT: Final = 1.0
+#: Seconds between two counts.
+_POLL: Final = 0.002
 
 
 class Delivery(NamedTuple):
-    """A message as it came, and what it is settled by."""
+    """A message as it was delivered."""
 
     tag: int
     method: Basic.Deliver | Basic.GetOk
@@ -34,63 +35,75 @@ class Delivery(NamedTuple):
     body: bytes
 
 
-class Intake:
-    """One channel that takes from one queue. What it holds goes back to the queue when the channel closes.
+class Lease(NamedTuple):
+    """A message, and the consumer that holds it."""
+
+    consumer: Consumer
+    delivery: Delivery
+
+
+class Consumer:
+    """One channel that fetches from one queue. When the channel closes, unacknowledged messages return to the queue.
 
     Attributes:
-        held: what was taken and not settled, by delivery tag, in the order of the queue.
+        unacked: delivery tags of unsettled messages, in the order of the queue.
     """
 
     def __init__(self, connection: BlockingConnection, queue: str) -> None:
-        self.held: dict[int, Delivery | None] = {}
+        self.unacked: dict[int, None] = {}
         self._connection = connection
         self._queue = queue
         self._channel: BlockingChannel = connection.channel()
         self._prefetch = 0
-        self._given_up = False
-        self._consumers = count()
-        #: The last tags that each consumer gave.
-        self._groups: list[int] = []
+        self._dropped = False
+        self._numbers = count()
+        #: The last delivery tag of each `basic.get` and each consumer.
+        self._last_tags: list[int] = []
 
     @property
     def is_open(self) -> bool:
-        """Whether what is held is still ours."""
-        return bool(self._channel.is_open and self._connection.is_open) and not self._given_up
+        """Whether the unacknowledged messages are still ours."""
+        return bool(self._channel.is_open and self._connection.is_open) and not self._dropped
 
-    def take(self, most: int, wait: float) -> list[Delivery]:
-        """Take up to so many, waiting for the first; what else is there comes with it.
+    def holds(self, lease: object) -> bool:
+        """Whether the message of a lease is unacknowledged here."""
+        return isinstance(lease, Lease) and lease.consumer is self and lease.delivery.tag in self.unacked
 
-        Where that is left halfway, by whatever exception, all that is held goes back to the queue.
+    def fetch(self, limit: int, wait: float) -> list[Delivery]:
+        """Fetch up to `limit` messages; wait up to `wait` seconds for the first.
+
+        If an exception interrupts it, all unacknowledged messages return to the queue.
         """
         try:
-            return self._take(most, wait)
+            return self._fetch(limit, wait)
         except BaseException:
-            # The consumer may go on and be given messages that nobody sees: acknowledging several would settle those.
+            # The consumer may stay and receive messages unseen; acknowledging several would settle those too.
             if self.is_open:
-                self._given_up = True
+                self._dropped = True
                 drop(self._connection)
             raise
 
-    def _take(self, most: int, wait: float) -> list[Delivery]:
-        most = min(most, MOST)
-        del self._groups[: bisect_left(self._groups, next(iter(self.held), 1 << 64))]
-        # A quorum queue takes back what consumers had in the order of their names, where a get's begins with a digit:
-        # so one that comes first keeps the order. A mere look needs one: a consumer's first message may be late.
-        taken = self._get() if not self.held or wait <= 0 else []
-        if len(taken) < most and (taken or wait > 0):
-            came = self._consume(most - len(taken), 0.0 if taken else wait)
-            self._groups += [each[-1].tag for each in (taken, came) if each]
-            taken += came
-        elif taken:
-            self._groups.append(taken[-1].tag)
-        self.held.update((each.tag, each) for each in taken)
-        return taken
+    def _fetch(self, limit: int, wait: float) -> list[Delivery]:
+        limit = min(limit, _MAX_MESSAGES)
+        del self._last_tags[: bisect_left(self._last_tags, next(iter(self.unacked), 1 << 64))]
+        # A quorum queue takes back messages in the order of their consumers' names, where the name of a get begins with
+        # a digit: a get that comes first keeps the order. Without a wait it is needed: a consumer's first message may
+        # come late.
+        fetched = self._get() if not self.unacked or wait <= 0 else []
+        if len(fetched) < limit and (fetched or wait > 0):
+            consumed = self._consume(limit - len(fetched), 0.0 if fetched else wait)
+            self._last_tags += [each[-1].tag for each in (fetched, consumed) if each]
+            fetched += consumed
+        elif fetched:
+            self._last_tags.append(fetched[-1].tag)
+        self.unacked.update((each.tag, None) for each in fetched)
+        return fetched
 
-    def accept(self, tags: Collection[int]) -> None:
-        """Settle: the broker forgets these."""
+    def ack(self, tags: Collection[int]) -> None:
+        """Acknowledge: the broker deletes these messages."""
         multiple = 0
         left = set(tags)
-        for tag in self.held:  # the oldest ones go by one frame
+        for tag in self.unacked:  # one frame acknowledges the oldest ones
             if tag not in left:
                 break
             multiple = tag
@@ -102,51 +115,51 @@ class Intake:
         self._forget(tags)
 
     def reject(self, tags: Iterable[int]) -> None:
-        """Give back, as a delivery that failed: every version counts it."""
+        """Requeue as failed deliveries; every version of the broker counts them."""
         for tag in tags:
             self._channel.basic_reject(tag, requeue=True)
-            self._forget([tag])
+            del self.unacked[tag]
 
-    def give_back(self, tags: Collection[int]) -> None:
-        """Give back, as a delivery that was none: versions that can do not count it."""
-        if tags and len(tags) == len(self.held):
-            counted = self.depth() + len(tags)
-            self.close()  # so a quorum queue gives them first again; what is rejected goes behind all others
-            self.held.clear()
+    def release(self, tags: Collection[int]) -> None:
+        """Requeue as if not delivered; versions of the broker that can do not count it."""
+        if tags and len(tags) == len(self.unacked):
+            ready = self.ready() + len(tags)
+            self.close()  # then a quorum queue delivers them first; rejected messages go behind all others
+            self.unacked.clear()
             self._channel = self._connection.channel()
-            self._await(counted)  # else whoever takes now gets those behind them
+            self._await_ready(ready)  # else the next consumer gets the messages behind them
             self.close()
             return
         for tag in tags:
             self._channel.basic_nack(tag, requeue=True)
         self._forget(tags)
         if tags:
-            self.confirm()
+            self.sync()
 
-    def give_all_back(self, end: float) -> None:
-        """Give back whatever is held, in its order, and wait until the queue counts it again.
+    def release_all(self, end: float) -> None:
+        """Requeue all unacknowledged messages in their order, and wait until the queue counts them.
 
-        What is still held at `end` (of `time.monotonic()`) is left to the end of the channel.
+        Messages that are left at `end` (of `time.monotonic()`) return when the channel closes.
         """
-        held = list(self.held)
-        counted = self.depth()
-        patient = True
-        # A quorum queue puts back in order only what one consumer had: so each one's by itself, one after the other.
-        for _, group in groupby(held, lambda tag: bisect_left(self._groups, tag)):
+        tags = list(self.unacked)
+        ready = self.ready()
+        in_time = True
+        # A quorum queue requeues in order only the messages of one consumer: so one consumer after the other.
+        for _, group in groupby(tags, lambda tag: bisect_left(self._last_tags, tag)):
             if time.monotonic() >= end:
                 break
-            tags = list(group)
-            self._channel.basic_nack(tags[-1], multiple=True, requeue=True)
-            counted += len(tags)
-            patient = patient and self._await(counted)
-        self._forget(held)
+            of_one = list(group)
+            self._channel.basic_nack(of_one[-1], multiple=True, requeue=True)
+            ready += len(of_one)
+            in_time = in_time and self._await_ready(ready)
+        self._forget(tags)
 
-    def confirm(self) -> None:
-        """Return when the broker has read all that was settled before: a channel is served in order."""
+    def sync(self) -> None:
+        """Return when the broker has processed all earlier frames: it serves a channel in order."""
         self._channel.flow(active=True)
 
-    def depth(self) -> int:
-        """Messages that nobody holds."""
+    def ready(self) -> int:
+        """Return the number of ready messages: those that no consumer holds."""
         return int(self._channel.queue_declare(self._queue, passive=True).method.message_count)
 
     def close(self) -> None:
@@ -154,18 +167,18 @@ class Intake:
         if self.is_open:
             self._channel.close()
 
-    def _await(self, count: int) -> bool:
-        """Wait until so many are counted; False: they were not in time, as somebody else may be taking them."""
-        end = time.monotonic() + _BACK
-        while self.depth() < count:
+    def _await_ready(self, number: int) -> bool:
+        """Wait until so many messages are ready. False: not in time; another consumer may be fetching them."""
+        end = time.monotonic() + _REQUEUE_TIMEOUT
+        while self.ready() < number:
             if time.monotonic() >= end:
                 return False
-            self._connection.process_data_events(_LOOK)
+            self._connection.process_data_events(_POLL)
         return True
 
     def _forget(self, tags: Iterable[int]) -> None:
         for tag in tags:
-            self.held.pop(tag, None)
+            self.unacked.pop(tag, None)
 
     def _get(self) -> list[Delivery]:
         method, properties, body = self._channel.basic_get(self._queue)
@@ -173,34 +186,32 @@ class Intake:
             return []
         return [Delivery(method.delivery_tag, method, properties, body)]
 
-    def _consume(self, most: int, wait: float) -> list[Delivery]:
-        arrived: list[Delivery] = []
+    def _consume(self, limit: int, wait: float) -> list[Delivery]:
+        received: list[Delivery] = []
 
-        def arrive(_: Any, method: Basic.Deliver, properties: BasicProperties, body: bytes) -> None:
-            arrived.append(Delivery(method.delivery_tag, method, properties, body))
+        def receive(_: Any, method: Basic.Deliver, properties: BasicProperties, body: bytes) -> None:
+            received.append(Delivery(method.delivery_tag, method, properties, body))
 
-        if most != self._prefetch:
-            self._channel.basic_qos(prefetch_count=most)
-            self._prefetch = most
-        # Each under a name of its own: what the one before still holds would be counted against its prefetch. The names
-        # rise, for the order that is told of in `take`.
-        name = f"redelivery-{next(self._consumers):09}"
-        self._channel.basic_consume(self._queue, arrive, consumer_tag=name)
+        if limit != self._prefetch:
+            self._channel.basic_qos(prefetch_count=limit)
+            self._prefetch = limit
+        # Each consumer has a new name: unacknowledged messages of a former one would count against its prefetch. The
+        # names ascend, for the order described in `_fetch`.
+        name = f"redelivery-{next(self._numbers):09}"
+        self._channel.basic_consume(self._queue, receive, consumer_tag=name)
         end = time.monotonic() + wait
-        while not arrived and (left := end - time.monotonic()) > 0 and self._channel.consumer_tags:
+        while not received and (left := end - time.monotonic()) > 0 and self._channel.consumer_tags:
             self._connection.process_data_events(left)
         self._connection.process_data_events(0)
-        if len(arrived) < most and self._channel.consumer_tags:
-            # What the queue has given and the channel has not passed on when it is told to cancel, a quorum queue takes
-            # back, behind all others. So the queue is asked something first: its answer comes behind what it gave.
-            self.depth()
-            self.confirm()
-            # pika's own cancel gives back what arrives meanwhile, and each time counts as a delivery. So the broker is
-            # told first, and what it had sent by then is read, before pika is.
-            cancel = Basic.Cancel(consumer_tag=name, nowait=True)  # type: ignore[no-untyped-call]
-            self._channel._impl._send_method(cancel)  # noqa: SLF001 - see above
-            self.confirm()
+        if len(received) < limit and self._channel.consumer_tags:
+            # A quorum queue puts behind all others the messages that it has sent, and that the broker's channel has not
+            # passed on when it is cancelled. So ask the queue something first: its answer comes after the messages.
+            self.ready()
+            self.sync()
+            # Then tell the broker, read what it had sent by then, and tell pika last.
+            send_cancel(self._channel, name)
+            self.sync()
             self._connection.process_data_events(0)
         if self._channel.consumer_tags:
             self._channel.basic_cancel(name)
-        return arrived
+        return received

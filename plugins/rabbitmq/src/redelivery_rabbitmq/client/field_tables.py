@@ -1,38 +1,36 @@
-"""What pika's tables cannot hold: times that are none, fractions, and tables nested so deep that its decoder overflows.
+"""Field tables as pika should read them: values that are not valid times, fractions, and deeply nested tables.
 
-pika's own decoder raises where a header's time (type `T`) is before 1970 or after the year 9999, as milliseconds are
-(pika issue 1698). It does so within its loop, so that the connection is lost, and each one after it that is given the
-message: nobody would get past it. Fractions it cuts to integers, and it writes none. Tables and arrays it reads by
-recursion: 3 KB of tables nested 400 deep ended every consumer. What is nested deeper than `DEPTH` stays encoded.
+pika's decoder raises for a header of type `T` before 1970 or after the year 9999, as times in milliseconds are (pika
+issue 1698). It raises in its event loop, so that the connection is lost, and every later connection that receives the
+message: no consumer would ever get past it. pika cuts fractions to integers, and writes none. It reads nested tables
+and arrays by recursion: 3 KB of tables nested 400 deep ended every consumer. Here, values nested deeper than
+`MAX_DEPTH` stay encoded.
 
-Other users of pika in this process read the same, but for what raised before and a fraction that was cut.
+Other users of pika in this process read the same values as before, except for those that raised and fractions.
 """
 
 from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Callable
 from typing import Any, Final
 
-from pika import data
 from pika.compat import long
 
-#: Tables and arrays within one another that are decoded. Brokers and clients themselves nest two or three.
-DEPTH: Final = 32
+from redelivery_rabbitmq.client import pika_private
+
+#: Levels of nested tables and arrays that are decoded. Brokers and clients use two or three.
+MAX_DEPTH: Final = 32
 
 _TIME: Final = b"T"
-_NESTS: Final = frozenset({b"F", b"A"})
+_NESTED: Final = frozenset({b"F", b"A"})
 _LENGTH: Final = struct.Struct(">I")
 _FRACTIONS: Final = {b"f": struct.Struct(">f"), b"d": struct.Struct(">d")}
 _SIGNED: Final = struct.Struct(">q")
 
-_read: Final[Callable[[bytes, int], tuple[Any, int]]] = data.decode_value
-_write: Final[Callable[[list[bytes], Any], int]] = data.encode_value
 
-
-class Nested(bytes):
-    """A header that holds tables nested too deep, as it is encoded: its type and its bytes."""
+class EncodedField(bytes):
+    """A field value that is nested too deep, still encoded: its type and its bytes."""
 
     __slots__ = ()
 
@@ -49,51 +47,50 @@ _depth: Final = _Depth()
 
 
 def install() -> None:
-    """Let pika read and write values by the functions here; a second time changes nothing."""
-    data.decode_value = decode_value
-    data.encode_value = encode_value
+    """Make pika use the functions of this module. A second call changes nothing."""
+    pika_private.replace_field_codec(decode_value, encode_value)
 
 
 def decode_value(encoded: bytes, offset: int) -> tuple[Any, int]:
-    """A value, and where the next begins.
+    """Return the value at an offset, and the offset behind it.
 
-    Pika's own, but for fractions, times that are none (their number), and what holds tables nested too deep (`Nested`).
+    As pika's own, except for fractions, invalid times (as integers), and tables nested too deep (`EncodedField`).
     """
     kind = encoded[offset : offset + 1]
-    if kind in _NESTS:
-        return _nested(encoded, offset)
+    if kind in _NESTED:
+        return _decode_nested(encoded, offset)
     fraction = _FRACTIONS.get(kind)
     if fraction is not None:
         return fraction.unpack_from(encoded, offset + 1)[0], offset + 1 + fraction.size
     if kind != _TIME:
-        return _read(encoded, offset)
+        return pika_private.decode_value(encoded, offset)
     try:
-        return _read(encoded, offset)
+        return pika_private.decode_value(encoded, offset)
     except (ValueError, OverflowError, OSError):  # which of them depends on the platform
         return long(_SIGNED.unpack_from(encoded, offset + 1)[0]), offset + 1 + _SIGNED.size
 
 
-def _nested(encoded: bytes, offset: int) -> tuple[Any, int]:
-    if _depth.reached >= DEPTH:
+def _decode_nested(encoded: bytes, offset: int) -> tuple[Any, int]:
+    if _depth.reached >= MAX_DEPTH:
         raise _TooDeepError
     _depth.reached += 1
     try:
-        return _read(encoded, offset)
+        return pika_private.decode_value(encoded, offset)
     except _TooDeepError:
         if _depth.reached > 1:
             raise
         end = offset + 1 + _LENGTH.size + _LENGTH.unpack_from(encoded, offset + 1)[0]
-        return Nested(encoded[offset:end]), end
+        return EncodedField(encoded[offset:end]), end
     finally:
         _depth.reached -= 1
 
 
 def encode_value(pieces: list[bytes], value: Any) -> int:
-    """Add a value, return its size: pika's own, but for fractions and what is encoded already."""
-    if isinstance(value, Nested):
+    """Append a value and return its size. As pika's own, except for fractions and `EncodedField`."""
+    if isinstance(value, EncodedField):
         pieces.append(bytes(value))
         return len(value)
     if not isinstance(value, float):
-        return _write(pieces, value)
+        return pika_private.encode_value(pieces, value)
     pieces.append(b"d" + struct.pack(">d", value))
     return 9

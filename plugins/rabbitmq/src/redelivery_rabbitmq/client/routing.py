@@ -1,4 +1,4 @@
-"""Where a row goes, and which rows a refusal of the broker is of. This file must not do I/O."""
+"""Where a row is published to, and which rows a refusal of the broker is about."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from typing import Any, Final, NamedTuple
 
 from pika.exceptions import ChannelClosedByBroker
 
+from redelivery.contract.codes import Code
 from redelivery.contract.message import Batch, Column
 from redelivery.errors import BrokerError, Fatal, Permanent
 from redelivery_rabbitmq.address import Address
 
-#: What blames a row, by its batch and index: its error, or None.
-Blame = Callable[[Batch, int], BrokerError | None]
+#: The error of a row, by its batch and index; None where the row is not to blame.
+RowError = Callable[[Batch, int], BrokerError | None]
 
-_REFUSED: Final = 403
+_ACCESS_REFUSED: Final = 403
 _EXCHANGE: Final = re.compile(r"exchange '([^']*)'")
 _TOPIC: Final = re.compile(r"topic '([^']*)' in exchange")
 _TOO_LARGE: Final = re.compile(r"message size \d+ is larger than (?:configured )?max size (\d+)")
 _DEFAULT_EXCHANGE: Final = "amq.default"
 
 
-class Target(NamedTuple):
-    """Where a row goes.
+class Route(NamedTuple):
+    """The exchange and routing key that a row is published with.
 
     Attributes:
-        exchange, routing_key: as it is published.
-        own: the row itself named it.
+        by_row: whether the row itself names it.
     """
 
     exchange: str
     routing_key: str
-    own: bool
+    by_row: bool
 
     def __str__(self) -> str:
         if self.exchange:
@@ -40,68 +40,71 @@ class Target(NamedTuple):
         return f"queue {self.routing_key!r}"
 
 
-class Targets:
-    """Where the rows sent to one address go.
+class Router:
+    """Finds the route of each row sent to one address.
 
     Attributes:
-        default: where those go that name no target of their own.
+        default: the route of rows that name none.
     """
 
     def __init__(self, address: Address) -> None:
         self._exchange = address.exchange
-        self.default = Target(address.exchange, address.routing_key, own=False)
+        self.default = Route(address.exchange, address.routing_key, by_row=False)
 
     def columns(self, batch: Batch) -> tuple[list[Any] | None, ...] | None:
-        """The columns that name targets; None where no row names one."""
+        """Return the columns for queue, exchange and routing key; None if no row names a route."""
         columns = (batch.destination, batch.extra.get("exchange"), batch.extra.get("routing_key"))
         return None if columns == (None, None, None) else tuple(map(values_of, columns))
 
-    def of(self, batch: Batch, index: int) -> Target:
-        """Where a row goes. Raises Permanent: it names what cannot be."""
+    def route(self, batch: Batch, index: int) -> Route:
+        """Return the route of a row. Raises Permanent: it names an impossible one."""
         columns = self.columns(batch)
-        return self.default if columns is None else self.named(*(each[index] if each else None for each in columns))
+        return self.default if columns is None else self._named(*(each[index] if each else None for each in columns))
 
-    def named(self, queue: str | None, exchange: str | None, routing_key: str | None) -> Target:
-        """Where a row goes that names these. Raises Permanent: it names what cannot be."""
+    def _named(self, queue: str | None, exchange: str | None, routing_key: str | None) -> Route:
         if queue is None and exchange is None and routing_key is None:
             return self.default
-        target = Target(self._exchange if exchange is None else exchange, routing_key or "", own=True)
+        route = Route(self._exchange if exchange is None else exchange, routing_key or "", by_row=True)
         problem = ""
         if queue is not None:
-            target = Target("", queue, own=True)
+            route = Route("", queue, by_row=True)
             if exchange is not None or routing_key is not None:
-                problem = "it names a queue, and an exchange or routing key besides"
-        if not target.exchange and not target.routing_key:
-            problem = "the queue that it names has an empty name"
+                problem = "it names a queue, and also an exchange or a routing key; name either"
+        if not route.exchange and not route.routing_key:
+            problem = "it names a queue with an empty name"
         if problem:
-            raise Permanent(f"rabbitmq: this row cannot be sent: {problem}", native_code="DESTINATION")
-        return target
+            raise Permanent(f"rabbitmq: this row cannot be sent: {problem}", code=Code.INVALID_DESTINATION)
+        return route
 
-    def blame(self, error: BaseException) -> Blame | None:
-        """What blames rows for a channel that the broker closed, where its words tell which can be meant."""
+    def blamed(self, error: BaseException) -> RowError | None:
+        """Return what finds the rows to blame for a closed channel; None where the broker's text does not tell."""
         if not isinstance(error, ChannelClosedByBroker):
             return None
         text = f"rabbitmq: this row cannot be sent: {error.reply_text}"
         large, exchange = _TOO_LARGE.search(text), _EXCHANGE.search(text)
         if large:
-            most = int(large[1])
+            limit = int(large[1])
             return lambda batch, index: (
-                Permanent(text, native_code="TOO_LARGE") if len(batch.value.values[index] or b"") > most else None
+                Permanent(text, code=Code.TOO_LARGE) if len(batch.value.values[index] or b"") > limit else None
             )
-        if error.reply_code != _REFUSED or not exchange:
+        if error.reply_code != _ACCESS_REFUSED or not exchange:
             return None
         topic = _TOPIC.search(text)
 
         def forbidden(batch: Batch, index: int) -> BrokerError | None:
-            target = self.of(batch, index)
-            if (target.exchange or _DEFAULT_EXCHANGE) != exchange[1] or (topic and topic[1] != target.routing_key):
+            route = self.route(batch, index)
+            if (route.exchange or _DEFAULT_EXCHANGE) != exchange[1] or (topic and topic[1] != route.routing_key):
                 return None
-            kind = Permanent if target.exchange != self._exchange or topic else Fatal
-            return kind(f"{text}; sending takes the write permission on it", native_code=str(_REFUSED))
+            kind = Permanent if route.exchange != self._exchange or topic else Fatal
+            return kind(
+                f"{text}; sending takes the write permission on it",
+                code=Code.NOT_AUTHORIZED,
+                native_code=str(_ACCESS_REFUSED),
+            )
 
         return forbidden
 
 
 def values_of(column: Column[Any] | None) -> list[Any] | None:
-    """The values of a column, where there is one."""
+    """Return the values of a column, or None."""
     return None if column is None else column.values

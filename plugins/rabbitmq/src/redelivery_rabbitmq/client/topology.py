@@ -1,8 +1,7 @@
-"""The native objects that a destination with a spec needs, as data: names and arguments of queues.
+"""The queues that a destination with a spec needs: their names and arguments.
 
-The dead letter exchange is the default exchange, with a routing key: every queue is bound to it under its own name,
-nobody can delete it or unbind a queue, so that there is no binding that could be missing and drop letters silently.
-This file must not talk to a broker.
+The dead letter exchange is the default exchange, with a routing key: every queue is bound to it under its own name. It
+cannot be deleted and its bindings cannot be removed, so no missing binding can silently drop letters.
 """
 
 from __future__ import annotations
@@ -13,18 +12,16 @@ from datetime import timedelta
 from typing import Final
 
 from redelivery.contract.spec import UNLIMITED, DeliverySpec
+from redelivery.kit.plans import MARGIN
 from redelivery.policy.backoff import wait_before_retry
 
-#: What a retry queue's name has besides that of its queue.
-RETRY: Final = "-retry-"
+#: Between the name of a queue and the step of its retry queue.
+RETRY_SUFFIX: Final = "-retry-"
 
-#: Deliveries beyond core's own limit: only handlers that never come back to core get so far.
-MARGIN: Final = 10
-
-#: Seconds of the longest step; the broker takes delays of less than 2**32 ms.
+#: The longest step in seconds; the broker takes delays of less than 2**32 ms.
 _LAST_STEP: Final = 1 << 22
 DELAY_MAX: Final = timedelta(seconds=_LAST_STEP)
-#: From here on a queue without a limit of deliveries has one of 20, and -1 means none; before, -1 is 0.
+#: From this version on a queue without a delivery limit has one of 20, and -1 means none; before, -1 is 0.
 _LIMITED_BY_DEFAULT: Final = (4, 0)
 
 Argument = str | int
@@ -36,24 +33,24 @@ class Queue:
 
     Attributes:
         name: its name.
-        arguments: as it is declared.
-        free: arguments that the spec says nothing of: whatever they are, they are right.
+        arguments: the arguments of its declaration.
+        unspecified: arguments that the spec does not determine; any value is right.
     """
 
     name: str
     arguments: Mapping[str, Argument]
-    free: frozenset[str] = field(default_factory=frozenset)
+    unspecified: frozenset[str] = field(default_factory=frozenset)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """What the settings say of the queues of a destination.
+class QueueSettings:
+    """What the options determine for the queues of a destination.
 
     Attributes:
         kind: "quorum" or "classic".
         dead_letters: name of the dead letter queue.
-        ttl_ms: after which a message is dead-lettered; None: never.
-        length: messages that the queue takes, further ones are refused; None: any number.
+        ttl_ms: time after which a message is dead-lettered; None: never.
+        length: messages that the queue takes before it refuses more; None: any number.
         version: the broker's.
     """
 
@@ -64,81 +61,81 @@ class Shape:
     version: tuple[int, ...] = ()
 
 
-def work_queue(name: str, spec: DeliverySpec, shape: Shape) -> Queue:
-    """The queue that messages are received from."""
-    arguments: dict[str, Argument] = {"x-queue-type": shape.kind, **_to(shape.dead_letters)}
-    free = set()
-    if shape.kind == "quorum":
-        arguments |= _KEPT
-        limit = _limit(spec, shape.version)
+def work_queue(name: str, spec: DeliverySpec, settings: QueueSettings) -> Queue:
+    """Return the queue that messages are received from."""
+    arguments: dict[str, Argument] = {"x-queue-type": settings.kind, **_dead_lettering_to(settings.dead_letters)}
+    unspecified = set()
+    if settings.kind == "quorum":
+        arguments |= _AT_LEAST_ONCE
+        limit = _delivery_limit(spec, settings.version)
         if limit is not None:
             arguments["x-delivery-limit"] = limit
         if spec.retry is None:
-            free.add("x-delivery-limit")
-    elif shape.length is not None:
-        arguments["x-overflow"] = _KEPT["x-overflow"]
-    if shape.ttl_ms is not None:
-        arguments["x-message-ttl"] = shape.ttl_ms
-    if shape.length is not None:
-        arguments["x-max-length"] = shape.length
-    return Queue(name=name, arguments=arguments, free=frozenset(free))
+            unspecified.add("x-delivery-limit")
+    elif settings.length is not None:
+        arguments["x-overflow"] = _AT_LEAST_ONCE["x-overflow"]
+    if settings.ttl_ms is not None:
+        arguments["x-message-ttl"] = settings.ttl_ms
+    if settings.length is not None:
+        arguments["x-max-length"] = settings.length
+    return Queue(name=name, arguments=arguments, unspecified=frozenset(unspecified))
 
 
-def dead_letter_queue(shape: Shape) -> Queue:
-    """The dead letter place: nothing in it expires, is pushed out, or is lost by being looked at too often."""
-    arguments: dict[str, Argument] = {"x-queue-type": shape.kind}
-    if shape.kind == "quorum" and shape.version >= _LIMITED_BY_DEFAULT:
+def dead_letter_queue(settings: QueueSettings) -> Queue:
+    """Return the dead letter queue: its messages never expire, overflow, or reach a delivery limit."""
+    arguments: dict[str, Argument] = {"x-queue-type": settings.kind}
+    if settings.kind == "quorum" and settings.version >= _LIMITED_BY_DEFAULT:
         arguments["x-delivery-limit"] = -1
-    return Queue(name=shape.dead_letters, arguments=arguments)
+    return Queue(name=settings.dead_letters, arguments=arguments)
 
 
 def retry_queue(work: str, step: int) -> Queue:
-    """Where messages wait out a delay of at most `step` seconds; always a quorum queue, which alone loses none."""
-    arguments = {"x-queue-type": "quorum", **_to(work), **_KEPT, "x-message-ttl": 1000 * step}
-    return Queue(name=f"{work}{RETRY}{step}s", arguments=arguments)
+    """Return the queue where messages wait for up to `step` seconds; always a quorum queue, as only those lose none."""
+    arguments = {"x-queue-type": "quorum", **_dead_lettering_to(work), **_AT_LEAST_ONCE, "x-message-ttl": 1000 * step}
+    return Queue(name=f"{work}{RETRY_SUFFIX}{step}s", arguments=arguments)
 
 
-def step(delay: timedelta) -> int:
-    """The retry queue for a delay: the first power of two that is at least so many seconds."""
-    whole = max(1, -(-delay // timedelta(seconds=1)))
-    return min(1 << (whole - 1).bit_length(), _LAST_STEP)
+def retry_step(delay: timedelta) -> int:
+    """Return the step of the retry queue for a delay: the first power of two of at least so many seconds."""
+    seconds = max(1, -(-delay // timedelta(seconds=1)))
+    return min(1 << (seconds - 1).bit_length(), _LAST_STEP)
 
 
-def steps(spec: DeliverySpec) -> Iterator[int]:
-    """The retry queues that a spec's own delays can need."""
+def retry_steps(spec: DeliverySpec) -> Iterator[int]:
+    """Yield the steps of the retry queues that the delays of a spec can need."""
     if not spec.retry and not spec.retry_timeout:
         return
     retries = spec.retry if spec.retry is not None and spec.retry != UNLIMITED else 64
     longest = max((wait_before_retry(spec, n, lambda: 1.0) for n in range(1, min(retries, 64) + 1)), default=0.0)
     if longest <= 0:
         return
-    last = step(min(timedelta(seconds=longest), DELAY_MAX))
-    each = 1
-    while each <= last:
-        yield each
-        each *= 2
+    last = retry_step(min(timedelta(seconds=longest), DELAY_MAX))
+    step = 1
+    while step <= last:
+        yield step
+        step *= 2
 
 
-def wanted(name: str, spec: DeliverySpec, shape: Shape) -> list[Queue]:
-    """All queues of a destination; of a dead letter place only itself. What others rely on comes first."""
-    place = dead_letter_queue(shape)
-    if name == shape.dead_letters:
-        return [place]
-    return [place, work_queue(name, spec, shape), *(retry_queue(name, each) for each in steps(spec))]
+def queues(name: str, spec: DeliverySpec, settings: QueueSettings) -> list[Queue]:
+    """Return all queues of a destination, each after those that it refers to. A dead letter queue needs no others."""
+    dead_letters = dead_letter_queue(settings)
+    if name == settings.dead_letters:
+        return [dead_letters]
+    return [dead_letters, work_queue(name, spec, settings), *(retry_queue(name, step) for step in retry_steps(spec))]
 
 
-#: With these the broker itself keeps what it dead-letters until the other queue has confirmed it.
-_KEPT: Final[Mapping[str, Argument]] = {
+#: With these arguments the broker keeps what it dead-letters until the other queue has confirmed it.
+_AT_LEAST_ONCE: Final[Mapping[str, Argument]] = {
     "x-dead-letter-strategy": "at-least-once",
     "x-overflow": "reject-publish",
 }
 
 
-def _to(queue: str) -> dict[str, Argument]:
+def _dead_lettering_to(queue: str) -> dict[str, Argument]:
     return {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": queue}
 
 
-def _limit(spec: DeliverySpec, version: tuple[int, ...]) -> int | None:
+def _delivery_limit(spec: DeliverySpec, version: tuple[int, ...]) -> int | None:
     if spec.retry is None:
         return None
     if spec.retry == UNLIMITED:

@@ -1,7 +1,4 @@
-"""A batch on its way: which of its rows are published under which delivery tags, and what became of them.
-
-This file must not do I/O.
-"""
+"""The account of a published batch: delivery tags of its rows, which are confirmed, which failed."""
 
 from __future__ import annotations
 
@@ -12,72 +9,83 @@ from redelivery.contract.message import Batch
 from redelivery.errors import BrokerError
 
 
-class Flight:
+class UnconfirmedBatch:
     """One batch, published in the order of its rows on one channel.
 
     Attributes:
-        batch: what is on its way; None when it has been told of, and only its tags are waited for.
-        first: delivery tag of the first published row.
-        rows: indexes of the published rows, in order of their tags.
-        left: published rows that are not confirmed.
-        failures: what failed, by index.
-        whole: every row was published, or failed.
+        batch: the batch; None once it was reported, when only its late confirms are awaited.
+        first_tag: delivery tag of the first published row.
+        rows: indexes of the published rows, in the order of their tags.
+        pending: number of published rows that are not confirmed.
+        failures: errors by index.
+        is_written: whether every row was published or has failed.
     """
 
-    __slots__ = ("_done", "_low", "batch", "deadline", "failures", "first", "left", "number", "rows", "whole")
+    __slots__ = (
+        "_confirmed",
+        "_low",
+        "batch",
+        "deadline",
+        "failures",
+        "first_tag",
+        "is_written",
+        "number",
+        "pending",
+        "rows",
+    )
 
-    def __init__(self, batch: Batch, first: int, deadline: float) -> None:
+    def __init__(self, batch: Batch, first_tag: int, deadline: float) -> None:
         self.batch: Batch | None = batch
         self.number = batch.number
-        self.first = first
+        self.first_tag = first_tag
         self.deadline = deadline
         self.rows: list[int] = []
-        self.left = 0
+        self.pending = 0
         self.failures: dict[int, BrokerError] = {}
-        self.whole = False
-        self._low = first  # all tags below are confirmed
-        self._done: set[int] = set()  # further ones that are
+        self.is_written = False
+        self._low = first_tag  # all tags below are confirmed
+        self._confirmed: set[int] = set()  # confirmed tags above
 
     @property
-    def landed(self) -> bool:
-        """Whether nothing more will be heard of it."""
-        return self.whole and not self.left
+    def is_settled(self) -> bool:
+        """Whether no confirm is missing."""
+        return self.is_written and not self.pending
 
     @property
-    def last(self) -> int:
+    def last_tag(self) -> int:
         """Delivery tag of the last published row."""
-        return self.first + len(self.rows) - 1
+        return self.first_tag + len(self.rows) - 1
 
     def published(self, rows: list[int]) -> None:
-        """Further rows were published."""
+        """Add rows that were published."""
         self.rows += rows
-        self.left += len(rows)
+        self.pending += len(rows)
 
     def unconfirmed(self, up_to: int | None = None, start: int = 0) -> Iterator[tuple[int, int]]:
-        """Delivery tag and index of each published row that is not confirmed."""
-        last = self.last if up_to is None else min(up_to, self.last)
+        """Yield delivery tag and index of each published row that is not confirmed."""
+        last = self.last_tag if up_to is None else min(up_to, self.last_tag)
         for tag in range(max(self._low, start), last + 1):
-            if tag not in self._done:
-                yield tag, self.rows[tag - self.first]
+            if tag not in self._confirmed:
+                yield tag, self.rows[tag - self.first_tag]
 
     def confirm(self, tag: int, *, multiple: bool) -> None:
-        """A row, or all up to it, are settled at the broker."""
+        """Record a confirm of one row, or of all rows up to it."""
         if multiple:
-            tag = min(tag, self.last)
+            tag = min(tag, self.last_tag)
             if tag >= self._low:
-                past = {each for each in self._done if each <= tag}
-                self.left -= tag + 1 - self._low - len(past)
-                self._done -= past
+                past = {each for each in self._confirmed if each <= tag}
+                self.pending -= tag + 1 - self._low - len(past)
+                self._confirmed -= past
                 self._low = tag + 1
-        elif self._low <= tag <= self.last and tag not in self._done:
-            self._done.add(tag)
-            self.left -= 1
-        while self._low in self._done:
-            self._done.remove(self._low)
+        elif self._low <= tag <= self.last_tag and tag not in self._confirmed:
+            self._confirmed.add(tag)
+            self.pending -= 1
+        while self._low in self._confirmed:
+            self._confirmed.remove(self._low)
             self._low += 1
 
-    def settled(self) -> Settled:
-        """What there is to tell; nothing of the batch is kept."""
+    def report(self) -> Settled:
+        """Return the outcome and forget the batch."""
         self.batch = None
         failures = [Failure(index, error) for index, error in sorted(self.failures.items())]
         return Settled(batch=self.number, failures=failures)

@@ -22,7 +22,8 @@ from redelivery.registry import connect
 from redelivery_conformance.containers import Container
 from redelivery_conformance.harness import SUBSCRIBERS, CannotShow, Harness, Kind, NotHere, Place, Runtime
 from redelivery_rabbitmq.address import Address
-from redelivery_rabbitmq.options import Settings, parameters
+from redelivery_rabbitmq.client.parameters import connection_parameters
+from redelivery_rabbitmq.options import settings_of
 from redelivery_rabbitmq.testing.node import Node
 from redelivery_rabbitmq.testing.reading import Cluster
 
@@ -205,7 +206,7 @@ class RabbitmqHarness(Harness):
     def at(self, url: str, options: Mapping[str, str], scratch: Path) -> Runtime:  # noqa: ARG002 - nothing is written
         given = {**self._options, **options}
         there = Address.parse(url)
-        cluster = Cluster(parameters(there, Settings.parse(_own(given), there.parameters)))
+        cluster = Cluster(connection_parameters(there, settings_of(_own(given), there.parameters)))
         try:
             cluster.version()
         except (pika.exceptions.AMQPError, OSError) as error:
