@@ -47,7 +47,7 @@ CAPABILITIES: Final = Capabilities(
     null_value=Support.EMULATED,  # a header
     destinations=Support.NATIVE,
     order=Support.EMULATED,  # one unsettled row per key: a row may be refused after later ones were sent
-    competing=Support.NATIVE,
+    competing_consumers=Support.NATIVE,
     subscriptions=Support.NATIVE,  # to an exchange: one queue each
     settle_any_order=Support.NATIVE,
     attempts=Support.NATIVE,
@@ -80,7 +80,7 @@ class RabbitmqBroker(Broker):
         limits = replace(CAPABILITIES.limits, message_bytes=settings.message_bytes)
         self.capabilities = replace(CAPABILITIES, limits=limits)
         if settings.queue_type == "classic":  # it only tells that a message was delivered before
-            self.capabilities = replace(self.capabilities, attempts=Support.LOWER_BOUND, backstop=Support.NONE)
+            self.capabilities = replace(self.capabilities, attempts=Support.LOWER_BOUND, delivery_limit=Support.NONE)
 
     def sender(self) -> Sender:
         return RabbitmqSender(self.address, self.settings).open()
