@@ -13,8 +13,9 @@ from redelivery.errors import ConfigurationError, InvalidURL, UnknownOption
 from redelivery.registry import connect
 from redelivery_kafka import KafkaBroker
 from redelivery_kafka.address import Address, topic_fault
-from redelivery_kafka.config import Settings
-from redelivery_kafka.known import CONSUMER_ONLY, JAVA_ONLY, KNOWN, OPTIONS, OURS, PRODUCER_ONLY
+from redelivery_kafka.client import instances
+from redelivery_kafka.client.known_settings import CONSUMER_ONLY, JAVA_ONLY, KNOWN, OPTIONS, PRODUCER_ONLY, RESERVED
+from redelivery_kafka.options import Settings
 
 topics = st.from_regex(r"[A-Za-z0-9._-]{1,249}", fullmatch=True).filter(lambda name: name not in {".", ".."})
 hosts = st.from_regex(r"[a-z][a-z0-9-]{0,9}(\.[a-z0-9]{1,5})?(:[1-9][0-9]{0,3})?", fullmatch=True)
@@ -109,7 +110,7 @@ def test_a_setting_of_javas_client_is_refused_with_what_stands_for_it(name: str)
     assert "hunter2" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", sorted(OURS))
+@pytest.mark.parametrize("name", sorted(RESERVED))
 def test_a_setting_that_a_promise_rests_on_is_refused(name: str) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(f"kafka.{name} cannot be set")):
         Settings.parse({name: "true"})
@@ -157,7 +158,7 @@ def test_a_function_cannot_be_an_option(name: str) -> None:
 )
 def test_a_wrong_value_of_a_setting_is_told(options: dict[str, str], word: str) -> None:
     with pytest.raises(ConfigurationError, match=word):
-        Settings.parse(options).producer(Address("localhost:1", "t"))
+        instances.producer(Settings.parse(options), Address("localhost:1", "t"))
 
 
 def test_a_token_endpoint_that_is_no_url_is_told() -> None:
@@ -185,5 +186,5 @@ def test_every_setting_that_we_name_is_one_of_the_library() -> None:
 
 def test_our_lists_of_settings_do_not_overlap() -> None:
     assert not PRODUCER_ONLY & CONSUMER_ONLY
-    assert not JAVA_ONLY.keys() & (KNOWN | OURS.keys())
-    assert not OPTIONS.keys() & OURS.keys()
+    assert not JAVA_ONLY.keys() & (KNOWN | RESERVED.keys())
+    assert not OPTIONS.keys() & RESERVED.keys()

@@ -14,7 +14,7 @@ from redelivery.registry import connect
 from redelivery_conformance.harness import CannotShow, NotHere
 from redelivery_conformance.plugin import not_here
 from redelivery_conformance.statements import Statements
-from redelivery_kafka.admin import may_be_lost
+from redelivery_kafka.admin import durability_warnings
 from redelivery_kafka.testing import in_container
 
 SPEC = DeliverySpec(dead_letter_sink=(Sink(uri=NATIVE),))
@@ -196,7 +196,7 @@ class TestProvisioning(Statements):
     def test_depth_of_a_topic_that_is_not_there_says_so(self, subject):
         there = cluster(subject)
         broker = subject.connect(f"kafka://{there.bootstrap}/{subject.place.topic}-missing")
-        with broker.admin() as admin, pytest.raises(Fatal, match="there is no such topic; provision it"):
+        with broker.admin() as admin, pytest.raises(Fatal, match="no such topic exists; provision it"):
             admin.depth()
 
     def test_depth_counts_every_partition_and_group_by_group(self, subject):
@@ -239,7 +239,7 @@ class TestProvisioning(Statements):
 )
 def test_what_counts_as_stored_and_may_still_be_lost_is_a_warning(acks, replicas, least, said):
     """A cluster of one broker cannot show it."""
-    found = list(may_be_lost("orders", acks, replicas, {"min.insync.replicas": least}))
+    found = list(durability_warnings("orders", acks, replicas, {"min.insync.replicas": least}))
     assert [text in each for text, each in zip(said, found, strict=True)] == [True] * len(said)
 
 

@@ -56,7 +56,7 @@ class TestBadTargets(Statements):
         there = real(subject)
         error = fails(subject, f"kafka://{there.bootstrap}/{subject.place.topic}-missing")
         assert isinstance(error, Fatal)
-        assert "there is no such topic, and the cluster makes none: provision it" in str(error)
+        assert "no such topic exists, and the cluster creates none: provision it" in str(error)
         assert not there.names(subject.place.topic + "-missing"), "asking made it"
 
     def test_a_rows_own_topic_that_is_not_there_is_permanent_and_its_neighbours_are_delivered(self, subject):

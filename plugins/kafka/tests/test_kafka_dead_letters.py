@@ -9,20 +9,20 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
 
-from redelivery import deadletters
 from redelivery.contract.broker import Terminate
 from redelivery.contract.message import Message
+from redelivery.deadletters.queue import dead_letters as open_dead_letters
 from redelivery.errors import Ambiguous, ConfigurationError, Fatal, Retriable
 from redelivery.formats import dialects
 from redelivery_conformance.statements import Statements, broker_has
 from redelivery_conformance.subject import Subject
-from redelivery_kafka import KafkaBroker
-from redelivery_kafka import letters as letters_role
+from redelivery_kafka import KafkaBroker, dead_letters
 from redelivery_kafka.address import Address
-from redelivery_kafka.burial import Burial
-from redelivery_kafka.config import Settings
-from redelivery_kafka.letters import REMOVED
-from redelivery_kafka.partition import Lease, Partition
+from redelivery_kafka.client import instances
+from redelivery_kafka.client.letter_producer import LetterProducer
+from redelivery_kafka.client.partition import Lease, Partition
+from redelivery_kafka.dead_letters import REMOVED
+from redelivery_kafka.options import Settings
 
 
 def opened(subject: Subject) -> KafkaBroker:
@@ -33,7 +33,7 @@ def opened(subject: Subject) -> KafkaBroker:
 def records(subject: Subject) -> int:
     """How many its dead letter topic's log holds."""
     broker = opened(subject)
-    consumer = broker.settings.consumer(broker.address)
+    consumer = instances.consumer(broker.settings, broker.address)
     try:
         topic = broker.address.dead_letters.topic
         found = consumer.list_topics(topic, timeout=10).topics[topic]
@@ -54,19 +54,19 @@ def remembered(subject: Subject) -> str | None:
     return None if offset < 0 else metadata
 
 
-class TestKafkaLetters(Statements):
+class TestKafkaDeadLetters(Statements):
     broker = "kafka"
 
     @broker_has("browse", "remove")
     def test_a_letter_is_redriven_by_its_topic_partition_and_offset_once(self, subject: Subject) -> None:
-        self._bury(subject, 0, 1, 2)
+        self._send_letters(subject, 0, 1, 2)
         wanted = subject.browse(direct=False)[1].position
         topic, partition, offset = wanted.split("/")
         assert topic.endswith("-dead-letters")
         assert partition.isdigit()
         assert offset.isdigit()
         for count in (1, 0):
-            with deadletters.dead_letters(subject.place.url, options=subject.place.options) as box:
+            with open_dead_letters(subject.place.url, options=subject.place.options) as box:
                 report = box.redrive([wanted])
                 assert (report.redriven, report.removed) == (count, count)
         assert subject.values() == {b"1": 1}
@@ -76,14 +76,14 @@ class TestKafkaLetters(Statements):
     @broker_has("browse", "remove")
     def test_what_is_removed_is_remembered_by_a_group_of_its_own(self, subject: Subject) -> None:
         """So a receiver of the dead letter topic is not concerned, nor is its group."""
-        self._bury(subject, 0, 1)
+        self._send_letters(subject, 0, 1)
         with subject.broker.dead_letters() as letters:
             assert letters.purge() == 2
         broker = opened(subject)
-        admin: AdminClient = broker.settings.admin(broker.address)
+        admin: AdminClient = instances.admin(broker.settings, broker.address)
         groups = admin.list_consumer_groups(request_timeout=10).result().valid
         assert broker.address.dead_letters.topic + REMOVED in {each.group_id for each in groups}
-        self._bury(subject, 2)
+        self._send_letters(subject, 2)
         assert [each.message.value for each in subject.browse(direct=False)] == [b"2"]
 
     @broker_has("browse", "remove")
@@ -92,7 +92,7 @@ class TestKafkaLetters(Statements):
         subject.provision()
         broker = opened(subject)
         topic = broker.address.dead_letters.topic
-        admin: AdminClient = broker.settings.admin(broker.address)
+        admin: AdminClient = instances.admin(broker.settings, broker.address)
         admin.create_partitions([NewPartitions(topic, 4)])[topic].result()
         settings = {"bootstrap.servers": broker.address.bootstrap, "topic.metadata.propagation.max.ms": 10_000}
         producer = Producer(settings)
@@ -127,7 +127,7 @@ class TestKafkaLetters(Statements):
     @broker_has("browse", "remove")
     @pytest.mark.parametrize("position", ["", "1", "other/0/1", "0/1", "{topic}/0/-1", "{topic}/0/x", "{topic}/0"])
     def test_a_position_of_another_topic_is_an_error_and_removes_nothing(self, subject: Subject, position: str) -> None:
-        self._bury(subject, 0)
+        self._send_letters(subject, 0)
         topic = opened(subject).address.dead_letters.topic
         with subject.broker.dead_letters() as letters, pytest.raises(ConfigurationError, match="position"):
             letters.remove([f"{topic}/0/0", position.format(topic=topic)])
@@ -135,7 +135,7 @@ class TestKafkaLetters(Statements):
 
     @broker_has("browse", "remove")
     def test_removing_what_is_not_there_counts_nothing(self, subject: Subject) -> None:
-        self._bury(subject, 0)
+        self._send_letters(subject, 0)
         (there,) = [each.position for each in subject.browse(direct=False)]
         with subject.broker.dead_letters() as letters:
             assert letters.remove([f"{there}7", f"{there.split('/')[0]}/99/0"]) == 0
@@ -146,20 +146,20 @@ class TestKafkaLetters(Statements):
         self, subject: Subject, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Else a broker forgets it within days (`offsets.retention.minutes`), and the letters come back."""
-        self._bury(subject, 0, 1)
+        self._send_letters(subject, 0, 1)
         assert len(subject.browse(direct=False)) == 2
         assert remembered(subject) is None, "nothing is removed, so nothing is to be remembered"
         with subject.broker.dead_letters() as letters:
             letters.remove([f"{opened(subject).address.dead_letters.topic}/0/0"])
         days = []
-        commit = letters_role.KafkaDeadLetters._commit
+        commit = dead_letters.KafkaDeadLetters._commit
         monkeypatch.setattr(
-            letters_role.KafkaDeadLetters, "_commit", lambda self, *args: days.append(day) or commit(self, *args)
+            dead_letters.KafkaDeadLetters, "_commit", lambda self, *args: days.append(day) or commit(self, *args)
         )
         for day in ("", "1", "1", "2", "2"):
             with monkeypatch.context() as patch:
                 if day:
-                    patch.setattr(letters_role, "_today", lambda: day)  # noqa: B023 - called within this turn
+                    patch.setattr(dead_letters, "_today", lambda: day)  # noqa: B023 - called within this turn
                 assert [each.message.value for each in subject.browse(direct=False)] == [b"1"]
             assert not day or (remembered(subject) or "").endswith(f" {day}")
         assert days == ["1", "2"]
@@ -167,7 +167,7 @@ class TestKafkaLetters(Statements):
     @broker_has("receive", "terminate", "browse")
     def test_a_letter_is_stored_whatever_the_jobs_producer_is_told(self, subject: Subject) -> None:
         """And without what the client cannot carry."""
-        self._bury(subject)
+        self._send_letters(subject)
         subject.deliver(Message(value=b"v"))
         options = {"enable.idempotence": "false", "max.in.flight": "100", "retries": "0", "request.required.acks": "1"}
         broker = subject.connect(options={f"kafka.{name}": value for name, value in options.items()})
@@ -183,7 +183,7 @@ class TestKafkaLetters(Statements):
 
     @broker_has("browse")
     def test_closing_ends_a_browse_that_was_left_in_its_middle(self, subject: Subject) -> None:
-        self._bury(subject, *range(20))
+        self._send_letters(subject, *range(20))
         letters = subject.broker.dead_letters()
         shown = letters.browse()
         next(shown)
@@ -193,7 +193,7 @@ class TestKafkaLetters(Statements):
         assert time.monotonic() - began < 5
 
     @staticmethod
-    def _bury(subject: Subject, *numbers: int) -> None:
+    def _send_letters(subject: Subject, *numbers: int) -> None:
         subject.provision()
         if numbers:
             subject.deliver(*(Message(value=b"%d" % each) for each in numbers), url=subject.broker.native_sink())
@@ -220,9 +220,9 @@ def test_a_client_that_fails_as_it_is_waited_for_leaves_no_letter_without_its_er
         def flush(self, _):
             raise KafkaException(KafkaError(code, "it is over"))
 
-    burial = Burial(Address.parse("kafka://localhost:1/letters"), Settings({}))
-    burial._producer = Ends()
+    producer = LetterProducer(Address.parse("kafka://localhost:1/letters"), Settings({}))
+    producer._producer = Ends()
     lease = Lease(Partition(0, None, 0), 0)
-    failed = burial.bury({at: (lease, Message(value=b"v")) for at in (3, 5)})
+    failed = producer.store({at: (lease, Message(value=b"v")) for at in (3, 5)})
     assert {at: type(error) for at, error in failed.items()} == {3: kind, 5: kind}
-    assert burial._producer is None
+    assert producer._producer is None

@@ -6,19 +6,23 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from redelivery.errors import Ambiguous, BrokerError, Fatal, Permanent, Retriable, Throttled, Unattributed
+from redelivery.kit.errors import Code
 from redelivery_kafka.errors import (
-    BY_NAME,
     ERRORS,
-    LOST_COUNT,
+    PRODUCER_LOST,
     REFUSED,
-    TARGET,
-    classified,
+    TABLE,
+    UNKNOWN_TARGET,
     classify,
     classify_reading,
-    refused,
+    is_refused,
+    while_doing,
 )
 
 CODES = {name: value for name in dir(KafkaError) if isinstance(value := getattr(KafkaError, name), int)}
+
+
+ABOUT_TARGET = {name for name, rule in TABLE.by_code.items() if rule.about_target}
 
 
 def test_the_client_has_the_codes_that_we_walk() -> None:
@@ -29,21 +33,46 @@ def test_the_client_has_the_codes_that_we_walk() -> None:
 def test_each_code_of_the_client_is_mapped(name: str) -> None:
     error = KafkaError(CODES[name])
     assert error.name() == name
-    assert name in BY_NAME, f"{name} is a code that Kafka grew: give it a class in errors.py"
+    assert name in TABLE.by_code, f"{name} is a code that Kafka grew: give it a class in errors.py"
     found = classify(KafkaException(error), "storing in 't'")
     assert isinstance(found, BrokerError)
     assert found.native_code == name
     assert str(found).startswith("kafka: storing in 't': ")
-    assert str(found).endswith(BY_NAME[name][1])
+    assert str(found).endswith(TABLE.by_code[name].advice)
 
 
 def test_no_name_is_mapped_that_the_client_has_not() -> None:
-    assert BY_NAME.keys() <= CODES.keys()
-    assert BY_NAME.keys() >= TARGET | LOST_COUNT | REFUSED
+    ours = {"newer", "token-endpoint"}
+    assert TABLE.by_code.keys() - ours <= CODES.keys()
+    assert TABLE.by_code.keys() >= UNKNOWN_TARGET | PRODUCER_LOST | REFUSED | ours
 
 
 def test_a_code_of_a_later_version_may_have_happened() -> None:
-    assert type(classify(KafkaError(9999), "storing")) is Ambiguous
+    found = classify(KafkaError(9999), "storing")
+    assert (type(found), found.code) == (Ambiguous, Code.UNKNOWN)
+
+
+def test_every_known_code_is_one_that_all_brokers_share() -> None:
+    assert [name for name, rule in TABLE.by_code.items() if rule.code is Code.UNKNOWN] == ["newer"]
+
+
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        ("MSG_SIZE_TOO_LARGE", Code.TOO_LARGE),
+        ("UNKNOWN_TOPIC_OR_PART", Code.NO_SUCH_DESTINATION),
+        ("_UNKNOWN_PARTITION", Code.NO_SUCH_DESTINATION),
+        ("_AUTHENTICATION", Code.NOT_AUTHENTICATED),
+        ("TOPIC_AUTHORIZATION_FAILED", Code.NOT_AUTHORIZED),
+        ("_MSG_TIMED_OUT", Code.DEADLINE_EXCEEDED),
+        ("_TRANSPORT", Code.CONNECTION_LOST),
+        ("THROTTLING_QUOTA_EXCEEDED", Code.THROTTLED),
+        ("_QUEUE_FULL", Code.FULL),
+    ],
+)
+def test_a_code_of_kafka_is_named_as_on_other_brokers(name: str, code: Code) -> None:
+    found = classify(KafkaError(CODES[name]), "storing")
+    assert (found.code, found.native_code) == (code, name)
 
 
 @pytest.mark.parametrize(
@@ -69,11 +98,11 @@ def test_a_code_has_the_class_that_its_meaning_asks_for(name: str, kind: type[Br
 @pytest.mark.parametrize("name", ["MSG_SIZE_TOO_LARGE", "INVALID_RECORD", "_INVALID_DIFFERENT_RECORD"])
 def test_what_one_record_causes_is_its_own_only_where_it_was_alone(name: str) -> None:
     error = KafkaError(CODES[name])
-    assert type(classify(error, "storing", alone=False)) is Unattributed
-    assert type(classify(error, "storing", alone=True)) is Permanent
+    assert type(classify(error, "storing", rows=2)) is Unattributed
+    assert type(classify(error, "storing", rows=1)) is Permanent
 
 
-@pytest.mark.parametrize("name", sorted(TARGET))
+@pytest.mark.parametrize("name", sorted(ABOUT_TARGET))
 def test_a_missing_topic_is_fatal_where_it_is_the_urls_own_and_a_rows_fault_else(name: str) -> None:
     error = KafkaError(CODES[name])
     assert type(classify(error, "storing", own=True)) is Fatal
@@ -107,7 +136,7 @@ def test_an_endpoint_that_is_not_reached_has_refused_nobody(said: str, kind: typ
     """In the words of the client: it has no code for it."""
     error = KafkaError(CODES["_AUTHENTICATION"], f"Failed to acquire SASL OAUTHBEARER token: {said}")
     assert type(classify(error, "storing")) is kind
-    assert refused(error) is (kind is Fatal)
+    assert is_refused(error) is (kind is Fatal)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +153,7 @@ def test_an_endpoint_that_is_not_reached_has_refused_nobody(said: str, kind: typ
 )
 def test_what_the_clients_python_part_raises_is_mapped_too(error: Exception, kind: type[BrokerError]) -> None:
     assert isinstance(error, ERRORS)
-    with pytest.raises(kind) as caught, classified("storing"):
+    with pytest.raises(kind) as caught, while_doing("storing"):
         raise error
     assert type(caught.value) is kind
     assert caught.value.__cause__ is error

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from redelivery.contract.message import Message
-from redelivery_kafka import offsets
-from redelivery_kafka.offsets import COST, ROOM, Ledger, TooMuch, Tries, waiting
-from redelivery_kafka.partition import Partition
+from redelivery_kafka.client import offset_map
+from redelivery_kafka.client.offset_map import METADATA_LENGTH, RECORD_BYTES, Attempts, MetadataFull, OffsetMap, lag
+from redelivery_kafka.client.partition import Partition
 
 OFFSETS = st.integers(0, 60)
 TIMES = st.integers(0, 2**42)
-TRIES = st.builds(
-    lambda attempts, first, delay: Tries(attempts, first, None if delay is None else first + delay),
+ATTEMPTS = st.builds(
+    lambda attempts, first, delay: Attempts(attempts, first, None if delay is None else first + delay),
     st.integers(1, 2**20),
     TIMES,
     st.none() | st.integers(0, 2**40),
@@ -29,32 +29,34 @@ TRIES = st.builds(
 @given(
     base=st.integers(0, 2**62),
     settled=st.lists(OFFSETS),
-    tries=st.dictionaries(OFFSETS, TRIES, max_size=20),
+    tries=st.dictionaries(OFFSETS, ATTEMPTS, max_size=20),
 )
-def test_what_is_written_is_what_is_read(base: int, settled: list[int], tries: dict[int, Tries]) -> None:
-    ledger = Ledger(base)
+def test_what_is_written_is_what_is_read(base: int, settled: list[int], tries: dict[int, Attempts]) -> None:
+    offsets = OffsetMap(base)
     for offset in settled:
-        ledger.settle(base + offset)
-    ledger.tries = {base + at: each for at, each in tries.items() if not ledger.is_done(base + at)}
-    again = Ledger.read(ledger.base, ledger.metadata())
-    assert again.base == ledger.base
-    assert again.tries == ledger.tries
-    assert [again.is_done(base + at) for at in range(62)] == [ledger.is_done(base + at) for at in range(62)]
-    assert again.metadata() == ledger.metadata()
+        offsets.settle(base + offset)
+    offsets.attempts = {base + at: each for at, each in tries.items() if not offsets.is_settled(base + at)}
+    again = OffsetMap.read(offsets.base, offsets.metadata())
+    assert again.base == offsets.base
+    assert again.attempts == offsets.attempts
+    assert [again.is_settled(base + at) for at in range(62)] == [offsets.is_settled(base + at) for at in range(62)]
+    assert again.metadata() == offsets.metadata()
 
 
 @settings(deadline=None)  # a busy machine is no fault
 @given(st.lists(st.tuples(OFFSETS, st.integers(1, 8))), st.integers(0, 70))
 def test_settling_is_as_with_a_set(runs: list[tuple[int, int]], end: int) -> None:
-    ledger, done = Ledger(0), set[int]()
+    offsets, done = OffsetMap(0), set[int]()
     for start, length in runs:
         new = set(range(start, start + length))
-        assert ledger.settle(start, start + length) == len(new - done)
+        assert offsets.settle(start, start + length) == len(new - done)
         done |= new
-        assert ledger.base == min(set(range(100)) - done), "committed past an unsettled record, or not as far as it may"
-        assert [at for at in range(100) if ledger.is_done(at)] == sorted(done)
-    assert ledger.unsettled(end) == len(set(range(end)) - done)
-    assert waiting(ledger.base, ledger.metadata(), 0, end) == len(set(range(end)) - done)
+        assert offsets.base == min(set(range(100)) - done), (
+            "committed past an unsettled record, or not as far as it may"
+        )
+        assert [at for at in range(100) if offsets.is_settled(at)] == sorted(done)
+    assert offsets.unsettled(end) == len(set(range(end)) - done)
+    assert lag(offsets.base, offsets.metadata(), 0, end) == len(set(range(end)) - done)
 
 
 @settings(deadline=None)  # a busy machine is no fault
@@ -62,35 +64,35 @@ def test_settling_is_as_with_a_set(runs: list[tuple[int, int]], end: int) -> Non
 def test_metadata_of_others_says_nothing_and_damaged_one_is_an_error(text: str) -> None:
     for metadata in (text, "r1:" + text, "z1:" + text):
         try:
-            ledger = Ledger.read(7, metadata)
+            offsets = OffsetMap.read(7, metadata)
         except ValueError:
             assert metadata[:3] in {"r1:", "z1:"}
         else:
-            assert ledger.base >= 7
+            assert offsets.base >= 7
 
 
 @pytest.mark.parametrize("metadata", ['r1:"', "z1:abcd", "r1:~~", "r1:" + "0" * 5])
 def test_damaged_metadata_is_told(metadata: str) -> None:
     with pytest.raises(ValueError, match=r"."):
-        Ledger.read(0, metadata)
+        OffsetMap.read(0, metadata)
 
 
 @settings(deadline=None)  # a busy machine is no fault
 @given(st.data())
 def test_what_may_be_given_fits_however_it_ends(data: st.DataObject) -> None:
     """As many as there is room for, each with an end of its own, with other records settled between them."""
-    ledger, now, offset = Ledger(0), 1_700_000_000_000, 0
-    count = ledger.room
-    assert count * COST < ROOM
+    offsets, now, offset = OffsetMap(0), 1_700_000_000_000, 0
+    count = offsets.room
+    assert count * RECORD_BYTES < METADATA_LENGTH
     seeds = data.draw(st.randoms(use_true_random=False))
     for _ in range(count):
         offset += seeds.choice([1, 2, 3, 90])
         first = now + seeds.randrange(60_000)
-        ledger.tries[offset] = Tries(seeds.randrange(1, 100), first, first + seeds.randrange(10**9))
+        offsets.attempts[offset] = Attempts(seeds.randrange(1, 100), first, first + seeds.randrange(10**9))
     for start in range(0, offset, 2):
-        if start not in ledger.tries:
-            ledger.settle(start)
-    assert len(ledger.metadata()) <= ROOM
+        if start not in offsets.attempts:
+            offsets.settle(start)
+    assert len(offsets.metadata()) <= METADATA_LENGTH
 
 
 @settings(deadline=None, max_examples=6)  # a busy machine is no fault
@@ -98,8 +100,8 @@ def test_what_may_be_given_fits_however_it_ends(data: st.DataObject) -> None:
 def test_however_many_are_delayed_what_is_given_can_be_remembered(seed: int, longest: int, most: int) -> None:
     """When no more fits, no more is given until something is due; that can be settled, and then the rest comes."""
     with pytest.MonkeyPatch.context() as small:
-        small.setattr(offsets, "ROOM", 603)
-        small.setattr(offsets, "_BYTES", 480)
+        small.setattr(offset_map, "METADATA_LENGTH", 603)
+        small.setattr(offset_map, "_METADATA_BYTES", 480)
         _delay_all(random.Random(seed), 160, longest, most)  # noqa: S311 - no secret
 
 
@@ -111,42 +113,42 @@ def _delay_all(some: random.Random, count: int, longest: int, most: int) -> None
         assert partition.fetched(offset, message, now=0.0, now_ms=now_ms)
     now, left = 0.0, count
     while left:
-        chosen = partition.choose(most, now)
+        chosen = partition.take(most, now)
         if not chosen:
             assert partition.next_due is not None, "nothing is given, and nothing ever will be"
             now = partition.next_due
             continue
-        partition.count(partition.ledger, chosen, now_ms + round(now * 1000))
-        partition.ledger.metadata()
+        partition.count_attempt(partition.offsets, chosen, now_ms + round(now * 1000))
+        partition.offsets.metadata()
         for offset in chosen:
-            partition.give(offset)
+            partition.lease(offset)
         for offset in chosen:
-            tries = partition.ledger.tries[offset]
-            if tries.attempts == 1:
+            tries = partition.offsets.attempts[offset]
+            if tries.number == 1:
                 delay = some.randrange(1, longest)
-                partition.ledger.tries[offset] = tries._replace(due_ms=now_ms + round(now * 1000) + delay)
+                partition.offsets.attempts[offset] = tries._replace(due_ms=now_ms + round(now * 1000) + delay)
                 partition.delayed(offset, now + delay / 1000)
             else:
-                partition.ledger.settle(offset)
+                partition.offsets.settle(offset)
                 partition.settled(offset)
                 left -= 1
-        partition.ledger.metadata()
-    assert (partition.ledger.base, partition.ledger.metadata()) == (count, "")
+        partition.offsets.metadata()
+    assert (partition.offsets.base, partition.offsets.metadata()) == (count, "")
 
 
 def test_what_does_not_fit_is_told() -> None:
-    ledger = Ledger(0)
+    offsets = OffsetMap(0)
     some = random.Random(5)  # noqa: S311 - the same each time
-    ledger.tries = {at * 7919: Tries(some.randrange(1, 100), some.randrange(2**40), None) for at in range(1_000)}
-    with pytest.raises(TooMuch):
-        ledger.metadata()
+    offsets.attempts = {at * 7919: Attempts(some.randrange(1, 100), some.randrange(2**40), None) for at in range(1_000)}
+    with pytest.raises(MetadataFull):
+        offsets.metadata()
 
 
 def test_nothing_committed_is_the_whole_log() -> None:
-    assert waiting(None, None, 3, 10) == 7
-    assert waiting(-1001, "", 3, 10) == 7
-    assert waiting(5, "", 7, 10) == 3, "what has run out of the log does not wait"
-    assert waiting(10, "", 0, 10) == 0
+    assert lag(None, None, 3, 10) == 7
+    assert lag(-1001, "", 3, 10) == 7
+    assert lag(5, "", 7, 10) == 3, "what has run out of the log does not wait"
+    assert lag(10, "", 0, 10) == 0
 
 
 @dataclass
@@ -177,13 +179,13 @@ class PartitionMachine(RuleBasedStateMachine):
         self._assign()
 
     def _assign(self) -> None:
-        self.partition = Partition(0, Ledger.read(*self.committed), self.end)
+        self.partition = Partition(0, OffsetMap.read(*self.committed), self.end)
         self.leases: dict[int, object] = {}
-        self.fetched = self.partition.ledger.base
+        self.fetched = self.partition.offsets.base
 
-    def _commit(self, ledger: Ledger) -> None:
-        self.committed = (ledger.base, ledger.metadata())
-        self.partition.ledger = ledger
+    def _commit(self, offsets: OffsetMap) -> None:
+        self.committed = (offsets.base, offsets.metadata())
+        self.partition.offsets = offsets
 
     @property
     def ms(self) -> int:
@@ -206,22 +208,22 @@ class PartitionMachine(RuleBasedStateMachine):
 
     @rule(most=st.integers(1, 4))
     def give(self, most: int) -> None:
-        chosen = self.partition.choose(most, self.now)
+        chosen = self.partition.take(most, self.now)
         wanted = self._may_be_given(most)
         assert chosen == wanted, "not what may be given"
-        ledger = self.partition.ledger.copy()
-        self.partition.count(ledger, chosen, self.ms)
-        self._commit(ledger)
+        offsets = self.partition.offsets.copy()
+        self.partition.count_attempt(offsets, chosen, self.ms)
+        self._commit(offsets)
         for offset in chosen:
             record = self.records[offset]
-            self.leases[offset] = self.partition.give(offset)
+            self.leases[offset] = self.partition.lease(offset)
             record.state, record.attempts = "hand", record.attempts + 1
             record.first_ms = record.first_ms if record.attempts > 1 else self.ms
-            assert ledger.tries[offset][:2] == (record.attempts, record.first_ms)
+            assert offsets.attempts[offset][:2] == (record.attempts, record.first_ms)
 
     @rule(most=st.integers(1, 4))
     def give_but_the_commit_fails(self, most: int) -> None:
-        self.partition.back(self.partition.choose(most, self.now))
+        self.partition.release(self.partition.take(most, self.now))
 
     def _may_be_given(self, most: int) -> list[int]:
         chosen: list[int] = []
@@ -245,27 +247,27 @@ class PartitionMachine(RuleBasedStateMachine):
     def settle(self, data: st.DataObject, how: str) -> None:
         offset = data.draw(st.sampled_from(sorted(self.leases)))
         del self.leases[offset]
-        record, ledger = self.records[offset], self.partition.ledger.copy()
-        tries = ledger.tries[offset]
+        record, offsets = self.records[offset], self.partition.offsets.copy()
+        tries = offsets.attempts[offset]
         if how == "accept":
-            ledger.settle(offset)
-            self._commit(ledger)
+            offsets.settle(offset)
+            self._commit(offsets)
             self.partition.settled(offset)
             record.state = "done"
         elif how == "delay":
-            ledger.tries[offset] = tries._replace(due_ms=self.ms + 5_000)
-            self._commit(ledger)
+            offsets.attempts[offset] = tries._replace(due_ms=self.ms + 5_000)
+            self._commit(offsets)
             self.partition.delayed(offset, self.now + 5)
             record.state, record.due = "waiting", self.now + 5
         else:
             if how == "back":
                 record.attempts -= 1
                 if record.attempts:
-                    ledger.tries[offset] = tries._replace(attempts=record.attempts)
+                    offsets.attempts[offset] = tries._replace(number=record.attempts)
                 else:
-                    del ledger.tries[offset]
-            self._commit(ledger)
-            self.partition.back([offset])
+                    del offsets.attempts[offset]
+            self._commit(offsets)
+            self.partition.release([offset])
             record.state = "ready"
 
     @rule(seconds=st.sampled_from([1, 3, 6]))
@@ -281,8 +283,10 @@ class PartitionMachine(RuleBasedStateMachine):
 
     @invariant()
     def nothing_unsettled_is_committed_past(self) -> None:
-        ledger = Ledger.read(*self.committed)
-        assert all(ledger.is_done(at) == (each.state == "done") for at, each in self.records.items() if at < self.end)
+        offsets = OffsetMap.read(*self.committed)
+        assert all(
+            offsets.is_settled(at) == (each.state == "done") for at, each in self.records.items() if at < self.end
+        )
 
 
 TestPartition = PartitionMachine.TestCase

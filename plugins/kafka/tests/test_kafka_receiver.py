@@ -21,7 +21,8 @@ from redelivery_conformance.statements import Statements, broker_has
 from redelivery_conformance.subject import Subject
 from redelivery_conformance.taking import Taker, values, wait_until
 from redelivery_kafka import KafkaBroker
-from redelivery_kafka.offsets import Ledger
+from redelivery_kafka.client import instances
+from redelivery_kafka.client.offset_map import OffsetMap
 
 #: A session is no shorter, in seconds; who dies is waited for as long.
 SESSION = 6.0
@@ -31,22 +32,22 @@ def keyed(key: bytes | None, *numbers: int) -> list[Message]:
     return [Message(value=b"%d" % each, key=key) for each in numbers]
 
 
-def committed(subject: Subject, partition: int = 0) -> tuple[int, Ledger]:
+def committed(subject: Subject, partition: int = 0) -> tuple[int, OffsetMap]:
     """What the group has committed, asked for by a client that is not in it."""
     broker = subject.broker
     assert isinstance(broker, KafkaBroker)
-    consumer = broker.settings.consumer(broker.address)
+    consumer = instances.consumer(broker.settings, broker.address)
     try:
         (found,) = consumer.committed([TopicPartition(broker.address.topic, partition)], timeout=10)
     finally:
         consumer.close()
-    return found.offset, Ledger.read(found.offset, found.metadata)
+    return found.offset, OffsetMap.read(found.offset, found.metadata)
 
 
 def partitions(subject: Subject, count: int) -> None:
     broker = subject.broker
     assert isinstance(broker, KafkaBroker)
-    admin: AdminClient = broker.settings.admin(broker.address)
+    admin: AdminClient = instances.admin(broker.settings, broker.address)
     admin.create_partitions([NewPartitions(broker.address.topic, count)])[broker.address.topic].result()
     end = time.monotonic() + 10
     while len(admin.list_topics(broker.address.topic, timeout=5).topics[broker.address.topic].partitions) < count:
@@ -81,7 +82,7 @@ class TestKafkaReceiver(Statements):
         broker = subject.broker
         assert isinstance(broker, KafkaBroker)
         subject.provision()
-        admin: AdminClient = broker.settings.admin(broker.address)
+        admin: AdminClient = instances.admin(broker.settings, broker.address)
         name, value = "message.timestamp.type", kind.title().replace("_", "")
         wanted = [ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)]
         topic = ConfigResource(ConfigResource.Type.TOPIC, broker.address.topic, incremental_configs=wanted)
@@ -108,9 +109,9 @@ class TestKafkaReceiver(Statements):
             (2, 5, set()),
         ):
             taker.settle(Accept(), received[settled])
-            offset, ledger = committed(subject)
+            offset, offsets = committed(subject)
             assert offset == base, "committed past an unsettled record, or not as far as it may"
-            assert {at for at in range(base, 5) if ledger.is_done(at)} == done
+            assert {at for at in range(base, 5) if offsets.is_settled(at)} == done
 
     @broker_has("receive")
     def test_a_delayed_record_holds_back_its_own_key_alone(self, subject: Subject) -> None:
@@ -268,7 +269,7 @@ class TestKafkaReceiver(Statements):
             assert receiver.receive(1, wait=0.5) == []
         subject.place.vanish()
         end = time.monotonic() + 20
-        with pytest.raises(Fatal, match="there is no such topic"):
+        with pytest.raises(Fatal, match="no such topic"):
             while time.monotonic() < end:
                 receiver.receive(1, wait=0.5)
 

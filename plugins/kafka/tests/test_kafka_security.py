@@ -29,8 +29,8 @@ from redelivery.registry import connect
 from redelivery.sending import preflight
 from redelivery_conformance.harness import NotHere
 from redelivery_conformance.plugin import not_here
-from redelivery_kafka.address import GROUP
-from redelivery_kafka.letters import REMOVED
+from redelivery_kafka.address import GROUP_PREFIX
+from redelivery_kafka.dead_letters import REMOVED
 from redelivery_kafka.testing import in_container
 
 PASSWORD = "hunter2-S3cr3t"  # noqa: S105 - what must not show
@@ -240,7 +240,7 @@ def test_the_rights_to_receive_are_enough_to_settle_and_to_dead_letter(guarded, 
     url = url_of(guarded, "PASSWORDS", topic)
     send(f"kafka://{guarded.cluster.bootstrap}/{topic}", {})
     allow(ResourceType.TOPIC, topic, AclOperation.READ)
-    allow(ResourceType.GROUP, GROUP + topic, AclOperation.READ)
+    allow(ResourceType.GROUP, GROUP_PREFIX + topic, AclOperation.READ)
     allow(ResourceType.TOPIC, letters_of, AclOperation.WRITE)
     with connect(url, as_alice()) as broker, broker.receiver() as receiver:
         assert receiver.settle([(one(receiver), Terminate(Message(value=b"v")))]) == [None]
@@ -265,7 +265,7 @@ def test_the_rights_to_look_are_enough_to_browse_and_one_more_to_remove(guarded,
 def test_the_rights_to_describe_are_enough_for_the_depth(guarded, topic, allow):
     send(f"kafka://{guarded.cluster.bootstrap}/{topic}", {})
     allow(ResourceType.TOPIC, topic, AclOperation.DESCRIBE)
-    allow(ResourceType.GROUP, GROUP + topic, AclOperation.DESCRIBE)
+    allow(ResourceType.GROUP, GROUP_PREFIX + topic, AclOperation.DESCRIBE)
     with connect(url_of(guarded, "PASSWORDS", topic), as_alice()) as broker, broker.admin() as admin:
         assert admin.depth() == 1
 

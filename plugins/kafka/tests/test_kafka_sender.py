@@ -21,7 +21,7 @@ from redelivery_conformance.forking import in_a_fork
 from redelivery_conformance.statements import Statements, broker_has
 from redelivery_conformance.subject import Subject
 from redelivery_kafka.address import Address
-from redelivery_kafka.rows import largest
+from redelivery_kafka.codec import largest
 
 SMALL = 2_000
 
@@ -217,7 +217,7 @@ class TestTopicsThatGo(Statements):
         spec = DeliverySpec(dead_letter_sink=(Sink(uri=beside(subject, letters)),))
         origin = Origin(run="run", partition=0)
         delivery = Delivery.open(subject.place.url, spec, options=subject.place.options, origin=origin)
-        with pytest.raises(Fatal, match="there is no such topic"), delivery:
+        with pytest.raises(Fatal, match="no such topic"), delivery:
             delivery.write(Batch.of([Message(value=b"before")], number=1))
             stored(subject, b"before")
             subject.place.vanish()
@@ -235,7 +235,7 @@ class TestTopicsThatGo(Statements):
         origin = Origin(run="run", partition=0)
         bad = Message(value=b"bad", extra={"partition": 7})
         delivery = Delivery.open(subject.place.url, spec, options=subject.place.options, origin=origin)
-        with pytest.raises(DeliveryFailed, match="there is no such topic") as caught, delivery:
+        with pytest.raises(DeliveryFailed, match="no such topic") as caught, delivery:
             delivery.write(Batch.of([bad], number=1))
             stored(subject, b"bad", letters)
             subject.runtime.vanish(letters)  # type: ignore[attr-defined]
@@ -385,7 +385,7 @@ class TestSender(Statements):
         topic = made(subject, "new")
         sender = subject.sender()
         subject.send(Message(value=b"before"), sender=sender)
-        sender._heard(KafkaError(KafkaError._AUTHENTICATION, "the token was not renewed"))  # type: ignore[attr-defined]
+        sender._producer.on_error(KafkaError(KafkaError._AUTHENTICATION, "the token was not renewed"))  # type: ignore[attr-defined]
         with subject.place.outage(), pytest.raises(Retriable):
             batch = Batch.of([Message(value=b"v", destination=topic)])
             settled = subject.settle(sender, batch, deadline=time.monotonic() + 2)[batch.number]
@@ -400,7 +400,7 @@ class TestSender(Statements):
     ) -> None:
         sender = subject.sender()
         subject.send(Message(value=b"before"), sender=sender)
-        real = sender._producer  # type: ignore[attr-defined]
+        real = sender._producer.client  # type: ignore[attr-defined]
 
         class Ends:
             def __getattr__(self, name: str) -> object:
@@ -412,7 +412,7 @@ class TestSender(Statements):
             def flush(self, _: float) -> int:
                 raise KafkaException(KafkaError(KafkaError._FATAL, "it is over", True))
 
-        monkeypatch.setattr(sender, "_producer", Ends())
+        monkeypatch.setattr(sender._producer, "client", Ends())  # type: ignore[attr-defined]
         rows = [Message(value=b"1"), Message(value=b"2")]
         settled = subject.send(*rows, isolate=isolate, sender=sender)
         told = {each.index for each in settled.failures}

@@ -131,7 +131,7 @@ def test_a_row_may_not_name_the_dead_letter_topic_as_its_own():
             report = delivery.finish()
         assert (report.delivered, report.dead_lettered) == (1, 1)
         headers = letter(here, "orders-dead-letters")
-        assert b"it is the dead letter topic" in headers["__connect.errors.exception.message"]
+        assert b"this is the dead letter topic" in headers["__connect.errors.exception.message"]
 
 
 @pytest.mark.parametrize("spell", [str, str.upper, str.title])
@@ -162,7 +162,7 @@ def test_a_job_in_spark_refuses_a_setting_that_the_client_does_not_know_and_a_pa
 @pytest.mark.parametrize("name", ["letters", "orders"])
 def test_a_plan_names_the_cluster_of_a_sink_that_is_not_made_here(monkeypatch, name):
     """The mock has no topic administration, so what it would answer is told."""
-    monkeypatch.setattr(KafkaAdmin, "_look", lambda *_: None)
+    monkeypatch.setattr(KafkaAdmin, "_describe", lambda *_: None)
     spec = connect.read({TOPIC: name, PRODUCER + "bootstrap.servers": "elsewhere:9092"})
     planned = plan("kafka://here/orders", spec)
     assert [each.name for each in planned.plan.objects] == ["orders"]
@@ -171,7 +171,7 @@ def test_a_plan_names_the_cluster_of_a_sink_that_is_not_made_here(monkeypatch, n
 
 @pytest.mark.parametrize("given", [{TOPIC: "letters"}, {TOPIC: "kafka://here/letters"}])
 def test_a_plan_makes_a_sink_with_settings_of_its_own_at_the_same_cluster(monkeypatch, given):
-    monkeypatch.setattr(KafkaAdmin, "_look", lambda *_: None)
+    monkeypatch.setattr(KafkaAdmin, "_describe", lambda *_: None)
     given |= {PRODUCER + "linger.ms": "0", "errors.deadletterqueue.topic.partitions": "7"}
     spec = connect.read({**given, "errors.deadletterqueue.topic.replication.factor": "2"})
     planned = plan("kafka://here/orders", spec)
@@ -191,7 +191,7 @@ def test_a_plan_makes_a_sink_with_settings_of_its_own_at_the_same_cluster(monkey
     ],
 )
 def test_a_sink_gets_the_partitions_and_replicas_asked_for_however_it_is_named(monkeypatch, sink, name):
-    monkeypatch.setattr(KafkaAdmin, "_look", lambda *_: None)
+    monkeypatch.setattr(KafkaAdmin, "_describe", lambda *_: None)
     given = {"errors.deadletterqueue.topic.partitions": "7", "errors.deadletterqueue.topic.replication.factor": "2"}
     planned = plan("kafka://here/orders", options.read({**given, "deadLetterSink": sink}))
     _, letters = planned.plan.objects
@@ -200,7 +200,7 @@ def test_a_sink_gets_the_partitions_and_replicas_asked_for_however_it_is_named(m
 
 
 def test_a_plan_refuses_the_destination_itself_and_not_its_name_at_another_cluster(monkeypatch):
-    monkeypatch.setattr(KafkaAdmin, "_look", lambda *_: None)
+    monkeypatch.setattr(KafkaAdmin, "_describe", lambda *_: None)
     spec = connect.read({TOPIC: "orders", PRODUCER + "bootstrap.servers": "here:9092"})
     with pytest.raises(ConfigurationError, match="is the destination itself"):
         plan("kafka:///orders", spec, options={"kafka.bootstrap.servers": "here"})

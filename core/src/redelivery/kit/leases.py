@@ -16,7 +16,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar, overload
 
 from redelivery.contract.broker import Outcome, Received
 from redelivery.errors import Ambiguous, BrokerError, LeaseLost
@@ -96,9 +96,15 @@ class Settlement:
             else:
                 self.answers[at] = lost(received)
 
-    def waiting(self, *kinds: type[T]) -> list[tuple[int, tuple[Received, T]]]:
-        """Return the outcomes of these kinds that have no answer yet, each with its index."""
-        return [(at, pair) for at, pair in self._waiting.items() if isinstance(pair[1], kinds)]  # type: ignore[misc]
+    @overload
+    def waiting(self) -> list[tuple[int, tuple[Received, Outcome]]]: ...
+
+    @overload
+    def waiting(self, *kinds: type[T]) -> list[tuple[int, tuple[Received, T]]]: ...
+
+    def waiting(self, *kinds: type[Any]) -> list[tuple[int, tuple[Received, Any]]]:
+        """Return the outcomes of these kinds, or all, that have no answer yet, each with its index."""
+        return [(at, pair) for at, pair in self._waiting.items() if not kinds or isinstance(pair[1], kinds)]
 
     def answer(self, at: int, answer: Answer) -> None:
         """Answer an outcome. None: it was carried out. Both that and LeaseLost end the lease."""

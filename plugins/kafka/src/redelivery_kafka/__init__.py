@@ -1,7 +1,4 @@
-"""redelivery to Kafka: a dead letter topic in Kafka Connect's dialect.
-
-This file is the plugin: its capabilities, and the broker that makes the roles.
-"""
+"""The Kafka plugin: its capabilities, its hook, and the broker that makes the roles."""
 
 from __future__ import annotations
 
@@ -25,13 +22,13 @@ from redelivery.contract.broker import (
 from redelivery.contract.hooks import HeaderDialect, hookimpl
 from redelivery_kafka.address import Address
 from redelivery_kafka.admin import API_GROUP, KIND, KafkaAdmin
-from redelivery_kafka.config import Settings
-from redelivery_kafka.known import OPTIONS
-from redelivery_kafka.letters import KafkaDeadLetters
+from redelivery_kafka.client.known_settings import OPTIONS
+from redelivery_kafka.client.spring_headers import SPRING
+from redelivery_kafka.codec import largest
+from redelivery_kafka.dead_letters import KafkaDeadLetters
+from redelivery_kafka.options import Settings
 from redelivery_kafka.receiver import KafkaReceiver
-from redelivery_kafka.rows import largest
 from redelivery_kafka.sender import KafkaSender
-from redelivery_kafka.spring import DIALECT
 
 CAPABILITIES: Final = Capabilities(
     send=Support.NATIVE,
@@ -102,7 +99,7 @@ class KafkaBroker(Broker):
 
 
 def connect(url: str, options: Mapping[str, str]) -> Broker:
-    """A broker for a URL and this plugin's options. No I/O."""
+    """Make a broker for a URL and this plugin's options. No I/O."""
     settings = Settings.parse(options)
     bootstrap = options.get("bootstrap.servers") or options.get("metadata.broker.list")
     return KafkaBroker(Address.parse(url, bootstrap), settings)
@@ -110,7 +107,7 @@ def connect(url: str, options: Mapping[str, str]) -> Broker:
 
 @hookimpl
 def redelivery_plugin() -> BrokerPlugin:
-    """What this distribution brings."""
+    """Return the plugin."""
     return BrokerPlugin(
         name="kafka",
         schemes=("kafka",),
@@ -124,5 +121,5 @@ def redelivery_plugin() -> BrokerPlugin:
 
 @hookimpl
 def redelivery_dialect() -> HeaderDialect:
-    """How Spring's applications, the other writers of dead letter topics, say why."""
-    return DIALECT
+    """Return the dialect in which Spring's applications, the other writers of dead letter topics, say why."""
+    return SPRING

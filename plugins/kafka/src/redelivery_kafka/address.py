@@ -1,31 +1,30 @@
-"""The URL of a topic at a cluster. This file must not do I/O, nor know client settings but the bootstrap servers."""
+"""The URL of a topic at a cluster."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
 from typing import Final
-from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote
 
-from redelivery.base.urls import quoted, redact, unknown
 from redelivery.errors import ConfigurationError, InvalidURL
+from redelivery.kit.address import quoted, redact, split_url, unknown
+from redelivery.kit.names import DeadLetterNames
 
-#: What is put behind a topic's name to name its dead letter topic.
-DEAD_LETTERS: Final = "-dead-letters"
+DEAD_LETTER_NAMES: Final = DeadLetterNames("-dead-letters")
 PORT: Final = 9092
-GROUP: Final = "redelivery."
-#: Between a topic's name, which cannot have it, and that of a subscription: together they name its group.
-COPY: Final = ":"
-#: Bytes of a group's name: brokers keep it in a field of 16 bits, and share it with what is committed.
+#: Prefix that makes of a topic's name that of its default group.
+GROUP_PREFIX: Final = "redelivery."
+#: Between the default group and the name of a subscription: together they name its group. No topic's name has it.
+SUBSCRIPTION: Final = ":"
+#: Bytes of a group's name: brokers keep it in a field of 16 bits, together with its committed metadata.
 GROUP_LENGTH: Final = 1024
 
-#: Kafka's own bound for the name of a topic.
+#: Kafka's own limit for the name of a topic.
 TOPIC_LENGTH: Final = 249
 _TOPIC: Final = re.compile(r"[A-Za-z0-9._-]+")
 _HOST: Final = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+)(?::(?P<port>[0-9]{1,5}))?")
-_EXAMPLE: Final = (
-    "it is written 'kafka://host:9092,other:9092/topic' or, with kafka.bootstrap.servers, 'kafka:///topic'"
-)
+_EXAMPLE: Final = "write 'kafka://host:9092,other:9092/topic' or, with kafka.bootstrap.servers, 'kafka:///topic'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +32,8 @@ class Address:
     """One topic at one cluster, and the consumer group that receives from it.
 
     Attributes:
-        named_group: the group that the URL names; empty: one of the topic's own, since members of one group wait for
-            each other whatever they receive.
+        named_group: the group that the URL names; empty: the topic's default group. No two topics share that, since
+            members of one group wait for each other whatever they receive.
     """
 
     bootstrap: str
@@ -44,7 +43,7 @@ class Address:
     @property
     def group(self) -> str:
         """The consumer group."""
-        return self.named_group or f"{GROUP}{self.topic}"
+        return self.named_group or f"{GROUP_PREFIX}{self.topic}"
 
     @property
     def url(self) -> str:
@@ -59,36 +58,36 @@ class Address:
 
     @property
     def unreached(self) -> str:
-        """What to say where none of the bootstrap servers was reached."""
+        """The error text where none of the bootstrap servers was reached."""
         count = len(self.hosts)
         return f"none of {count} bootstrap servers was reached" if count > 1 else "the bootstrap server was not reached"
 
     @property
     def is_dead_letters(self) -> bool:
         """Whether it is a dead letter topic."""
-        return self.topic.endswith(DEAD_LETTERS)
+        return DEAD_LETTER_NAMES.is_dead_letters(self.topic)
 
     @property
     def dead_letters(self) -> Address:
-        """Where its dead letters lie: its own topic, if it is a dead letter topic already."""
-        return self if self.is_dead_letters else self.at(self.topic + DEAD_LETTERS)
+        """Its dead letter topic; itself, if it is one."""
+        return self if self.is_dead_letters else self.at(DEAD_LETTER_NAMES.of(self.topic))
 
     def subscription(self, name: str) -> Address:
-        """The same topic, received from by the group of a named subscription.
+        """Return the same topic with the group of a named subscription.
 
         Raises:
-            ConfigurationError: the URL names a group, or no group can be called so.
+            ConfigurationError: the URL names a group already, or no group can have this name.
         """
         if self.named_group:
-            text = f"the URL names the group {self.named_group!r}, which is a subscription's name already"
-            raise ConfigurationError(f"kafka: {text}: leave out one of them")
+            text = f"the URL names the group {self.named_group!r}, which selects a subscription too"
+            raise ConfigurationError(f"kafka: subscription {quoted(name)}: {text}; leave out one of them")
         if not name or not name.isprintable() or len(name.encode("utf-8", "surrogatepass")) > GROUP_LENGTH:
-            text = f"a name of 1 to {GROUP_LENGTH} bytes that can be printed"
-            raise ConfigurationError(f"kafka: a subscription has {text}, not {name[:40]!r}")
-        return replace(self, named_group=self.group + COPY + name)
+            text = f"the name must have 1 to {GROUP_LENGTH} bytes, all of them printable"
+            raise ConfigurationError(f"kafka: subscription {quoted(name, 40)}: {text}")
+        return replace(self, named_group=self.group + SUBSCRIPTION + name)
 
     def at(self, topic: str) -> Address:
-        """Another topic of the same cluster.
+        """Return another topic of the same cluster.
 
         Raises:
             ConfigurationError: no topic can have this name.
@@ -104,19 +103,20 @@ class Address:
 
         Args:
             url: `kafka://host:port,.../topic?group=...`.
-            bootstrap: the servers as the client options give them. They win over the URL's: a dead letter topic given
-                by its name alone, with client options of its own, may lie at another cluster than the job's topic.
+            bootstrap: the servers as the client options give them. They take precedence over the URL's: a dead letter
+                topic given by its name alone, with separate client options, may lie at another cluster.
 
         Raises:
-            InvalidURL, UnknownOption: an unknown parameter.
+            InvalidURL
+            UnknownOption: an unknown parameter.
         """
-        parts = _split(url)
+        parts = split_url(url, several_hosts=True)
         shown = redact(url)
         if "@" in parts.netloc:
             text = "put them into kafka.sasl.username and kafka.sasl.password (a reference, as in 'env:NAME')"
             raise InvalidURL(f"kafka: {shown!r} holds credentials; {text}")
         if parts.fragment:
-            raise InvalidURL(f"kafka: {shown!r} has a part behind '#', which means nothing here; {_EXAMPLE}")
+            raise InvalidURL(f"kafka: {shown!r} has a fragment ('#'), which has no meaning here; {_EXAMPLE}")
         servers = _servers(parts.netloc, f"{shown!r}") if parts.netloc else ""
         given = _servers(bootstrap, "kafka.bootstrap.servers") if bootstrap else ""
         if not servers and not given:
@@ -129,33 +129,24 @@ class Address:
 
 
 def topic_fault(name: str) -> str | None:
-    """Why no topic can have this name; None where one can."""
+    """Return why no topic can have this name; None where one can."""
     if not name:
         return "the topic has an empty name"
     if len(name) > TOPIC_LENGTH:
         return f"a topic's name has at most {TOPIC_LENGTH} characters, not {len(name)}"
     if name in {".", ".."} or _TOPIC.fullmatch(name) is None:
-        return f"{quoted(name)} is no name of a topic: it has letters (a to z), digits, '.', '_' and '-' only"
+        return f"{quoted(name)} is not a valid topic name: use letters (a to z), digits, '.', '_' and '-'"
     return None
 
 
-def _split(url: str) -> SplitResult:
-    # Not `split_url`: it reads the port, and there may be several hosts.
-    try:
-        return urlsplit(url)
-    except ValueError as error:
-        text = f"not a valid URL: {redact(url)!r}: {redact(str(error))}; {_EXAMPLE}"
-        raise InvalidURL(f"kafka: {text}") from None  # the original text may hold a password
-
-
 def _servers(text: str, where: str) -> str:
-    """Host and port of each server, comma separated, the port filled in."""
+    """Return host and port of each server, comma separated, with the default port filled in."""
     found = []
     for each in text.split(","):
         match = _HOST.fullmatch(each.strip())
         port = int(match["port"] or PORT) if match else 0
         if match is None or not 0 < port < 1 << 16:
-            raise InvalidURL(f"kafka: {where}: {redact(each)!r} is no host:port; {_EXAMPLE}")
+            raise InvalidURL(f"kafka: {where}: {redact(each)!r} is not host:port; {_EXAMPLE}")
         found.append(f"{match['host']}:{port}")
     return ",".join(found)
 

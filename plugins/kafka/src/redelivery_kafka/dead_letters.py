@@ -1,19 +1,18 @@
-"""The dead letters role: reads a topic without a group, and remembers which of its letters are removed.
+"""The dead letters role: reads a topic without joining a group, and remembers which of its letters are removed.
 
-A record cannot be taken out of a log. What is removed or redriven is remembered in the committed offsets of a group of
-its own, `<topic>.redelivery-removed`, as a receiver remembers what is settled (`offsets.py`), and is not shown again.
-This file must not alter the topic.
+A record cannot be deleted from a log. Removed or redriven letters are remembered in the committed offsets of a separate
+group, `<topic>.redelivery-removed`, as a receiver remembers settled records (`client.offset_map`), and are not shown
+again. The topic itself is never changed.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Consumer, KafkaError, KafkaException, TopicPartition
@@ -21,60 +20,80 @@ from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Consumer, KafkaError, Kaf
 from redelivery.contract.broker import DeadLetters, Letter
 from redelivery.contract.context import ErrorContext
 from redelivery.errors import Ambiguous, BrokerError, ConfigurationError, Fatal, Permanent, Retriable
+from redelivery.kit.errors import Code
+from redelivery.kit.roles import Resource
 from redelivery_kafka.address import Address
-from redelivery_kafka.config import Settings
-from redelivery_kafka.errors import classified, classify
-from redelivery_kafka.group import committed_by_group
-from redelivery_kafka.offsets import Ledger, TooMuch
-from redelivery_kafka.record import message_of, position
+from redelivery_kafka.client import instances
+from redelivery_kafka.client.committed import committed_offsets
+from redelivery_kafka.client.offset_map import MetadataFull, OffsetMap
+from redelivery_kafka.codec import message_of, parse_position, position
+from redelivery_kafka.errors import PARTITION_EOF, classify, while_doing, while_reading
+from redelivery_kafka.options import Settings
 
 log = logging.getLogger("redelivery.kafka")
 
-#: What is put behind the topic's name to name the group that remembers what is removed.
+#: Suffix that makes of a topic's name that of the group which remembers removed letters.
 REMOVED: Final = ".redelivery-removed"
-#: Seconds for one question, and without any letter before a browse gives up.
-_QUESTION: Final = 10.0
+#: Seconds for one request, and without any letter before a browse gives up.
+_REQUEST: Final = 10.0
 _SILENCE: Final = 20.0
-#: Letters read ahead of a partition, where another one has none yet; and taken in one go.
+#: Letters of one partition to read ahead while another has none yet; and records taken by one poll.
 _AHEAD: Final = 500
-_TAKEN: Final = 100
-#: Bytes that the client fetches ahead.
+_RECORDS: Final = 100
+#: Kilobytes that the client fetches ahead.
 _FETCHED_KB: Final = 8_192
-#: What a commit is answered with.
+#: The answer to a commit.
 _Answer = tuple[KafkaError | None, list[TopicPartition]]
-#: Consumers of this process and, in a child, its parent's: see `membership`.
-_alive: dict[int, Consumer] = {}
 
 
-class KafkaDeadLetters(DeadLetters):
+@dataclass(slots=True)
+class _PartitionState:
+    """What a partition holds, and what of that is removed."""
+
+    low: int
+    high: int
+    removed: OffsetMap
+
+
+@dataclass(slots=True)
+class _Reading:
+    """A browse of one partition, up to where the log ended when it began. `ahead` holds timestamps and letters."""
+
+    number: int
+    state: _PartitionState
+    ahead: deque[tuple[int, Letter]] = field(default_factory=deque)
+    ended: bool = False
+    paused: bool = False
+
+
+class KafkaDeadLetters(Resource, DeadLetters):
     """The records of one topic that are not removed."""
 
     def __init__(self, address: Address, settings: Settings) -> None:
+        super().__init__("kafka", f"the dead letters in topic {address.topic!r}")
         self._address = replace(address, named_group=address.topic + REMOVED)
         self._settings = settings
-        self._open: set[int] = set()
-        self._closed = False
-        self._pid = os.getpid()
+        self._open: set[Consumer] = set()
 
     def browse(self) -> Iterator[Letter]:
         answers: list[_Answer] = []
         with self._consumer("browsing", on_commit=lambda *answer: answers.append(answer)) as consumer:
-            reading = {}
-            for partition, (low, high, removed) in self._state(consumer, renew=answers).items():
-                removed.settle(0, low)
-                if removed.unsettled(high):
-                    reading[partition] = _Reading(partition, removed, high)
-            consumer.assign([TopicPartition(self._address.topic, p, each.removed.base) for p, each in reading.items()])
+            reading = {
+                partition: _Reading(partition, state)
+                for partition, state in self._states(consumer, renew=answers).items()
+                if state.removed.unsettled(state.high)
+            }
+            consumer.assign([TopicPartition(self._address.topic, p, r.state.removed.base) for p, r in reading.items()])
             last = time.monotonic()
             while reading:
                 if any(not each.ahead and not each.ended for each in reading.values()):
-                    with classified(self._doing("browsing"), reading=True):
-                        records = consumer.consume(_TAKEN, 0.05)
+                    with while_reading(self.doing("browsing")):
+                        records = consumer.consume(_RECORDS, 0.05)
                     if records:
                         last = time.monotonic()
                     elif time.monotonic() > last + _SILENCE:
                         text = f"nothing came for {_SILENCE:g} s, though not all letters were read"
-                        raise Retriable(f"kafka: {self._doing('browsing')}: {text}", native_code="_TIMED_OUT")
+                        raise Retriable(f"kafka: {self.doing('browsing')}: {text}", code=Code.DEADLINE_EXCEEDED)
                     self._take(consumer, records, reading)
                     continue
                 reading = {p: each for p, each in reading.items() if each.ahead}
@@ -89,213 +108,164 @@ class KafkaDeadLetters(DeadLetters):
     def remove(self, positions: Sequence[str]) -> int:
         wanted: dict[int, set[int]] = {}
         for each in positions:
-            partition, offset = self._place(each)
-            wanted.setdefault(partition, set()).add(offset)
-        if not wanted:
-            return 0
-        return self._remember("removing from", {p: sorted(offsets) for p, offsets in wanted.items()})
+            place = parse_position(each, self._address.topic)
+            if place is None:
+                example = position(self._address.topic, 0, 42)
+                raise ConfigurationError(f"kafka: {each!r} is not a position of this topic; write it as {example!r}")
+            wanted.setdefault(place[0], set()).add(place[1])
+        return self._mark_removed("removing", wanted) if wanted else 0
 
     def purge(self) -> int:
-        return self._remember("purging", None)
+        return self._mark_removed("purging", None)
 
-    def close(self) -> None:
-        self._closed = True
-        if os.getpid() == self._pid:
-            for each in list(self._open):
-                self._give_back(each)
+    def _release(self) -> None:
+        for each in list(self._open):
+            self._close_consumer(each)
 
     # --- browsing ---
 
     def _take(self, consumer: Consumer, records: Sequence[Any], reading: dict[int, _Reading]) -> None:
         for record in records:
             error = record.error()
-            if error is not None and error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001 - its public name
-                self._on_error(error)
+            if error is not None and error.code() != PARTITION_EOF:
+                found = classify(error, self.doing("browsing"))
+                if isinstance(found, Fatal):
+                    raise found
                 continue
             each = reading.get(record.partition())
             if each is None:
                 continue
-            if error is not None:
-                each.ended = True
-                continue
             offset = record.offset()
-            if offset < each.high and not each.removed.is_done(offset):
-                kind, timestamp = record.timestamp()
-                message, fault = message_of(record)
-                letter = Letter(
-                    position=position(self._address.topic, each.number, offset),
-                    message=message,
-                    context=None if fault is None else ErrorContext(kind="invalid", reason=fault, broker="kafka"),
-                    # Else it is the time of what the letter was made of, not of its death.
-                    dead_lettered_ms=timestamp if kind == TIMESTAMP_LOG_APPEND_TIME else None,
-                )
-                each.ahead.append((timestamp, letter))
-            each.ended = each.ended or offset + 1 >= each.high
+            if error is None and offset < each.state.high and not each.state.removed.is_settled(offset):
+                each.ahead.append((record.timestamp()[1], self._letter(record)))
+            each.ended = each.ended or error is not None or offset + 1 >= each.state.high
         for each in reading.values():
             if len(each.ahead) > _AHEAD and not each.paused and not each.ended:
                 each.paused = True
                 consumer.pause([TopicPartition(self._address.topic, each.number)])
 
-    def _on_error(self, error: KafkaError) -> None:
-        told = classify(error, self._doing("browsing"))
-        if isinstance(told, Fatal):
-            raise told from KafkaException(error)
+    def _letter(self, record: Any) -> Letter:
+        kind, timestamp = record.timestamp()
+        message, fault = message_of(record)
+        return Letter(
+            position=position(self._address.topic, record.partition(), record.offset()),
+            message=message,
+            context=None if fault is None else ErrorContext(kind="invalid", reason=fault, broker="kafka"),
+            # Any other timestamp is that of the message that died, not of its death.
+            dead_lettered_ms=timestamp if kind == TIMESTAMP_LOG_APPEND_TIME else None,
+        )
 
-    # --- remembering ---
+    # --- removing ---
 
-    def _remember(self, what: str, wanted: dict[int, list[int]] | None) -> int:
-        """Remember letters as removed, by partition, or all of them; returns how many were not so before."""
+    def _mark_removed(self, what: str, wanted: dict[int, set[int]] | None) -> int:
+        """Mark letters as removed, by partition, or all of them; return how many were not marked before."""
         count = 0
         commits = []
         answers: list[_Answer] = []
         with self._consumer(what, on_commit=lambda *answer: answers.append(answer)) as consumer:
-            for partition, (low, high, removed) in self._state(consumer, wanted).items():
-                removed.settle(0, low)
+            for partition, state in self._states(consumer, wanted).items():
                 if wanted is None:
-                    new = removed.settle(low, high)
+                    new = state.removed.settle(state.low, state.high)
                 else:
-                    new = sum(removed.settle(offset) for offset in wanted[partition] if low <= offset < high)
+                    there = (offset for offset in sorted(wanted[partition]) if state.low <= offset < state.high)
+                    new = sum(map(state.removed.settle, there))
                 if not new:
                     continue
                 count += new
                 try:
-                    said = f"{removed.metadata()} {_today()}"
-                    commits.append(TopicPartition(self._address.topic, partition, removed.base, said))
-                except TooMuch as error:
-                    text = "no more removed letters can be remembered apart; remove the older ones too, or purge"
-                    raise Permanent(
-                        f"kafka: {self._doing(what)}: {text} ({error})", native_code="REMEMBERED"
-                    ) from error
-            if not commits:
-                return 0
-            self._commit(consumer, what, commits, answers)
+                    metadata = f"{state.removed.metadata()} {_today()}"
+                except MetadataFull as error:
+                    text = f"no more removed letters can be remembered ({error}); remove the oldest ones too, or purge"
+                    raise Permanent(f"kafka: {self.doing(what)}: {text}", code=Code.FULL) from error
+                commits.append(TopicPartition(self._address.topic, partition, state.removed.base, metadata))
+            if commits:
+                self._commit(consumer, what, commits, answers)
         return count
 
     def _commit(self, consumer: Consumer, what: str, commits: list[TopicPartition], answers: list[_Answer]) -> None:
-        with classified(self._doing(what)):
+        with while_doing(self.doing(what)):
             consumer.commit(offsets=commits, asynchronous=True)
-            end = time.monotonic() + _QUESTION
-            while not answers:  # the client's blocking commit has no bound
+            end = time.monotonic() + _REQUEST
+            while not answers:  # the client's blocking commit has no time limit
                 if time.monotonic() > end:
-                    text = f"no answer within {_QUESTION:g} s, so they may be removed or not"
-                    raise Ambiguous(f"kafka: {self._doing(what)}: {text}", native_code="_TIMED_OUT")
+                    text = f"no answer within {_REQUEST:g} s, so they may be removed or not"
+                    raise Ambiguous(f"kafka: {self.doing(what)}: {text}", code=Code.DEADLINE_EXCEEDED)
                 consumer.poll(0.01)
             general, committed = answers[0]
             for fault in (general, *(each.error for each in committed)):
-                _check(fault)
+                _raise_error(fault)
 
-    def _renew(self, consumer: Consumer, states: Sequence[TopicPartition], answers: list[_Answer]) -> None:
-        """Commit once more what was just read: a broker forgets what nobody commits for days, and letters come back.
+    def _renew(self, consumer: Consumer, committed: Sequence[TopicPartition], answers: list[_Answer]) -> None:
+        """Commit what was just read again: a broker forgets offsets after days without a commit, and letters come back.
 
-        Once a day, as what another process removes between the reading and the commit would be forgotten. Only those
-        who may remove may do so; who may not looks all the same.
+        Once a day, as a removal by another process between the reading and the commit would be forgotten. Users who may
+        not remove letters may not commit either; they browse all the same.
         """
         today, stale = _today(), []
-        for each in states:
+        for each in committed:
             text, _, day = (each.metadata or "").partition(" ")
             if each.offset >= 0 and day != today:
                 stale.append(TopicPartition(each.topic, each.partition, each.offset, f"{text} {today}"))
         if stale:
             try:
-                self._commit(consumer, "renewing what is removed of", stale, answers)
+                self._commit(consumer, "renewing the removal of", stale, answers)
             except BrokerError as error:
                 log.info("%s", error)
 
-    def _state(
-        self,
-        consumer: Consumer,
-        partitions: dict[int, list[int]] | None = None,
-        *,
-        renew: list[_Answer] | None = None,
-    ) -> dict[int, tuple[int, int, Ledger]]:
-        """Of each partition: its watermarks, and what is removed."""
-        with classified(self._doing("reading"), reading=True):
-            topic = consumer.list_topics(self._address.topic, timeout=_QUESTION).topics[self._address.topic]
-            _check(topic.error)
+    def _states(
+        self, consumer: Consumer, partitions: dict[int, set[int]] | None = None, *, renew: list[_Answer] | None = None
+    ) -> dict[int, _PartitionState]:
+        with while_reading(self.doing("reading")):
+            topic = consumer.list_topics(self._address.topic, timeout=_REQUEST).topics[self._address.topic]
+            _raise_error(topic.error)
             numbers = [each for each in topic.partitions if partitions is None or each in partitions]
             here = [TopicPartition(self._address.topic, each) for each in numbers]
-            states = committed_by_group(consumer, here, _QUESTION, consumer.poll)
-            if renew is not None:  # at once, so that hardly anybody can have removed more meanwhile
-                self._renew(consumer, states, renew)
-            marks = [consumer.get_watermark_offsets(each, timeout=_QUESTION) for each in here]
+            committed = committed_offsets(consumer, here, _REQUEST, consumer.poll)
+            if renew is not None:  # at once, so that another process has hardly time to remove more
+                self._renew(consumer, committed, renew)
+            marks = [consumer.get_watermark_offsets(each, timeout=_REQUEST) for each in here]
         found = {}
-        for each, (low, high) in zip(states, marks, strict=True):
-            found[each.partition] = (low, high, Ledger(low) if each.offset < 0 else self._read(each))
+        for each, (low, high) in zip(committed, marks, strict=True):
+            state = found[each.partition] = _PartitionState(low, high, self._removed(each, low))
+            state.removed.settle(0, low)
         return found
 
-    def _read(self, committed: TopicPartition) -> Ledger:
+    def _removed(self, committed: TopicPartition, low: int) -> OffsetMap:
+        if committed.offset < 0:
+            return OffsetMap(low)
         try:
-            return Ledger.read(committed.offset, (committed.metadata or "").partition(" ")[0])
+            return OffsetMap.read(committed.offset, (committed.metadata or "").partition(" ")[0])
         except ValueError as error:
-            text = f"what the group {self._address.group!r} remembers is damaged ({error})"
-            raise Fatal(f"kafka: {self._doing('reading')}: {text}; delete it, and all letters show again") from error
+            text = f"the offsets of group {self._address.group!r} are damaged ({error}); delete it to show all letters"
+            raise Fatal(f"kafka: {self.doing('reading')}: {text}", code=Code.CORRUPT) from error
 
     # --- the client ---
 
     @contextmanager
     def _consumer(self, what: str, **callbacks: Any) -> Iterator[Consumer]:
-        if self._closed or os.getpid() != self._pid:
-            raise Fatal(f"kafka: {self._doing(what)}: this role is closed, or another process's; open another")
-        consumer = self._settings.consumer(
-            self._address,
-            **{
-                "enable.auto.commit": False,
-                "enable.auto.offset.store": False,
-                "enable.partition.eof": True,
-                "auto.offset.reset": "earliest",
-                "isolation.level": "read_committed",
-                "fetch.wait.max.ms": 100,
-                "queued.max.messages.kbytes": _FETCHED_KB,
-                **callbacks,
-            },
-        )
-        _alive[id(consumer)] = consumer
-        self._open.add(id(consumer))
+        self.check_open(what)
+        own = {"enable.partition.eof": True, "queued.max.messages.kbytes": _FETCHED_KB}
+        consumer = instances.consumer(self._settings, self._address, **own, **callbacks)
+        self._open.add(consumer)
         try:
             yield consumer
         finally:
-            if os.getpid() == self._pid:
-                self._give_back(id(consumer))
+            if not self.is_inherited:
+                self._close_consumer(consumer)
 
-    def _give_back(self, name: int) -> None:
-        self._open.discard(name)
-        consumer = _alive.pop(name, None)
-        if consumer is not None:
+    def _close_consumer(self, consumer: Consumer) -> None:
+        if consumer in self._open:
+            self._open.discard(consumer)
             with suppress(KafkaException, RuntimeError):
                 consumer.close()
-
-    def _place(self, text: str) -> tuple[int, int]:
-        topic, partition, offset = (["", "", *text.split("/")])[-3:]
-        if topic != self._address.topic or not _is_number(partition) or not _is_number(offset):
-            example = position(self._address.topic, 0, 42)
-            raise ConfigurationError(f"kafka: not a position of this topic: {text!r}; one is written {example!r}")
-        return int(partition), int(offset)
-
-    def _doing(self, what: str) -> str:
-        return f"{what} the dead letters in topic {self._address.topic!r}"
-
-
-class _Reading:
-    """What is read of one partition, up to where it ended when it began."""
-
-    def __init__(self, number: int, removed: Ledger, high: int) -> None:
-        self.number = number
-        self.removed = removed
-        self.high = high
-        self.ahead: deque[tuple[int, Letter]] = deque()
-        self.ended = False
-        self.paused = False
+            instances.release(consumer)
 
 
 def _today() -> str:
-    """The day, as it stands behind what is remembered, after a blank: when that was committed last."""
+    """Return the day, which stands behind the metadata, after a blank: the day of the last commit."""
     return str(int(time.time() // 86_400))
 
 
-def _check(error: KafkaError | None) -> None:
+def _raise_error(error: KafkaError | None) -> None:
     if error is not None:
         raise KafkaException(error)
-
-
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) < 20  # noqa: PLR2004 - digits of 64 bits

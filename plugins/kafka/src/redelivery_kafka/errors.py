@@ -1,265 +1,374 @@
-"""Every error of confluent-kafka as one of redelivery's classes: the only file that knows Kafka's codes.
+"""Every error of confluent-kafka as one of redelivery's.
 
-A code is a broker's answer (no underscore before its name) or the client's own (`_MSG_TIMED_OUT`). This file must not
-call a client nor decide what follows from an error.
+A code is a broker's answer (no underscore before its name) or the client's own (`_MSG_TIMED_OUT`).
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
 from confluent_kafka import KafkaError, KafkaException
 
-from redelivery.base.urls import redact
 from redelivery.errors import Ambiguous, BrokerError, Fatal, Permanent, Retriable, Throttled, Unattributed
+from redelivery.kit.errors import BUG, ClientError, Code, ErrorTable, Rule
+from redelivery_kafka.client.internals import is_token_endpoint_unreached
 
-_Rule = tuple[type[BrokerError], str]
+#: Codes that are no failure of a consumer, under names without the client's underscore.
+PARTITION_EOF: Final = KafkaError._PARTITION_EOF  # noqa: SLF001 - its public name
+ALL_BROKERS_DOWN: Final = KafkaError._ALL_BROKERS_DOWN  # noqa: SLF001 - its public name
+UNKNOWN_PARTITION: Final = KafkaError._UNKNOWN_PARTITION  # noqa: SLF001 - its public name
+
+#: Codes of a topic or partition that the client does not know: no broker has it, or it changed since the client looked.
+UNKNOWN_TARGET: Final = frozenset({"_UNKNOWN_PARTITION", "_UNKNOWN_TOPIC", "UNKNOWN_TOPIC_OR_PART"})
+#: A producer that reports one of these can send nothing more.
+PRODUCER_LOST: Final = frozenset({"_FATAL", "_FENCED", "_INCONSISTENT", "_GAPLESS_GUARANTEE", "PRODUCER_FENCED"})
+#: A gapless producer reports this for what is behind a refused record: nothing may overtake that.
+GAP: Final = "_GAPLESS_GUARANTEE"
+#: Codes of a connection that is refused for a reason which another attempt does not change.
+REFUSED: Final = frozenset({"_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED", "UNSUPPORTED_SASL_MECHANISM", "_SSL"})
+
+_UNAVAILABLE: Final = Code.UNAVAILABLE
+#: In place of codes: a token endpoint that was not reached, and a code that Kafka got after this version of the plugin.
+_TOKEN_ENDPOINT: Final = "token-endpoint"  # noqa: S105 - no token
+_NEWER: Final = "newer"
+_RETRY_AFTER: Final = 1.0
+
+_QUEUE_FULL: Final = Rule(Retriable, Code.FULL, "the client's queue is full; nothing was handed over")
+_NO_LEADER: Final = Rule(Retriable, _UNAVAILABLE, "a partition has no leader now: a broker is down; try again")
+_ROW: Final = Rule(Permanent, Code.INVALID_MESSAGE, "the client cannot take a value of this type or size")
 
 
-def _all(kind: type[BrokerError], advice: str, names: str) -> dict[str, _Rule]:
-    """The same rule for each of these names."""
-    return dict.fromkeys(names.split(), (kind, advice))
+def _each(
+    names: str, kind: type[BrokerError], code: Code, advice: str, *, about_target: bool = False
+) -> dict[str, Rule]:
+    """Return the same rule for each of these names."""
+    return dict.fromkeys(names.split(), Rule(kind, code, advice, about_target))
 
 
-#: By the name of the code. One that is missing here is one that Kafka grew later: a test says so.
-BY_NAME: Final[Mapping[str, _Rule]] = {
+_BY_CODE: Final = {
     # --- nothing happened ---
-    **_all(
-        Retriable,
-        "the partition's leader or the coordinator is changing; nothing was stored",
+    **_each(
         "LEADER_NOT_AVAILABLE NOT_LEADER_FOR_PARTITION REPLICA_NOT_AVAILABLE BROKER_NOT_AVAILABLE FENCED_LEADER_EPOCH "
         "UNKNOWN_LEADER_EPOCH NOT_CONTROLLER COORDINATOR_LOAD_IN_PROGRESS COORDINATOR_NOT_AVAILABLE NOT_COORDINATOR "
         "PREFERRED_LEADER_NOT_AVAILABLE ELIGIBLE_LEADERS_NOT_AVAILABLE LISTENER_NOT_FOUND OFFSET_NOT_AVAILABLE "
         "REASSIGNMENT_IN_PROGRESS STALE_BROKER_EPOCH STALE_CTRL_EPOCH UNSTABLE_OFFSET_COMMIT INCONSISTENT_TOPIC_ID "
         "UNKNOWN_TOPIC_ID REBOOTSTRAP_REQUIRED _WAIT_COORD _WAIT_CACHE _NODE_UPDATE",
-    ),
-    **_all(
         Retriable,
-        "too few replicas are in sync; nothing was stored; look into the cluster's health",
+        _UNAVAILABLE,
+        "the partition's leader or the coordinator is changing; nothing was stored",
+    ),
+    **_each(
         "NOT_ENOUGH_REPLICAS _ISR_INSUFF",
-    ),
-    **_all(
         Retriable,
-        "the broker's disk failed; nothing was stored; look into its log",
+        _UNAVAILABLE,
+        "too few replicas are in sync; nothing was stored; check the cluster's health",
+    ),
+    **_each(
         "KAFKA_STORAGE_ERROR LOG_DIR_NOT_FOUND",
-    ),
-    **_all(
         Retriable,
-        "no broker was reached, so nothing was sent; check the bootstrap servers, the network and the listeners that "
-        "the brokers advertise",
+        _UNAVAILABLE,
+        "the broker's disk failed; nothing was stored; check the broker's log",
+    ),
+    **_each(
         "_ALL_BROKERS_DOWN _RESOLVE",
-    ),
-    **_all(Retriable, "the client's queue is full; nothing was handed over", "_QUEUE_FULL"),
-    **_all(Retriable, "it was taken out of the client's queue before it was sent", "_PURGE_QUEUE"),
-    **_all(
         Retriable,
-        "the consumer group is being shared out anew, or this member has left it; nothing was committed",
+        Code.CONNECTION_LOST,
+        "no broker was reached, so nothing was sent; check the bootstrap servers, the network and the listeners "
+        "that the brokers advertise",
+    ),
+    **_each(
+        _TOKEN_ENDPOINT,
+        Retriable,
+        Code.CONNECTION_LOST,
+        "check kafka.sasl.oauthbearer.token.endpoint.url and the network; nothing was sent",
+    ),
+    "_QUEUE_FULL": _QUEUE_FULL,
+    **_each(
+        "_PURGE_QUEUE",
+        Retriable,
+        Code.NOT_SENT,
+        "it was dropped from the client's queue before it was sent",
+    ),
+    **_each(
         "ILLEGAL_GENERATION UNKNOWN_MEMBER_ID REBALANCE_IN_PROGRESS MEMBER_ID_REQUIRED FENCED_MEMBER_EPOCH "
         "STALE_MEMBER_EPOCH UNRELEASED_INSTANCE_ID NON_EMPTY_GROUP GROUP_SUBSCRIBED_TO_TOPIC _ASSIGNMENT_LOST "
         "_ASSIGN_PARTITIONS _REVOKE_PARTITIONS _MAX_POLL_EXCEEDED _OUTDATED",
-    ),
-    **_all(
         Retriable,
-        "nothing was changed; the same may be asked again",
+        Code.LEASE_LOST,
+        "the consumer group is rebalancing, or this member has left it; nothing was committed",
+    ),
+    **_each(
         "FETCH_SESSION_ID_NOT_FOUND INVALID_FETCH_SESSION_EPOCH SHARE_SESSION_NOT_FOUND INVALID_SHARE_SESSION_EPOCH "
         "SHARE_SESSION_LIMIT_REACHED OPERATION_NOT_ATTEMPTED CONCURRENT_TRANSACTIONS _IN_PROGRESS _PREV_IN_PROGRESS "
         "_CONFLICT _RETRY _INTR _PARTIAL _UNKNOWN_BROKER _DESTROY_BROKER _CRIT_SYS_RESOURCE DELEGATION_TOKEN_EXPIRED",
-    ),
-    **_all(
         Retriable,
-        "the consumer's place in the log is not there; it is found anew",
+        _UNAVAILABLE,
+        "nothing was changed; the same request can be made again",
+    ),
+    **_each(
         "OFFSET_OUT_OF_RANGE _NO_OFFSET _AUTO_OFFSET_RESET _LOG_TRUNCATION _PARTITION_EOF",
+        Retriable,
+        Code.CONFLICT,
+        "the consumer's offset is not in the log any more; it looks for the next one",
     ),
-    **_all(Throttled, "the broker asks for a pause; nothing was stored", "THROTTLING_QUOTA_EXCEEDED"),
+    **_each(
+        "THROTTLING_QUOTA_EXCEEDED",
+        Throttled,
+        Code.THROTTLED,
+        "the broker asks for a pause; nothing was stored",
+    ),
     # --- it may have happened ---
-    **_all(
+    **_each(
+        "REQUEST_TIMED_OUT _TIMED_OUT _TIMED_OUT_QUEUE _MSG_TIMED_OUT",
         Ambiguous,
-        "the connection broke or no answer came in time, so it may be stored or not",
-        "REQUEST_TIMED_OUT NETWORK_EXCEPTION _TRANSPORT _TIMED_OUT _TIMED_OUT_QUEUE _MSG_TIMED_OUT _PURGE_INFLIGHT "
-        "_BAD_MSG _UNDERFLOW",
+        Code.DEADLINE_EXCEEDED,
+        "no answer came in time, so it may be stored or not",
     ),
-    **_all(
+    **_each(
+        "NETWORK_EXCEPTION _TRANSPORT _BAD_MSG _UNDERFLOW",
         Ambiguous,
-        "it was stored by too few replicas: if the leader fails now it is lost, if not it stays",
+        Code.CONNECTION_LOST,
+        "the connection broke, so it may be stored or not",
+    ),
+    **_each(
+        "_PURGE_INFLIGHT",
+        Ambiguous,
+        Code.UNCONFIRMED,
+        "it was sent and no answer came, so it may be stored or not",
+    ),
+    **_each(
         "NOT_ENOUGH_REPLICAS_AFTER_APPEND",
-    ),
-    **_all(Ambiguous, "the broker says no more; its log does", "UNKNOWN _FAIL"),
-    **_all(
         Ambiguous,
-        "the producer lost count of what the broker has; another one goes on",
+        Code.UNCONFIRMED,
+        "it was stored by too few replicas: if the leader fails now it is lost, if not it stays",
+    ),
+    **_each(
+        "UNKNOWN _FAIL",
+        Ambiguous,
+        _UNAVAILABLE,
+        "the broker gives no reason; check its log",
+    ),
+    **_each(
         "OUT_OF_ORDER_SEQUENCE_NUMBER DUPLICATE_SEQUENCE_NUMBER UNKNOWN_PRODUCER_ID INVALID_PRODUCER_EPOCH "
         "PRODUCER_FENCED _FATAL _FENCED _INCONSISTENT _GAPLESS_GUARANTEE _DESTROY",
+        Ambiguous,
+        Code.UNCONFIRMED,
+        "the producer lost count of what the broker has; another one goes on",
+    ),
+    **_each(
+        _NEWER,
+        Ambiguous,
+        Code.UNKNOWN,
+        "this version of redelivery-kafka does not know the code; it may have happened",
     ),
     # --- one record of a request spoils it ---
-    **_all(
+    **_each(
+        "MSG_SIZE_TOO_LARGE RECORD_LIST_TOO_LARGE INVALID_MSG_SIZE",
         Unattributed,
+        Code.TOO_LARGE,
         "a record, or the request that holds it, is larger than the topic's max.message.bytes: make the record "
         "smaller, or raise that, the broker's message.max.bytes and kafka.message.max.bytes",
-        "MSG_SIZE_TOO_LARGE RECORD_LIST_TOO_LARGE INVALID_MSG_SIZE",
     ),
-    **_all(
-        Unattributed,
-        "the broker refuses a record (a compacted topic without a key, a timestamp out of its bounds, a schema)",
+    **_each(
         "INVALID_RECORD INVALID_TIMESTAMP INVALID_MSG UNSUPPORTED_FOR_MESSAGE_FORMAT _INVALID_DIFFERENT_RECORD",
+        Unattributed,
+        Code.INVALID_MESSAGE,
+        "the broker refuses a record (a compacted topic without a key, a timestamp out of its bounds, a schema)",
     ),
     # --- this record never ---
-    **_all(Permanent, "the topic has no such partition; correct the column 'partition'", "_UNKNOWN_PARTITION"),
-    **_all(Permanent, "no topic can have this name", "TOPIC_EXCEPTION"),
-    **_all(
+    **_each(
+        "_UNKNOWN_PARTITION",
         Permanent,
-        "the value cannot be written as the client wants it",
+        Code.NO_SUCH_DESTINATION,
+        "the topic has no such partition; correct the column 'partition'",
+    ),
+    **_each(
         "_KEY_SERIALIZATION _VALUE_SERIALIZATION _KEY_DESERIALIZATION _VALUE_DESERIALIZATION _INVALID_TYPE "
-        "_BAD_COMPRESSION OFFSET_METADATA_TOO_LARGE INVALID_COMMIT_OFFSET_SIZE",
+        "_BAD_COMPRESSION",
+        Permanent,
+        Code.INVALID_MESSAGE,
+        "the value cannot be written in the client's format",
+    ),
+    **_each(
+        "OFFSET_METADATA_TOO_LARGE INVALID_COMMIT_OFFSET_SIZE",
+        Permanent,
+        Code.TOO_LARGE,
+        "the metadata of the committed offset is larger than the broker allows",
     ),
     # --- no record will ---
-    **_all(
+    **_each(
+        "TOPIC_EXCEPTION",
         Fatal,
-        "there is no such topic, and the cluster makes none: provision it, or correct its name",
-        "UNKNOWN_TOPIC_OR_PART _UNKNOWN_TOPIC",
+        Code.INVALID_DESTINATION,
+        "no topic can have this name",
+        about_target=True,
     ),
-    **_all(
+    **_each(
+        "UNKNOWN_TOPIC_OR_PART _UNKNOWN_TOPIC",
         Fatal,
-        "the broker refuses who we are: check kafka.security.protocol, kafka.sasl.* and kafka.ssl.*",
-        "_AUTHENTICATION SASL_AUTHENTICATION_FAILED UNSUPPORTED_SASL_MECHANISM ILLEGAL_SASL_STATE _SSL "
+        Code.NO_SUCH_DESTINATION,
+        "no such topic exists, and the cluster creates none: provision it, or correct its name",
+        about_target=True,
+    ),
+    **_each(
+        "_AUTHENTICATION SASL_AUTHENTICATION_FAILED UNSUPPORTED_SASL_MECHANISM ILLEGAL_SASL_STATE "
         "UNACCEPTABLE_CREDENTIAL SECURITY_DISABLED PRINCIPAL_DESERIALIZATION_FAILURE INVALID_PRINCIPAL_TYPE "
         "DELEGATION_TOKEN_AUTH_DISABLED DELEGATION_TOKEN_NOT_FOUND DELEGATION_TOKEN_OWNER_MISMATCH "
         "DELEGATION_TOKEN_REQUEST_NOT_ALLOWED",
-    ),
-    **_all(
         Fatal,
-        "this user has no right to it: the README lists the ACLs of each operation",
-        "TOPIC_AUTHORIZATION_FAILED GROUP_AUTHORIZATION_FAILED CLUSTER_AUTHORIZATION_FAILED "
-        "TRANSACTIONAL_ID_AUTHORIZATION_FAILED DELEGATION_TOKEN_AUTHORIZATION_FAILED",
+        Code.NOT_AUTHENTICATED,
+        "the broker refuses the credentials: check kafka.security.protocol, kafka.sasl.* and kafka.ssl.*",
     ),
-    **_all(
+    **_each(
+        "_SSL",
         Fatal,
-        "the brokers do not know what the client asks for: check their version, or that this is Kafka",
+        Code.TLS_FAILED,
+        "no TLS connection was made: check kafka.security.protocol and kafka.ssl.*",
+    ),
+    **_each(
+        "GROUP_AUTHORIZATION_FAILED CLUSTER_AUTHORIZATION_FAILED TRANSACTIONAL_ID_AUTHORIZATION_FAILED "
+        "DELEGATION_TOKEN_AUTHORIZATION_FAILED",
+        Fatal,
+        Code.NOT_AUTHORIZED,
+        "this user lacks the permission: the README lists the ACLs of each operation",
+    ),
+    **_each(
+        "TOPIC_AUTHORIZATION_FAILED",
+        Fatal,
+        Code.NOT_AUTHORIZED,
+        "this user lacks the permission: the README lists the ACLs of each operation",
+        about_target=True,
+    ),
+    **_each(
         "UNSUPPORTED_VERSION UNSUPPORTED_COMPRESSION_TYPE UNSUPPORTED_ASSIGNOR UNSUPPORTED_ENDPOINT_TYPE "
         "MISMATCHED_ENDPOINT_TYPE _UNSUPPORTED_FEATURE _NOT_IMPLEMENTED _UNKNOWN_PROTOCOL",
-    ),
-    **_all(
         Fatal,
-        "a setting is wrong, or not allowed here",
+        Code.UNSUPPORTED,
+        "the brokers do not know this request: check their version, or that it is Kafka",
+    ),
+    **_each(
         "INVALID_REQUIRED_ACKS INVALID_GROUP_ID INVALID_SESSION_TIMEOUT INCONSISTENT_GROUP_PROTOCOL "
         "GROUP_MAX_SIZE_REACHED FENCED_INSTANCE_ID INVALID_TRANSACTION_TIMEOUT INVALID_REGULAR_EXPRESSION "
         "INVALID_CONFIG INVALID_PARTITIONS INVALID_REPLICATION_FACTOR INVALID_REPLICA_ASSIGNMENT POLICY_VIOLATION "
         "TOPIC_DELETION_DISABLED _INVALID_ARG _NOT_CONFIGURED _FS _READ_ONLY",
-    ),
-    **_all(
         Fatal,
-        "it is there already, or not there",
-        "TOPIC_ALREADY_EXISTS DUPLICATE_RESOURCE RESOURCE_NOT_FOUND GROUP_ID_NOT_FOUND ELECTION_NOT_NEEDED "
-        "NO_REASSIGNMENT_IN_PROGRESS _UNKNOWN_GROUP _NOENT",
+        Code.MISCONFIGURED,
+        "a setting is wrong, or not allowed here",
     ),
-    **_all(
+    **_each(
+        "TOPIC_ALREADY_EXISTS DUPLICATE_RESOURCE ELECTION_NOT_NEEDED NO_REASSIGNMENT_IN_PROGRESS",
         Fatal,
-        "this is an error of redelivery-kafka or of the client: please report it",
+        Code.CONFLICT,
+        "it exists already, or needs no change",
+    ),
+    **_each(
+        "RESOURCE_NOT_FOUND GROUP_ID_NOT_FOUND _UNKNOWN_GROUP _NOENT",
+        Fatal,
+        Code.NO_SUCH_DESTINATION,
+        "it does not exist",
+    ),
+    **_each(
         "INVALID_REQUEST INVALID_TXN_STATE INVALID_PRODUCER_ID_MAPPING TRANSACTION_COORDINATOR_FENCED "
         "TRANSACTION_ABORTABLE INCONSISTENT_VOTER_SET INVALID_UPDATE_VERSION FEATURE_UPDATE_FAILED "
         "UNKNOWN_CONTROLLER_ID UNKNOWN_SUBSCRIPTION_ID TELEMETRY_TOO_LARGE INVALID_REGISTRATION INVALID_RECORD_STATE "
         "FENCED_STATE_EPOCH INVALID_VOTER_KEY DUPLICATE_VOTER VOTER_NOT_FOUND STREAMS_INVALID_TOPOLOGY "
         "STREAMS_INVALID_TOPOLOGY_EPOCH STREAMS_TOPOLOGY_FENCED _STATE _EXISTING_SUBSCRIPTION _APPLICATION _NOOP "
         "NO_ERROR",
+        BUG.kind,
+        BUG.code,
+        BUG.advice,
     ),
 }
-_NEWER: Final[_Rule] = (Ambiguous, "this version of redelivery-kafka does not know the code, so it may have happened")
 
-#: About the topic: fatal where it is the URL's own, a row's own fault where the row names it.
-TARGET: Final = frozenset({"UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "TOPIC_EXCEPTION", "TOPIC_AUTHORIZATION_FAILED"})
-#: The client does not know the topic or the partition: nobody said which, or it has changed since the client looked.
-DOUBT: Final = frozenset({"_UNKNOWN_PARTITION", "_UNKNOWN_TOPIC", "UNKNOWN_TOPIC_OR_PART"})
-#: The producer that told of it can send nothing more.
-LOST_COUNT: Final = frozenset({"_FATAL", "_FENCED", "_INCONSISTENT", "_GAPLESS_GUARANTEE", "PRODUCER_FENCED"})
-#: An earlier record was refused, and nothing must overtake it.
-GAP: Final = "_GAPLESS_GUARANTEE"
-#: The connection is refused for a reason that another try does not mend.
-REFUSED: Final = frozenset({"_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED", "UNSUPPORTED_SASL_MECHANISM", "_SSL"})
 
-#: An authentication that has not begun, in the words of the library that asks for tokens: nobody has refused it.
-_NO_ENDPOINT: Final = re.compile(
-    r"token: (Failed to connect|Could(n't| not) (connect|resolve)|(Resolving|Connection|Operation) timed out|"
-    r"Connection was reset|Empty reply|Recv failure|Send failure)"
-)
-#: A partition that the client does not know, where no row names one.
-_NO_LEADER: Final = "a partition has no leader now: a broker is down; nothing was changed"
+def kafka_error(error: object) -> KafkaError | None:
+    """Return the client's error with its code; None where the client raised something else."""
+    found = error.args[0] if isinstance(error, KafkaException) and error.args else error
+    return found if isinstance(found, KafkaError) else None
 
-#: What the client's Python part raises for a row that it cannot take.
+
+def _describe(error: BaseException) -> ClientError:
+    found = kafka_error(error)
+    if found is None:
+        return ClientError(str(error))
+    name, text = found.name(), str(found.str())
+    if name in REFUSED and is_token_endpoint_unreached(text):
+        return ClientError(text, codes=(_TOKEN_ENDPOINT,), name=name)
+    return ClientError(text, codes=(name, _NEWER), retry_after=_RETRY_AFTER)
+
+
+#: Errors of the client's Python part for a row that it cannot take, and every error that a call of the client raises.
 ROW_ERRORS: Final = (TypeError, ValueError, OverflowError)
-#: Whatever a call of the client may raise.
 ERRORS: Final = (KafkaException, BufferError, RuntimeError, NotImplementedError, *ROW_ERRORS)
 
-_PAUSE: Final = 1.0
+TABLE: Final = ErrorTable(
+    "kafka",
+    by_class={
+        KafkaException: BUG,
+        BufferError: _QUEUE_FULL,
+        RuntimeError: BUG,
+        NotImplementedError: BUG,
+        **dict.fromkeys(ROW_ERRORS, _ROW),
+    },
+    by_code=_BY_CODE,
+    describe=_describe,
+    catches=ERRORS,
+)
 
 
-def classify(error: Exception | KafkaError, doing: str, *, alone: bool = True, own: bool = True) -> BrokerError:
-    """The error as redelivery's, its text saying what was being done and what to do.
+def classify(error: BaseException | KafkaError, doing: str, *, rows: int = 1, own: bool = True) -> BrokerError:
+    """Return redelivery's error for one that the client raised or reported, chained from it.
 
     Args:
-        error: what the client raised, or told a callback. The caller chains what was raised.
+        error: what the client raised, or gave a callback.
         doing: "storing in 'topic'".
-        alone: the request held this record only, or none: what a record can cause is this one's fault.
+        rows: how many records the request held: an error that one of them causes is the fault of a single one.
         own: the topic is the URL's own, not a row's.
     """
-    found = error.args[0] if isinstance(error, KafkaException) and error.args else error
-    if not isinstance(found, KafkaError):
-        return _of_python(error, doing)
-    name = found.name()
-    kind, advice = BY_NAME.get(name, _NEWER)
-    if name in TARGET:
-        kind = Fatal if own else Permanent
-    elif name in REFUSED and not refused(found):
-        kind, advice = Retriable, "check kafka.sasl.oauthbearer.token.endpoint.url and the network; nothing was sent"
-    elif kind is Unattributed and alone:
-        kind = Permanent
-    text = f"kafka: {doing}: {redact(found.str())} ({name}); {advice}"
-    return Throttled(text, native_code=name, retry_after=_PAUSE) if kind is Throttled else kind(text, native_code=name)
+    return TABLE.error(_exception(error), doing, rows=rows, own_target=own)
 
 
-def classify_reading(error: Exception | KafkaError, doing: str) -> BrokerError:
-    """The error of a call that changes nothing: what would be ambiguous of another may just be asked again."""
-    found = classify(error, doing)
-    if found.native_code == "_UNKNOWN_PARTITION":
-        return found.reclassified(Retriable, f"kafka: {doing}: {_NO_LEADER}")
-    return found.reclassified(Retriable) if isinstance(found, Ambiguous) else found
-
-
-def doubted(error: Exception | KafkaError) -> KafkaError | None:
-    """What the client said, where it does not know the topic or the partition; None: something else is wrong."""
-    found = error.args[0] if isinstance(error, KafkaException) and error.args else error
-    return found if isinstance(found, KafkaError) and found.name() in DOUBT else None
-
-
-def changed(doing: str, partitions: int, code: str) -> Retriable:
-    """The error of a row that named no partition, or one that is there, where the client knew another topic."""
-    text = f"the topic was changed while it was written to: it has {partitions} partitions now; the row was not sent"
-    return Retriable(f"kafka: {doing}: {text}", native_code=code)
-
-
-def refused(error: KafkaError) -> bool:
-    """Whether a connection was refused for a reason that another try does not mend."""
-    return error.name() in REFUSED and _NO_ENDPOINT.search(str(error.str())) is None
+def classify_reading(error: BaseException | KafkaError, doing: str) -> BrokerError:
+    """Return redelivery's error of a call that changes nothing, so that an ambiguous one can be tried again."""
+    found = kafka_error(error)
+    rule = _NO_LEADER if found is not None and found.code() == UNKNOWN_PARTITION else None
+    return TABLE.error(_exception(error), doing, rule=rule, safe=True, rows=1)
 
 
 @contextmanager
-def classified(doing: str, *, reading: bool = False) -> Iterator[None]:
-    """Turn whatever the client raises inside into redelivery's error, chained."""
+def while_doing(doing: str) -> Iterator[None]:
+    """Raise redelivery's error for one that the client raises inside, chained from it."""
+    with TABLE.while_doing(doing, rows=1):
+        yield
+
+
+@contextmanager
+def while_reading(doing: str) -> Iterator[None]:
+    """Likewise for calls that change nothing."""
     try:
         yield
     except ERRORS as error:
-        raise (classify_reading if reading else classify)(error, doing) from error
+        raise classify_reading(error, doing) from error
 
 
-def _of_python(error: Exception | KafkaError, doing: str) -> BrokerError:
-    kind: type[BrokerError]
-    name = type(error).__name__
-    if isinstance(error, BufferError):
-        kind, advice = BY_NAME["_QUEUE_FULL"]
-        return kind(f"kafka: {doing}: {advice}", native_code="_QUEUE_FULL")
-    if isinstance(error, ROW_ERRORS):
-        kind, advice = Permanent, "the client cannot take a value of this type or size"
-    else:
-        kind, advice = Fatal, "this is an error of redelivery-kafka or of the client: please report it"
-    return kind(f"kafka: {doing}: {redact(str(error))} ({name}); {advice}", native_code=name)
+def unknown_target(error: BaseException | KafkaError) -> KafkaError | None:
+    """Return the client's error for a topic or partition that it does not know; None for any other error."""
+    found = kafka_error(error)
+    return found if found is not None and found.name() in UNKNOWN_TARGET else None
+
+
+def topic_changed(doing: str, partitions: int, native_code: str) -> Retriable:
+    """Return the error of a row whose partition exists, or that named none, where the client knew an older topic."""
+    text = f"the topic was changed while it was written to, and has {partitions} partitions now; the row was not sent"
+    return Retriable(f"kafka: {doing}: {text}", code=Code.CONFLICT, native_code=native_code)
+
+
+def is_refused(error: KafkaError) -> bool:
+    """Return whether a connection was refused for a reason which another attempt does not change."""
+    return error.name() in REFUSED and not is_token_endpoint_unreached(str(error.str()))
+
+
+def _exception(error: BaseException | KafkaError) -> BaseException:
+    return KafkaException(error) if isinstance(error, KafkaError) else error

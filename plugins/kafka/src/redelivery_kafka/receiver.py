@@ -1,60 +1,65 @@
-"""The receiver role: partitions are owned, attempts counted and settled in the committed offset's metadata.
+"""The receiver role: partitions are owned, attempts are counted and settled in the committed offset's metadata.
 
-A record is given only when its attempt has been committed, so a crash is counted; it is settled when that is committed.
-How it is remembered is `offsets.py`'s, which may be given next is `partition.py`'s, what is owned `membership.py`'s.
-This file must not retry: what could not be committed is told, and nothing of it holds.
+A record is leased only after its attempt has been committed, so that a crash is counted; it is settled when that is
+committed. `client.offset_map` holds that state, `client.partition` says which record is next, `client.membership` which
+partitions are owned. What could not be committed is reported, and has not happened.
 """
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import Final, Self
+from functools import partial
+from typing import Any, Final, Self
+
+from confluent_kafka import Consumer
 
 from redelivery.contract.broker import Accept, Outcome, Received, Receiver, Release, Retry, Source, Terminate
 from redelivery.errors import BrokerError, Fatal, LeaseLost, Retriable, Unsupported
+from redelivery.kit.errors import Code
+from redelivery.kit.leases import Settlement, lost
+from redelivery.kit.roles import Resource
 from redelivery_kafka.address import Address
-from redelivery_kafka.burial import Burial
-from redelivery_kafka.config import Settings
-from redelivery_kafka.membership import Membership
-from redelivery_kafka.offsets import Ledger
-from redelivery_kafka.partition import Lease, Partition
-from redelivery_kafka.record import position
+from redelivery_kafka.client import instances
+from redelivery_kafka.client.letter_producer import LetterProducer
+from redelivery_kafka.client.membership import Membership
+from redelivery_kafka.client.offset_map import OffsetMap
+from redelivery_kafka.client.partition import Lease, Partition
+from redelivery_kafka.codec import position
+from redelivery_kafka.options import Settings
 
-#: Sessions that brokers take by default, in seconds.
+#: Sessions that brokers accept by default, in seconds.
 _SESSION_MIN: Final = 6.0
 _SESSION_MAX: Final = 1800.0
-#: Seconds between heartbeats: how soon a member learns that another came or went.
+#: Seconds between heartbeats: how soon a member learns that another one joined or left.
 _HEARTBEAT: Final = 0.5
 _MILLISECOND: Final = timedelta(milliseconds=1)
 
 
-class KafkaReceiver(Receiver):
+class KafkaReceiver(Resource, Receiver):
     """Receives the records of a topic as a member of a group.
 
     Args:
         address: the topic and the group.
-        settings: makes the clients.
-        lease: how long the partitions of a receiver that died stay its own (its session).
+        settings: the client settings.
+        lease: how long the partitions of a receiver that died stay assigned to it (its session).
     """
 
     def __init__(self, address: Address, settings: Settings, lease: timedelta) -> None:
+        super().__init__("kafka", f"topic {address.topic!r} as group {address.group!r}")
         self._address = address
         self._settings = settings
         self._session = min(max(lease.total_seconds(), _SESSION_MIN), _SESSION_MAX)
-        self._burial = Burial(address.dead_letters, settings)
+        self._letters = LetterProducer(address.dead_letters, settings)
         self._membership: Membership | None = None
-        self._closed = False
-        self._pid = os.getpid()
         self._turn = 0
 
     def open(self) -> Self:
-        """Join the group, and see what lies in its partitions: the first `receive` then keeps to its wait.
+        """Join the group, and fetch from its partitions, so that the first `receive` keeps to its wait.
 
-        What keeps it from joining, the first `receive` tells.
+        An error that prevents joining is raised by the first `receive`.
         """
         with suppress(BrokerError):
             member = self._joined()
@@ -64,12 +69,12 @@ class KafkaReceiver(Receiver):
         return self
 
     def receive(self, max_messages: int, *, wait: float) -> Sequence[Received]:
-        self._check_open()
+        self.check_open("receiving from")
         end = time.monotonic() + wait
         member = self._joined()
         with member.lock:
             while member.failure is None:
-                received, due = self._give(member, max_messages)
+                received, due = self._lease(member, max_messages)
                 if received or max_messages <= 0:
                     return received
                 now = time.monotonic()
@@ -80,75 +85,38 @@ class KafkaReceiver(Receiver):
                         break
                     if member.ready:
                         return []
-                    text = "the group has not let us join yet; it waits for a member that died until its session ends"
-                    raise Retriable(f"kafka: {self._doing}: {text}", native_code="JOINING")
+                    text = "the group has not let this member join yet: it waits for the session of a dead one to end"
+                    raise Retriable(f"kafka: {self.doing('receiving from')}: {text}", code=Code.UNAVAILABLE)
                 member.poll(min(end if member.ready else now + 1.0, due or end) - now)
             failure = member.failure
-        self._part()  # without the lock, which its thread needs to end
+        self._leave()  # without the lock, which the member's thread needs to end
         raise failure
 
     def settle(self, outcomes: Sequence[tuple[Received, Outcome]]) -> Sequence[LeaseLost | BrokerError | None]:
-        self._check_open()
+        self.check_open("settling records of")
         member = self._membership
         if member is None:
             return [self._lost(received) for received, _ in outcomes]
         with member.lock:
-            answers: list[LeaseLost | BrokerError | None] = [None] * len(outcomes)
-            valid: dict[int, tuple[Lease, Outcome]] = {}
-            seen: set[int] = set()
-            for at, (received, outcome) in enumerate(outcomes):
-                lease = received.lease
-                if self._holds(member, lease) and id(lease) not in seen:
-                    seen.add(id(lease))
-                    valid[at] = (lease, outcome)
-                else:
-                    answers[at] = self._lost(received)
-            letters = {
-                at: (lease, outcome.letter)
-                for at, (lease, outcome) in valid.items()
-                if isinstance(outcome, Terminate) and lease.letter is not outcome.letter
-            }
-            for at, error in self._burial.bury(letters).items():
-                answers[at] = error
-                del valid[at]
-            for at in letters.keys() & valid.keys():
-                valid[at][0].letter = letters[at][1]
-            self._settle(member, valid, answers)
-            return answers
+            settlement = Settlement(outcomes, partial(self._holds, member), self._lost)
+            self._store_letters(settlement)
+            self._settle(member, settlement)
+            return settlement.answers
 
     def extend(self, leases: Sequence[Received], seconds: float) -> Sequence[Received | LeaseLost]:  # noqa: ARG002
-        raise Unsupported("kafka: a lease lasts as long as its partition is ours; there is nothing to prolong")
+        raise Unsupported("kafka: a lease lasts as long as its partition is assigned to this receiver; leave it out")
 
-    def close(self) -> None:
-        """Leave the group: what is under lease comes again, to whoever gets its partitions."""
-        self._closed = True
-        self._part()
-        self._burial.close()
+    def _release(self) -> None:
+        """Leave the group: records that are leased are given again, to the next owners of the partitions."""
+        self._leave()
+        self._letters.close()
 
     # --- receiving ---
 
     def _joined(self) -> Membership:
         if self._membership is None:
-            member = Membership(
-                lambda callbacks: self._settings.consumer(
-                    self._address,
-                    **{
-                        "partition.assignment.strategy": "cooperative-sticky",
-                        "enable.auto.commit": False,
-                        "enable.auto.offset.store": False,
-                        "enable.partition.eof": True,
-                        "auto.offset.reset": "earliest",
-                        "isolation.level": "read_committed",
-                        "session.timeout.ms": int(self._session * 1000),
-                        "heartbeat.interval.ms": int(_HEARTBEAT * 1000),
-                        "fetch.wait.max.ms": 100,
-                        **callbacks,
-                    },
-                ),
-                self._address.topic,
-                self._doing,
-                session=self._session,
-            )
+            doing = self.doing("receiving from")
+            member = Membership(self._consumer, self._address.topic, doing, session=self._session)
             try:
                 member.start()
             except BaseException:
@@ -157,41 +125,54 @@ class KafkaReceiver(Receiver):
             self._membership = member
         return self._membership
 
-    def _part(self) -> None:
+    def _consumer(self, callbacks: Mapping[str, Any]) -> Consumer:
+        return instances.consumer(
+            self._settings,
+            self._address,
+            **{
+                "partition.assignment.strategy": "cooperative-sticky",
+                "enable.partition.eof": True,
+                "session.timeout.ms": int(self._session * 1000),
+                "heartbeat.interval.ms": int(_HEARTBEAT * 1000),
+                **callbacks,
+            },
+        )
+
+    def _leave(self) -> None:
         member, self._membership = self._membership, None
         if member is not None:
             member.close()
 
-    def _give(self, member: Membership, most: int) -> tuple[list[Received], float | None]:
-        """Lease what may be given; also when the next of those that wait is due."""
+    def _lease(self, member: Membership, most: int) -> tuple[list[Received], float | None]:
+        """Lease up to `most` records; also return when the next of those that wait is due."""
         now, now_ms = time.monotonic(), time.time_ns() // 1_000_000
-        chosen: dict[Partition, list[int]] = {}
+        taken: dict[Partition, list[int]] = {}
         owned = sorted(member.owned.values(), key=lambda each: each.number)
-        if owned:  # each in its turn is the first
+        if owned:  # each partition is the first in its turn
             self._turn = (self._turn + 1) % len(owned)
             owned = owned[self._turn :] + owned[: self._turn]
         left = most
         for partition in owned:
-            if left > 0 and (offsets := partition.choose(left, now)):
-                chosen[partition] = offsets
+            if left > 0 and (offsets := partition.take(left, now)):
+                taken[partition] = offsets
                 left -= len(offsets)
         due = min((each.next_due for each in owned if each.next_due is not None), default=None)
-        if not chosen:
+        if not taken:
             return [], due
-        counted = {partition: partition.ledger.copy() for partition in chosen}
-        for partition, offsets in chosen.items():
-            partition.count(counted[partition], offsets, now_ms)
-        failed: dict[Partition, BrokerError] = dict.fromkeys(chosen, Fatal("kafka: interrupted"))
+        counted = {partition: partition.offsets.copy() for partition in taken}
+        for partition, offsets in taken.items():
+            partition.count_attempt(counted[partition], offsets, now_ms)
+        failed: dict[Partition, BrokerError] = dict.fromkeys(taken, Fatal("kafka: interrupted"))
         try:
             failed = member.commit(counted)
         finally:
             for partition in failed:
-                partition.back(chosen[partition])
+                partition.release(taken[partition])
         received = []
-        for partition, offsets in chosen.items():
+        for partition, offsets in taken.items():
             if partition in failed or member.owned.get(partition.number) is not partition:
                 continue
-            partition.count(partition.ledger, offsets, now_ms)
+            partition.count_attempt(partition.offsets, offsets, now_ms)
             received += [self._received(partition, offset) for offset in offsets]
             member.balance(partition)
         if failed and not received:
@@ -199,87 +180,84 @@ class KafkaReceiver(Receiver):
         return received, due
 
     def _received(self, partition: Partition, offset: int) -> Received:
-        tries = partition.ledger.tries[offset]
+        attempts = partition.offsets.attempts[offset]
         return Received(
             message=partition.message(offset),
-            attempt=tries.attempts,
-            lease=partition.give(offset),
+            attempt=attempts.number,
+            lease=partition.lease(offset),
             position=position(self._address.topic, partition.number, offset),
             lasting=True,
-            first_ms=tries.first_ms,
+            first_ms=attempts.first_ms,
             source=Source(
                 topic=self._address.topic,
                 partition=partition.number,
                 offset=offset,
-                timestamp_type="LOG_APPEND_TIME" if partition.is_stamped_by_broker(offset) else "CREATE_TIME",
+                timestamp_type="LOG_APPEND_TIME" if partition.has_log_append_time(offset) else "CREATE_TIME",
             ),
             undecodable=partition.fault(offset),
         )
 
     # --- settling ---
 
-    def _settle(
-        self,
-        member: Membership,
-        valid: dict[int, tuple[Lease, Outcome]],
-        answers: list[LeaseLost | BrokerError | None],
-    ) -> None:
+    def _store_letters(self, settlement: Settlement) -> None:
+        """Store the letters of terminated records that are not stored yet; answer those that may not be stored."""
+        letters = {
+            at: (received.lease, outcome.letter)
+            for at, (received, outcome) in settlement.waiting(Terminate)
+            if received.lease.letter is not outcome.letter
+        }
+        failed = self._letters.store(letters)
+        settlement.answer_failed_copies(failed)
+        for at in letters.keys() - failed.keys():
+            lease, letter = letters[at]
+            lease.letter = letter
+
+    @staticmethod
+    def _settle(member: Membership, settlement: Settlement) -> None:
         now, now_ms = time.monotonic(), time.time_ns() // 1_000_000
-        after: dict[Partition, Ledger] = {}
-        for lease, outcome in valid.values():
-            ledger = after.setdefault(lease.partition, lease.partition.ledger.copy())
-            _apply(ledger, lease.offset, outcome, now_ms)
+        after: dict[Partition, OffsetMap] = {}
+        for _, (received, outcome) in settlement.waiting():
+            partition = received.lease.partition
+            offsets = after.setdefault(partition, partition.offsets.copy())
+            _apply(offsets, received.lease.offset, outcome, now_ms)
         failed = member.commit(after)
-        for at, (lease, outcome) in valid.items():
-            partition, offset = lease.partition, lease.offset
+        for at, (received, outcome) in settlement.waiting():
+            partition, offset = received.lease.partition, received.lease.offset
+            settlement.answer(at, failed.get(partition))
             if partition in failed:
-                answers[at] = failed[partition]
                 continue
-            _apply(partition.ledger, offset, outcome, now_ms)  # more may have been fetched meanwhile
+            _apply(partition.offsets, offset, outcome, now_ms)  # more may have been fetched since the copy
             if isinstance(outcome, Accept | Terminate):
                 partition.settled(offset)
             elif isinstance(outcome, Retry) and outcome.delay > timedelta(0):
                 partition.delayed(offset, now + outcome.delay.total_seconds())
             else:
-                partition.back([offset])
+                partition.release([offset])
         for partition in after:
             member.balance(partition)
 
     @staticmethod
-    def _holds(member: Membership, lease: object) -> bool:
+    def _holds(member: Membership, received: Received) -> bool:
+        lease = received.lease
         if not isinstance(lease, Lease):
             return False
         partition = lease.partition
-        return member.owned.get(partition.number) is partition and partition.in_hand.get(lease.offset) is lease
-
-    # --- words ---
-
-    @property
-    def _doing(self) -> str:
-        return f"receiving from topic {self._address.topic!r} as group {self._address.group!r}"
-
-    def _check_open(self) -> None:
-        if os.getpid() != self._pid:
-            raise Fatal(
-                f"kafka: {self._doing}: this receiver is another process's; open one here", native_code="FORKED"
-            )
-        if self._closed:
-            raise Fatal(f"kafka: {self._doing}: this receiver is closed; open another", native_code="CLOSED")
+        return member.owned.get(partition.number) is partition and partition.leases.get(lease.offset) is lease
 
     def _lost(self, received: Received) -> LeaseLost:
-        text = "is not ours any more: settled already, or its partition was revoked"
-        return LeaseLost(f"kafka: {received.position} {text}")
+        return lost("kafka", self._place, received)
 
 
-def _apply(ledger: Ledger, offset: int, outcome: Outcome, now_ms: int) -> None:
-    """What an outcome does to what is remembered."""
-    tries = ledger.tries[offset]
+def _apply(offsets: OffsetMap, offset: int, outcome: Outcome, now_ms: int) -> None:
+    """Write an outcome into the state of a partition."""
+    attempts = offsets.attempts[offset]
     if isinstance(outcome, Accept | Terminate):
-        ledger.settle(offset)
+        offsets.settle(offset)
     elif isinstance(outcome, Release):
-        if tries.attempts > 1:
-            ledger.tries[offset] = tries._replace(attempts=tries.attempts - 1)
+        if attempts.number > 1:
+            offsets.attempts[offset] = attempts._replace(number=attempts.number - 1)
         else:
-            del ledger.tries[offset]
+            del offsets.attempts[offset]
     elif outcome.delay > timedelta(0):
-        ledger.tries[offset] = tries._replace(due_ms=max(now_ms, tries.first_ms) - (-outcome.delay // _MILLISECOND))
+        due_ms = max(now_ms, attempts.first_ms) - (-outcome.delay // _MILLISECOND)
+        offsets.attempts[offset] = attempts._replace(due_ms=due_ms)

@@ -1,7 +1,4 @@
-"""What a consumer group has committed, asked of its coordinator until that is ready to say.
-
-This file must not read what is committed, nor commit.
-"""
+"""Asks a group's coordinator for committed offsets, until the coordinator can answer."""
 
 from __future__ import annotations
 
@@ -12,26 +9,26 @@ from typing import Final
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 _PAUSE: Final = 0.1
-#: A cluster makes the place for commits when its first group asks, and names a coordinator before that one knows of it:
-#: seen for a second with the 50 partitions that a broker makes by default. The client hands all of these on.
+#: A cluster creates the topic for offsets when its first group asks, and names a coordinator before that one knows of
+#: it: seen for a second with the 50 partitions that a broker creates by default. The client returns all of these codes.
 _NOT_READY: Final = frozenset(
     {KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_NOT_AVAILABLE, KafkaError.COORDINATOR_LOAD_IN_PROGRESS}
 )
 
 
-def committed_by_group(
+def committed_offsets(
     consumer: Consumer, partitions: Sequence[TopicPartition], seconds: float, wait: Callable[[float], object]
 ) -> list[TopicPartition]:
-    """Offset and metadata of each of these partitions; an offset below 0 where nothing is committed.
+    """Return offset and metadata that a group has committed; an offset below 0 where it has committed nothing.
 
     Args:
         consumer: a client in the group; it need not have joined.
-        partitions: which; none is no question.
-        seconds: how long an answer is worth waiting for.
+        partitions: which; with none, nothing is asked.
+        seconds: how long to wait for an answer.
         wait: waits so many seconds.
 
     Raises:
-        KafkaException: of the question or of one of the partitions.
+        KafkaException: of the request or of one of the partitions.
     """
     end = time.monotonic() + seconds
     while partitions:

@@ -1,7 +1,6 @@
-"""Names of settings: which there are, whose they are, and what stands for those of Java's client.
+"""Tables of client settings: known names, the client that each belongs to, replacements for those of Java's client.
 
-Tables only. A name that is missing here still works: the library checks names itself, and this only helps to say what
-was meant. This file must not read a setting.
+A name that is missing here still works: librdkafka checks names itself, and these tables only improve the error texts.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-#: Client options with their help: the ones most used. All others of librdkafka's work too.
+#: The most used client options with their help. All others of librdkafka work too.
 OPTIONS: Final[Mapping[str, str]] = {
     "bootstrap.servers": "host:port, comma separated, where the URL names none",
     "security.protocol": "plaintext, ssl, sasl_plaintext or sasl_ssl (plaintext)",
@@ -17,10 +16,10 @@ OPTIONS: Final[Mapping[str, str]] = {
     "sasl.username": "for PLAIN and SCRAM",
     "sasl.password": "for PLAIN and SCRAM; a reference: env:NAME or file:PATH",
     "sasl.oauthbearer.method": "oidc: fetch tokens by client credentials",
-    "sasl.oauthbearer.token.endpoint.url": "where the tokens are had",
-    "sasl.oauthbearer.client.id": "who asks for tokens",
-    "sasl.oauthbearer.client.secret": "its secret; a reference: env:NAME or file:PATH",
-    "sasl.oauthbearer.scope": "what the tokens are for",
+    "sasl.oauthbearer.token.endpoint.url": "URL from which tokens are fetched",
+    "sasl.oauthbearer.client.id": "the client's id at the token endpoint",
+    "sasl.oauthbearer.client.secret": "the client's secret there; a reference: env:NAME or file:PATH",
+    "sasl.oauthbearer.scope": "the scope to request",
     "sasl.kerberos.keytab": "path of the keytab, for GSSAPI",
     "sasl.kerberos.principal": "of the client, for GSSAPI",
     "sasl.kerberos.service.name": "of the brokers, for GSSAPI (kafka)",
@@ -31,15 +30,15 @@ OPTIONS: Final[Mapping[str, str]] = {
     "ssl.keystore.location": "path of a PKCS#12 key store, in place of certificate and key",
     "ssl.keystore.password": "of the key store; a reference",
     "ssl.endpoint.identification.algorithm": "https: check the broker's name; none (https)",
-    "client.id": "how the client calls itself",
+    "client.id": "name of the client in the brokers' logs and quotas",
     "acks": "all; 1 only with enable.idempotence=false; 0 is refused (all)",
-    "enable.idempotence": "false: the client's own retries may double and reorder rows (true)",
+    "enable.idempotence": "false: the client's own retries may duplicate and reorder rows (true)",
     "linger.ms": "how long rows wait for others to fill a request (5)",
     "batch.size": "bytes of one request's rows for a partition (1000000)",
     "compression.type": "none, gzip, snappy, lz4 or zstd (none)",
     "message.max.bytes": "the largest message; the topic's max.message.bytes must allow it (1000000)",
-    "message.timeout.ms": "how long the client tries, at most; the spec's timeout bounds it",
-    "partitioner": "where a key goes: murmur2_random, as Java's client; consistent_random, murmur2, fnv1a, random",
+    "message.timeout.ms": "how long the client tries to deliver, at most the spec's timeout",
+    "partitioner": "how keys map to partitions: murmur2_random, as Java's client; consistent_random, murmur2, ...",
     "max.poll.interval.ms": "how long a consumer may work between two polls",
 }
 
@@ -48,7 +47,7 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-#: Of the producer: other clients only warn of them.
+#: Settings of the producer: other clients log a warning about them.
 PRODUCER_ONLY: Final = _names(
     "acks batch.num.messages batch.size compression.codec compression.level compression.type delivery.timeout.ms "
     "enable.gapless.guarantee enable.idempotence linger.ms message.send.max.retries message.timeout.ms partitioner "
@@ -56,7 +55,7 @@ PRODUCER_ONLY: Final = _names(
     "queue.buffering.max.ms queuing.strategy request.required.acks request.timeout.ms retries "
     "sticky.partitioning.linger.ms transaction.timeout.ms"
 )
-#: Of the consumer, likewise.
+#: Settings of the consumer, likewise.
 CONSUMER_ONLY: Final = _names(
     "auto.commit.enable auto.commit.interval.ms auto.offset.reset check.crcs coordinator.query.interval.ms "
     "enable.auto.commit fetch.error.backoff.ms fetch.max.bytes fetch.message.max.bytes fetch.min.bytes "
@@ -77,36 +76,36 @@ _EITHER: Final = _names(
 )
 KNOWN: Final = frozenset(OPTIONS) | PRODUCER_ONLY | CONSUMER_ONLY | _EITHER
 
-_ACCOUNT: Final = "the account of rows rests on it"
-_FUNCTION: Final = "a function cannot be an option"
-#: What we set ourselves, and why nobody else may.
-OURS: Final[Mapping[str, str]] = {
+_ACCOUNT: Final = "the account of rows depends on it"
+_FUNCTION: Final = "an option cannot be a function"
+#: Settings that the plugin itself sets, and why users may not.
+RESERVED: Final[Mapping[str, str]] = {
     "delivery.report.only.error": _ACCOUNT,
-    "enable.auto.commit": "what is not settled would be committed; settling commits",
-    "auto.commit.enable": "what is not settled would be committed; settling commits",
-    "enable.auto.offset.store": "what is not settled would be committed; settling commits",
+    "enable.auto.commit": "it would commit records that are not settled; settling commits",
+    "auto.commit.enable": "it would commit records that are not settled; settling commits",
+    "enable.auto.offset.store": "it would commit records that are not settled; settling commits",
     "enable.partition.eof": _ACCOUNT,
-    "auto.offset.reset": "a new group begins with the first record; to begin elsewhere, commit its offsets before "
+    "auto.offset.reset": "a new group begins with the first record; to begin elsewhere, commit its offsets first "
     "(kafka-consumer-groups.sh --reset-offsets)",
     "session.timeout.ms": "the lease is the session: Subscription(..., lease=timedelta(seconds=60))",
-    "allow.auto.create.topics": "a topic that the brokers make may forget letters; 'redelivery apply' makes it",
+    "allow.auto.create.topics": "a topic that brokers create may delete letters early; 'redelivery apply' creates it",
     "group.id": "the URL names the group: kafka://host/topic?group=name",
     "transactional.id": "rows are not sent in transactions",
     "on_delivery": _FUNCTION,
     "on_commit": _FUNCTION,
     "logger": _FUNCTION,
-    "default.topic.config": "write its settings one by one",
-    "default_topic_conf": "write its settings one by one",
+    "default.topic.config": "write its settings as separate options",
+    "default_topic_conf": "write its settings as separate options",
     "partitioner_callback": _FUNCTION,
     "opaque": _FUNCTION,
     "interceptors": _FUNCTION,
     "log.queue": "the client's log goes to Python's logging",
     "enabled_events": _ACCOUNT,
-    "internal.termination.signal": "signals belong to the process, not to a client of it",
-    "plugin.library.paths": "code from an option is refused",
+    "internal.termination.signal": "signals belong to the process, not to one of its clients",
+    "plugin.library.paths": "an option must not load code",
 }
 
-#: Values of those that change nothing.
+#: Their values that change nothing, which are accepted.
 HARMLESS: Final[Mapping[str, frozenset[str]]] = {
     "enable.auto.commit": frozenset({"false"}),
     "auto.commit.enable": frozenset({"false"}),
@@ -115,10 +114,10 @@ HARMLESS: Final[Mapping[str, frozenset[str]]] = {
 }
 
 _STORE: Final = "write kafka.ssl.ca.location, the path of the CA's certificates in PEM, in place of a trust store"
-_LEAVE_OUT: Final = "leave it out: nothing stands for it here"
+_LEAVE_OUT: Final = "leave it out: it has no equivalent here"
 _OIDC: Final = "write kafka.sasl.oauthbearer.method=oidc with .client.id, .client.secret and .token.endpoint.url"
 _SERIALIZER: Final = "leave it out: keys and values are bytes"
-#: What Spark users have in their jobs, and what to write in its place.
+#: Settings in the jobs of Spark users, and what to write in their place.
 JAVA_ONLY: Final[Mapping[str, str]] = {
     "sasl.jaas.config": "write kafka.sasl.username and kafka.sasl.password (kafka.sasl.kerberos.* for Kerberos)",
     "sasl.login.callback.handler.class": _OIDC,
@@ -136,10 +135,10 @@ JAVA_ONLY: Final[Mapping[str, str]] = {
     "ssl.protocol": _LEAVE_OUT,
     "ssl.provider": "write kafka.ssl.providers",
     "security.providers": _LEAVE_OUT,
-    "buffer.memory": "write kafka.queue.buffering.max.kbytes (maxInFlightBytes bounds what is on its way anyway)",
-    "max.block.ms": "the delivery spec's timeout bounds a batch",
+    "buffer.memory": "write kafka.queue.buffering.max.kbytes (maxInFlightBytes bounds what is in flight anyway)",
+    "max.block.ms": "leave it out: the delivery spec's timeout bounds a batch",
     "max.request.size": "write kafka.message.max.bytes",
-    "partitioner.class": "write kafka.partitioner; keys are placed as Java's client does anyway",
+    "partitioner.class": "write kafka.partitioner; by default keys go where Java's client places them",
     "partitioner.ignore.keys": "leave the key out, or name partitions in the column 'partition'",
     "partitioner.adaptive.partitioning.enable": _LEAVE_OUT,
     "interceptor.classes": _LEAVE_OUT,
@@ -151,5 +150,5 @@ JAVA_ONLY: Final[Mapping[str, str]] = {
     "send.buffer.bytes": "write kafka.socket.send.buffer.bytes",
     "receive.buffer.bytes": "write kafka.socket.receive.buffer.bytes",
     "default.api.timeout.ms": "write kafka.socket.timeout.ms",
-    "max.poll.records": "the subscription says how many it takes",
+    "max.poll.records": "leave it out: the subscription says how many records it takes",
 }

@@ -1,16 +1,15 @@
-"""Membership of a consumer group: what is owned, and polling all the time, whatever a handler does.
+"""Membership of a consumer group: which partitions are owned, and polling all the time, whatever a handler does.
 
-A partition is ours from its assignment until it is revoked; whoever holds `lock` can rely on that, but while it polls.
-A caller polls for itself; while none does, a thread looks after the group. They take turns by `lock`, for the client
-locks itself without fairness: beside a thread that polls without a break, other calls were seen to wait for ever.
-What is committed before a revocation reaches the coordinator before the request by which the partition is given up,
-over the same connection, so the next owner reads it. This file must not count, order or settle records.
+A partition is owned from its assignment until it is revoked. The holder of `lock` can rely on that, except while it
+polls. A receiver polls for itself; between its calls a thread does. They take turns by `lock`, as the client's own lock
+is not fair: beside a thread that polls without a break, other calls were seen to wait forever. A commit made before a
+revocation reaches the coordinator before the request that gives up the partition, over the same connection, so the next
+owner reads it.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -26,58 +25,65 @@ from confluent_kafka import (
 )
 
 from redelivery.errors import Ambiguous, BrokerError, Fatal, Retriable
-from redelivery_kafka.errors import classified, classify, classify_reading, refused
-from redelivery_kafka.group import committed_by_group
-from redelivery_kafka.offsets import Ledger, TooMuch
-from redelivery_kafka.partition import Partition
-from redelivery_kafka.record import message_of
+from redelivery.kit.errors import Code
+from redelivery_kafka.client import instances
+from redelivery_kafka.client.committed import committed_offsets
+from redelivery_kafka.client.offset_map import MetadataFull, OffsetMap
+from redelivery_kafka.client.partition import Partition
+from redelivery_kafka.codec import message_of
+from redelivery_kafka.errors import (
+    ALL_BROKERS_DOWN,
+    PARTITION_EOF,
+    UNKNOWN_PARTITION,
+    classify,
+    classify_reading,
+    is_refused,
+    while_reading,
+)
 
 log = logging.getLogger("redelivery.kafka")
 
-#: Seconds that one look takes, and between looks of the thread; and records taken in one go.
-_LOOK: Final = 0.1
-#: The same where an answer is awaited: a poll serves it, and then goes on waiting for a record.
-_GLANCE: Final = 0.005
+#: Seconds that one poll takes at most, and between polls of the thread; and records taken by one poll.
+_POLL: Final = 0.1
 _PAUSE: Final = 0.05
-_TAKEN: Final = 500
-#: Seconds until a broker that does not answer counts as out of reach, and that one question takes meanwhile.
+_RECORDS: Final = 500
+#: The longest poll where an answer is awaited: a poll serves the answer, and then goes on waiting for a record.
+_SHORT_POLL: Final = 0.005
+#: Seconds until a broker that does not answer counts as out of reach, and that one request takes in that time.
 _CONTACT: Final = 8.0
-_QUESTION: Final = 0.5
-#: Seconds for which a topic just made may still be unknown to the broker that is asked.
-_NEWS: Final = 2.0
-#: Seconds between looks for the topic while nothing comes, and where it was missed.
-_STILL_THERE: Final = 5.0
-_MISSED: Final = 0.5
-#: Seconds that joining the group may take, besides a session: a member that died is waited for until its own ends.
+_REQUEST: Final = 0.5
+#: Seconds for which a topic that was just created may be unknown to the broker that is asked.
+_PROPAGATION: Final = 2.0
+#: Seconds between checks that the topic exists while nothing comes, and after one that missed it.
+_TOPIC_CHECK: Final = 5.0
+_MISSED_CHECK: Final = 0.5
+#: Seconds that joining the group may take in addition to a session: the session of a member that died must end first.
 _JOINING: Final = 10.0
-#: Seconds for one question to the group's coordinator, and for leaving the group.
+#: Seconds for one request to the group's coordinator, and for leaving the group.
 _COORDINATOR: Final = 10.0
 _CLOSING: Final = 10.0
-#: Seconds that a join under way is waited for before the group is left.
-_PARTING: Final = 3.0
-#: Fetched and not under lease, of all partitions: past it a partition is paused until half of it is gone.
+#: Seconds to wait for a join under way before the group is left.
+_LEAVING: Final = 3.0
+#: Records fetched and not leased, in all partitions: above it a partition is paused until half of its share is gone.
 _BUFFERED: Final = 10_000
 _BUFFERED_BYTES: Final = 64 << 20
-#: The end of a partition that has no leader.
+#: The high watermark of a partition that has no leader.
 _UNKNOWN: Final = -1
-
-#: Consumers of this process and, in a child, its parent's: destroyed there, they would wait for threads that are not.
-_alive: dict[int, Consumer] = {}
 
 
 class Membership:
     """One member of a group.
 
     Args:
-        make: makes the client, given its callbacks.
-        topic: what it receives.
-        doing: what it does, for errors.
-        session: seconds after which a member that died is one no more.
+        make: creates the consumer, given its callbacks.
+        topic: the topic that it receives from.
+        doing: what the receiver does, for errors.
+        session: seconds until the group gives up a member that died.
 
     Attributes:
-        lock: held by whoever asks for, looks at or alters anything here.
-        owned: the partitions that are ours.
-        failure: why it ended.
+        lock: to hold while reading, changing or asking for anything here.
+        owned: the partitions that are assigned to this member.
+        failure: the error that ended the membership.
     """
 
     def __init__(
@@ -89,48 +95,46 @@ class Membership:
         self.failure: BrokerError | None = None
         self._doing = doing
         self._session = session
-        self._down: KafkaError | None = None
+        self._connection_error: KafkaError | None = None
         self._subscribed = self._joined = False
         self._since = time.monotonic()
-        self._next_look = self._since + _STILL_THERE
-        self._missed: float | None = None  # since when the topic is not there
+        self._next_check = self._since + _TOPIC_CHECK
+        self._missed_since: float | None = None
         self._stop = threading.Event()
-        self._pid = os.getpid()
-        self._wanted: dict[int, tuple[Partition, tuple[str, int]]] = {}
+        self._committing: dict[int, tuple[Partition, tuple[str, int]]] = {}
         self._answers: dict[Partition, BrokerError | None] | None = None
         self._consumer = make({"error_cb": self._on_error, "on_commit": self._on_commit})
-        _alive[id(self._consumer)] = self._consumer
         self._thread = threading.Thread(target=self._run, name=f"redelivery-kafka-{topic}", daemon=True)
 
     @property
     def ready(self) -> bool:
-        """Whether it has joined, and all that lay in its partitions when they were assigned has been seen."""
-        return self._joined and all(each.looked for each in self.owned.values())
+        """Whether it has joined, and has caught up with what its partitions held when they were assigned."""
+        return self._joined and all(each.caught_up for each in self.owned.values())
 
     @property
     def patience(self) -> float:
-        """Monotonic seconds until which it is worth waiting to be ready."""
+        """Monotonic seconds until which it may still become ready."""
         return self._since + self._session + _JOINING
 
     def start(self) -> None:
-        """Reach the broker and begin to join. Raises BrokerError; it is then of no use but to be closed."""
+        """Reach the brokers and begin to join. After a BrokerError it can only be closed."""
         began = time.monotonic()
         while True:
             try:
-                topic = self._consumer.list_topics(self.topic, timeout=_QUESTION).topics[self.topic]
+                topic = self._consumer.list_topics(self.topic, timeout=_REQUEST).topics[self.topic]
             except KafkaException as error:
                 self._consumer.poll(0)  # serves `_on_error`
                 if self.failure is not None:
                     raise self.failure from error
-                if self._down is not None or time.monotonic() - began > _CONTACT:
+                if self._connection_error is not None or time.monotonic() - began > _CONTACT:
                     raise classify_reading(error, self._doing) from error
                 continue
             if topic.error is None:
                 break
-            if time.monotonic() - began > _NEWS or topic.error.code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+            if time.monotonic() - began > _PROPAGATION or topic.error.code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
                 raise classify(topic.error, self._doing) from KafkaException(topic.error)
-            if self._stop.wait(_PAUSE):  # else a topic made just now
-                raise Fatal(f"kafka: {self._doing}: this receiver is closed; open another", native_code="CLOSED")
+            if self._stop.wait(_PAUSE):
+                raise Fatal(f"kafka: {self._doing}: this receiver is closed; open another", code=Code.CLOSED)
         self._consumer.subscribe(
             [self.topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_revoke
         )
@@ -139,9 +143,7 @@ class Membership:
         self._thread.start()
 
     def close(self) -> None:
-        """Leave the group, committing nothing. In a child of the process that made it: nothing."""
-        if os.getpid() != self._pid:
-            return
+        """Leave the group, committing nothing. Must not be called in a child of the process that joined."""
         self._stop.set()
         self.owned.clear()
         if self._thread.ident is None:
@@ -149,56 +151,43 @@ class Membership:
         else:
             self._thread.join(_CLOSING)
 
-    # --- what is asked of the broker; `lock` is held ---
+    # --- requests; the caller holds `lock` ---
 
     def poll(self, seconds: float) -> None:
-        """Take what comes, waiting so long at most for the first of it."""
+        """Take the records that come, waiting at most so long for the first of them."""
         if self._stop.is_set():
             return
         try:
-            first = self._consumer.poll(max(0.0, min(seconds, _LOOK if self.ready else _GLANCE)))
+            first = self._consumer.poll(max(0.0, min(seconds, _POLL if self.ready else _SHORT_POLL)))
             if first is not None:
                 self._take([first])  # before anything is revoked
-                self._take(self._consumer.consume(_TAKEN, 0))
+                self._take(self._consumer.consume(_RECORDS, 0))
         except (KafkaException, RuntimeError, BrokerError) as error:
             self._fail(_classified(error, self._doing))
 
-    def commit(self, ledgers: Mapping[Partition, Ledger]) -> dict[Partition, BrokerError]:
-        """Commit what is remembered of partitions; those that failed, each with its error.
+    def commit(self, states: Mapping[Partition, OffsetMap]) -> dict[Partition, BrokerError]:
+        """Commit the state of partitions; return the errors of those that failed.
 
-        It polls: records may come meanwhile, and partitions go.
+        It polls: records may come and partitions may be revoked while it waits for the answer.
         """
         failed: dict[Partition, BrokerError] = {}
-        wanted: dict[int, tuple[Partition, tuple[str, int]]] = {}
-        for partition, ledger in ledgers.items():
+        changed: dict[int, tuple[Partition, tuple[str, int]]] = {}
+        for partition, offsets in states.items():
             try:
-                state = (ledger.metadata(), ledger.base)
-            except TooMuch as error:
-                text = "too much of it is settled out of order to be remembered; settle what is under lease first"
-                failed[partition] = Retriable(f"kafka: {self._doing}: {text} ({error})", native_code="REMEMBERED")
+                state = (offsets.metadata(), offsets.base)
+            except MetadataFull as error:
+                text = f"too many records are settled out of order to be remembered ({error})"
+                failed[partition] = Retriable(
+                    f"kafka: {self._doing}: {text}; settle the leased records first", code=Code.FULL
+                )
                 continue
             if state != partition.committed:
-                wanted[partition.number] = (partition, state)
-        if not wanted:
+                changed[partition.number] = (partition, state)
+        if not changed:
             return failed
-        offsets = [TopicPartition(self.topic, at, state[1], state[0]) for at, (_, state) in wanted.items()]
-        self._wanted, self._answers = wanted, None
-        try:
-            self._consumer.commit(offsets=offsets, asynchronous=True)
-        except (KafkaException, RuntimeError) as error:
-            told = _classified(error, self._committing)
-            return failed | {partition: told for partition, _ in wanted.values()}
-        end = time.monotonic() + _COORDINATOR
-        while time.monotonic() < end:
-            self.poll(_GLANCE)
-            if self._answered():
-                break
-        answers: Mapping[Partition, BrokerError | None] | None = self._answers
-        self._answers, self._wanted = None, {}
-        for partition, state in wanted.values():
-            text = "no answer came, so it may be committed or not"
-            unknown = Ambiguous(f"kafka: {self._committing}: {text}", native_code="_TIMED_OUT")
-            answer = unknown if answers is None else answers[partition]
+        answers = self._commit(changed)
+        for partition, state in changed.values():
+            answer = answers[partition]
             if answer is None:
                 partition.committed = state
             else:
@@ -206,8 +195,27 @@ class Membership:
                 partition.committed = ("", -1)
         return failed
 
+    def _commit(self, changed: dict[int, tuple[Partition, tuple[str, int]]]) -> dict[Partition, BrokerError | None]:
+        doing = f"committing offsets of {self._doing}"
+        offsets = [TopicPartition(self.topic, at, state[1], state[0]) for at, (_, state) in changed.items()]
+        self._committing, self._answers = changed, None
+        try:
+            self._consumer.commit(offsets=offsets, asynchronous=True)
+        except (KafkaException, RuntimeError) as error:
+            refused = _classified(error, doing)
+            return {partition: refused for partition, _ in changed.values()}
+        end = time.monotonic() + _COORDINATOR
+        while time.monotonic() < end and not self._answered():
+            self.poll(_SHORT_POLL)
+        answers: dict[Partition, BrokerError | None] | None = self._answers
+        self._answers, self._committing = None, {}
+        if answers is not None:
+            return answers
+        unknown = Ambiguous(f"kafka: {doing}: no answer came, so it may be committed or not", code=Code.UNCONFIRMED)
+        return {partition: unknown for partition, _ in changed.values()}
+
     def balance(self, partition: Partition) -> None:
-        """Pause a partition of which enough is fetched; let it go on when half of that is gone."""
+        """Pause a partition of which enough is fetched; resume it when half of that is gone."""
         share = max(1, len(self.owned))
         full = max(partition.buffered * share / _BUFFERED, partition.nbytes * share / _BUFFERED_BYTES)
         here = [TopicPartition(self.topic, partition.number)]
@@ -219,35 +227,35 @@ class Membership:
             partition.paused = False
 
     def check_reach(self) -> None:
-        """Raises BrokerError where all brokers were out of reach, or refused us, and still do."""
-        if self._down is None:
+        """Raise a BrokerError where all brokers were out of reach, or refused the connection, and still are or do."""
+        if self._connection_error is None:
             return
         try:
-            self._consumer.list_topics(self.topic, timeout=_QUESTION)
+            self._consumer.list_topics(self.topic, timeout=_REQUEST)
         except KafkaException as error:
-            told = self._down if refused(self._down) else error
-            raise classify_reading(told, self._doing) from error
-        self._down = None
+            cause = self._connection_error if is_refused(self._connection_error) else error
+            raise classify_reading(cause, self._doing) from error
+        self._connection_error = None
 
     def check_topic(self) -> None:
-        """End where the topic is gone: the client of a member to which nothing comes tells of it after minutes."""
+        """End the membership where the topic is gone: an idle consumer reports that minutes later only."""
         now = time.monotonic()
-        if now < self._next_look:
+        if now < self._next_check:
             return
-        self._next_look = now + _STILL_THERE
+        self._next_check = now + _TOPIC_CHECK
         try:
-            error = self._consumer.list_topics(self.topic, timeout=_QUESTION).topics[self.topic].error
-        except KafkaException:  # `check_reach` tells of that
+            error = self._consumer.list_topics(self.topic, timeout=_REQUEST).topics[self.topic].error
+        except KafkaException:  # `check_reach` raises it
             return
         if error is None or error.code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
-            self._missed = None
+            self._missed_since = None
             return
-        self._missed = self._missed or now
-        self._next_look = now + _MISSED
-        if now - self._missed > _NEWS:
-            self._fail(_caused(KafkaException(error), self._doing))
+        self._missed_since = self._missed_since or now
+        self._next_check = now + _MISSED_CHECK
+        if now - self._missed_since > _PROPAGATION:
+            self._fail(_classified(KafkaException(error), self._doing))
 
-    # --- the thread ---
+    # --- the thread, and callbacks ---
 
     def _run(self) -> None:
         while not self._stop.wait(_PAUSE):
@@ -264,7 +272,7 @@ class Membership:
         for record in records:
             error = record.error()
             partition = self.owned.get(record.partition()) if record.topic() == self.topic else None
-            if error is not None and error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001 - its public name
+            if error is not None and error.code() != PARTITION_EOF:
                 self._on_error(error)
             elif partition is None:
                 continue
@@ -275,17 +283,17 @@ class Membership:
                 *message_of(record),
                 now=now,
                 now_ms=now_ms,
-                stamped_by_broker=record.timestamp()[0] == TIMESTAMP_LOG_APPEND_TIME,
+                log_append_time=record.timestamp()[0] == TIMESTAMP_LOG_APPEND_TIME,
             ):
-                text = "the topic was made anew or has lost records; receiving starts again at what it has"
-                raise Retriable(f"kafka: {self._doing}: {text}", native_code="OFFSET_OUT_OF_RANGE")
+                text = "the topic was created again or has lost records; receiving starts again at its first record"
+                raise Retriable(f"kafka: {self._doing}: {text}", code=Code.CONFLICT)
         for partition in self.owned.values():
             self.balance(partition)
 
     def _on_assign(self, consumer: Consumer, assigned: list[TopicPartition]) -> None:
-        # What a call of the client raises in a callback comes out of the poll as no exception at all, which nothing
-        # can catch, unless Python's code has had it in its hands (confluent-kafka 2.16, Python 3.11).
-        with classified(self._doing, reading=True):
+        # An error that a call of the client raises in a callback comes out of the poll as no exception at all, which
+        # nothing can catch, unless Python code has handled it first (confluent-kafka 2.16, Python 3.11).
+        with while_reading(self._doing):
             if self._stop.is_set():
                 consumer.unassign()  # an assignment that is not answered would keep it from leaving
             else:
@@ -296,65 +304,65 @@ class Membership:
         """Read what the last owner committed before anything is fetched."""
         found: dict[int, Partition] = {}
         starts = []
-        for each in committed_by_group(consumer, assigned, _COORDINATOR, self._stop.wait):
+        for each in committed_offsets(consumer, assigned, _COORDINATOR, self._stop.wait):
             here = TopicPartition(self.topic, each.partition)
             try:
                 _, high = consumer.get_watermark_offsets(here, timeout=_COORDINATOR)
             except KafkaException as error:
-                if error.args[0].code() != KafkaError._UNKNOWN_PARTITION:  # noqa: SLF001 - its public name
+                if error.args[0].code() != UNKNOWN_PARTITION:
                     raise
                 high = _UNKNOWN  # it has no leader; the others go on, and it is fetched when it has one
-            ledger = None if each.offset < 0 else self._read(each)
-            if ledger is not None and ledger.base > high != _UNKNOWN:
-                log.warning("kafka: %s: partition %d has lost records; it starts anew", self._doing, each.partition)
-                ledger = None
-            found[each.partition] = Partition(each.partition, ledger, high)
-            start = OFFSET_BEGINNING if ledger is None else ledger.base
+            offsets = None if each.offset < 0 else self._read(each)
+            if offsets is not None and offsets.base > high != _UNKNOWN:
+                log.warning(
+                    "kafka: %s: partition %d has lost records; it starts at its first", self._doing, each.partition
+                )
+                offsets = None
+            found[each.partition] = Partition(each.partition, offsets, high)
+            start = OFFSET_BEGINNING if offsets is None else offsets.base
             starts.append(TopicPartition(self.topic, each.partition, start))
         consumer.incremental_assign(starts)
         self.owned |= found
         self._since = time.monotonic()
 
-    def _read(self, committed: TopicPartition) -> Ledger:
+    def _read(self, committed: TopicPartition) -> OffsetMap:
         try:
-            return Ledger.read(committed.offset, committed.metadata)
+            return OffsetMap.read(committed.offset, committed.metadata)
         except ValueError as error:
-            log.warning("kafka: %s: partition %d: %s; attempts count anew", self._doing, committed.partition, error)
-            return Ledger(committed.offset)
+            text = "kafka: %s: partition %d: %s; attempts are counted from 1 again"
+            log.warning(text, self._doing, committed.partition, error)
+            return OffsetMap(committed.offset)
 
     def _on_revoke(self, _consumer: Consumer, revoked: list[TopicPartition]) -> None:
         for each in revoked:
             self.owned.pop(each.partition, None)
 
     def _on_commit(self, error: KafkaError | None, committed: list[TopicPartition]) -> None:
-        """The answer to a commit; to which one, its offsets say."""
+        """Note the answer to a commit; its offsets say to which one."""
         states = {each.partition: (each.metadata or "", each.offset) for each in committed}
-        if self._answers is not None or states != {at: state for at, (_, state) in self._wanted.items()}:
+        if self._answers is not None or states != {at: state for at, (_, state) in self._committing.items()}:
             return
         self._answers = {}
         for each in committed:
             fault = each.error or error
-            told = None if fault is None else _caused(KafkaException(fault), self._committing)
-            self._answers[self._wanted[each.partition][0]] = told
+            doing = f"committing offsets of {self._doing}"
+            answer = None if fault is None else _classified(KafkaException(fault), doing)
+            self._answers[self._committing[each.partition][0]] = answer
 
     def _answered(self) -> bool:
         return self._answers is not None or self._stop.is_set()
 
-    @property
-    def _committing(self) -> str:
-        return f"committing offsets of {self._doing}"
-
     def _on_error(self, error: KafkaError) -> None:
-        """What the client tells by the way: it goes on by itself after most of it."""
-        # Of a member, one connection may be refused for a moment.
-        if error.code() == KafkaError._ALL_BROKERS_DOWN or (self._joined and refused(error)):  # noqa: SLF001 - its public name
-            self._down = error
+        """Note what the client reports between records: it recovers from most of it by itself."""
+        # One connection of a member may be refused for a moment.
+        if error.code() == ALL_BROKERS_DOWN or (self._joined and is_refused(error)):
+            self._connection_error = error
             return
-        told = classify(KafkaException(error), self._doing)
-        if isinstance(told, Fatal) and error.code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
-            self._fail(told)
+        found = classify(error, self._doing)
+        if isinstance(found, Fatal) and error.code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+            self._fail(found)
         else:
-            log.debug("%s", told)
+            log.debug("%s", found)
 
     def _fail(self, error: BrokerError) -> None:
         self.failure = self.failure or error
@@ -362,31 +370,26 @@ class Membership:
         self._stop.set()
 
     def _leave(self) -> None:
-        end = time.monotonic() + _PARTING
+        end = time.monotonic() + _LEAVING
         try:
-            # Who closes while it joins, or owning nothing, stays a member until its session ends (librdkafka 2.16).
+            # A consumer that closes while it joins, or owning nothing, stays a member until its session ends
+            # (librdkafka 2.16).
             while self._subscribed and not self._joined and time.monotonic() < end:
-                self._consumer.poll(_GLANCE)
+                self._consumer.poll(_SHORT_POLL)
             self._consumer.unsubscribe()
             while self._subscribed and self._consumer.memberid() and time.monotonic() < end:
-                self._consumer.poll(_GLANCE)
+                self._consumer.poll(_SHORT_POLL)
             self._consumer.close()
         except (KafkaException, RuntimeError, BrokerError) as error:
             log.warning("kafka: %s: leaving the group: %s", self._doing, error)
-        _alive.pop(id(self._consumer), None)
-
-
-def _caused(error: KafkaException, doing: str) -> BrokerError:
-    found = classify(error, doing)
-    found.__cause__ = error
-    return found
+        instances.release(self._consumer)
 
 
 def _classified(error: Exception, doing: str) -> BrokerError:
     if isinstance(error, BrokerError):
         return error
     if isinstance(error, KafkaException):
-        return _caused(error, doing)
-    found = Retriable(f"kafka: {doing}: {type(error).__name__}: {error}", native_code=type(error).__name__)
+        return classify(error, doing)
+    found = Retriable(f"kafka: {doing}: {error}", code=Code.CLOSED)  # a RuntimeError: the consumer was closed
     found.__cause__ = error
     return found

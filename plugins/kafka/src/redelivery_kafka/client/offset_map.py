@@ -1,15 +1,15 @@
-"""What is remembered of a partition's records: `Ledger`, and how it is written into a committed offset's metadata.
+"""Which records of a partition are settled, and how often the others were leased, as metadata of a committed offset.
 
-The committed offset is the lowest unsettled one; never past an unsettled record. The metadata says what lies beyond:
-which offsets are settled already, and of those that were given and are not settled, how often, since when, and when
-they are due again. It is text of at most `ROOM` characters, as a broker takes by default (`offset.metadata.max.bytes`).
+The committed offset is the lowest one that is not settled. The metadata says what lies beyond it: which offsets are
+settled already, and of those that were leased and are not settled, how often, since when, and when they are due again.
+It is text of at most `METADATA_LENGTH` characters, as brokers take by default (`offset.metadata.max.bytes`).
 
-Written as `r1:` and the runs in base85, or `z1:` where deflating them is shorter. A run is a varint `length * 4 +
-kind`: 0 untouched, 1 settled, 2 given, 3 given and waiting. 2 and 3 go on with the attempts, the zigzag difference of
-the first delivery to the one before it, and 3 with the milliseconds from the first delivery to when it is due, all
-varints.
+Format: `r1:` and the runs in base85, or `z1:` where deflating makes that shorter. A run is a varint
+`length * 4 + kind`: 0 untouched, 1 settled, 2 leased, 3 leased and waiting. After kinds 2 and 3 come the attempts and
+the zigzag difference of the first delivery to the one before it; after 3 also the milliseconds from the first delivery
+until the record is due. All of them are varints.
 
-This file is arithmetic alone: no I/O, no clock.
+Arithmetic only: no I/O, no clock.
 """
 
 from __future__ import annotations
@@ -20,212 +20,210 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from typing import Final, NamedTuple, Self
 
-#: Characters that a broker keeps beside a committed offset by default are 4,096; a little less is always taken.
-ROOM: Final = 4_000
-#: What one more given record can add at most, in ordinary life: its run, its outcome, and the run before it.
-COST: Final = 16
-#: Characters that one more given record can add at most, deflated; generously, for nobody knows what deflating makes.
-_SPARE: Final = 4 * COST
+#: By default a broker keeps 4,096 characters beside a committed offset; every broker with that default takes this many.
+METADATA_LENGTH: Final = 4_000
+#: Bytes that one more leased record adds at most, as a rule: its run, its outcome, and the run before it.
+RECORD_BYTES: Final = 16
+#: Characters that one more leased record adds at most after deflating; generous, as nothing bounds what deflating does.
+_DEFLATED_RECORD: Final = 4 * RECORD_BYTES
 _PLAIN: Final = "r1:"
 _DEFLATED: Final = "z1:"
-#: Bytes that base85 turns into `ROOM` characters.
-_BYTES: Final = (ROOM - len(_PLAIN)) // 5 * 4
-#: What is inflated at most: more was not written by us.
-_INFLATED: Final = 1 << 20
+#: Bytes that base85 turns into `METADATA_LENGTH` characters.
+_METADATA_BYTES: Final = (METADATA_LENGTH - len(_PLAIN)) // 5 * 4
+#: Bytes that metadata may inflate to: this plugin never wrote more.
+_INFLATED_MAX: Final = 1 << 20
 
-_UNTOUCHED, _SETTLED, _GIVEN, _WAITING = range(4)
+_UNTOUCHED, _SETTLED, _LEASED, _WAITING = range(4)
 
 
-class Tries(NamedTuple):
-    """What is known of a record that was given and is not settled."""
+class Attempts(NamedTuple):
+    """How often a record was leased that is not settled; since when, and when it is due again, in milliseconds."""
 
-    attempts: int
+    number: int
     first_ms: int
     due_ms: int | None = None
 
 
-class TooMuch(Exception):
-    """What is to be remembered does not fit into the metadata."""
+class MetadataFull(Exception):
+    """The state of a partition does not fit into the metadata."""
 
 
-class Ledger:
-    """What became of the records of one partition.
+class OffsetMap:
+    """State of the records of one partition.
 
     Attributes:
-        base: the lowest offset that is not settled: what is committed.
-        tries: those at or beyond it that were given and are not settled.
+        base: the lowest offset that is not settled: the offset to commit.
+        attempts: records at or beyond it that were leased and are not settled.
     """
 
-    __slots__ = ("_done", "base", "tries")
+    __slots__ = ("_settled", "attempts", "base")
 
     def __init__(self, base: int) -> None:
         self.base = base
-        self.tries: dict[int, Tries] = {}
-        #: Settled beyond `base`: ascending, apart from each other, as (start, end).
-        self._done: list[tuple[int, int]] = []
+        self.attempts: dict[int, Attempts] = {}
+        #: Settled beyond `base`: ascending, none touching the next, as (start, end).
+        self._settled: list[tuple[int, int]] = []
 
     def __repr__(self) -> str:
-        return f"Ledger({self.base}, done={self._done}, tries={self.tries})"
+        return f"OffsetMap({self.base}, settled={self._settled}, attempts={self.attempts})"
 
-    def copy(self) -> Ledger:
-        """One that can be altered apart."""
-        other = Ledger(self.base)
-        other.tries = dict(self.tries)
-        other._done = list(self._done)
+    def copy(self) -> OffsetMap:
+        """Return an independent copy."""
+        other = OffsetMap(self.base)
+        other.attempts = dict(self.attempts)
+        other._settled = list(self._settled)
         return other
 
-    def is_done(self, offset: int) -> bool:
-        """Whether a record is settled."""
+    def is_settled(self, offset: int) -> bool:
+        """Return whether a record is settled."""
         if offset < self.base:
             return True
-        at = bisect_right(self._done, (offset, _FAR)) - 1
-        return at >= 0 and offset < self._done[at][1]
+        at = bisect_right(self._settled, (offset, _OFFSET_END)) - 1
+        return at >= 0 and offset < self._settled[at][1]
 
     def settle(self, start: int, end: int | None = None) -> int:
-        """These offsets are settled, or are not there: from `start` up to `end`, or one. Returns how many were not."""
+        """Mark the offsets from `start` up to `end`, or one, as settled or missing. Return how many were not before."""
         start, end = max(start, self.base), start + 1 if end is None else end
         if start >= end:
             return 0
-        for offset in [each for each in self.tries if start <= each < end] if self.tries else ():
-            del self.tries[offset]
-        first = bisect_right(self._done, (start, _FAR)) - 1
-        if first < 0 or self._done[first][1] < start:
+        for offset in [each for each in self.attempts if start <= each < end] if self.attempts else ():
+            del self.attempts[offset]
+        first = bisect_right(self._settled, (start, _OFFSET_END)) - 1
+        if first < 0 or self._settled[first][1] < start:
             first += 1
         last, new, low, high = first, end - start, start, end
-        while last < len(self._done) and self._done[last][0] <= end:
-            a, b = self._done[last]
+        while last < len(self._settled) and self._settled[last][0] <= end:
+            a, b = self._settled[last]
             new -= max(0, min(b, end) - max(a, start))
             low, high = min(low, a), max(high, b)
             last += 1
-        self._done[first:last] = [(low, high)]
-        if self._done[0][0] <= self.base:
-            self.base = self._done.pop(0)[1]
+        self._settled[first:last] = [(low, high)]
+        if self._settled[0][0] <= self.base:
+            self.base = self._settled.pop(0)[1]
         return new
 
     def unsettled(self, end: int) -> int:
-        """How many offsets below `end` are not settled."""
-        done = sum(min(b, end) - a for a, b in self._done if a < end)
-        return max(0, end - self.base - done)
+        """Return how many offsets below `end` are not settled."""
+        settled = sum(min(b, end) - a for a, b in self._settled if a < end)
+        return max(0, end - self.base - settled)
 
     # --- as metadata ---
 
     @property
-    def cost(self) -> int:
-        """Bytes that the metadata has, before it is deflated."""
-        return len(self._raw())
-
-    @property
     def room(self) -> int:
-        """How many more records can be given, however each of them ends."""
-        given = sum(each.due_ms is None for each in self.tries.values())
-        return max(0, (_BYTES - self.cost - given * COST) // COST)
+        """How many more records can be leased, however each of them ends."""
+        leased = sum(each.due_ms is None for each in self.attempts.values())
+        return max(0, (_METADATA_BYTES - len(self._encoded()) - leased * RECORD_BYTES) // RECORD_BYTES)
 
     @property
     def full(self) -> bool:
-        """Whether not even one more record can be given, deflated too."""
+        """Whether not even one more record can be leased, after deflating too."""
         try:
-            return len(self.metadata()) > ROOM - _SPARE
-        except TooMuch:
+            return len(self.metadata()) > METADATA_LENGTH - _DEFLATED_RECORD
+        except MetadataFull:
             return True
 
     def metadata(self) -> str:
-        """What is committed beside `base`.
+        """Return the text to commit beside `base`.
 
         Raises:
-            TooMuch: it would not fit.
+            MetadataFull
         """
-        raw = self._raw()
-        if not raw:
+        encoded = self._encoded()
+        if not encoded:
             return ""
-        text = _PLAIN + base64.b85encode(raw).decode()
-        deflated = _DEFLATED + base64.b85encode(zlib.compress(raw, 9)).decode()
+        text = _PLAIN + base64.b85encode(encoded).decode()
+        deflated = _DEFLATED + base64.b85encode(zlib.compress(encoded, 9)).decode()
         text = min(text, deflated, key=len)
-        if len(text) > ROOM:
-            raise TooMuch(f"{len(text)} characters, of {ROOM}")
+        if len(text) > METADATA_LENGTH:
+            raise MetadataFull(f"{len(text)} characters, of {METADATA_LENGTH}")
         return text
 
     @classmethod
     def read(cls, base: int, metadata: str | None) -> Self:
-        """The ledger that was committed. Metadata that is not ours says nothing.
+        """Read what was committed. Metadata of another application is ignored.
 
         Raises:
-            ValueError: it is ours, and damaged.
+            ValueError: the metadata is ours, and damaged.
         """
-        ledger = cls(base)
+        found = cls(base)
         if metadata is None or metadata[:3] not in {_PLAIN, _DEFLATED}:
-            return ledger
-        raw = base64.b85decode(metadata[3:])
+            return found
+        encoded = base64.b85decode(metadata[3:])
         if metadata.startswith(_DEFLATED):
             inflating = zlib.decompressobj()
             try:
-                raw = inflating.decompress(raw, _INFLATED)
+                encoded = inflating.decompress(encoded, _INFLATED_MAX)
             except zlib.error as error:
                 raise ValueError(f"offset metadata: {error}") from error
             if not inflating.eof:
                 raise ValueError("offset metadata: cut off")
-        numbers = _numbers(raw)
+        numbers = _varints(encoded)
         at, first_ms = base, 0
         for head in numbers:
             length, kind = head >> 2, head & 3
             if not length:
                 raise ValueError("offset metadata: an empty run")
             if kind == _SETTLED:
-                ledger.settle(at, at + length)
-            elif kind in {_GIVEN, _WAITING}:
-                if length > len(raw) * 1_000:
+                found.settle(at, at + length)
+            elif kind in {_LEASED, _WAITING}:
+                if length > len(encoded) * 1_000:
                     raise ValueError("offset metadata: an impossible run")
-                attempts = _next(numbers)
+                number = _next(numbers)
                 first_ms += _unzigzag(_next(numbers))
                 due_ms = first_ms + _next(numbers) if kind == _WAITING else None
-                ledger.tries |= dict.fromkeys(range(at, at + length), Tries(attempts, first_ms, due_ms))
+                found.attempts |= dict.fromkeys(range(at, at + length), Attempts(number, first_ms, due_ms))
             at += length
-        return ledger
+        return found
 
-    def _raw(self) -> bytes:
+    def _encoded(self) -> bytes:
         out = bytearray()
         at, first_ms = self.base, 0
-        for start, end, tries in self._runs():
+        for start, end, attempts in self._runs():
             if start > at:
                 _put(out, (start - at) << 2 | _UNTOUCHED)
             at = end
-            if tries is None:
+            if attempts is None:
                 _put(out, (end - start) << 2 | _SETTLED)
                 continue
-            _put(out, (end - start) << 2 | (_GIVEN if tries.due_ms is None else _WAITING))
-            _put(out, tries.attempts)
-            _put(out, _zigzag(tries.first_ms - first_ms))
-            first_ms = tries.first_ms
-            if tries.due_ms is not None:
-                _put(out, max(0, tries.due_ms - first_ms))
+            _put(out, (end - start) << 2 | (_LEASED if attempts.due_ms is None else _WAITING))
+            _put(out, attempts.number)
+            _put(out, _zigzag(attempts.first_ms - first_ms))
+            first_ms = attempts.first_ms
+            if attempts.due_ms is not None:
+                _put(out, max(0, attempts.due_ms - first_ms))
         return bytes(out)
 
-    def _runs(self) -> Iterator[tuple[int, int, Tries | None]]:
-        """What was touched, ascending, in runs of the same: None is settled."""
-        runs: list[tuple[int, int, Tries | None]] = [(start, end, None) for start, end in self._done]
-        for offset in sorted(self.tries):
-            tries = self.tries[offset]
-            if runs and runs[-1][1] == offset and runs[-1][2] == tries:
-                runs[-1] = (runs[-1][0], offset + 1, tries)
+    def _runs(self) -> Iterator[tuple[int, int, Attempts | None]]:
+        """Yield runs of offsets in the same state, ascending; None means settled."""
+        runs: list[tuple[int, int, Attempts | None]] = [(start, end, None) for start, end in self._settled]
+        for offset in sorted(self.attempts):
+            attempts = self.attempts[offset]
+            if runs and runs[-1][1] == offset and runs[-1][2] == attempts:
+                runs[-1] = (runs[-1][0], offset + 1, attempts)
             else:
-                runs.append((offset, offset + 1, tries))
+                runs.append((offset, offset + 1, attempts))
         return iter(sorted(runs, key=lambda run: run[0]))
 
 
-def waiting(committed: int | None, metadata: str | None, low: int, high: int) -> int:
-    """Records of a partition that a group has not settled.
+def lag(committed: int | None, metadata: str | None, low: int, high: int) -> int:
+    """Return how many records of a partition a group has not settled.
 
-    `committed` and `metadata` are the group's, None or a negative offset where it has committed nothing; `low` and
-    `high` are the partition's watermarks.
+    Args:
+        committed: the group's offset; None or negative where it has committed nothing.
+        metadata: the text beside it.
+        low: the partition's low watermark.
+        high: its high watermark.
     """
     known = committed is not None and committed >= 0
-    ledger = Ledger.read(committed or 0, metadata) if known else Ledger(low)
-    ledger.settle(0, low)
-    return ledger.unsettled(high)
+    found = OffsetMap.read(committed or 0, metadata) if known else OffsetMap(low)
+    found.settle(0, low)
+    return found.unsettled(high)
 
 
-#: Beyond every offset.
-_FAR: Final = 1 << 64
-#: Set in each byte of a varint but its last.
+#: Above every offset.
+_OFFSET_END: Final = 1 << 64
+#: Set in each byte of a varint except its last.
 _MORE: Final = 0x80
 
 
@@ -236,9 +234,9 @@ def _put(out: bytearray, number: int) -> None:
     out.append(number)
 
 
-def _numbers(raw: bytes) -> Iterator[int]:
+def _varints(encoded: bytes) -> Iterator[int]:
     number = shift = 0
-    for byte in raw:
+    for byte in encoded:
         number |= byte % _MORE << shift
         shift += 7
         if byte < _MORE:

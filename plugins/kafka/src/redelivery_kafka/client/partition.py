@@ -1,7 +1,7 @@
-"""One partition that we own: the records fetched of it, and which of them may be given next.
+"""One owned partition: the records fetched of it, and which of them may be leased next.
 
-Lowest offset first. What waits out a delay holds back the later records of its own key that were not given yet; records
-of other keys, and those without a key, go on. This file must not do I/O: times are arguments, in seconds.
+The lowest offset comes first. A record that waits out a delay holds back the later records of its own key that were not
+leased yet; records of other keys, and those without a key, go on. No I/O: times are arguments, in seconds.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from redelivery.contract.message import Message
-from redelivery_kafka.offsets import Ledger, Tries
+from redelivery_kafka.client.offset_map import Attempts, OffsetMap
 
 _SECOND_MS: Final = 1000
 
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """One delivery of a record. `letter` is what of it the dead letter topic has already."""
+    """One delivery of a record. `letter` is the letter of it that the dead letter topic has already stored."""
 
     partition: Partition
     offset: int
@@ -30,63 +30,65 @@ class Lease:
 
 
 class Partition:
-    """What is known of an owned partition.
+    """State of an owned partition.
 
     Args:
         number: the partition.
-        ledger: as its group had committed it; None: it had not, and the first record fetched is the first of all.
-        high: the offset behind the last record when it was assigned.
+        offsets: as its group has committed them; None: it has committed nothing, and the first record fetched is the
+            first of the log.
+        high: the offset behind the last record when the partition was assigned.
 
     Attributes:
-        in_hand: records given and not settled, with their lease.
-        nbytes: of the records that are fetched and not under lease.
-        looked: whether all that was there when it was assigned has been fetched.
+        leases: of records that are leased and not settled, by offset.
+        nbytes: of the records that are fetched and not leased.
         paused: no more is fetched.
+        committed: metadata and offset that were committed last.
     """
 
-    def __init__(self, number: int, ledger: Ledger | None, high: int) -> None:
+    def __init__(self, number: int, offsets: OffsetMap | None, high: int) -> None:
         self.number = number
-        self.ledger = Ledger(-1) if ledger is None else ledger
-        self.in_hand: dict[int, Lease] = {}
+        self.offsets = OffsetMap(-1) if offsets is None else offsets
+        self.leases: dict[int, Lease] = {}
         self.nbytes = 0
         self.paused = False
         self.committed = ("", -1)
         self._high = high
-        self._next = self.ledger.base
-        self._end = self._next >= high
+        self._next = self.offsets.base
+        self._reached_end = self._next >= high
         self._messages: dict[int, Message] = {}
         self._faults: dict[int, str] = {}
-        self._appended: set[int] = set()
+        self._log_append_time: set[int] = set()
         self._ready: list[int] = []
         self._waiting: list[tuple[float, int]] = []
-        self._holds: dict[bytes, set[int]] = {}
-        self._held: dict[bytes, list[int]] = {}
+        self._waiting_by_key: dict[bytes, set[int]] = {}
+        self._held_back: dict[bytes, list[int]] = {}
 
     @property
-    def looked(self) -> bool:
-        return self._end or bool(self._messages)
+    def caught_up(self) -> bool:
+        """Whether something is fetched, or all that was there when the partition was assigned."""
+        return self._reached_end or bool(self._messages)
 
     @property
     def buffered(self) -> int:
-        """Records fetched and not under lease."""
-        return len(self._messages) - len(self.in_hand)
+        """Records fetched and not leased."""
+        return len(self._messages) - len(self.leases)
 
     @property
     def next_due(self) -> float | None:
-        """When the next of those that wait may be given."""
+        """When the next of those that wait may be leased."""
         return self._waiting[0][0] if self._waiting else None
 
     def message(self, offset: int) -> Message:
-        """A record that is fetched and not settled."""
+        """Return a record that is fetched and not settled."""
         return self._messages[offset]
 
     def fault(self, offset: int) -> str | None:
-        """What of a record could not be decoded."""
+        """Return what of a record could not be decoded."""
         return self._faults.get(offset)
 
-    def is_stamped_by_broker(self, offset: int) -> bool:
-        """Whether a record's timestamp is the time at which the broker stored it."""
-        return offset in self._appended
+    def has_log_append_time(self, offset: int) -> bool:
+        """Return whether a record's timestamp is the time at which the broker stored it."""
+        return offset in self._log_append_time
 
     # --- fetching ---
 
@@ -98,105 +100,105 @@ class Partition:
         *,
         now: float,
         now_ms: int,
-        stamped_by_broker: bool = False,
+        log_append_time: bool = False,
     ) -> bool:
-        """Take a record. False where the log went back: it is another one, and what is known of it is of no use."""
+        """Take a record. Return False where the log went back: this is another record, and the state is of no use."""
         if self._next < 0:
-            self.ledger.base = self._next = offset
-        if offset < self.ledger.base:
+            self.offsets.base = self._next = offset
+        if offset < self.offsets.base:
             return False
         if offset < self._next:
             return True
-        self.ledger.settle(self._next, offset)  # what lies between is not there: compacted, or a mark of a transaction
+        self.offsets.settle(self._next, offset)  # no record between: compacted, or the mark of a transaction
         self._next = offset + 1
-        self._end = self._end or self._next >= self._high
-        if self.ledger.is_done(offset):
+        self._reached_end = self._reached_end or self._next >= self._high
+        if self.offsets.is_settled(offset):
             return True
         self._messages[offset] = message
         if fault is not None:
             self._faults[offset] = fault
-        if stamped_by_broker:
-            self._appended.add(offset)
+        if log_append_time:
+            self._log_append_time.add(offset)
         self.nbytes += message.nbytes
-        tries = self.ledger.tries.get(offset)
-        if tries is not None and tries.due_ms is not None:
-            self._wait(offset, now + (tries.due_ms - now_ms) / _SECOND_MS)
+        attempts = self.offsets.attempts.get(offset)
+        if attempts is not None and attempts.due_ms is not None:
+            self._wait(offset, now + (attempts.due_ms - now_ms) / _SECOND_MS)
         else:
             heapq.heappush(self._ready, offset)
         return True
 
     def ended(self, offset: int) -> None:
-        """There is nothing at `offset` yet, and nothing before it that is not fetched."""
-        self._end = True
+        """All records below `offset` are fetched, and the log has none at it yet."""
+        self._reached_end = True
         if 0 <= self._next < offset:
-            self.ledger.settle(self._next, offset)
+            self.offsets.settle(self._next, offset)
             self._next = offset
 
-    # --- giving ---
+    # --- leasing ---
 
-    def choose(self, most: int, now: float) -> list[int]:
-        """Take up to `most` records that may be given; what is not given goes `back`."""
+    def take(self, most: int, now: float) -> list[int]:
+        """Take up to `most` records that may be leased. Each is then leased, or released."""
         while self._waiting and self._waiting[0][0] <= now:
-            self._free(heapq.heappop(self._waiting)[1])
-        room = self.ledger.room
-        if room or self.in_hand or not self._ready:
-            return self._choose(self._ready, min(most, room))
-        if not self.ledger.full:
-            return self._choose(self._ready, min(most, 1))
-        # Nothing more can be remembered. To give again what is remembered makes that no longer.
-        again = [each for each in self._ready if each in self.ledger.tries]
-        others = [each for each in self._ready if each not in self.ledger.tries]
+            self._end_wait(heapq.heappop(self._waiting)[1])
+        room = self.offsets.room
+        if room or self.leases or not self._ready:
+            return self._take(self._ready, min(most, room))
+        if not self.offsets.full:
+            return self._take(self._ready, min(most, 1))
+        # The metadata is full. A record that is in it already makes it no longer.
+        again = [each for each in self._ready if each in self.offsets.attempts]
+        others = [each for each in self._ready if each not in self.offsets.attempts]
         heapq.heapify(again)
-        chosen = self._choose(again, min(most, 1))
+        taken = self._take(again, min(most, 1))
         self._ready = again + others
         heapq.heapify(self._ready)
-        return chosen
+        return taken
 
-    def _choose(self, ready: list[int], most: int) -> list[int]:
-        """Take up to `most` off this heap, and put aside those that others hold back."""
-        chosen: list[int] = []
-        while ready and len(chosen) < most:
+    def _take(self, ready: list[int], most: int) -> list[int]:
+        """Take up to `most` off this heap, and put aside those that a waiting record holds back."""
+        taken: list[int] = []
+        while ready and len(taken) < most:
             offset = heapq.heappop(ready)
             key = self._messages[offset].key
-            if key in self._holds and min(self._holds[key]) < offset:
-                self._held.setdefault(key, []).append(offset)
+            if key in self._waiting_by_key and min(self._waiting_by_key[key]) < offset:
+                self._held_back.setdefault(key, []).append(offset)
             else:
-                chosen.append(offset)
-        return chosen
+                taken.append(offset)
+        return taken
 
-    def back(self, offsets: Sequence[int]) -> None:
-        """These may be given (again) at once."""
+    def release(self, offsets: Sequence[int]) -> None:
+        """Allow these to be leased (again) at once."""
         for offset in offsets:
-            if self.in_hand.pop(offset, None) is not None:
+            if self.leases.pop(offset, None) is not None:
                 self.nbytes += self._messages[offset].nbytes
             heapq.heappush(self._ready, offset)
 
-    def give(self, offset: int) -> Lease:
-        """Put a chosen record into the caller's hand."""
-        lease = self.in_hand[offset] = Lease(self, offset)
+    def lease(self, offset: int) -> Lease:
+        """Lease a record that was taken."""
+        lease = self.leases[offset] = Lease(self, offset)
         self.nbytes -= self._messages[offset].nbytes
         return lease
 
     @staticmethod
-    def count(ledger: Ledger, offsets: Sequence[int], now_ms: int) -> None:
-        """These are given once more."""
-        for offset in offsets:
-            known = ledger.tries.get(offset)
-            attempts, first_ms = (known.attempts, known.first_ms) if known is not None else (0, now_ms)
-            ledger.tries[offset] = Tries(attempts + 1, first_ms)
+    def count_attempt(offsets: OffsetMap, taken: Sequence[int], now_ms: int) -> None:
+        """Count one more attempt of each of these."""
+        for offset in taken:
+            known = offsets.attempts.get(offset)
+            number, first_ms = (known.number, known.first_ms) if known is not None else (0, now_ms)
+            offsets.attempts[offset] = Attempts(number + 1, first_ms)
 
-    # --- settling; what of it is remembered, the caller writes into `ledger` ---
+    # --- settling; the caller writes the outcome into `offsets` ---
 
     def settled(self, offset: int) -> None:
-        """It is done with."""
-        del self.in_hand[offset]
+        """A leased record is settled."""
+        del self.leases[offset]
         del self._messages[offset]
         self._faults.pop(offset, None)
-        self._appended.discard(offset)
+        self._log_append_time.discard(offset)
 
     def delayed(self, offset: int, due: float) -> None:
-        """It may be given again, but not before `due`."""
-        del self.in_hand[offset]
+        """A leased record may be leased again, but not before `due`."""
+        del self.leases[offset]
         self.nbytes += self._messages[offset].nbytes
         self._wait(offset, due)
 
@@ -204,17 +206,17 @@ class Partition:
         heapq.heappush(self._waiting, (due, offset))
         key = self._messages[offset].key
         if key is not None:
-            self._holds.setdefault(key, set()).add(offset)
+            self._waiting_by_key.setdefault(key, set()).add(offset)
 
-    def _free(self, offset: int) -> None:
-        """It has waited long enough, and holds back nobody any more."""
+    def _end_wait(self, offset: int) -> None:
+        """A record has waited long enough, and no longer holds back others."""
         heapq.heappush(self._ready, offset)
         key = self._messages[offset].key
-        holds = self._holds.get(key) if key is not None else None
-        if key is None or holds is None:
+        waiting = self._waiting_by_key.get(key) if key is not None else None
+        if key is None or waiting is None:
             return
-        holds.discard(offset)
-        if not holds:
-            del self._holds[key]
-        for held in self._held.pop(key, ()):  # those that another one holds back are put aside again
+        waiting.discard(offset)
+        if not waiting:
+            del self._waiting_by_key[key]
+        for held in self._held_back.pop(key, ()):  # those that another one holds back are put aside again
             heapq.heappush(self._ready, held)

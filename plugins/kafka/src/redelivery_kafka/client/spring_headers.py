@@ -1,4 +1,4 @@
-"""Dead letters that Spring's recoverer wrote (`kafka_dlt-*` headers), read. Ours are never written so.
+"""Headers (`kafka_dlt-*`) with which Spring's recoverer says why a letter is dead. They are read, and never written.
 
 Text is UTF-8; partition, offset and timestamp are big-endian integers of 4 and 8 bytes.
 """
@@ -33,6 +33,6 @@ def _read(found: Mapping[str, bytes]) -> dict[str, Any]:
     return fields
 
 
-DIALECT: Final = HeaderDialect(
+SPRING: Final = HeaderDialect(
     name="spring", names=frozenset(_PREFIX + name for name in (*_TEXTS, *_NUMBERS)), read=_read
 )

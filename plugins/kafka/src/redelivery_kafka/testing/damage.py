@@ -1,6 +1,6 @@
-"""A record that confluent-kafka's producer would not write: one whose header has a name that is not UTF-8.
+"""A record that confluent-kafka's producer cannot write: one with a header whose name is not UTF-8.
 
-Other clients may write such (a name is bytes on the wire). It is sent by the library's own C functions.
+Other clients may write such records (on the wire a name is bytes). librdkafka's C functions send it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import ctypes
 from collections.abc import Mapping
 from typing import Any, Final
 
-from redelivery_kafka.testing.mock import library
+from redelivery_kafka.client.internals import librdkafka
 
 _TEXT: Final = 512
 _TOPIC, _VALUE, _HEADERS = 1, 4, 10
@@ -28,8 +28,8 @@ class _Part(ctypes.Structure):
 
 
 def send_damaged(settings: Mapping[str, str], topic: str) -> None:
-    """Send one, and wait until it is there."""
-    found: Any = library()
+    """Send one damaged record, and wait until it is stored."""
+    found: Any = librdkafka()
     text = ctypes.create_string_buffer(_TEXT)
     conf = found.rd_kafka_conf_new()
     for name, value in settings.items():
@@ -38,19 +38,16 @@ def send_damaged(settings: Mapping[str, str], topic: str) -> None:
     client = found.rd_kafka_new(0, conf, text, _TEXT)
     if not client:
         raise RuntimeError(text.value.decode())
-    client = ctypes.c_void_p(client)
     try:
-        found.rd_kafka_headers_new.restype = ctypes.c_void_p
-        found.rd_kafka_produceva.restype = ctypes.c_void_p
-        headers = ctypes.c_void_p(found.rd_kafka_headers_new(1))
+        headers = found.rd_kafka_headers_new(1)
         name_bytes = b"\xff\xfe"
-        found.rd_kafka_header_add(headers, name_bytes, ctypes.c_ssize_t(len(name_bytes)), b"v", ctypes.c_ssize_t(1))
+        found.rd_kafka_header_add(headers, name_bytes, len(name_bytes), b"v", 1)
         parts = (_Part * 3)()
         parts[0].kind, parts[0].u.text = _TOPIC, topic.encode()
         parts[1].kind, parts[1].u.value = _VALUE, _Value(b"damaged", len(b"damaged"))
         parts[2].kind, parts[2].u.headers = _HEADERS, headers
-        if found.rd_kafka_produceva(client, parts, ctypes.c_size_t(len(parts))):
-            raise RuntimeError(f"no damaged record could be produced to {topic}")
+        if found.rd_kafka_produceva(client, parts, len(parts)):
+            raise RuntimeError(f"the damaged record could not be produced to {topic}")
         if found.rd_kafka_flush(client, 10_000) or found.rd_kafka_outq_len(client):
             raise RuntimeError(f"the damaged record for {topic} was not delivered")
     finally:

@@ -1,24 +1,22 @@
-"""librdkafka's own mock cluster, by the library that confluent-kafka brings: brokers in this process, on TCP.
-
-This file must not know the suite.
-"""
+"""librdkafka's own mock cluster, from the library inside confluent-kafka: brokers in this process, reached over TCP."""
 
 from __future__ import annotations
 
 import ctypes
 from typing import Any
 
-import confluent_kafka.cimpl
 from confluent_kafka import KafkaError
+
+from redelivery_kafka.client.internals import librdkafka
 
 _TEXT = 512
 
 
 class MockCluster:
-    """A mock cluster, until it is closed. Topics that it is not told of get four partitions when first asked about."""
+    """A mock cluster, until it is closed. A topic that was not made gets four partitions when a client first asks."""
 
     def __init__(self, brokers: int = 1) -> None:
-        self._library: Any = library()
+        self._library: Any = librdkafka()
         text = ctypes.create_string_buffer(_TEXT)
         settings = self._library.rd_kafka_conf_new()
         self._library.rd_kafka_conf_set(settings, b"log_level", b"0", text, _TEXT)
@@ -36,25 +34,25 @@ class MockCluster:
         self._check(self._library.rd_kafka_mock_topic_create(self._cluster, topic.encode(), partitions, 1))
 
     def disown(self, topic: str, code: int = KafkaError.UNKNOWN_TOPIC_OR_PART) -> None:
-        """Answer whoever asks for a topic with an error: there is none. With the code 0 it is there again."""
+        """Answer every request for a topic's metadata with an error code; 0 ends that."""
         self._library.rd_kafka_mock_topic_set_error(self._cluster, topic.encode(), code)
 
     def lose_leader(self, topic: str, partition: int) -> None:
-        """Let a partition have no leader, as where all its brokers are down."""
+        """Leave a partition without a leader, as when all its brokers are down."""
         self._check(self._library.rd_kafka_mock_partition_set_leader(self._cluster, topic.encode(), partition, -1))
 
     def lead(self, topic: str, partition: int) -> None:
-        """Let the first broker be its leader."""
+        """Make the first broker the leader of a partition."""
         self._check(self._library.rd_kafka_mock_partition_set_leader(self._cluster, topic.encode(), partition, 1))
 
     def refuse(self, request: int, *codes: int) -> None:
-        """Let the next requests of a kind, by its number in the protocol, be answered with these errors."""
+        """Answer the next requests of a kind (its number in the protocol) with these error codes."""
         self._library.rd_kafka_mock_push_request_errors_array(
             self._cluster, request, len(codes), (ctypes.c_int * len(codes))(*codes)
         )
 
     def forgive(self, request: int) -> None:
-        """Answer requests of this kind as they deserve again."""
+        """Drop the errors that are left for requests of this kind."""
         self._library.rd_kafka_mock_clear_request_errors(self._cluster, request)
 
     def down(self, broker: int) -> None:
@@ -62,11 +60,11 @@ class MockCluster:
         self._check(self._library.rd_kafka_mock_broker_set_down(self._cluster, broker))
 
     def up(self, broker: int) -> None:
-        """Let it be reached again."""
+        """Let a broker accept connections again."""
         self._check(self._library.rd_kafka_mock_broker_set_up(self._cluster, broker))
 
     def close(self) -> None:
-        """End it; once."""
+        """End it. A second call does nothing."""
         if self._cluster:
             self._library.rd_kafka_mock_cluster_destroy(self._cluster)
             self._library.rd_kafka_destroy(self._client)
@@ -76,33 +74,3 @@ class MockCluster:
     def _check(code: int) -> None:
         if code:
             raise RuntimeError(f"librdkafka's mock cluster answered {code}")
-
-
-def library() -> Any:
-    """The loaded librdkafka. Raises OSError, AttributeError where the client was not built so that it can be had."""
-    found = ctypes.CDLL(confluent_kafka.cimpl.__file__)
-    pointer, text = ctypes.c_void_p, ctypes.c_char_p
-    for name, result, arguments in (
-        ("conf_new", pointer, ()),
-        ("conf_set", ctypes.c_int, (pointer, text, text, text, ctypes.c_size_t)),
-        ("new", pointer, (ctypes.c_int, pointer, text, ctypes.c_size_t)),
-        ("destroy", None, (pointer,)),
-        ("mock_cluster_new", pointer, (pointer, ctypes.c_int)),
-        ("mock_cluster_destroy", None, (pointer,)),
-        ("mock_cluster_bootstraps", text, (pointer,)),
-        ("mock_topic_create", ctypes.c_int, (pointer, text, ctypes.c_int, ctypes.c_int)),
-        ("mock_topic_set_error", None, (pointer, text, ctypes.c_int)),
-        ("mock_partition_set_leader", ctypes.c_int, (pointer, text, ctypes.c_int32, ctypes.c_int32)),
-        (
-            "mock_push_request_errors_array",
-            None,
-            (pointer, ctypes.c_int16, ctypes.c_size_t, ctypes.POINTER(ctypes.c_int)),
-        ),
-        ("mock_clear_request_errors", None, (pointer, ctypes.c_int16)),
-        ("mock_broker_set_down", ctypes.c_int, (pointer, ctypes.c_int32)),
-        ("mock_broker_set_up", ctypes.c_int, (pointer, ctypes.c_int32)),
-    ):
-        function = getattr(found, f"rd_kafka_{name}")
-        function.restype = result
-        function.argtypes = arguments
-    return found

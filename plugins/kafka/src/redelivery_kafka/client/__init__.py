@@ -1,0 +1,1 @@
+"""The parts that only Kafka's client needs: producers, group membership, offsets, partitions, settings."""
