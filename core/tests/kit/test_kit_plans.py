@@ -1,12 +1,14 @@
 """What is wanted is compared with what is there."""
 
+from datetime import timedelta
+
 import pytest
 
 from redelivery.contract.broker import Difference
 from redelivery.contract.codes import Code
 from redelivery.contract.spec import UNLIMITED, DeliverySpec
 from redelivery.errors import Fatal
-from redelivery.kit.plans import MARGIN, compared, deliveries, deliveries_note, none_if_missing
+from redelivery.kit.plans import MARGIN, compared, deliveries, deliveries_note, longest_wait, none_if_missing
 
 WANTED = {"kind": "quorum", "limit": "15"}
 
@@ -59,3 +61,18 @@ def test_what_does_not_exist_is_none_and_another_error_is_raised() -> None:
     assert none_if_missing(missing) is None
     with pytest.raises(Fatal, match="no right"):
         none_if_missing(denied)
+
+
+@pytest.mark.parametrize(
+    ("spec", "longest"),
+    [
+        (DeliverySpec(), 0),
+        (DeliverySpec(retry=0), 0),
+        (DeliverySpec(retry=3, backoff_policy="exponential", backoff_delay=timedelta(seconds=1)), 8),
+        (DeliverySpec(retry=3, backoff_policy="linear", backoff_delay=timedelta(seconds=2)), 6),
+        (DeliverySpec(retry=UNLIMITED, backoff_delay=timedelta(seconds=1), backoff_max=timedelta(minutes=1)), 60),
+        (DeliverySpec(retry_timeout=timedelta(hours=1), backoff_max=timedelta(seconds=20)), 20),
+    ],
+)
+def test_the_longest_wait_is_that_of_the_last_retry_within_the_cap(spec: DeliverySpec, longest: float) -> None:
+    assert longest_wait(spec) == timedelta(seconds=longest)

@@ -20,6 +20,7 @@ from redelivery_conformance.statements import Statements
 from redelivery_conformance.subject import Subject
 from redelivery_rabbitmq.address import Address
 from redelivery_rabbitmq.client import topology
+from redelivery_rabbitmq.options import Settings
 
 SPEC = DeliverySpec(retry=3)
 
@@ -196,7 +197,7 @@ class TestProvisioning(Statements):
         return str(caught.value)
 
 
-SETTINGS = topology.QueueSettings(kind="quorum", dead_letters="q-dead-letters")
+SETTINGS = Settings(queue_type="quorum")
 
 
 @pytest.mark.parametrize(
@@ -205,14 +206,14 @@ SETTINGS = topology.QueueSettings(kind="quorum", dead_letters="q-dead-letters")
 )
 def test_a_limit_is_written_as_the_version_reads_it(version: tuple[int, ...], retry: int, limit: int | None) -> None:
     """From 4.0 a queue has a limit of 20 unless told otherwise, by -1; before, -1 is a limit of 0 deliveries."""
-    queue = topology.work_queue("q", DeliverySpec(retry=retry), replace(SETTINGS, version=version))
+    queue = topology.work_queue("q", DeliverySpec(retry=retry), SETTINGS, version)
     assert queue.arguments.get("x-delivery-limit") == limit
-    letters = topology.dead_letter_queue(replace(SETTINGS, version=version))
+    letters = topology.dead_letter_queue("q", SETTINGS, version)
     assert letters.arguments.get("x-delivery-limit") == (-1 if version >= (4, 0) else None), "looking must not lose any"
 
 
 def test_a_dead_letter_place_has_no_dead_letter_place() -> None:
-    assert [each.name for each in topology.queues("q-dead-letters", SPEC, SETTINGS)] == ["q-dead-letters"]
+    assert [each.name for each in topology.queues("q-dead-letters", SPEC, SETTINGS, (3, 10))] == ["q-dead-letters"]
 
 
 class TestSubscriptions(Statements):

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from datetime import timedelta
 from typing import Final, TypeVar
 
 from redelivery.contract.broker import Difference, NativeObject
 from redelivery.contract.codes import Code
 from redelivery.contract.spec import UNLIMITED, DeliverySpec
 from redelivery.errors import BrokerError
+from redelivery.policy.backoff import wait_before_retry
 
-__all__ = ["MARGIN", "compared", "deliveries", "deliveries_note", "none_if_missing"]
+__all__ = ["MARGIN", "compared", "deliveries", "deliveries_note", "longest_wait", "none_if_missing"]
 
 T = TypeVar("T")
 
 #: Deliveries that the broker allows beyond core's own limit: only handlers that never come back to core get so far.
 MARGIN: Final = 10
+#: Retries after which no delay grows any more.
+_MOST_DOUBLINGS: Final = 64
 
 
 def compared(
@@ -65,6 +69,15 @@ def deliveries_note(spec: DeliverySpec, most: int, broker: str) -> list[str]:
         return []
     wanted = "without a limit" if spec.retry == UNLIMITED else f"{spec.retry} times"
     return [f"retried {wanted}, but {broker} itself dead-letters what it has delivered {most} times"]
+
+
+def longest_wait(spec: DeliverySpec) -> timedelta:
+    """Return the longest delay of a retry that a spec can ask for; 0 where it has no retries."""
+    if not spec.retry and not spec.retry_timeout:
+        return timedelta(0)
+    retries = _MOST_DOUBLINGS if spec.retry is None or spec.retry == UNLIMITED else min(spec.retry, _MOST_DOUBLINGS)
+    waits = (wait_before_retry(spec, number, lambda: 1.0) for number in range(1, retries + 1))
+    return timedelta(seconds=min(max(waits, default=0.0), timedelta.max.total_seconds() // 2))
 
 
 def none_if_missing(look: Callable[[], T]) -> T | None:

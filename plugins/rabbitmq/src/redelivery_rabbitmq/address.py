@@ -14,13 +14,13 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlencode, urlsplit
 
-from redelivery.base.urls import REDACTED, unknown
 from redelivery.errors import ConfigurationError, InvalidURL, Unsupported
+from redelivery.kit.address import REDACTED, unknown
+from redelivery.kit.names import DeadLetterNames
 from redelivery_rabbitmq.options import QUERY
 
 SCHEMES: Final = ("rabbitmq", "amqp", "amqps")
-#: Behind the name of a queue: the name of its dead letter queue.
-DEAD_LETTERS: Final = "-dead-letters"
+DEAD_LETTERS: Final = DeadLetterNames()
 #: Longest name of a queue or exchange and longest routing key in bytes: an AMQP short string.
 SHORT: Final = 255
 #: Longest name of a subscription's queue; the names of its dead letter queue and retry queues are longer.
@@ -56,9 +56,9 @@ class Binding:
         """The queue's name. Raises ConfigurationError: the name of the subscription is not valid."""
         escape = COPY if self.exchange.startswith((_RESERVED, COPY)) else ""
         queue = f"{escape}{self.exchange}{COPY}{self.name}"
-        allowed = self.name.isprintable() and COPY not in self.name and not self.name.endswith(DEAD_LETTERS)
+        allowed = self.name.isprintable() and COPY not in self.name and not DEAD_LETTERS.is_dead_letters(self.name)
         if not self.name or not allowed or len(queue.encode("utf-8", "surrogatepass")) > _COPY_LENGTH:
-            text = f"must be printable, without {COPY!r}, must not end with {DEAD_LETTERS!r}, and must be"
+            text = f"must be printable, without {COPY!r}, must not end with {DEAD_LETTERS.suffix!r}, and must be"
             end = f"at most {_COPY_LENGTH} bytes long together with the exchange's"
             raise ConfigurationError(f"rabbitmq: the name of a subscription {text} {end}")
         return queue
@@ -106,15 +106,10 @@ class Address:
         return f"{self.host}:{self.port}, vhost {self.vhost!r}"
 
     @property
-    def is_dead_letters(self) -> bool:
-        """Whether the queue is a dead letter queue."""
-        return self.queue.endswith(DEAD_LETTERS)
-
-    @property
     def dead_letters(self) -> Address:
         """The address of its dead letter queue; its own, if it is one. Raises ConfigurationError: it has no queue."""
         queue = self.needs_queue("a dead letter queue")
-        return self if self.is_dead_letters else self.at(queue + DEAD_LETTERS)
+        return self if DEAD_LETTERS.is_dead_letters(queue) else self.at(DEAD_LETTERS.of(queue))
 
     def at(self, queue: str) -> Address:
         """Return the address of another queue of the same virtual host."""

@@ -22,7 +22,7 @@ from redelivery.kit.plans import none_if_missing
 from redelivery_rabbitmq.address import Binding
 from redelivery_rabbitmq.client.at_least_once import FEATURE_FLAG, FLAG_IS_OFF, is_at_least_once
 from redelivery_rabbitmq.client.connection import QueueRole
-from redelivery_rabbitmq.client.topology import Argument, Queue, QueueSettings, queues
+from redelivery_rabbitmq.client.topology import Argument, Queue, queues
 from redelivery_rabbitmq.errors import TABLE
 
 #: The kinds of a `ref`, named as in RabbitMQ's topology operator for Kubernetes.
@@ -38,7 +38,7 @@ _INEQUIVALENT: Final = re.compile(
 )
 _FOUND: Final = re.compile(r"(?:none|(?:the value )?'(?P<value>.*?)'(?: of type '(?P<type>\w+)')?)$")
 #: Properties of a declaration that are not arguments.
-_FLAGS: Final = {"durable": "true", "auto_delete": "false"}
+_FLAGS: Final[Mapping[str, Argument]] = {"durable": "true", "auto_delete": "false"}
 #: More properties than a queue has; the broker names one at a time.
 _MAX_DECLARATIONS: Final = 40
 
@@ -72,7 +72,7 @@ class RabbitmqAdmin(QueueRole, Admin):
                     raise Fatal(f"rabbitmq: creating the queue {queue.name!r}: {FLAG_IS_OFF}", code=Code.UNSUPPORTED)
                 what = f"creating {queue.name!r} to provision"
                 with self.connected(what, needs=_permissions(queue)) as connection:
-                    _declare(connection, queue.name, _FLAGS, queue.arguments)
+                    _declare(connection, queue.name, {**_FLAGS, **queue.arguments})
         if self._address.binding is not None:
             self._bind(self._address.binding)
         return plan.status
@@ -83,18 +83,7 @@ class RabbitmqAdmin(QueueRole, Admin):
             return _count(connection, self._address.queue)
 
     def _queues(self, spec: DeliverySpec) -> list[Queue]:
-        settings = self._settings
-        return queues(
-            self._address.queue,
-            spec,
-            QueueSettings(
-                kind=settings.queue_type,
-                dead_letters=self._address.dead_letters.queue,
-                ttl_ms=int(settings.queue_ttl * 1000) or None,
-                length=settings.queue_length or None,
-                version=self.broker_version,
-            ),
-        )
+        return queues(self._address.queue, spec, self._settings, self.broker_version)
 
     def _check_exchange(self, binding: Binding) -> None:
         with self.connected("provisioning") as connection:
@@ -168,50 +157,34 @@ def _binding_object(binding: Binding, objects: list[NativeObject], notes: list[s
 
 def _differences(connection: BlockingConnection, queue: Queue) -> list[Difference]:
     """Return the properties of an existing queue that differ. Declaring it only reads."""
-    flags, arguments = dict(_FLAGS), dict(queue.arguments)
+    properties = {**_FLAGS, **queue.arguments}
     differences = []
     for _ in range(_MAX_DECLARATIONS):
         try:
-            _declare(connection, queue.name, flags, arguments)
+            _declare(connection, queue.name, properties)
         except ChannelClosedByBroker as error:
             match = _INEQUIVALENT.search(error.reply_text) if error.reply_code == _PRECONDITION_FAILED else None
             found = match and _FOUND.match(match["found"])
             if not match or not found:
                 raise
-            name, text = match["name"], found["value"]
-            wanted = str(flags.get(name, arguments.get(name, "none")))
+            name, text, type_ = match["name"], found["value"], found["type"]
+            ours = properties.pop(name, "none")
             if name not in queue.unspecified:
-                differences.append(Difference(name, wanted, "none" if text is None else text))
-            _adopt(flags, arguments, name, text, found["type"])
+                differences.append(Difference(name, str(ours), "none" if text is None else text))
+            if text is not None:
+                is_number = isinstance(ours, int) if type_ is None else type_ != "longstr"
+                properties[name] = int(text) if is_number else text
         else:
             break
     return differences
 
 
-def _adopt(
-    flags: dict[str, str], arguments: dict[str, Argument], name: str, text: str | None, type_: str | None
-) -> None:
-    """Take over the value that the broker named."""
-    if name in flags:
-        flags[name] = text or ""
-    elif text is None:
-        arguments.pop(name, None)
-    else:
-        is_number = isinstance(arguments.get(name), int) if type_ is None else type_ != "longstr"
-        arguments[name] = int(text) if is_number else text
-
-
-def _declare(
-    connection: BlockingConnection, name: str, flags: Mapping[str, str], arguments: Mapping[str, Argument]
-) -> None:
+def _declare(connection: BlockingConnection, name: str, properties: Mapping[str, Argument]) -> None:
+    flags = {each: properties.get(each) == "true" for each in _FLAGS}
+    arguments: dict[str, Any] = {each: value for each, value in properties.items() if each not in _FLAGS}
     # A refusal closes the channel, so each declaration has its own.
     with connection.channel() as channel:
-        channel.queue_declare(
-            name,
-            durable=flags["durable"] == "true",
-            auto_delete=flags["auto_delete"] == "true",
-            arguments=dict[str, Any](arguments),
-        )
+        channel.queue_declare(name, **flags, arguments=arguments)
 
 
 def _exchange_exists(connection: BlockingConnection, name: str) -> bool:

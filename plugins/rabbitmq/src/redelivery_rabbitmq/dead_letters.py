@@ -24,8 +24,6 @@ from redelivery_rabbitmq.client.consumer import Consumer, Delivery
 from redelivery_rabbitmq.codec import decode
 from redelivery_rabbitmq.options import Settings
 
-#: Letters in memory at a time.
-_PAGE: Final = 100
 #: Seconds that returning letters in order may take; then their order is given up.
 _RETURN_TIMEOUT: Final = 15.0
 _POSITION: Final = re.compile(r"[0-9a-f]{24}(\.[1-9][0-9]*)?")
@@ -45,20 +43,18 @@ class RabbitmqDeadLetters(QueueRole, DeadLetters):
     def browse(self) -> Iterator[Letter]:
         with self.connected("browsing", needs=self._read) as connection:
             consumer = Consumer(connection, self._address.queue)
-            left = consumer.ready()
+            pages = consumer.pages()
+            page = next(pages, [])
         self._browses.append(consumer)
         seen: Counter[str] = Counter()
         try:
-            while left > 0:
-                with self.connected("browsing", needs=self._read):
-                    page = consumer.fetch(min(_PAGE, left), 0.0)
-                if not page:
-                    return
-                left -= len(page)
+            while page:
                 letters = [(self._show(consumer, delivery, seen), delivery) for delivery in page][::-1]
                 page.clear()
                 while letters:
                     yield self._letter(*letters.pop())
+                with self.connected("browsing", needs=self._read):
+                    page = next(pages, [])
         finally:
             self._end(consumer)
 
@@ -119,10 +115,10 @@ class RabbitmqDeadLetters(QueueRole, DeadLetters):
         with self.connected("removing from", needs=self._read) as connection:
             consumer = Consumer(connection, self._address.queue)
             try:
-                left = consumer.ready()
-                while left > 0 and len(found) < len(wanted) and (page := consumer.fetch(min(_PAGE, left), 0.0)):
-                    left -= len(page)
+                for page in consumer.pages():
                     found += [delivery.tag for delivery in page if _position(delivery, seen) in wanted]
+                    if len(found) == len(wanted):
+                        break
                 consumer.ack(found)
             finally:
                 if consumer.is_open:
@@ -137,9 +133,8 @@ class RabbitmqDeadLetters(QueueRole, DeadLetters):
         that are left then return when the channel closes.
         """
         end = time.monotonic() + _RETURN_TIMEOUT
-        left = consumer.ready() if consumer.unacked else 0
-        while left > 0 and time.monotonic() < end and (page := consumer.fetch(min(_PAGE, left), 0.0)):
-            left -= len(page)
+        pages = consumer.pages() if consumer.unacked else iter(())
+        while time.monotonic() < end and (page := next(pages, None)):
             is_classic = broker_headers.split(page[0].properties)[1].delivery_count is None
             if is_classic:  # a classic queue puts each letter back in its place
                 break

@@ -60,12 +60,24 @@ _BY_CODE: Final = {
     541: Rule(Ambiguous, Code.UNAVAILABLE, "the broker failed internally"),
 }
 
+_CONNECTION_ERRORS: Final = (
+    *(pika.AMQPConnectionError, pika.ConnectionOpenAborted, pika.StreamLostError, pika.ConnectionWrongStateError),
+    *(pika.ConnectionClosedByClient, pika.AMQPHeartbeatTimeout, pika.AMQPChannelError, pika.ChannelWrongStateError),
+    *(pika.ChannelClosedByClient, workflow.AMQPConnectorException, workflow.AMQPConnectionWorkflowFailed),
+    *(workflow.AMQPConnectionWorkflowAborted, ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError, OSError),
+)
+_BUGS: Final = (
+    *(pika.AMQPError, pika.DuplicateConsumerTag, pika.InvalidChannelNumber, pika.ProtocolSyntaxError),
+    *(pika.UnexpectedFrameError, pika.BodyTooLongError, pika.InvalidFrameError, pika.InvalidFieldTypeException),
+    *(pika.MethodNotImplemented, pika.ChannelError, pika.DuplicateGetOkCallback, pika.ReentrancyError),
+)
+_CLOSES: Final = (pika.ConnectionClosed, pika.ConnectionClosedByBroker, pika.ChannelClosed, pika.ChannelClosedByBroker)
+
 #: Rules by class of pika's exceptions and of the sockets beneath; a class stands for its subclasses too.
-_BY_CLASS: Final = {
-    pika.AMQPError: BUG,
-    pika.AMQPConnectionError: _LOST,
-    pika.ConnectionOpenAborted: _LOST,
-    pika.StreamLostError: _LOST,
+_BY_CLASS: Final[dict[type[BaseException], Rule]] = {
+    **dict.fromkeys(_BUGS, BUG),
+    **dict.fromkeys(_CONNECTION_ERRORS, _LOST),
+    **dict.fromkeys(_CLOSES, _CLOSED),
     pika.IncompatibleProtocolError: Rule(
         Ambiguous, Code.CONNECTION_LOST, "the broker hung up in the handshake: it may be starting, or expect TLS"
     ),
@@ -75,44 +87,14 @@ _BY_CLASS: Final = {
     pika.ProbableAuthenticationError: _LOGIN,
     pika.ProbableAccessDeniedError: _VHOST_REFUSED,
     pika.NoFreeChannels: Rule(Retriable, Code.FULL, "the connection has no free channel"),
-    pika.ConnectionWrongStateError: _LOST,
-    pika.ConnectionClosed: _CLOSED,
-    pika.ConnectionClosedByBroker: _CLOSED,
-    pika.ConnectionClosedByClient: _LOST,
-    pika.ConnectionBlockedTimeout: Rule(
-        Ambiguous, Code.FULL, "an alarm of the broker (memory, disk) blocks publishers"
-    ),
-    pika.AMQPHeartbeatTimeout: _LOST,
-    pika.AMQPChannelError: _LOST,
-    pika.ChannelWrongStateError: _LOST,
-    pika.ChannelClosed: _CLOSED,
-    pika.ChannelClosedByBroker: _CLOSED,
-    pika.ChannelClosedByClient: _LOST,
-    pika.DuplicateConsumerTag: BUG,
+    pika.ConnectionBlockedTimeout: Rule(Ambiguous, Code.FULL, "an alarm (memory, disk) blocks publishers"),
     pika.ConsumerCancelled: Rule(Retriable, Code.UNAVAILABLE, "the queue was deleted, or has moved to another node"),
     pika.UnroutableError: _UNROUTABLE,
     pika.NackError: Rule(Retriable, Code.REJECTED, "the broker did not take it: the queue is full, or has no quorum"),
-    pika.InvalidChannelNumber: BUG,
-    pika.ProtocolSyntaxError: BUG,
-    pika.UnexpectedFrameError: BUG,
     pika.ProtocolVersionMismatch: Rule(Fatal, Code.UNSUPPORTED, "the server speaks another version of AMQP"),
-    pika.BodyTooLongError: BUG,
-    pika.InvalidFrameError: BUG,
-    pika.InvalidFieldTypeException: BUG,
     pika.UnsupportedAMQPFieldException: Rule(Permanent, Code.INVALID_MESSAGE, "a header cannot be written"),
-    pika.MethodNotImplemented: BUG,
-    pika.ChannelError: BUG,
-    pika.DuplicateGetOkCallback: BUG,
-    pika.ReentrancyError: BUG,
     pika.ShortStringTooLong: Rule(Permanent, Code.TOO_LARGE, "a name is longer than 255 bytes"),
-    workflow.AMQPConnectorException: _LOST,
-    workflow.AMQPConnectionWorkflowFailed: _LOST,
-    workflow.AMQPConnectionWorkflowAborted: _LOST,
-    ssl.SSLEOFError: _LOST,
-    ssl.SSLZeroReturnError: _LOST,
-    ssl.SSLSyscallError: _LOST,
     ssl.SSLError: Rule(Fatal, Code.TLS_FAILED, "TLS failed; see the rabbitmq.ssl options"),
-    OSError: _LOST,
 }
 
 #: Rules for a reply code that means something else by its text.

@@ -65,7 +65,7 @@ class RabbitmqSender(Resource, Sender):
         if self._route.exchange:  # only sending shows which queues take its rows
             return
         queue = self._route.routing_key
-        error = self._connected(deadline).queue_error(queue, deadline)
+        error = self._connected(deadline).missing_error("queue", queue, deadline)
         if error is None:
             return
         found = TABLE.error(error, f"looking for queue {queue!r} at {self._address.where}")
@@ -236,7 +236,7 @@ class RabbitmqSender(Resource, Sender):
         if len(route.exchange.encode("utf-8", "replace")) > SHORT_STRING:
             text = f"its exchange's name is longer than {SHORT_STRING} bytes: {quoted(route.exchange)}"
             raise Permanent(f"rabbitmq: this row cannot be sent: {text}", code=Code.INVALID_DESTINATION)
-        error = publisher.exchange_error(route.exchange, deadline)
+        error = publisher.missing_error("exchange", route.exchange, deadline)
         if error is None:
             self._exchanges.add(route.exchange)
             return

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from itertools import count, groupby
 from typing import Any, Final, NamedTuple
 
@@ -20,6 +20,8 @@ from redelivery_rabbitmq.client.pika_private import send_cancel
 
 #: Messages that one call fetches at most: half of what a consumer of a quorum queue may hold.
 _MAX_MESSAGES: Final = 1000
+#: Messages in one page.
+_PAGE: Final = 100
 #: Seconds to wait until the queue counts requeued messages again; a quorum queue took up to 0.03.
 _REQUEUE_TIMEOUT: Final = 1.0
 #: Seconds between two counts.
@@ -98,6 +100,13 @@ class Consumer:
             self._last_tags.append(fetched[-1].tag)
         self.unacked.update((each.tag, None) for each in fetched)
         return fetched
+
+    def pages(self) -> Iterator[list[Delivery]]:
+        """Fetch as many messages as are ready now, page by page."""
+        left = self.ready()
+        while left > 0 and (page := self.fetch(min(_PAGE, left), 0.0)):
+            left -= len(page)
+            yield page
 
     def ack(self, tags: Collection[int]) -> None:
         """Acknowledge: the broker deletes these messages."""

@@ -7,9 +7,9 @@ import ssl
 import pika
 from pika.credentials import ExternalCredentials, PlainCredentials
 
-from redelivery.base.secrets import guard_loggers
 from redelivery.errors import ConfigurationError
 from redelivery.kit.address import is_local
+from redelivery.kit.errors import guard_loggers
 from redelivery.kit.options import resolve_secret
 from redelivery_rabbitmq.address import Address
 from redelivery_rabbitmq.options import Settings

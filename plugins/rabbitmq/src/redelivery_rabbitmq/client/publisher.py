@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 import pika
 from pika.adapters.select_connection import IOLoop
@@ -17,6 +17,8 @@ from redelivery_rabbitmq.client.connection import CLOSE_TIMEOUT, ConnectionAband
 from redelivery_rabbitmq.client.parameters import connection_parameters
 from redelivery_rabbitmq.errors import ERRORS, OPENING
 from redelivery_rabbitmq.options import Settings
+
+T = TypeVar("T")
 
 
 class Publisher:
@@ -63,11 +65,6 @@ class Publisher:
             raise
 
     @property
-    def is_open(self) -> bool:
-        """Whether the connection and its channel are open."""
-        return self.error is None and bool(self._connection.is_open and self.channel.is_open)
-
-    @property
     def unwritten(self) -> int:
         """Bytes that were written and have not left this process."""
         return 0 if self.error is not None else pika_private.unwritten(self._connection)
@@ -101,37 +98,19 @@ class Publisher:
             self.step(left)
         return True
 
-    def exchange_error(self, exchange: str, deadline: float) -> BaseException | None:
-        """Check that an exchange exists. Return None, or the error."""
-        return self._declare_error(
-            lambda channel, answered: channel.exchange_declare(exchange, passive=True, callback=answered),
-            f"no answer whether the exchange {exchange!r} exists",
-            deadline,
-        )
-
-    def queue_error(self, queue: str, deadline: float) -> BaseException | None:
-        """Check that a queue exists. Return None, or the error."""
-        return self._declare_error(
-            lambda channel, answered: channel.queue_declare(queue, passive=True, callback=answered),
-            f"no answer whether the queue {queue!r} exists",
-            deadline,
-        )
-
-    def _declare_error(
-        self, declare: Callable[[Any, Callable[[Any], None]], None], late: str, deadline: float
-    ) -> BaseException | None:
-        """Declare passively on a separate channel, because a refusal closes it."""
+    def missing_error(self, kind: Literal["exchange", "queue"], name: str, deadline: float) -> BaseException | None:
+        """Check that an exchange or a queue exists. Return None, or the error."""
         answers: list[object] = []
         try:
-            channel = self._open_channel(deadline, lambda _, reason: answers.append(reason))
-            declare(channel, lambda _: answers.append(None))
-            if not self.until(lambda: answers, deadline):
-                return self.error or ConnectionAbandoned(late)
+            # A separate channel, because a refusal closes it.
+            channel: Any = self._open_channel(deadline, lambda _, reason: answers.append(reason))
+            declare = channel.exchange_declare if kind == "exchange" else channel.queue_declare
+            declare(name, passive=True, callback=lambda _: answers.append(None))
+            answer = self._await(answers, deadline, f"no answer whether the {kind} {name!r} exists")
             if channel.is_open:
                 channel.close()
         except ERRORS as error:
             return error
-        answer = answers[0]
         return answer if isinstance(answer, BaseException) else None
 
     def close(self) -> None:
@@ -149,10 +128,9 @@ class Publisher:
             with suppress(*ERRORS, AssertionError):
                 pika_private.terminate(connection, ConnectionAbandoned("given up"))
                 self._await_close()
-        with suppress(*ERRORS, AssertionError):
-            self._loop.deactivate_poller()
-        with suppress(*ERRORS, AssertionError):
-            self._loop.close()
+        for end in (self._loop.deactivate_poller, self._loop.close):
+            with suppress(*ERRORS, AssertionError):
+                end()
         self.error = self.error or ConnectionAbandoned("closed")
 
     def _open(self, parameters: pika.ConnectionParameters, deadline: float) -> None:
@@ -163,11 +141,10 @@ class Publisher:
         parameters.stack_timeout = min(left, parameters.stack_timeout or left)
         results: list[Any] = []
         pika.SelectConnection.create_connection([parameters], results.append, self._loop)
-        if not self.until(lambda: results, deadline + CLOSE_TIMEOUT):
-            raise ConnectionAbandoned("no answer in time")
-        if isinstance(results[0], BaseException):
-            raise results[0]
-        self._connection = results[0]
+        result = self._await(results, deadline + CLOSE_TIMEOUT)
+        if isinstance(result, BaseException):
+            raise result
+        self._connection = result
         self._connection.add_on_close_callback(self._lost)
         self._connection.add_on_connection_blocked_callback(self._block)
         self._connection.add_on_connection_unblocked_callback(self._unblock)
@@ -176,16 +153,19 @@ class Publisher:
         opened: list[Channel] = []
         channel: Channel = self._connection.channel(on_open_callback=opened.append)
         channel.add_on_close_callback(on_close or self._lost)
-        if not self.until(lambda: opened, deadline):
-            raise self.error or ConnectionAbandoned("no answer in time")
-        return channel
+        return self._await(opened, deadline)
 
     def _select_confirms(self, deadline: float) -> None:
         selected: list[object] = []
         self.channel.add_on_return_callback(lambda _, *returned: self._on_return(*returned))
         self.channel.confirm_delivery(self._confirm, selected.append)
-        if not self.until(lambda: selected, deadline):
-            raise self.error or ConnectionAbandoned("no answer in time")
+        self._await(selected, deadline)
+
+    def _await(self, answers: list[T], deadline: float, late: str = "no answer in time") -> T:
+        """Wait for an answer. Raises the error of the connection, or ConnectionAbandoned."""
+        if not self.until(lambda: answers, deadline):
+            raise self.error or ConnectionAbandoned(late)
+        return answers[0]
 
     def _confirm(self, frame: Any) -> None:
         self._on_confirm(frame.method.delivery_tag, frame.method.multiple, frame.method.NAME == "Basic.Ack")

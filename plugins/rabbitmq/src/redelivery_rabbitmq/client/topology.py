@@ -7,13 +7,14 @@ cannot be deleted and its bindings cannot be removed, so no missing binding can 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
 from redelivery.contract.spec import UNLIMITED, DeliverySpec
-from redelivery.kit.plans import MARGIN
-from redelivery.policy.backoff import wait_before_retry
+from redelivery.kit.plans import MARGIN, longest_wait
+from redelivery_rabbitmq.address import DEAD_LETTERS
+from redelivery_rabbitmq.options import Settings
 
 #: Between the name of a queue and the step of its retry queue.
 RETRY_SUFFIX: Final = "-retry-"
@@ -27,7 +28,7 @@ _LIMITED_BY_DEFAULT: Final = (4, 0)
 Argument = str | int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Queue:
     """One durable queue.
 
@@ -39,60 +40,41 @@ class Queue:
 
     name: str
     arguments: Mapping[str, Argument]
-    unspecified: frozenset[str] = field(default_factory=frozenset)
+    unspecified: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueueSettings:
-    """What the options determine for the queues of a destination.
-
-    Attributes:
-        kind: "quorum" or "classic".
-        dead_letters: name of the dead letter queue.
-        ttl_ms: time after which a message is dead-lettered; None: never.
-        length: messages that the queue takes before it refuses more; None: any number.
-        version: the broker's.
-    """
-
-    kind: str
-    dead_letters: str
-    ttl_ms: int | None = None
-    length: int | None = None
-    version: tuple[int, ...] = ()
-
-
-def work_queue(name: str, spec: DeliverySpec, settings: QueueSettings) -> Queue:
-    """Return the queue that messages are received from."""
-    arguments: dict[str, Argument] = {"x-queue-type": settings.kind, **_dead_lettering_to(settings.dead_letters)}
+def work_queue(name: str, spec: DeliverySpec, settings: Settings, version: tuple[int, ...]) -> Queue:
+    """Return the queue that messages are received from, for a version of the broker."""
+    arguments: dict[str, Argument] = {"x-queue-type": settings.queue_type, **_dead_lettering_to(DEAD_LETTERS.of(name))}
     unspecified = set()
-    if settings.kind == "quorum":
+    if settings.queue_type == "quorum":
         arguments |= _AT_LEAST_ONCE
-        limit = _delivery_limit(spec, settings.version)
+        limit = _delivery_limit(spec, version)
         if limit is not None:
             arguments["x-delivery-limit"] = limit
         if spec.retry is None:
             unspecified.add("x-delivery-limit")
-    elif settings.length is not None:
+    elif settings.queue_length:
         arguments["x-overflow"] = _AT_LEAST_ONCE["x-overflow"]
-    if settings.ttl_ms is not None:
-        arguments["x-message-ttl"] = settings.ttl_ms
-    if settings.length is not None:
-        arguments["x-max-length"] = settings.length
-    return Queue(name=name, arguments=arguments, unspecified=frozenset(unspecified))
+    if milliseconds := int(settings.queue_ttl * 1000):
+        arguments["x-message-ttl"] = milliseconds
+    if settings.queue_length:
+        arguments["x-max-length"] = settings.queue_length
+    return Queue(name, arguments, frozenset(unspecified))
 
 
-def dead_letter_queue(settings: QueueSettings) -> Queue:
-    """Return the dead letter queue: its messages never expire, overflow, or reach a delivery limit."""
-    arguments: dict[str, Argument] = {"x-queue-type": settings.kind}
-    if settings.kind == "quorum" and settings.version >= _LIMITED_BY_DEFAULT:
+def dead_letter_queue(name: str, settings: Settings, version: tuple[int, ...]) -> Queue:
+    """Return the dead letter queue of a queue: its messages never expire, overflow, or reach a delivery limit."""
+    arguments: dict[str, Argument] = {"x-queue-type": settings.queue_type}
+    if settings.queue_type == "quorum" and version >= _LIMITED_BY_DEFAULT:
         arguments["x-delivery-limit"] = -1
-    return Queue(name=settings.dead_letters, arguments=arguments)
+    return Queue(DEAD_LETTERS.of(name), arguments)
 
 
 def retry_queue(work: str, step: int) -> Queue:
     """Return the queue where messages wait for up to `step` seconds; always a quorum queue, as only those lose none."""
     arguments = {"x-queue-type": "quorum", **_dead_lettering_to(work), **_AT_LEAST_ONCE, "x-message-ttl": 1000 * step}
-    return Queue(name=f"{work}{RETRY_SUFFIX}{step}s", arguments=arguments)
+    return Queue(f"{work}{RETRY_SUFFIX}{step}s", arguments)
 
 
 def retry_step(delay: timedelta) -> int:
@@ -103,25 +85,19 @@ def retry_step(delay: timedelta) -> int:
 
 def retry_steps(spec: DeliverySpec) -> Iterator[int]:
     """Yield the steps of the retry queues that the delays of a spec can need."""
-    if not spec.retry and not spec.retry_timeout:
-        return
-    retries = spec.retry if spec.retry is not None and spec.retry != UNLIMITED else 64
-    longest = max((wait_before_retry(spec, n, lambda: 1.0) for n in range(1, min(retries, 64) + 1)), default=0.0)
-    if longest <= 0:
-        return
-    last = retry_step(min(timedelta(seconds=longest), DELAY_MAX))
-    step = 1
-    while step <= last:
-        yield step
-        step *= 2
+    longest = longest_wait(spec)
+    if longest > timedelta(0):
+        last = retry_step(min(longest, DELAY_MAX))
+        yield from (1 << power for power in range(last.bit_length()))
 
 
-def queues(name: str, spec: DeliverySpec, settings: QueueSettings) -> list[Queue]:
+def queues(name: str, spec: DeliverySpec, settings: Settings, version: tuple[int, ...]) -> list[Queue]:
     """Return all queues of a destination, each after those that it refers to. A dead letter queue needs no others."""
-    dead_letters = dead_letter_queue(settings)
-    if name == settings.dead_letters:
+    dead_letters = dead_letter_queue(name, settings, version)
+    if name == dead_letters.name:
         return [dead_letters]
-    return [dead_letters, work_queue(name, spec, settings), *(retry_queue(name, step) for step in retry_steps(spec))]
+    retries = [retry_queue(name, step) for step in retry_steps(spec)]
+    return [dead_letters, work_queue(name, spec, settings, version), *retries]
 
 
 #: With these arguments the broker keeps what it dead-letters until the other queue has confirmed it.

@@ -15,9 +15,10 @@ from urllib.parse import urlencode
 
 import pika
 
-from redelivery.base.urls import redact, resolve_secrets
 from redelivery.contract.message import Message
 from redelivery.contract.spec import DeliverySpec
+from redelivery.kit.address import redact
+from redelivery.kit.options import resolve_secrets
 from redelivery.registry import connect
 from redelivery_conformance.containers import Container
 from redelivery_conformance.harness import SUBSCRIBERS, CannotShow, Harness, Kind, NotHere, Place, Runtime
