@@ -270,3 +270,33 @@ def test_parts_share_the_statements_and_leave_none_out(pytester):
     assert sorted([*first, *second]) == sorted(every)
     assert abs(len(first) - len(second)) <= 1 < len(first)
     assert "write K/N" in "".join(pytester.runpytest("--collect-only", "--broker-part=3/2").errlines)
+
+
+def test_a_local_statement_runs_once_for_a_plugin_and_again_for_another(pytester):
+    pytester.makepyfile(
+        test_it="""
+        from redelivery_conformance.memory import MemoryHarness
+        from redelivery_conformance.suite import Hostility
+
+        first, another = MemoryHarness(), MemoryHarness()
+
+        class TestOnce(Hostility):
+            broker = first
+
+        class TestTwice(Hostility):
+            broker = first
+
+        class TestAnother(Hostility):
+            broker = another
+        """
+    )
+
+    def collected(*arguments: str) -> set[str]:
+        out = pytester.runpytest("--collect-only", "-q", "-k", "hostile_url or hostile_rows", *arguments).outlines
+        return {line.partition("::")[2].partition("[")[0] for line in out if "::" in line}
+
+    local, asks = "test_a_hostile_url_is_opened_or_refused_in_one_short_line", "test_hostile_rows_are_stored_or_refused"
+    found = collected()
+    assert {each.partition("::")[0] for each in found if local in each} == {"TestOnce", "TestAnother"}
+    assert {each.partition("::")[0] for each in found if asks in each} == {"TestOnce", "TestTwice", "TestAnother"}
+    assert any(local in each for each in collected("test_it.py::TestTwice"))

@@ -6,7 +6,7 @@ statements is collected. This file must not state anything about brokers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -80,6 +80,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("subject", found, ids=[target.id for target in found], indirect=True)
 
 
+@pytest.hookimpl(trylast=True)  # of what -k and -m have left
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     from redelivery_conformance.statements import quiet_marks  # noqa: PLC0415 - see above
 
@@ -89,12 +90,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     quiet = quiet_marks(items)
     if quiet:
         raise pytest.UsageError("\n".join(quiet[:10]))
-    part = _part(config, items)
-    left_out = [item for item in items if not targets.wanted(_target(item)) or not part(item)]
+    wanted = _once_a_plugin(item for item in items if targets.wanted(_target(item)))
+    part = _part(config, wanted)
+    kept = {item for item in wanted if part(item)}
+    left_out = [item for item in items if item not in kept]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
-        gone = set(left_out)
-        items[:] = [item for item in items if item not in gone]
+        items[:] = [item for item in items if item in kept]
+
+
+def _once_a_plugin(items: Iterable[pytest.Item]) -> list[pytest.Item]:
+    """Without those statements marked `local` that another runtime of the same plugin has shown before."""
+    kept, shown = [], set()
+    for item in items:
+        what = (_target(item).plugin, _statement(item).rpartition("::")[2])
+        if item.get_closest_marker("local") is None or what not in shown:
+            kept.append(item)
+        shown.add(what)
+    return kept
 
 
 def _part(config: pytest.Config, items: list[pytest.Item]) -> Callable[[pytest.Item], bool]:

@@ -19,6 +19,7 @@ MARKERS = (
     "broker_has(*capabilities): the statement is about a broker that has all of these capabilities",
     "broker_lacks(*capabilities): the statement is about a broker that has none of these capabilities",
     "spark: the statement starts Spark (needs pyspark and Java)",
+    "local: the statement asks the broker nothing, so it runs once for a plugin, not on each kind of its runtimes",
 )
 
 

@@ -25,6 +25,8 @@ R = TypeVar("R", bound=Role)
 
 #: How late a settlement may be told, in seconds: a busy machine is not a broken broker.
 GRACE = 1.0
+#: See `Subject.brief`.
+BRIEF = 3.0
 
 
 class NotApplicable(Exception):
@@ -86,6 +88,11 @@ class Subject:
     def deadline(self, seconds: float | None = None) -> float:
         """A deadline from now; a patient one if nothing is said."""
         return time.monotonic() + (self.place.patience if seconds is None else seconds)
+
+    @property
+    def brief(self) -> float:
+        """Seconds after which to give up what no broker answers: a longer wait shows nothing more."""
+        return min(self.place.patience, BRIEF)
 
     def settle(self, sender: Sender, *batches: Batch, deadline: float | None = None) -> dict[int, Settled]:
         """Hand batches over and collect until each is settled: exactly once, by the deadline, and no other."""

@@ -35,6 +35,15 @@ class Target:
         kind = "url" if self.url else self.kind
         return f"{self.harness.name}-{kind}" if kind else self.harness.name
 
+    @property
+    def plugin(self) -> int | None:
+        """Says of two targets whether they are of one plugin."""
+        if self.harness is None:
+            return None
+        with suppress(KeyError):
+            return id(self.harness.plugin())
+        return id(self.harness)
+
 
 @dataclass(slots=True)
 class Account:

@@ -99,7 +99,7 @@ class Failures(Statements):
     def test_an_unreachable_broker_is_told_by_the_deadline_and_blames_no_row(self, subject: Subject) -> None:
         """As a BrokerError, from `sender`, `send` or `collect`; never as the client's own error."""
         began = time.monotonic()
-        deadline = subject.deadline()
+        deadline = subject.deadline(subject.brief)
         batch = subject.batch([Message(value=b"a"), Message(value=b"b")])
         errors: list[BrokerError | None] = []
         broker = subject.connect(subject.place.unreachable())
@@ -144,7 +144,8 @@ class Failures(Statements):
                 batch = subject.batch([Message(value=name + b"%d" % at) for at in range(3)])
                 began = time.monotonic()
                 try:
-                    settled = subject.settle(sender if name == b"open" else subject.sender(), batch)[batch.number]
+                    there = sender if name == b"open" else subject.sender()
+                    settled = subject.settle(there, batch, deadline=subject.deadline(subject.brief))[batch.number]
                 except BrokerError as error:
                     settled = Settled(batch=batch.number, error=error)
                 assert time.monotonic() - began < 2 * subject.place.patience + GRACE
@@ -160,7 +161,7 @@ class Failures(Statements):
     @broker_has("send")
     def test_the_account_explains_every_duplicate_of_an_outage(self, subject: Subject) -> None:
         """Invariant 3: of a job that goes on through one, no reader finds more of them than ambiguous attempts."""
-        attempt = timedelta(seconds=subject.place.patience)
+        attempt = timedelta(seconds=subject.brief)
         spec = DeliverySpec(retry_timeout=FOREVER, retry_delay_max=timedelta(seconds=0.5), timeout=attempt)
         clock, rows = SystemClock(), [b"row %d" % at for at in range(60)]
         send_queue = SendQueue(subject.place.url, subject.broker, spec, Bounds(), clock)

@@ -34,8 +34,10 @@ HOSTILE = {
 }
 #: What an error may say at most. Characters.
 SHORT = 2000
-#: Characters of the first and of the last text of a series that doubles.
+#: Characters of the first and of the last text of a series.
 FIRST, LAST = 1 << 12, 1 << 17
+#: A quadratic look at the second takes seconds: nobody waits minutes for the last.
+SERIES = (FIRST, 1 << 14, LAST)
 #: Processor seconds for a series: a linear look takes a hundredth, a quadratic one of its last text alone minutes.
 QUICK = 5.0
 #: What a series is made of: marks of URLs, of pairs, of JSON and of escapes.
@@ -62,6 +64,7 @@ def one_short_line(error: BaseException) -> None:
 class Hostility(Statements):
     """What others may write: whoever may set options, name a place, or send a message."""
 
+    @pytest.mark.local
     @pytest.mark.parametrize("value", HOSTILE)
     def test_a_hostile_option_is_taken_or_refused_in_one_short_line(self, subject: Subject, value: str) -> None:
         """By an error of ours, each option for itself; no value makes anything slow."""
@@ -85,6 +88,7 @@ class Hostility(Statements):
             with suppress(RedeliveryError), subject.harness.connect(subject.place.url, options) as broker:
                 broker.sender().close()
 
+    @pytest.mark.local
     def test_no_option_but_a_secret_reads_a_file_or_a_variable(
         self, subject: Subject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -101,6 +105,7 @@ class Hostility(Statements):
                 assert "7171717171" not in str(caught.value)
                 one_short_line(caught.value)
 
+    @pytest.mark.local
     @pytest.mark.parametrize(
         "rest", ["\0", "\n", "//h\nb/q", "//\x1b[2J", "//h/\ud800", "//h/" + "x" * 100_000, "//h?" + "a=b&" * 9]
     )
@@ -111,6 +116,7 @@ class Hostility(Statements):
         except ConfigurationError as error:
             one_short_line(error)
 
+    @pytest.mark.local
     @pytest.mark.parametrize("piece", PIECES)
     def test_what_others_name_is_read_in_time_linear_in_it(self, subject: Subject, piece: str) -> None:
         """URLs, names of places and of subscriptions, options."""
@@ -128,11 +134,9 @@ class Hostility(Statements):
                 place.url, {**place.options, f"{plugin.name}.{name}": text}
             ).close()
         for what, ask in asked.items():
-            size = FIRST
-            while size <= LAST:
+            for size in SERIES:
                 with quick(f"{what} of {size:,} characters {piece!r}"), suppress(RedeliveryError):
                     ask(piece * (size // len(piece)))
-                size *= 2
 
     @broker_has("send")
     @pytest.mark.parametrize("piece", PIECES)

@@ -215,6 +215,7 @@ class Secrecy(Statements):
         with watched(caplog, capfd) as told:
             _use(subject, told, lambda: subject.harness.connect(url, subject.place.options))
 
+    @pytest.mark.local
     def test_a_malformed_option_beside_a_secret_shows_neither(
         self,
         subject: Subject,
@@ -240,6 +241,7 @@ class Secrecy(Statements):
                         except RedeliveryError as error:
                             told.error(error)
 
+    @pytest.mark.local
     def test_a_secret_that_cannot_be_read_is_told_without_any_of_it(
         self, subject: Subject, tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
     ) -> None:
