@@ -61,7 +61,7 @@ class TestReceiving(Statements):
         taker = Taker(subject)
         first, second = taker.take(2)
         taker.settle(Accept(), first)
-        first.lease.ended = False  # as if another process had settled it
+        first.lease.is_settled = False  # as if another process had settled it
         answers = taker.answers((first, Retry()), (second, Retry()))
         assert isinstance(answers[0], LeaseLost)
         assert answers[1] is None

@@ -30,7 +30,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from typing import Final
+from typing import Final, TypeVar, overload
 
 from redelivery.contract.broker import Failure, Settled
 from redelivery.contract.codes import Code
@@ -171,6 +171,9 @@ class SentBatch:
         return self.states[index] != _WAITING
 
 
+B = TypeVar("B", bound=SentBatch)
+
+
 class InFlight:
     """The account of what is in flight. Any thread may use it.
 
@@ -203,6 +206,12 @@ class InFlight:
 
     def __len__(self) -> int:
         return len(self._batches)
+
+    @overload
+    def add(self, batch: Batch, deadline: float) -> SentBatch: ...
+
+    @overload
+    def add(self, batch: Batch, deadline: float, *, kind: type[B]) -> B: ...
 
     def add(self, batch: Batch, deadline: float, *, kind: type[SentBatch] = SentBatch) -> SentBatch:
         """Account for a batch from now on; none of its rows is sent yet.

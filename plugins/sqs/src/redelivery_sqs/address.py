@@ -11,14 +11,14 @@ from botocore.utils import is_valid_endpoint_url, is_valid_ipv6_endpoint_url
 
 from redelivery.errors import InvalidURL
 from redelivery.kit.address import redact, split_url, unknown
+from redelivery.kit.names import DeadLetterNames
 
-#: A queue's dead letter queue has its name with this behind.
-DEAD_LETTER_SUFFIX: Final = "-dead-letters"
 #: The end of a FIFO queue's name; SQS itself decides by it.
 FIFO_SUFFIX: Final = ".fifo"
 #: Characters of a queue's name at most.
 MAX_NAME: Final = 80
 
+_DEAD_LETTER_NAMES = DeadLetterNames(ending=FIFO_SUFFIX)
 _NAME = re.compile(r"[A-Za-z0-9_-]+(?:\.fifo)?")
 _ARN = re.compile(r"arn:[a-z0-9-]+:sqs:([a-z0-9-]+):([0-9]{12}):([^:]+)")
 #: The hosts of AWS itself. An interface endpoint (vpce) must be given as the endpoint.
@@ -86,15 +86,12 @@ class Address:
     @property
     def is_dead_letters(self) -> bool:
         """Whether its name is that of a dead letter queue."""
-        return self.queue.removesuffix(FIFO_SUFFIX).endswith(DEAD_LETTER_SUFFIX)
+        return _DEAD_LETTER_NAMES.is_dead_letters(self.queue)
 
     @property
     def dead_letters(self) -> Address:
         """Its dead letter queue; a dead letter queue is its own."""
-        if self.is_dead_letters:
-            return self
-        stem = self.queue.removesuffix(FIFO_SUFFIX)
-        return self.sibling(stem + DEAD_LETTER_SUFFIX + (FIFO_SUFFIX if self.fifo else ""))
+        return self.sibling(_DEAD_LETTER_NAMES.of(self.queue))
 
     def sibling(self, queue: str) -> Address:
         """Another queue of the same account, region and endpoint."""

@@ -11,17 +11,16 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from redelivery.contract.broker import Admin, Difference, NativeObject, Plan
-from redelivery.contract.spec import NATIVE, UNLIMITED, DeliverySpec, DeliveryStatus, Ref
+from redelivery.contract.spec import NATIVE, DeliverySpec, DeliveryStatus, Ref
 from redelivery.errors import Fatal
 from redelivery.kit.address import has_scheme
+from redelivery.kit.plans import compared, deliveries, deliveries_note
 from redelivery.kit.roles import Resource
 from redelivery_sqs.address import Address
 from redelivery_sqs.client.queue import Queue
 from redelivery_sqs.errors import classified
 from redelivery_sqs.options import Settings
 
-#: Deliveries beyond core's own limit: only handlers that never return to core use them up.
-MARGIN: Final = 10
 #: A queue's kind in a `ref`: that of AWS's controller for Kubernetes.
 KIND: Final = "Queue"
 API_GROUP: Final = "sqs.services.k8s.aws"
@@ -67,7 +66,8 @@ class SqsAdmin(Resource, Admin):
                 name = self._dead_letters.address.queue
                 warnings.append(f"{name} has no {_ALLOW}: any queue of the account may use it as its dead letter queue")
             warnings += self._sink_warnings(spec)
-        return Plan(objects=objects, status=self._status(spec), approximations=_limits(spec), warnings=warnings)
+        notes = deliveries_note(spec, MAX_RECEIVES, "SQS")
+        return Plan(objects=objects, status=self._status(spec), approximations=notes, warnings=warnings)
 
     def provision(self, spec: DeliverySpec) -> DeliveryStatus:
         plan = self.plan(spec)
@@ -100,18 +100,12 @@ class SqsAdmin(Resource, Admin):
 
     def _compare_queue(self, address: Address, found: Mapping[str, str] | None) -> NativeObject:
         wanted = self._wanted(address)
-        if found is None:
-            return NativeObject(kind="queue", name=address.queue, action="create", attributes=wanted)
-        differences = [
-            Difference(name, value, found.get(name, "missing"))
-            for name, value in wanted.items()
-            if found.get(name) != value
-            and (name in found or name not in _ALWAYS_RETURNED)
-            and not (name == _SSE and _KMS in found)  # encrypted, with a key that its owner chose
-        ]
-        if address == self._dead_letters.address:
-            differences += self._forbidden(found)
-        return NativeObject.compared("queue", address.queue, wanted, differences)
+        present = found or {}
+        only = {name for name in wanted if name in present or name not in _ALWAYS_RETURNED}
+        if _KMS in present:  # encrypted, with a key that its owner chose
+            only.discard(_SSE)
+        also = self._forbidden(present) if address == self._dead_letters.address else ()
+        return compared("queue", address.queue, wanted, found, only=only, also=also)
 
     def _forbidden(self, found: Mapping[str, str]) -> list[Difference]:
         """Attributes that a dead letter queue must not have."""
@@ -129,21 +123,15 @@ class SqsAdmin(Resource, Admin):
 
     def _compare_policy(self, spec: DeliverySpec, found: Mapping[str, str] | None) -> NativeObject:
         """Compare the redrive policy: the native limit above a spec's retries, and the dead letter queue."""
-        name = self._address.queue
-        limit = _max_receives(spec)
-        wanted = {"maxReceiveCount": str(limit)}
-        policy = _json((found or {}).get(_POLICY))
-        if not policy:
-            return NativeObject(kind="redrive policy", name=name, action="create", attributes=wanted)
-        differences = []
-        target = str(policy.get("deadLetterTargetArn", "missing"))
-        letters = self._dead_letters.address.queue
+        limit = str(deliveries(spec, MAX_RECEIVES))
+        policy = {name: str(value) for name, value in _json((found or {}).get(_POLICY)).items()}
+        also = []
+        target, letters = policy.get("deadLetterTargetArn", "missing"), self._dead_letters.address.queue
         if target.rpartition(":")[2] != letters:
-            differences.append(Difference("deadLetterTargetArn", letters, target))
-        count = str(policy.get("maxReceiveCount", "missing"))
-        if spec.retry is not None and count != str(limit):  # any limit satisfies a spec without `retry`
-            differences.append(Difference("maxReceiveCount", str(limit), count))
-        return NativeObject.compared("redrive policy", name, wanted, differences)
+            also.append(Difference("deadLetterTargetArn", letters, target))
+        only = () if spec.retry is None else None  # any limit satisfies a spec without `retry`
+        wanted = {"maxReceiveCount": limit}
+        return compared("redrive policy", self._address.queue, wanted, policy or None, only=only, also=also)
 
     def _retention_warnings(self, source: Mapping[str, str], letters: Mapping[str, str]) -> list[str]:
         keeps = int(source.get(_RETENTION, self._settings.retention))
@@ -211,19 +199,6 @@ class SqsAdmin(Resource, Admin):
 
 def _type(address: Address) -> str:
     return "a FIFO queue" if address.fifo else "a standard queue"
-
-
-def _max_receives(spec: DeliverySpec) -> int:
-    if spec.retry is None or spec.retry == UNLIMITED:
-        return MAX_RECEIVES
-    return min(spec.retry + 1 + MARGIN, MAX_RECEIVES)
-
-
-def _limits(spec: DeliverySpec) -> list[str]:
-    if spec.retry is None or 0 <= spec.retry <= MAX_RECEIVES - 1 - MARGIN:
-        return []
-    retries = "without a limit" if spec.retry == UNLIMITED else f"{spec.retry} times"
-    return [f"retried {retries}, but SQS itself dead-letters a message after {MAX_RECEIVES} receipts"]
 
 
 def _not_returned(address: Address, found: Mapping[str, str] | None) -> list[str]:

@@ -13,17 +13,16 @@ SQS takes non-empty text and ten attributes. Therefore:
 from __future__ import annotations
 
 import base64
-import binascii
-import hashlib
 import json
 import re
 import uuid
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from redelivery.contract.message import Header, Headers, Message
+from redelivery.contract.message import Headers, Message
 from redelivery.errors import Permanent
+from redelivery.kit.packing import from_portable, hashed_id, pack_headers, portable, unpack_headers
 
 #: The attribute for the parts of a message that SQS has no place for.
 PACKED: Final = "redelivery"
@@ -80,26 +79,21 @@ def encode_row(
     max_bytes: int,
 ) -> Encoded:
     """Encode the columns of a row, as `encode` does. Raises Permanent."""
-    attributes: dict[str, dict[str, str]] = {}
-    packed: dict[str, Any] = {}
-    if value:
-        text = _text(value)
-        if text is None:
-            if len(value) > binary_limit(max_bytes):
-                raise _too_large(len(value), binary_limit(max_bytes), "bytes that are not text and go as base64,")
-            text = base64.b64encode(value).decode()
-            attributes[TRANSFER] = {"DataType": "String", "StringValue": "base64"}
-            size = len(text) + len(TRANSFER) + 12
-        else:
-            size = len(value)
-    else:
-        packed["body"] = "null" if value is None else "empty"
-        text = _PLACEHOLDERS[packed["body"]]
-        size = len(text)
-    size += _pack(packed, attributes, key, headers, id_, timestamp)
+    try:
+        texts, packed = pack_headers(headers or (), _native())
+        parts = {"id": id_, "key": portable(key), "timestamp": None if timestamp is None else int(timestamp)}
+        packed |= {name: part for name, part in parts.items() if part is not None}
+        body = _body(value, texts, packed, max_bytes)
+        if packed:
+            texts[PACKED] = json.dumps(packed, separators=(",", ":"))
+    except (TypeError, ValueError, AttributeError) as error:
+        text = f"sqs: this row cannot be sent: its key, headers, id or timestamp have a wrong type ({error})"
+        raise Permanent(text, code="TYPE") from error
+    size = _size(body) + sum(_size(name) + len("String") + _size(text) for name, text in texts.items())
     if size > max_bytes:
         raise _too_large(size, max_bytes, "bytes")
-    return Encoded(text, attributes, size)
+    attributes = {name: {"DataType": "String", "StringValue": text} for name, text in texts.items()}
+    return Encoded(body, attributes, size)
 
 
 def fifo_fields(known_by: str | None, key: bytes | None, group: str | None) -> dict[str, str]:
@@ -120,16 +114,16 @@ def fifo_fields(known_by: str | None, key: bytes | None, group: str | None) -> d
             "sqs: this row cannot be sent: a FIFO queue requires a message group, and the row has no key; "
             "add a column 'key', or set sqs.message_group"
         )
-        raise Permanent(text, native_code="MissingParameter")
+        raise Permanent(text, code="MissingParameter")
     unique = uuid.uuid4().hex if known_by is None else deduplication_id(known_by)
     alone = key is None and group == EACH
-    named = _fifo_id((group or "").encode() if key is None else key)
+    named = hashed_id((group or "").encode() if key is None else key, _is_fifo_id)
     return {"MessageGroupId": unique if alone else named, "MessageDeduplicationId": unique}
 
 
 def deduplication_id(known_by: str) -> str:
     """Return the de-duplication id for an identity or id."""
-    return _fifo_id(known_by.encode("utf-8", "surrogatepass"))
+    return hashed_id(known_by, _is_fifo_id)
 
 
 def decode(raw: Mapping[str, Any]) -> tuple[Message, str | None]:
@@ -147,35 +141,43 @@ def decode(raw: Mapping[str, Any]) -> tuple[Message, str | None]:
 
 def _decode(body: str, attributes: Mapping[str, Any]) -> tuple[Message, str | None]:
     fault: str | None = None
-    packed: dict[str, Any] = {}
-    if PACKED in attributes:
-        try:
-            packed = _unpack(attributes[PACKED].get("StringValue"))
-        except (ValueError, TypeError, RecursionError) as error:
-            fault = f"sqs: its attribute {PACKED!r} is damaged ({error})"
-    value: bytes | None = body.encode("utf-8", "surrogatepass")
     marked = attributes.get(TRANSFER, {}).get("StringValue") == "base64"
-    placeholder = packed.get("body")
+    own = {PACKED, TRANSFER} if marked else {PACKED}
+    natives = {name: _native_value(each) for name, each in attributes.items() if name not in own}
+    message = Message(value=body.encode("utf-8", "surrogatepass"), headers=unpack_headers({}, natives))
+    placeholder = None
+    if PACKED in attributes:
+        text = attributes[PACKED].get("StringValue")
+        try:
+            packed = json.loads(text)
+            message = replace(
+                message,
+                key=from_portable(packed.get("key")),
+                headers=unpack_headers(packed, natives),
+                id=_typed(packed, "id", str),
+                timestamp_ms=_typed(packed, "timestamp", int),
+            )
+            placeholder = packed.get("body")
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+            fault = f"sqs: its attribute {PACKED!r} is damaged ({error})"
     if placeholder is not None:
         if body == _PLACEHOLDERS.get(str(placeholder)):
-            value = None if placeholder == "null" else b""
-        else:  # not written by us: the body counts
-            fault = f"sqs: its attribute {PACKED!r} contradicts its body"
+            return replace(message, value=None if placeholder == "null" else b""), fault
+        fault = f"sqs: its attribute {PACKED!r} contradicts its body"  # so we did not write it, and the body counts
     elif marked:
         try:
-            value = base64.b64decode("".join(body.split()), validate=True)  # RFC 2045 breaks its lines
-        except (binascii.Error, ValueError) as error:
+            lines = body.split()  # RFC 2045 breaks them
+            message = replace(message, value=base64.b64decode("".join(lines), validate=True))
+        except ValueError as error:
             fault = f"sqs: its body is marked as base64, but is not ({error})"
-    own = {PACKED, TRANSFER} if marked else {PACKED}
-    natives = {name: _native(each) for name, each in attributes.items() if name not in own}
-    message = Message(
-        value=value,
-        key=packed.get("key"),
-        headers=_in_order(packed.get("headers", ()), natives),
-        id=packed.get("id"),
-        timestamp_ms=packed.get("timestamp"),
-    )
     return message, fault
+
+
+def _typed(packed: Mapping[str, Any], name: str, kind: type) -> Any:
+    value = packed.get(name)
+    if value is not None and not isinstance(value, kind):
+        raise TypeError(f"its {name} has a wrong type")
+    return value
 
 
 def _text(value: bytes) -> str | None:
@@ -187,109 +189,50 @@ def _text(value: bytes) -> str | None:
     return text if (text.isascii() and text.isprintable()) or not _FORBIDDEN.search(text) else None
 
 
-def _pack(
-    packed: dict[str, Any],
-    attributes: dict[str, dict[str, str]],
-    key: bytes | None,
-    headers: Headers | None,
-    id_: str | None,
-    timestamp: int | None,
-) -> int:
-    """Add the attributes for everything but the body; return their size. Raises Permanent: a wrong type."""
-    size = 0
-    try:
-        if id_ is not None:
-            packed["id"] = id_
-        if key is not None:
-            packed["key"] = _portable(key)
-        if timestamp is not None:
-            packed["timestamp"] = int(timestamp)
-        if headers:
-            size += _add_headers(headers, attributes, packed)
-        if packed:
-            text = json.dumps(packed, separators=(",", ":"))
-            attributes[PACKED] = {"DataType": "String", "StringValue": text}
-            size += len(PACKED) + 6 + len(text)
-    except (TypeError, ValueError, AttributeError) as error:
-        text = f"sqs: this row cannot be sent: its key, headers, id or timestamp have a wrong type ({error})"
-        raise Permanent(text, native_code="TYPE") from error
-    return size
+def _body(value: bytes | None, texts: dict[str, str], packed: dict[str, Any], max_bytes: int) -> str:
+    """Return the body for a value; adds to the attributes, or to the packed one, how it is encoded."""
+    if not value:
+        packed["body"] = "null" if value is None else "empty"
+        return _PLACEHOLDERS[packed["body"]]
+    text = _text(value)
+    if text is not None:
+        return text
+    if len(value) > binary_limit(max_bytes):
+        raise _too_large(len(value), binary_limit(max_bytes), "bytes that are not text and go as base64,")
+    texts[TRANSFER] = "base64"
+    return base64.b64encode(value).decode()
 
 
-def _add_headers(headers: Headers, attributes: dict[str, dict[str, str]], packed: dict[str, Any]) -> int:
-    """Add headers as attributes or to `packed`; return the size of the attributes."""
-    listed: list[Any] = []
-    size = natives = 0
-    for name, value in headers:
-        text = None
-        if value and natives < NATIVE_HEADERS and name not in attributes and name not in (PACKED, TRANSFER):
-            text = _text(value) if _NAME.fullmatch(name) else None
-        if text is None:
-            listed.append([name, None if value is None else _portable(value)])
-        else:
-            attributes[name] = {"DataType": "String", "StringValue": text}
-            listed.append(name)
-            natives += 1
-            size += len(name) + 6 + len(value or b"")
-    if listed != [headers[0][0]]:  # one header has no order
-        packed["headers"] = listed
-    return size
+def _native() -> Callable[[str, bytes], str | None]:
+    """Make what decides, for the headers of one message, which become attributes: it returns their text."""
+    count = 0
+
+    def native(name: str, value: bytes) -> str | None:
+        nonlocal count
+        if not value or count == NATIVE_HEADERS or name in (PACKED, TRANSFER) or not _NAME.fullmatch(name):
+            return None
+        text = _text(value)
+        count += text is not None
+        return text
+
+    return native
 
 
-def _in_order(listed: Any, natives: dict[str, bytes | None]) -> Headers:
-    """Return the headers as they were sent, then those that another producer added, by name."""
-    found: list[Header] = []
-    for each in listed:
-        if isinstance(each, str):
-            if each in natives:
-                found.append((each, natives.pop(each)))
-        else:
-            found.append((each[0], each[1]))
-    return (*found, *sorted(natives.items()))
-
-
-def _native(attribute: Mapping[str, Any]) -> bytes | None:
+def _native_value(attribute: Mapping[str, Any]) -> bytes | None:
     if "BinaryValue" in attribute:
         return bytes(attribute["BinaryValue"])
     text = attribute.get("StringValue")
     return None if text is None else str(text).encode("utf-8", "surrogatepass")
 
 
-def _portable(value: bytes) -> Any:
-    try:
-        return value.decode()
-    except UnicodeDecodeError:
-        return {"base64": base64.b64encode(value).decode()}
+def _size(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode())
 
 
-def _bytes(value: Any) -> bytes | None:
-    if isinstance(value, dict):
-        return base64.b64decode(value["base64"], validate=True)
-    return None if value is None else str(value).encode("utf-8", "surrogatepass")
-
-
-def _unpack(text: Any) -> dict[str, Any]:
-    """Parse our JSON and decode its bytes. Raises ValueError, TypeError: we did not write it."""
-    found = json.loads(text)
-    try:
-        if "key" in found:
-            found["key"] = _bytes(found["key"])
-        if "headers" in found:
-            found["headers"] = [
-                each if isinstance(each, str) else (str(each[0]), _bytes(each[1])) for each in found["headers"]
-            ]
-        if not isinstance(found.get("timestamp"), int | None) or not isinstance(found.get("id"), str | None):
-            raise TypeError("its id or timestamp has a wrong type")
-    except (KeyError, IndexError, AttributeError) as error:
-        raise ValueError(str(error)) from error
-    return dict(found)
-
-
-def _fifo_id(value: bytes) -> str:
-    text = value.decode("ascii", "replace")
-    return text if _FIFO_ID.fullmatch(text) else f"sha256-{hashlib.sha256(value).hexdigest()}"
+def _is_fifo_id(text: str) -> bool:
+    return _FIFO_ID.fullmatch(text) is not None
 
 
 def _too_large(size: int, max_bytes: int, what: str) -> Permanent:
     text = f"sqs: this row cannot be sent: it has {size} {what} and SQS takes {max_bytes}"
-    return Permanent(text, native_code="InvalidParameterValue")
+    return Permanent(text, code="InvalidParameterValue")

@@ -7,15 +7,15 @@ handle may still delete a message that another receiver holds.
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Final
 
-from redelivery.contract.broker import Accept, Outcome, Received, Receiver, Release, Retry, Terminate
-from redelivery.errors import Ambiguous, BrokerError, LeaseLost
+from redelivery.contract.broker import Accept, GiveBack, Outcome, Received, Receiver, Retry, Terminate
+from redelivery.errors import BrokerError, LeaseLost
+from redelivery.kit.leases import Lease as KitLease
+from redelivery.kit.leases import Settlement, is_held, lost, prolonged
 from redelivery.kit.roles import Resource
 from redelivery_sqs import codec
 from redelivery_sqs.address import Address
@@ -37,30 +37,22 @@ _GATHERING: Final = 0.25
 _SECOND: Final = timedelta(seconds=1)
 
 
-class Lease:
+class Lease(KitLease):
     """The right to settle a message.
 
     Attributes:
         handle: SQS's receipt handle.
         begun: when it was received, monotonic seconds: not later than SQS's own time, but for `_ANSWER_SECONDS`.
-        expires: monotonic seconds.
         group: of a FIFO queue's message.
-        ended: whether it was settled.
     """
 
-    __slots__ = ("begun", "ended", "expires", "group", "handle", "pid")
+    __slots__ = ("begun", "group", "handle")
 
     def __init__(self, handle: str, begun: float, expires: float, group: str | None) -> None:
+        super().__init__(expires)
         self.handle = handle
         self.begun = begun
-        self.expires = expires
         self.group = group
-        self.ended = False
-        self.pid = os.getpid()
-
-    def is_valid(self) -> bool:
-        """Whether it may be settled here: a lease inherited by a fork is the parent's."""
-        return not self.ended and time.monotonic() < self.expires and self.pid == os.getpid()
 
     def seconds(self, wanted: float) -> int:
         """Return whole seconds, rounded up, at most as long as SQS hides a message after its receipt."""
@@ -100,55 +92,19 @@ class SqsReceiver(Resource, Receiver):
     def settle(self, outcomes: Sequence[tuple[Received, Outcome]]) -> Sequence[LeaseLost | BrokerError | None]:
         self.check_open("settling messages of")
         end = time.monotonic() + batch_requests.PATIENCE  # for all requests together: the network may hang
-        answers: dict[int, LeaseLost | BrokerError | None] = {}
-        valid: dict[int, tuple[Received, Outcome]] = {}
-        taken: set[Lease] = set()
-        for at, (received, outcome) in enumerate(outcomes):
-            lease = received.lease
-            if not isinstance(lease, Lease) or lease in taken or not lease.is_valid():
-                answers[at] = self._lost(received)
-            else:
-                taken.add(lease)
-                valid[at] = (received, outcome)
-        answers |= self._settle(valid, end)
-        return [answers[at] for at in range(len(outcomes))]
-
-    def _settle(
-        self, outcomes: Mapping[int, tuple[Received, Outcome]], end: float
-    ) -> dict[int, LeaseLost | BrokerError | None]:
-        answers: dict[int, LeaseLost | BrokerError | None] = {}
-        to_delete: dict[int, Received] = {}
-        to_show: dict[int, tuple[Received, float]] = {}
-        letters: dict[int, tuple[Received, Terminate]] = {}
-        for at, (received, outcome) in outcomes.items():
-            match outcome:
-                case Accept():
-                    to_delete[at] = received
-                case Terminate():
-                    letters[at] = (received, outcome)
-                case Retry(delay):
-                    to_show[at] = (received, delay.total_seconds())
-                case Release():
-                    to_show[at] = (received, 0.0)
-        for at, refused in self._dead_letter(letters, end).items():
-            if refused is None:
-                to_delete[at] = letters[at][0]
-            else:
-                answers[at] = refused
-        deleted = self._queue.delete("deleting from", [each.lease.handle for each in to_delete.values()], end=end)
-        for (at, received), answer in zip(to_delete.items(), deleted, strict=True):
-            answers[at] = self._ended(received, answer)
-        hidden = [(each.lease.handle, each.lease.seconds(delay)) for each, delay in to_show.values()]
-        shown = self._queue.hide("giving back to", hidden, end=end)
-        for (at, (received, _)), answer in zip(to_show.items(), shown, strict=True):
-            answers[at] = self._ended(received, answer)
-        return answers
+        call = Settlement(outcomes, is_held, self._lost)
+        call.answer_failed_copies(self._failed_letters(call.waiting(Terminate), end))
+        done = call.waiting(Accept, Terminate)
+        deleted = self._queue.delete("deleting from", [received.lease.handle for _, (received, _) in done], end=end)
+        self._answer(call, done, deleted)
+        again = call.waiting(Retry, GiveBack)
+        hidden = [(each.lease.handle, each.lease.seconds(_delay(outcome))) for _, (each, outcome) in again]
+        self._answer(call, again, self._queue.hide("giving back to", hidden, end=end))
+        return call.answers
 
     def extend(self, leases: Sequence[Received], seconds: float) -> Sequence[Received | LeaseLost]:
         self.check_open("prolonging leases of")
-        valid = {
-            at: each.lease for at, each in enumerate(leases) if isinstance(each.lease, Lease) and each.lease.is_valid()
-        }
+        valid = {at: each.lease for at, each in enumerate(leases) if is_held(each)}
         now = time.monotonic()
         lasting = {at: lease.seconds(seconds) for at, lease in valid.items()}
         asked = [(lease.handle, lasting[at]) for at, lease in valid.items()]
@@ -163,8 +119,7 @@ class SqsReceiver(Resource, Receiver):
             elif extended[at] is not None:
                 answers.append(received)  # unchanged: the caller sees that, and may ask again
             else:
-                valid[at].expires = now + lasting[at]
-                answers.append(replace(received, expires=valid[at].expires))
+                answers.append(prolonged(received, now + lasting[at]))
         return answers
 
     # --- receiving ---
@@ -206,34 +161,37 @@ class SqsReceiver(Resource, Receiver):
 
     # --- settling ---
 
-    def _ended(self, received: Received, answer: Answer) -> LeaseLost | BrokerError | None:
-        lost = is_lost(answer)
-        received.lease.ended = answer is None or lost
-        return self._lost(received) if lost else answer
+    @staticmethod
+    def _answer(call: Settlement, outcomes: Sequence[tuple[int, Any]], answers: Sequence[Answer]) -> None:
+        for (at, _), answer in zip(outcomes, answers, strict=True):
+            if is_lost(answer):
+                call.lose(at)
+            else:
+                call.answer(at, answer)
 
-    def _dead_letter(self, letters: Mapping[int, tuple[Received, Terminate]], end: float) -> dict[int, Answer]:
-        """Send letters to the dead letter queue; the answer to each."""
-        if not letters:
-            return {}
+    def _failed_letters(
+        self, letters: Sequence[tuple[int, tuple[Received, Terminate]]], end: float
+    ) -> dict[int, BrokerError]:
+        """Send letters to the dead letter queue; the errors of those that were not confirmed."""
         queue = self._dead_letters
-        answers: dict[int, Answer] = {}
+        failed: dict[int, BrokerError] = {}
         entries: dict[int, dict[str, Any]] = {}
         size = 0
 
         def send() -> None:
             sent = queue.request_each("send_message_batch", "sending letters to", list(entries.values()), end=end)
-            answers.update(zip(entries, sent, strict=True))
+            failed.update((at, error) for at, error in zip(entries, sent, strict=True) if error is not None)
             entries.clear()
 
         try:
-            _ = queue.url
+            _ = queue.url if letters else ""
         except BrokerError as error:
-            return dict.fromkeys(letters, error)
-        for at, (received, outcome) in letters.items():
+            return {at: error for at, _ in letters}
+        for at, (received, outcome) in letters:
             try:
                 letter = codec.encode(outcome.letter, queue.settings.max_message_bytes)
             except BrokerError as error:
-                answers[at] = error
+                failed[at] = error
                 continue
             if len(entries) == MAX_ENTRIES or (entries and size + letter.size > queue.settings.max_message_bytes):
                 send()
@@ -246,17 +204,11 @@ class SqsReceiver(Resource, Receiver):
                 known_by = codec.deduplication_id(outcome.letter.identity or received.position)
                 entries[at] |= {"MessageGroupId": received.lease.group, "MessageDeduplicationId": known_by}
         send()
-        return {at: _of_letter(answer) for at, answer in answers.items()}
-
-    # --- errors ---
+        return failed
 
     def _lost(self, received: Received) -> LeaseLost:
-        text = "its lease has expired, belongs to another process, or was settled before; nothing was changed"
-        return LeaseLost(f"sqs: message {received.position} of queue {self._queue.address.queue!r}: {text}")
+        return lost("sqs", f"queue {self._queue.address.queue!r}", received)
 
 
-def _of_letter(answer: Answer) -> Answer:
-    """Say what follows if a letter may have been stored: its message is kept, so there may be two letters."""
-    if isinstance(answer, Ambiguous):
-        return answer.reclassified(Ambiguous, f"{answer}; its message is kept, so it may be dead-lettered twice")
-    return answer
+def _delay(outcome: object) -> float:
+    return outcome.delay.total_seconds() if isinstance(outcome, Retry) else 0.0

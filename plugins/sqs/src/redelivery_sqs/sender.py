@@ -11,21 +11,14 @@ from collections.abc import Iterator, Sequence
 
 from redelivery.contract.broker import Sender, Settled
 from redelivery.contract.message import Batch
-from redelivery.errors import Ambiguous, BrokerError, NotSent, Permanent, Retriable, Unattributed
+from redelivery.errors import Ambiguous, BrokerError, Permanent, Unattributed
 from redelivery.kit.address import quoted
+from redelivery.kit.in_flight import FailedKeys, InFlight, SentBatch
 from redelivery.kit.roles import Resource
 from redelivery_sqs.address import Address, invalid_name
 from redelivery_sqs.client.batch_requests import MAX_ENTRIES, Answer, answers_by_entry
 from redelivery_sqs.client.queue import Queue
-from redelivery_sqs.client.send_queues import (
-    DONE,
-    WAITING,
-    FifoSendQueue,
-    PendingBatch,
-    PendingRow,
-    SendQueue,
-    StandardSendQueue,
-)
+from redelivery_sqs.client.send_queues import FifoSendQueue, PendingBatch, PendingRow, SendQueue, StandardSendQueue
 from redelivery_sqs.codec import GROUP, encode_row, fifo_fields
 from redelivery_sqs.errors import is_denied, is_target
 from redelivery_sqs.options import Settings
@@ -38,12 +31,12 @@ class SqsSender(Resource, Sender):
         super().__init__("sqs", f"queue {address.queue!r}")
         self._queue = Queue(address, settings)
         self._settings = settings
-        self._lock = threading.Lock()
+        self._in_flight = InFlight("sqs", f"queue {address.queue!r}", on_failure=self._on_failure)
+        self._lock = self._in_flight.lock
         self._to_send = threading.Condition(self._lock)
-        self._to_report = threading.Condition(self._lock)
+        #: Queues and groups of rows that failed: their later rows are not sent until `collect` has returned that.
+        self._failed_groups = FailedKeys("sqs")
         self._send_queues: dict[str, SendQueue] = {}
-        self._pending: dict[int, PendingBatch] = {}
-        self._settled: list[PendingBatch] = []  # and not reported yet
         self._threads = 0
         self._idle = 0
 
@@ -59,44 +52,27 @@ class SqsSender(Resource, Sender):
 
     def send(self, batch: Batch, *, deadline: float) -> None:
         self.check_open("sending to")
-        if time.monotonic() >= deadline:
-            raise Retriable(f"sqs: {self.doing('sending to')}: the deadline has passed; nothing was sent")
-        pending = PendingBatch(batch, deadline)
-        rows = list(self._rows(batch, pending))
+        rows = list(self._rows(batch))
         with self._lock:
-            self._pending[pending.number] = pending
-            count = sum(map(self._add, rows))
-            self._settle_if_done(pending)
+            sent = self._in_flight.add(batch, deadline, kind=PendingBatch)
+            count = sum(self._add(row, sent) for row in rows)
             self._wake(count if batch.isolate else -(-count // MAX_ENTRIES))
 
     def collect(self, wait: float) -> Sequence[Settled]:
-        end = time.monotonic() + wait
+        settled = self._in_flight.collect(wait)
         with self._lock:
-            while not self._settled and self._pending:
-                now = time.monotonic()
-                first = min(pending.deadline for pending in self._pending.values())
-                if first <= now:
-                    self._expire(now)
-                elif now >= end:
-                    break
-                else:
-                    self._to_report.wait(min(end, first) - now)
-            settled, self._settled = self._settled, []
-            for pending in settled:
-                for queue, group in pending.groups:
-                    queue.unblock(group, pending)
-        return [Settled(batch=pending.number, failures=pending.failures) for pending in settled]
+            for each in settled:
+                self._failed_groups.told(each.batch)
+        return settled
 
     def _release(self) -> None:
         with self._lock:
             self._send_queues.clear()
-            self._pending.clear()
-            self._settled.clear()
             self._to_send.notify_all()
 
     # --- taking rows, in the engine's thread ---
 
-    def _rows(self, batch: Batch, pending: PendingBatch) -> Iterator[PendingRow]:
+    def _rows(self, batch: Batch) -> Iterator[PendingRow]:
         """Each row as an entry for its queue, or with the reason why it cannot be sent."""
         nothing = [None] * batch.length
         keys, headers, ids, timestamps, destinations = (
@@ -108,14 +84,14 @@ class SqsSender(Resource, Sender):
         max_bytes, default_group = self._settings.max_message_bytes, self._settings.message_group
         values = zip(batch.value.values, keys, headers, ids, timestamps, destinations, groups, identities, strict=True)
         for index, (value, key, pairs, id_, timestamp, destination, group, identity) in enumerate(values):
-            row = PendingRow(pending, index)
+            row = PendingRow(index)
             try:
                 row.queue = queue = self._send_queue(destination)
                 if isinstance(queue, FifoSendQueue):
                     ordering = key if key is not None or group is None else str(group).encode("utf-8", "surrogatepass")
                     row.entry = fifo_fields(id_ if identity is None else identity, ordering, default_group)
                     row.group = row.entry["MessageGroupId"]
-                    row.ordered = pending.ordered and ordering is not None
+                    row.ordered = batch.ordered and ordering is not None
                 encoded = encode_row(value, key, pairs, id_, timestamp, max_bytes)
             except Permanent as error:
                 row.refused = error
@@ -139,9 +115,7 @@ class SqsSender(Resource, Sender):
         if queue is None:
             wrong = invalid_name(name)
             if wrong is not None:
-                raise Permanent(
-                    f"sqs: this row cannot be sent to {quoted(name)}: {wrong}", native_code="QueueDoesNotExist"
-                )
+                raise Permanent(f"sqs: this row cannot be sent to {quoted(name)}: {wrong}", code="QueueDoesNotExist")
             address = own.sibling(name)
             kind = FifoSendQueue if address.fifo else StandardSendQueue
             queue = kind(Queue(address, self._settings), own=name == own.queue)
@@ -149,67 +123,33 @@ class SqsSender(Resource, Sender):
                 self._send_queues[name] = queue
         return queue
 
-    def _add(self, row: PendingRow) -> bool:
+    def _add(self, row: PendingRow, sent: PendingBatch) -> bool:
         """Add a row to its queue, or settle it as failed; whether it was added."""
-        queue, batch = row.queue, row.batch
-        if row.ordered and isinstance(queue, FifoSendQueue):
-            if queue.is_blocked(row.group):
-                self._not_sent(queue, row)
-                return False
-            if row.refused is not None:
-                queue.block(row.group, batch)
-            batch.rows[row.index] = row
-        if row.refused is not None or queue is None:
-            batch.settle(row.index, row.refused or Permanent("sqs: this row has no queue"))
+        row.sent = sent
+        if row.ordered:
+            sent.ordered[row.index] = row
+            if _group(row) in self._failed_groups:
+                row.refused = self._failed_groups.not_sent()
+        if row.refused is not None or row.queue is None:
+            self._in_flight.failed(sent, row.index, row.refused or Permanent("sqs: this row has no queue"))
             return False
-        queue.add(row)
+        row.queue.add(row)
         return True
+
+    def _on_failure(self, sent: SentBatch, index: int, _: BrokerError) -> None:
+        """Keep back the rows behind an ordered row; called under the lock, by whatever settles the row."""
+        row = sent.ordered.get(index) if isinstance(sent, PendingBatch) else None
+        if row is None or row.queue is None:
+            return
+        self._failed_groups.add(_group(row), sent.batch.number)
+        for behind in row.queue.withdraw(row.group):
+            self._in_flight.failed(behind.sent, behind.index, self._failed_groups.not_sent())
 
     def _wake(self, requests: int) -> None:
         self._to_send.notify(requests)
         for _ in range(min(requests - self._idle, self._settings.concurrency - self._threads)):
             self._threads += 1
             threading.Thread(target=self._run, name=f"sqs-sender-{self._threads}", daemon=True).start()
-
-    # --- settling, under the lock ---
-
-    def _settle_if_done(self, batch: PendingBatch) -> None:
-        if not batch.unsettled and not batch.settled:
-            batch.settled = True
-            self._pending.pop(batch.number, None)
-            self._settled.append(batch)
-            self._to_report.notify()
-
-    def _failed(self, row: PendingRow, error: BrokerError) -> None:
-        if row.batch.settled:
-            return  # it was settled at its deadline, together with the rows behind it
-        row.batch.settle(row.index, error)
-        if row.ordered and isinstance(row.queue, FifoSendQueue):
-            for behind in row.queue.withdraw(row.group, row.batch):
-                if behind is not row:  # the row itself may have been waiting
-                    self._not_sent(row.queue, behind)
-                    self._settle_if_done(behind.batch)
-
-    @staticmethod
-    def _not_sent(queue: FifoSendQueue, row: PendingRow) -> None:
-        text = "sqs: this row was not sent, because an earlier one of its message group has failed"
-        row.batch.settle(row.index, NotSent(text, native_code="ORDER"))
-        queue.block(row.group, row.batch)
-
-    def _expire(self, now: float) -> None:
-        """Settle the batches past their deadline: rows in flight may still be stored."""
-        doing = f"sqs: {self.doing('sending to')}: no answer by the deadline"
-        ambiguous = Ambiguous(f"{doing}; it may have been stored or not", native_code="deadline")
-        retriable = Retriable(f"{doing} to earlier requests; this row was not sent", native_code="deadline")
-        for batch in [each for each in self._pending.values() if each.deadline <= now]:
-            for index in range(len(batch.states)):
-                state = batch.states[index]  # read now: an earlier row may just have withdrawn this one
-                error = retriable if state == WAITING else ambiguous
-                if index in batch.rows and state != DONE:
-                    self._failed(batch.rows[index], error)
-                else:
-                    batch.settle(index, error)
-            self._settle_if_done(batch)
 
     # --- sending, each request in its own thread ---
 
@@ -227,10 +167,9 @@ class SqsSender(Resource, Sender):
             with self._lock:
                 for row, error in zip(rows, answers, strict=True):
                     if error is None:
-                        row.batch.settle(row.index)
+                        self._in_flight.stored(row.sent, row.index)
                     else:
-                        self._failed(row, error)
-                    self._settle_if_done(row.batch)
+                        self._in_flight.failed(row.sent, row.index, error)
                 queue.request_ended(rows)
 
     def _take(self) -> tuple[SendQueue, list[PendingRow]] | None:
@@ -239,6 +178,8 @@ class SqsSender(Resource, Sender):
             while queue.ready:
                 rows = queue.take(now)
                 if rows:
+                    for row in rows:
+                        self._in_flight.sent(row.sent, row.index)
                     return queue, rows
         return None
 
@@ -261,7 +202,11 @@ class SqsSender(Resource, Sender):
         """Make an error permanent if it is about a row sent alone, or about the queue that a row itself names."""
         alone = len(rows) == 1 and isinstance(error, Unattributed)
         if alone or (not queue.own and is_target(error)):
-            found = error.reclassified(Permanent)
+            found = Permanent(str(error), code=error.code)
             found.__cause__ = error
             return found
         return error
+
+
+def _group(row: PendingRow) -> tuple[SendQueue | None, str]:
+    return row.queue, row.group

@@ -14,59 +14,19 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
-from redelivery.contract.broker import Failure
 from redelivery.contract.message import Batch
 from redelivery.errors import BrokerError
+from redelivery.kit.in_flight import SentBatch
 from redelivery_sqs.client.batch_requests import MAX_ENTRIES
 from redelivery_sqs.client.queue import Queue
-
-WAITING, IN_FLIGHT, DONE = range(3)
-
-
-class PendingBatch:
-    """A batch that is not settled yet."""
-
-    __slots__ = (
-        "deadline",
-        "failures",
-        "groups",
-        "isolate",
-        "number",
-        "ordered",
-        "rows",
-        "settled",
-        "states",
-        "unsettled",
-    )
-
-    def __init__(self, batch: Batch, deadline: float) -> None:
-        self.number = batch.number
-        self.deadline = deadline
-        self.isolate = batch.isolate
-        self.ordered = batch.ordered
-        self.states = bytearray(batch.length)
-        self.unsettled = batch.length
-        self.failures: list[Failure] = []
-        self.settled = False
-        #: The rows for which later rows of their group wait, by index.
-        self.rows: dict[int, PendingRow] = {}
-        #: Groups that are blocked until the failures of this batch are reported.
-        self.groups: set[tuple[FifoSendQueue, str]] = set()
-
-    def settle(self, index: int, error: BrokerError | None = None) -> None:
-        """Settle a row, unless it or the batch is settled already."""
-        if not self.settled and self.states[index] != DONE:
-            self.states[index] = DONE
-            self.unsettled -= 1
-            if error is not None:
-                self.failures.append(Failure(index, error))
 
 
 class PendingRow:
     """A row that waits or is in flight.
 
     Attributes:
-        batch, index: where it comes from.
+        index: in its batch.
+        sent: the account of its batch.
         queue: where it goes; None if it names a queue that cannot exist.
         entry, size: what is sent.
         group: its message group, in a FIFO queue.
@@ -74,10 +34,11 @@ class PendingRow:
         refused: why it cannot be sent.
     """
 
-    __slots__ = ("batch", "entry", "group", "index", "ordered", "queue", "refused", "size")
+    __slots__ = ("entry", "group", "index", "ordered", "queue", "refused", "sent", "size")
 
-    def __init__(self, batch: PendingBatch, index: int) -> None:
-        self.batch = batch
+    sent: PendingBatch
+
+    def __init__(self, index: int) -> None:
         self.index = index
         self.queue: SendQueue | None = None
         self.entry: dict[str, Any] = {}
@@ -85,6 +46,18 @@ class PendingRow:
         self.group = ""
         self.ordered = False
         self.refused: BrokerError | None = None
+
+
+class PendingBatch(SentBatch):
+    """The account of a batch.
+
+    Attributes:
+        ordered: the rows for which later rows of their group wait, by index.
+    """
+
+    def __init__(self, batch: Batch, deadline: float) -> None:
+        super().__init__(batch, deadline)
+        self.ordered: dict[int, PendingRow] = {}
 
 
 class SendQueue(ABC):
@@ -117,22 +90,25 @@ class SendQueue(ABC):
     def request_ended(self, rows: Iterable[PendingRow]) -> None:
         """Note that the request with these rows has ended."""
 
+    @abstractmethod
+    def withdraw(self, group: str) -> list[PendingRow]:
+        """Take out the ordered rows of a group that wait."""
+
     def _take_first(self, waiting: deque[PendingRow], taken: list[PendingRow], now: float) -> PendingRow | None:
         """Move the first row that is not overdue to `taken`; None if none is left or the request is full."""
         while waiting:
             row = waiting[0]
-            if row.batch.settled or row.batch.deadline <= now:
+            if row.sent.is_settled or row.sent.deadline <= now:
                 waiting.popleft()
                 continue
             if taken and (
-                row.batch.isolate
-                or taken[0].batch.isolate
+                row.sent.batch.isolate
+                or taken[0].sent.batch.isolate
                 or len(taken) == MAX_ENTRIES
                 or sum(each.size for each in taken) + row.size > self._max_bytes
             ):
                 return None
             taken.append(waiting.popleft())
-            row.batch.states[row.index] = IN_FLIGHT
             return row
         return None
 
@@ -160,6 +136,9 @@ class StandardSendQueue(SendQueue):
     def request_ended(self, rows: Iterable[PendingRow]) -> None:
         """Do nothing: no row waits for another."""
 
+    def withdraw(self, group: str) -> list[PendingRow]:  # noqa: ARG002 - a standard queue has no groups
+        return []
+
 
 class FifoSendQueue(SendQueue):
     """The rows for a FIFO queue."""
@@ -168,8 +147,6 @@ class FifoSendQueue(SendQueue):
         super().__init__(destination, own=own)
         self._groups: dict[str, deque[PendingRow]] = {}  # groups with rows that wait or are in flight
         self._free: deque[str] = deque()  # groups with rows that wait, and none in flight
-        #: Groups in which a row failed, with the batches whose failures are not reported yet.
-        self._blocked: dict[str, set[PendingBatch]] = {}
 
     @property
     def ready(self) -> bool:
@@ -205,25 +182,7 @@ class FifoSendQueue(SendQueue):
             else:
                 del self._groups[group]
 
-    def is_blocked(self, group: str) -> bool:
-        """Whether ordered rows of a group must not be sent: the failure of an earlier one is not reported yet."""
-        return group in self._blocked
-
-    def block(self, group: str, batch: PendingBatch) -> None:
-        """Block a group until the failures of this batch are reported."""
-        self._blocked.setdefault(group, set()).add(batch)
-        batch.groups.add((self, group))
-
-    def unblock(self, group: str, batch: PendingBatch) -> None:
-        """Note that the failures of this batch are reported."""
-        batches = self._blocked.get(group, set())
-        batches.discard(batch)
-        if not batches:
-            self._blocked.pop(group, None)
-
-    def withdraw(self, group: str, batch: PendingBatch) -> list[PendingRow]:
-        """Block a group after a row of this batch has failed; returns the ordered rows that waited, taken out."""
-        self.block(group, batch)
+    def withdraw(self, group: str) -> list[PendingRow]:
         waiting = self._groups.get(group, deque())
         withdrawn = [row for row in waiting if row.ordered]
         if withdrawn:
