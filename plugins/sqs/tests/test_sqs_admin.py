@@ -193,7 +193,7 @@ def told(monkeypatch: pytest.MonkeyPatch, spec: DeliverySpec | None = None, **pl
     letters = {**GOOD, "MessageRetentionPeriod": "1209600", "QueueArn": PLACE_ARN, **place}
     sqs = Told(orders=work, orders_dead_letters=letters)
     monkeypatch.setattr("redelivery_sqs.client.connections.boto_client", lambda *_: sqs)
-    monkeypatch.setattr("redelivery_sqs.client.connections.queue_url", lambda address, _: address.queue)
+    monkeypatch.setattr("redelivery_sqs.client.connections.queue_url", lambda address, *_, **__: address.queue)
     return SqsAdmin(Address("orders"), Settings()).plan(spec or DeliverySpec())
 
 

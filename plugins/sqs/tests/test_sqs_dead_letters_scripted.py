@@ -65,7 +65,7 @@ class Shown:
 def showing(monkeypatch: pytest.MonkeyPatch, count: int) -> tuple[Shown, SqsDeadLetters]:
     sqs = Shown(count)
     monkeypatch.setattr(connections, "boto_client", lambda *_: sqs)
-    monkeypatch.setattr(connections, "queue_url", lambda address, _: address.queue)
+    monkeypatch.setattr(connections, "queue_url", lambda address, *_, **__: address.queue)
     for each in (module, batch_requests):
         monkeypatch.setattr(each, "time", sqs)
     return sqs, SqsDeadLetters(
@@ -139,7 +139,7 @@ class Moving:
 def moving(monkeypatch: pytest.MonkeyPatch, *states: Mapping[str, Any]) -> tuple[Moving, SqsDeadLetters]:
     sqs = Moving(*states)
     monkeypatch.setattr(connections, "boto_client", lambda *_: sqs)
-    monkeypatch.setattr(connections, "queue_url", lambda address, _: address.queue)
+    monkeypatch.setattr(connections, "queue_url", lambda address, *_, **__: address.queue)
     return sqs, SqsDeadLetters(Address("orders"), Settings(), direct=False)
 
 

@@ -8,7 +8,8 @@ import pytest
 from botocore.exceptions import BotoCoreError, ClientError
 
 from redelivery.errors import Ambiguous, BrokerError, Fatal, Permanent, Retriable, Throttled, Unattributed
-from redelivery_sqs.errors import BY_CLASS, BY_CODE, classify, classify_entry, is_target
+from redelivery.kit.errors import Code
+from redelivery_sqs.errors import TABLE, entry_error
 
 #: What every AWS service may answer (its "Common Errors" page), and what a throttled one does.
 COMMON = [
@@ -38,14 +39,14 @@ def descendants(kind: type[Exception]) -> set[type[Exception]]:
 def test_every_code_of_the_services_model_is_mapped() -> None:
     shapes = botocore.session.get_session().get_service_model("sqs").error_shapes
     assert shapes
-    assert {shape.name for shape in shapes} - BY_CODE.keys() == set()
-    assert set(COMMON) - BY_CODE.keys() == set()
+    assert {shape.name for shape in shapes} - TABLE.by_code.keys() == set()
+    assert set(COMMON) - TABLE.by_code.keys() == set()
 
 
 def test_every_class_of_botocore_is_mapped_and_none_about_the_wire_by_accident() -> None:
     """A class that falls to the base is one of configuration: it must not be about HTTP."""
     for kind in descendants(BotoCoreError):
-        base = next(each for each in kind.__mro__ if each in BY_CLASS)
+        base = next(each for each in kind.__mro__ if each in TABLE.by_class)
         if base is BotoCoreError:
             assert not issubclass(kind, botocore.exceptions.HTTPClientError | ConnectionError), kind
             assert "Connect" not in kind.__name__, kind
@@ -54,12 +55,12 @@ def test_every_class_of_botocore_is_mapped_and_none_about_the_wire_by_accident()
 
 def test_a_botocore_error_of_the_wire_is_ambiguous_once_something_was_sent() -> None:
     url = {"endpoint_url": "http://h"}
-    assert type(classify(botocore.exceptions.EndpointConnectionError(**url), "x")) is Retriable
-    assert type(classify(botocore.exceptions.ConnectTimeoutError(**url), "x")) is Retriable
-    assert type(classify(botocore.exceptions.ReadTimeoutError(**url), "x")) is Ambiguous
-    assert type(classify(botocore.exceptions.ConnectionClosedError(**url), "x")) is Ambiguous
-    assert type(classify(botocore.exceptions.SSLError(**url, error="CERTIFICATE_VERIFY_FAILED"), "x")) is Fatal
-    assert type(classify(botocore.exceptions.SSLError(**url, error="EOF"), "x")) is Ambiguous
+    assert type(TABLE.error(botocore.exceptions.EndpointConnectionError(**url), "x")) is Retriable
+    assert type(TABLE.error(botocore.exceptions.ConnectTimeoutError(**url), "x")) is Retriable
+    assert type(TABLE.error(botocore.exceptions.ReadTimeoutError(**url), "x")) is Ambiguous
+    assert type(TABLE.error(botocore.exceptions.ConnectionClosedError(**url), "x")) is Ambiguous
+    assert type(TABLE.error(botocore.exceptions.SSLError(**url, error="CERTIFICATE_VERIFY_FAILED"), "x")) is Fatal
+    assert type(TABLE.error(botocore.exceptions.SSLError(**url, error="EOF"), "x")) is Ambiguous
 
 
 @pytest.mark.parametrize(
@@ -86,34 +87,29 @@ def test_a_botocore_error_of_the_wire_is_ambiguous_once_something_was_sent() -> 
     ],
 )
 def test_an_answer_to_a_whole_request_is_sorted(code: str, status: int, kind: type[BrokerError]) -> None:
-    found = classify(answer(code, status), "sending")
+    found = TABLE.error(answer(code, status), "sending", rows=2)
     assert type(found) is kind
     assert "sending" in str(found)
 
 
 def test_only_a_send_can_be_unattributed() -> None:
-    assert type(classify(answer("InvalidAttributeValue", operation="CreateQueue"), "making")) is Fatal
-
-
-def test_a_denied_action_is_named_as_a_policy_names_it() -> None:
-    assert "sqs:SendMessage is denied" in str(classify(answer("AccessDenied", 403), "x"))
-    assert "sqs:GetQueueUrl is denied" in str(classify(answer("AccessDeniedException", 400, "GetQueueUrl"), "x"))
+    assert type(TABLE.error(answer("InvalidAttributeValue", operation="CreateQueue"), "making")) is Fatal
 
 
 def test_a_role_that_is_denied_is_no_queues_policy() -> None:
     """Nor is it about the queue that a row names."""
-    found = classify(answer("AccessDenied", 403, "AssumeRole"), "assuming role 'arn'")
+    found = TABLE.error(answer("AccessDenied", 403, "AssumeRole"), "assuming role 'arn'", own_target=False)
     assert isinstance(found, Fatal)
-    assert re.search("assuming role 'arn'.*sts:AssumeRole is denied.*trust policy of the role", str(found))
-    assert "sqs:AssumeRole" not in str(found)
-    assert not is_target(found)
+    assert re.search("assuming role 'arn'.*sts:AssumeRole.*the role's trust policy", str(found))
 
 
 def test_a_throttled_request_says_how_long_to_wait() -> None:
-    found = classify(answer("Throttling", 400, **{"retry-after": "3"}), "x")
+    found = TABLE.error(answer("Throttling", 400, **{"retry-after": "3"}), "x")
     assert isinstance(found, Throttled)
     assert found.retry_after == 3.0
-    assert classify(answer("Throttling", 400, **{"retry-after": "soon"}), "x").retry_after == 0.0  # type: ignore[attr-defined]
+    again = TABLE.error(answer("Throttling", 400, **{"retry-after": "soon"}), "x")
+    assert isinstance(again, Throttled)
+    assert again.retry_after == 0.0
 
 
 @pytest.mark.parametrize(
@@ -132,16 +128,38 @@ def test_a_throttled_request_says_how_long_to_wait() -> None:
 def test_an_entry_is_sorted_by_its_code_and_whose_fault_it_is(
     code: str, sender_fault: bool, kind: type[BrokerError]
 ) -> None:
-    found = classify_entry({"Id": "0", "Code": code, "SenderFault": sender_fault, "Message": "m"}, "x")
+    found = entry_error({"Id": "0", "Code": code, "SenderFault": sender_fault, "Message": "m"}, "x")
     assert type(found) is kind
 
 
-def test_only_a_missing_or_forbidden_queue_is_about_the_target() -> None:
-    assert is_target(classify(answer("QueueDoesNotExist"), "x"))
-    assert is_target(classify(answer("AccessDenied", 403), "x"))
-    assert not is_target(classify(answer("ExpiredToken", 403), "x"))
+@pytest.mark.parametrize(
+    ("code", "kind"), [("QueueDoesNotExist", Permanent), ("AccessDenied", Permanent), ("ExpiredToken", Fatal)]
+)
+def test_only_a_missing_or_forbidden_queue_concerns_the_row_that_names_it_alone(
+    code: str, kind: type[BrokerError]
+) -> None:
+    assert type(TABLE.error(answer(code), "x", own_target=False)) is kind
+    assert type(TABLE.error(answer(code), "x")) is Fatal
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "lost"),
+    [
+        ("MessageNotInflight", "not in flight", True),
+        (
+            "InvalidParameterValue",
+            "Value x for parameter ReceiptHandle is invalid: The receipt handle has expired",
+            True,
+        ),
+        ("InvalidParameterValue", "Total VisibilityTimeout for the message is beyond the limit", False),
+    ],
+)
+def test_an_invalid_receipt_handle_is_known_by_code_and_text(code: str, text: str, lost: bool) -> None:
+    for by_sender in (True, False):
+        found = entry_error({"Id": "0", "Code": code, "SenderFault": by_sender, "Message": text}, "x")
+        assert (found.code is Code.LEASE_LOST) is lost
 
 
 def test_a_secret_in_an_errors_text_is_redacted() -> None:
     error = ClientError({"Error": {"Code": "X", "Message": "secret_access_key=hidden"}}, "SendMessage")
-    assert "hidden" not in str(classify(error, "x"))
+    assert "hidden" not in str(TABLE.error(error, "x"))

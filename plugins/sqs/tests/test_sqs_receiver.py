@@ -12,17 +12,19 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from botocore.exceptions import ReadTimeoutError
 
 from redelivery.contract.broker import Accept, Received, Release, Retry, Terminate
 from redelivery.contract.message import Message
-from redelivery.errors import Ambiguous, Fatal, LeaseLost, Permanent, Retriable
+from redelivery.errors import Ambiguous, Fatal, LeaseLost, Retriable
 from redelivery.receiving.subscription import Subscription
 from redelivery_conformance.forking import in_a_fork
 from redelivery_conformance.statements import Statements
 from redelivery_conformance.subject import Subject
 from redelivery_conformance.taking import Taker, values
-from redelivery_sqs.client import batch_requests
+from redelivery_sqs.address import Address
+from redelivery_sqs.client import batch_requests, connections
+from redelivery_sqs.client.queue import Queue
+from redelivery_sqs.options import Settings
 from redelivery_sqs.receiver import MAX_HIDDEN, Lease
 from redelivery_sqs.testing import SqsFifoHarness
 from redelivery_sqs.testing.faults import Faults
@@ -259,53 +261,43 @@ def test_a_lease_is_asked_for_whole_seconds_and_no_further_than_sqs_hides_a_mess
     assert Lease("handle", time.monotonic() - 2 * MAX_HIDDEN, 0.0, None).seconds(5.0) == 0
 
 
-def test_requests_of_ten_give_each_entry_its_own_answer() -> None:
+def test_requests_of_ten_give_each_entry_its_own_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
 
-    def call(*, QueueUrl: str, Entries: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:  # noqa: N803 - SQS's own words
-        asked.append(len(Entries))
-        assert QueueUrl == "url"
-        refused = {"Id": "1", "Code": "ReceiptHandleIsInvalid", "SenderFault": True, "Message": "no"}
-        slow = {"Id": "2", "Code": "RequestThrottled", "SenderFault": False, "Message": "slow"}
-        done = [{"Id": each["Id"]} for each in Entries if each["Id"] not in {"1", "2", "3"}]
-        return {"Successful": done, "Failed": [refused, slow]}
+    class Sqs:
+        def delete_message_batch(self, *, QueueUrl: str, Entries: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:  # noqa: N803 - SQS's own words
+            asked.append(len(Entries))
+            assert QueueUrl == "orders"
+            refused = {"Id": "1", "Code": "ReceiptHandleIsInvalid", "SenderFault": True, "Message": "no"}
+            slow = {"Id": "2", "Code": "RequestThrottled", "SenderFault": False, "Message": "slow"}
+            done = [{"Id": each["Id"]} for each in Entries if each["Id"] not in {"1", "2", "3"}]
+            return {"Successful": done, "Failed": [refused, slow]}
 
-    answers = batch_requests.request_each(call, "url", [{"n": at} for at in range(14)], "doing it")
+    monkeypatch.setattr(connections, "boto_client", lambda *_: Sqs())
+    monkeypatch.setattr(connections, "queue_url", lambda address, *_, **__: address.queue)
+    answers = Queue(Address("orders"), Settings()).delete("deleting from", ["handle"] * 14)
     assert asked == [10, 4]
-    told = Counter(type(answer).__name__ for answer in answers)
-    assert told == {"NoneType": 8, "Permanent": 2, "Throttled": 2, "Ambiguous": 2}
+    assert Counter(type(answer).__name__ for answer in answers) == {
+        "NoneType": 8,
+        "Permanent": 2,
+        "Throttled": 2,
+        "Ambiguous": 2,
+    }
     assert batch_requests.is_lost(answers[1])
     assert not batch_requests.is_lost(answers[2])
 
 
 def test_no_request_is_begun_once_a_call_has_taken_its_time() -> None:
-    def call(**_: object) -> Mapping[str, Any]:
+    def request(_: object) -> list[batch_requests.Answer]:
         raise AssertionError("begun")
 
-    answers = batch_requests.request_each(call, "url", [{}] * 12, "doing it", end=time.monotonic())
+    answers = batch_requests.request_each(request, [{}] * 12, "doing it", end=time.monotonic())
     assert [type(answer) for answer in answers] == [Retriable] * 12
 
 
 def test_what_comes_behind_a_request_whose_outcome_is_unknown_is_not_tried() -> None:
-    def call(**_: object) -> Mapping[str, Any]:
-        raise ReadTimeoutError(endpoint_url="http://localhost")
+    def request(_: object) -> list[batch_requests.Answer]:
+        raise Ambiguous("no answer")
 
-    answers = batch_requests.request_each(call, "url", [{}] * 25, "doing it")
+    answers = batch_requests.request_each(request, [{}] * 25, "doing it")
     assert [type(answer) for answer in answers] == [Ambiguous] * 10 + [Retriable] * 15
-
-
-@pytest.mark.parametrize(
-    ("code", "text", "lost"),
-    [
-        ("MessageNotInflight", "not in flight", True),
-        (
-            "InvalidParameterValue",
-            "Value x for parameter ReceiptHandle is invalid: The receipt handle has expired",
-            True,
-        ),
-        ("InvalidParameterValue", "Total VisibilityTimeout for the message is beyond the limit", False),
-    ],
-)
-def test_a_handle_that_is_no_longer_good_is_known_by_code_and_text(code: str, text: str, lost: bool) -> None:
-    assert batch_requests.is_lost(Permanent(f"sqs: {text}", native_code=code)) is lost
-    assert not batch_requests.is_lost(None)

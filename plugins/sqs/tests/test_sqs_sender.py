@@ -199,7 +199,7 @@ class TestSending(Statements):
         with behind(subject, denied(operation)) as send:
             found = errors(send(*rows(3)))
         assert {type(error) for error in found.values()} == {Fatal}
-        assert f"{action} is denied" in str(found[0])
+        assert f"it needs {action}" in str(found[0])
 
     def test_expired_credentials_are_fatal(self, subject: Subject) -> None:
         with behind(subject, lambda *_: refusal("ExpiredTokenException", "expired", 403)) as send:

@@ -14,11 +14,11 @@ from redelivery.contract.broker import Admin, Difference, NativeObject, Plan
 from redelivery.contract.spec import NATIVE, DeliverySpec, DeliveryStatus, Ref
 from redelivery.errors import Fatal
 from redelivery.kit.address import has_scheme
-from redelivery.kit.plans import compared, deliveries, deliveries_note
+from redelivery.kit.errors import Code
+from redelivery.kit.plans import compared, deliveries, deliveries_note, none_if_missing
 from redelivery.kit.roles import Resource
 from redelivery_sqs.address import Address
 from redelivery_sqs.client.queue import Queue
-from redelivery_sqs.errors import classified
 from redelivery_sqs.options import Settings
 
 #: A queue's kind in a `ref`: that of AWS's controller for Kubernetes.
@@ -28,7 +28,6 @@ API: Final = f"{API_GROUP}/v1alpha1"
 #: The largest maxReceiveCount that SQS accepts.
 MAX_RECEIVES: Final = 1_000
 
-_MISSING: Final = frozenset({"QueueDoesNotExist", "NonExistentQueue", "ResourceNotFoundException"})
 _WAITING: Final = (
     "ApproximateNumberOfMessages",
     "ApproximateNumberOfMessagesNotVisible",
@@ -54,11 +53,11 @@ class SqsAdmin(Resource, Admin):
 
     def plan(self, spec: DeliverySpec) -> Plan:
         self.check_open("looking at")
-        letters = self._found(self._dead_letters)
+        letters = none_if_missing(self._dead_letters.attributes)
         objects = [self._compare_queue(self._dead_letters.address, letters)]
         warnings = _not_returned(self._dead_letters.address, letters)
         if not self._address.is_dead_letters:
-            source = self._found(self._queue)
+            source = none_if_missing(self._queue.attributes)
             objects += [self._compare_queue(self._address, source), self._compare_policy(spec, source)]
             warnings += _not_returned(self._address, source)
             warnings += self._retention_warnings(source or {}, letters or {})
@@ -158,24 +157,15 @@ class SqsAdmin(Resource, Admin):
 
     # --- requests ---
 
-    @staticmethod
-    def _found(queue: Queue) -> Mapping[str, str] | None:
-        """The attributes of a queue; None if it does not exist."""
-        try:
-            return queue.attributes()
-        except Fatal as error:
-            if error.native_code in _MISSING:
-                return None
-            raise
-
     def _create(self, address: Address, attributes: Mapping[str, str]) -> None:
         account = self._address.account
-        with classified(f"making queue {address.queue!r}"):
-            made = self._queue.client.create_queue(QueueName=address.queue, Attributes=dict(attributes))
+        made = Queue(address, self._settings).call(
+            "create_queue", "making", QueueName=address.queue, Attributes=dict(attributes)
+        )
         url = str(made["QueueUrl"])
         if account is not None and url.rstrip("/").split("/")[-2] != account:
             text = f"{address.queue!r} was made as {url}: queues are made in the caller's own account, not in {account}"
-            raise Fatal(f"sqs: {text}; remove it, and use that account's credentials", native_code="ACCOUNT")
+            raise Fatal(f"sqs: {text}; remove it, and use that account's credentials", code=Code.MISCONFIGURED)
 
     @staticmethod
     def _set(queue: Queue, name: str, value: Mapping[str, Any]) -> None:

@@ -22,6 +22,7 @@ from typing import Any, Final
 
 from redelivery.contract.message import Headers, Message
 from redelivery.errors import Permanent
+from redelivery.kit.errors import Code
 from redelivery.kit.packing import from_portable, hashed_id, pack_headers, portable, unpack_headers
 
 #: The attribute for the parts of a message that SQS has no place for.
@@ -88,7 +89,7 @@ def encode_row(
             texts[PACKED] = json.dumps(packed, separators=(",", ":"))
     except (TypeError, ValueError, AttributeError) as error:
         text = f"sqs: this row cannot be sent: its key, headers, id or timestamp have a wrong type ({error})"
-        raise Permanent(text, code="TYPE") from error
+        raise Permanent(text, code=Code.INVALID_MESSAGE) from error
     size = _size(body) + sum(_size(name) + len("String") + _size(text) for name, text in texts.items())
     if size > max_bytes:
         raise _too_large(size, max_bytes, "bytes")
@@ -114,7 +115,7 @@ def fifo_fields(known_by: str | None, key: bytes | None, group: str | None) -> d
             "sqs: this row cannot be sent: a FIFO queue requires a message group, and the row has no key; "
             "add a column 'key', or set sqs.message_group"
         )
-        raise Permanent(text, code="MissingParameter")
+        raise Permanent(text, code=Code.INVALID_MESSAGE)
     unique = uuid.uuid4().hex if known_by is None else deduplication_id(known_by)
     alone = key is None and group == EACH
     named = hashed_id((group or "").encode() if key is None else key, _is_fifo_id)
@@ -235,4 +236,4 @@ def _is_fifo_id(text: str) -> bool:
 
 def _too_large(size: int, max_bytes: int, what: str) -> Permanent:
     text = f"sqs: this row cannot be sent: it has {size} {what} and SQS takes {max_bytes}"
-    return Permanent(text, code="InvalidParameterValue")
+    return Permanent(text, code=Code.TOO_LARGE)

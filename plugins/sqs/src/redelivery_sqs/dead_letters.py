@@ -16,6 +16,7 @@ from typing import Any, Final
 from redelivery.contract.broker import DeadLetters, Letter
 from redelivery.contract.context import ErrorContext
 from redelivery.errors import Ambiguous, BrokerError, Retriable, Unsupported
+from redelivery.kit.errors import Code
 from redelivery.kit.roles import Resource
 from redelivery_sqs import codec
 from redelivery_sqs.address import Address
@@ -23,7 +24,6 @@ from redelivery_sqs.client import batch_requests
 from redelivery_sqs.client.batch_requests import MAX_ENTRIES, Answer, is_lost
 from redelivery_sqs.client.queue import Queue
 from redelivery_sqs.client.scan import Scan, sent_ms, server_ms
-from redelivery_sqs.errors import classified
 from redelivery_sqs.options import Settings
 
 #: Letters that are sorted together, and about how many bytes of them at most.
@@ -111,21 +111,18 @@ class SqsDeadLetters(Resource, DeadLetters):
         doing = self.doing("moving the letters of")
         # The destination is given, because SQS knows the source only of letters that SQS itself has moved.
         arns = {"SourceArn": self._queue.arn(), "DestinationArn": self._source.arn()}
-        task = self._move_task(arns["SourceArn"], doing)
+        task = self._move_task(arns["SourceArn"])
         if task.get("Status") in _RUNNING:
             text = f"{_progress(task)}; SQS runs one move task per queue: wait until it ends, or cancel it"
-            raise Retriable(f"sqs: {doing}: another move task is running; {text}", native_code="TASK_RUNNING")
-        with classified(doing):
-            self._queue.client.start_message_move_task(**arns)
-        while (task := self._move_task(arns["SourceArn"], doing)).get("Status") in _RUNNING:
+            raise Retriable(f"sqs: {doing}: another move task is running; {text}", code=Code.CONFLICT)
+        self._queue.call("start_message_move_task", "moving the letters of", **arns)
+        while (task := self._move_task(arns["SourceArn"])).get("Status") in _RUNNING:
             if time.monotonic() >= end:
-                raise Ambiguous(
-                    f"sqs: {doing}: the task is still running; {_progress(task)}", native_code="TASK_RUNNING"
-                )
+                raise Ambiguous(f"sqs: {doing}: the task is still running; {_progress(task)}", code=Code.CONFLICT)
             self.sleep_unless_closed(_POLL)
         if task.get("Status") != "COMPLETED":
             text = f"{task.get('Status')} {task.get('FailureReason', '')}".strip()
-            raise Retriable(f"sqs: {doing}: {text}; {_progress(task)}, the others remain", native_code="TASK_ENDED")
+            raise Retriable(f"sqs: {doing}: {text}; {_progress(task)}, the others remain", code=Code.REJECTED)
         return int(task.get("ApproximateNumberOfMessagesMoved", 0))
 
     def _release(self) -> None:
@@ -149,7 +146,7 @@ class SqsDeadLetters(Resource, DeadLetters):
                     "the letters became visible again before they could be shown; "
                     "set sqs.dead_letter_visibility_timeout higher"
                 )
-                raise Retriable(f"sqs: {self.doing('browsing')}: {text}", native_code="HOLD")
+                raise Retriable(f"sqs: {self.doing('browsing')}: {text}", code=Code.LEASE_LOST)
 
     def _page(self, scan: Scan) -> list[Mapping[str, Any]]:
         """The next letters of a scan, oldest first."""
@@ -282,11 +279,11 @@ class SqsDeadLetters(Resource, DeadLetters):
             if answer is not None and not is_lost(answer):
                 raise answer
 
-    def _move_task(self, arn: str, doing: str) -> Mapping[str, Any]:
+    def _move_task(self, arn: str) -> Mapping[str, Any]:
         """The latest move task of this queue."""
         self.check_open("moving the letters of")
-        with classified(doing):
-            tasks = self._queue.client.list_message_move_tasks(SourceArn=arn, MaxResults=1).get("Results") or [{}]
+        answer = self._queue.call("list_message_move_tasks", "moving the letters of", SourceArn=arn, MaxResults=1)
+        tasks = answer.get("Results") or [{}]
         latest: Mapping[str, Any] = max(tasks, key=lambda task: task.get("StartedTimestamp", 0))
         return latest
 
@@ -308,10 +305,15 @@ def _letter(raw: Mapping[str, Any], *, fifo: bool) -> Letter:
         source = str(attributes[_SOURCE])
         text = f"received more often than the redrive policy of {source} allows, without being deleted"
         context = ErrorContext(
-            kind="delivery-limit", reason=text, broker="sqs", destination=f"sqs:{source}", message_id=message.id
+            kind="delivery-limit",
+            code=Code.DELIVERY_LIMIT,
+            reason=text,
+            broker="sqs",
+            destination=f"sqs:{source}",
+            message_id=message.id,
         )
     if fault is not None:
-        context = ErrorContext(kind="invalid", reason=fault, broker="sqs")
+        context = ErrorContext(kind="invalid", code=Code.UNDECODABLE, reason=fault, broker="sqs")
     if message.key is None and "MessageGroupId" in attributes:
         message = replace(message, extra={codec.GROUP: str(attributes["MessageGroupId"])})
     # A message that SQS itself moved between standard queues keeps the time at which it was first sent.

@@ -1,230 +1,184 @@
-"""Every error of SQS and botocore as one of redelivery's classes: the only file that knows their codes.
-
-This file must not call SQS nor decide what follows from an error.
-"""
+"""Every error of SQS and botocore as one of redelivery's: the only module that knows their codes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any, Final
 
 from botocore import exceptions as boto
 from botocore import parsers
 
 from redelivery.errors import Ambiguous, BrokerError, Fatal, Permanent, Retriable, Throttled, Unattributed
-from redelivery.kit.address import redact
+from redelivery.kit.errors import BUG, ClientError, Code, ErrorTable, Rule
 
-_Rule = tuple[type[BrokerError], str]
+_SLOW: Final = Rule(Throttled, Code.THROTTLED, "SQS asks for fewer requests; nothing was done")
+_LATER: Final = Rule(Retriable, Code.UNAVAILABLE, "nothing was done")
+_INTERNAL: Final = Rule(Ambiguous, Code.UNAVAILABLE, "it may have been done or not")
+_LOST: Final = Rule(Ambiguous, Code.CONNECTION_LOST, "it may have been done or not")
+_LATE: Final = Rule(Ambiguous, Code.DEADLINE_EXCEEDED, "it may have been done or not")
+_UNCONFIRMED: Final = Rule(Ambiguous, Code.UNCONFIRMED, "it may have been done or not")
+_NO_QUEUE: Final = Rule(
+    Fatal,
+    Code.NO_SUCH_DESTINATION,
+    "no such queue exists in this account and region: provision it, or correct URL and region",
+    about_target=True,
+)
+_DENIED: Final = Rule(
+    Fatal, Code.NOT_AUTHORIZED, "allow it in a policy of this principal or of the queue", about_target=True
+)
+_ROLE: Final = Rule(
+    Fatal, Code.NOT_AUTHENTICATED, "allow sts:AssumeRole in a policy of this principal and in the role's trust policy"
+)
+_CREDENTIALS: Final = Rule(Fatal, Code.NOT_AUTHENTICATED, "AWS refuses these credentials: correct or renew them")
+_CONFIGURED: Final = Rule(Fatal, Code.MISCONFIGURED, "correct the options, or the AWS configuration of this machine")
+_CLOCK: Final = Rule(Fatal, Code.MISCONFIGURED, "correct this machine's clock")
+_KEY: Final = Rule(
+    Fatal, Code.NOT_AUTHORIZED, "allow kms:GenerateDataKey and kms:Decrypt on the queue's KMS key, and enable the key"
+)
+_MESSAGE: Final = Rule(Permanent, Code.INVALID_MESSAGE, "SQS does not accept this message")
+_BATCH: Final = Rule(Unattributed, Code.REJECTED, "SQS refused the whole request; nothing was stored")
+_INVALID_BATCH: Final = Rule(Unattributed, Code.INVALID_MESSAGE, "SQS refused the whole request; nothing was stored")
+_TOO_LARGE: Final = Rule(Unattributed, Code.TOO_LARGE, "SQS refused the whole request; nothing was stored")
+_REFUSED: Final = Rule(Fatal, Code.REJECTED, "SQS refuses the request")
+_HANDLE: Final = Rule(Permanent, Code.LEASE_LOST, "the receipt handle is invalid, or has expired")
+#: For the ValueError that botocore raises.
+INVALID_ENDPOINT: Final = Rule(Fatal, Code.MISCONFIGURED, "correct the endpoint that the environment names")
+_UNSUPPORTED: Final = Rule(Fatal, Code.UNSUPPORTED, "SQS does not have this operation for this queue")
 
-_SLOW: _Rule = (Throttled, "SQS asks for fewer requests; nothing was done")
-_LATER: _Rule = (Retriable, "nothing was done")
-_UNKNOWN: _Rule = (Ambiguous, "it may have been done or not")
-_NO_QUEUE: _Rule = (Fatal, "there is no such queue in this account and region: provision it, or correct URL and region")
-_DENIED: _Rule = (Fatal, "allow it in a policy of this principal or of the queue")
-_ROLE: Final = "allow it in a policy of this principal, and in the trust policy of the role"
-_CREDENTIALS: _Rule = (Fatal, "these credentials are not taken: correct or renew them")
-_CONFIGURED: _Rule = (Fatal, "correct the settings, or the AWS configuration of this machine")
-_KEY: _Rule = (Fatal, "the queue's KMS key cannot be used: allow kms:GenerateDataKey and kms:Decrypt on it, enable it")
-_OURS: _Rule = (Fatal, "this is an error of redelivery-sqs: please report it")
-_ROW: _Rule = (Permanent, "SQS does not take this message")
-_BATCH: _Rule = (Unattributed, "SQS refused the whole request; nothing was stored")
-_REFUSED: _Rule = (Fatal, "SQS refuses the request")
-_HANDLE: _Rule = (Permanent, "the receipt handle is none, or has run out")
-
-#: By the code in SQS's answer, without the prefix of the older protocol. A test walks what botocore knows of.
-BY_CODE: Final[Mapping[str, _Rule]] = {
-    # of the service's model
-    "BatchEntryIdsNotDistinct": _OURS,
-    "BatchRequestTooLong": _BATCH,
-    "EmptyBatchRequest": _OURS,
-    "InvalidAddress": _NO_QUEUE,
-    "InvalidAttributeName": _OURS,
-    "InvalidAttributeValue": _BATCH,
-    "InvalidBatchEntryId": _OURS,
-    "InvalidIdFormat": _HANDLE,
-    "InvalidMessageContents": _BATCH,
-    "InvalidSecurity": (Fatal, "SQS takes no plain HTTP here: use https in the endpoint"),
-    "KmsAccessDenied": _KEY,
-    "KmsDisabled": _KEY,
-    "KmsInvalidKeyUsage": _KEY,
-    "KmsInvalidState": _KEY,
-    "KmsNotFound": _KEY,
-    "KmsOptInRequired": _KEY,
-    "KmsThrottled": _SLOW,
-    "MessageNotInflight": _HANDLE,
-    "OverLimit": _SLOW,
-    "PurgeQueueInProgress": (Retriable, "a queue is purged once a minute at most"),
-    "QueueDeletedRecently": (Retriable, "a queue of this name was deleted less than a minute ago"),
-    "QueueDoesNotExist": _NO_QUEUE,
-    "QueueNameExists": (Fatal, "a queue of this name exists with other attributes"),
-    "ReceiptHandleIsInvalid": _HANDLE,
-    "RequestThrottled": _SLOW,
-    "ResourceNotFoundException": _NO_QUEUE,
-    "TooManyEntriesInBatchRequest": _OURS,
-    "UnsupportedOperation": (Fatal, "SQS has no such operation for this queue"),
-    # the older protocol's names for the same, as SQS still gives them
-    "NonExistentQueue": _NO_QUEUE,
-    # of every AWS service
-    "AccessDenied": _DENIED,
-    "AccessDeniedException": _DENIED,
-    "AuthFailure": _CREDENTIALS,
-    "ExpiredToken": _CREDENTIALS,
-    "ExpiredTokenException": _CREDENTIALS,
-    "IncompleteSignature": _CREDENTIALS,
-    "InternalError": _UNKNOWN,
-    "InternalFailure": _UNKNOWN,
-    "InternalServerError": _UNKNOWN,
-    "InvalidAccessKeyId": _CREDENTIALS,
-    "InvalidAction": (Fatal, "the server has no such operation"),
-    "InvalidClientTokenId": _CREDENTIALS,
-    "InvalidParameterCombination": _BATCH,
-    "InvalidParameterValue": _BATCH,
-    "InvalidQueryParameter": _OURS,
-    "MalformedQueryString": _OURS,
-    "MissingAction": _OURS,
-    "MissingAuthenticationToken": _CREDENTIALS,
-    "MissingParameter": _BATCH,
-    "NotAuthorized": _DENIED,
-    "OptInRequired": _CREDENTIALS,
-    "PriorRequestNotComplete": _SLOW,
-    "RequestExpired": (Fatal, "this machine's clock is wrong, or the request took too long"),
-    "RequestLimitExceeded": _SLOW,
-    "RequestTimeTooSkewed": (Fatal, "this machine's clock is wrong"),
-    "RequestTimeout": _UNKNOWN,
-    "ServiceUnavailable": _LATER,
-    "SignatureDoesNotMatch": _CREDENTIALS,
-    "SlowDown": _SLOW,
-    "Throttling": _SLOW,
-    "ThrottlingException": _SLOW,
-    "ThrottledException": _SLOW,
-    "RequestThrottledException": _SLOW,
-    "TooManyRequestsException": _SLOW,
-    "UnrecognizedClientException": _CREDENTIALS,
-    "ValidationError": _BATCH,
-    "ValidationException": _BATCH,
-}
-
-
-#: By class of botocore's own errors: the nearest base counts. What is not here is an error of configuration.
-BY_CLASS: Final[Mapping[type[Exception], _Rule]] = {
-    boto.NoCredentialsError: (
-        Fatal,
-        "there are no credentials; set sqs.access_key_id and sqs.secret_access_key, a profile, or this machine's role",
+#: By rule: the codes in SQS's answers, without the prefix of the older protocol. A test walks the service's model.
+_CODES: Final[Mapping[Rule, str]] = {
+    BUG: (
+        "BatchEntryIdsNotDistinct EmptyBatchRequest InvalidAttributeName InvalidBatchEntryId InvalidQueryParameter "
+        "MalformedQueryString MissingAction TooManyEntriesInBatchRequest"
     ),
-    boto.NoRegionError: (Fatal, "no region: set sqs.region, or name the queue by its URL or ARN"),
-    boto.CredentialRetrievalError: (Retriable, "the credentials could not be fetched; nothing was done"),
-    boto.MetadataRetrievalError: (Retriable, "the credentials could not be fetched; nothing was done"),
+    _BATCH: "InvalidAttributeValue",
+    _CLOCK: "RequestExpired RequestTimeTooSkewed",
+    _CREDENTIALS: (
+        "AuthFailure ExpiredToken ExpiredTokenException IncompleteSignature InvalidAccessKeyId InvalidClientTokenId "
+        "MissingAuthenticationToken OptInRequired SignatureDoesNotMatch UnrecognizedClientException"
+    ),
+    _DENIED: "AccessDenied AccessDeniedException NotAuthorized",
+    _HANDLE: "InvalidIdFormat MessageNotInflight ReceiptHandleIsInvalid",
+    _INTERNAL: "InternalError InternalFailure InternalServerError",
+    _INVALID_BATCH: (
+        "InvalidMessageContents InvalidParameterCombination InvalidParameterValue MissingParameter ValidationError "
+        "ValidationException"
+    ),
+    _KEY: "KmsAccessDenied KmsDisabled KmsInvalidKeyUsage KmsInvalidState KmsNotFound KmsOptInRequired",
+    _LATE: "RequestTimeout",
+    _LATER: "QueueDeletedRecently ServiceUnavailable",
+    _NO_QUEUE: "InvalidAddress NonExistentQueue QueueDoesNotExist ResourceNotFoundException",
+    _ROLE: "sts:AccessDenied sts:AccessDeniedException sts:NotAuthorized",
+    _SLOW: (
+        "KmsThrottled OverLimit PriorRequestNotComplete RequestLimitExceeded RequestThrottled "
+        "RequestThrottledException SlowDown ThrottledException Throttling ThrottlingException TooManyRequestsException"
+    ),
+    _TOO_LARGE: "BatchRequestTooLong",
+    _UNSUPPORTED: "InvalidAction UnsupportedOperation",
+    Rule(Fatal, Code.CONFLICT, "a queue of this name exists with other attributes"): "QueueNameExists",
+    Rule(Fatal, Code.TLS_FAILED, "SQS does not accept plain HTTP: use https in the endpoint"): "InvalidSecurity",
+    Rule(Retriable, Code.CONFLICT, "SQS purges a queue once per minute at most"): "PurgeQueueInProgress",
+}
+#: By HTTP status, for codes that are not in this table.
+_STATUSES: Final[Mapping[int | str, Rule]] = {
+    401: _DENIED,
+    403: _DENIED,
+    408: _LATE,
+    413: _TOO_LARGE,
+    421: _LATER,
+    425: _LATER,
+    429: _SLOW,
+    503: _SLOW,
+    "4xx": _REFUSED,
+}
+
+#: By class of botocore's own errors; an error without a rule concerns the configuration.
+_BY_CLASS: Final[Mapping[type[BaseException], Rule]] = {
+    boto.NoCredentialsError: Rule(
+        Fatal,
+        Code.NOT_AUTHENTICATED,
+        "set sqs.access_key_id and sqs.secret_access_key, a profile, or this machine's role",
+    ),
+    boto.NoRegionError: Rule(Fatal, Code.MISCONFIGURED, "set sqs.region, or give the queue's URL or ARN"),
+    boto.CredentialRetrievalError: _LATER,
+    boto.MetadataRetrievalError: _LATER,
     # before anything was sent
-    boto.EndpointConnectionError: (Retriable, "nothing answers there; nothing was done"),
-    boto.ConnectTimeoutError: (Retriable, "no connection in time; nothing was done"),
-    boto.ProxyConnectionError: (Retriable, "the proxy does not answer; nothing was done"),
-    # after something was sent, or nobody knows
-    boto.ConnectionError: _UNKNOWN,
-    boto.ConnectionClosedError: _UNKNOWN,
-    boto.ReadTimeoutError: _UNKNOWN,
-    boto.HTTPClientError: _UNKNOWN,
-    boto.SSLError: _UNKNOWN,
-    boto.ResponseStreamingError: _UNKNOWN,
-    boto.IncompleteReadError: _UNKNOWN,
-    boto.ChecksumError: _UNKNOWN,
-    boto.FlexibleChecksumError: _UNKNOWN,
-    parsers.ResponseParserError: _UNKNOWN,
+    boto.EndpointConnectionError: Rule(Retriable, Code.CONNECTION_LOST, "nothing was sent"),
+    boto.ConnectTimeoutError: Rule(Retriable, Code.CONNECTION_LOST, "nothing was sent"),
+    boto.ProxyConnectionError: Rule(Retriable, Code.CONNECTION_LOST, "the proxy does not answer; nothing was sent"),
+    # after something was sent, or at an unknown time
+    boto.ConnectionError: _LOST,
+    boto.ConnectionClosedError: _LOST,
+    boto.ReadTimeoutError: _LATE,
+    boto.HTTPClientError: _LOST,
+    boto.SSLError: _LOST,
+    boto.ResponseStreamingError: _LOST,
+    boto.IncompleteReadError: _LOST,
+    boto.ChecksumError: _UNCONFIRMED,
+    boto.FlexibleChecksumError: _UNCONFIRMED,
+    parsers.ResponseParserError: _UNCONFIRMED,
     boto.CapacityNotAvailableError: _SLOW,
-    boto.ParamValidationError: _ROW,
+    boto.ParamValidationError: _MESSAGE,
     boto.BotoCoreError: _CONFIGURED,
-}
-
-#: Whatever a call may raise. The second is no BotoCoreError.
-ERRORS: Final = (boto.BotoCoreError, boto.ClientError, parsers.ResponseParserError)
-
-#: The permission that an operation needs, where it is not called the same.
-_PERMISSIONS: Final = {
-    "SendMessageBatch": "SendMessage",
-    "DeleteMessageBatch": "DeleteMessage",
-    "ChangeMessageVisibilityBatch": "ChangeMessageVisibility",
+    boto.ClientError: _INTERNAL,
 }
 
 
-def classify(error: Exception, doing: str) -> BrokerError:
-    """The error of a whole request as redelivery's, its text saying what to do; chain it from the original."""
-    if isinstance(error, boto.ClientError):
-        return _of_client_error(error, doing)
-    base = next((each for each in type(error).__mro__ if each in BY_CLASS), boto.BotoCoreError)
-    kind, advice = BY_CLASS[base]
-    if isinstance(error, boto.SSLError) and "CERTIFICATE_VERIFY_FAILED" in str(error):
-        kind, advice = Fatal, "the server's certificate is not trusted: set sqs.ca_bundle, or correct the endpoint"
-    name = type(error).__name__
-    return kind(f"sqs: {doing}: {redact(str(error))} ({name}); {advice}", native_code=name)
-
-
-def classify_entry(failed: Mapping[str, Any], doing: str) -> BrokerError:
-    """The error of one entry of a batch (an element of `Failed`): its own, or one that concerns all."""
-    name = plain(str(failed.get("Code", "")))
-    kind, advice = BY_CODE.get(name, _ROW if failed.get("SenderFault") else _UNKNOWN)
-    if kind is Unattributed or (kind is Fatal and advice is _OURS[1]):
-        kind, advice = _ROW
-    if kind is Permanent and not failed.get("SenderFault", True):
-        kind, advice = _LATER  # SQS takes the blame
-    if kind is Ambiguous and not failed.get("SenderFault"):
-        kind, advice = _LATER  # an entry in `Failed` was not stored: SQS answered, and says so
-    return kind(f"sqs: {doing}: {redact(str(failed.get('Message') or name))} ({name}); {advice}", native_code=name)
-
-
-def is_target(error: BrokerError) -> bool:
-    """Whether it is about the queue that was named: missing, or not ours to use."""
-    return isinstance(error, Fatal) and any(
-        BY_CODE.get(error.native_code or "") is rule for rule in (_NO_QUEUE, _DENIED)
+def _describe(error: Any) -> ClientError:
+    """Describe an error of botocore, or an element of `Failed` in a batch's answer."""
+    if isinstance(error, Mapping):
+        name = _plain(error.get("Code"))
+        return ClientError(str(error.get("Message") or ""), codes=(name,), name=name)
+    if not isinstance(error, boto.ClientError):
+        return ClientError(str(error))
+    answer = error.response.get("Error", {})
+    metadata = error.response.get("ResponseMetadata", {})
+    status = int(metadata.get("HTTPStatusCode") or 0)
+    name = _plain(answer.get("Code"))
+    service = "sts:" if error.operation_name.startswith("AssumeRole") else ""
+    return ClientError(
+        str(answer.get("Message") or ""),
+        codes=(service + name, name, status, f"{status // 100}xx"),
+        name=name,
+        retry_after=_seconds(metadata.get("HTTPHeaders", {}).get("retry-after")),
     )
 
 
-def is_denied(error: BrokerError) -> bool:
-    """Whether a policy does not allow what was asked for."""
-    return isinstance(error, Fatal) and (BY_CODE.get(error.native_code or "") is _DENIED or error.native_code == "403")
+TABLE: Final = ErrorTable(
+    "sqs",
+    by_class=_BY_CLASS,
+    by_code={**_STATUSES, **{code: rule for rule, codes in _CODES.items() for code in codes.split()}},
+    by_text=[
+        (None, "CERTIFICATE_VERIFY_FAILED", Rule(Fatal, Code.TLS_FAILED, "set sqs.ca_bundle, or correct the endpoint")),
+        # FIFO queues answer "The receipt handle has expired" with the code of any bad parameter.
+        ("InvalidParameterValue", "receipt handle", _HANDLE),
+    ],
+    otherwise=_INTERNAL,
+    describe=_describe,
+    catches=(boto.BotoCoreError, boto.ClientError, parsers.ResponseParserError),
+)
 
 
-def plain(code: str) -> str:
-    """A code as the service's model names it: without the older protocol's prefix."""
-    return code.rpartition("#")[2].rpartition(".")[2]
+def entry_error(failed: Mapping[str, Any], doing: str) -> BrokerError:
+    """Return the error for one entry of a batch, an element of `Failed`: SQS did not carry out this entry."""
+    by_sender = failed.get("SenderFault")
+    rule = TABLE.rule(failed)
+    if rule is BUG or (rule is TABLE.otherwise and by_sender):
+        rule = _MESSAGE
+    if issubclass(rule.kind, Ambiguous) and not by_sender:
+        rule = _LATER
+    if issubclass(rule.kind, Permanent | Unattributed) and by_sender is False and rule is not _HANDLE:
+        rule = _LATER
+    return TABLE.error(failed, doing, rule=rule, rows=1)
 
 
-@contextmanager
-def classified(doing: str) -> Iterator[None]:
-    """Turn whatever botocore raises inside into redelivery's error, chained."""
+def _plain(code: object) -> str:
+    """A code without the prefix of the older protocol, as the service's model names it."""
+    return str(code or "").rpartition("#")[2].rpartition(".")[2]
+
+
+def _seconds(text: str | None) -> float:
     try:
-        yield
-    except ERRORS as error:
-        raise classify(error, doing) from error
-
-
-def _of_client_error(error: boto.ClientError, doing: str) -> BrokerError:
-    answer = error.response.get("Error", {})
-    status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode") or 0)
-    name = plain(str(answer.get("Code", "")))
-    kind, advice = BY_CODE.get(name) or _by_status(status)
-    operation = error.operation_name
-    text = f"sqs: {doing}: {redact(str(answer.get('Message') or name))} ({name}); "
-    if operation.startswith("AssumeRole") and kind is Fatal and advice == _DENIED[1]:
-        # With a code of its own: it is about no queue.
-        return Fatal(f"{text}sts:{operation} is denied: {_ROLE}", native_code=f"sts:{name}")
-    if kind is Unattributed and not operation.startswith("SendMessage"):
-        kind, advice = _REFUSED
-    if kind is Fatal and advice == _DENIED[1]:
-        text += f"sqs:{_PERMISSIONS.get(operation, operation)} is denied: "
-    if kind is Throttled:
-        return Throttled(text + advice, native_code=name, retry_after=_retry_after(error.response))
-    return kind(text + advice, native_code=name)
-
-
-def _by_status(status: int) -> _Rule:
-    """By the HTTP status, where the code is one that nobody told us of."""
-    rules = {401: _DENIED, 403: _DENIED, 408: _UNKNOWN, 413: _BATCH, 421: _LATER, 425: _LATER, 429: _SLOW, 503: _SLOW}
-    return rules.get(status) or (_REFUSED if status // 100 == 4 else _UNKNOWN)  # noqa: PLR2004 - "4xx"
-
-
-def _retry_after(response: Mapping[str, Any]) -> float:
-    headers = response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
-    try:
-        return max(0.0, float(headers.get("retry-after", 0)))
+        return max(0.0, float(text or 0))
     except ValueError:
         return 0.0

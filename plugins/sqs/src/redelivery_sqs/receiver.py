@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final
 
-from redelivery.contract.broker import Accept, GiveBack, Outcome, Received, Receiver, Retry, Terminate
+from redelivery.contract.broker import Accept, Outcome, Received, Receiver, Release, Retry, Terminate
 from redelivery.errors import BrokerError, LeaseLost
 from redelivery.kit.leases import Lease as KitLease
 from redelivery.kit.leases import Settlement, is_held, lost, prolonged
@@ -97,7 +97,7 @@ class SqsReceiver(Resource, Receiver):
         done = call.waiting(Accept, Terminate)
         deleted = self._queue.delete("deleting from", [received.lease.handle for _, (received, _) in done], end=end)
         self._answer(call, done, deleted)
-        again = call.waiting(Retry, GiveBack)
+        again = call.waiting(Retry, Release)
         hidden = [(each.lease.handle, each.lease.seconds(_delay(outcome))) for _, (each, outcome) in again]
         self._answer(call, again, self._queue.hide("giving back to", hidden, end=end))
         return call.answers

@@ -11,16 +11,16 @@ from collections.abc import Iterator, Sequence
 
 from redelivery.contract.broker import Sender, Settled
 from redelivery.contract.message import Batch
-from redelivery.errors import Ambiguous, BrokerError, Permanent, Unattributed
+from redelivery.errors import BrokerError, Permanent
 from redelivery.kit.address import quoted
+from redelivery.kit.errors import Code
 from redelivery.kit.in_flight import FailedKeys, InFlight, SentBatch
 from redelivery.kit.roles import Resource
 from redelivery_sqs.address import Address, invalid_name
-from redelivery_sqs.client.batch_requests import MAX_ENTRIES, Answer, answers_by_entry
+from redelivery_sqs.client.batch_requests import MAX_ENTRIES, Answer
 from redelivery_sqs.client.queue import Queue
 from redelivery_sqs.client.send_queues import FifoSendQueue, PendingBatch, PendingRow, SendQueue, StandardSendQueue
 from redelivery_sqs.codec import GROUP, encode_row, fifo_fields
-from redelivery_sqs.errors import is_denied, is_target
 from redelivery_sqs.options import Settings
 
 
@@ -47,7 +47,7 @@ class SqsSender(Resource, Sender):
         try:  # the URL of a queue with a known account needs no request, so nothing has shown yet that it exists
             self._queue.attributes("QueueArn", doing="looking for")
         except BrokerError as error:
-            if not is_denied(error):  # sending does not need the right to look
+            if error.code is not Code.NOT_AUTHORIZED:  # sending does not need the right to look
                 raise
 
     def send(self, batch: Batch, *, deadline: float) -> None:
@@ -115,10 +115,12 @@ class SqsSender(Resource, Sender):
         if queue is None:
             wrong = invalid_name(name)
             if wrong is not None:
-                raise Permanent(f"sqs: this row cannot be sent to {quoted(name)}: {wrong}", code="QueueDoesNotExist")
+                raise Permanent(
+                    f"sqs: this row cannot be sent to {quoted(name)}: {wrong}", code=Code.INVALID_DESTINATION
+                )
             address = own.sibling(name)
             kind = FifoSendQueue if address.fifo else StandardSendQueue
-            queue = kind(Queue(address, self._settings), own=name == own.queue)
+            queue = kind(Queue(address, self._settings, own=name == own.queue))
             with self._lock:
                 self._send_queues[name] = queue
         return queue
@@ -131,7 +133,9 @@ class SqsSender(Resource, Sender):
             if _group(row) in self._failed_groups:
                 row.refused = self._failed_groups.not_sent()
         if row.refused is not None or row.queue is None:
-            self._in_flight.failed(sent, row.index, row.refused or Permanent("sqs: this row has no queue"))
+            self._in_flight.failed(
+                sent, row.index, row.refused or Permanent("sqs: this row has no queue", code=Code.BUG)
+            )
             return False
         row.queue.add(row)
         return True
@@ -185,27 +189,10 @@ class SqsSender(Resource, Sender):
 
     def _request(self, queue: SendQueue, rows: list[PendingRow]) -> Sequence[Answer]:
         """Send rows in one request; the answer to each."""
-        entries = [{**row.entry, "Id": str(at)} for at, row in enumerate(rows)]
-        doing = queue.destination.doing("sending to")
         try:
-            answer = queue.destination.request("send_message_batch", "sending to", Entries=entries)
-            return answers_by_entry(answer, len(rows), doing)
+            return queue.destination.request_entries("send_message_batch", "sending to", [row.entry for row in rows])
         except BrokerError as error:
-            return [self._attributed(error, queue, rows)] * len(rows)
-        except Exception as error:  # noqa: BLE001 - the thread must not end with rows in flight
-            unknown = Ambiguous(f"sqs: {doing}: {type(error).__name__}; it may have been stored or not")
-            unknown.__cause__ = error
-            return [unknown] * len(rows)
-
-    @staticmethod
-    def _attributed(error: BrokerError, queue: SendQueue, rows: list[PendingRow]) -> BrokerError:
-        """Make an error permanent if it is about a row sent alone, or about the queue that a row itself names."""
-        alone = len(rows) == 1 and isinstance(error, Unattributed)
-        if alone or (not queue.own and is_target(error)):
-            found = Permanent(str(error), code=error.code)
-            found.__cause__ = error
-            return found
-        return error
+            return [error] * len(rows)
 
 
 def _group(row: PendingRow) -> tuple[SendQueue | None, str]:

@@ -22,12 +22,10 @@ from botocore.credentials import (
 )
 from botocore.exceptions import NoCredentialsError
 
-from redelivery.errors import Fatal
-from redelivery.kit.address import redact
 from redelivery.kit.options import guard_loggers, remember
 from redelivery_sqs.address import Address
 from redelivery_sqs.client.botocore_private import forget_credentials
-from redelivery_sqs.errors import classified
+from redelivery_sqs.errors import INVALID_ENDPOINT, TABLE
 from redelivery_sqs.options import Settings
 
 #: The name of an assumed role's session in AWS's logs.
@@ -45,19 +43,18 @@ def boto_client(address: Address, settings: Settings) -> Any:
         found = _cache.clients.get((place, settings))
         if found is None:
             try:
-                with classified("making a client"):
+                with TABLE.while_doing("making a client", safe=True):
                     found = _new_client(address, settings)
-            except ValueError as error:  # botocore raises it for an invalid endpoint in the environment
-                text = f"sqs: making a client: {redact(str(error))}; correct the endpoint that the environment names"
-                raise Fatal(text, native_code="ValueError") from error
+            except ValueError as error:
+                raise TABLE.error(error, "making a client", rule=INVALID_ENDPOINT) from error
             _cache.clients[place, settings] = found
         return found
 
 
-def queue_url(address: Address, settings: Settings) -> str:
+def queue_url(address: Address, settings: Settings, *, own: bool = True) -> str:
     """Return SQS's own URL of a queue.
 
-    An address with an account needs no request; for any other SQS is asked once per process.
+    An address with an account needs no request; for any other SQS is asked once per process. `own` as in `Queue`.
 
     Raises:
         BrokerError: the queue does not exist, or this principal must not see it.
@@ -67,7 +64,8 @@ def queue_url(address: Address, settings: Settings) -> str:
         return f"{client.meta.endpoint_url.rstrip('/')}/{address.account}/{address.queue}"
     found = _cache.urls.get((address, settings))
     if found is None:
-        with classified(f"looking for queue {address.queue!r}"):
+        doing = f"looking for queue {address.queue!r}"
+        with TABLE.while_doing(doing, safe=True, own_target=own, needs="sqs:GetQueueUrl"):
             found = str(client.get_queue_url(QueueName=address.queue)["QueueUrl"])
         _cache.urls[address, settings] = found
     return found
@@ -135,7 +133,7 @@ class _AssumedRole(CredentialProvider):
         return DeferredRefreshableCredentials(refresh_using=self._fetch, method=self.METHOD)
 
     def _fetch(self) -> Any:
-        with classified(f"assuming role {self._role!r}"):
+        with TABLE.while_doing(f"assuming role {self._role!r}", safe=True):
             found = self._fetcher.fetch_credentials()
         for name in ("secret_key", "token"):
             remember(found[name])

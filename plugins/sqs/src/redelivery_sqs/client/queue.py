@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 from redelivery_sqs.address import Address
 from redelivery_sqs.client import connections
-from redelivery_sqs.client.batch_requests import Answer, request_each
-from redelivery_sqs.errors import classified
+from redelivery_sqs.client.batch_requests import Answer, answers_by_entry, request_each
+from redelivery_sqs.errors import TABLE
 from redelivery_sqs.options import Settings
 
 _ALL: Final = ("All",)
@@ -18,11 +19,17 @@ class Queue:
     """A queue, reached by the process's client for its place.
 
     `doing` completes the sentence "... queue 'orders'" in error texts. Every method raises BrokerError.
+
+    Args:
+        address: of the queue.
+        settings: of the client.
+        own: whether it is the queue of a URL; otherwise a row names it, and its errors concern this row alone.
     """
 
-    def __init__(self, address: Address, settings: Settings) -> None:
+    def __init__(self, address: Address, settings: Settings, *, own: bool = True) -> None:
         self.address = address
         self.settings = settings
+        self._own = own
 
     @property
     def client(self) -> Any:
@@ -32,7 +39,7 @@ class Queue:
     @property
     def url(self) -> str:
         """SQS's own URL of the queue; may ask SQS for it."""
-        return connections.queue_url(self.address, self.settings)
+        return connections.queue_url(self.address, self.settings, own=self._own)
 
     def doing(self, doing: str) -> str:
         """`doing` with the queue's name."""
@@ -40,8 +47,18 @@ class Queue:
 
     def request(self, operation: str, doing: str, **arguments: Any) -> Mapping[str, Any]:
         """Make one request about this queue."""
-        arguments["QueueUrl"] = self.url
-        with classified(self.doing(doing)):
+        return self.call(operation, doing, QueueUrl=self.url, **arguments)
+
+    def call(self, operation: str, doing: str, **arguments: Any) -> Mapping[str, Any]:
+        """Make one request that does not take the queue's URL."""
+        action = "".join(word.capitalize() for word in operation.removesuffix("_batch").split("_"))
+        with TABLE.while_doing(
+            self.doing(doing),
+            safe=operation.startswith(("get_", "list_")),
+            rows=len(arguments["Entries"]) if operation == "send_message_batch" else 0,
+            own_target=self._own,
+            needs=f"sqs:{action}",
+        ):
             answer: Mapping[str, Any] = getattr(self.client, operation)(**arguments)
         return answer
 
@@ -51,7 +68,15 @@ class Queue:
         """Make requests of ten entries; `bounds` as `request_each` of `batch_requests` takes them."""
         if not entries:
             return []
-        return request_each(getattr(self.client, operation), self.url, entries, self.doing(doing), **bounds)
+        _ = self.url  # raised here, because the error of this lookup is no entry's
+        return request_each(partial(self.request_entries, operation, doing), entries, self.doing(doing), **bounds)
+
+    def request_entries(self, operation: str, doing: str, entries: Sequence[Mapping[str, Any]]) -> list[Answer]:
+        """Make one request of up to ten entries. Raises BrokerError, and no other error: it failed as a whole."""
+        with TABLE.while_doing(self.doing(doing), also=(Exception,)):
+            named = [{**entry, "Id": str(at)} for at, entry in enumerate(entries)]
+            answer = self.request(operation, doing, Entries=named)
+            return answers_by_entry(answer, len(entries), self.doing(doing))
 
     def attributes(self, *names: str, doing: str = "looking at") -> Mapping[str, str]:
         """These attributes of the queue, all by default, as far as the server returns them."""

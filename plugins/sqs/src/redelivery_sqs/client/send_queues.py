@@ -65,12 +65,10 @@ class SendQueue(ABC):
 
     Args:
         destination: the queue.
-        own: whether it is the queue of the sender's URL, and not one that a row names.
     """
 
-    def __init__(self, destination: Queue, *, own: bool) -> None:
+    def __init__(self, destination: Queue) -> None:
         self.destination = destination
-        self.own = own
         self._max_bytes = destination.settings.max_message_bytes
 
     @property
@@ -116,8 +114,8 @@ class SendQueue(ABC):
 class StandardSendQueue(SendQueue):
     """The rows for a standard queue."""
 
-    def __init__(self, destination: Queue, *, own: bool) -> None:
-        super().__init__(destination, own=own)
+    def __init__(self, destination: Queue) -> None:
+        super().__init__(destination)
         self._waiting: deque[PendingRow] = deque()
 
     @property
@@ -143,8 +141,8 @@ class StandardSendQueue(SendQueue):
 class FifoSendQueue(SendQueue):
     """The rows for a FIFO queue."""
 
-    def __init__(self, destination: Queue, *, own: bool) -> None:
-        super().__init__(destination, own=own)
+    def __init__(self, destination: Queue) -> None:
+        super().__init__(destination)
         self._groups: dict[str, deque[PendingRow]] = {}  # groups with rows that wait or are in flight
         self._free: deque[str] = deque()  # groups with rows that wait, and none in flight
 
