@@ -154,17 +154,18 @@ class Address:
         place = f"{user}@{host}" if user else host
         port = "" if self.port == (_TLS_PORT if self.tls else _PORT) else f":{self.port}"
         vhost = "" if self.vhost == "/" else f"/{quote(self.vhost, safe='')}"
-        given = {"queue": self.queue, "exchange": self.exchange}
-        if self.binding is not None:
-            given = {
-                "exchange": self.binding.exchange,
-                "routing_key": self.binding.routing_key,
-                "subscription": self.binding.name,
-            }
-        elif self.exchange:
-            given["routing_key"] = self.routing_key
-        query = urlencode({name: text for name, text in given.items() if text} | dict(self.parameters), quote_via=quote)
+        query = urlencode(self._destination() | dict(self.parameters), quote_via=quote)
         return f"{'amqps' if self.tls else 'rabbitmq'}://{place}{port}{vhost}?{query}"
+
+    def _destination(self) -> dict[str, str]:
+        """Return the query parameters that name it."""
+        named = {"queue": self.queue, "exchange": self.exchange}
+        if self.binding is not None:
+            bound = self.binding
+            named = {"exchange": bound.exchange, "routing_key": bound.routing_key, "subscription": bound.name}
+        elif self.exchange:
+            named["routing_key"] = self.routing_key
+        return {name: text for name, text in named.items() if text}
 
     @classmethod
     def parse(cls, url: str) -> Address:
@@ -178,17 +179,11 @@ class Address:
         parts = _split(url)
         user, at, _ = parts.netloc.rpartition("@")
         name, colon, password = user.partition(":")
-        if "@" in user or "@" in parts.path + parts.query or parts.fragment:
-            raise InvalidURL(f"rabbitmq: the URL has an '@' or '#' in the wrong place; {_ESCAPE}")
-        if "/" in parts.path[1:]:
-            raise InvalidURL(f"rabbitmq: the URL has more than one '/' after its host; {_ESCAPE}")
-        if not parts.hostname:
-            raise InvalidURL(f"rabbitmq: the URL names no host; {_EXAMPLE}")
         given = _parameters(parts.query)
         subscription = given.pop("subscription", None)
         tls = parts.scheme.lower() == "amqps"
         address = cls(
-            host=unquote(parts.hostname),
+            host=unquote(parts.hostname or ""),
             port=parts.port or (_TLS_PORT if tls else _PORT),
             vhost=_text(parts.path[1:], "vhost") or "/",
             tls=tls,
@@ -199,15 +194,17 @@ class Address:
             routing_key=given.pop("routing_key", ""),
             parameters=given,
         )
-        if subscription is not None:
-            return address._subscribed(subscription)
-        if not address.queue and not address.exchange:
+        return address._routed() if subscription is None else address._subscribed(subscription)
+
+    def _routed(self) -> Address:
+        """Complete the routing key. Raises InvalidURL: no destination, or a routing key without an exchange."""
+        if self.exchange:
+            return self
+        if not self.queue:
             raise InvalidURL(f"rabbitmq: the URL names neither a queue nor an exchange; {_EXAMPLE}")
-        if address.exchange:
-            return address
-        if address.routing_key:
+        if self.routing_key:
             raise InvalidURL(f"rabbitmq: the URL has a routing_key but no exchange; {_EXAMPLE}")
-        return replace(address, routing_key=address.queue)
+        return replace(self, routing_key=self.queue)
 
 
 def _split(url: str) -> SplitResult:
@@ -216,6 +213,12 @@ def _split(url: str) -> SplitResult:
         _ = parts.port
     except ValueError:
         raise InvalidURL(f"rabbitmq: the URL does not parse; {_EXAMPLE}; {_ESCAPE}") from None  # may show a password
+    if "@" in parts.netloc.rpartition("@")[0] or "@" in parts.path + parts.query or parts.fragment:
+        raise InvalidURL(f"rabbitmq: the URL has an '@' or '#' in the wrong place; {_ESCAPE}")
+    if "/" in parts.path[1:]:
+        raise InvalidURL(f"rabbitmq: the URL has more than one '/' after its host; {_ESCAPE}")
+    if not parts.hostname:
+        raise InvalidURL(f"rabbitmq: the URL names no host; {_EXAMPLE}")
     return parts
 
 

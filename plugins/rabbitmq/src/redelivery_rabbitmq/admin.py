@@ -34,9 +34,9 @@ API: Final = f"{API_GROUP}/v1beta1"
 _PRECONDITION_FAILED: Final = 406
 #: As in: inequivalent arg 'x' for queue 'q' in vhost '/': received none but current is the value '5' of type 'long'
 _INEQUIVALENT: Final = re.compile(
-    r"inequivalent arg '(?P<name>[^']+)' for .*: received .* but current is (?P<found>.*)$"
+    r"inequivalent arg '(?P<name>[^']+)' for .*: received .* but current is "
+    r"(?:none|(?:the value )?'(?P<value>.*?)'(?: of type '(?P<type>\w+)')?)$"
 )
-_FOUND: Final = re.compile(r"(?:none|(?:the value )?'(?P<value>.*?)'(?: of type '(?P<type>\w+)')?)$")
 #: Properties of a declaration that are not arguments.
 _FLAGS: Final[Mapping[str, Argument]] = {"durable": "true", "auto_delete": "false"}
 #: More properties than a queue has; the broker names one at a time.
@@ -163,11 +163,10 @@ def _differences(connection: BlockingConnection, queue: Queue) -> list[Differenc
         try:
             _declare(connection, queue.name, properties)
         except ChannelClosedByBroker as error:
-            match = _INEQUIVALENT.search(error.reply_text) if error.reply_code == _PRECONDITION_FAILED else None
-            found = match and _FOUND.match(match["found"])
-            if not match or not found:
+            found = _INEQUIVALENT.search(error.reply_text)
+            if error.reply_code != _PRECONDITION_FAILED or found is None:
                 raise
-            name, text, type_ = match["name"], found["value"], found["type"]
+            name, text, type_ = found["name"], found["value"], found["type"]
             ours = properties.pop(name, "none")
             if name not in queue.unspecified:
                 differences.append(Difference(name, str(ours), "none" if text is None else text))

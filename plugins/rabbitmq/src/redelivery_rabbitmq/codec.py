@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, Final
@@ -114,31 +114,37 @@ def decode(properties: BasicProperties, body: bytes) -> tuple[Message, str | Non
         properties: without the headers that the broker adds (see `broker_headers`).
         body: the body.
     """
-    faults: list[str] = []
     table: dict[Any, Any] = dict(properties.headers or {})
+    fault = "; ".join(_faults(properties, table)) or None
     key = _bytes(table.pop(KEY)) if isinstance(table.get(KEY), str | bytes) else None
     order = table.pop(ORDER, None)
     is_null = not body and table.pop(NULL, 0) is None
-    timestamp_ms = _decoded_timestamp(properties.timestamp, table)
+    message = Message(
+        value=None if is_null else body,
+        key=key,
+        timestamp_ms=_decoded_timestamp(properties.timestamp, table),
+        headers=_decoded_headers(table, order, properties.content_type),
+        id=None if isinstance(properties.message_id, bytes) else properties.message_id,
+    )
+    return message, fault
+
+
+def _faults(properties: BasicProperties, table: Mapping[Any, Any]) -> Iterator[str]:
     if not all(isinstance(name, str) for name in table):
-        faults.append("the name of a header is not UTF-8")
-        table = {_name_as_text(name): value for name, value in table.items()}
+        yield "the name of a header is not UTF-8"
     if any(isinstance(value, EncodedField) for value in table.values()):
-        faults.append(f"a header holds tables nested more than {MAX_DEPTH} deep")
-    headers = [(name, _bytes(value)) for name, value in table.items()]
+        yield f"a header holds tables nested more than {MAX_DEPTH} deep"
+    if isinstance(properties.message_id, bytes):
+        yield "its message id is not UTF-8"
+
+
+def _decoded_headers(table: Mapping[Any, Any], order: object, content_type: str | None) -> Headers:
+    headers = [(_name_as_text(name), _bytes(value)) for name, value in table.items()]
     if isinstance(order, str):
         headers = _ordered(headers, order)
-    content_type = properties.content_type
-    if content_type is not None and all(name.lower() != _CONTENT_TYPE for name in table):
+    if content_type is not None and all(name.lower() != _CONTENT_TYPE for name, _ in headers):
         headers.append((_CONTENT_TYPE, _bytes(content_type)))
-    id_: Any = properties.message_id
-    if isinstance(id_, bytes):
-        faults.append("its message id is not UTF-8")
-        id_ = None
-    message = Message(
-        value=None if is_null else body, key=key, headers=tuple(headers), id=id_, timestamp_ms=timestamp_ms
-    )
-    return message, "; ".join(faults) or None
+    return tuple(headers)
 
 
 def _decoded_timestamp(seconds: Any, table: dict[Any, Any]) -> int | None:

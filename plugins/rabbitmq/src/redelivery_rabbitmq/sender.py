@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from itertools import repeat
 from typing import Any, Final
 
 from redelivery.contract.broker import Failure, Sender, Settled
@@ -20,7 +21,7 @@ from redelivery.kit.roles import Resource
 from redelivery_rabbitmq.address import Address
 from redelivery_rabbitmq.client.frames import SHORT_STRING, FrameEncoder
 from redelivery_rabbitmq.client.publisher import Publisher
-from redelivery_rabbitmq.client.routing import Route, Router, values_of
+from redelivery_rabbitmq.client.routing import Route, Router
 from redelivery_rabbitmq.client.unconfirmed import UnconfirmedBatch
 from redelivery_rabbitmq.codec import decode, encode_properties
 from redelivery_rabbitmq.errors import TABLE
@@ -42,7 +43,7 @@ class RabbitmqSender(Resource, Sender):
         self._address = address
         self._settings = settings
         self._publisher: Publisher | None = None
-        self._frames = FrameEncoder(1, 4096)
+        self._frames: FrameEncoder
         self._next_tag = 1
         self._returned_tag = 0  # of the row that was returned last
         self._batches: deque[UnconfirmedBatch] = deque()
@@ -104,52 +105,23 @@ class RabbitmqSender(Resource, Sender):
         unconfirmed = UnconfirmedBatch(batch, self._next_tag, deadline)
         routes = self._routes(publisher, batch, unconfirmed, deadline)
         self._batches.append(unconfirmed)
-        encode = self._row_encoder(batch, routes)
-        chunk: list[bytes] = []
-        rows: list[int] = []
-        size = 0
-        for index in range(batch.length):
-            if index in unconfirmed.failures:
-                continue
-            try:
-                frames = encode(index)
-            except Permanent as error:
-                unconfirmed.failures[index] = error
-                continue
-            chunk += frames
-            rows.append(index)
-            size += sum(map(len, frames))
-            if size >= _CHUNK:
-                if not self._write(publisher, unconfirmed, chunk, rows):
-                    break
-                chunk, rows, size = [], [], 0
-        else:
-            if not rows or self._write(publisher, unconfirmed, chunk, rows):
-                unconfirmed.is_written = True
-                self._step(0)
-        if not unconfirmed.is_written:
-            self._fail_unwritten(publisher, unconfirmed)
+        chunks = self._chunks(batch, unconfirmed.failures, routes)
+        if not all(self._write(publisher, unconfirmed, frames, rows) for frames, rows in chunks):
+            unconfirmed.fail_unwritten(self._unwritten_error(publisher))
+        unconfirmed.is_written = True
+        self._step(0)
         return unconfirmed
 
-    def _write(self, publisher: Publisher, unconfirmed: UnconfirmedBatch, chunk: list[bytes], rows: list[int]) -> bool:
+    def _write(self, publisher: Publisher, unconfirmed: UnconfirmedBatch, frames: list[bytes], rows: list[int]) -> bool:
         """Write rows as soon as there is room. False: no room until the deadline, or the connection is lost."""
         publisher.until(lambda: not publisher.blocked and publisher.unwritten < _MAX_UNWRITTEN, unconfirmed.deadline)
         if publisher.error is not None or publisher.blocked or publisher.unwritten >= _MAX_UNWRITTEN:
             return False
-        publisher.write(b"".join(chunk))
+        publisher.write(b"".join(frames))
         self._next_tag += len(rows)
         unconfirmed.published(rows)
         publisher.step(0)
         return True
-
-    def _fail_unwritten(self, publisher: Publisher, unconfirmed: UnconfirmedBatch) -> None:
-        error = self._unwritten_error(publisher)
-        published = set(unconfirmed.rows)
-        for index in range(unconfirmed.batch.length if unconfirmed.batch else 0):
-            if index not in published:
-                unconfirmed.failures.setdefault(index, error)
-        unconfirmed.is_written = True
-        self._step(0)
 
     def _unwritten_error(self, publisher: Publisher) -> BrokerError:
         if publisher.error is not None:
@@ -176,31 +148,35 @@ class RabbitmqSender(Resource, Sender):
 
     # --- rows ---
 
-    def _row_encoder(self, batch: Batch, routes: Sequence[Route] | None) -> Callable[[int], tuple[bytes, ...]]:
-        """Return what encodes a row, by its index. It raises Permanent."""
-        frames, limit = self._frames, self._settings.message_bytes
-        values = batch.value.values
-        keys, headers, ids, timestamps = map(values_of, (batch.key, batch.headers, batch.id, batch.timestamp_ms))
-        publish = frames.publish
+    def _chunks(
+        self, batch: Batch, failures: dict[int, BrokerError], routes: Sequence[Route] | None
+    ) -> Iterator[tuple[list[bytes], list[int]]]:
+        """Yield the frames of the next rows and their indexes. A row that cannot be encoded becomes a failure."""
+        encode_row, publish = self._frames.row, self._frames.publish
         default = publish(self._route.exchange, self._route.routing_key)
-
-        def encode(index: int) -> tuple[bytes, ...]:
-            value = values[index]
-            properties = encode_properties(
-                value,
-                keys[index] if keys else None,
-                headers[index] if headers else (),
-                ids[index] if ids else None,
-                timestamps[index] if timestamps else None,
-            )
-            body = value or b""
-            if len(body) > limit:
-                text = f"its value is {len(body)} bytes; the broker takes at most {limit} (rabbitmq.message_bytes)"
-                raise Permanent(f"rabbitmq: this row cannot be sent: {text}", code=Code.TOO_LARGE)
-            to = default if routes is None else publish(routes[index].exchange, routes[index].routing_key)
-            return frames.row(to, properties, body)
-
-        return encode
+        columns = (batch.key, batch.headers, batch.id, batch.timestamp_ms)
+        given = [repeat(None) if column is None else column.values for column in columns]
+        frames: list[bytes] = []
+        rows: list[int] = []
+        size = 0
+        for index, (value, key, headers, id_, timestamp_ms) in enumerate(zip(batch.value.values, *given, strict=False)):
+            if index in failures:
+                continue
+            try:
+                properties = encode_properties(value, key, headers or (), id_, timestamp_ms)
+                to = default if routes is None else publish(routes[index].exchange, routes[index].routing_key)
+                encoded = encode_row(to, properties, value or b"")
+            except Permanent as error:
+                failures[index] = error
+                continue
+            frames += encoded
+            rows.append(index)
+            size += sum(map(len, encoded))
+            if size >= _CHUNK:
+                yield frames, rows
+                frames, rows, size = [], [], 0
+        if rows:
+            yield frames, rows
 
     def _routes(
         self, publisher: Publisher, batch: Batch, unconfirmed: UnconfirmedBatch, deadline: float
@@ -254,7 +230,9 @@ class RabbitmqSender(Resource, Sender):
             self._publisher = Publisher(
                 self._address, self._settings, deadline, on_confirm=self._confirmed, on_return=self._returned
             )
-            self._frames = FrameEncoder(self._publisher.channel.channel_number, self._publisher.frame_max)
+            self._frames = FrameEncoder(
+                self._publisher.channel.channel_number, self._publisher.frame_max, self._settings.message_bytes
+            )
         return self._publisher
 
     def _step(self, wait: float) -> None:
@@ -273,8 +251,9 @@ class RabbitmqSender(Resource, Sender):
         now = time.monotonic()
         for each in unreported:
             if each.is_written and (each.is_settled or each.deadline <= now):
-                if not each.is_settled:
-                    _expire(each)
+                if not each.is_settled:  # the deadline has passed; late confirms are still awaited
+                    text = "rabbitmq: the broker has not confirmed this row by the deadline; it may be stored or not"
+                    each.fail_unconfirmed(Ambiguous(text, code=Code.UNCONFIRMED))
                 self._settled.append(each.report())
         while self._batches and self._batches[0].is_settled:
             self._batches.popleft()
@@ -357,13 +336,6 @@ class RabbitmqSender(Resource, Sender):
             unconfirmed.pending = 0
             unconfirmed.is_written = True
         self._exchanges = {""}
-
-
-def _expire(unconfirmed: UnconfirmedBatch) -> None:
-    """Make the unconfirmed rows ambiguous, as the deadline has passed. Their confirms are still awaited."""
-    text = "rabbitmq: the broker has not confirmed this row by the deadline; it may be stored or not"
-    for _, index in unconfirmed.unconfirmed():
-        unconfirmed.failures.setdefault(index, Ambiguous(text, code=Code.UNCONFIRMED))
 
 
 def _is_same(message: Message, row: Message) -> bool:

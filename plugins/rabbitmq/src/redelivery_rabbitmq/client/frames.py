@@ -57,13 +57,14 @@ class FrameEncoder:
             Permanent: a name cannot be written.
     """
 
-    def __init__(self, channel: int, frame_max: int) -> None:
+    def __init__(self, channel: int, frame_max: int, body_max: int) -> None:
         self._channel = channel
+        self._max_body = body_max
         self._max_payload = frame_max - _OVERHEAD
         self.publish = lru_cache(maxsize=1024)(self._publish)
 
     def row(self, publish: bytes, properties: bytes, body: bytes) -> tuple[bytes, ...]:
-        """Return the frames of one row. Raises Permanent: its properties do not fit into one frame."""
+        """Return the frames of one row. Raises Permanent: its body is too large, or its properties for one frame."""
         size, length, channel = len(properties) + _HEADER_SIZE, len(body), self._channel
         if size > self._max_payload:
             text = f"its headers are {size} bytes as AMQP writes them; all must fit one frame of {self._max_payload}"
@@ -71,6 +72,9 @@ class FrameEncoder:
         head = _HEADER(2, channel, size, 60, 0, length)
         if not length:
             return publish, head, properties, _END
+        if length > self._max_body:
+            text = f"its value is {length} bytes; the broker takes at most {self._max_body} (rabbitmq.message_bytes)"
+            raise Permanent(f"rabbitmq: this row cannot be sent: {text}", code=Code.TOO_LARGE)
         if length <= self._max_payload:
             return publish, head, properties, _BODY(0xCE, 3, channel, length), body, _END
         pieces = [publish, head, properties]

@@ -84,6 +84,18 @@ class UnconfirmedBatch:
             self._confirmed.remove(self._low)
             self._low += 1
 
+    def fail_unconfirmed(self, error: BrokerError) -> None:
+        """Fail all rows that were published and are not confirmed."""
+        for _, index in self.unconfirmed():
+            self.failures.setdefault(index, error)
+
+    def fail_unwritten(self, error: BrokerError) -> None:
+        """Fail all rows that were not published."""
+        published = set(self.rows)
+        for index in range(self.batch.length if self.batch else 0):
+            if index not in published:
+                self.failures.setdefault(index, error)
+
     def report(self) -> Settled:
         """Return the outcome and forget the batch."""
         self.batch = None
