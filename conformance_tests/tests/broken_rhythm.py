@@ -207,7 +207,7 @@ class LetsTheClientsErrorOut(Broken):
 class DeniesWhatItStored(Broken):
     """In an outage rows are stored, and their batch is said to have done nothing: they are sent, and stored, again."""
 
-    caught_by = "the_account_explains_every_duplicate_of_an_outage"
+    caught_by = "an_outage_loses_nothing_that_was_confirmed"
 
     class SenderRole(MemorySender):
         def send(self, batch: Batch, *, deadline: float) -> None:

@@ -7,6 +7,7 @@ import broken_content
 import broken_copies
 import broken_ends
 import broken_leases
+import broken_outages
 import broken_places
 import broken_rhythm
 import broken_secrecy
@@ -22,6 +23,7 @@ __all__ = [
     "broken_copies",
     "broken_ends",
     "broken_leases",
+    "broken_outages",
     "broken_places",
     "broken_rhythm",
     "broken_secrecy",

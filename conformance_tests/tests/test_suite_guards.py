@@ -156,7 +156,7 @@ def test_what_a_runtime_cannot_show_is_told_and_fails_where_brokers_are_required
     )
     result = run(pytester, text, "-k", "test_power")
     assert result.ret == 0
-    result.stdout.fnmatch_lines(["*not shown: an outage: its harness has no `outage`*"])
+    result.stdout.fnmatch_lines(["*not shown: an outage, refused: its harness has no `outage`*"])
     run(pytester, text, "-k", "test_power", "--require-brokers").assert_outcomes(failed=1)
 
 

@@ -27,6 +27,9 @@ GROUP: Final = "redelivery_testing"
 Kind: TypeAlias = Literal["url", "container", "process", "embedded"]
 KINDS: Final[tuple[Kind, ...]] = ("url", "container", "process", "embedded")
 
+#: How a broker can be out; `Place.outage` says what each means.
+Outage: TypeAlias = Literal["refused", "silent", "reset"]
+
 #: The names by which the suite subscribes to what `Place.for_several` gives.
 SUBSCRIBERS: Final = ("billing", "audit", "mistyped")
 
@@ -44,6 +47,10 @@ class CannotShow(Exception):
 
 class Place(ABC):
     """A fresh, empty destination for one test, and what can be done to it behind the plugin's back.
+
+    It takes rows as it is: what must exist before a row can be sent is made by the place itself, when it is made. What
+    dead-lettering needs besides is made by the statements that need it, by the plugin's admin role, where it has one;
+    a place may have it already. Other targets (`destination`) take rows too, and are not provisioned.
 
     Attributes:
         url: names it.
@@ -76,7 +83,7 @@ class Place(ABC):
         return list(self.stored())
 
     def destination(self, label: str) -> str:
-        """Name of another target that rows may go to; it is made if it must be there before."""
+        """Name of another target that rows may go to, not provisioned; it is made if it must be there before."""
         return label
 
     def for_several(self) -> str:
@@ -114,9 +121,30 @@ class Place(ABC):
         """
         return ()
 
-    def outage(self) -> AbstractContextManager[None]:
-        """While entered, the broker takes nothing: it is stopped, cut off, or locked. Raises CannotShow."""
-        raise CannotShow("an outage: its harness has no `outage`")
+    @property
+    def outage_url(self) -> str:
+        """URL of this place by a way that `outage` can cut, as through a `proxy.Proxy`. By default it is `url`."""
+        return self.url
+
+    def outage(self, kind: Outage = "refused") -> AbstractContextManager[None]:
+        """While entered, the broker is out for whoever came by `outage_url`. The kinds are not equal.
+
+        A plugin that is right in one may lose or double rows in another, so a broker with a network shows them all.
+
+        Args:
+            kind: "refused": connections have ended and new ones are refused, as where a broker is stopped; a file is
+                locked or gone. Clients learn it at once, and nothing that is sent arrives.
+                "silent": connections stay and nothing is answered, as where a process is frozen (SIGSTOP), a container
+                paused or a cable cut. What is sent may arrive all the same; nothing but a deadline ends the wait.
+                "reset": every connection is cut once, on entering; new ones are taken at once. What is leased for as
+                long as a connection is lost, and a client that reconnects by itself hides that. It may be entered
+                within "silent": answers that were held back are lost then.
+
+        Raises:
+            CannotShow: this place has no such outage. A broker of one host (`Capabilities.networked` is False) has no
+                peer, so the statement does not apply there.
+        """
+        raise CannotShow(f"an outage, {kind}: its harness has no `outage`")
 
     def vanish(self) -> None:
         """Remove the URL's own target, with what lies there; it returns when that is gone. Raises CannotShow."""
@@ -129,6 +157,8 @@ class Place(ABC):
     def expiring(self, seconds: float) -> Mapping[str, str]:  # noqa: ARG002
         """Make what is sent to this place expire after so many seconds. Raises CannotShow.
 
+        It runs after provisioning and before anything is sent, so what provisioning made may be altered or made again.
+
         Returns:
             Client options to open the place with, besides `options`.
         """
@@ -136,6 +166,8 @@ class Place(ABC):
 
     def limiting(self, deliveries: int) -> Mapping[str, str]:  # noqa: ARG002
         """Make the broker itself dead-letter what it has delivered so often. Raises CannotShow.
+
+        It runs after provisioning and before anything is sent, so what provisioning made may be altered or made again.
 
         Returns:
             Client options to open the place with, besides `options`.

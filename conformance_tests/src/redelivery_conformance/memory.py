@@ -35,7 +35,7 @@ from redelivery.contract.broker import (
 from redelivery.contract.message import Message
 from redelivery.contract.spec import DeliverySpec, DeliveryStatus, Ref
 from redelivery.errors import ConfigurationError, Fatal, InvalidURL, Permanent, Retriable, Unsupported
-from redelivery_conformance.harness import Kind, Place, Runtime, Unregistered
+from redelivery_conformance.harness import Kind, Outage, Place, Runtime, Unregistered
 from redelivery_conformance.memory_receiver import MemoryReceiver
 from redelivery_conformance.memory_sender import MemorySender
 from redelivery_conformance.memory_store import Queue, Store
@@ -365,12 +365,14 @@ class MemoryPlace(Place):
         return NEVER_MADE
 
     @contextmanager
-    def outage(self) -> Iterator[None]:
-        self.store.down = True
+    def outage(self, kind: Outage = "refused") -> Iterator[None]:
+        store = self.store
+        store.down, store.silent = kind == "refused", store.silent or kind == "silent"
+        store.cuts += kind != "silent"
         try:
             yield
         finally:
-            self.store.down = False
+            store.down, store.silent = False, store.silent and kind != "silent"
 
     def vanish(self) -> None:
         del self.store.queues["orders"]

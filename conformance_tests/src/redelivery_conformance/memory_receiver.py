@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from redelivery.codes import Code
 from redelivery.contract.broker import Accept, Outcome, Received, Receiver, Release, Retry, Terminate
 from redelivery.contract.context import ErrorContext
-from redelivery.errors import BrokerError, Fatal, LeaseLost, Permanent, Unsupported
+from redelivery.errors import Ambiguous, BrokerError, Fatal, LeaseLost, Permanent, Unsupported
 from redelivery_conformance.memory_store import Queue, State, Store
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class MemoryReceiver(Receiver):
             store = self.open_store()
             with store.lock:
                 self.move(store)
-                taken = self.take(store, max_messages)
+                taken = [] if store.silent else self.take(store, max_messages)
             if taken or time.monotonic() >= end:
                 return taken
             time.sleep(min(_LOOK, max(0.0, end - time.monotonic())))
@@ -98,7 +98,10 @@ class MemoryReceiver(Receiver):
             if isinstance(outcome, Retry) and outcome.delay and not has.delay:
                 raise Unsupported("memory: cannot keep a message away (its capabilities say so)")
         with store.lock:
-            return [self.settle_one(store, received, outcome) for received, outcome in outcomes]
+            answers = [self.settle_one(store, received, outcome) for received, outcome in outcomes]
+        if store.silent:
+            raise Ambiguous("memory: no answer to what was settled")
+        return answers
 
     def settle_one(self, store: Store, received: Received, outcome: Outcome) -> LeaseLost | BrokerError | None:
         """End one lease."""

@@ -4,17 +4,30 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
 
 from redelivery.codes import Code
 from redelivery.contract.broker import Failure, Sender, Settled
 from redelivery.contract.message import Batch, Message
-from redelivery.errors import Fatal, NotSent, Retriable
+from redelivery.errors import Ambiguous, Fatal, NotSent, Retriable
 from redelivery_conformance.memory_store import Store
 
 if TYPE_CHECKING:
     from redelivery_conformance.memory import MemoryBroker
+
+#: Seconds between looks for an answer.
+_LOOK: Final = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class Unanswered:
+    """A batch that a silent store has taken: what it would say, until when that is waited for, and its cuts by then."""
+
+    batch: Batch
+    settled: Settled
+    deadline: float
+    cuts: int
 
 
 class MemorySender(Sender):
@@ -23,6 +36,7 @@ class MemorySender(Sender):
     def __init__(self, broker: MemoryBroker) -> None:
         self.broker = broker
         self.settled: list[Settled] = []
+        self.unanswered: list[Unanswered] = []
         self.failed_keys: set[bytes] = set()
         self.closed = False
 
@@ -35,15 +49,38 @@ class MemorySender(Sender):
             )
         store = self.broker.store()
         with store.lock:
-            self.settled.append(self.store_batch(store, batch))
+            settled = self.store_batch(store, batch)
+        if store.silent:
+            self.unanswered.append(Unanswered(batch, settled, deadline, store.cuts))
+        else:
+            self.settled.append(settled)
 
-    def collect(self, wait: float) -> Sequence[Settled]:  # noqa: ARG002 - nothing is ever waited for
+    def collect(self, wait: float) -> Sequence[Settled]:
+        end = min([time.monotonic() + wait, *(each.deadline for each in self.unanswered)])
+        while self.unanswered:
+            store = Store.by_name[self.broker.host]
+            answers = [(each, self.answer(store, each)) for each in self.unanswered]
+            self.unanswered = [each for each, answer in answers if answer is None]
+            self.settled += [answer for _, answer in answers if answer is not None]
+            if self.settled or time.monotonic() >= end:
+                break
+            time.sleep(_LOOK)
         settled, self.settled = self.settled, []
         self.failed_keys.clear()  # whoever is told of a failure keeps its key back from now on
         return settled
 
     def close(self) -> None:
         self.closed = True
+
+    def answer(self, store: Store, sent: Unanswered) -> Settled | None:
+        """How a batch without an answer is settled; None: not yet."""
+        if store.cuts != sent.cuts:
+            return Settled(batch=sent.batch.number, error=Ambiguous("memory: the connection was lost"))
+        if not store.silent:
+            return sent.settled
+        if time.monotonic() >= sent.deadline:
+            return Settled(batch=sent.batch.number, error=Ambiguous("memory: no answer by the deadline"))
+        return None
 
     def store_batch(self, store: Store, batch: Batch) -> Settled:
         """Store the rows of a batch that can be."""

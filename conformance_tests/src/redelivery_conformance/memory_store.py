@@ -72,7 +72,13 @@ class Queue:
 
 
 class Store:
-    """Queues by name, and the queues that get copies of what is sent to one. `down` makes it refuse everything."""
+    """Queues by name, and the queues that get copies of what is sent to one.
+
+    Attributes:
+        down: it refuses everything.
+        silent: it does what it is asked to, and answers nobody.
+        cuts: how often all connections were cut, if there were any.
+    """
 
     by_name: ClassVar[dict[str, Store]] = {}
 
@@ -80,6 +86,8 @@ class Store:
         self.queues: dict[str, Queue] = {}
         self.copies: dict[str, dict[str, None]] = {}
         self.down = False
+        self.silent = False
+        self.cuts = 0
         self.lock = Lock()
         self.positions = count(1)
         self.leases = count(1)

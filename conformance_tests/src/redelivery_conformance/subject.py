@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TypeVar
 
@@ -19,14 +19,14 @@ from redelivery.contract.broker import Broker, Capabilities, DeadLetters, Letter
 from redelivery.contract.message import Batch, Message
 from redelivery.contract.spec import DeliverySpec
 from redelivery.errors import BrokerError, Permanent, Unattributed, Unsupported
-from redelivery_conformance.harness import CannotShow, Harness, Place, Runtime, comparable
+from redelivery_conformance.harness import CannotShow, Harness, Outage, Place, Runtime, comparable
 
 R = TypeVar("R", bound=Role)
 
 #: How late a settlement may be told, in seconds: a busy machine is not a broken broker.
 GRACE = 1.0
 #: See `Subject.brief`.
-BRIEF = 3.0
+BRIEF = 1.5
 
 
 class NotApplicable(Exception):
@@ -41,6 +41,7 @@ class Subject:
         self.runtime = runtime
         self.place = place
         self._stack = ExitStack()
+        self._url = place.url
         self.broker = self.connect()
         self._numbers = iter(range(1, 1_000_000))
 
@@ -58,7 +59,30 @@ class Subject:
     def connect(self, url: str | None = None, options: Mapping[str, str] | None = None) -> Broker:
         """A broker for the place, or for another URL, with the place's options and these."""
         both = {**self.place.options, **(options or {})}
-        return self.keep(self.harness.connect(self.place.url if url is None else url, both))
+        return self.keep(self.harness.connect(self._url if url is None else url, both))
+
+    def expect_outages(self) -> None:
+        """From now on reach the place by the way that an outage can cut."""
+        self._url = self.place.outage_url
+        self.broker = self.connect()
+
+    @contextmanager
+    def outage(self, *kinds: Outage) -> Iterator[None]:
+        """The first of these kinds of outage that the place can show. Raises CannotShow, NotApplicable."""
+        with ExitStack() as stack:
+            reason = CannotShow()
+            for kind in kinds:
+                try:
+                    stack.enter_context(self.place.outage(kind))
+                except CannotShow as error:
+                    reason = error
+                else:
+                    break
+            else:
+                if self.capabilities.networked:
+                    raise reason
+                raise NotApplicable(f"a broker of one host has no peer that could be out so ({', '.join(kinds)})")
+            yield
 
     def keep(self, role: R) -> R:
         """Close this role at the end, if the test has not."""
@@ -99,15 +123,26 @@ class Subject:
         deadline = self.deadline() if deadline is None else deadline
         settled: dict[int, Settled] = {}
         for batch in batches:
-            try:
-                sender.send(batch, deadline=deadline)
-            except BrokerError as error:
-                settled[batch.number] = Settled(batch=batch.number, error=error)
-            self._take(sender, 0, settled, batches)
+            self.hand_over(sender, batch, settled, deadline=deadline)
+            self.look(sender, settled, *batches)
+        return self.collect(sender, settled, *batches, deadline=deadline)
+
+    @staticmethod
+    def hand_over(sender: Sender, batch: Batch, settled: dict[int, Settled], *, deadline: float) -> None:
+        """Send a batch; one that is refused as a whole is settled."""
+        try:
+            sender.send(batch, deadline=deadline)
+        except BrokerError as error:
+            settled[batch.number] = Settled(batch=batch.number, error=error)
+
+    def collect(
+        self, sender: Sender, settled: dict[int, Settled], *batches: Batch, deadline: float
+    ) -> dict[int, Settled]:
+        """Collect until each batch that was handed over is settled: exactly once, by the deadline, and no other."""
         while len(settled) < len(batches):
             left = deadline - time.monotonic()
             assert left > -GRACE, f"{len(batches) - len(settled)} of {len(batches)} batches unsettled at the deadline"
-            self._take(sender, max(0.0, min(left, 0.1)), settled, batches)
+            self.look(sender, settled, *batches, wait=max(0.0, min(left, 0.1)))
         return settled
 
     def send(self, *messages: Message, isolate: bool = False, sender: Sender | None = None) -> Settled:
@@ -126,7 +161,8 @@ class Subject:
         assert not settled.failures, f"good rows were refused: {settled.failures!r}"
 
     @staticmethod
-    def _take(sender: Sender, wait: float, settled: dict[int, Settled], batches: Iterable[Batch]) -> None:
+    def look(sender: Sender, settled: dict[int, Settled], *batches: Batch, wait: float = 0.0) -> None:
+        """Collect once."""
         for each in sender.collect(wait):
             assert each.batch in {batch.number for batch in batches}, f"settled a batch never sent: {each.batch}"
             assert each.batch not in settled, f"batch {each.batch} was settled twice"

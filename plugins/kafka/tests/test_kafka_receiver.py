@@ -247,7 +247,7 @@ class TestKafkaReceiver(Statements):
         taker = Taker(subject)
         taker.nothing()
         member = taker.receiver._membership  # type: ignore[attr-defined]
-        with subject.place.outage():
+        with subject.runtime.outage():
             with member.lock:
                 member._on_error(KafkaError(KafkaError._AUTHENTICATION, "refused"))
             with member.lock, pytest.raises(Fatal, match="refused"):

@@ -386,7 +386,7 @@ class TestSender(Statements):
         sender = subject.sender()
         subject.send(Message(value=b"before"), sender=sender)
         sender._producer.on_error(KafkaError(KafkaError._AUTHENTICATION, "the token was not renewed"))  # type: ignore[attr-defined]
-        with subject.place.outage(), pytest.raises(Retriable):
+        with subject.runtime.outage(), pytest.raises(Retriable):
             batch = Batch.of([Message(value=b"v", destination=topic)])
             settled = subject.settle(sender, batch, deadline=time.monotonic() + 2)[batch.number]
             raise settled.error or settled.failures[0].error

@@ -116,7 +116,7 @@ class TestSparkWrites(Statements):
         """Fifty thousand rows: each is there afterwards, and those there twice were told to be retried."""
         from redelivery.spark import deliver  # noqa: PLC0415 - pyspark is an extra
 
-        outage = subject.place.outage()  # where it cannot be shown, this says so
+        outage = subject.runtime.outage()  # where it cannot be shown, this says so
         spark = session()
 
         stopped = tmp_path / "stopped"

@@ -211,7 +211,7 @@ class TestReceiving(Statements):
         subject.deliver(Message(value=b"v"))
         admin = subject.keep(subject.connect(options=options).admin())
         assert admin.depth() == 1
-        with subject.place.outage():
+        with subject.runtime.outage():
             began = time.monotonic()
             with pytest.raises(Ambiguous, match="no answer for 1 s"):
                 admin.depth()

@@ -375,7 +375,7 @@ class TestLosing(Statements):
         sender = subject.sender()
         assert not subject.send(row(0), sender=sender).failures
         batch = subject.batch([row(1, exchange="amq.fanout")])
-        with subject.place.outage(), pytest.raises(Retriable, match=r"amq\.fanout"):
+        with subject.runtime.outage(), pytest.raises(Retriable, match=r"amq\.fanout"):
             sender.send(batch, deadline=subject.deadline(1))
         assert not subject.send(row(2), sender=sender).failures
 
@@ -394,7 +394,7 @@ class TestLosing(Statements):
 
     def test_a_deadline_tells_what_was_not_confirmed_and_the_sender_goes_on(self, subject: Subject) -> None:
         sender = subject.sender()
-        with subject.place.outage():
+        with subject.runtime.outage():
             batch = subject.batch([row(0), row(1)])
             settled = subject.settle(sender, batch, deadline=subject.deadline(1))[batch.number]
         assert {type(error) for error in errors(settled).values()} == {Ambiguous}

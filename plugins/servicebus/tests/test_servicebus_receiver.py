@@ -49,7 +49,7 @@ class TestReceiving(Statements):
         subject.deliver(Message(value=b"first"), Message(value=b"second"))
         taker = Taker(subject)
         first = taker.one()
-        with subject.place.outage():
+        with subject.runtime.outage():
             pass
         again: list[Received] = []
         for _ in range(3):  # the cut link is told by an error, once

@@ -141,7 +141,7 @@ class TestSending(Statements):
     def test_a_lost_connection_is_ambiguous_for_what_was_sent_and_not_for_the_rest(self, subject: Subject) -> None:
         with subject.connect().sender() as sender:
             assert not errors(sender, Message(value=b"before"))
-            with subject.place.outage():
+            with subject.runtime.outage():
                 found = errors(sender, *(Message(value=bytes(100_000)) for _ in range(6)))
                 kinds = [type(found[at]) for at in range(6)]
             assert kinds == [Ambiguous, Ambiguous, Retriable, Retriable, Retriable, Retriable]

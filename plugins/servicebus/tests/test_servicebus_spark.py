@@ -54,7 +54,7 @@ def interrupted(subject: Subject, times: int) -> Iterator[None]:
         main = namespace(subject).store.queue(place.queue).main
         while not ended.is_set() and len(stops) < times and time.monotonic() < end:
             if len(main.messages) > len(stops) * 200:  # its own count: a look at each would take too long
-                with subject.place.outage():
+                with subject.runtime.outage():
                     ended.wait(0.5)
                 stops.append(time.monotonic())
             ended.wait(0.005)

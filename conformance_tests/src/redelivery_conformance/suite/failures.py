@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import pickle
 import random
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import closing, suppress
 from datetime import timedelta
 
 import pytest
@@ -18,7 +18,7 @@ from redelivery.contract.message import Batch, Message
 from redelivery.contract.spec import FOREVER, DeliverySpec
 from redelivery.errors import Ambiguous, BrokerError, ConfigurationError, Fatal, Permanent, Unattributed
 from redelivery.sending import Bounds, Engine, Origin, SendQueue
-from redelivery_conformance.harness import TRIED_BYTES
+from redelivery_conformance.harness import TRIED_BYTES, CannotShow
 from redelivery_conformance.statements import Statements, broker_has
 from redelivery_conformance.subject import GRACE, NotApplicable, Subject, confirmed, unattributed
 
@@ -135,11 +135,12 @@ class Failures(Statements):
     @broker_has("send")
     def test_an_outage_loses_nothing_that_was_confirmed(self, subject: Subject) -> None:
         """Whatever is said during an outage, of a new sender and of an open one, holds when it is over."""
+        subject.expect_outages()
         subject.deliver(Message(value=b"before"))
         sender = subject.sender()
         subject.send(Message(value=b"warm"), sender=sender)
         sure, unsure = Counter[bytes | None]([b"before", b"warm"]), Counter[bytes | None]()
-        with subject.place.outage():
+        with subject.outage("refused", "silent"):
             for name in (b"open", b"new"):
                 batch = subject.batch([Message(value=name + b"%d" % at) for at in range(3)])
                 began = time.monotonic()
@@ -159,8 +160,42 @@ class Failures(Statements):
         assert subject.values()[b"after"] == 1, "it did not come back after the outage"
 
     @broker_has("send")
+    def test_a_silent_broker_is_told_by_the_deadline_and_what_is_said_holds(self, subject: Subject) -> None:
+        """No answer comes and no connection ends: only the deadline ends the wait. Then what is in flight is cut off.
+
+        Neither is retriable: the rows may have arrived, and here they have.
+        """
+        subject.expect_outages()
+        waiting, lost = subject.sender(), subject.sender()
+        batches = [subject.batch([Message(value=b"%d %d" % (at, row)) for row in range(3)]) for at in range(2)]
+        for sender in (waiting, lost):
+            subject.send(Message(value=b"warm"), sender=sender)
+        in_flight: dict[int, Settled] = {}
+        with subject.outage("silent"):
+            later = subject.deadline(2 * subject.brief)
+            subject.hand_over(lost, batches[1], in_flight, deadline=later)
+            subject.look(lost, in_flight, batches[1])
+            settled = subject.settle(waiting, batches[0], deadline=subject.deadline(subject.brief))
+            with suppress(CannotShow), subject.place.outage("reset"):
+                pass
+            settled |= subject.collect(lost, in_flight, batches[1], deadline=later)
+        for batch in batches:
+            told = settled[batch.number]
+            assert not confirmed(batch, told), "confirmed, though nobody has answered"
+            _blames_no_row([told.error, *(each.error for each in told.failures)])
+        subject.deliver(Message(value=b"after"))
+        unsure = Counter(value for batch in batches for value in _ambiguous(batch, settled[batch.number]))
+        sure = Counter[bytes | None]({b"warm": 2, b"after": 1})
+        found = subject.values()
+        assert sure <= found <= sure + unsure, "said not to be stored, but there; or there twice"
+
+    @broker_has("send")
     def test_the_account_explains_every_duplicate_of_an_outage(self, subject: Subject) -> None:
-        """Invariant 3: of a job that goes on through one, no reader finds more of them than ambiguous attempts."""
+        """Invariant 3: of a job that goes on through one, no reader finds more of them than ambiguous attempts.
+
+        It is a silent one in which every connection is cut, where the place can show it.
+        """
+        subject.expect_outages()
         attempt = timedelta(seconds=subject.brief)
         spec = DeliverySpec(retry_timeout=FOREVER, retry_delay_max=timedelta(seconds=0.5), timeout=attempt)
         clock, rows = SystemClock(), [b"row %d" % at for at in range(60)]
@@ -173,12 +208,15 @@ class Failures(Statements):
                 assert time.monotonic() < until, "the job does not come to an end"
                 engine.turn(0.05)
 
-        with contextlib.closing(send_queue):
+        with closing(send_queue):
             engine.take(Batch.of([Message(value=value) for value in rows[:20]]))
             turn_until(lambda: engine.idle)
             engine.take(Batch.of([Message(value=value) for value in rows[20:40]]))
-            with subject.place.outage():
+            with subject.outage("silent", "refused"):
                 engine.take(Batch.of([Message(value=value) for value in rows[40:]]))
+                engine.turn(0.05)
+                with suppress(CannotShow), subject.place.outage("reset"):
+                    pass  # what was in flight has arrived, and its answers are lost
                 # A sender that is open already may not notice: a folder that is moved away is still its folder.
                 turn_until(lambda: engine.report.record_failures or engine.idle)
             turn_until(lambda: engine.idle)

@@ -13,6 +13,7 @@ from redelivery.contract.broker import Accept, Received, Release, Terminate
 from redelivery.contract.message import Message
 from redelivery.errors import Ambiguous, BrokerError, RedeliveryError
 from redelivery_conformance.forking import in_a_fork
+from redelivery_conformance.harness import Outage
 from redelivery_conformance.statements import Statements, broker_has, broker_lacks
 from redelivery_conformance.subject import Subject
 from redelivery_conformance.suite.letters import original
@@ -263,19 +264,53 @@ class ReceivingEnds(Statements):
         assert time.monotonic() - began < subject.place.patience + 5.0
 
     @broker_has("receive", "send")
-    def test_an_outage_loses_nothing_that_was_in_hand(self, subject: Subject) -> None:
-        """What cannot be settled is told as an error of ours; the messages are there when it is over."""
+    def test_a_lease_that_a_cut_connection_ended_is_never_settled_quietly(self, subject: Subject) -> None:
+        """A client that connects again by itself must not hide it: what is told as accepted never comes again."""
+        subject.expect_outages()
         subject.deliver(*numbered(3))
         taker = Taker(subject, lease=subject.place.lease)
         received = taker.take(2)
-        with subject.place.outage():
+        with subject.outage("reset"):
+            pass
+        more: list[Received] = []
+        with suppress(BrokerError):
+            more += taker.receiver.receive(1, wait=0.0)
+        answer: object = None
+        try:
+            (answer,) = taker.answers((received[0], Accept()))
+        except BrokerError as error:
+            answer = error
+        taker.close()
+        taker.lapse(*received, *more)
+        first = received[0].message.value
+        rest = Counter(m.value for m in numbered(3)) - Counter([first])
+        again = Taker(subject)
+        found = Counter(values(again.take(2, within=subject.place.patience * 2) + again.drain()))
+        if answer is None:
+            assert found == rest, "accepted, and given again; or another message was accepted in its place"
+        elif not isinstance(answer, Ambiguous):
+            assert found == rest + Counter([first]), "not accepted, and not given again"
+
+    @broker_has("receive", "send")
+    @pytest.mark.parametrize("kind", ["refused", "silent"])
+    def test_an_outage_loses_nothing_that_was_in_hand(self, subject: Subject, kind: Outage) -> None:
+        """What cannot be settled is told as an error of ours; the messages are there when it is over.
+
+        Where nobody answers, that a request could be written says nothing.
+        """
+        subject.expect_outages()
+        subject.deliver(*numbered(3))
+        taker = Taker(subject, lease=subject.place.lease)
+        received = taker.take(2)
+        with subject.outage(kind):
             answer: object = None
             try:
                 (answer,) = taker.answers((received[0], Accept()))
             except BrokerError as error:
                 answer = error
-            with suppress(BrokerError):
-                taker.receiver.receive(1, wait=0.0)
+            if kind == "refused":  # the time that a client waits for an answer is spent once
+                with suppress(BrokerError):
+                    taker.receiver.receive(1, wait=0.0)
         assert answer is not None, "confirmed while the broker was out"
         taker.lapse(*received)
         # What is ambiguous may have been accepted: a broker that was frozen goes on with what it had been sent.

@@ -91,7 +91,8 @@ def connect(url: str, options: Mapping[str, str]) -> Broker:
     if parts.netloc or not parts.path or parts.fragment or query:
         raise InvalidURL("an lmdb URL is lmdb:FOLDER?queue=NAME (lmdb:///FOLDER where it is absolute), no more")
     try:
-        prefix_of(dead_letters_of(queue))
+        for name in (queue, dead_letters_of(queue)):
+            prefix_of(name)
     except Permanent as error:
         raise InvalidURL(f"lmdb: {error}") from None
     map_size = options.get("map_size", "1073741824")

@@ -19,7 +19,7 @@ import lmdb
 import msgpack
 
 from redelivery.contract.message import Message
-from redelivery_conformance.harness import Harness, Kind, Place, Runtime
+from redelivery_conformance.harness import CannotShow, Harness, Kind, Outage, Place, Runtime
 
 DAMAGE = """
 import lmdb, sys
@@ -59,7 +59,9 @@ class LmdbPlace(Place):
         return f"lmdb:{self.folder}/missing/folder?queue=test"
 
     @contextmanager
-    def outage(self) -> Iterator[None]:
+    def outage(self, kind: Outage = "refused") -> Iterator[None]:
+        if kind != "refused":
+            raise CannotShow(f"an outage, {kind}: a file has no connections")
         self.folder.mkdir(exist_ok=True)
         with filelock.FileLock(self.folder / "writer.lock"):
             yield

@@ -17,7 +17,7 @@ from urllib.parse import quote, unquote
 from redelivery.base.urls import split_url
 from redelivery.contract.message import Message
 from redelivery.formats import events
-from redelivery_conformance.harness import Harness, Kind, Place, Runtime
+from redelivery_conformance.harness import CannotShow, Harness, Kind, Outage, Place, Runtime
 
 
 class FilePlace(Place):
@@ -45,8 +45,10 @@ class FilePlace(Place):
         return f"file://{quote(str(self.path / 'no-such-folder'))}"
 
     @contextmanager
-    def outage(self) -> Iterator[None]:
+    def outage(self, kind: Outage = "refused") -> Iterator[None]:
         """The folder is gone for those that come to open it."""
+        if kind != "refused":
+            raise CannotShow(f"an outage, {kind}: a file has no connections")
         away = self.path.with_name(f"{self.path.name}-away")
         self.path.rename(away)
         try:

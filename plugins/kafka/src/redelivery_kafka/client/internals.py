@@ -78,6 +78,7 @@ def librdkafka() -> Any:
         ("mock_clear_request_errors", None, (pointer, ctypes.c_int16)),
         ("mock_broker_set_down", ctypes.c_int, (pointer, ctypes.c_int32)),
         ("mock_broker_set_up", ctypes.c_int, (pointer, ctypes.c_int32)),
+        ("mock_broker_set_rtt", ctypes.c_int, (pointer, ctypes.c_int32, ctypes.c_int)),
     ):
         function = getattr(found, f"rd_kafka_{name}")
         function.restype = result

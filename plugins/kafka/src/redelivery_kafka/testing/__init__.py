@@ -9,7 +9,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any, Final
@@ -29,7 +29,8 @@ from redelivery.base.urls import redact, resolve_secrets
 from redelivery.contract.message import Message
 from redelivery.registry import installed
 from redelivery_conformance.containers import Container, free_port
-from redelivery_conformance.harness import CannotShow, Harness, Kind, NotHere, Place, Runtime
+from redelivery_conformance.harness import CannotShow, Harness, Kind, NotHere, Outage, Place, Runtime
+from redelivery_conformance.proxy import Proxy
 from redelivery_kafka.testing.damage import send_damaged
 from redelivery_kafka.testing.gaps import ABSENT
 from redelivery_kafka.testing.mock import MockCluster
@@ -43,6 +44,10 @@ DEAD_LETTERS: Final = "-dead-letters"
 PRODUCE: Final = 0
 #: The listener without credentials.
 CLIENT: Final = "CLIENT"
+#: The listener behind the proxy that outages command.
+PROXIED: Final = "PROXIED"
+#: Longer than any test waits.
+_NEVER_MS: Final = 3_600_000
 
 
 class Cluster:
@@ -165,8 +170,13 @@ class KafkaPlace(Place):
                 "kafka.sasl.password": secret,
             }
 
-    def outage(self) -> Any:
-        return self._runtime.outage()
+    @property
+    def outage_url(self) -> str:
+        proxy = self._runtime.proxy
+        return self.url if proxy is None else self.url.replace(self._cluster.bootstrap, f"127.0.0.1:{proxy.port}")
+
+    def outage(self, kind: Outage = "refused") -> AbstractContextManager[None]:
+        return self._runtime.cut_off(kind)
 
     def vanish(self) -> None:
         self._runtime.vanish(self.topic)
@@ -200,6 +210,7 @@ class KafkaRuntime(Runtime):
         self.cluster = cluster
         self.description = description
         self.options = options or {}
+        self.proxy: Proxy | None = None
         self.patience = 10.0
         self._prefix = f"{prefix}conformance-{secrets.token_hex(4)}-"
         self._numbers = count(1)
@@ -230,9 +241,15 @@ class KafkaRuntime(Runtime):
         """What is set of a topic."""
         return self.cluster.config(topic)
 
-    def outage(self) -> Any:
-        """A context manager. Raises CannotShow."""
+    def outage(self) -> AbstractContextManager[None]:
+        """While entered, the broker itself is down. Raises CannotShow."""
         raise CannotShow("an outage: a cluster named by a URL is not stopped")
+
+    def cut_off(self, kind: Outage) -> AbstractContextManager[None]:
+        """What `Place.outage` does. Raises CannotShow."""
+        if self.proxy is None:
+            raise CannotShow(f"an outage, {kind}: a cluster named by a URL is not cut off")
+        return self.proxy.outage(kind)
 
     def close(self) -> None:
         self.cluster.close()
@@ -246,9 +263,12 @@ class ContainerRuntime(KafkaRuntime):
         "power loss: a container is killed, its disk's cache is not",
     )
 
-    def __init__(self, container: Container, cluster: Cluster, where: str, ports: Mapping[str, int]) -> None:
+    def __init__(
+        self, container: Container, cluster: Cluster, where: str, ports: Mapping[str, int], proxy: Proxy
+    ) -> None:
         super().__init__("container", cluster, f"Kafka in {container.image}, {where}")
         self.container = container
+        self.proxy: Proxy = proxy
         self.ports = ports
 
     @contextmanager
@@ -259,6 +279,7 @@ class ContainerRuntime(KafkaRuntime):
 
     def close(self) -> None:
         super().close()
+        self.proxy.close()
         self.container.close()
 
 
@@ -298,6 +319,7 @@ class MockRuntime(KafkaRuntime):
 
     @contextmanager
     def outage(self) -> Iterator[None]:
+        """All brokers are down: connections end, and new ones are refused."""
         for broker in self.mock.brokers:
             self.mock.down(broker)
         try:
@@ -305,6 +327,32 @@ class MockRuntime(KafkaRuntime):
         finally:
             for broker in self.mock.brokers:
                 self.mock.up(broker)
+
+    @contextmanager
+    def cut_off(self, kind: Outage) -> Iterator[None]:
+        """Silent: answers are kept for longer than any test waits, and are lost at its end."""
+        if kind == "refused":
+            with self.outage():
+                yield
+            return
+        if kind == "silent":
+            self._answer_after(_NEVER_MS)
+        else:
+            self._reset()
+        try:
+            yield
+        finally:
+            if kind == "silent":
+                self._answer_after(0)
+                self._reset()
+
+    def _answer_after(self, milliseconds: int) -> None:
+        for broker in self.mock.brokers:
+            self.mock.delay(broker, milliseconds)
+
+    def _reset(self) -> None:
+        with self.outage():
+            pass
 
     def close(self) -> None:
         super().close()
@@ -344,13 +392,19 @@ def in_container(
     Raises:
         NotHere
     """
-    port, others = free_port(), {name: free_port() for name in listeners or {}}
+    port, proxied = free_port(), free_port()
+    others = {name: free_port() for name in listeners or {}}
+    proxy = Proxy("127.0.0.1", proxied)
     container = Container(
         "kafka",
         IMAGE,
-        bind={each: each for each in (port, *others.values())},
+        bind={each: each for each in (port, proxied, *others.values())},
         environment={
-            **node({CLIENT: port, **others}, {CLIENT: "PLAINTEXT", **(listeners or {})}),
+            **node(
+                {CLIENT: port, PROXIED: proxied, **others},
+                {CLIENT: "PLAINTEXT", PROXIED: "PLAINTEXT", **(listeners or {})},
+                {PROXIED: proxy.port},
+            ),
             **(environment or {}),
         },
         files=files,
@@ -361,11 +415,13 @@ def in_container(
     except BaseException:
         container.close()
         raise
-    return ContainerRuntime(container, cluster, f"at {cluster.bootstrap}", others)
+    return ContainerRuntime(container, cluster, f"at {cluster.bootstrap}", others, proxy)
 
 
-def node(ports: Mapping[str, int], protocols: Mapping[str, str]) -> dict[str, str]:
-    """Settings of a single node with these listeners, each reached by the same port of the host.
+def node(
+    ports: Mapping[str, int], protocols: Mapping[str, str], advertised: Mapping[str, int] | None = None
+) -> dict[str, str]:
+    """Settings of a single node with these listeners, each reached by the same port of the host, or the advertised one.
 
     A name of a listener has no underscore and does not end in SSL, so that each image makes the same settings of these.
     """
@@ -376,7 +432,9 @@ def node(ports: Mapping[str, int], protocols: Mapping[str, str]) -> dict[str, st
         "KAFKA_CONTROLLER_QUORUM_VOTERS": "1@localhost:9093",
         "KAFKA_CONTROLLER_LISTENER_NAMES": controller,
         "KAFKA_LISTENERS": ",".join(f"{name}://:{port}" for name, port in {**ports, controller: 9093}.items()),
-        "KAFKA_ADVERTISED_LISTENERS": ",".join(f"{name}://127.0.0.1:{port}" for name, port in ports.items()),
+        "KAFKA_ADVERTISED_LISTENERS": ",".join(
+            f"{name}://127.0.0.1:{port}" for name, port in {**ports, **(advertised or {})}.items()
+        ),
         "KAFKA_LISTENER_SECURITY_PROTOCOL_MAP": ",".join(
             f"{name}:{protocol}" for name, protocol in {**protocols, controller: "PLAINTEXT"}.items()
         ),

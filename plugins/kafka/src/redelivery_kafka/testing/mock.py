@@ -63,6 +63,10 @@ class MockCluster:
         """Let a broker accept connections again."""
         self._check(self._library.rd_kafka_mock_broker_set_up(self._cluster, broker))
 
+    def delay(self, broker: int, milliseconds: int) -> None:
+        """Let a broker do what it is asked to, and answer so much later."""
+        self._check(self._library.rd_kafka_mock_broker_set_rtt(self._cluster, broker, milliseconds))
+
     def close(self) -> None:
         """End it. A second call does nothing."""
         if self._cluster:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from itertools import count
 from pathlib import Path
 from typing import Final, Protocol
@@ -21,7 +21,8 @@ from redelivery.kit.address import redact
 from redelivery.kit.options import resolve_secrets
 from redelivery.registry import connect
 from redelivery_conformance.containers import Container
-from redelivery_conformance.harness import SUBSCRIBERS, CannotShow, Harness, Kind, NotHere, Place, Runtime
+from redelivery_conformance.harness import SUBSCRIBERS, CannotShow, Harness, Kind, NotHere, Outage, Place, Runtime
+from redelivery_conformance.proxy import Proxy
 from redelivery_rabbitmq.address import Address
 from redelivery_rabbitmq.client.parameters import connection_parameters
 from redelivery_rabbitmq.options import settings_of
@@ -99,13 +100,14 @@ class RabbitmqPlace(Place):
     def unreachable(self) -> str:
         return "rabbitmq://localhost:1?queue=orders"
 
-    @contextmanager
-    def outage(self) -> Iterator[None]:
-        """The broker is frozen: connections stay, and nothing answers."""
-        if self.runtime.operator is None:
-            raise CannotShow("an outage: a broker that was not started here is not stopped")
-        with self.runtime.operator.paused():
-            yield
+    @property
+    def outage_url(self) -> str:
+        return self.url if self.runtime.proxy is None else self.runtime.at(self.runtime.proxy.port, self.queue)
+
+    def outage(self, kind: Outage = "refused") -> AbstractContextManager[None]:
+        if self.runtime.proxy is None:
+            raise CannotShow(f"an outage, {kind}: a broker that was not started here is not cut off")
+        return self.runtime.proxy.outage(kind)
 
     def vanish(self) -> None:
         self.cluster.remove(self.queue)
@@ -155,6 +157,7 @@ class RabbitmqRuntime(Runtime):
 
     Attributes:
         operator: what can be done to it; None where it was not started here.
+        proxy: by which statements about outages reach it; None where it was not started here.
     """
 
     cannot_show = ("several nodes: a quorum of one never loses its leader",)
@@ -169,8 +172,10 @@ class RabbitmqRuntime(Runtime):
         operator: Operator | None = None,
         options: Mapping[str, str] | None = None,
         close: Callable[[], None] | None = None,
+        proxy: Proxy | None = None,
     ) -> None:
         self.kind = kind
+        self.proxy = proxy
         self.cluster = cluster
         self.url = url
         self.operator = operator
@@ -184,7 +189,20 @@ class RabbitmqRuntime(Runtime):
     def place(self) -> RabbitmqPlace:
         return RabbitmqPlace(self, f"{_PREFIX}{self._run}-{next(self._numbers)}")
 
+    @staticmethod
+    def at(port: int, queue: str) -> str:
+        """URL of a queue at a port of this host."""
+        return f"rabbitmq://127.0.0.1:{port}?{urlencode({'queue': queue})}"
+
+    def outage(self) -> AbstractContextManager[None]:
+        """While entered, the broker itself is frozen: connections stay, and nothing answers."""
+        if self.operator is None:
+            raise CannotShow("an outage: a broker that was not started here is not stopped")
+        return self.operator.paused()
+
     def close(self) -> None:
+        if self.proxy is not None:
+            self.proxy.close()
         if self._close is not None:
             self._close()
 
@@ -233,6 +251,7 @@ class RabbitmqHarness(Harness):
         return kind, cluster, f"{host}:{port}"
 
     def _runtime(self, kind: Kind, cluster: Cluster, at: str, *, where: str, operator: Container | Node) -> Runtime:
+        host, _, port = at.rpartition(":")
         return RabbitmqRuntime(
             kind,
             cluster,
@@ -241,6 +260,7 @@ class RabbitmqHarness(Harness):
             operator=operator,
             options=self._options,
             close=operator.close,
+            proxy=Proxy(host, int(port)),
         )
 
 

@@ -14,7 +14,8 @@ from typing import Any, Final, Protocol
 
 from redelivery.base.urls import resolve_secrets, split_url
 from redelivery.contract.message import Message
-from redelivery_conformance.harness import SUBSCRIBERS, CannotShow, Harness, Kind, NotHere, Place, Runtime
+from redelivery_conformance.harness import SUBSCRIBERS, CannotShow, Harness, Kind, NotHere, Outage, Place, Runtime
+from redelivery_conformance.proxy import Proxy
 from redelivery_servicebus.testing import reading
 from redelivery_servicebus.testing.namespace import Azure
 from redelivery_servicebus.testing.reading import Wire
@@ -117,8 +118,15 @@ class ServicebusPlace(Place):
     def impossible_destination(self) -> str | None:
         return f"{self.queue}-is-not-there"
 
-    def outage(self) -> AbstractContextManager[None]:
-        return self._runtime.outage()
+    @property
+    def outage_url(self) -> str:
+        proxy = self._runtime.proxy
+        return self.url if proxy is None else f"servicebus://localhost:{proxy.port}/{self.queue}"
+
+    def outage(self, kind: Outage = "refused") -> AbstractContextManager[None]:
+        if self._runtime.proxy is None:
+            raise CannotShow(f"an outage, {kind}: this namespace is not ours to cut off")
+        return self._runtime.proxy.outage(kind)
 
     def vanish(self) -> None:
         self._namespace.delete_queue(self.queue)
@@ -162,6 +170,7 @@ class ServicebusRuntime(Runtime):
         self.stem = "rd"
         self.settings: Mapping[str, Any] = {}
         self.host = ""
+        self.proxy: Proxy | None = None
         self._run = secrets.token_hex(4)
         self._numbers = count(1)
 
@@ -173,7 +182,7 @@ class ServicebusRuntime(Runtime):
         return ServicebusPlace(self, f"{self.stem}-{self._run}-{next(self._numbers)}")
 
     def outage(self) -> AbstractContextManager[None]:
-        """While entered, it takes nothing."""
+        """While entered, the broker itself is down. Raises CannotShow."""
         raise CannotShow("an outage: this namespace is not ours to stop")
 
 
@@ -196,6 +205,7 @@ class StandInRuntime(ServicebusRuntime):
         }
         super().__init__("embedded", "a stand-in of ours on python-qpid-proton, not Azure", self._server, options)
         self.host = self._server.namespace
+        self.proxy: Proxy = Proxy("localhost", int(self.host.rpartition(":")[2]))
         if duplicates:
             self.settings = {"requires_duplicate_detection": True}
             self.options = {**self.options, "servicebus.duplicate_detection": "true"}
@@ -206,6 +216,7 @@ class StandInRuntime(ServicebusRuntime):
             yield
 
     def close(self) -> None:
+        self.proxy.close()
         self._server.stop()
 
 

@@ -18,7 +18,7 @@ from urllib.parse import parse_qsl, quote, unquote
 
 from redelivery.base.urls import split_url
 from redelivery.contract.message import Message
-from redelivery_conformance.harness import Harness, Kind, Place, Runtime
+from redelivery_conformance.harness import CannotShow, Harness, Kind, Outage, Place, Runtime
 
 
 class SqlitePlace(Place):
@@ -55,8 +55,10 @@ class SqlitePlace(Place):
         return f"sqlite://{quote(str(self.path.parent / 'no-such-folder' / 'q.db'))}?queue={quote(self.queue)}"
 
     @contextmanager
-    def outage(self) -> Iterator[None]:
+    def outage(self, kind: Outage = "refused") -> Iterator[None]:
         """Another process holds the write lock."""
+        if kind != "refused":
+            raise CannotShow(f"an outage, {kind}: a file has no connections")
         with closing(sqlite3.connect(self.path, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
             yield

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any, Final
@@ -21,7 +21,8 @@ from redelivery.contract.message import Message
 from redelivery.contract.spec import DeliverySpec
 from redelivery.kit.options import resolve_secrets
 from redelivery_conformance.containers import Container
-from redelivery_conformance.harness import CannotShow, Harness, Kind, NotHere, Place, Runtime
+from redelivery_conformance.harness import CannotShow, Harness, Kind, NotHere, Outage, Place, Runtime
+from redelivery_conformance.proxy import Proxy
 from redelivery_conformance.subject import Subject
 from redelivery_sqs import connect
 from redelivery_sqs.address import Address
@@ -86,8 +87,17 @@ class SqsPlace(Place):
         stem, fifo, _ = self.queue.partition(_FIFO)
         return f"{stem}-is-not-there{fifo}"
 
-    def outage(self) -> AbstractContextManager[None]:
-        return self._runtime.outage()
+    @property
+    def outage_url(self) -> str:
+        proxy, region = self._runtime.proxy, self.options.get("sqs.region")
+        if proxy is None:
+            return self.url
+        return f"sqs:{self.queue}?endpoint_url=http%3A//127.0.0.1%3A{proxy.port}&region={region}"
+
+    def outage(self, kind: Outage = "refused") -> AbstractContextManager[None]:
+        if self._runtime.proxy is None:
+            raise CannotShow(f"an outage, {kind}: this server is not ours to cut off")
+        return self._runtime.proxy.outage(kind)
 
     def vanish(self) -> None:
         self._sqs.delete_queue(QueueUrl=self._url(self.queue))
@@ -154,6 +164,7 @@ class SqsRuntime(Runtime):
         self.kind = kind
         self.description = description + (", FIFO queues" if fifo else "")
         self.options = dict(options)
+        self.proxy: Proxy | None = None
         self.patience = 10.0
         self.many = 1000
         self.sqs = self._client(beside)
@@ -173,10 +184,6 @@ class SqsRuntime(Runtime):
     def read(self, queue: str) -> Sequence[Message]:
         """What lies in a queue."""
         return reading.by_receiving(self.sqs, queue)
-
-    def outage(self) -> AbstractContextManager[None]:
-        """While entered, it takes nothing."""
-        raise CannotShow("an outage: this server is not ours to stop")
 
     def _client(self, address: Address | None) -> Any:
         option = _plugin_options(self.options).get
@@ -203,6 +210,7 @@ class ElasticMq(SqsRuntime):
         super().__init__(
             "container", f"ElasticMQ, {container.image}", {**options, "sqs.max_message_bytes": "262144"}, fifo=fifo
         )
+        self.proxy: Proxy = Proxy(container.host, container.port(_PORT))
         container.wait(lambda: self.sqs.list_queues(MaxResults=1), _READY_SECONDS)
         if fifo:
             self.many = 100
@@ -211,11 +219,9 @@ class ElasticMq(SqsRuntime):
             nothing = "ElasticMQ answers to a FIFO queue's move task that it is done, and moves nothing"
             self.gaps = {"a_broker_moves_all_letters_back_by_itself*": nothing}
 
-    def outage(self) -> AbstractContextManager[None]:
-        return self._container.paused()
-
     def close(self) -> None:
         self.sqs.close()
+        self.proxy.close()
         self._container.close()
 
 
@@ -235,14 +241,14 @@ class Moto(SqsRuntime):
             from moto.server import ThreadedMotoServer  # noqa: PLC0415 - an extra
         except ImportError:
             raise NotHere("pip install 'moto[server]'") from None
-        self._new: Callable[[int], Any] = lambda port: ThreadedMotoServer("127.0.0.1", port, verbose=False)
-        self._server = self._new(0)
+        self._server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
         self._server.start()
-        host, self._port = self._server.get_host_and_port()
+        host, port = self._server.get_host_and_port()
         # It shares this process's interpreter with its clients: more of them only wait longer.
         busy = {"sqs.concurrency": "4", "sqs.read_timeout": "10"}
-        options = {**_options(f"http://{host}:{self._port}", "eu-west-1", scratch), **busy}
+        options = {**_options(f"http://{host}:{port}", "eu-west-1", scratch), **busy}
         super().__init__("embedded", f"moto {moto.__version__}'s server in this process", options, fifo=fifo)
+        self.proxy: Proxy = Proxy(host, port)
         self.many = 50
         if fifo:
             self.patience = 30.0
@@ -252,18 +258,9 @@ class Moto(SqsRuntime):
     def read(self, queue: str) -> Sequence[Message]:
         return reading.of_moto(queue)
 
-    @contextmanager
-    def outage(self) -> Iterator[None]:
-        """Its port is closed; what it holds outlives that, in this process's memory."""
-        self._server.stop()
-        try:
-            yield
-        finally:
-            self._server = self._new(self._port)
-            self._server.start()
-
     def close(self) -> None:
         self.sqs.close()
+        self.proxy.close()
         self._server.stop()
 
 
