@@ -82,10 +82,10 @@ def run(arguments: argparse.Namespace, log: Path) -> int:
 
     step("Reading the dead letters back, by reason")
     letters = read_letters(spark, queue.url).cache()
-    by_reason = letters.groupBy("_error.native_code", "_error.message", "mendable").count().orderBy("code", "mendable")
+    by_reason = letters.groupBy("_error.code", "_error.native_code", "mendable").count().orderBy("native_code")
     for reason in by_reason.collect():
         known = "known, to be mended" if reason["mendable"] else "unknown"
-        show(f"{reason['code']}, the aircraft is {known}", reason["count"])
+        show(f"{reason['code']} ({reason['native_code']}), the aircraft is {known}", reason["count"])
 
     step("Mending them: these flights were cancelled")
     mendable = letters.where("mendable")

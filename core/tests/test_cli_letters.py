@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from redelivery import cli
+from redelivery.codes import Code
 from redelivery.contract.context import ErrorContext
 from redelivery.contract.message import Batch, Message
 from redelivery.contract.spec import DeliverySpec
@@ -28,7 +29,13 @@ from redelivery.formats import dialects
 from redelivery.registry import connect
 
 CONTEXT = ErrorContext(
-    reason="no such airport: größe", kind="permanent", native_code="NO_AIRPORT", attempts=3, attempts_total=3, run="r1"
+    reason="no such airport: größe",
+    kind="permanent",
+    code=Code.INVALID_MESSAGE,
+    native_code="NO_AIRPORT",
+    attempts=3,
+    attempts_total=3,
+    run="r1",
 )
 EVIL = b"\x1b]0;owned\x07\x1b[2Jharmless \xe2\x80\xae text"
 
@@ -149,9 +156,11 @@ def test_stats_count_by_reason_age_and_source(url: str, capsys: pytest.CaptureFi
     bury(url, Message(value=b"v", id="old"), context=ErrorContext(kind="expired"))
     out = run(capsys, "stats", url)[1]
     assert "4 dead letters" in out
-    assert "3  permanent: NO_AIRPORT" in out
+    assert "3  INVALID_MESSAGE" in out
     found = json.loads(run(capsys, "stats", url, "--json")[1])
-    assert found["by_reason"] == {"permanent: NO_AIRPORT": 3, "expired": 1}
+    assert found["by_reason"] == {"permanent: INVALID_MESSAGE (NO_AIRPORT)": 3, "expired": 1}
+    assert found["by_code"] == {"INVALID_MESSAGE": 3, "unknown": 1}
+    assert found["by_native_code"] == {"NO_AIRPORT": 3, "unknown": 1}
     assert found["by_source"]["sqlite:orders"] == 3
     assert found["by_age"] == {"under a minute": 4}
 
@@ -160,7 +169,7 @@ def test_what_may_have_been_delivered_is_told_apart(url: str, capsys: pytest.Cap
     bury(url, *rows(2))
     bury(url, Message(value=b"v", id="maybe"), context=replace(CONTEXT, maybe_delivered=True))
     listed = run(capsys, "list", url)[1].splitlines()
-    assert [line.split()[3] for line in listed if "maybe delivered; NO" in line] == ["maybe"]
+    assert [line.split()[3] for line in listed if "maybe delivered; IN" in line] == ["maybe"]
     assert len(listed) == 4
     assert "maybe_delivered    True" in run(capsys, "show", url, "maybe")[1]
     assert "1 of them may have been delivered all the same" in run(capsys, "stats", url)[1]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import base64
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import get_args
 
 import pytest
 
+from redelivery.codes import Code
 from redelivery.contract.broker import Limits
 from redelivery.contract.context import ErrorContext
 from redelivery.contract.message import Message
@@ -481,6 +483,19 @@ def test_knative_s_own_letters_are_read_in_both_content_modes():
     )
     for message in (structured, Message(value=None, headers=headers)):
         assert dialects.read(message) == ErrorContext(destination="http://d", native_code="500", reason="hello")
+
+
+OLD_LETTERS = json.loads((Path(__file__).parent / "vectors/letters_without_native_code.json").read_text("utf-8"))
+
+
+@pytest.mark.parametrize("old", OLD_LETTERS, ids=[f"{each['dialect']}-{each['code']}" for each in OLD_LETTERS])
+def test_letters_from_before_the_vocabulary_are_read(old):
+    """Their `code` was the client's own word. One that the vocabulary has means the same."""
+    headers = tuple((name, value.encode()) for name, value in old["headers"])
+    found = dialects.read(Message(value=old["value"].encode(), headers=headers))
+    expected = (Code.TOO_LARGE, None) if old["code"] == "TOO_LARGE" else (None, old["code"])
+    assert (found.code, found.native_code) == expected
+    assert (found.reason, found.kind) == ("refused", "permanent")
 
 
 def test_the_designs_extensions_are_read():

@@ -14,6 +14,7 @@ from cloudevents.core.v1.event import CloudEvent
 from hypothesis import given
 from hypothesis import strategies as st
 
+from redelivery.codes import Code
 from redelivery.contract.message import Message
 from redelivery.errors import Permanent
 from redelivery.formats import dialects, events
@@ -407,7 +408,7 @@ def test_an_undeliverable_row_is_an_event_with_its_key_headers_and_reason():
         "low": float("-inf"),
         "nested": [{"x": (1, None)}],
     }
-    error = Permanent("no time; password=hunter2", native_code="missing-time")
+    error = Permanent("no time; password=hunter2", code=Code.INVALID_MESSAGE, native_code="missing-time")
     headers = (("u", b"1"), ("content-type", b"text/csv"))
     message = events.undeliverable(row, id="row-1", error=error, key=b"k", headers=headers)
     assert (message.key, message.headers, message.id) == (b"k", (("u", b"1"), STRUCTURED), "row-1")
@@ -416,7 +417,8 @@ def test_an_undeliverable_row_is_an_event_with_its_key_headers_and_reason():
         "type": "redelivery.undeliverable",
         "source": "redelivery",
         "id": "row-1",
-        "code": "missing-time",
+        "code": "INVALID_MESSAGE",
+        "nativecode": "missing-time",
         "reason": "no time; password=***",
         "rowcontenttype": "text/csv",
         "datacontenttype": "application/json",

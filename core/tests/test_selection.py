@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from redelivery.codes import Code
 from redelivery.contract.broker import Letter
 from redelivery.contract.context import ErrorContext
 from redelivery.contract.message import Message
@@ -20,7 +21,8 @@ NOW = 1_700_000_000_000
 CONTEXT = ErrorContext(
     reason="read timed out",
     kind="permanent",
-    native_code="TOO_LARGE",
+    code=Code.TOO_LARGE,
+    native_code="MSG_SIZE_TOO_LARGE",
     attempts=3,
     attempts_total=7,
     hops=1,
@@ -46,6 +48,10 @@ def admits(*texts: str, letter: Letter = LETTER) -> bool:
     "text",
     [
         "kind=permanent",
+        "code=TOO_LARGE",
+        "code!=FULL",
+        "native_code=MSG_SIZE_TOO_LARGE",
+        "native_code~^MSG",
         " kind = permanent ",
         "kind!=retriable",
         "reason~timed?.out",
@@ -114,6 +120,8 @@ def test_letters_are_named_by_id_or_position() -> None:
         ("attempts=three", "no whole number"),
         ("age=PT1H", "compared by < or >"),
         ("age>1h", "ISO-8601"),
+        ("code=TooLarge", "did you mean 'TOO_LARGE'"),
+        ("code=404", "the client's own word is native_code"),
         ("maybe_delivered=perhaps", "true or false"),
         ("maybe_delivered~true", "true or false"),
     ],
@@ -129,8 +137,12 @@ def test_any_text_is_a_condition_or_a_clear_error(text: str) -> None:
         assert admits(text) in {True, False}
 
 
-@given(st.sampled_from([*TEXTS, "header.x"]), st.text(max_size=10))
-def test_equal_and_unequal_exclude_each_other(name: str, value: str) -> None:
+free = st.tuples(st.sampled_from([*(TEXTS.keys() - {"code"}), "header.x"]), st.text(max_size=10))
+
+
+@given(free | st.tuples(st.just("code"), st.sampled_from(Code)))
+def test_equal_and_unequal_exclude_each_other(condition: tuple[str, str]) -> None:
+    name, value = condition
     assert admits(f"{name}={value}") != admits(f"{name}!={value}")
 
 

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
+from redelivery.codes import Code
 from redelivery.contract.broker import (
     Broker,
     BrokerPlugin,
@@ -60,9 +61,9 @@ class ShelfSender(Sender):
 
     def _of_place(self) -> BrokerError | None:
         if self._folder.name == "missing":
-            return Fatal("the shelf has no queue 'missing'; make it, or correct the URL", native_code="MISSING")
+            return Fatal("the shelf has no queue 'missing'; make it, or correct the URL", code=Code.NO_SUCH_DESTINATION)
         if self._folder.name == "asleep":
-            return Retriable("the shelf is asleep", native_code="ASLEEP")
+            return Retriable("the shelf is asleep", code=Code.UNAVAILABLE)
         return None
 
     def send(self, batch: Batch, *, deadline: float) -> None:
@@ -88,14 +89,14 @@ class ShelfSender(Sender):
         if self._folder.name.endswith(("-dead-letters", "-sink")):
             return None
         if value.startswith(b"permanent"):
-            return Permanent("the shelf refuses this", native_code="REFUSED")
+            return Permanent("the shelf refuses this", code=Code.REJECTED, native_code="REFUSED")
         if value.startswith(b"fatal"):
-            return Fatal("the shelf has fallen down", native_code="DOWN")
+            return Fatal("the shelf has fallen down", code=Code.CONNECTION_LOST)
         if value.startswith(b"flaky"):
             mark = self._folder.parent / f"tried-{value.hex()[:100]}"
             if not mark.exists():
                 mark.touch()
-                return Retriable("the shelf shakes", native_code="SHAKES")
+                return Retriable("the shelf shakes", code=Code.UNAVAILABLE)
         return None
 
     def collect(self, wait: float) -> Sequence[Settled]:
@@ -139,7 +140,7 @@ class ShelfBroker(Broker):
 
     def sender(self) -> Sender:
         if self._password != "open":  # noqa: S105 - of a lock that is none
-            raise Fatal("the lock does not take this password; correct shelf.password", native_code="LOCKED")
+            raise Fatal("the lock does not take this password; correct shelf.password", code=Code.NOT_AUTHENTICATED)
         self._root.mkdir(parents=True, exist_ok=True)
         with (self._root / "opened").open("a") as log:
             log.write(f"{os.getpid()} {id(self)}\n")

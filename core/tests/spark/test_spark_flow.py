@@ -27,9 +27,9 @@ def test_rows_of_a_key_arrive_in_their_order(spark, shelf):
 def test_what_follows_a_dead_lettered_row_of_its_key_goes_on_or_is_parked(spark, shelf):
     df = rows(spark, ("a", "1"), ("a", "permanent"), ("b", "1"), ("a", "2"), ("a", "3"))
     options = {"ordering": "key", "deadLetterSink": "native"}
-    assert deliver(df, shelf.url("goes-on"), **options).reasons == {"REFUSED": 1}
+    assert deliver(df, shelf.url("goes-on"), **options).reasons == {"REJECTED (REFUSED)": 1}
     report = deliver(df, shelf.url("parked"), parkSuccessors=True, **options)
-    assert report.reasons == {"REFUSED": 1, "Parked": 2}
+    assert report.reasons == {"REJECTED (REFUSED)": 1, "PARKED": 2}
     assert [m.value for m in shelf.letters("parked")] == [b"permanent", b"2", b"3"]
 
 
@@ -38,7 +38,7 @@ def test_what_follows_a_row_that_is_no_message_is_parked_and_what_came_before_is
     df = spark.range(1, 6, numPartitions=1).selectExpr("'k' AS key", "CAST(id AS string) AS value", bad)
     options = {"ordering": "key", "deadLetterSink": "native", "parkSuccessors": True}
     report = deliver(df, shelf.url(), **options)
-    assert report.reasons == {"invalid-header": 1, "Parked": 3}
+    assert report.reasons == {"INVALID_MESSAGE (invalid-header)": 1, "PARKED": 3}
     assert [m.value for m in shelf.messages()] == [b"1"]
     assert [m.value for m in shelf.letters()][1:] == [b"3", b"4", b"5"]
 

@@ -70,7 +70,7 @@ def test_looking_twice_sends_nothing(spark, shelf, orders):
     before = (len(shelf.messages()), len(shelf.letters()))
     df = letters(spark, shelf.url())
     assert df.count() == df.count() == 2
-    assert df.select("_error.native_code").distinct().collect()[0][0] == "REFUSED"
+    assert df.select("_error.code").distinct().collect()[0][0] == "REJECTED"
     assert (len(shelf.messages()), len(shelf.letters())) == before
 
 
@@ -78,7 +78,7 @@ def test_mended_rows_can_be_written_again(spark, shelf, orders):
     deliver(orders, shelf.url(), deadLetterSink="native")
     mended = (
         letters(spark, shelf.url(), allowTargets="to2")
-        .where("_error.native_code = 'REFUSED'")
+        .where("_error.code = 'REJECTED' AND _error.native_code = 'REFUSED'")
         .withColumn("value", f.regexp_replace(f.col("value").cast("string"), "permanent", "mended"))
         .drop("_error", "_position")
     )
@@ -213,7 +213,7 @@ def undeliverable(spark, shelf):
 def test_rows_that_could_not_become_events_are_unpacked_mended_and_written(shelf, undeliverable):
     found = rows(undeliverable, ORDER)
     assert found.columns == ["id", "type", "source", "subject", "value", "_error", "_position"]
-    assert {row["_error"]["code"] for row in found.collect()} == {"missing-subject"}
+    assert {row["_error"]["native_code"] for row in found.collect()} == {"missing-subject"}
     mended = found.withColumn("subject", f.lit("you")).drop("_error", "_position")
     assert deliver(mended, shelf.url("again"), requireAttributes="subject").delivered == 2
     sent = {message.id: message for message in shelf.messages("again")}
@@ -240,7 +240,7 @@ def test_a_letter_that_stands_for_a_row_harms_no_neighbour_and_does_not_grow(spa
     both = plain.unionByName(good, allowMissingColumns=True)
     report = deliver(both, shelf.url("again"), deadLetterSink="native")
     assert (report.delivered, report.dead_lettered) == (1, 2)
-    assert report.reasons == {"stands-for-a-row": 2}
+    assert report.reasons == {"INVALID_MESSAGE (stands-for-a-row)": 2}
     found = rows(letters(spark, shelf.url("again")), ORDER).drop("_error", "_position")
     once = rows(undeliverable, ORDER).drop("_error", "_position")
     assert sorted(map(str, found.collect())) == sorted(map(str, once.collect()))

@@ -141,7 +141,7 @@ def test_text_that_is_not_utf8_is_dead_lettered_by_deliver_as_by_a_plain_write(s
         df = df.coalesce(1)
         write(df, shelf.url(f"{name}-written"), deadLetterSink="native", writeId=name)
         report = deliver(df, shelf.url(f"{name}-delivered"), deadLetterSink="native", writeId=name)
-        assert (report.delivered, report.reasons) == (1, {"not-utf8": 1})
+        assert (report.delivered, report.reasons) == (1, {"INVALID_MESSAGE (not-utf8)": 1})
         for place in (shelf.messages, shelf.letters):
             (written,), (delivered,) = place(f"{name}-written"), place(f"{name}-delivered")
             assert (delivered.id, delivered.key) == (written.id, written.key)
@@ -195,7 +195,7 @@ def test_the_data_source_is_found_without_registration_and_with_it(spark, shelf)
 def test_a_row_that_is_refused_is_dead_lettered_and_its_neighbours_are_not(spark, shelf):
     report = deliver(values(spark, "a", "permanent 1", "b", "permanent 2"), shelf.url(), deadLetterSink="native")
     assert (report.rows, report.delivered, report.dead_lettered) == (4, 2, 2)
-    assert report.reasons == {"REFUSED": 2}
+    assert report.reasons == {"REJECTED (REFUSED)": 2}
     assert sorted(m.value for m in shelf.messages()) == [b"a", b"b"]
     assert sorted(m.value for m in shelf.letters()) == [b"permanent 1", b"permanent 2"]
 
@@ -242,7 +242,7 @@ def test_events_made_by_spark_are_events_and_bad_rows_are_dead_lettered(spark, s
     made = events(df, type="flight", source="/nyc", subject="tail", time="at", key="tail", data=["id", "at"])
     for queue, mode in (("b", "binary"), ("s", "structured")):
         report = deliver(made, shelf.url(queue), deadLetterSink="native", contentMode=mode, requireAttributes="subject")
-        assert (report.delivered, report.reasons) == (6, {"missing-subject": 3})
+        assert (report.delivered, report.reasons) == (6, {"INVALID_MESSAGE (missing-subject)": 3})
     message = next(m for m in shelf.messages("b") if m.key == b"s1")
     assert dict(message.headers)["ce-time"] == b"1970-01-01T00:00:01.000000Z"
     assert json.loads(message.value) == {"id": 1, "at": "1970-01-01T00:00:01.000000Z"}
@@ -301,7 +301,7 @@ def test_a_null_that_the_broker_cannot_carry_fails_or_is_dead_lettered(spark, sh
     text = message_of(lambda: write(df, shelf.url(scheme="crate")))
     assert "the value is null, which this destination cannot carry" in text
     report = deliver(df, shelf.url(scheme="crate"), deadLetterSink=shelf.url("nulls"))
-    assert report.reasons == {"null-value": 1}
+    assert report.reasons == {"INVALID_MESSAGE (null-value)": 1}
     assert len(shelf.messages("nulls")) == 1
 
 
@@ -320,4 +320,4 @@ def test_a_control_character_in_a_header_name_is_dead_lettered(spark, shelf):
     )
     text = message_of(lambda: write(df, shelf.url()))
     assert "holds a control character" in text
-    assert deliver(df, shelf.url(), deadLetterSink="native").reasons == {"invalid-header": 1}
+    assert deliver(df, shelf.url(), deadLetterSink="native").reasons == {"INVALID_MESSAGE (invalid-header)": 1}

@@ -48,7 +48,7 @@ def add(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     for name, text, run, add_arguments in (
         ("list", "one line a letter, oldest first", _list, _add_list),
         ("show", "one letter whole: why it is there, its headers, its body", _show, _add_show),
-        ("stats", "how many, by reason, age and source", _stats, _add_json),
+        ("stats", "how many, by code, reason, age and source", _stats, _add_json),
         ("export", "JSON lines, into a file or to stdout", _export, _add_export),
     ):
         each = what.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}. Nothing is moved.")
@@ -195,7 +195,7 @@ def _moment(millis: int) -> str:
 
 def _stats(arguments: argparse.Namespace) -> int:
     where = selection_of(arguments)
-    counts: dict[str, Counter[str]] = {"by reason": Counter(), "by age": Counter(), "by source": Counter()}
+    counts: dict[str, Counter[str]] = {name: Counter() for name in _GROUPS}
     total = nbytes = maybe = 0
     now = time.time()
     with opened(arguments) as dlq:
@@ -225,6 +225,16 @@ def _reason(letter: Letter, _: float) -> str:
     return ": ".join(filter(None, (context.kind, context.label))) or context.reason or _UNKNOWN
 
 
+def _code(letter: Letter, _: float) -> str:
+    context = letter.context or ErrorContext()
+    return context.code or _UNKNOWN
+
+
+def _native_code(letter: Letter, _: float) -> str:
+    context = letter.context or ErrorContext()
+    return context.native_code or _UNKNOWN
+
+
 def _how_old(letter: Letter, now: float) -> str:
     since = dead_since_ms(letter)
     if since is None:
@@ -239,6 +249,8 @@ def _source(letter: Letter, _: float) -> str:
 
 
 _GROUPS: Final[dict[str, Callable[[Letter, float], str]]] = {
+    "by code": _code,
+    "by native code": _native_code,
     "by reason": _reason,
     "by age": _how_old,
     "by source": _source,

@@ -17,7 +17,8 @@ from typing import Any, Final
 import re2
 
 from redelivery.base import durations
-from redelivery.base.urls import unknown
+from redelivery.base.urls import nearest, unknown
+from redelivery.codes import Code, code_of
 from redelivery.contract.broker import Letter
 from redelivery.contract.context import ErrorContext, moment_ms
 from redelivery.errors import ConfigurationError, InvalidSpec
@@ -50,6 +51,7 @@ FLAGS: Final[Mapping[str, Callable[[ErrorContext], bool]]] = {
     "maybe_delivered": lambda context: context.maybe_delivered,
 }
 AGE: Final = "age"
+CODE: Final = "code"
 HEADER: Final = "header."
 
 _COMPARE: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
@@ -131,10 +133,21 @@ def _condition(text: str) -> Callable[[Letter, int], bool]:
         return _of_flag(text, FLAGS[name], sign, value)
     if name.startswith(HEADER):
         return _of_text(text, _headers(name.removeprefix(HEADER)), sign, value)
+    if name == CODE and sign in {"=", "!="} and value:
+        _check_code(text, value)
     if name in TEXTS:
         read = TEXTS[name]
         return _of_text(text, lambda letter: (read(letter, letter.context or ErrorContext()),), sign, value)
     raise unknown("condition", name, (*TEXTS, *NUMBERS, *FLAGS, AGE, f"{HEADER}NAME"))
+
+
+def _check_code(text: str, value: str) -> None:
+    """Codes are a closed vocabulary, so a condition about any other is a mistake. Raises ConfigurationError."""
+    if code_of(value) is None:
+        near = nearest(value, Code.__members__)
+        hint = f"did you mean {near!r}? " if near else ""
+        why = f"no code is called {value!r}; {hint}docs/codes.md lists the codes"
+        raise ConfigurationError(f"{text!r}: {why}; the client's own word is native_code")
 
 
 def _headers(name: str) -> Callable[[Letter], Iterable[str | None]]:

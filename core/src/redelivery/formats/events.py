@@ -279,7 +279,7 @@ def undeliverable(
     Args:
         row: the row by column name, written as JSON (see `jsonable`); or bytes, written as base64.
         id: stable, so that a repeated job says the same; also the message's id.
-        error: why; its text (redacted) and code become the attributes `reason` and `code`.
+        error: why; its text (redacted) and codes become the attributes `reason`, `code` and `nativecode`.
         key: kept as the message's own.
         headers: the same. A `content-type` among the headers must give way to the event's and
             becomes the attribute `rowcontenttype`.
@@ -290,7 +290,8 @@ def undeliverable(
         "type": UNDELIVERABLE,
         "source": (source if is_uri_reference(source) else quote(clean(source), safe=_SAFE)) or "redelivery",
         "id": clean(id) or "unknown",
-        "code": clean(error.label),
+        "code": error.code,
+        "nativecode": clean(error.native_code or ""),
         "reason": clean(redact(str(error)))[:_REASON_CHARACTERS],
     }
     own = next((value for name, value in headers if name.lower() == CONTENT_TYPE and value), None)

@@ -227,8 +227,8 @@ def rows(letters: DataFrame, schema: StructType | str) -> DataFrame:
     Returns:
         The columns of the schema, and `_error` and `_position` of the letter, which are to be dropped before writing.
         A column that the row does not have is null. Leave `destination`, and what else routes, out of the schema unless
-        you trust who may write letters there: a row is its writer's word. Of a letter with the code `not-utf8` text is
-        base64.
+        you trust who may write letters there: a row is its writer's word. Of a letter with the native code `not-utf8`
+        text is base64.
 
     Raises:
         ConfigurationError: these are no letters, or they have no types: they were not read as dead letters.
