@@ -90,6 +90,8 @@ class ShelfSender(Sender):
             return None
         if value.startswith(b"permanent"):
             return Permanent("the shelf refuses this", code=Code.REJECTED, native_code="REFUSED")
+        if value.startswith(b"large"):
+            return Permanent("the shelf has no room so wide", code=Code.TOO_LARGE)
         if value.startswith(b"fatal"):
             return Fatal("the shelf has fallen down", code=Code.CONNECTION_LOST)
         if value.startswith(b"flaky"):

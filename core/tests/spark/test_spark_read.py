@@ -44,7 +44,8 @@ def test_letters_hold_the_original_and_why(spark, shelf, orders):
     assert row["row"] == 2
     assert row["specversion"] is None
     error = row["_error"]
-    assert (error["code"], error["message"], error["kind"]) == ("REFUSED", "the shelf refuses this", "permanent")
+    assert (error["code"], error["message"], error["kind"]) == ("REJECTED", "the shelf refuses this", "permanent")
+    assert error["native_code"] == "REFUSED"
     assert (error["broker"], error["destination"], error["message_id"]) == ("shelf", shelf.url(), "id2")
     assert (error["attempts"], error["stage"], error["run"]) == (1, "TASK_PUT", report.run)
     assert error["maybe_delivered"] is False
@@ -266,9 +267,9 @@ def test_a_row_of_every_type_comes_back_as_it_was(spark, shelf):
     assert list(map(str, found)) == list(map(str, sent.drop("bad", "m").collect()))
 
 
-def test_the_condition_in_the_readme_finds_what_the_broker_refused(spark, shelf, undeliverable):
+def test_the_condition_in_the_readme_finds_what_was_too_large(spark, shelf, undeliverable):
     readme = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
     (condition,) = re.findall(r'letters\.where\("(.*?)"\)\.withColumn', readme)
     assert undeliverable.where(condition).count() == 0
-    deliver(spark.sql("SELECT 'permanent' AS value"), shelf.url(), deadLetterSink="native")
-    assert [row["value"] for row in undeliverable.where(condition).collect()] == [b"permanent"]
+    deliver(spark.sql("SELECT 'large' AS value"), shelf.url(), deadLetterSink="native")
+    assert [row["value"] for row in undeliverable.where(condition).collect()] == [b"large"]
