@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pty
@@ -19,12 +20,14 @@ from typing import Any
 import pytest
 
 from redelivery import cli
+from redelivery.cli import letters
 from redelivery.codes import Code
 from redelivery.contract.context import ErrorContext
 from redelivery.contract.message import Batch, Message
 from redelivery.contract.spec import DeliverySpec
 from redelivery.deadletters.journal import Journal, default_path
 from redelivery.deadletters.queue import dead_letters
+from redelivery.errors import ExportFailed
 from redelivery.formats import dialects
 from redelivery.registry import connect
 
@@ -197,6 +200,21 @@ def test_an_export_is_whole_or_not_there_and_replaces_nothing_unasked(
     assert lying(url) == ["n0", "n1"]
 
 
+def test_an_export_that_cannot_be_written_fails_and_is_no_error_of_configuration(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bury(url, *rows(2))
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(ExportFailed, match="cannot be written: No space left"):
+        letters._write(tmp_path / "letters.jsonl", iter(["{}"]))
+    status, _, err = run(capsys, "export", url, "--output", str(tmp_path / "letters.jsonl"))
+    assert (status, "still in their place" in err, list(tmp_path.glob("*jsonl*"))) == (2, True, [])
+
+
 def test_redrive_sends_back_and_prints_the_account(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     bury(url, *rows(3))
     status, out, _ = run(capsys, "redrive", url, "--dry-run")
@@ -356,7 +374,7 @@ def test_at_a_terminal_it_asks_before_letters_are_gone(url: str, answer: str, le
     os.close(ours)
     os.close(theirs)
     assert b"Remove all 1 letters" in err
-    assert (process.returncode, lying(url)) == (0 if answer == "y" else 2, left)
+    assert (process.returncode, lying(url)) == (0 if answer == "y" else 1, left)
 
 
 def test_at_a_terminal_it_shows_how_far_it_is_and_leaves_nothing_behind(url: str) -> None:

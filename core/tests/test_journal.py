@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from redelivery.deadletters.journal import Journal, default_path
-from redelivery.errors import ConfigurationError
+from redelivery.errors import ConfigurationError, JournalError
 
 PLACE = "carrier://host/orders-dead-letters"
 
@@ -42,7 +42,7 @@ def test_it_is_durable_and_unlocked_when_its_process_is_killed(tmp_path: Path) -
 
 
 def test_two_redrives_of_one_place_at_once_are_refused(tmp_path: Path) -> None:
-    with Journal(tmp_path / "l", PLACE), pytest.raises(ConfigurationError, match="another redrive of this place"):
+    with Journal(tmp_path / "l", PLACE), pytest.raises(JournalError, match="another redrive of this place"):
         Journal(tmp_path / "l", PLACE)
     Journal(tmp_path / "l", PLACE).close()
 
@@ -77,7 +77,7 @@ def test_a_damaged_ledger_says_what_to_do(tmp_path: Path) -> None:
     path.write_bytes(whole[:8192] + b"\xff" * (len(whole) - 8192))
     with (
         Journal(path, PLACE) as journal,
-        pytest.raises(ConfigurationError, match=r"is damaged.*move it away, or name another file"),
+        pytest.raises(JournalError, match=r"is damaged.*move it away, or name another file"),
     ):
         journal.pending()
 
@@ -94,7 +94,7 @@ def test_without_a_home_folder_a_file_must_be_named(monkeypatch: pytest.MonkeyPa
 
 def test_a_ledger_that_cannot_be_written_says_so(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigurationError, match="cannot be opened"):
+    with pytest.raises(JournalError, match="cannot be opened"):
         Journal(tmp_path / "file" / "journal.db", PLACE)
 
 
@@ -102,7 +102,7 @@ def test_a_ledger_that_is_full_says_so_and_can_be_written_again_later(tmp_path: 
     with Journal(tmp_path / "journal.db", PLACE) as journal:
         (pages,) = journal._file.execute("PRAGMA page_count").fetchone()
         journal._file.execute(f"PRAGMA max_page_count = {pages}")
-        with pytest.raises(ConfigurationError, match=r"cannot be written: .*full; make room"):
+        with pytest.raises(JournalError, match=r"cannot be written: .*full; make room"):
             journal.sent({f"{at}": "d" * 100 for at in range(1_000)})
         assert journal.pending() == {}
         journal._file.execute("PRAGMA max_page_count = 1000")

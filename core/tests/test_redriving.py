@@ -21,7 +21,7 @@ from redelivery.deadletters.journal import Journal
 from redelivery.deadletters.queue import dead_letters
 from redelivery.deadletters.redrive import RedriveReport, RedriveSettings
 from redelivery.deadletters.selection import Selection
-from redelivery.errors import ConfigurationError, Retriable
+from redelivery.errors import ConfigurationError, JournalError, Retriable
 from redelivery.formats import dialects, events
 
 
@@ -130,7 +130,7 @@ def test_a_ledger_serves_one_place_and_one_run_at_a_time(tmp_path: Path) -> None
         other.redrive(to="scripted:other", journal=tmp_path / "journal")
 
     def again(_: RedriveReport) -> None:
-        with here.dlq() as second, pytest.raises(ConfigurationError, match="another redrive"):
+        with here.dlq() as second, pytest.raises(JournalError, match="another redrive"):
             second.redrive(journal=tmp_path / "journal")
 
     here.place.letters.append(letter("late"))
@@ -190,10 +190,10 @@ def test_what_is_confirmed_is_removed_also_where_it_could_not_be_noted(
     here = world(3)
 
     def full(*_: object) -> None:
-        raise ConfigurationError("the journal cannot be written")
+        raise JournalError("the journal cannot be written")
 
     monkeypatch.setattr(Journal, "sent", full)
-    with here.dlq() as dlq, pytest.raises(ConfigurationError, match="cannot be written"):
+    with here.dlq() as dlq, pytest.raises(JournalError, match="cannot be written"):
         dlq.redrive(journal=tmp_path / "journal")
     assert (len(here.work.stored), here.place.letters) == (3, [])
 

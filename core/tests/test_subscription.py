@@ -26,6 +26,7 @@ from redelivery.errors import (
     ConfigurationError,
     DeliveryFailed,
     LeaseLost,
+    NotTerminated,
     Permanent,
     Retriable,
     TerminalNack,
@@ -233,7 +234,7 @@ def test_terminate_without_a_sink_is_a_configuration_error_and_the_message_stays
 
 def test_terminate_of_what_is_not_leased_is_refused() -> None:
     world = World()
-    with pytest.raises(ConfigurationError, match="'x' is not leased"):
+    with pytest.raises(NotTerminated, match="'x' is not leased"):
         world.subscription(fails).terminate("x", "y")
 
 
@@ -605,7 +606,7 @@ def test_a_termination_of_one_that_was_settled_meanwhile_ends_with_that(monkeypa
     leased.decided = True
     asked_at_once(monkeypatch, leased)
     subscription.run(until_empty=True)
-    with pytest.raises(ConfigurationError, match="settled before"):
+    with pytest.raises(NotTerminated, match="settled before"):
         future.result(timeout=5)
 
 
@@ -640,7 +641,7 @@ def test_a_termination_that_is_asked_for_as_the_last_message_is_settled_ends_too
     monkeypatch.setattr(LeasingReceiver, "settle", settle)
     subscription = world.subscription(handler)
     subscription.run()
-    with pytest.raises(ConfigurationError, match="settled before"):
+    with pytest.raises(NotTerminated, match="settled before"):
         futures[0].result(timeout=1)
 
 
@@ -661,7 +662,7 @@ def test_who_waits_for_a_termination_may_ask_for_another_when_it_ends() -> None:
     world.sinks[0].script = {"a": ["fatal"]}
 
     def again(_: Future[None]) -> None:
-        with contextlib.suppress(ConfigurationError):
+        with contextlib.suppress(NotTerminated):
             subscription.terminate("b", "seen enough")
 
     def handler(m: Message) -> None:

@@ -24,6 +24,10 @@
      x LeaseLost                                   a received message is no longer ours to settle
      x DeliveryFailed                              the engine gave up: the job must fail
        + ToleranceExceeded                         more errors than the spec tolerates
+     x JournalError                                a redrive cannot use its journal; what it has confirmed stays so
+     x ExportFailed                                letters could not be written to a file; they are where they were
+     x Declined                                    somebody was asked and said no; nothing was done
+     x NotTerminated                               a message that was to be given up is not: it was settled before
      x TerminalNack                                raised by a handler: a terminal nack
 
 A plugin maps every error of its client library to a `BrokerError` in one place and chains the original.
@@ -197,6 +201,22 @@ class DeliveryFailed(RedeliveryError):
 
 class ToleranceExceeded(DeliveryFailed):
     """More records failed than `errors.tolerance` and its limits allow."""
+
+
+class JournalError(RedeliveryError):
+    """The journal of a redrive is in use, damaged or cannot be written, also after letters were confirmed."""
+
+
+class ExportFailed(RedeliveryError):
+    """The file that dead letters were to be written to could not be written; the letters are where they were."""
+
+
+class Declined(RedeliveryError):
+    """A person was asked for consent and did not give it; nothing was done."""
+
+
+class NotTerminated(RedeliveryError):
+    """A message was not given up as `terminate` asked: it is not under lease, or was settled before."""
 
 
 class TerminalNack(RedeliveryError):

@@ -18,16 +18,18 @@ from redelivery.base.secrets import redact, refuse_password
 from redelivery.cli import letters, plugins, provision, run
 from redelivery.cli.arguments import SHOWN
 from redelivery.cli.output import HarmlessFormatter, say
-from redelivery.errors import RedeliveryError
+from redelivery.errors import Declined, RedeliveryError
 
 #: Exit status: something the caller wrote, or a broker, does not let the command do what was asked.
 FAILED = 2
+#: Exit status: whoever was asked said no.
+DECLINED = 1
 #: Exit status: whoever read the output has gone before the command was done; as of what dies of SIGPIPE.
 UNREAD = 141
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command. Returns the exit status: the command's own, or 2 with one line on stderr.
+    """Run the command. Returns the exit status: the command's own; or 1 (declined) or 2 (failed), with a line on stderr.
 
     Args:
         arguments: instead of those of the process.
@@ -53,6 +55,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status = command(parsed)
         if sys.stdout is not None:  # somebody may have closed it
             sys.stdout.flush()
+    except Declined as error:
+        say(f"redelivery: {error}", error=True)
+        return DECLINED
     except RedeliveryError as error:
         say(f"redelivery: {' '.join(redact(str(error)).split())}", error=True)
         return FAILED

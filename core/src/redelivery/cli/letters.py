@@ -27,7 +27,7 @@ from redelivery.contract.broker import Letter
 from redelivery.contract.context import ErrorContext
 from redelivery.deadletters.export import as_json
 from redelivery.deadletters.selection import Selection, dead_since_ms
-from redelivery.errors import ConfigurationError
+from redelivery.errors import ConfigurationError, ExportFailed
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -285,7 +285,9 @@ def _write(output: Path, lines: Iterator[str]) -> int:
             os.fsync(file.fileno())
         beside.replace(output)
     except OSError as error:
-        raise ConfigurationError(f"--output {str(output)!r}: {error.strerror}") from error
+        raise ExportFailed(
+            f"--output {str(output)!r} cannot be written: {error.strerror}; the letters are still in their place"
+        ) from error
     finally:
         beside.unlink(missing_ok=True)
     return count

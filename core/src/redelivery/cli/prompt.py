@@ -5,14 +5,15 @@ from __future__ import annotations
 import sys
 
 from redelivery.cli.output import say
-from redelivery.errors import ConfigurationError
+from redelivery.errors import ConfigurationError, Declined
 
 
 def confirm(question: str, *, yes: bool) -> None:
     """Go on only where the answer is yes.
 
     Raises:
-        ConfigurationError: it is not, or there is no terminal to ask at.
+        Declined: the answer is another one.
+        ConfigurationError: there is no terminal to ask at.
     """
     if yes:
         return
@@ -20,4 +21,4 @@ def confirm(question: str, *, yes: bool) -> None:
         raise ConfigurationError(f"{question} There is no terminal to ask at; add --yes if that is meant")
     say(f"{question} [y/N] ", error=True, end="")
     if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
-        raise ConfigurationError("nothing was done")
+        raise Declined("nothing was done")

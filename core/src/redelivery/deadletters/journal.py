@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from redelivery.base.files import make_private, make_private_folder, refuse_link
-from redelivery.errors import ConfigurationError
+from redelivery.errors import ConfigurationError, JournalError
 
 #: Marks the file as ours (SQLite's `application_id`).
 _MARK: Final = 0x72644C67
@@ -47,7 +47,8 @@ class Journal:
         source: redacted URL of the place that is redriven.
 
     Raises:
-        ConfigurationError: it is another place's, in use by another redrive, no journal, or cannot be written.
+        ConfigurationError: the file is another place's journal, or no journal.
+        JournalError: it is in use by another redrive, or cannot be opened.
     """
 
     def __init__(self, path: Path, source: str) -> None:
@@ -58,7 +59,7 @@ class Journal:
             make_private(path)
             self._file = sqlite3.connect(path, timeout=_BUSY, isolation_level=None)
         except (OSError, sqlite3.Error) as error:
-            raise ConfigurationError(f"the journal {str(path)!r} cannot be opened: {error}") from error
+            raise JournalError(f"the journal {str(path)!r} cannot be opened: {error}") from error
         try:
             self._claim(source)
         except sqlite3.OperationalError as error:
@@ -66,7 +67,7 @@ class Journal:
             why = (
                 "is in use: another redrive of this place is running" if _locked(error) else f"cannot be used: {error}"
             )
-            raise ConfigurationError(f"the journal {str(path)!r} {why}") from error
+            raise JournalError(f"the journal {str(path)!r} {why}") from error
         except sqlite3.DatabaseError as error:
             self._file.close()
             raise ConfigurationError(f"{str(path)!r} is no journal: {error}; name another file") from error
@@ -98,7 +99,7 @@ class Journal:
         """These letters, digests by position, are confirmed at their destination. Durable when this returns.
 
         Raises:
-            ConfigurationError: it cannot be written.
+            JournalError: it cannot be written.
         """
         self._write("INSERT OR REPLACE INTO letter VALUES (?, ?)", list(letters.items()))
 
@@ -115,19 +116,19 @@ class Journal:
             with contextlib.suppress(sqlite3.Error):
                 self._file.execute("ROLLBACK")
             text = f"the journal {str(self.path)!r} cannot be written: {error}; make room, or name another file"
-            raise ConfigurationError(text) from error
+            raise JournalError(text) from error
 
     def pending(self) -> dict[str, str]:
         """What a redrive that was killed had sent and, as far as it knew, not yet removed.
 
         Raises:
-            ConfigurationError: the file is damaged.
+            JournalError: the file is damaged.
         """
         try:
             return dict(self._file.execute("SELECT position, digest FROM letter"))
         except sqlite3.Error as error:
             text = f"the journal {str(self.path)!r} is damaged: {error}; what it noted as sent is sent again without it"
-            raise ConfigurationError(f"{text}: move it away, or name another file") from error
+            raise JournalError(f"{text}: move it away, or name another file") from error
 
     def close(self) -> None:
         """Give the lock back."""

@@ -18,7 +18,7 @@ from redelivery.base.clock import Clock
 from redelivery.base.urls import redact
 from redelivery.contract.broker import Accept, Outcome, Received, Receiver, Release, Retry
 from redelivery.contract.spec import DeliverySpec
-from redelivery.errors import BrokerError, ConfigurationError, Fatal, LeaseLost, Unsupported
+from redelivery.errors import BrokerError, ConfigurationError, Fatal, LeaseLost, NotTerminated, Unsupported
 from redelivery.sending.report import SubscriptionReport
 
 log = logging.getLogger("redelivery.subscription")
@@ -210,7 +210,7 @@ class Leases:
             self._held.clear()
         leases = [leased.received for leased in held]
         for leased in held:
-            leased.end(ConfigurationError("the subscription ended before the message was given up; it comes again"))
+            leased.end(NotTerminated("the subscription ended before the message was given up; it comes again"))
         if not leases:
             return
         try:
@@ -231,7 +231,7 @@ class Leases:
             answers = [error] * len(held)
         for each, answer in zip(held, answers, strict=True):
             if answer is None:
-                self._part(each.leased, None if each.leased.dead else ConfigurationError(SETTLED))
+                self._part(each.leased, None if each.leased.dead else NotTerminated(SETTLED))
                 self._report.accepted += isinstance(each.outcome, Accept) and not each.leased.dead
                 if isinstance(each.outcome, Retry):
                     self.delayed_retries.add(self._clock.monotonic(), each.outcome.delay.total_seconds())

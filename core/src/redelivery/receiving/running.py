@@ -28,6 +28,7 @@ from redelivery.errors import (
     BrokerError,
     ConfigurationError,
     DeliveryFailed,
+    NotTerminated,
     Permanent,
     Retriable,
     TerminalNack,
@@ -180,7 +181,7 @@ class RunningSubscription:
         while not self._requests.empty():
             leased, reason = self._requests.get()
             if leased.decided or leased not in self._leases:
-                leased.end(ConfigurationError(SETTLED))
+                leased.end(NotTerminated(SETTLED))
             else:
                 self._note()
                 self._terminate(leased, reason, None)
@@ -331,9 +332,9 @@ def _retriable(error: Exception) -> Retriable:
     return failed
 
 
-def not_leased(message: Message | str) -> ConfigurationError:
+def not_leased(message: Message | str) -> NotTerminated:
     """The error of `terminate` for a message that is not leased."""
-    return ConfigurationError(f"terminate: {label(message)} is not leased (settled already, or never received)")
+    return NotTerminated(f"terminate: {label(message)} is not leased (settled already, or never received)")
 
 
 def label(message: Message | str) -> str:

@@ -160,7 +160,8 @@ class Subscription:
 
         Raises:
             ConfigurationError: the subscription has no dead letter sink, and so the message is not given up, nor
-                skipped; or no such message is under lease, or several are.
+                skipped; or several leased messages have this name.
+            NotTerminated: no such message is under lease.
         """
         if self._running is None:
             raise not_leased(message)
