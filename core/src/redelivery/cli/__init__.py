@@ -29,7 +29,7 @@ UNREAD = 141
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command. Returns the exit status: the command's own; or 1 (declined) or 2 (failed), with a line on stderr.
+    """Run the command. Returns the exit status: the command's own; 1 (declined) or 2 (failed) with a line on stderr.
 
     Args:
         arguments: instead of those of the process.
