@@ -417,7 +417,7 @@ def constraints(session: nox.Session) -> None:
 
 def _typed() -> list[str]:
     scripts = [str(path) for folder in ("examples", "benchmarks") for path in sorted(Path(folder).glob("*.py"))]
-    return [*SOURCES, "conformance_tests/src", *scripts]
+    return [*SOURCES, "conformance_tests/src", "core/tests/typing/public_api.py", *scripts]
 
 
 def _unit() -> list[Run]:

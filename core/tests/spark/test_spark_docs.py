@@ -1,0 +1,47 @@
+"""The Python code in the documents runs as it stands, each document from top to bottom."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from sybil import Sybil
+from sybil.parsers.markdown import PythonCodeBlockParser
+
+from redelivery.spark import deliver
+
+pytest.importorskip("redelivery_sqlite")
+
+ROOT = Path(__file__).resolve().parents[3]
+DOCUMENTS = Sybil(parsers=[PythonCodeBlockParser()])
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/streaming.md"])
+def test_the_code_of_a_document_runs(name, spark, tmp_path):
+    url = f"sqlite://{tmp_path}/orders.db?queue=orders"
+    assert deliver(spark.sql("SELECT 'paid' AS value, 'order-42' AS id"), url).delivered == 1
+    text = (ROOT / name).read_text(encoding="utf-8")
+    for folder in ("/tmp/", "/var/lib/"):  # noqa: S108 - as the documents write it
+        text = text.replace(folder, f"{tmp_path}/")
+    copy = tmp_path / Path(name).name
+    copy.write_text(text, encoding="utf-8")
+    stream = spark.readStream.format("rate").option("rowsPerSecond", 100).load().selectExpr("string(value) AS value")
+    document = DOCUMENTS.parse(copy)
+    document.namespace.update(
+        spark=spark,
+        url=url,
+        events=stream,
+        df=stream.selectExpr("value", "int(value) - 3 AS amount"),
+        checkpoint=str(tmp_path / "checkpoint"),
+        path=str(tmp_path / "other"),
+        orders=f"sqlite:{tmp_path / 'two.db'}?queue=orders",
+        refunds=f"sqlite:{tmp_path / 'two.db'}?queue=refunds",
+    )
+    examples = list(document.examples())
+    assert examples
+    try:
+        for example in examples:
+            example.evaluate()
+    finally:
+        for query in spark.streams.active:
+            query.stop()
