@@ -1,82 +1,105 @@
-"""Every error of the SDK as one of redelivery's classes: the only file that knows them.
+"""Errors of the SDK and of its administration client, as redelivery's.
 
 The SDK's own opinion of what may be retried is not used: it calls a full queue final, and a wrong key worth a retry.
-This file must not call Service Bus nor decide what follows from an error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 from azure.core import exceptions as core
 from azure.servicebus import exceptions as bus
 
-from redelivery.base.urls import redact
+from redelivery.contract.codes import Code
 from redelivery.errors import Ambiguous, BrokerError, Fatal, Permanent, Retriable, Throttled, Unattributed
+from redelivery.kit.errors import BUG, ClientError, ErrorTable, Rule
 from redelivery_servicebus.client import private
 
-_Rule = tuple[type[BrokerError] | None, str]
+#: What an operation needs, for errors.
+SEND: Final = "the claim Send"
+LISTEN: Final = "the claim Listen"
+MANAGE: Final = "the claim Manage"
 
-#: Nothing was done before it was asked for; once it was, nobody knows.
-_UNKNOWN: _Rule = (None, "")
-_LATER: _Rule = (Retriable, "nothing was done")
-_NO_QUEUE: _Rule = (Fatal, "there is no such queue in this namespace: provision it, or correct the URL")
-_CREDENTIALS: _Rule = (Fatal, "these credentials are not taken: correct or renew them")
-_DENIED: _Rule = (Fatal, "give this identity the claim")
-_REFUSED: _Rule = (Unattributed, "Service Bus refused it; nothing was stored")
-_ROW: _Rule = (Permanent, "it cannot be sent")
-_LOST: _Rule = (Permanent, "the lock has run out, or was used")
-_CONFIGURED: _Rule = (Fatal, "it cannot be used so: name a subscription of a topic; sessions are for later")
-_OURS: _Rule = (Fatal, "this is an error of redelivery-servicebus: please report it")
+_UNKNOWN: Final = Rule(Ambiguous, Code.UNCONFIRMED, "it may have been done or not")
+_LOST_CONNECTION: Final = replace(_UNKNOWN, code=Code.CONNECTION_LOST)
+_NO_ANSWER: Final = replace(_UNKNOWN, code=Code.DEADLINE_EXCEEDED)
+_NOT_CONNECTED: Final = Rule(Retriable, Code.CONNECTION_LOST, "nothing was done")
+_CANCELLED: Final = Rule(Retriable, Code.UNAVAILABLE, "nothing was done")
+_BUSY: Final = Rule(Throttled, Code.THROTTLED, "Service Bus asks for fewer requests; nothing was done")
+_FULL: Final = Rule(Retriable, Code.FULL, "the queue or the namespace is full; nothing was stored")
+_MISSING: Final = Rule(
+    Fatal,
+    Code.NO_SUCH_DESTINATION,
+    "the queue does not exist in this namespace: provision it, or correct the URL",
+    about_target=True,
+)
+_DISABLED: Final = Rule(Fatal, Code.UNAVAILABLE, "the queue is disabled: enable it", about_target=True)
+_EXISTS: Final = Rule(Fatal, Code.CONFLICT, "it exists already, or another request changes it")
+_LOGIN: Final = Rule(
+    Fatal, Code.NOT_AUTHENTICATED, "Service Bus does not accept these credentials: correct or renew them"
+)
+_DENIED: Final = Rule(Fatal, Code.NOT_AUTHORIZED, "this identity lacks a permission", about_target=True)
+_REFUSED: Final = Rule(Unattributed, Code.REJECTED, "Service Bus refused it; nothing was stored")
+_TOO_LARGE: Final = Rule(
+    Unattributed, Code.TOO_LARGE, "it is larger than the queue accepts; nothing was stored"
+)
+_NOT_WRITABLE: Final = Rule(Permanent, Code.INVALID_MESSAGE, "it cannot be sent")
+_LOCK_LOST: Final = Rule(Permanent, Code.LEASE_LOST, "the lock has run out, or was used")
+_UNSUPPORTED: Final = Rule(
+    Fatal,
+    Code.UNSUPPORTED,
+    "it cannot be used like this: name a subscription of a topic; sessions are not supported yet",
+)
 
-#: By class: the nearest base counts. A test walks what the SDK has.
-BY_CLASS: Final[Mapping[type[BaseException], _Rule]] = {
+_BY_CLASS: Final[Mapping[type[BaseException], Rule]] = {
     bus.ServiceBusError: _UNKNOWN,
-    bus.ServiceBusConnectionError: _UNKNOWN,
-    bus.ServiceBusCommunicationError: _UNKNOWN,
-    bus.OperationTimeoutError: _UNKNOWN,
-    bus.ServiceBusAuthenticationError: _CREDENTIALS,
+    bus.ServiceBusConnectionError: _LOST_CONNECTION,
+    bus.ServiceBusCommunicationError: _LOST_CONNECTION,
+    bus.OperationTimeoutError: _NO_ANSWER,
+    bus.ServiceBusAuthenticationError: _LOGIN,
     bus.ServiceBusAuthorizationError: _DENIED,
-    bus.MessageSizeExceededError: (Unattributed, "it is larger than the queue takes; nothing was stored"),
-    bus.MessageAlreadySettled: _LOST,
-    bus.MessageLockLostError: _LOST,
-    bus.MessageNotFoundError: _LOST,
-    bus.SessionLockLostError: _CONFIGURED,
-    bus.SessionCannotBeLockedError: _CONFIGURED,
-    bus.MessagingEntityNotFoundError: _NO_QUEUE,
-    bus.MessagingEntityDisabledError: (Fatal, "the queue is disabled: enable it"),
-    bus.MessagingEntityAlreadyExistsError: (Fatal, "a queue of this name exists already"),
-    bus.ServiceBusQuotaExceededError: (Retriable, "the queue, or the namespace, is full; nothing was stored"),
-    bus.ServiceBusServerBusyError: (Throttled, "Service Bus asks for fewer requests; nothing was done"),
-    bus.AutoLockRenewFailed: _OURS,
-    bus.AutoLockRenewTimeout: _OURS,
+    bus.MessageSizeExceededError: _TOO_LARGE,
+    bus.MessageAlreadySettled: _LOCK_LOST,
+    bus.MessageLockLostError: _LOCK_LOST,
+    bus.MessageNotFoundError: _LOCK_LOST,
+    bus.SessionLockLostError: _UNSUPPORTED,
+    bus.SessionCannotBeLockedError: _UNSUPPORTED,
+    bus.MessagingEntityNotFoundError: _MISSING,
+    bus.MessagingEntityDisabledError: _DISABLED,
+    bus.MessagingEntityAlreadyExistsError: _EXISTS,
+    bus.ServiceBusQuotaExceededError: _FULL,
+    bus.ServiceBusServerBusyError: _BUSY,
+    bus.AutoLockRenewFailed: BUG,
+    bus.AutoLockRenewTimeout: BUG,
     # of the administration client
     core.AzureError: _UNKNOWN,
-    core.ServiceRequestError: _LATER,
-    core.ServiceRequestTimeoutError: _LATER,
-    core.ServiceResponseError: _UNKNOWN,
-    core.ServiceResponseTimeoutError: _UNKNOWN,
+    core.ServiceRequestError: _NOT_CONNECTED,
+    core.ServiceRequestTimeoutError: _NOT_CONNECTED,
+    core.ServiceResponseError: _LOST_CONNECTION,
+    core.ServiceResponseTimeoutError: _NO_ANSWER,
     core.HttpResponseError: _UNKNOWN,
     core.DecodeError: _UNKNOWN,
-    core.IncompleteReadError: _UNKNOWN,
-    core.ResourceExistsError: (Fatal, "something of this name exists already"),
-    core.ResourceNotFoundError: _NO_QUEUE,
+    core.IncompleteReadError: _LOST_CONNECTION,
+    core.ResourceExistsError: _EXISTS,
+    core.ResourceNotFoundError: _MISSING,
     core.ClientAuthenticationError: _DENIED,
-    core.ResourceModifiedError: _LATER,
+    core.ResourceModifiedError: replace(_EXISTS, kind=Retriable, advice="another request changed it; nothing was done"),
     core.ResourceNotModifiedError: _UNKNOWN,
-    core.TooManyRedirectsError: (Fatal, "the endpoint leads nowhere: correct the URL"),
+    core.TooManyRedirectsError: Rule(Fatal, Code.MISCONFIGURED, "the endpoint redirects without end: correct the URL"),
     core.ODataV4Error: _UNKNOWN,
     core.StreamConsumedError: _UNKNOWN,
     core.StreamClosedError: _UNKNOWN,
     core.ResponseNotReadError: _UNKNOWN,
-    core.SerializationError: _ROW,
+    core.SerializationError: _NOT_WRITABLE,
     core.DeserializationError: _UNKNOWN,
-    # of Python, which the SDK lets through
-    ImportError: (Fatal, "a package is missing: the transport websockets needs websocket-client"),
-    UnicodeError: _ROW,
-    OSError: _UNKNOWN,
+    # of Python, which the SDK does not catch
+    ImportError: Rule(
+        Fatal, Code.MISCONFIGURED, "a package is missing: the transport websockets needs websocket-client"
+    ),
+    UnicodeError: _NOT_WRITABLE,
+    OSError: _LOST_CONNECTION,
     ValueError: _UNKNOWN,
     TypeError: _UNKNOWN,
     AttributeError: _UNKNOWN,
@@ -84,101 +107,68 @@ BY_CLASS: Final[Mapping[type[BaseException], _Rule]] = {
     RuntimeError: _UNKNOWN,
 }
 
-#: Where the class says nothing (`ServiceBusError`): by the AMQP condition.
-BY_CONDITION: Final[Mapping[str, _Rule]] = {
-    "amqp:not-allowed": _CONFIGURED,
-    "amqp:not-implemented": _CONFIGURED,
+#: Codes of ours: a failed authentication that is not final; an error whose class says nothing.
+_TOKEN: Final = "token"  # noqa: S105 - a name
+_PLAIN: Final = "plain"
+#: By the AMQP condition, where the class says nothing (`ServiceBusError`), and by the HTTP status of the administration.
+_BY_CODE: Final[Mapping[str | int, Rule]] = {
+    "amqp:not-allowed": _UNSUPPORTED,
+    "amqp:not-implemented": _UNSUPPORTED,
     "amqp:invalid-field": _REFUSED,
     "amqp:decode-error": _REFUSED,
     "amqp:precondition-failed": _REFUSED,
-    "amqp:resource-deleted": _NO_QUEUE,
+    "amqp:resource-deleted": _MISSING,
     "com.microsoft:argument-error": _REFUSED,
     "com.microsoft:argument-out-of-range": _REFUSED,
     "com.microsoft:precondition-failed": _REFUSED,
-    "com.microsoft:operation-cancelled": _LATER,
-}
-#: By the HTTP status of an administration request.
-BY_STATUS: Final[Mapping[int, _Rule]] = {
-    400: (Fatal, "the administration endpoint refuses the request"),
+    "com.microsoft:operation-cancelled": _CANCELLED,
+    _TOKEN: _LOST_CONNECTION,
+    400: Rule(Fatal, Code.REJECTED, "the administration endpoint refuses the request"),
     401: _DENIED,
     403: _DENIED,
-    404: _NO_QUEUE,
-    409: (Fatal, "it exists already, or another request changes it"),
-    410: _NO_QUEUE,
-    429: (Throttled, "the administration endpoint asks for fewer requests"),
-    503: (Throttled, "the administration endpoint asks for fewer requests"),
+    404: _MISSING,
+    409: _EXISTS,
+    410: _MISSING,
+    429: _BUSY,
+    503: _BUSY,
 }
 
-#: Whatever a call may raise.
-ERRORS: Final = tuple(BY_CLASS)
+
+def _describe(error: BaseException) -> ClientError:
+    condition = private.condition(error)
+    codes: tuple[str | int | None, ...] = ()
+    if isinstance(error, core.HttpResponseError):
+        codes = (error.status_code,)
+    elif isinstance(error, bus.ServiceBusAuthenticationError) and not private.was_token_refused(error):
+        codes = (_TOKEN,)
+    elif type(error) is bus.ServiceBusError:
+        codes = (condition, _PLAIN)
+    return ClientError(str(error), codes=codes, name=condition or type(error).__name__)
 
 
-def classify(error: BaseException, doing: str, *, claim: str, asked: bool) -> BrokerError:
-    """The error as redelivery's, its text saying what to do; chain it from the original.
+TABLE: Final = ErrorTable(
+    "servicebus",
+    by_class=_BY_CLASS,
+    by_code=_BY_CODE,
+    by_text=[
+        (_PLAIN, "Value supplied for", _NOT_WRITABLE),  # the SDK encodes as it sends: an int over 32 bits
+        (None, "CERTIFICATE_VERIFY_FAILED", replace(_NOT_CONNECTED, code=Code.TLS_FAILED)),
+    ],
+    otherwise=_UNKNOWN,
+    describe=_describe,
+)
 
-    Args:
-        error: what the SDK raised.
-        doing: what it was asked to do.
-        claim: the claim that this needs.
-        asked: whether the request itself may have left this machine; not, while a link was being opened.
+
+def is_lost(error: BaseException | None) -> bool:
+    """Return whether a message's lock is not ours any more.
+
+    Service Bus answers with a bare status for a token that it has forgotten.
     """
-    kind, advice = _rule(error)
-    if kind is None:
-        kind, advice = (Ambiguous, "it may have been done or not") if asked else (Retriable, "nothing was done")
-    name = private.condition(error) or type(error).__name__
-    advice = f"{advice} {claim}" if advice == _DENIED[1] else advice
-    text = redact(" ".join(str(error).split()))[:500]
-    return kind(f"servicebus: {doing}: {text} ({type(error).__name__}); {advice}", native_code=name)
+    if isinstance(error, BrokerError):
+        return error.code is Code.LEASE_LOST or is_lost(error.__cause__)
+    return error is not None and (TABLE.rule(error) is _LOCK_LOST or private.status_code(error) in (404, 410))
 
 
-def is_lost(error: BaseException) -> bool:
-    """Whether a lock is no longer ours."""
-    kinds = (bus.MessageLockLostError, bus.MessageNotFoundError, bus.MessageAlreadySettled)
-    # A token that Service Bus has forgotten is told as a status alone.
-    return isinstance(error, kinds) or private.status_code(error) in (404, 410)
-
-
-def is_denied(error: BaseException) -> bool:
-    """Whether a claim is missing, or the credentials are not taken."""
-    return isinstance(error, BrokerError) and isinstance(error, Fatal) and _denied(error.__cause__)
-
-
-def is_missing(error: BaseException) -> bool:
-    """Whether there is no such queue."""
-    return isinstance(error, Fatal) and error.__cause__ is not None and _rule(error.__cause__) is _NO_QUEUE
-
-
-def _denied(error: BaseException | None) -> bool:
-    return error is not None and _rule(error) in (_DENIED, _CREDENTIALS)
-
-
-def is_target(error: BrokerError) -> bool:
-    """Whether it is about the queue that was named: missing, disabled, or not ours to use."""
-    kinds = (bus.MessagingEntityNotFoundError, bus.MessagingEntityDisabledError, bus.ServiceBusAuthorizationError)
-    return isinstance(error, Fatal) and isinstance(error.__cause__, kinds)
-
-
-@contextmanager
-def classified(doing: str, *, claim: str, asked: bool = True) -> Iterator[None]:
-    """Turn whatever the SDK raises inside into redelivery's error, chained."""
-    try:
-        yield
-    except BrokerError:
-        raise
-    except ERRORS as error:
-        raise classify(error, doing, claim=claim, asked=asked) from error
-
-
-def _rule(error: BaseException) -> _Rule:
-    base = next((each for each in type(error).__mro__ if each in BY_CLASS), None)
-    if base is None:
-        return _UNKNOWN
-    if isinstance(error, core.HttpResponseError) and BY_CLASS[base] is _UNKNOWN:
-        return BY_STATUS.get(error.status_code or 0, _UNKNOWN)
-    if base is bus.ServiceBusAuthenticationError and not private.was_token_refused(error):
-        return _UNKNOWN
-    if base is bus.ServiceBusError:
-        if "Value supplied for" in str(error):  # the SDK encodes as it sends: an int over 32 bits
-            return _ROW
-        return BY_CONDITION.get(private.condition(error) or "", _UNKNOWN)
-    return BY_CLASS[base]
+def is_denied(error: BrokerError) -> bool:
+    """Return whether a claim is missing, or the credentials are not accepted."""
+    return error.code in {Code.NOT_AUTHORIZED, Code.NOT_AUTHENTICATED}
