@@ -30,15 +30,15 @@ def test_a_url_names_a_namespace_and_a_queue() -> None:
         ("servicebus://host", "missing"),
         ("servicebus://host/", "missing"),
         ("servicebus://host/q#x", "fragment"),
-        ("servicebus://host/a b", "made of"),
+        ("servicebus://host/a b", "consists of"),
         ("servicebus://host/" + "q" * 261, "260"),
         ("servicebus://host/q/$DeadLetterQueue", "sub-queue"),
-        ("servicebus://host/orders/Subscriptions/mine", "is written '<topic>\\?subscription=<name>'"),
-        ("servicebus://host/orders?subscription=", "subscription's name"),
+        ("servicebus://host/orders/Subscriptions/mine", "write a subscription as '<topic>\\?subscription=<name>'"),
+        ("servicebus://host/orders?subscription=", "name of a subscription"),
         ("servicebus://host/orders?subscription=a&subscription=b", "more than one"),
-        ("servicebus://host/orders-dead-letters?subscription=a", "one receiver each"),
+        ("servicebus://host/orders-dead-letters?subscription=a", "to one receiver"),
         ("servicebus://host/" + "q" * 245 + "?subscription=mine", "260"),
-        ("servicebus://host/orders?session=a", "sessions are for later"),
+        ("servicebus://host/orders?session=a", "sessions are not supported yet"),
     ],
 )
 def test_a_url_that_names_no_queue_is_refused_with_what_is_wrong(url: str, said: str) -> None:
@@ -84,9 +84,9 @@ def test_no_two_subscriptions_have_one_queue_and_service_bus_can_name_each(
 
 def test_a_subscription_of_a_subscription_or_of_a_queue_for_letters_is_refused() -> None:
     options = {"connection_string": STRING}
-    with pytest.raises(ConfigurationError, match="'audit' already"):
+    with pytest.raises(ConfigurationError, match="already the subscription 'audit'"):
         connect("servicebus://host/orders?subscription=audit", options).subscription("billing")
-    with pytest.raises(Unsupported, match="one receiver each"):
+    with pytest.raises(Unsupported, match="to one receiver"):
         connect("servicebus://host/orders-dead-letters", options).subscription("billing")
 
 

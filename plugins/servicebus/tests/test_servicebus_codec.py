@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from redelivery.contract.message import Message
 from redelivery.errors import Permanent
 from redelivery_servicebus.client.resend import copy_of
-from redelivery_servicebus.codec import HEADERS_BYTES, PACKED, changed, decode, encode, marks
-from redelivery_servicebus.sender import outgoing
+from redelivery_servicebus.codec import HEADERS_BYTES, PACKED, changed, decode, encode, marks, outgoing
 
 MOST = 262_144
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)

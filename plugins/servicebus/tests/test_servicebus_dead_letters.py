@@ -110,7 +110,7 @@ class TestLetters(Statements):
             assert letters.purge() == 1
 
     def test_a_queue_that_is_not_there_is_an_error(self, subject: Subject) -> None:
-        told = pytest.raises(BrokerError, match="no such queue")
+        told = pytest.raises(BrokerError, match="the queue does not exist")
         with subject.connect(subject.broker.sibling("nobody")) as broker, broker.dead_letters() as letters, told:
             list(letters.browse())
 
@@ -137,10 +137,10 @@ class TestLetters(Statements):
         ):
             assert receiver.receive_messages(1)
             positions = [letter.position for letter in letters.browse()]
-            with pytest.raises(Retriable, match="1 letters were removed, and others are left"):
+            with pytest.raises(Retriable, match="1 letters were removed; another receiver has the others"):
                 letters.remove(positions)
             subject.deliver(Message(value=b"another"), url=subject.broker.native_sink())
-            with pytest.raises(Retriable, match="1 letters were removed, and others are left"):
+            with pytest.raises(Retriable, match="1 letters were removed; another receiver has the others"):
                 letters.purge()
         assert [letter.message.value for letter in subject.browse(direct=False)] == [b"held"]
 

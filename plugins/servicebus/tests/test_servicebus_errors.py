@@ -1,4 +1,4 @@
-"""Every error of the SDK, and of the HTTP client under its administration, is one of redelivery's classes."""
+"""Every error of the SDK, and of the HTTP client under its administration, is one of redelivery's classes and codes."""
 
 import pickle
 
@@ -7,8 +7,9 @@ import azure.servicebus.exceptions as bus
 import pytest
 from azure.servicebus._pyamqp.error import TokenAuthFailure, TokenExpired
 
+from redelivery.contract.codes import Code
 from redelivery.errors import Ambiguous, BrokerError, Fatal, Permanent, Retriable, Throttled, Unattributed
-from redelivery_servicebus.errors import BY_CLASS, classified, classify, is_lost, is_target
+from redelivery_servicebus.errors import MANAGE, SEND, TABLE, is_lost
 
 
 def errors_of(module: object) -> set[type[BaseException]]:
@@ -16,8 +17,8 @@ def errors_of(module: object) -> set[type[BaseException]]:
     return {each for each in found if isinstance(each, type) and issubclass(each, Exception)}
 
 
-def told(error: BaseException, *, asked: bool = True) -> BrokerError:
-    return classify(error, "doing it", claim="Send", asked=asked)
+def told(error: BaseException, *, safe: bool = False, rows: int = 2, own_target: bool = True) -> BrokerError:
+    return TABLE.error(error, "doing it", safe=safe, rows=rows, own_target=own_target, needs=SEND)
 
 
 def conditioned(condition: str) -> bus.ServiceBusError:
@@ -29,7 +30,7 @@ def test_every_class_is_mapped_by_itself(module: object) -> None:
     """One that falls to a base would be called ambiguous by accident."""
     classes = {each for each in errors_of(module) if each.__module__ == module.__name__}  # type: ignore[attr-defined]
     assert classes
-    assert classes - BY_CLASS.keys() == set()
+    assert classes - TABLE.by_class.keys() == set()
 
 
 @pytest.mark.parametrize(
@@ -73,7 +74,7 @@ def test_what_service_bus_has_told_is_sorted_by_it(error: BaseException, kind: t
 )
 def test_a_broken_connection_is_ambiguous_once_something_was_asked(error: BaseException) -> None:
     assert type(told(error)) is Ambiguous
-    assert type(told(error, asked=False)) is Retriable
+    assert type(told(error, safe=True)) is Retriable
 
 
 @pytest.mark.parametrize(
@@ -90,7 +91,7 @@ def test_a_broken_connection_is_ambiguous_once_something_was_asked(error: BaseEx
 def test_only_a_token_that_was_refused_is_fatal(cause: Exception | None, passes: bool) -> None:
     error = bus.ServiceBusAuthenticationError(error=cause)
     assert type(told(error)) is (Ambiguous if passes else Fatal)
-    assert type(told(error, asked=False)) is (Retriable if passes else Fatal)
+    assert type(told(error, safe=True)) is (Retriable if passes else Fatal)
 
 
 @pytest.mark.parametrize(("status", "kind"), [(401, Fatal), (404, Fatal), (429, Throttled), (503, Throttled)])
@@ -104,21 +105,46 @@ def test_an_administration_answer_is_sorted_by_its_status(status: int, kind: typ
 
 def test_a_denied_operation_names_the_claim_that_it_needs() -> None:
     assert "the claim Send" in str(told(bus.ServiceBusAuthorizationError()))
-    assert "the claim Manage" in str(classify(core.ClientAuthenticationError("m"), "x", claim="Manage", asked=True))
+    assert "the claim Manage" in str(TABLE.error(core.ClientAuthenticationError("m"), "x", needs=MANAGE))
 
 
-def test_only_what_is_about_the_queue_is_about_the_target() -> None:
-    def chained(error: BaseException) -> BrokerError:
-        with pytest.raises(BrokerError) as caught, classified("x", claim="Send"):
-            raise error
-        assert caught.value.__cause__ is error
-        return caught.value
+def test_an_error_about_a_queue_that_a_row_names_is_that_rows_alone() -> None:
+    for error in (bus.MessagingEntityNotFoundError(), bus.ServiceBusAuthorizationError()):
+        assert type(told(error)) is Fatal
+        assert type(told(error, own_target=False)) is Permanent
+    assert type(told(bus.ServiceBusAuthenticationError(), own_target=False)) is Fatal
 
-    assert is_target(chained(bus.MessagingEntityNotFoundError()))
-    assert is_target(chained(bus.ServiceBusAuthorizationError()))
-    assert not is_target(chained(bus.ServiceBusAuthenticationError()))
-    assert is_lost(bus.MessageLockLostError())
+
+def test_a_lost_lock_is_known_by_its_class_or_by_a_bare_status() -> None:
+    for error in (bus.MessageLockLostError(), bus.ServiceBusError("m", status_code=410)):
+        assert is_lost(error)
+        assert is_lost(told(error))
     assert not is_lost(bus.ServiceBusConnectionError())
+    assert not is_lost(told(bus.ServiceBusConnectionError()))
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (bus.MessageSizeExceededError(), Code.TOO_LARGE),
+        (bus.MessagingEntityNotFoundError(), Code.NO_SUCH_DESTINATION),
+        (bus.ServiceBusQuotaExceededError(), Code.FULL),
+        (bus.OperationTimeoutError(), Code.DEADLINE_EXCEEDED),
+        (bus.ServiceBusConnectionError(), Code.CONNECTION_LOST),
+        (conditioned("amqp:internal-error"), Code.UNAVAILABLE),
+        (conditioned("com.microsoft:argument-error"), Code.REJECTED),
+        (core.ServiceRequestError("[SSL: CERTIFICATE_VERIFY_FAILED] self-signed"), Code.TLS_FAILED),
+    ],
+)
+def test_an_error_has_a_code_and_the_clients_own_word(error: BaseException, code: Code) -> None:
+    found = told(error)
+    assert found.code is code
+    assert found.native_code in {type(error).__name__, getattr(error, "_condition", None)}
+
+
+def test_no_rule_leaves_the_code_unknown() -> None:
+    rules = [*TABLE.by_class.values(), *TABLE.by_code.values()]
+    assert Code.UNKNOWN not in {rule.code for rule in rules}
 
 
 def test_a_secret_in_an_errors_text_is_redacted() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from redelivery.contract.broker import Sender
+from redelivery.contract.codes import Code
 from redelivery.contract.message import Batch, Message
 from redelivery.contract.spec import DeliverySpec
 from redelivery.errors import Ambiguous, BrokerError, Fatal, Permanent, Retriable, Throttled
@@ -61,7 +62,7 @@ class TestSending(Statements):
             found = errors(sender, Message(value=b"a"), Message(value=bytes(300_000)), Message(value=b"b"))
             assert list(found) == [1]
             assert type(found[1]) is Permanent
-            assert "message-size-exceeded" in str(found[1].native_code)
+            assert found[1].code is Code.TOO_LARGE
             assert not errors(sender, Message(value=b"c"))
         assert subject.values() == Counter([b"a", b"b", b"c"])
 
@@ -72,7 +73,7 @@ class TestSending(Statements):
         with subject.connect(subject.place.url + "-nobody").sender() as sender:
             found = errors(sender, Message(value=b"a"), Message(value=b"b"))
         assert {at: type(error) for at, error in found.items()} == {0: Fatal, 1: Fatal}
-        assert "no such queue" in str(found[0])
+        assert found[0].code is Code.NO_SUCH_DESTINATION
 
     def test_a_full_queue_is_worth_a_retry(self, subject: Subject) -> None:
         namespace(subject).alter_queue(queue(subject), max_size_in_megabytes=0)

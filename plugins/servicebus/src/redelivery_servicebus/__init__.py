@@ -11,7 +11,6 @@ from datetime import timedelta
 from importlib.metadata import version
 from typing import Final
 
-from redelivery.base.urls import is_local
 from redelivery.contract.broker import (
     Admin,
     Broker,
@@ -24,6 +23,7 @@ from redelivery.contract.broker import (
     Support,
 )
 from redelivery.contract.hooks import hookimpl
+from redelivery.kit.address import is_local
 from redelivery_servicebus.address import SCHEME, Address
 from redelivery_servicebus.admin import API_GROUP, KIND, ServicebusAdmin, native_sink
 from redelivery_servicebus.codec import HEADER_VALUE_BYTES, HEADERS_BYTES, ID_LENGTH, RESERVE, SCHEDULED
@@ -113,15 +113,13 @@ class ServicebusBroker(Broker):
         return self.address.subscription(name).url
 
     def receiver(self, *, lease: timedelta = timedelta(seconds=30)) -> Receiver:  # noqa: ARG002 - a lock's length is its queue's
-        receiver = ServicebusReceiver(self.address, self.settings)
-        receiver.open()
-        return receiver
+        return ServicebusReceiver(self.address, self.settings).open()
 
     def admin(self) -> Admin:
         return ServicebusAdmin(self.address, self.settings)
 
     def dead_letters(self, *, direct: bool = False) -> DeadLetters:
-        return ServicebusDeadLetters(self.address, self.settings, direct)
+        return ServicebusDeadLetters(self.address, self.settings, direct=direct)
 
 
 def connect(url: str, options: Mapping[str, str]) -> Broker:

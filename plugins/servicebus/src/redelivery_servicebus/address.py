@@ -1,4 +1,4 @@
-"""The URL of a queue, a topic or a subscription. This file must not do I/O.
+"""The URL of a queue, a topic or a subscription.
 
 servicebus://<namespace>/<queue or topic>
 servicebus://<namespace>/<topic>?subscription=<name>
@@ -12,54 +12,56 @@ from dataclasses import dataclass, replace
 from typing import Final
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
-from redelivery.base.urls import redact, split_url, unknown
 from redelivery.errors import ConfigurationError, InvalidURL, Unsupported
+from redelivery.kit.address import redact, split_url, unknown
+from redelivery.kit.names import DeadLetterNames
 
 SCHEME: Final = "servicebus"
-#: What is put behind a queue's name to name the queue that its dead letters are forwarded to.
-DEAD_LETTERS: Final = "-dead-letters"
-#: The sub-queue that every queue has; it can be received from, and not sent to.
+#: How the queue is named that a queue's dead letters are forwarded to.
+DEAD_LETTERS: Final = DeadLetterNames(ignores_case=True)
+#: The sub-queue that every queue has. It can be received from, and not sent to.
 SUB_QUEUE: Final = "/$DeadLetterQueue"
 #: The longest name of a queue.
 NAME_LENGTH: Final = 260
 #: The longest name that a URL gives a subscription.
 SUBSCRIPTION_LENGTH: Final = 255
-#: Between the names of a topic and of its subscription, which cannot have it: together they name the queue of copies.
+#: Between the names of a topic and of its subscription, in the name of the queue that has the subscription's messages.
+#: A subscription's native name does not contain it.
 COPY: Final = "."
 
 _NAME = re.compile(r"[A-Za-z0-9._-]+(?:/[A-Za-z0-9._-]+)*")
 _HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?(?::[0-9]{1,5})?")
-#: Names that Service Bus can give a subscription, of which no two are one to it: it knows no case.
+#: Names that Service Bus can give a subscription. It ignores case, so these are in lower case.
 _NATIVE = re.compile(r"(?!sha256-)(?=.{1,50}$)[a-z0-9](?:[a-z0-9_-]*[a-z0-9])?(?<!-dead-letters)")
 _SUBSCRIPTION: Final = "subscription"
 _SESSIONS: Final = ("session", "session_id")
-_EXAMPLE = "it is written 'servicebus://orders.servicebus.windows.net/incoming'"
+_EXAMPLE = "write it as in 'servicebus://orders.servicebus.windows.net/incoming'"
 
 
-def fault(name: str) -> str | None:
-    """What is wrong with a queue's name; None where nothing is."""
+def why_invalid(name: str) -> str | None:
+    """Return why no queue can have this name; None where one can."""
     if not name:
-        return "a queue's name is missing"
+        return "the name of the queue is missing"
     if "/subscriptions/" in name.lower():
-        return "a subscription is written '<topic>?subscription=<name>'"
+        return "write a subscription as '<topic>?subscription=<name>'"
     if "$" in name:
-        return "a sub-queue cannot be named: name its queue, and ask for the dead letters"
+        return "a sub-queue cannot be named: name its queue, and read its dead letters"
     if len(name) > NAME_LENGTH:
-        return f"a queue's name has {NAME_LENGTH} characters at most, and this one {len(name)}"
+        return f"the name of a queue has at most {NAME_LENGTH} characters, and this one has {len(name)}"
     if not _NAME.fullmatch(name):
-        return "a queue's name is made of letters, digits, '.', '-', '_' and '/'"
+        return "the name of a queue consists of letters, digits, '.', '-', '_' and '/'"
     return None
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """One queue of one namespace, or one topic.
+    """One queue or topic of a namespace, or one subscription.
 
     Attributes:
         namespace: host, and port where it is not the usual one.
-        queue: what is sent to and received from; that may be a topic, which can only be sent to.
-        topic: of a subscription: what its queue, which is then `queue`, gets copies of; "" of all else.
-        name: of a subscription: as it was asked for.
+        queue: what is sent to and received from. It may be a topic, which can only be sent to.
+        topic: of a subscription: the topic whose messages are forwarded to `queue`; else "".
+        name: of a subscription: its name in the URL.
     """
 
     namespace: str
@@ -81,61 +83,57 @@ class Address:
 
     @property
     def is_dead_letters(self) -> bool:
-        """Whether its name is that of a queue for dead letters."""
-        return self.queue.lower().endswith(DEAD_LETTERS)
+        """Whether its name is that of a dead letter queue."""
+        return DEAD_LETTERS.is_dead_letters(self.queue)
 
     @property
     def dead_letters(self) -> Address:
-        """Where its dead letters are gathered: its own place, if it is one already."""
-        return self if self.is_dead_letters else self.at(self.queue + DEAD_LETTERS)
+        """The queue that its dead letters are forwarded to: the same one, if it is a dead letter queue."""
+        return self if self.is_dead_letters else self.at(DEAD_LETTERS.of(self.queue))
 
     def at(self, queue: str) -> Address:
-        """Another queue of the namespace."""
+        """Return another queue of the namespace."""
         return replace(self, queue=queue, topic="", name="")
 
     @property
     def native(self) -> str:
-        """The name that Service Bus knows a subscription by: its own, or where that cannot be, a digest of it."""
+        """A subscription's name at Service Bus: the one in the URL, or a digest of it where that is not possible."""
         if _NATIVE.fullmatch(self.name):
             return self.name
         return f"sha256-{hashlib.sha256(self.name.encode()).hexdigest()[:40]}"
 
     def subscription(self, name: str) -> Address:
-        """A subscription to this topic.
+        """Return a subscription to this topic.
 
         Raises:
-            Unsupported: this is a queue for dead letters.
-            ConfigurationError: no subscription can have this name, or this is one already.
+            Unsupported: this is a dead letter queue.
+            ConfigurationError: no subscription can have this name, or this is a subscription already.
         """
         if self.topic:
-            raise ConfigurationError(
-                f"servicebus: {self.url} is the subscription {self.name!r} already: leave that out"
-            )
+            raise ConfigurationError(f"servicebus: {self.url} is already the subscription {self.name!r}: leave it out")
         if self.is_dead_letters:
-            text = f"servicebus: {self.url} is a queue, whose messages are for one receiver each: name a topic"
+            text = f"servicebus: {self.url} is a queue, each message of which goes to one receiver: name a topic"
             raise Unsupported(text)
         if not name.isprintable() or not 0 < len(name) <= SUBSCRIPTION_LENGTH:
-            text = f"servicebus: a subscription's name can be printed and has 1 to {SUBSCRIPTION_LENGTH} characters"
+            text = f"servicebus: the name of a subscription is printable and has 1 to {SUBSCRIPTION_LENGTH} characters"
             raise ConfigurationError(f"{text}, not {name[:40]!r}")
         made = replace(self, topic=self.queue, name=name)
-        queue = f"{self.queue}{COPY}{made.native}"
-        wrong = fault(queue + DEAD_LETTERS)
-        if wrong is not None:
-            text = (
-                f"servicebus: {self.queue!r} can have no subscription {name[:40]!r}: it would need the queue {queue!r}"
-            )
-            raise ConfigurationError(f"{text}, and one more for its dead letters: {wrong}")
-        return replace(made, queue=queue)
+        made = replace(made, queue=f"{self.queue}{COPY}{made.native}")
+        why = why_invalid(DEAD_LETTERS.of(made.queue))
+        if why is not None:
+            text = f"servicebus: {self.queue!r} cannot have a subscription {name[:40]!r}"
+            raise ConfigurationError(f"{text}: its queues would be named after {made.queue!r}: {why}")
+        return made
 
     def sibling(self, queue: str) -> Address:
-        """`at`, of a name that somebody wrote.
+        """`at`, of a name that a user gave.
 
         Raises:
-            ConfigurationError: no queue has this name.
+            ConfigurationError: no queue can have this name.
         """
-        wrong = fault(queue)
-        if wrong is not None:
-            raise ConfigurationError(f"servicebus: {queue!r} is no queue: {wrong}")
+        why = why_invalid(queue)
+        if why is not None:
+            raise ConfigurationError(f"servicebus: {queue!r} is not a valid queue: {why}")
         return self.at(queue)
 
     @classmethod
@@ -143,28 +141,27 @@ class Address:
         """Read a URL.
 
         Raises:
-            InvalidURL: no namespace, no queue, a user or password, a subscription that cannot be.
+            InvalidURL: it has no namespace or queue, has a user or password, or a subscription that is not possible.
             UnknownOption: a parameter.
         """
         parts = split_url(url)
-        shown = redact(url)
+        where = f"servicebus: {redact(url)!r}"
         if parts.fragment or "@" in parts.netloc:
-            text = f"servicebus: {shown!r} holds a fragment or a user; credentials are options; {_EXAMPLE}"
-            raise InvalidURL(text)
+            raise InvalidURL(f"{where} has a fragment or a user; credentials are options; {_EXAMPLE}")
         given = parse_qsl(parts.query, keep_blank_values=True)
         for name, _ in given:
             if name.lower() in _SESSIONS:
-                raise InvalidURL(f"servicebus: {shown!r}: sessions are for later: name a queue without them")
+                raise InvalidURL(f"{where}: sessions are not supported yet: name a queue without them")
             if name != _SUBSCRIPTION:
                 raise unknown("URL parameter", name, (_SUBSCRIPTION,))
         if len(given) > 1:
-            raise InvalidURL(f"servicebus: {shown!r} names more than one subscription")
+            raise InvalidURL(f"{where} names more than one subscription")
         if not _HOST.fullmatch(parts.netloc):
-            raise InvalidURL(f"servicebus: {shown!r} names no namespace; {_EXAMPLE}")
+            raise InvalidURL(f"{where} names no namespace; {_EXAMPLE}")
         queue = unquote(parts.path).strip("/")
-        wrong = fault(queue)
-        if wrong is not None:
-            raise InvalidURL(f"servicebus: {shown!r}: {wrong}; {_EXAMPLE}")
+        why = why_invalid(queue)
+        if why is not None:
+            raise InvalidURL(f"{where}: {why}; {_EXAMPLE}")
         address = cls(parts.netloc.lower(), queue)
         try:
             return address.subscription(given[0][1]) if given else address

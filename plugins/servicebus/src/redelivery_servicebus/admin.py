@@ -1,14 +1,12 @@
-"""The admin role: the queue, the queue for its dead letters, the forwarding between them, and that of a subscription.
+"""The admin role: the queue, its dead letter queue, the forwarding between them, and a subscription's forwarding.
 
-It needs the claim Manage; without it, it says what could not be checked. This file must not alter what exists.
+It needs the claim Manage; without it, it says what could not be checked. It never alters existing objects.
 """
 
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from shlex import quote
 from typing import Any, Final, TypeVar
@@ -16,40 +14,40 @@ from typing import Any, Final, TypeVar
 from azure.servicebus.management import QueueProperties, ServiceBusAdministrationClient
 
 from redelivery.contract.broker import Admin, Difference, NativeObject, Plan
-from redelivery.contract.spec import UNLIMITED, DeliverySpec, DeliveryStatus, Ref
+from redelivery.contract.codes import Code
+from redelivery.contract.spec import DeliverySpec, DeliveryStatus, Ref
 from redelivery.errors import BrokerError, ConfigurationError, Fatal
+from redelivery.kit.plans import compared, deliveries, deliveries_note, none_if_missing
+from redelivery.kit.roles import Resource
 from redelivery_servicebus.address import Address
-from redelivery_servicebus.client.connection import admin_client, client
-from redelivery_servicebus.client.links import Link
-from redelivery_servicebus.errors import classified, is_denied, is_missing
+from redelivery_servicebus.client.connection import Namespace, admin_client
+from redelivery_servicebus.errors import MANAGE, TABLE, is_denied
 from redelivery_servicebus.options import Settings
 
-#: Deliveries beyond core's own limit: only handlers that never come back to core get so far.
-MARGIN: Final = 10
 #: What a queue is called in a `ref`: the kind of Azure's operator for Kubernetes.
 KIND: Final = "NamespacesQueue"
 API_GROUP: Final = "servicebus.azure.com"
 API: Final = f"{API_GROUP}/v1api20211101"
-#: The most that Service Bus takes as MaxDeliveryCount.
+#: The highest MaxDeliveryCount that Service Bus accepts.
 MOST_DELIVERIES: Final = 2_000
 
-_COUNT, _LOCK, _TTL = "MaxDeliveryCount", "LockDuration", "DefaultMessageTimeToLive"
-_EXPIRED, _DUPLICATES = "DeadLetteringOnMessageExpiration", "RequiresDuplicateDetection"
+_COUNT: Final = "MaxDeliveryCount"
+_LOCK: Final = "LockDuration"
+_TTL: Final = "DefaultMessageTimeToLive"
+_EXPIRED: Final = "DeadLetteringOnMessageExpiration"
+_DUPLICATES: Final = "RequiresDuplicateDetection"
+_WINDOW: Final = "DuplicateDetectionHistoryTimeWindow"
+_SESSION: Final = "RequiresSession"
+_FORWARD: Final = "ForwardTo"
+_FORWARD_DEAD: Final = "ForwardDeadLetteredMessagesTo"
 _SUBSCRIPTION: Final = "subscription"
-_WINDOW, _FORWARD, _SESSION = (
-    "DuplicateDetectionHistoryTimeWindow",
-    "ForwardDeadLetteredMessagesTo",
-    "RequiresSession",
-)
-_OTHER_KIND: Final = "OTHER_KIND"
 _IS_TOPIC: Final = "it is a topic: name a subscription of it ('?subscription=<name>')"
 _IS_QUEUE: Final = (
-    "it is a queue, whose messages are for one receiver each: name a topic, or leave the subscription out"
+    "it is a queue, each message of which goes to one receiver: name a topic, or leave the subscription out"
 )
-_FORWARD_ALL: Final = "ForwardTo"
-#: A time to live so long is none: Azure's own default is 10,675,199 days.
-_FOR_EVER: Final = timedelta(days=36_500)
-#: What a queue is made with where nothing says otherwise: seconds.
+#: A longer time to live is as good as none: Azure's own default is 10,675,199 days.
+_FOREVER: Final = timedelta(days=36_500)
+#: Seconds of LockDuration that a queue is created with unless an option says otherwise, and a dead letter queue always.
 _LOCK_SECONDS: Final = 60
 _LETTER_LOCK_SECONDS: Final = 300
 
@@ -58,322 +56,297 @@ _Found = TypeVar("_Found")
 log = logging.getLogger("redelivery.servicebus")
 
 
-class ServicebusAdmin(Admin):
-    """Makes and checks the queue of an address, the queue for its dead letters, and what fills it from a topic."""
+class ServicebusAdmin(Resource, Admin):
+    """Creates and checks the queue of an address, its dead letter queue, and the subscription that fills it."""
 
     def __init__(self, address: Address, settings: Settings) -> None:
+        super().__init__("servicebus", f"queue {address.queue!r}")
         self._address = address
-        self._place = address.dead_letters
+        self._letters = address.dead_letters
         self._settings = settings
         self._client: ServiceBusAdministrationClient | None = None
-        self._pid = os.getpid()
 
     def plan(self, spec: DeliverySpec) -> Plan:
         notes: list[str] = []
-        objects = [self._letters(notes)]
+        objects = [self._plan_letters(notes)]
         if not self._address.is_dead_letters:
-            objects.append(self._work(spec, notes))
+            objects.append(self._plan_queue(spec, notes))
         if self._address.topic:
-            objects.append(self._subscription(objects[-1], notes))
-        return Plan(objects=objects, status=self._status(spec), approximations=_limits(spec), warnings=notes)
+            objects.append(self._plan_subscription(objects[-1], notes))
+        channel = Ref(api_version=API, kind=KIND, name=self._letters.queue)
+        return Plan(
+            objects=objects,
+            status=DeliveryStatus.of(spec, uri=self._letters.url, channel=channel),
+            approximations=deliveries_note(spec, MOST_DELIVERIES, "Service Bus"),
+            warnings=notes,
+        )
 
     def provision(self, spec: DeliverySpec) -> DeliveryStatus:
         plan = self.plan(spec)
         for note in plan.warnings:
             log.warning("servicebus: %s", note)
         plan.refuse_differences(f"servicebus: queue {self._address.queue!r}")
-        if any(item.kind == _SUBSCRIPTION and item.action == "create" for item in plan.objects):
-            self._needs_topic()
-        for item in plan.objects:
-            if item.action == "create":
-                (self._subscribe if item.kind == _SUBSCRIPTION else self._create)(item)
+        missing = [item for item in plan.objects if item.action == "create"]
+        if any(item.kind == _SUBSCRIPTION for item in missing) and not self._has_topic():
+            text = f"servicebus: subscribing {self._address.name!r}: {self._no_topic()}"
+            raise Fatal(text, code=Code.NO_SUCH_DESTINATION)
+        for item in missing:
+            self._create(item)
         return plan.status
 
     def depth(self) -> int:
-        doing = f"counting queue {self._address.queue!r}"
-        with classified(doing, claim="Manage"), self._asking() as asked:
-            return _of_this_kind(doing, _IS_TOPIC, lambda: _count(asked, self._address.queue))
+        def count(client: ServiceBusAdministrationClient) -> int:
+            found = client.get_queue_runtime_properties(self._address.queue)
+            return (found.active_message_count or 0) + (found.scheduled_message_count or 0)
+
+        return self._ask(self.doing("counting"), count)
 
     def forwards_to(self) -> str | None:
-        """Name of the queue that dead letters are forwarded to; None where they are not. Raises BrokerError."""
+        """Return the name of the queue that dead letters are forwarded to; None if they are not. Raises BrokerError."""
         found = self._get(self._address)
         if found is None:
-            text = f"there is no queue {self._address.queue!r} in {self._address.namespace}: provision it"
-            raise Fatal(f"servicebus: {text}", native_code="amqp:not-found")
+            text = f"queue {self._address.queue!r} does not exist in {self._address.namespace}: provision it"
+            raise Fatal(f"servicebus: {text}", code=Code.NO_SUCH_DESTINATION)
         return _name(found.forward_dead_lettered_messages_to)
 
     def drops_letters(self) -> bool:
-        """Whether the queue for letters drops what comes under an id that it has seen. Raises BrokerError."""
-        found = self._get(self._place)
+        """Return whether the dead letter queue drops messages with an id that it has seen. Raises BrokerError."""
+        found = self._get(self._letters)
         return found is not None and bool(found.requires_duplicate_detection)
 
     def exists(self, address: Address) -> bool:
-        """Whether there is such a queue, by the claim Listen alone. Raises BrokerError."""
-        connected = client(address, self._settings)
-        patience = self._settings.operation_timeout
-        doing = f"looking at {address.queue!r}"
-        link = Link(lambda: connected.get_queue_receiver(address.queue), doing, "Listen", patience)
+        """Return whether a queue exists, by the claim Listen alone. Raises BrokerError."""
+        link = Namespace(address, self._settings).receiver(address.queue, "looking at")
         try:
-            link.open(patience)
-        except BrokerError as error:
-            if is_missing(error):
-                return False
-            raise
+            return none_if_missing(lambda: link.open(self._settings.operation_timeout)) is not None
         finally:
             link.drop()
-        return True
 
-    def close(self) -> None:
-        given, self._client = self._client, None
-        if given is not None and self._pid == os.getpid():  # in a fork, its connections are the parent's
-            given.close()
+    def _release(self) -> None:
+        if self._client is not None:
+            self._client.close()
 
     # --- comparing ---
 
-    def _letters(self, notes: list[str]) -> NativeObject:
-        """The queue for dead letters: what looks at it must never be taken for too many deliveries."""
+    def _plan_letters(self, notes: list[str]) -> NativeObject:
+        """Return the plan of the dead letter queue. Browsing and removing must never exceed its count of deliveries."""
         wanted = {_COUNT: str(MOST_DELIVERIES), _LOCK: f"{_LETTER_LOCK_SECONDS}s"}
-        name = self._place.queue
+        name = self._letters.queue
         try:
-            found = self._get(self._place)
+            found = self._get(self._letters)
         except BrokerError as error:
-            return self._unchecked(self._place, wanted, error, notes)
+            return self._unchecked(self._letters, wanted, error, notes)
         if found is None:
-            return NativeObject(kind="queue", name=name, action="create", attributes=wanted)
+            return compared("queue", name, wanted, None)
         if (found.max_delivery_count or 0) < MOST_DELIVERIES:
-            text = (
-                f"{name} gives a letter {found.max_delivery_count} times at most: removing letters behind others counts"
-            )
-            notes.append(f"{text}, and what is over it goes to its own sub-queue (which is read, too)")
+            text = f"{name} gives a letter at most {found.max_delivery_count} times: removing letters behind it counts"
+            notes.append(f"{text}, and a letter over that limit goes to its own sub-queue (which is read, too)")
         kept = found.default_message_time_to_live
-        if isinstance(kept, timedelta) and kept < _FOR_EVER:
+        if isinstance(kept, timedelta) and kept < _FOREVER:
             notes.append(f"{name} keeps a letter for {_seconds(kept)}: it may expire before anybody has looked at it")
-        differences = [Difference(_SESSION, "false", "true")] if found.requires_session else []
-        if found.requires_duplicate_detection:  # a letter is told as stored, and dropped: its id was seen
-            differences.append(Difference(_DUPLICATES, "false", "true"))
-        if found.forward_to:
-            differences.append(Difference("ForwardTo", "none", str(_name(found.forward_to))))
-        return NativeObject.compared("queue", name, wanted, differences)
+        # With duplicate detection a letter would be confirmed and dropped if its id was seen.
+        needed = {_SESSION: "false", _DUPLICATES: "false", _FORWARD: "none"}
+        return compared("queue", name, wanted, {}, only=(), also=_differences(needed, _attributes(found)))
 
-    def _work(self, spec: DeliverySpec, notes: list[str]) -> NativeObject:
-        wanted = self._wanted(spec)
+    def _plan_queue(self, spec: DeliverySpec, notes: list[str]) -> NativeObject:
+        wanted, asked = self._wanted(spec)
         name = self._address.queue
         try:
             found = self._get(self._address)
         except BrokerError as error:
             return self._unchecked(self._address, wanted, error, notes)
         if found is None:
-            return NativeObject(kind="queue", name=name, action="create", attributes=wanted)
-        there = _told(found)
-        differences = [
-            Difference(attribute, value, there[attribute])
-            for attribute, value in wanted.items()
-            if there[attribute].lower() != value.lower() and attribute in self._asked(spec)
-        ]
-        if found.requires_session:
-            differences.append(Difference(_SESSION, "false", "true"))
-        if there[_EXPIRED] == "false" and _EXPIRED not in self._asked(spec):
-            notes.append(f"{name} forgets what expires: {_EXPIRED} is false")
-        if there[_DUPLICATES] == "true" and not self._settings.duplicate_detection:
-            text = f"{name} drops a message whose id it has seen within {there[_WINDOW]}"
-            notes.append(f"{text}: say so (servicebus.duplicate_detection)")
-        return NativeObject.compared("queue", name, wanted, differences)
+            return compared("queue", name, wanted, None)
+        attributes = _attributes(found)
+        if attributes[_FORWARD_DEAD].lower() == self._letters.queue.lower():
+            attributes[_FORWARD_DEAD] = self._letters.queue
+        if attributes[_EXPIRED] == "false" and _EXPIRED not in asked:
+            notes.append(f"{name} discards expired messages: {_EXPIRED} is false")
+        if attributes[_DUPLICATES] == "true" and not self._settings.duplicate_detection:
+            text = f"{name} drops a message whose id it has seen within {attributes[_WINDOW]}"
+            notes.append(f"{text}: set servicebus.duplicate_detection")
+        sessions = _differences({_SESSION: "false"}, attributes)
+        return compared("queue", name, wanted, attributes, only=asked, also=sessions)
 
-    def _subscription(self, work: NativeObject, notes: list[str]) -> NativeObject:
-        """What copies each message of the topic to the queue."""
+    def _plan_subscription(self, queue: NativeObject, notes: list[str]) -> NativeObject:
+        """Return the plan of the subscription that forwards each message of the topic to the queue."""
         address = self._address
-        name, wanted = f"{address.topic}/Subscriptions/{address.native}", {_FORWARD_ALL: address.queue}
+        name, wanted = f"{address.topic}/Subscriptions/{address.native}", {_FORWARD: address.queue}
         try:
             has_topic = self._has_topic()
-            found = self._looked(
-                f"subscription {name!r}", lambda asked: asked.get_subscription(address.topic, address.native)
+            found = self._look(
+                f"subscription {name!r}", lambda client: client.get_subscription(address.topic, address.native)
             )
         except BrokerError as error:
             if not is_denied(error):
                 raise
-            if work.action != "create":
+            if queue.action != "create":
                 notes.append(f"whether {name} forwards to {address.queue} could not be checked: Manage is missing")
-            return NativeObject(kind=_SUBSCRIPTION, name=name, action=work.action, attributes=wanted)
+            return NativeObject(kind=_SUBSCRIPTION, name=name, action=queue.action, attributes=wanted)
         if not has_topic:
             notes.append(self._no_topic())
         if found is None:
-            return NativeObject(kind=_SUBSCRIPTION, name=name, action="create", attributes=wanted)
+            return compared(_SUBSCRIPTION, name, wanted, None)
         target = _name(found.forward_to) or "none"
-        differences = (
-            [] if target.lower() == address.queue.lower() else [Difference(_FORWARD_ALL, address.queue, target)]
-        )
-        return NativeObject.compared(_SUBSCRIPTION, name, wanted, differences)
+        same = target.lower() == address.queue.lower()
+        return compared(_SUBSCRIPTION, name, wanted, {_FORWARD: address.queue if same else target})
 
-    def _has_topic(self) -> bool:
-        """Whether there is the topic. Raises BrokerError: it is a queue, or cannot be found out."""
-        topic = self._address.topic
-        return self._looked(f"topic {topic!r}", lambda asked: asked.get_topic(topic), _IS_QUEUE) is not None
-
-    def _needs_topic(self) -> None:
-        if not self._has_topic():
-            raise Fatal(f"servicebus: subscribing {self._address.name!r}: {self._no_topic()}", native_code="NO_TOPIC")
-
-    def _no_topic(self) -> str:
-        return f"there is no topic {self._address.topic!r}; create it, with the settings that its publishers need"
-
-    def _wanted(self, spec: DeliverySpec) -> dict[str, str]:
+    def _wanted(self, spec: DeliverySpec) -> tuple[dict[str, str], set[str]]:
+        """Return the attributes of a queue, and those that the spec or an option asks for: others may differ."""
         settings = self._settings
+        asked = {_FORWARD_DEAD}
         wanted = {
-            _COUNT: str(_max_deliveries(spec)),
+            _COUNT: str(deliveries(spec, MOST_DELIVERIES)),
             _LOCK: f"{settings.lock_duration or _LOCK_SECONDS}s",
             _EXPIRED: "true",
-            _FORWARD: self._place.queue,
+            _FORWARD_DEAD: self._letters.queue,
         }
+        if spec.retry is not None:
+            asked.add(_COUNT)
+        if settings.lock_duration is not None:
+            asked.add(_LOCK)
         if settings.message_ttl is not None:
+            asked |= {_TTL, _EXPIRED}
             wanted[_TTL] = f"{settings.message_ttl}s"
         if settings.duplicate_detection:
+            asked |= {_DUPLICATES, _WINDOW}
             wanted |= {_DUPLICATES: "true", _WINDOW: f"{settings.duplicate_detection_window}s"}
-        return wanted
-
-    def _asked(self, spec: DeliverySpec) -> set[str]:
-        """What the spec or an option asks for; all else is as good as it is."""
-        settings = self._settings
-        asked = {_FORWARD}
-        asked |= {_COUNT} if spec.retry is not None else set()
-        asked |= {_LOCK} if settings.lock_duration is not None else set()
-        asked |= {_TTL, _EXPIRED} if settings.message_ttl is not None else set()
-        return asked | ({_DUPLICATES, _WINDOW} if settings.duplicate_detection else set())
+        return wanted, asked
 
     def _unchecked(
         self, address: Address, wanted: dict[str, str], error: BrokerError, notes: list[str]
     ) -> NativeObject:
-        """Without Manage: whether it is there can be seen, and no more."""
+        """Return the plan without the claim Manage: it is only known whether the queue exists."""
         if not is_denied(error):
             raise error
-        there = self.exists(address)
-        if there:
-            notes.append(f"{', '.join(wanted)} of {address.queue} could not be checked: the claim Manage is missing")
-        return NativeObject(kind="queue", name=address.queue, action="keep" if there else "create", attributes=wanted)
+        if not self.exists(address):
+            return compared("queue", address.queue, wanted, None)
+        notes.append(f"{', '.join(wanted)} of {address.queue} could not be checked: the claim Manage is missing")
+        return compared("queue", address.queue, wanted, wanted)
 
-    # --- asking ---
+    def _has_topic(self) -> bool:
+        """Return whether the topic exists. Raises BrokerError: it is a queue, or cannot be looked at."""
+        topic = self._address.topic
+        return self._look(f"topic {topic!r}", lambda client: client.get_topic(topic), _IS_QUEUE) is not None
+
+    def _no_topic(self) -> str:
+        return f"topic {self._address.topic!r} does not exist: create it, with the settings that its publishers need"
+
+    # --- requests ---
 
     def _get(self, address: Address) -> QueueProperties | None:
-        """A queue as the namespace has it; None where it has none."""
-        return self._looked(f"queue {address.queue!r}", lambda asked: asked.get_queue(address.queue))
+        """Return a queue; None if it does not exist."""
+        return self._look(f"queue {address.queue!r}", lambda client: client.get_queue(address.queue))
 
-    def _looked(
+    def _look(
         self, what: str, ask: Callable[[ServiceBusAdministrationClient], _Found], other: str = _IS_TOPIC
     ) -> _Found | None:
-        """What the namespace answers; None where it has no such thing. Raises BrokerError."""
-        doing = f"looking at {what}"
-        with self._asking() as asked:
-            try:
-                with classified(doing, claim="Manage", asked=False):
-                    return _of_this_kind(doing, other, lambda: ask(asked))
-            except Fatal as error:
-                if is_missing(error):
-                    return None
-                raise
+        """Return an object of the namespace; None if it does not exist. Raises BrokerError."""
+        return none_if_missing(lambda: self._ask(f"looking at {what}", ask, other))
 
-    def _subscribe(self, item: NativeObject) -> None:
-        address = self._address
-        with classified(f"making subscription {item.name!r}", claim="Manage"), self._asking() as asked:
-            asked.create_subscription(
-                address.topic, address.native, forward_to=item.attributes[_FORWARD_ALL], user_metadata=address.name
-            )
+    def _ask(
+        self, doing: str, ask: Callable[[ServiceBusAdministrationClient], _Found], other: str = _IS_TOPIC
+    ) -> _Found:
+        """Read something of the namespace. Raises BrokerError, with the text `other` where it is of another kind.
+
+        The SDK takes the answer for one of the kind that it asked for, and raises AttributeError where it is not.
+        """
+        client = self._connected()
+        with TABLE.while_doing(doing, safe=True, needs=MANAGE):
+            try:
+                return ask(client)
+            except AttributeError as error:
+                raise Fatal(f"servicebus: {doing}: {other}", code=Code.INVALID_DESTINATION) from error
 
     def _create(self, item: NativeObject) -> None:
-        wanted = item.attributes
-        forward = wanted.get(_FORWARD)
-        given: dict[str, Any] = {
-            "max_delivery_count": int(wanted[_COUNT]),
-            "lock_duration": _timed(wanted[_LOCK]),
-            "default_message_time_to_live": _timed(wanted.get(_TTL)),
-            "dead_lettering_on_message_expiration": wanted.get(_EXPIRED) == "true" or None,
-            "requires_duplicate_detection": wanted.get(_DUPLICATES) == "true" or None,
-            "duplicate_detection_history_time_window": _timed(wanted.get(_WINDOW)),
-            "forward_dead_lettered_messages_to": forward,
-        }
-        with classified(f"making queue {item.name!r}", claim="Manage"), self._asking() as asked:
-            asked.create_queue(item.name, **{name: value for name, value in given.items() if value is not None})
+        client, wanted, address = self._connected(), item.attributes, self._address
+        with TABLE.while_doing(f"creating {item.kind} {item.name!r}", needs=MANAGE):
+            if item.kind == _SUBSCRIPTION:
+                client.create_subscription(
+                    address.topic, address.native, forward_to=wanted[_FORWARD], user_metadata=address.name
+                )
+                return
+            client.create_queue(
+                item.name,
+                max_delivery_count=int(wanted[_COUNT]),
+                lock_duration=_duration(wanted[_LOCK]),
+                default_message_time_to_live=_duration(wanted.get(_TTL)),
+                dead_lettering_on_message_expiration=wanted.get(_EXPIRED) == "true" or None,
+                requires_duplicate_detection=wanted.get(_DUPLICATES) == "true" or None,
+                duplicate_detection_history_time_window=_duration(wanted.get(_WINDOW)),
+                forward_dead_lettered_messages_to=wanted.get(_FORWARD_DEAD),
+            )
 
-    @contextmanager
-    def _asking(self) -> Iterator[ServiceBusAdministrationClient]:
-        if self._pid != os.getpid():
-            text = "this admin was made by another process; open another"
-            raise Fatal(f"servicebus: queue {self._address.queue!r}: {text}", native_code="CLOSED")
+    def _connected(self) -> ServiceBusAdministrationClient:
+        self.check_open("administering")
         self._client = self._client or admin_client(self._address, self._settings)
-        yield self._client
-
-    def _status(self, spec: DeliverySpec) -> DeliveryStatus:
-        channel = Ref(api_version=API, kind=KIND, name=self._place.queue)
-        return DeliveryStatus.of(spec, uri=self._place.url, channel=channel)
+        return self._client
 
 
 def native_sink(address: Address, settings: Settings) -> str:
-    """URL of the queue that a queue's dead letters are forwarded to.
+    """Return the URL of the queue that a queue's dead letters are forwarded to.
 
     Raises:
-        ConfigurationError: they are not; the text holds the command that sees to it.
-        BrokerError: it cannot be found out.
+        ConfigurationError: they are not forwarded; the text has the command that provisions it.
+        BrokerError: it cannot be looked at.
     """
-    place = address.dead_letters
-    if place == address:
-        return place.url
+    letters = address.dead_letters
+    if letters == address:
+        return letters.url
     with ServicebusAdmin(address, settings) as admin:
         drops = False
         try:
             target = admin.forwards_to()
             drops = admin.drops_letters()
         except Fatal as error:
-            if error.native_code == _OTHER_KIND:
-                text = f"servicebus: {address.queue!r} is a topic, which has no dead letters of its own"
+            if error.code is Code.INVALID_DESTINATION:
+                text = f"servicebus: {address.queue!r} is a topic, which has no dead letters"
                 raise ConfigurationError(f"{text}: name another sink, or a subscription of it") from error
             if not is_denied(error):
                 raise
-            if admin.exists(place):
-                text = (
-                    "servicebus: whether the dead letters of %r are forwarded to %r was not checked: Manage is missing"
-                )
-                log.warning(text, address.queue, place.queue)
-                return place.url
+            if admin.exists(letters):
+                text = "servicebus: without Manage, whether dead letters of %r are forwarded to %r was not checked"
+                log.warning(text, address.queue, letters.queue)
+                return letters.url
             target = None
     if drops:
-        text = f"servicebus: {place.queue!r} has duplicate detection: a letter whose id it has seen would be dropped"
-        raise ConfigurationError(f"{text}. Make that queue anew without it, or name another sink")
-    if target is not None and target.lower() == place.queue.lower():
-        return place.url
+        text = f"servicebus: {letters.queue!r} has duplicate detection: a letter whose id it has seen would be dropped"
+        raise ConfigurationError(f"{text}. Create that queue again without it, or name another sink")
+    if target is not None and target.lower() == letters.queue.lower():
+        return letters.url
     found = "nowhere" if target is None else f"to {target!r}"
     text = (
-        f"servicebus: letters of {address.queue!r} are forwarded {found}, not to {place.queue!r}, and its dead-letter "
-        f"sub-queue cannot be sent to. Run: redelivery apply {quote(address.url)} --option deadLetterSink=native"
+        f"servicebus: dead letters of {address.queue!r} are forwarded {found}, not to {letters.queue!r}, and its "
+        "dead-letter sub-queue cannot be sent to. "
+        f"Run: redelivery apply {quote(address.url)} --option deadLetterSink=native"
     )
     raise ConfigurationError(text if target is None else f"{text}, or name {address.at(target).url} as the sink")
 
 
-def _of_this_kind(doing: str, other: str, ask: Callable[[], _Found]) -> _Found:
-    """The SDK takes the answer for that of the kind it asked for, and fails within itself where it is another."""
-    try:
-        return ask()
-    except AttributeError as error:
-        raise Fatal(f"servicebus: {doing}: {other}", native_code=_OTHER_KIND) from error
-
-
-def _count(asked: ServiceBusAdministrationClient, queue: str) -> int:
-    found = asked.get_queue_runtime_properties(queue)
-    return (found.active_message_count or 0) + (found.scheduled_message_count or 0)
-
-
-def _told(found: QueueProperties) -> Mapping[str, str]:
-    ttl = found.default_message_time_to_live
+def _attributes(found: QueueProperties) -> dict[str, str]:
     return {
         _COUNT: str(found.max_delivery_count),
         _LOCK: _seconds(found.lock_duration),
-        _TTL: _seconds(ttl),
-        _EXPIRED: str(bool(found.dead_lettering_on_message_expiration)).lower(),
-        _DUPLICATES: str(bool(found.requires_duplicate_detection)).lower(),
+        _TTL: _seconds(found.default_message_time_to_live),
+        _EXPIRED: _flag(found.dead_lettering_on_message_expiration),
+        _DUPLICATES: _flag(found.requires_duplicate_detection),
         _WINDOW: _seconds(found.duplicate_detection_history_time_window),
-        _FORWARD: _name(found.forward_dead_lettered_messages_to) or "none",
+        _SESSION: _flag(found.requires_session),
+        _FORWARD: _name(found.forward_to) or "none",
+        _FORWARD_DEAD: _name(found.forward_dead_lettered_messages_to) or "none",
     }
 
 
+def _differences(needed: Mapping[str, str], found: Mapping[str, str]) -> list[Difference]:
+    return [Difference(name, value, found[name]) for name, value in needed.items() if found[name] != value]
+
+
+def _flag(value: bool | None) -> str:  # noqa: FBT001 - a value of the SDK's
+    return str(bool(value)).lower()
+
+
 def _name(target: str | None) -> str | None:
-    """A queue's name, of the URI that the administration endpoint tells."""
+    """Return the name of a queue from the URI that the administration endpoint returns."""
     if not target:
         return None
     return target.partition("://")[2].partition("/")[2].strip("/") if "://" in target else target.strip("/")
@@ -383,18 +356,5 @@ def _seconds(value: Any) -> str:
     return f"{value.total_seconds():.15g}s" if isinstance(value, timedelta) else str(value)
 
 
-def _timed(text: str | None) -> timedelta | None:
+def _duration(text: str | None) -> timedelta | None:
     return None if text is None else timedelta(seconds=float(text.removesuffix("s")))
-
-
-def _max_deliveries(spec: DeliverySpec) -> int:
-    if spec.retry is None or spec.retry == UNLIMITED:
-        return MOST_DELIVERIES
-    return min(spec.retry + 1 + MARGIN, MOST_DELIVERIES)
-
-
-def _limits(spec: DeliverySpec) -> list[str]:
-    if spec.retry is None or 0 <= spec.retry <= MOST_DELIVERIES - 1 - MARGIN:
-        return []
-    said = "without a limit" if spec.retry == UNLIMITED else f"{spec.retry} times"
-    return [f"retried {said}, but Service Bus itself dead-letters what it has given {MOST_DELIVERIES} times"]

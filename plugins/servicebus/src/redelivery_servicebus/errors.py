@@ -22,7 +22,7 @@ SEND: Final = "the claim Send"
 LISTEN: Final = "the claim Listen"
 MANAGE: Final = "the claim Manage"
 
-_UNKNOWN: Final = Rule(Ambiguous, Code.UNCONFIRMED, "it may have been done or not")
+_UNKNOWN: Final = Rule(Ambiguous, Code.UNAVAILABLE, "it may have been done or not")
 _LOST_CONNECTION: Final = replace(_UNKNOWN, code=Code.CONNECTION_LOST)
 _NO_ANSWER: Final = replace(_UNKNOWN, code=Code.DEADLINE_EXCEEDED)
 _NOT_CONNECTED: Final = Rule(Retriable, Code.CONNECTION_LOST, "nothing was done")
@@ -35,16 +35,14 @@ _MISSING: Final = Rule(
     "the queue does not exist in this namespace: provision it, or correct the URL",
     about_target=True,
 )
-_DISABLED: Final = Rule(Fatal, Code.UNAVAILABLE, "the queue is disabled: enable it", about_target=True)
+_DISABLED: Final = Rule(Fatal, Code.MISCONFIGURED, "the queue is disabled: enable it", about_target=True)
 _EXISTS: Final = Rule(Fatal, Code.CONFLICT, "it exists already, or another request changes it")
 _LOGIN: Final = Rule(
     Fatal, Code.NOT_AUTHENTICATED, "Service Bus does not accept these credentials: correct or renew them"
 )
 _DENIED: Final = Rule(Fatal, Code.NOT_AUTHORIZED, "this identity lacks a permission", about_target=True)
 _REFUSED: Final = Rule(Unattributed, Code.REJECTED, "Service Bus refused it; nothing was stored")
-_TOO_LARGE: Final = Rule(
-    Unattributed, Code.TOO_LARGE, "it is larger than the queue accepts; nothing was stored"
-)
+_TOO_LARGE: Final = Rule(Unattributed, Code.TOO_LARGE, "it is larger than the queue accepts; nothing was stored")
 _NOT_WRITABLE: Final = Rule(Permanent, Code.INVALID_MESSAGE, "it cannot be sent")
 _LOCK_LOST: Final = Rule(Permanent, Code.LEASE_LOST, "the lock has run out, or was used")
 _UNSUPPORTED: Final = Rule(
@@ -110,7 +108,7 @@ _BY_CLASS: Final[Mapping[type[BaseException], Rule]] = {
 #: Codes of ours: a failed authentication that is not final; an error whose class says nothing.
 _TOKEN: Final = "token"  # noqa: S105 - a name
 _PLAIN: Final = "plain"
-#: By the AMQP condition, where the class says nothing (`ServiceBusError`), and by the HTTP status of the administration.
+#: By the AMQP condition, where the class says nothing (`ServiceBusError`), and by the administration's HTTP status.
 _BY_CODE: Final[Mapping[str | int, Rule]] = {
     "amqp:not-allowed": _UNSUPPORTED,
     "amqp:not-implemented": _UNSUPPORTED,

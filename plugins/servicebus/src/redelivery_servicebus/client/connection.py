@@ -1,77 +1,116 @@
-"""Clients of the SDK for an address and options. The SDK's own retries are off, so that an attempt is one request."""
+"""Clients of the SDK for an address and options, and links over them.
+
+The SDK's own retries are off, so that an attempt is one request.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from azure.core.exceptions import AzureError
-from azure.servicebus import ServiceBusClient, TransportType
+from azure.servicebus import (
+    ServiceBusClient,
+    ServiceBusReceiveMode,
+    ServiceBusReceiver,
+    ServiceBusSender,
+    ServiceBusSubQueue,
+    TransportType,
+)
 from azure.servicebus.management import ServiceBusAdministrationClient
 
-from redelivery.base.secrets import guard_loggers
+from redelivery.contract.codes import Code
 from redelivery.errors import Fatal
-from redelivery_servicebus.address import Address
+from redelivery.kit.errors import guard_loggers
+from redelivery_servicebus.address import SUB_QUEUE, Address
+from redelivery_servicebus.client.links import Link
+from redelivery_servicebus.errors import LISTEN, SEND
 from redelivery_servicebus.options import Settings
+
+_Client = TypeVar("_Client", ServiceBusClient, ServiceBusAdministrationClient)
 
 #: Packages that log requests, frames and their headers at DEBUG.
 _LOGGING: Final = ("azure", "msal", "requests", "urllib3", "websocket")
 _TRANSPORTS: Final = {"amqp": TransportType.Amqp, "websockets": TransportType.AmqpOverWebsocket}
 
 
-def client(address: Address, settings: Settings) -> ServiceBusClient:
-    """A client of the namespace. No I/O.
+class Namespace:
+    """The client of one role, created when it is first needed, and its links to queues."""
 
-    Raises:
-        BrokerError: no credentials.
-    """
-    guard_loggers(*_LOGGING)
-    more: dict[str, Any] = {
-        "retry_total": 0,
-        "try_timeout": settings.operation_timeout,
-        "auth_timeout": settings.operation_timeout,
-        "timeout": settings.operation_timeout,
-        "transport_type": _TRANSPORTS[settings.transport_type],
-        "socket_timeout": settings.socket_timeout,
-        "connection_verify": settings.connection_verify,
-    }
-    login = settings.login
-    if login is not None:
-        return ServiceBusClient.from_connection_string(login.connection_string(address.namespace), **more)
-    return ServiceBusClient(address.namespace, _credential(address, settings), **more)
+    def __init__(self, address: Address, settings: Settings) -> None:
+        self._address = address
+        self._settings = settings
+        self._created: ServiceBusClient | None = None
+
+    def sender(self, queue: str, *, own_target: bool = True) -> Link[ServiceBusSender]:
+        """Return a link that sends to a queue or topic; `own_target` as in `Link`."""
+        doing, patience = f"sending to queue {queue!r}", self._settings.operation_timeout
+        return Link(lambda: self._client().get_queue_sender(queue), doing, SEND, patience, own_target=own_target)
+
+    def receiver(self, queue: str, doing: str, *, sub: bool = False, delete: bool = False) -> Link[ServiceBusReceiver]:
+        """Return a link that receives from a queue.
+
+        Args:
+            queue: its name.
+            doing: what the link is for: "receiving from".
+            sub: receive from its dead-letter sub-queue instead.
+            delete: delete messages as they are received, instead of locking them.
+        """
+        made: dict[str, Any] = {
+            "sub_queue": ServiceBusSubQueue.DEAD_LETTER if sub else None,
+            "receive_mode": ServiceBusReceiveMode.RECEIVE_AND_DELETE if delete else ServiceBusReceiveMode.PEEK_LOCK,
+            "prefetch_count": 0,
+        }
+        doing = f"{doing} queue {queue + (SUB_QUEUE if sub else '')!r}"
+        patience = self._settings.operation_timeout
+        return Link(lambda: self._client().get_queue_receiver(queue, **made), doing, LISTEN, patience)
+
+    def _client(self) -> ServiceBusClient:
+        if self._created is None:
+            timeout = self._settings.operation_timeout
+            self._created = _create(
+                ServiceBusClient,
+                self._address,
+                self._settings,
+                try_timeout=timeout,
+                auth_timeout=timeout,
+                timeout=timeout,
+                transport_type=_TRANSPORTS[self._settings.transport_type],
+                socket_timeout=self._settings.socket_timeout,
+            )
+        return self._created
 
 
 def admin_client(address: Address, settings: Settings) -> ServiceBusAdministrationClient:
-    """A client of the administration endpoint. No I/O.
+    """Return a client of the administration endpoint, without I/O.
 
     Raises:
         BrokerError: no credentials.
     """
+    timeout = settings.operation_timeout
+    return _create(ServiceBusAdministrationClient, address, settings, connection_timeout=timeout, read_timeout=timeout)
+
+
+def _create(kind: type[_Client], address: Address, settings: Settings, **more: Any) -> _Client:
     guard_loggers(*_LOGGING)
-    more: dict[str, Any] = {
-        "retry_total": 0,
-        "connection_timeout": settings.operation_timeout,
-        "read_timeout": settings.operation_timeout,
-    }
     if settings.connection_verify is not None:
         more["connection_verify"] = settings.connection_verify
     login = settings.login
     if login is not None:
-        return ServiceBusAdministrationClient.from_connection_string(login.connection_string(address.namespace), **more)
-    return ServiceBusAdministrationClient(address.namespace, _credential(address, settings), **more)
+        return kind.from_connection_string(login.connection_string(address.namespace), retry_total=0, **more)
+    return kind(address.namespace, _credential(address, settings), retry_total=0, **more)
 
 
 def _credential(address: Address, settings: Settings) -> Any:
     if settings.credential is None:
-        text = (
-            "there are no credentials; set servicebus.connection_string, sas_key and its name, or credential to default"
-        )
-        raise Fatal(f"servicebus: {address.namespace}: {text}", native_code="NO_CREDENTIALS")
+        why = "no credentials; set servicebus.connection_string, sas_key and its name, or credential to default"
+        raise Fatal(f"servicebus: {address.namespace}: {why}", code=Code.NOT_AUTHENTICATED)
     try:
         from azure.identity import DefaultAzureCredential  # type: ignore[import-untyped,import-not-found,unused-ignore] # noqa: PLC0415 - an extra
     except ImportError as error:
-        text = "servicebus.credential=default needs azure-identity: pip install 'redelivery-servicebus[azure]'"
-        raise Fatal(f"servicebus: {text}", native_code="NO_IDENTITY") from error
+        why = "servicebus.credential=default needs azure-identity: pip install 'redelivery-servicebus[azure]'"
+        raise Fatal(f"servicebus: {why}", code=Code.NOT_AUTHENTICATED) from error
     try:
         return DefaultAzureCredential()
     except (AzureError, ValueError) as error:
-        raise Fatal(f"servicebus: no Azure credential: {type(error).__name__}", native_code="NO_CREDENTIALS") from error
+        why = f"no Azure credential: {type(error).__name__}"
+        raise Fatal(f"servicebus: {why}", code=Code.NOT_AUTHENTICATED) from error

@@ -1,13 +1,11 @@
-"""`Deadline`: one call's time, shared out to the requests that it takes.
-
-This file must not wait, nor call Service Bus.
-"""
+"""`Deadline`: one call's time, shared by the requests that it takes."""
 
 from __future__ import annotations
 
 import time
 from typing import Final
 
+from redelivery.contract.codes import Code
 from redelivery.errors import Retriable
 
 #: Seconds below which no request is begun.
@@ -15,12 +13,12 @@ _LEAST: Final = 0.1
 
 
 class Deadline:
-    """Begins when it is made.
+    """Begins when it is created.
 
     Args:
         doing: what it is for, for errors.
-        begin: seconds after which nothing further is begun.
-        end: seconds after which no request of what was begun goes on: less than the contract's 30.
+        begin: seconds after which no further step is begun.
+        end: seconds after which no request of a step goes on: less than the contract's 30.
         step: seconds that one request may take.
     """
 
@@ -32,16 +30,17 @@ class Deadline:
         self._step = step
 
     def is_late(self) -> bool:
-        """Whether nothing further is to be begun."""
+        """Return whether no further step may begin."""
         return time.monotonic() >= self._begin
 
     def left(self, *, reserve: float = 0.0) -> float:
-        """Seconds for the next request, so that `reserve` are left after it.
+        """Return the seconds for the next request, so that `reserve` seconds are left after it.
 
         Raises:
-            Retriable: there are none.
+            Retriable: none are left.
         """
         left = min(self._step, self._end - reserve - time.monotonic())
         if left < _LEAST:
-            raise Retriable(f"servicebus: {self._doing}: there was no time left to go on", native_code="LATE")
+            text = f"servicebus: {self._doing}: no time was left to go on"
+            raise Retriable(text, code=Code.DEADLINE_EXCEEDED)
         return left

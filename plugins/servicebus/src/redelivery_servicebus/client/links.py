@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from socket import SHUT_RDWR
 from typing import Any, Final, Generic, TypeVar
 
 from azure.servicebus import ServiceBusReceiver, ServiceBusSender
 
 from redelivery.contract.codes import Code
-from redelivery.errors import Retriable
+from redelivery.errors import BrokerError, Retriable
 from redelivery_servicebus.client.private import close_at_once, socket_of
-from redelivery_servicebus.errors import TABLE
+from redelivery_servicebus.errors import TABLE, is_lost
 
 Handler = TypeVar("Handler", ServiceBusSender, ServiceBusReceiver)
 
@@ -67,13 +67,34 @@ class Link(Generic[Handler]):
                 self._opening = self._opening or _Opening(self._make())
                 if not self._opening.done.wait(max(0.0, within)):  # it goes on opening until the next call
                     text = f"servicebus: {self.doing}: no link within {within:.1f} s; nothing was done"
-                    raise Retriable(text, code=Code.CONNECTION_LOST, native_code="OPEN_TIMEOUT")
+                    raise Retriable(text, code=Code.DEADLINE_EXCEEDED, native_code="OPEN_TIMEOUT")
                 opening, self._opening = self._opening, None
                 if opening.error is not None:
                     raise opening.error
             self._handler, self._socket = opening.handler, socket_of(opening.handler)
         self._used = time.monotonic()
         return self._handler
+
+    @contextmanager
+    def using(self, within: float, doing: str | None = None, *, safe: bool = False, rows: int = 1) -> Iterator[Handler]:
+        """Open it, and turn errors of the SDK into redelivery's. It is dropped after an error that may concern it.
+
+        Args:
+            within: as in `open`.
+            doing: what is being done; None: what the link is for.
+            safe: as in `ErrorTable.error`.
+            rows: as in `ErrorTable.error`.
+        """
+        handler = self.open(within)
+        try:
+            with TABLE.while_doing(
+                doing or self.doing, safe=safe, rows=rows, needs=self.needs, own_target=self.own_target
+            ):
+                yield handler
+        except BrokerError as error:
+            if error.code is not Code.TOO_LARGE and not is_lost(error):
+                self.drop()
+            raise
 
     def drop(self, *, wait: bool = False) -> None:
         """Close it; the next `open` opens another.
@@ -95,7 +116,7 @@ class _Opening(Generic[Handler]):
     """A handler that another thread opens."""
 
     def __init__(self, handler: Handler) -> None:
-        self.handler = handler
+        self.handler: Handler = handler
         self.done = threading.Event()
         self.error: BaseException | None = None
         self._began = time.monotonic()

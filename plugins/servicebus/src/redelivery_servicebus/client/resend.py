@@ -1,12 +1,9 @@
-"""A message of a queue as it is sent again: whole, whoever wrote it, and under an id that is not taken for a repeat.
-
-This file must not send.
-"""
+"""A received message as it is sent again: whole, whoever wrote it, and under an id that no duplicate has."""
 
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, Final
 
 from azure.servicebus import ServiceBusMessage, ServiceBusReceivedMessage
 from azure.servicebus.amqp import (
@@ -16,27 +13,32 @@ from azure.servicebus.amqp import (
     AmqpMessageProperties,
 )
 
+from redelivery.contract.codes import Code
 from redelivery.errors import Permanent
 from redelivery_servicebus.client.private import as_message
 from redelivery_servicebus.codec import PACKED, message_id, texts
 
+#: Attributes that a copy has as they are.
+_KEPT: Final = (
+    "content_type", "correlation_id", "subject", "to", "reply_to", "time_to_live", "session_id", "reply_to_session_id",
+    "partition_key",
+)  # fmt: skip
+
 
 def copy_of(raw: ServiceBusReceivedMessage, attempt: int) -> ServiceBusMessage:
-    """The message as it is sent again, after `attempt` deliveries.
+    """Return the message to send again, after `attempt` deliveries.
 
     Its message id names the delivery that ends with it, so that duplicate detection drops no copy but one that was sent
-    twice. Its own id is kept in our property.
+    twice. The message's own id is kept in our property.
 
     Raises:
-        Permanent: it holds what the SDK cannot send.
+        Permanent: it has content that the SDK cannot send.
     """
     try:
         return _copied(raw, attempt)
     except Exception as error:
-        text = f"what it holds cannot be written again ({error!r:.300}); retry it without a delay"
-        raise Permanent(
-            f"servicebus: message {raw.sequence_number} cannot be copied: {text}", native_code="TYPE"
-        ) from error
+        text = f"servicebus: message {raw.sequence_number} cannot be copied: its content cannot be written again"
+        raise Permanent(f"{text} ({error!r:.300}); retry it without a delay", code=Code.INVALID_MESSAGE) from error
 
 
 def _copied(raw: ServiceBusReceivedMessage, attempt: int) -> ServiceBusMessage:
@@ -44,7 +46,7 @@ def _copied(raw: ServiceBusReceivedMessage, attempt: int) -> ServiceBusMessage:
     properties = texts(source.application_properties)
     try:
         packed = dict(json.loads(properties.get(PACKED, "{}")))
-    except (ValueError, TypeError, RecursionError):  # it cannot be decoded, and is not ours to mend
+    except (ValueError, TypeError, RecursionError):  # it cannot be decoded, so it stays as another producer wrote it
         packed = None
     if packed is not None:
         if packed.get("id", True) is True:
@@ -52,34 +54,23 @@ def _copied(raw: ServiceBusReceivedMessage, attempt: int) -> ServiceBusMessage:
             packed["id"] = False if its is None else its
         packed["attempt"] = attempt
         properties[PACKED] = json.dumps(packed, separators=(",", ":"), ensure_ascii=False)
-    annotated = AmqpAnnotatedMessage(**_body(source))
+    body = source.body if source.body_type is AmqpMessageBodyType.VALUE else list(source.body)
+    annotated = AmqpAnnotatedMessage(**{f"{source.body_type.value}_body": body})  # type: ignore[arg-type]
     annotated.header, annotated.properties = AmqpMessageHeader(), AmqpMessageProperties()
     copy = as_message(annotated)
     copy.application_properties = {name: _typed(value) for name, value in properties.items()}
     copy.message_id = f"redelivery-retry-{raw.sequence_number}"
-    copy.content_type, copy.correlation_id, copy.subject = raw.content_type, raw.correlation_id, raw.subject
-    copy.to, copy.reply_to, copy.time_to_live = raw.to, raw.reply_to, raw.time_to_live
-    copy.session_id, copy.reply_to_session_id = raw.session_id, raw.reply_to_session_id
-    copy.partition_key = raw.partition_key
+    for name in _KEPT:
+        setattr(copy, name, getattr(raw, name))
     return copy
 
 
-def _body(source: Any) -> dict[str, Any]:
-    match source.body_type:
-        case AmqpMessageBodyType.DATA:
-            return {"data_body": list(source.body)}
-        case AmqpMessageBodyType.SEQUENCE:
-            return {"sequence_body": list(source.body)}
-        case _:
-            return {"value_body": source.body}
-
-
 def _typed(value: Any) -> Any:
-    """A property's value, its AMQP type told where the SDK would guess one that cannot hold it.
+    """Return a property's value, with its AMQP type where the SDK would guess a type that cannot hold it.
 
-    What comes as a number over 32 bits may have been a timestamp: the SDK does not tell.
+    A number over 32 bits may have been a timestamp: the SDK does not tell.
     """
-    if isinstance(value, bytes):  # the SDK would make them text, and these are none
+    if isinstance(value, bytes):  # the SDK would make them text, and they are not UTF-8
         return {"TYPE": "BINARY", "VALUE": value}
     if not isinstance(value, int) or -(1 << 31) <= value < 1 << 31:
         return value
