@@ -1,4 +1,4 @@
-"""A port in front of a stand-in: slow, or silent, as networks are. This file must not test anything."""
+"""A port in front of a stand-in: slow or silent, as networks are."""
 
 from __future__ import annotations
 

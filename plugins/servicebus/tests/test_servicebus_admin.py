@@ -111,7 +111,7 @@ class TestAdmin(Statements):
             assert f"{place} keeps a letter for 3600s" in " ".join(admin.plan(DeliverySpec()).warnings)
 
     def test_a_queue_for_letters_that_drops_repeated_ids_differs_and_is_no_sink(self, subject: Subject) -> None:
-        """A letter would be told as stored, and not be there."""
+        """A letter would be reported as stored, and dropped."""
         name = f"{queue(subject)}-dropping"
         namespace(subject).create_queue(f"{name}-dead-letters", requires_duplicate_detection=True)
         namespace(subject).create_queue(name, forward_dead_lettered_messages_to=f"{name}-dead-letters")

@@ -29,7 +29,7 @@ def queue(subject: Subject) -> str:
 
 
 def failing(subject: Subject, url: str | None = None, *, whole: bool = False, **options: str) -> BrokerError:
-    """What a send ends with; with `whole` the options given are all that there are."""
+    """Return the error of a send; with `whole`, no other options are given."""
     given = {f"servicebus.{name}": value for name, value in options.items()}
     if whole:
         harness = subject.harness

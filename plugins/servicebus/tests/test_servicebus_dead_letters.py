@@ -84,7 +84,7 @@ class TestLetters(Statements):
             assert len(taker.take(29)) == 29, "what was looked at was not given back"
 
     def test_a_letter_that_somebody_has_deferred_is_shown_and_removed(self, subject: Subject) -> None:
-        """It is given to nobody who does not name it."""
+        """It is given only to a receiver that names it."""
         place = f"{queue(subject)}-dead-letters"
         subject.deliver(Message(value=b"deferred"), Message(value=b"other"), url=subject.broker.native_sink())
         with (

@@ -1,4 +1,4 @@
-"""Links that are slow, silent, idle or another process's: bounded waits, another connection, nobody harmed."""
+"""Links that are slow, silent, idle or another process's: bounded waits, another connection, no harm to others."""
 
 import subprocess
 import sys
@@ -73,7 +73,7 @@ def test_a_receiver_gives_up_a_silent_connection_for_another(server: StandIn, pr
 
 
 def test_an_opening_goes_on_over_waits_that_are_short(server: StandIn, proxy: Proxy) -> None:
-    """It is given up by its age: a caller in a hurry must not begin it anew each time."""
+    """It is given up by its age: a caller in a hurry must not begin another each time."""
     proxy.silent = 1
     with at(proxy.port, server, operation_timeout="5").sender() as sender:
         assert [codes(sender, seconds=0.3) for _ in range(3)] == [["OPEN_TIMEOUT"]] * 3
@@ -188,7 +188,7 @@ def test_a_receive_that_has_to_open_its_link_does_not_wait_for_a_whole_operation
 
 
 def test_all_steps_of_settling_share_one_deadline(server: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of them would have 25 s of its own. Here, all have three."""
+    """Each of them would have 25 s. Here, all together have three."""
     monkeypatch.setattr("redelivery_servicebus.receiver._END", 3.0, raising=False)
     monkeypatch.setattr("redelivery_servicebus.receiver._COMPLETING", 1.0, raising=False)
     server.create_queue("slow", lock_duration=60.0)

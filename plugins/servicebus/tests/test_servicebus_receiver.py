@@ -45,14 +45,14 @@ class TestReceiving(Statements):
     broker = "servicebus"
 
     def test_a_lock_outlives_its_link_and_settles_no_other_message(self, subject: Subject) -> None:
-        """On a new link numbers begin anew: what goes by them would settle what was not asked for."""
+        """On a new link numbers start again: settling by them would settle other messages."""
         subject.deliver(Message(value=b"first"), Message(value=b"second"))
         taker = Taker(subject)
         first = taker.one()
         with subject.runtime.outage():
             pass
         again: list[Received] = []
-        for _ in range(3):  # the cut link is told by an error, once
+        for _ in range(3):  # the cut link raises, once
             try:
                 again = taker.take(1)
                 break
@@ -63,7 +63,7 @@ class TestReceiving(Statements):
         assert list(subject.values()) == [b"second"]
 
     def test_a_link_that_was_idle_too_long_is_opened_anew(self, subject: Subject) -> None:
-        """What was leased over it is still settled: locks are the queue's."""
+        """Messages leased over it are still settled: locks belong to the queue."""
         namespace(subject).alter_queue(queue(subject), lock_duration=60.0)
         subject.deliver(Message(value=b"first"), Message(value=b"second"))
         taker = Taker(subject)
@@ -160,7 +160,7 @@ class TestReceiving(Statements):
         assert not subject.values()
 
     def test_a_delayed_retry_keeps_numbers_over_32_bits_and_bytes(self, subject: Subject) -> None:
-        """The SDK would send neither by itself, and a timestamp is told as such a number."""
+        """The SDK would send neither by itself, and gives a timestamp as such a number."""
         numbers = {"long": 1 << 40, "below": -(1 << 40), "ulong": Raw(b"\x80" + b"\xff" * 8), "bytes": b"\xff\xfe"}
         namespace(subject).put(queue(subject), section(APPLICATION, write(numbers)) + section(DATA, write(b"v")))
         by_others(subject, ServiceBusMessage(b"v", application_properties={"d": datetime(2026, 1, 1, tzinfo=UTC)}))
@@ -237,7 +237,7 @@ class TestReceiving(Statements):
     def test_a_context_that_does_not_fit_is_left_out_and_its_message_dead_lettered(
         self, subject: Subject, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """It would come again for ever; that its context is missing is logged."""
+        """It would come again forever. The missing context is logged."""
         subject.provision()
         subject.deliver(Message(value=b"v", headers=(("h", b"1"),)))
         taker = Taker(subject)

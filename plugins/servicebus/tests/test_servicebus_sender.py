@@ -97,7 +97,7 @@ class TestSending(Statements):
         assert time.time() * 1000 >= now + 1_500
 
     def test_a_throttled_server_slows_a_delivery_and_loses_nothing(self, subject: Subject) -> None:
-        """It is told as such, nothing is stored, and the same link goes on."""
+        """It is reported as such, nothing is stored, and the same link goes on."""
         with subject.connect().sender() as sender:
             namespace(subject).throttle(1)
             found = errors(sender, Message(value=b"a"), Message(value=b"b"))
@@ -114,7 +114,7 @@ class TestSending(Statements):
         assert subject.values() == Counter([b"a", b"b", *(row.value for row in rows)])
 
     def test_a_link_that_was_idle_too_long_is_opened_anew(self, subject: Subject) -> None:
-        """The rows at hand when that is told fail in a way that the engine sends again."""
+        """The rows of the failed request are sent again by the engine."""
         with subject.connect().sender() as sender:
             assert not errors(sender, Message(value=b"a"))
             namespace(subject).detach_links()
@@ -125,7 +125,7 @@ class TestSending(Statements):
         assert set(subject.values()) == {b"a", b"b"}
 
     def test_a_server_that_says_nothing_is_waited_for_until_the_deadline(self, subject: Subject) -> None:
-        """Open or not; the SDK itself would wait for ever for one that takes a connection and is silent."""
+        """Open or not; the SDK itself would wait forever for one that accepts a connection and is silent."""
         with subject.connect().sender() as warm, subject.connect().sender() as cold:
             assert not errors(warm, Message(value=b"before"))
             with namespace(subject).paused():

@@ -73,7 +73,7 @@ class TestSpark(Statements):
     broker = "servicebus"
 
     def test_a_batch_job_through_outages_loses_nothing(self, subject: Subject) -> None:
-        """What was ambiguous may be there twice, under one id."""
+        """An ambiguous message may be stored twice, under one id."""
         df = rows(4_000, 2_000)  # Spark takes its time to start
         with interrupted(subject, times=2):
             write(subject, df, PATIENT)

@@ -76,7 +76,7 @@ def test_what_is_done_behind_the_back_takes_effect(runtime: ServicebusRuntime) -
         with client(place) as bus, bus.get_queue_receiver(place.queue) as receiver:
             (message,) = receiver.receive_messages(1, max_wait_time=10)
             assert message.application_properties == {b"redelivery": b"{oops"}
-            assert message.expires_at_utc is None  # that is of its own time to live; the queue's is the queue's
+            assert message.expires_at_utc is None  # it has another time to live than the queue
             receiver.abandon_message(message)
         assert place.stored() == place.stored(place.letters) == []
         (letter,) = runtime.namespace.wires(f"{place.queue}/$DeadLetterQueue")

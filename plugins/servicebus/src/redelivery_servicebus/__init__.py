@@ -1,7 +1,4 @@
-"""redelivery to Azure Service Bus: its dead-letter queue, with reasons.
-
-This file is the plugin: its capabilities, and the broker that makes the roles.
-"""
+"""The Service Bus plugin: its capabilities, its broker and its hook."""
 
 from __future__ import annotations
 
@@ -39,19 +36,19 @@ CAPABILITIES: Final = Capabilities(
     receive=Support.NATIVE,
     provision=Support.NATIVE,
     browse=Support.NATIVE,
-    remove=Support.EMULATED,  # received, and completed
+    remove=Support.EMULATED,  # received and completed
     purge=Support.EMULATED,
     dead_letter=Support.NATIVE,
     keys=Support.EMULATED,
-    headers=Support.EMULATED,  # text natively; what is no text, and the order, in a property of ours
+    headers=Support.EMULATED,  # text natively; other bytes, and the order, in a property of ours
     ids=Support.NATIVE,
     timestamps=Support.EMULATED,
     null_value=Support.EMULATED,
     destinations=Support.NATIVE,
-    deduplicate=Support.NATIVE,  # where the queue has it: see the broker
+    deduplicate=Support.NATIVE,  # if the queue has it: see the broker
     deduplication_window=timedelta(minutes=10),
     competing_consumers=Support.NATIVE,
-    subscriptions=Support.NATIVE,  # of a topic: each forwards to a queue of its own
+    subscriptions=Support.NATIVE,  # of a topic: each forwards to another queue
     settle_any_order=Support.NATIVE,
     attempts=Support.NATIVE,
     delay=Support.EMULATED,  # a scheduled copy is sent and confirmed, then the message is completed
@@ -65,7 +62,7 @@ CAPABILITIES: Final = Capabilities(
     context_dialect="json",
     cloudevents_prefix="cloudEvents_",
     columns={SCHEDULED: int},
-    routes=frozenset({SCHEDULED}),  # a letter is there at once
+    routes=frozenset({SCHEDULED}),  # a letter is never scheduled
     destination_column="queue",
     limits=Limits(
         message_bytes=_STANDARD - RESERVE,
@@ -123,7 +120,7 @@ class ServicebusBroker(Broker):
 
 
 def connect(url: str, options: Mapping[str, str]) -> Broker:
-    """A broker for a URL and this plugin's options. No I/O."""
+    """Return a broker for a URL and this plugin's options, without I/O."""
     address, settings = Address.parse(url), Settings.parse(options)
     settings.check(address)
     return ServicebusBroker(address, settings)
@@ -131,7 +128,7 @@ def connect(url: str, options: Mapping[str, str]) -> Broker:
 
 @hookimpl
 def redelivery_plugin() -> BrokerPlugin:
-    """What this distribution brings."""
+    """Return the plugin."""
     return BrokerPlugin(
         name="servicebus",
         schemes=(SCHEME,),

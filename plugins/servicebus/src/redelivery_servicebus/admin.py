@@ -24,7 +24,7 @@ from redelivery_servicebus.client.connection import Namespace, admin_client
 from redelivery_servicebus.errors import MANAGE, TABLE, is_denied
 from redelivery_servicebus.options import Settings
 
-#: What a queue is called in a `ref`: the kind of Azure's operator for Kubernetes.
+#: The kind of a queue in a `ref`: that of Azure's operator for Kubernetes.
 KIND: Final = "NamespacesQueue"
 API_GROUP: Final = "servicebus.azure.com"
 API: Final = f"{API_GROUP}/v1api20211101"

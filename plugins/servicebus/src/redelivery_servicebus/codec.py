@@ -112,20 +112,9 @@ def encode_row(
     Raises:
         Permanent
     """
-    packed: dict[str, Any] = {}
-    properties: dict[str, str] = {}
-    headers_bytes = 0
     try:
-        if headers:
-            headers_bytes = sum(len(name.encode()) + len(value or b"") for name, value in headers)
-            properties, packed = pack_headers(headers, _as_property, _json_text)
+        properties, packed = _pack(value, key, headers or (), timestamp)
         content_type = properties.get(CONTENT_TYPE)
-        if value is None:
-            packed["body"] = "null"
-        if key is not None:
-            packed["key"] = portable(key, _json_text)
-        if timestamp is not None:
-            packed["timestamp"] = int(timestamp)
         known_by = id_ if identity is None or most is None else hashed_id(identity, _is_message_id)
         if not id_ or known_by != id_:
             packed["id"] = False if id_ is None else id_
@@ -133,6 +122,7 @@ def encode_row(
             packed["attempt"] = attempt
         if packed:
             properties[PACKED] = _json(packed)
+        headers_bytes = sum(len(name.encode()) + len(value or b"") for name, value in headers or ())
         if most is not None:
             _check_sizes(len(value or b"") + len(key or b"") + headers_bytes, most, id_)
             _check_headers(headers_bytes, headers or (), properties)
@@ -265,6 +255,20 @@ def _as_property(name: str, value: bytes) -> str | None:
 
 def _is_message_id(text: str) -> bool:
     return text.isprintable() and len(text.encode("utf-8", "surrogatepass")) <= ID_LENGTH
+
+
+def _pack(
+    value: bytes | None, key: bytes | None, headers: Headers, timestamp: int | None
+) -> tuple[dict[str, str], dict[str, Any]]:
+    """Return the headers that are properties, and our JSON object."""
+    properties, packed = pack_headers(headers, _as_property, _json_text)
+    if value is None:
+        packed["body"] = "null"
+    if key is not None:
+        packed["key"] = portable(key, _json_text)
+    if timestamp is not None:
+        packed["timestamp"] = int(timestamp)
+    return properties, packed
 
 
 def _check_headers(size: int, headers: Headers, properties: Mapping[str, str]) -> None:

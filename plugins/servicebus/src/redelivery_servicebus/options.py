@@ -37,14 +37,9 @@ class Login:
         Raises:
             ConfigurationError: it is malformed; no part of it is shown.
         """
-        pairs = [each.partition("=") for each in connection_string.strip().strip(";").split(";")]
-        found = {name.strip().lower(): value.strip() for name, sign, value in pairs if sign}
-        if len(found) < len(pairs) or not found.keys() <= _PARTS:
-            raise _malformed("it must consist of 'Name=value' parts, separated by ';', each of a known name, once")
-        if not (found.get("endpoint") or found.get("hostname")):
-            raise _malformed("it has no Endpoint")
+        found = _parts(connection_string)
         name, key, token = (found.get(f"sharedaccess{each}") or None for each in ("keyname", "key", "signature"))
-        if (not token) == (not (name and key)) or (name is None) != (key is None):
+        if [name is None, key is None, token is None] not in ([False, False, True], [True, True, False]):
             raise _malformed("it needs SharedAccessKeyName and SharedAccessKey, or SharedAccessSignature alone")
         remember(token or key or "")
         emulator = found.get("usedevelopmentemulator", "").lower() == "true"
@@ -133,6 +128,17 @@ class Settings(Options, broker="servicebus"):
         if ":" in address.namespace and (self.credential or (login is not None and not login.emulator)):
             why = "only the emulator has a port, and its connection string contains UseDevelopmentEmulator=true"
             raise ConfigurationError(f"servicebus: {address.namespace!r} cannot be reached: {why}")
+
+
+def _parts(connection_string: str) -> dict[str, str]:
+    """Return the values of a connection string by their names in lower case. Raises ConfigurationError."""
+    pairs = [each.partition("=") for each in connection_string.strip().strip(";").split(";")]
+    found = {name.strip().lower(): value.strip() for name, sign, value in pairs if sign}
+    if len(found) < len(pairs) or not found.keys() <= _PARTS:
+        raise _malformed("it must consist of 'Name=value' parts, separated by ';', each of a known name, once")
+    if not (found.get("endpoint") or found.get("hostname")):
+        raise _malformed("it has no Endpoint")
+    return found
 
 
 def _malformed(why: str) -> ConfigurationError:

@@ -71,7 +71,7 @@ class ServicebusReceiver(Resource, Receiver):
         """Open the link, which takes longer than a short wait for messages. Raises BrokerError."""
         try:
             self._link.open(self._settings.operation_timeout)
-        except BrokerError:  # nobody has this receiver yet, to close it
+        except BrokerError:  # the caller has no receiver to close
             self._link.drop()
             raise
         return self
@@ -131,7 +131,7 @@ class ServicebusReceiver(Resource, Receiver):
         return answers
 
     def _release(self) -> None:
-        """Leave locked messages locked until their locks run out: somebody may still be handling them."""
+        """Leave locked messages locked until their locks run out: another thread may still be handling them."""
         self._link.drop(wait=True)
         for link in self._senders.values():
             link.drop()

@@ -1,4 +1,4 @@
-"""A stand-in and the real SDK, for the tests of what its clients see. This file must not test anything."""
+"""A stand-in with a client of the real SDK, for tests."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ TTL, BYTES = "TTLExpiredException", 10
 
 @dataclass(frozen=True)
 class Content:
-    """What the store needs of a message."""
+    """A content, as far as the store reads it."""
 
     name: int
     ttl: float | None
@@ -167,7 +167,7 @@ class Machine(RuleBasedStateMachine):
                 self.unlocked(expected, failed=True)
         scheduled = [(self.expected[name].due or 0.0, at, name) for at, name in enumerate(self.names("scheduled"))]
         for due_at, _, name in sorted(scheduled):
-            if due_at <= self.now:  # it comes now, behind what came meanwhile
+            if due_at <= self.now:  # it comes now, behind later messages
                 expected = self.expected[name] = self.expected.pop(name)
                 expected.state, expected.enqueued = "active", due_at
         for expected in self.expected.values():
@@ -193,7 +193,7 @@ class Machine(RuleBasedStateMachine):
                 self.bury(expected, TTL)
             else:
                 expected.state = "gone"
-        # In a dead-letter sub-queue nothing expires; where it is forwarded to, its time to live begins anew.
+        # In a dead-letter sub-queue nothing expires; where it is forwarded to, its time to live starts again.
         if expected.state == "dead" and self.forwards and expected.died + ttl <= self.now:
             expected.state = "gone"
 

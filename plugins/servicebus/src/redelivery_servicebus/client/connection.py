@@ -53,7 +53,7 @@ class Namespace:
             queue: its name.
             doing: what the link is for: "receiving from".
             sub: receive from its dead-letter sub-queue instead.
-            delete: delete messages as they are received, instead of locking them.
+            delete: delete messages when they are received, instead of locking them.
         """
         made: dict[str, Any] = {
             "sub_queue": ServiceBusSubQueue.DEAD_LETTER if sub else None,

@@ -152,7 +152,7 @@ def _in_thread(name: str, target: Callable[..., None], *given: Any) -> threading
 
 
 def _close(handler: Any, socket: Any) -> None:
-    with suppress(Exception):  # it is given up, so nobody needs to know
+    with suppress(Exception):  # it is given up, so its errors do not matter
         close_at_once(handler)
     with suppress(Exception):  # the SDK forgets the socket of a connection that was cut
         socket.close()

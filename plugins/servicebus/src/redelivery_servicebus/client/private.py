@@ -82,7 +82,7 @@ def socket_of(handler: Any) -> Any:
 def close_at_once(handler: Any) -> None:
     """Close a sender or receiver without the second for which the SDK waits for its keep-alive thread to end."""
     if getattr(handler, "_handler", None) is not None:
-        handler._handler._keep_alive_thread = None  # noqa: SLF001 - there is no public way; that thread ends by itself
+        handler._handler._keep_alive_thread = None  # noqa: SLF001 - no public way exists; that thread ends by itself
     handler.close()
 
 

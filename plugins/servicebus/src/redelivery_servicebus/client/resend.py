@@ -1,4 +1,4 @@
-"""A received message as it is sent again: whole, whoever wrote it, and under an id that no duplicate has."""
+"""A received message to be sent again: complete, also another producer's, and under an id that no duplicate has."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from redelivery.errors import Permanent
 from redelivery_servicebus.client.private import as_message
 from redelivery_servicebus.codec import PACKED, message_id, texts
 
-#: Attributes that a copy has as they are.
+#: Attributes that a copy keeps.
 _KEPT: Final = (
     "content_type", "correlation_id", "subject", "to", "reply_to", "time_to_live", "session_id", "reply_to_session_id",
     "partition_key",

@@ -1,6 +1,6 @@
-"""How this broker is had for a test: the stand-in in this process, or a namespace that a connection string names.
+"""The harness for tests: the stand-in in this process, or a namespace that a connection string names.
 
-It needs the extra `testing`. The stand-in is not Azure Service Bus, nor Microsoft's emulator.
+It needs the extra `testing`. The stand-in is neither Azure Service Bus nor Microsoft's emulator.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ CONNECTION_VERIFY: Final = "servicebus.connection_verify"
 
 
 class Namespace(Protocol):
-    """What a place does to its queues behind the plugin's back."""
+    """Changes of queues without the plugin."""
 
     def create_queue(self, name: str, **settings: Any) -> None:
-        """A new queue."""
+        """Create a queue."""
 
     def alter_queue(self, name: str, **settings: Any) -> None:
         """Change some settings."""
@@ -42,13 +42,13 @@ class Namespace(Protocol):
         """Remove it."""
 
     def create_topic(self, name: str) -> None:
-        """A new topic."""
+        """Create a topic."""
 
     def delete_topic(self, name: str) -> None:
         """Remove it, with its subscriptions."""
 
     def wires(self, path: str) -> Sequence[Wire]:
-        """What lies there, in order; left there."""
+        """Return the messages of a queue, in order, and leave them there."""
 
     def damage(self, name: str) -> None:
         """Put a message there that the plugin cannot decode."""
@@ -65,7 +65,7 @@ class Embedded(StandIn):
 
 
 class ServicebusPlace(Place):
-    """A queue of its own, and the queue that its dead letters are forwarded to."""
+    """A queue, and the queue that its dead letters are forwarded to."""
 
     lease = 2.0  # a queue's lock duration, whatever its receiver asks for
     many = 2_000

@@ -1,7 +1,4 @@
-"""A namespace that is not ours, by its connection string: its queues and topics through the SDK's own clients.
-
-It must not be the plugin's code: it is what the plugin is checked against.
-"""
+"""A namespace that a connection string names: its queues and topics through the SDK's clients alone."""
 
 from __future__ import annotations
 
@@ -33,7 +30,7 @@ class Azure:
         return ServiceBusClient.from_connection_string(self._connection_string)
 
     def create_queue(self, name: str, **settings: Any) -> None:
-        """A new queue; durations in seconds."""
+        """Create a queue; durations in seconds."""
         with self._admin() as admin:
             admin.create_queue(name, **_timed(settings))
 
@@ -51,7 +48,7 @@ class Azure:
             admin.delete_queue(name)
 
     def create_topic(self, name: str) -> None:
-        """A new topic."""
+        """Create a topic."""
         with self._admin() as admin:
             admin.create_topic(name)
 
@@ -61,7 +58,7 @@ class Azure:
             admin.delete_topic(name)
 
     def wires(self, path: str) -> Sequence[Wire]:
-        """What lies there, by peeking."""
+        """Return the messages of a queue, by peeking."""
         sub = ServiceBusSubQueue.DEAD_LETTER if path.endswith(_DEAD) else None
         found: list[Wire] = []
         with self._client() as client, client.get_queue_receiver(path.removesuffix(_DEAD), sub_queue=sub) as receiver:

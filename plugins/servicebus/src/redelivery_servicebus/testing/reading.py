@@ -1,9 +1,9 @@
-"""What lies in a queue, as messages, read by other means than the plugin's code.
+"""Messages of a queue, read without the plugin's code.
 
 In step with how the plugin encodes: the body is one data section; a header whose value is text is an application
 property; all else is in the property `redelivery`, a JSON object: `key`, `timestamp`, `body` ("null", where an empty
 body stands for one), `headers` in their order (a property's name, or a pair of name and value), `id` (false where
-the message id is not the sender's; a text: that one). Bytes that are no UTF-8 text are written `{"base64": ...}`.
+the message id is not the sender's; a text: that one). Bytes that are not UTF-8 text are written `{"base64": ...}`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DAMAGED: Final = {PACKED: "{oops"}
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """What of a message is read here, wherever it comes from."""
+    """A message, as far as it is read here."""
 
     body: bytes | None
     message_id: str | None
@@ -31,7 +31,7 @@ class Wire:
 
 
 def message(wire: Wire) -> Message:
-    """As it was sent."""
+    """Return the message that was sent."""
     properties = dict(wire.properties)
     packed = json.loads(properties.pop(PACKED, "{}"))
     id_ = packed.get("id", True)

@@ -73,7 +73,7 @@ class Administration:
         self._open: set[socket.socket] = set()
 
     def serve(self, accepted: socket.socket) -> None:
-        """Serve a connection in a thread of its own."""
+        """Serve a connection in another thread."""
         self._open.add(accepted)
         threading.Thread(target=self._run, args=(accepted,), name="servicebus-stand-in-admin", daemon=True).start()
 

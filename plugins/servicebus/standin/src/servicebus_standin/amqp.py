@@ -27,7 +27,7 @@ _BATCH_SIZE: Final = "com.microsoft:max-message-batch-size"
 
 
 class Namespace(Protocol):
-    """What a connection needs of the server."""
+    """The server, as a connection uses it."""
 
     store: Store
     keys: Mapping[str, Key]
@@ -170,7 +170,7 @@ class Connection:
         link.close()
 
     def detach_all(self) -> None:
-        """End every link to a queue, as is done to one that nobody has used for ten minutes."""
+        """End every link to a queue, as Azure does after ten unused minutes."""
         link = self._endpoint.link_head(Endpoint.LOCAL_ACTIVE)
         while link is not None:
             following = link.next(Endpoint.LOCAL_ACTIVE)
@@ -210,7 +210,7 @@ class Connection:
     # --- messages
 
     def deliver(self) -> None:
-        """Give every waiting receiver what is there for it."""
+        """Send every waiting receiver its messages."""
         for outgoing in list(self._outgoing):
             self._pump(outgoing.link)
 

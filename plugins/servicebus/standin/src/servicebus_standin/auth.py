@@ -32,7 +32,7 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What a checked token allows: these claims, at and below a path ("" is the namespace), until a time."""
+    """The rights of a checked token: these claims, at and below a path ("" is the namespace), until a time."""
 
     path: str
     claims: frozenset[Claim]
@@ -58,11 +58,11 @@ def _signature(key: Key, text: str) -> str:
 
 
 def check_token(token: str, keys: Mapping[str, Key], now: float) -> Grant:
-    """What a shared access signature allows. Raises Unauthorized."""
+    """Return the rights of a shared access signature. Raises Unauthorized."""
     scheme, _, rest = token.partition(" ")
     found = {name: values[0] for name, values in parse_qs(rest).items()}
     if scheme != "SharedAccessSignature" or not {"sr", "sig", "se", "skn"} <= found.keys():
-        raise Unauthorized("InvalidSignature: the token is no shared access signature")
+        raise Unauthorized("InvalidSignature: the token is not a shared access signature")
     key = keys.get(found["skn"])
     raw = dict(part.partition("=")[::2] for part in rest.split("&"))
     if key is None:

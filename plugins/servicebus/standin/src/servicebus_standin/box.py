@@ -16,7 +16,7 @@ Status = Literal["Active", "Disabled", "SendDisabled", "ReceiveDisabled"]
 
 
 class StoreError(Exception):
-    """What a queue answers instead of doing it.
+    """A queue refuses a request.
 
     Attributes:
         condition: the AMQP error condition.
@@ -43,7 +43,7 @@ def missing(numbers: Sequence[int]) -> StoreError:
 
 
 class Storable(Protocol):
-    """What the store must know of a content; it keeps all else as it is."""
+    """A content, as far as the store reads it."""
 
     @property
     def ttl(self) -> float | None:
@@ -105,7 +105,9 @@ class Box:
         self._next = 1
         self._ready: list[int] = []
         self._locks: dict[UUID, Stored] = {}
-        self._timers: list[tuple[float, int]] = []  # may name what has changed since: looked at anew when it is due
+        self._timers: list[
+            tuple[float, int]
+        ] = []  # an entry may be out of date, so its message is checked when it is due
         self.bury: Callable[[Stored, str, str], None] | None = None
         self.forward: Callable[[Stored], bool] = lambda _: False
 

@@ -1,7 +1,4 @@
-"""A certificate for localhost, made anew for each stand-in: the administration client speaks https only.
-
-It must not be used for anything that leaves this host.
-"""
+"""A certificate for localhost, a new one for each stand-in: the administration client speaks https only."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The little of AMQP 1.0's encoding that a broker needs: walk it, read it, write it; and a message cut into sections.
 
-A body is never decoded: what was sent is given back byte for byte. This file must not know queues, links or proton.
+A body is never decoded: it comes back byte for byte.
 """
 
 # ruff: noqa: PLR2004 - the numbers are AMQP's type codes, best read beside the specification's table
@@ -20,7 +20,7 @@ NULL: Final = b"\x40"
 
 
 class Malformed(Exception):
-    """These bytes are no AMQP encoding."""
+    """These bytes are not an AMQP encoding."""
 
 
 class Symbol(str):
@@ -161,7 +161,7 @@ def _sized(small: int, large: int, raw: bytes) -> bytes:
 
 
 def write(value: Any) -> bytes:
-    """Encode: int as long, bytes as binary, str as string, a list or a dict as such; `Raw` as it is."""
+    """Encode: int as long, bytes as binary, str as string, list and dict as their items; `Raw` unchanged."""
     writer = _WRITERS.get(type(value))
     if writer is None:
         raise TypeError(f"no AMQP type for {type(value).__name__}")
@@ -261,7 +261,7 @@ class Content:
 
     @classmethod
     def parse(cls, data: bytes) -> Content:
-        """Cut a message; one without a message id is given one."""
+        """Cut a message into sections; give it a message id if it has none."""
         header = [NULL, NULL, NULL]
         annotations: Mapping[bytes, bytes] = {}
         application: Mapping[bytes, bytes] = {}
@@ -282,7 +282,7 @@ class Content:
                     body = start
                     break
         except (IndexError, ValueError, struct.error) as error:
-            raise Malformed("this is no AMQP message") from error
+            raise Malformed("this is not an AMQP message") from error
         if not properties or properties[0] == NULL:
             properties = [write(uuid4().hex), *properties[1:]]
         ttl = read(header[2])

@@ -1,6 +1,6 @@
 """Which deliveries came in the batch format: proton does not tell, so transfer frames are looked at before it has them.
 
-It must not alter what passes. Batches are known by their message format alone: a body that looks like one is none.
+It alters nothing. A batch is known by its message format alone, whatever its body looks like.
 """
 
 from __future__ import annotations

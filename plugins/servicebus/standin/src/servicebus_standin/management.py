@@ -22,7 +22,7 @@ PEEK_BYTES: Final = 256 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request as it came in."""
+    """A request."""
 
     operation: str
     body: Any

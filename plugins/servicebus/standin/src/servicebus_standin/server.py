@@ -114,7 +114,7 @@ class Server:
                     for each, connection in list(self._connections.items()):
                         self._guard(each, partial(self._write, each, connection))
             if self.paused:
-                threading.Event().wait(0.05)  # sockets that nobody reads stay readable
+                threading.Event().wait(0.05)  # sockets that are not read stay readable
 
     def _accept(self) -> None:
         with contextlib.suppress(BlockingIOError):

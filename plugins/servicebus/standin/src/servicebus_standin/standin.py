@@ -209,7 +209,7 @@ class StandIn:
             return sorted(queue.name for queue in self.store.queues.values() if queue.kind == "Queue")
 
     def messages(self, path: str) -> list[Seen]:
-        """All that lies under an address (`q`, `q/$DeadLetterQueue`), in order of sequence numbers; left as it is."""
+        """Return the messages of an address (`q`, `q/$DeadLetterQueue`) by sequence number, and leave them there."""
         with self.lock:
             self.store.advance()
             _, box = self.store.find(path)

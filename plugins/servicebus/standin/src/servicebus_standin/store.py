@@ -1,6 +1,6 @@
 """Queues: a box of messages, a dead-letter box, the ids that were seen, and where messages are forwarded to. Topics.
 
-Pure: the clock is given, and nothing here waits. It must not know AMQP, HTTP or threads: whoever calls holds the lock.
+Pure: the clock is given, and nothing here waits. The caller holds the lock.
 """
 
 from __future__ import annotations
