@@ -1,6 +1,6 @@
-"""How this broker is had for a test: a container, a private node of a local RabbitMQ, or an explicit URL.
+"""How the conformance suite gets a RabbitMQ: a container, a private node of a local installation, or an explicit URL.
 
-It needs the extra `testing`. What is stored is read in `reading.py`, not with the plugin's code.
+Needs the extra `testing`. `reading.py` reads the stored messages without the plugin's code.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from redelivery.contract.message import Message
 from redelivery.contract.spec import DeliverySpec
 from redelivery.kit.address import redact
 from redelivery.kit.options import resolve_secrets
-from redelivery.registry import connect
 from redelivery_conformance.containers import Container
 from redelivery_conformance.harness import SUBSCRIBERS, CannotShow, Harness, Kind, NotHere, Outage, Place, Runtime
 from redelivery_conformance.proxy import Proxy
+from redelivery_rabbitmq import connect
 from redelivery_rabbitmq.address import Address
 from redelivery_rabbitmq.client.parameters import connection_parameters
 from redelivery_rabbitmq.options import settings_of
@@ -38,17 +38,17 @@ _PREFIX: Final = "conformance-"
 
 
 class Operator(Protocol):
-    """What can be done to a broker that was started here."""
+    """Operates a broker that was started here."""
 
     def execute(self, *command: str) -> str:
-        """Run one of the broker's own tools, as `rabbitmqctl status`; returns what it wrote."""
+        """Run one of the broker's tools, such as `rabbitmqctl status`; return its output."""
 
     def paused(self) -> AbstractContextManager[None]:
-        """While entered, it is frozen."""
+        """Freeze it while entered."""
 
 
 class RabbitmqPlace(Place):
-    """A queue of its own, with its dead letter place, as provisioning makes them."""
+    """A new queue with its dead letter queue, as provisioning creates them."""
 
     patience = 5.0
     many = 3_000
@@ -137,12 +137,12 @@ class RabbitmqPlace(Place):
             self.cluster.remove_exchanges(*self._exchanges)
 
     def _provision(self, options: Mapping[str, str]) -> None:
-        broker = connect(self.url, {**self.options, **options})
+        broker = connect(self.url, _client_options({**self.options, **options}))
         with broker, broker.admin() as admin:
             admin.provision(DeliverySpec())
 
     def _arguments(self) -> dict[str, object]:
-        """As provisioning makes the queue, said once more."""
+        """Return the arguments with which provisioning creates the queue, written independently of it."""
         kept = {"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
         return {
             "x-queue-type": self.runtime.queue_type,
@@ -156,7 +156,7 @@ class RabbitmqRuntime(Runtime):
     """One broker that was started here, or that a URL names.
 
     Attributes:
-        operator: what can be done to it; None where it was not started here.
+        operator: operates it; None if it was not started here.
         proxy: by which statements about outages reach it; None where it was not started here.
     """
 
@@ -208,10 +208,10 @@ class RabbitmqRuntime(Runtime):
 
 
 class RabbitmqHarness(Harness):
-    """A container, else a node of a RabbitMQ that is installed here.
+    """A container, or else a node of a locally installed RabbitMQ.
 
     Args:
-        queue_type: of the queues under test.
+        queue_type: type of the queues under test.
     """
 
     name = "rabbitmq"
@@ -225,7 +225,7 @@ class RabbitmqHarness(Harness):
     def at(self, url: str, options: Mapping[str, str], scratch: Path) -> Runtime:  # noqa: ARG002 - nothing is written
         given = {**self._options, **options}
         there = Address.parse(url)
-        cluster = Cluster(connection_parameters(there, settings_of(_own(given), there.parameters)))
+        cluster = Cluster(connection_parameters(there, settings_of(_client_options(given), there.parameters)))
         try:
             cluster.version()
         except (pika.exceptions.AMQPError, OSError) as error:
@@ -264,6 +264,6 @@ class RabbitmqHarness(Harness):
         )
 
 
-def _own(options: Mapping[str, str]) -> dict[str, str]:
-    """Client options without their prefix, secrets resolved."""
+def _client_options(options: Mapping[str, str]) -> dict[str, str]:
+    """Return client options without their prefix, with secrets resolved."""
     return {name.removeprefix("rabbitmq."): value for name, value in resolve_secrets(options).items()}

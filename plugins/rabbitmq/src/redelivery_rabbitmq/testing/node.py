@@ -1,7 +1,4 @@
-"""A private node of a RabbitMQ that is installed on this machine, with its data in a scratch folder.
-
-This file must not touch a node that it did not start.
-"""
+"""A private node of a locally installed RabbitMQ, with its data in a scratch folder. Never touches another node."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ _LOOK: Final = 0.2
 
 
 class Node:
-    """A node that listens on free ports of this host. Raises NotHere where there is no RabbitMQ."""
+    """A node that listens on free ports of this host. Raises NotHere: RabbitMQ is not installed."""
 
     def __init__(self, scratch: Path) -> None:
         program = shutil.which("rabbitmq-server") or shutil.which("rabbitmq-server", path="/usr/lib/rabbitmq/bin")
@@ -54,7 +51,7 @@ class Node:
             )
 
     def wait(self, ready: Callable[[], object], seconds: float) -> None:
-        """Ask until it answers. Raises NotHere."""
+        """Wait until `ready()` is true. Raises NotHere."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and self._process.poll() is None:
             with suppress(Exception):  # a node that starts may answer anything
@@ -66,7 +63,7 @@ class Node:
         raise NotHere(f"{self.program} did not come up; the end of its log:\n{self._log.read_text()[-2000:]}")
 
     def execute(self, *command: str) -> str:
-        """Run one of the broker's own tools, which lie beside it."""
+        """Run one of the broker's tools, which are in the same folder."""
         beside = Path(self.program).with_name(command[0])
         found = [str(beside) if beside.exists() else command[0], *command[1:]]
         done = subprocess.run(found, env=self._environment, check=True, capture_output=True, text=True)  # noqa: S603 - ours
@@ -74,7 +71,7 @@ class Node:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """While entered, it is frozen."""
+        """Freeze it while entered."""
         os.killpg(self._process.pid, signal.SIGSTOP)
         try:
             yield
@@ -82,7 +79,7 @@ class Node:
             os.killpg(self._process.pid, signal.SIGCONT)
 
     def close(self) -> None:
-        """Stop it, and what it started."""
+        """Stop it and its child processes."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):

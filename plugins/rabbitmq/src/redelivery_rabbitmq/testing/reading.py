@@ -1,7 +1,7 @@
-"""What truly lies in a queue, read with pika alone and not with the plugin's code.
+"""Read the messages in a queue with pika alone, independently of the plugin's code.
 
-AMQP cannot look without taking. So messages are taken, and given back by closing the channel: that keeps their order,
-but counts as a delivery. This file must not import the plugin.
+AMQP cannot read without taking. So messages are taken, and returned by closing the channel: that keeps their order, but
+counts as a delivery.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _KEY: Final = "x-redelivery-key"
 _NULL: Final = "x-redelivery-null"
 _ORDER: Final = "x-redelivery-order"
 _STAMP: Final = "timestamp_in_ms"
-#: Written by the broker on the way; a message is told without them.
+#: Headers that the broker adds.
 _BROKERS: Final = ("x-death", "x-first-death-", "x-last-death-", "x-delivery-count", "x-acquired-count")
 _NONE: Final = 404
 #: Seconds to wait for the broker's first byte.
@@ -27,7 +27,7 @@ _GREETING: Final = 5.0
 
 
 class Cluster:
-    """A running broker, as this harness's own client sees it. Each question has a connection of its own."""
+    """A running broker, seen by an independent client. Each call opens a connection."""
 
     def __init__(self, parameters: pika.ConnectionParameters) -> None:
         self.parameters = parameters
@@ -37,20 +37,20 @@ class Cluster:
         return pika.BlockingConnection(self.parameters)
 
     def greets(self) -> bool:
-        """Whether AMQP is spoken there; not asked by pika, which forgets its socket where one that starts resets it."""
+        """Whether the server speaks AMQP. Asked without pika, which leaks its socket if a starting broker resets it."""
         address = (self.parameters.host, self.parameters.port)
         with socket.create_connection(address, timeout=_GREETING) as there:
             there.sendall(b"AMQP\0\0\x09\x01")
             return bool(there.recv(1))
 
     def version(self) -> str:
-        """What product and version it is."""
+        """Return product and version."""
         with self.connect() as connection:
-            told: Any = connection._impl.server_properties  # noqa: SLF001 - pika tells it nowhere else
+            told: Any = connection._impl.server_properties  # noqa: SLF001 - pika has no public call
         return f"{told.get('product', 'AMQP')} {told.get('version', '')}"
 
     def count(self, queue: str) -> int | None:
-        """Messages that wait in a queue; None: there is no such queue."""
+        """Return the number of messages that wait in a queue; None if it does not exist."""
         try:
             with self.connect() as connection:
                 return int(connection.channel().queue_declare(queue, passive=True).method.message_count)
@@ -60,36 +60,36 @@ class Cluster:
             return None
 
     def make(self, queue: str, arguments: Mapping[str, Any]) -> None:
-        """Make a durable queue, in place of one of this name."""
+        """Create a durable queue, and delete an existing one of this name."""
         with self.connect() as connection, connection.channel() as channel:
             channel.queue_delete(queue)
             channel.queue_declare(queue, durable=True, arguments=dict(arguments))
 
     def remove(self, *queues: str) -> None:
-        """Remove these queues."""
+        """Delete queues."""
         with self.connect() as connection, connection.channel() as channel:
             for queue in queues:
                 channel.queue_delete(queue)
 
     def make_exchange(self, name: str, kind: str) -> None:
-        """Make a durable exchange."""
+        """Create a durable exchange."""
         with self.connect() as connection, connection.channel() as channel:
             channel.exchange_declare(name, kind, durable=True)
 
     def remove_exchanges(self, *names: str) -> None:
-        """Remove these exchanges."""
+        """Delete exchanges."""
         with self.connect() as connection, connection.channel() as channel:
             for name in names:
                 channel.exchange_delete(name)
 
     def put(self, queue: str, body: bytes, properties: pika.BasicProperties) -> None:
-        """Put a message into a queue."""
+        """Publish a message to a queue."""
         with self.connect() as connection, connection.channel() as channel:
             channel.confirm_delivery()
             channel.basic_publish("", queue, body, properties, mandatory=True)
 
     def messages(self, queue: str) -> list[Message]:
-        """What waits in a queue, in its order; it is given back."""
+        """Return the messages that wait in a queue, in its order, and leave them there."""
         left = self.count(queue)
         found: list[Message] = []
         if not left:
@@ -101,7 +101,7 @@ class Cluster:
 
     @staticmethod
     def _take(channel: BlockingChannel, queue: str, left: int, found: list[Message]) -> None:
-        # What the queue holds, and not one more: a message that comes meanwhile is not touched.
+        # Take only the messages that are there: one that comes while this runs is not touched.
         channel.basic_qos(prefetch_count=min(left, 0xFFFF))
         for _, properties, body in channel.consume(queue, inactivity_timeout=5.0):
             if properties is None or body is None:
@@ -111,7 +111,7 @@ class Cluster:
                 break
 
     def _back(self, queue: str, count: int) -> None:
-        """Wait until the queue counts again what was given back to it."""
+        """Wait until the queue counts the returned messages again."""
         for _ in range(100):
             if (self.count(queue) or 0) >= count:
                 return
