@@ -1,1 +1,1 @@
-"""The plugin contract: all that the author of a plugin reads. `broker.py` is the place to begin."""
+"""The plugin contract: all that the author of a plugin reads, with `docs/plugin_contract.md`."""

@@ -1,23 +1,11 @@
-"""The plugin contract: the file that a plugin author reads, with `capabilities.py`.
+"""The plugin contract: a broker, its roles, and what each call returns and raises.
 
-A plugin registers a `BrokerPlugin` (see `plugins.py`): URL schemes and a factory. The factory makes a `Broker` on the
-machine that will use it; a broker gives up to four small roles and says by `Capabilities` which of them, how well,
-and within which limits. The suite in `redelivery_conformance` proves each statement made here.
+`docs/plugin_contract.md` is the page to read first. A plugin registers a `BrokerPlugin` (`hooks.py`): URL schemes and a
+factory. The factory makes a `Broker` on the machine that will use it. A broker gives up to four small roles and says by
+`Capabilities` which of them, how well, and within which limits. The suite `redelivery_conformance` proves it.
 
-Besides this file a plugin needs `hookimpl` (`redelivery.plugins`), the classes of `redelivery.errors`, and for its URL
-`split_url`, `redact` and `unknown` (`redelivery.base.urls`). `docs/adding_a_broker.md` goes through one step by step.
-
-Every call returns or raises within its stated time: `send` by its deadline, `collect` and `receive` by their wait,
-any other within 30 seconds, by timeouts that the plugin gives its client. Waiting so long, by polling too, is no sleep.
-
-What a plugin must never do, because core does it once for all brokers:
-
-- never retry, sleep to back off, or let its client library retry without bound;
-- never decide that a message is dead, and never dead-letter by policy;
-- never drop, rewrite, truncate or reorder within a key what it was given;
-- never confirm before the broker has;
-- never do I/O at import, at registration, or in a constructor of a role;
-- never put a secret into an error, a log line or a repr.
+Every call returns or raises within its stated time: `send` by its deadline, `collect` and `receive` by their wait, any
+other within 30 seconds, by timeouts that the plugin gives its client. Waiting so long, by polling too, is no sleep.
 """
 
 from __future__ import annotations
