@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import broken_attempts
+import broken_codes
 import broken_content
 import broken_copies
 import broken_ends
@@ -19,6 +20,7 @@ from redelivery_conformance.memory import MemoryHarness
 # Imported for the brokers that they hold.
 __all__ = [
     "broken_attempts",
+    "broken_codes",
     "broken_content",
     "broken_copies",
     "broken_ends",

@@ -121,6 +121,10 @@ class Place(ABC):
         """
         return ()
 
+    def wrong_login(self) -> Mapping[str, str] | None:
+        """Options that this broker refuses as a wrong login, besides `options`. None: it takes any, or has none."""
+        return None
+
     @property
     def outage_url(self) -> str:
         """URL of this place by a way that `outage` can cut, as through a `proxy.Proxy`. By default it is `url`."""

@@ -49,9 +49,11 @@ NAME: Final = 100
 MOST: Final = 1e9
 #: Seconds that it needs at most, on a busy machine.
 PATIENCE: Final = 2.0
+#: The one password that is not taken.
+WRONG: Final = "wrong"
 OPTIONS: Final = {
     "deliveries": "deliveries after which a message goes to the dead letters; 0: no bound (0)",
-    "password": "taken and forgotten: there is nobody to log in to; a reference",
+    "password": f"taken and forgotten, except for {WRONG!r}, which is refused; a reference",
     "latency": "milliseconds that each call of a receiver takes (0)",
     "ttl": "milliseconds after which a sent message goes to the dead letters; 0: never (0)",
 }
@@ -229,6 +231,7 @@ class MemoryBroker(Broker):
         self.queue = unquote(parts.path.strip("/"))
         self.deliveries = int(_number(options, "deliveries"))
         self.latency = _number(options, "latency") / 1000
+        self.is_refused = options.get("password") == WRONG
         self.ttl = _number(options, "ttl") / 1000
 
     @property
@@ -240,6 +243,8 @@ class MemoryBroker(Broker):
         if not self.capabilities.send:
             return super().sender()
         self.store()
+        if self.is_refused:
+            raise Fatal("memory: the password is wrong; correct memory.password", code=Code.NOT_AUTHENTICATED)
         if self.queue == NEVER_MADE:
             raise Fatal(f"memory: there is no queue {self.queue!r}; correct the URL", code=Code.NO_SUCH_DESTINATION)
         return self.SenderRole(self)
@@ -280,7 +285,7 @@ class MemoryBroker(Broker):
         """Where it all lies. Raises Fatal, Retriable."""
         found = Store.by_name.get(self.host)
         if found is None:
-            raise Fatal(f"memory: there is no store {self.host!r}; correct the URL", code=Code.NO_SUCH_DESTINATION)
+            raise Fatal(f"memory: there is no store {self.host!r}; correct the URL", code=Code.CONNECTION_LOST)
         if found.down:
             raise Retriable(f"memory: the store {self.host!r} is down; nothing was stored", code=Code.CONNECTION_LOST)
         return found
@@ -363,6 +368,9 @@ class MemoryPlace(Place):
 
     def impossible_destination(self) -> str | None:
         return NEVER_MADE
+
+    def wrong_login(self) -> Mapping[str, str] | None:
+        return {"memory.password": WRONG}
 
     @contextmanager
     def outage(self, kind: Outage = "refused") -> Iterator[None]:

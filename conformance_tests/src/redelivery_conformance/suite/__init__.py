@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from redelivery_conformance.suite.attempts import Attempts, Retrying
 from redelivery_conformance.suite.closing import Closing
+from redelivery_conformance.suite.codes import Codes
 from redelivery_conformance.suite.copies import Copies
 from redelivery_conformance.suite.destinations import Destinations
 from redelivery_conformance.suite.failures import Failures
@@ -29,6 +30,7 @@ __all__ = [
     "BrokerSuite",
     "Browsing",
     "Closing",
+    "Codes",
     "Copies",
     "DeadLetterPlaces",
     "Destinations",
@@ -65,6 +67,7 @@ class BrokerSuite(
     Destinations,
     Settling,
     Failures,
+    Codes,
     Ordering,
     Receiving,
     ReceivingEnds,

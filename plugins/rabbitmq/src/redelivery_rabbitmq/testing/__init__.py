@@ -97,6 +97,9 @@ class RabbitmqPlace(Place):
     def logins(self, secret: str) -> Iterator[Mapping[str, str]]:
         yield {**self.options, "rabbitmq.username": "someone", "rabbitmq.password": secret}
 
+    def wrong_login(self) -> Mapping[str, str] | None:
+        return {"rabbitmq.username": "someone", "rabbitmq.password": "wrong"}
+
     def unreachable(self) -> str:
         return "rabbitmq://localhost:1?queue=orders"
 

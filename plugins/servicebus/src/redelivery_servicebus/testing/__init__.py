@@ -103,6 +103,9 @@ class ServicebusPlace(Place):
         yield {**own, "servicebus.sas_key_name": "someone", "servicebus.sas_key": secret}
         yield {**own, "servicebus.sas_token": token}
 
+    def wrong_login(self) -> Mapping[str, str] | None:
+        return next(iter(self.logins("d3Jvbmc="))) if self._runtime.kind == "embedded" else None
+
     def unreachable(self) -> str:
         return f"servicebus://localhost:1/{self.queue}"
 
