@@ -158,7 +158,7 @@ REQUIRED = ["--require-brokers"] if os.environ.get("REDELIVERY_REQUIRE_BROKERS")
 #: Test processes that run at a time. Most of a broker's tests is waiting, so they are more than processors.
 SLOTS = 4
 #: How many processes share each suite of a broker whose tests wait longest: each has a broker of its own.
-PARTS = {"kafka": 3, "servicebus": 2, "sqs": 2, "rabbitmq": 2}
+PARTS = {"kafka": 3, "servicebus": 3, "sqs": 3, "rabbitmq": 2}
 #: What the default run takes though newer versions are here, as the newest does not pass yet (docs/decisions/0034).
 HELD_BACK = {"rabbitmq": "3.10"}
 
@@ -206,11 +206,13 @@ class Run:
         passed: folder in `PASSED` for its account; `seeds` asks for `unit` and `conformance`.
         command: what is run.
         variables: of its environment.
+        computes: it starts Spark.
     """
 
     passed: str
     command: list[str]
     variables: dict[str, str] = field(default_factory=dict)
+    computes: bool = False
 
 
 def side_by_side(session: nox.Session, runs: list[Run], *, slots: int = SLOTS) -> None:
@@ -304,7 +306,13 @@ def quick(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """All of `unit` and `conformance`, in one go."""
     install_project(session, "test")
-    side_by_side(session, [*_conformance(session), *_unit()])
+    runs = [*_conformance(session), *_unit()]
+    # The longest first. Spark computes, brokers are waited for: one Spark beside them, as far as that goes.
+    waiting = [each for each in runs if not each.computes]
+    waiting.sort(key=lambda each: not any(f"plugins/{name}/" in " ".join(each.command) for name in PARTS))
+    for at, each in enumerate(each for each in runs if each.computes):
+        waiting.insert(at * SLOTS, each)
+    side_by_side(session, waiting)
 
 
 @nox.session
@@ -424,28 +432,27 @@ def _unit() -> list[Run]:
     """The longest first."""
     own = [*PYTEST, *NO_SPARK, *REQUIRED, "--ignore-glob=*_conformance.py"]
     spark = "core/tests/spark"
-    apart = [
-        f"{spark}/test_spark_{name}.py" for name in ("stream_killed", "connect", "cluster")
-    ]  # with their own Sparks
+    # Those with their own Sparks.
+    apart = [f"{spark}/test_spark_{name}.py" for name in ("stream_killed", "connect", "cluster")]
     commands = [[*own, spark, *(f"--ignore={path}" for path in apart)], [*own, *apart]]
-    commands += [[*own, *_tests(name)] for name in sorted(PLUGINS, key=lambda name: -PARTS.get(name, 0))]
+    runs = [Run("unit", each, _newest(), computes=True) for each in commands]
+    commands = [[*own, *_tests(name)] for name in sorted(PLUGINS, key=lambda name: -PARTS.get(name, 0))]
     commands += [[*own, "core/tests", f"--ignore={spark}"]]
-    return [Run("unit", each, _newest()) for each in commands]
+    return [*runs, *(Run("unit", each, _newest()) for each in commands)]
 
 
 def _conformance(session: nox.Session) -> list[Run]:
     """The longest first."""
     rest = session.posargs
     # Spark takes half a minute to start, so all that needs it is in one process.
-    commands = [
-        [*_suite(), "-m", "spark", *(f"plugins/{name}/tests" for name in PLUGINS), "conformance_tests/tests", *rest]
-    ]
+    tests = [*(f"plugins/{name}/tests" for name in PLUGINS), "conformance_tests/tests"]
+    spark = Run("conformance", [*_suite(), "-m", "spark", *tests, *rest], _newest(), computes=True)
+    commands = [[*_suite(), *NO_SPARK, "conformance_tests/tests", *rest]]
     # A plugin's own module has all that it is tested as: kinds of queues, besides kinds of runtime.
     for name in sorted(PLUGINS, key=lambda name: -PARTS.get(name, 0)):
         parts = [f"--broker-part={number + 1}/{PARTS[name]}" for number in range(PARTS.get(name, 0))]
         commands += [[*_suite(), *NO_SPARK, part, _module(name), *rest] for part in parts or ["--broker-part=1/1"]]
-    commands += [[*_suite(), *NO_SPARK, "conformance_tests/tests", *rest]]
-    return [Run("conformance", each, _newest()) for each in commands]
+    return [spark, *(Run("conformance", each, _newest()) for each in commands)]
 
 
 def _suite() -> list[str]:
