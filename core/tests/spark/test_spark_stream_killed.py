@@ -52,7 +52,7 @@ def kill_when(job, reached):
     while not reached():
         assert job.poll() is None, "the job ended before it was to be killed"
         assert time.monotonic() < deadline, "the job makes no progress"
-        time.sleep(0.005)
+        time.sleep(0.02)  # each look reads all that is stored
     os.killpg(job.pid, signal.SIGKILL)
     job.wait()
 
