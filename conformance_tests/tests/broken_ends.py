@@ -25,6 +25,18 @@ from redelivery_conformance.memory_store import State
 # --- terminating ---------------------------------------------------------------------------------------------------
 
 
+class HasItsOwnWordForALimit(Broken):
+    """Of what it gave up by itself."""
+
+    caught_by = "a_message_given_too_often_goes_to_the_dead_letters[memory-retry]"
+
+    class LettersRole(MemoryDeadLetters):
+        def browse(self) -> Iterator[Letter]:
+            for letter in super().browse():
+                why = letter.context
+                yield replace(letter, context=why and replace(why, kind="max-deliveries", code=None))
+
+
 class DropsTheLetter(Broken):
     """Acknowledges, and then fails to produce."""
 

@@ -193,6 +193,15 @@ class IgnoresALimit(Broken):
         return super().fault(replace(message, id=None))
 
 
+class CutsLongKeys(Broken):
+    """To its limit, so that two keys become one."""
+
+    caught_by = "a_row_over_a_limit_is_refused_alone[memory-key_bytes]"
+
+    def fault(self, message: Message) -> Permanent | None:
+        return super().fault(replace(message, key=None))
+
+
 class LetsTheClientsErrorOut(Broken):
     """An error of the client library reaches the engine as it is."""
 

@@ -157,6 +157,13 @@ def test_it_warns_of_what_an_operator_should_see_to(url: str, capsys: pytest.Cap
     assert "the job reads its own dead letter sink" in said
 
 
+def test_retries_beyond_the_window_of_ids_are_warned_of(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--option", "deadLetterSink=native", "--option", "errors.retry.timeout=7200000")
+    assert "may be stored twice" not in warnings(capsys, url, *options)
+    options = (*options, "--option", "sqlite.deduplication_window=3600")
+    assert "ids are remembered here, PT1H: a row that is sent again" in warnings(capsys, url, *options)
+
+
 def test_a_loop_of_dead_letters_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sink = f"sqlite://{tmp_path}/q.db?queue=orders"
     url = f"{sink}-dead-letters"

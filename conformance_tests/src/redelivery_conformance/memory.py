@@ -96,6 +96,7 @@ FULL: Final = Capabilities(
         header_value_bytes=256 << 10,
         header_count=200,
         id_bytes=1000,
+        key_bytes=2000,
         delay_max=timedelta(hours=1),
     ),
 )
@@ -308,6 +309,7 @@ class MemoryBroker(Broker):
             (Code.TOO_LARGE, "a header is too large", _over(longest, limits.header_value_bytes)),
             (Code.TOO_LARGE, "it has too many headers", _over(len(message.headers), limits.header_count)),
             (Code.TOO_LARGE, "its id is too long", _over(len((message.id or "").encode()), id_bytes)),
+            (Code.TOO_LARGE, "its key is too long", _over(len(message.key or b""), limits.key_bytes)),
         )
         found = next(((code, why) for code, why, true in faults if true), None)
         return None if found is None else Permanent(f"memory: this row cannot be stored: {found[1]}", code=found[0])

@@ -165,6 +165,12 @@ def _of_spec(spec: DeliverySpec, can: Capabilities) -> Iterator[str]:
         yield "there is no deadLetterSink: a message that fails for good fails the job, or stays where it is"
     elif any(sink.uri == NATIVE for sink in spec.dead_letter_sink) and not can.dead_letter:
         yield "deadLetterSink: this destination has no dead letter place of its own: name a URL instead of 'native'"
+    window, longest = can.deduplication_window, policy.worst_case_seconds(spec)
+    if window is not None and (spec.retry or spec.retry_timeout) and longest > window.total_seconds():
+        yield (
+            f"retries may go on for longer than ids are remembered here, {durations.write(window)}: a row that is sent "
+            "again after that may be stored twice"
+        )
     if spec.retry and can.receive and not can.delay:
         yield "retry: what is received here cannot be kept away for a delay, so a subscription has no retries"
     timed = spec.retry_timeout not in {None, FOREVER, timedelta(0)}

@@ -32,6 +32,8 @@ def over(name: str, limit: int) -> Message:
             return Message(value=b"v", headers=tuple((f"h{at}", bytes(1000)) for at in range(limit // 1000 + 1)))
         case "header_value_bytes":
             return Message(value=b"v", headers=(("h", bytes(limit + 1)),))
+        case "key_bytes":
+            return Message(value=b"v", key=bytes(limit + 1))
         case "header_count":
             return Message(value=b"v", headers=tuple((f"h{at}", b"1") for at in range(limit + 1)))
         case _:
@@ -43,13 +45,13 @@ class Failures(Statements):
 
     @broker_has("send")
     @pytest.mark.parametrize(
-        "limit", ["message_bytes", "headers_bytes", "header_value_bytes", "header_count", "id_bytes"]
+        "limit", ["message_bytes", "headers_bytes", "header_value_bytes", "header_count", "id_bytes", "key_bytes"]
     )
     def test_a_row_over_a_limit_is_refused_alone(self, subject: Subject, limit: str) -> None:
         most = getattr(subject.capabilities.limits, limit)
         if most is None or most > TRIED_BYTES:
             raise NotApplicable(f"limits.{limit} is {most}")
-        needs = {"id_bytes": "ids", "message_bytes": "send"}.get(limit, "headers")
+        needs = {"id_bytes": "ids", "key_bytes": "keys", "message_bytes": "send"}.get(limit, "headers")
         if not getattr(subject.capabilities, needs):
             raise NotApplicable(f"capability {needs} is none")
         subject.refuses_alone(over(limit, most))

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from redelivery.contract.broker import Accept, Letter, Received, Retry, Terminate
+from redelivery.contract.context import GIVEN_UP
 from redelivery.contract.message import Message
 from redelivery.errors import BrokerError
 from redelivery.formats import dialects
@@ -177,7 +178,7 @@ class Limiting(Statements):
             taker.lapse(*(hit if end != "retry" else []))
             taker.close()
         assert given >= DELIVERIES
-        _same_original(subject, letters)
+        _same_original(subject, letters, "delivery-limit")
 
     @broker_has("receive", "send")
     @broker_lacks("delivery_limit")
@@ -197,7 +198,7 @@ class Limiting(Statements):
         end = time.monotonic() + subject.place.patience
         while not (letters := subject.browse(direct=False)):
             assert time.monotonic() < end + GRACE, "neither given nor among the dead letters"
-        _same_original(subject, letters)
+        _same_original(subject, letters, "expired")
 
     @broker_has("receive", "send", "expiry")
     def test_a_message_is_given_until_it_expires(self, subject: Subject) -> None:
@@ -214,8 +215,12 @@ class Limiting(Statements):
         assert values(Taker(subject).take(1)) == [b"v"]
 
 
-def _same_original(subject: Subject, letters: list[Letter]) -> None:
+def _same_original(subject: Subject, letters: list[Letter], kind: str) -> None:
+    """Assert that the one letter is the original, and that the broker's own word for why is the agreed one."""
     (letter,) = letters
+    why = letter.context
+    assert why is not None or not subject.capabilities.reason, "the broker gave it up, and does not say so"
+    assert why is None or (why.kind, why.code) == (kind, GIVEN_UP[kind])
     sent, message = original(subject), letter.message
     assert (message.value, message.key) == (sent.value, sent.key)
     assert [each for each in message.headers if each in sent.headers] == list(sent.headers)

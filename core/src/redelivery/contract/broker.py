@@ -209,7 +209,9 @@ class Received:
         message: what was sent.
         attempt: 1 for the first delivery; see `Capabilities.attempts` for how far to trust it.
         lease: the broker's own handle; opaque.
-        expires: `time.monotonic()` seconds when the lease runs out unless extended; None: with the connection.
+        expires: `time.monotonic()` seconds when the lease runs out unless extended; None: with the connection. The
+            broker's clock starts before its answer is here, at some moment after it was asked: count from that request,
+            also for what was fetched ahead. An end that is told too early costs a settlement, one too late a double.
         position: names the message for people and logs.
         lasting: the position is the same each time that this message is given, and never another message's.
         first_ms: when it was first delivered, milliseconds since the epoch; None where the broker does not tell.
@@ -370,7 +372,8 @@ class Letter:
         message: as stored, its context headers included.
         context: what only the broker itself knows of why it is there; None where it says nothing. What is
             written in headers is read by core, whichever dialect wrote it. A letter that cannot be decoded is given as
-            far as it can be read, with kind "invalid" and a reason here.
+            far as it can be read, with kind "invalid" and a reason here. What the broker gave up by itself has one of
+            the kinds of `context.GIVEN_UP`: "delivery-limit" or "expired".
         dead_lettered_ms: when it came there, milliseconds since the epoch; None where unknown.
         signed: whether one of the reader's keys has signed it; None where the reader has none. Plugins leave it.
     """

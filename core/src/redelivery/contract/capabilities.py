@@ -35,6 +35,7 @@ class Limits:
         header_value_bytes: one header's value.
         header_count: headers a message.
         id_bytes: a message id in UTF-8.
+        key_bytes: a key.
         delay_max: the longest delay of a retry.
         delay_resolution: a delayed message may come this much early; a coarse clock says so here.
     """
@@ -46,6 +47,7 @@ class Limits:
     header_value_bytes: int | None = None
     header_count: int | None = None
     id_bytes: int | None = None
+    key_bytes: int | None = None
     delay_max: timedelta | None = None
     delay_resolution: timedelta = timedelta(milliseconds=10)
 
@@ -69,9 +71,13 @@ class Capabilities:
         destinations: a row may name a target other than the URL's.
         deduplicate: a message that is recognised as one already taken within `deduplication_window` is taken but not
             doubled. It is recognised by its `identity` where it has one, else by its id, and by nothing else.
+        deduplication_window: how long it is recognised; None: for good, or not known. Retries that may go on for longer
+            are warned of.
         reports_duplicates: `Settled.duplicates` counts the rows that were recognised; False: the broker does not tell.
         order: messages of one key are received in the order in which they were sent; one that comes again after a
-            retry comes behind those given meanwhile. Native: the sender keeps `Batch.ordered`.
+            retry comes behind those given meanwhile. Native: so it stays when one fails, because the sender keeps
+            `Batch.ordered`. Emulated: what is sent is stored in its order, but a failure is known only when later rows
+            of its key are stored already (the broker confirms later), so the engine sends one row a key at a time.
         competing_consumers: several receivers of one destination share its messages one by one. None: a receiver
             owns whole partitions, and another one is given those when it closes.
         subscriptions: a named subscription gets its own copy of each message (`Broker.subscription`), at destinations

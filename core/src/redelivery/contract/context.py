@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import partial
 from typing import Any, Final, Literal, TypeAlias, get_args
 
@@ -19,6 +19,8 @@ STAGES: Final[tuple[Stage, ...]] = get_args(Stage)
 
 #: Kind of a letter that holds what it cannot mean.
 INVALID: Final = "invalid"
+#: Kinds of what a broker gives up by itself, and the code of each: the same on every broker.
+GIVEN_UP: Final[Mapping[str, Code]] = {"expired": Code.EXPIRED, "delivery-limit": Code.DELIVERY_LIMIT}
 #: The last millisecond of the year 9999, since the epoch: no date is later.
 LAST_MS: Final = 253_402_300_799_999
 
@@ -129,7 +131,12 @@ def checked(given: Any) -> ErrorContext:
 
 
 def sound(context: ErrorContext) -> ErrorContext:
-    """The context as `checked` lets it through: what a broker tells of a letter, somebody may have written."""
+    """The context as `checked` lets it through: what a broker tells of a letter, somebody may have written.
+
+    What the broker gave up by itself has the code of its kind (`GIVEN_UP`), where the plugin names no other.
+    """
+    if context.code is None and context.kind in GIVEN_UP:
+        context = replace(context, code=GIVEN_UP[context.kind])
     given = {name: getattr(context, name) for name in _TYPES}
     fit = all(_fits(name, value) for name, value in given.items()) and isinstance(context.code, Code | None)
     return context if fit else checked(given)
