@@ -1,4 +1,4 @@
-"""What the tests do at a broker besides redelivery: a channel of their own, and what an operator does."""
+"""What tests do at a broker without redelivery: open a channel, and operate it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from redelivery_rabbitmq.options import settings_of
 
 @contextmanager
 def raw(subject: Subject) -> Iterator[BlockingChannel]:
-    """A channel of the test's own, at the place's broker."""
+    """Open a channel at the place's broker."""
     options = {name.removeprefix("rabbitmq."): value for name, value in subject.place.options.items()}
     with pika.BlockingConnection(
         connection_parameters(Address.parse(subject.place.url), settings_of(options))
@@ -33,7 +33,7 @@ def queue_of(subject: Subject) -> str:
 
 
 def properties_of_next(subject: Subject, queue: str) -> pika.BasicProperties:
-    """Take the next message out of a queue, waiting for it; what it has besides its body."""
+    """Take the next message out of a queue, waiting for it; return its properties."""
     end = time.monotonic() + subject.place.patience
     with raw(subject) as channel:
         while True:
@@ -44,13 +44,13 @@ def properties_of_next(subject: Subject, queue: str) -> pika.BasicProperties:
 
 
 def broker_version(subject: Subject) -> tuple[int, ...]:
-    """The broker's."""
+    """Return the version of the broker."""
     _, version = subject.runtime.cluster.version().rsplit(" ", 1)  # type: ignore[attr-defined]
     return tuple(int(part) for part in version.split(".")[:2])
 
 
 def operate(subject: Subject, *command: str) -> None:
-    """Do what an operator does."""
+    """Run `rabbitmqctl`."""
     operator = getattr(subject.runtime, "operator", None)
     if operator is None:
         raise CannotShow("what an operator does: a broker that was not started here has its own")
@@ -58,7 +58,7 @@ def operate(subject: Subject, *command: str) -> None:
 
 
 def as_user(subject: Subject, configure: str, write: str, read: str) -> str:
-    """The place's URL as a user with these permissions, who is there until the test ends."""
+    """The place's URL as a user with these permissions, who exists until the test ends."""
     operate(subject, "add_user", name := f"user-{time.monotonic_ns()}", "secret")
     subject._stack.callback(lambda: operate(subject, "delete_user", name))
     operate(subject, "set_permissions", "-p", "/", name, configure, write, read)

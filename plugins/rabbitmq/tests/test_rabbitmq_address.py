@@ -1,4 +1,4 @@
-"""What a URL and the options mean, and what of them never shows."""
+"""The meaning of URLs and options, and that secrets in them are never shown."""
 
 import ssl
 import traceback

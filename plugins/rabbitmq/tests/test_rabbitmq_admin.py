@@ -39,7 +39,7 @@ def fresh(subject: Subject, name: str = "-made") -> str:
 
 
 def planned(subject: Subject, url: str, spec: DeliverySpec = SPEC, **options: str) -> dict[str, NativeObject]:
-    """What is planned, by name without the queue's own."""
+    """Return the plan, by name without that of the queue."""
     queue = Address.parse(url).queue
     with subject.connect(url, {f"rabbitmq.{name}": value for name, value in options.items()}).admin() as admin:
         return {item.name.removeprefix(queue): item for item in admin.plan(spec).objects}
@@ -52,7 +52,7 @@ def provision(subject: Subject, url: str, spec: DeliverySpec = SPEC, **options: 
 
 
 class TestProvisioning(Statements):
-    """Queues as they are made, and differences as they are told."""
+    """Queues are created as planned, and differences are reported."""
 
     broker = "rabbitmq"
 
@@ -104,7 +104,7 @@ class TestProvisioning(Statements):
 
     @pytest.mark.parametrize(("kind", "warned"), [("classic", True), ("quorum", False)])
     def test_dead_lettering_at_most_once_is_a_warning(self, subject: Subject, kind: str, warned: bool) -> None:
-        """Of a queue that is to be made, and of one that is there."""
+        """Of a missing queue, and of an existing one."""
         url = fresh(subject)
         for _ in range(2):
             with subject.connect(url, {"rabbitmq.queue_type": kind}).admin() as admin:
@@ -160,7 +160,7 @@ class TestProvisioning(Statements):
                     channel.connection.channel().queue_declare(item.name, passive=True)
 
     def test_a_queue_whose_node_is_down_is_not_missing(self, subject: Subject) -> None:
-        """What the broker knows of it then: it is among the durable queues, and not among those that are up."""
+        """The broker then lists it among the durable queues, and not among those that are up."""
         if broker_version(subject) >= (3, 13):
             raise CannotShow("a queue whose node is down: a later broker keeps its queues otherwise")
         url = fresh(subject)

@@ -37,7 +37,7 @@ def test_a_death_in_a_queue_of_ours_that_messages_wait_in_is_none(queue: str, is
 
 
 class TestNativeLetters(Statements):
-    """What the broker itself dead-lettered."""
+    """Messages that the broker itself dead-lettered."""
 
     broker = "rabbitmq"
 
@@ -55,7 +55,7 @@ class TestNativeLetters(Statements):
         assert letter.dead_lettered_ms is not None
         assert before - 2_000 <= letter.dead_lettered_ms <= before + 60_000
         assert (context.extra["x-death-count"], context.extra["x-death-original-expiration"]) == ("1", "20")
-        assert letter.message == Message(value=b"v", id="id-1"), "what the broker added is no part of it"
+        assert letter.message == Message(value=b"v", id="id-1"), "headers that the broker adds are not part of it"
 
     def test_a_rejected_message_says_so(self, subject: Subject) -> None:
         subject.provision()
@@ -69,7 +69,7 @@ class TestNativeLetters(Statements):
         assert context.kind == "rejected"
 
     def test_a_message_sent_back_with_its_old_deaths_is_counted_anew_by_the_newest(self, subject: Subject) -> None:
-        """3.10 goes on counting what a client sends along, one entry a queue and reason; we send none along."""
+        """3.10 continues the counts that a client sends along, one entry per queue and reason; we send none along."""
         subject.provision()
         for count in (1, 2):
             with raw(subject) as channel:

@@ -1,4 +1,4 @@
-"""Every error of pika has a class of ours, and what the broker refuses at the door is told clearly."""
+"""Every error of pika has a class of ours, and a refused connection says why."""
 
 import inspect
 import ssl

@@ -1,4 +1,4 @@
-"""What others publish, and we would not: it is read, waits, and is buried all the same."""
+"""Messages of other clients that we would not publish: they are received, delayed and dead-lettered all the same."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def nested(kind: str, depth: int) -> bytes:
     return payload
 
 
-def buried(subject: Subject, taker: Taker, reason: str = "Terminated") -> pika.BasicProperties:
-    """Take one message and bury it as core does; what then lies in the dead letter queue."""
+def dead_lettered(subject: Subject, taker: Taker, reason: str = "Terminated") -> pika.BasicProperties:
+    """Take one message and dead-letter it as core does; return its properties in the dead letter queue."""
     received = taker.one()
     context = ErrorContext(reason="no", kind="terminated")
     limits = subject.broker.capabilities.limits
@@ -59,22 +59,22 @@ REFUSED = {
     "headers over our bound": {"headers": {"h": "x" * 100_000}},
     "a timestamp in nanoseconds": {"timestamp": 1_700_000_000_000_000_000},
     "a key that is a number": {"headers": {"x-redelivery-key": 5}},
-    "a null that is none": {"headers": {"x-redelivery-null": "no"}},
+    "a null header with a value": {"headers": {"x-redelivery-null": "no"}},
     "a header of the broker's, otherwise written": {"headers": {"X-Death": "mine"}},
 }
 
 
-class TestBurying(Statements):
-    """Whatever it is, nobody stumbles over it for ever."""
+class TestDeadLettering(Statements):
+    """No message blocks its queue forever."""
 
     broker = "rabbitmq"
 
     @pytest.mark.parametrize("name", REFUSED)
-    def test_what_we_would_not_write_is_buried_as_it_came_with_a_reason(self, subject: Subject, name: str) -> None:
+    def test_what_we_would_not_write_is_dead_lettered_with_a_reason(self, subject: Subject, name: str) -> None:
         subject.provision()
         given: dict[str, Any] = REFUSED[name]
         put(subject, b"v", pika.BasicProperties(delivery_mode=2, message_id="m", correlation_id="c", **given))
-        properties = buried(subject, Taker(subject))
+        properties = dead_lettered(subject, Taker(subject))
         assert (properties.message_id, properties.correlation_id) == ("m", "c")
         assert properties.timestamp == given.get("timestamp")
         found = properties.headers or {}
@@ -91,7 +91,7 @@ class TestBurying(Statements):
         headers = {"h": "x" * 130_900}
         put(subject, b"v", pika.BasicProperties(headers=headers, delivery_mode=2))
         with caplog.at_level("WARNING", "redelivery.rabbitmq"):
-            properties = buried(subject, Taker(subject))
+            properties = dead_lettered(subject, Taker(subject))
         assert {"h": headers["h"]} == {name: value for name, value in (properties.headers or {}).items() if name == "h"}
         assert "without its reason" in caplog.text
 
@@ -107,7 +107,7 @@ class TestBurying(Statements):
         taker.settle(Accept(), received)
 
     @pytest.mark.parametrize("kind", ["table", "array"])
-    def test_tables_nested_deep_are_undecodable_and_buried_to_the_byte(self, subject: Subject, kind: str) -> None:
+    def test_tables_nested_deep_are_undecodable_and_dead_lettered_whole(self, subject: Subject, kind: str) -> None:
         """pika's decoder overflowed within its loop: it ended every consumer, and hid the dead letter queue."""
         subject.provision()
         payload = nested(kind, 400)
@@ -147,7 +147,7 @@ class TestCopies(Statements):
         put(subject, b"v", pika.BasicProperties(headers={"CC": [other], "a": "b"}, delivery_mode=2))
         taker = Taker(subject)
         received = taker.one()
-        assert received.message.headers == (("a", b"b"),), "where it was published to is no part of it"
+        assert received.message.headers == (("a", b"b"),), "the queues that it was published to are not part of it"
         taker.settle(Retry(SOON), received)
         again = taker.one()
         assert again.message == received.message

@@ -20,7 +20,7 @@ from redelivery_rabbitmq.address import Address
 
 
 class TestPermissions(Statements):
-    """A user who may not configure anything, and one who may do even less."""
+    """A user without the configure permission, and one with fewer still."""
 
     broker = "rabbitmq"
 

@@ -169,7 +169,7 @@ class TestReceiving(Statements):
         assert values(Taker(subject).take(30)) == wanted
 
     def test_a_call_that_a_signal_interrupts_loses_no_message(self, subject: Subject) -> None:
-        """A consumer that lived on would be given messages that nobody sees, and they would be acknowledged."""
+        """A consumer that stayed would receive messages unseen, and they would be acknowledged."""
         taker = Taker(subject)
         assert not taker.receiver.receive(1, wait=0.0)
         before = signal.signal(signal.SIGALRM, signal.default_int_handler)
@@ -195,7 +195,7 @@ class TestReceiving(Statements):
             taker = Taker(subject, options={"rabbitmq.heartbeat": "0"})
             received = taker.one()
             role: Any = taker.receiver
-            with role._lock:  # so that nobody reads meanwhile what the broker says
+            with role._lock:  # so that the close of the channel is not read too early
                 socket = role._connection._impl._transport._sock
                 assert select.select([socket], [], [], 30)[0], "the broker says nothing"
                 with pytest.raises(Retriable, match="held for longer"):

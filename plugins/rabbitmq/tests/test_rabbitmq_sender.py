@@ -65,7 +65,7 @@ def test_confirms_in_any_order_leave_exactly_what_was_not_confirmed(count, confi
 
 
 def came_back(rows: list[Message], *returned: Message, added: Mapping[str, Any]) -> dict[int, BrokerError]:
-    """What is said of published rows of which some come back, with further headers, before all are confirmed."""
+    """Return the errors of published rows of which some are returned, with added headers, before all are confirmed."""
     address = Address.parse("rabbitmq://localhost/?queue=q")
     sender = RabbitmqSender(address, settings_of({}))
     published = UnconfirmedBatch(Batch.of(rows), 1, 0.0)
@@ -117,7 +117,7 @@ def row(number: int, **extra: Any) -> Message:
 
 
 class TestRouting(Statements):
-    """Where rows go, and what is said of those that go nowhere."""
+    """Where rows go, and the errors of those that go nowhere."""
 
     broker = "rabbitmq"
 
@@ -233,7 +233,7 @@ class TestRouting(Statements):
 
 
 class TestRefusing(Statements):
-    """What the broker refuses when it has it."""
+    """Rows that the broker refuses after reading them."""
 
     broker = "rabbitmq"
 
@@ -320,7 +320,7 @@ class TestLosing(Statements):
                 error = failed.get(at)
                 assert found[message.value] == 1 or error is not None, "confirmed, but not there"
                 assert found[message.value] == 0 or type(error) is not Retriable, "said not to be stored, but there"
-        assert not subject.send(row(1), sender=sender).failures, "it did not connect anew"
+        assert not subject.send(row(1), sender=sender).failures, "it did not connect again"
 
     def test_a_connection_closed_while_idle_costs_no_row(self, subject: Subject) -> None:
         sender = subject.sender()

@@ -31,7 +31,7 @@ def options(subject, **more):
 
 @contextmanager
 def closing(subject, told):
-    """Meanwhile, somebody closes every connection a few times; `told` counts them."""
+    """While entered, every connection is closed a few times; `told` counts them."""
     done = threading.Event()
 
     def close():
@@ -49,7 +49,7 @@ def closing(subject, told):
 
 
 def account(subject, count):
-    """Nothing is lost; returns how many rows are there more than once, each under one id."""
+    """Check that nothing is lost; return how many rows exist more than once, each under one id."""
     stored = subject.place.stored()
     copies = Counter(message.value for message in stored)
     assert set(copies) == {b"row %d" % at for at in range(count)}, "rows are lost, or were never sent"

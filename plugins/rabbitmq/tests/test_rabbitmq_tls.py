@@ -1,4 +1,4 @@
-"""TLS, and logging in by certificate: what is right works, what is wrong is told in time and names the setting."""
+"""TLS, and login by certificate: right settings work, wrong ones fail in time and are named."""
 
 import ssl
 import time
@@ -87,7 +87,7 @@ def certified(authority, tmp_path):
 
 
 def send(url, options):
-    """Make the queue and send one message; raises what is said of it."""
+    """Create the queue and send one message; raise its error."""
     with connect(url, options) as broker:
         with broker.admin() as admin:
             admin.provision(DeliverySpec())
