@@ -17,6 +17,7 @@ from redelivery.contract.codes import Code
 from redelivery.contract.message import Batch, Message
 from redelivery.errors import Ambiguous, BrokerError, Fatal, Permanent, Retriable
 from redelivery.kit.address import quoted
+from redelivery.kit.in_flight import time_left
 from redelivery.kit.roles import Resource
 from redelivery_rabbitmq.address import Address
 from redelivery_rabbitmq.client.frames import SHORT_STRING, FrameEncoder
@@ -75,9 +76,7 @@ class RabbitmqSender(Resource, Sender):
 
     def send(self, batch: Batch, *, deadline: float) -> None:
         self.check_open("sending to")
-        if time.monotonic() >= deadline:
-            text = "the deadline had passed before it began"
-            raise Retriable(f"rabbitmq: {self.doing('sending to')}: {text}", code=Code.DEADLINE_EXCEEDED)
+        time_left(deadline, f"rabbitmq: {self.doing('sending to')}")
         self._missing = {}
         if batch.isolate:
             self._publish_isolated(batch, deadline)
