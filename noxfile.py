@@ -129,6 +129,8 @@ nox.options.sessions = ["lint", "types", "tests", "seeds", "stranger"]
 
 #: A plugin that is not ours: outside the workspace, as its author would have it.
 STRANGER = "examples/third_party_plugin"
+#: The same plugin, written without the kit: it shows that a plugin does not need it.
+WITHOUT_KIT = "examples/plugin_without_kit"
 PLUGINS = sorted(path.parent.name for path in ROOT.glob("plugins/*/pyproject.toml"))
 #: Plugins with a server of ours that stands in for their broker in tests: a distribution in the plugin's folder.
 STANDINS = [name for name in PLUGINS if (ROOT / "plugins" / name / "standin").is_dir()]
@@ -396,11 +398,13 @@ def plugin(session: nox.Session) -> None:
 @nox.session(reuse_venv=False)
 def stranger(session: nox.Session) -> None:
     """A plugin that is not ours, and the tutorial on it, in a fresh environment with nothing editable."""
-    install(session, "./core[spark]", "./conformance_tests", f"./{STRANGER}[testing]", groups=("test", "types"))
+    plugins = (f"./{STRANGER}[testing]", f"./{WITHOUT_KIT}")
+    install(session, "./core[spark]", "./conformance_tests", *plugins, groups=("test", "types"))
     provide_spark(session)
-    with session.chdir(STRANGER):
-        session.run("mypy", "src")
-        session.run(*PYTEST, "--require-brokers", *session.posargs)
+    for folder in (STRANGER, WITHOUT_KIT):
+        with session.chdir(folder):
+            session.run("mypy", "src")
+            session.run(*PYTEST, "--require-brokers", *session.posargs)
 
 
 @nox.session

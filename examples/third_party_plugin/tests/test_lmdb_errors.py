@@ -1,9 +1,9 @@
 import filelock
 import lmdb
 import pytest
-from redelivery_lmdb.errors import RULES, sorted_errors
+from redelivery_lmdb.errors import RULES, TABLE
 
-from redelivery.codes import Code
+from redelivery.contract.codes import Code
 from redelivery.errors import Ambiguous, Fatal, Retriable
 
 
@@ -28,7 +28,7 @@ def test_every_error_of_the_client_is_sorted_once():
     ],
 )
 def test_an_error_leaves_as_its_class_and_keeps_its_cause(error, expected, code):
-    with pytest.raises(expected) as caught, sorted_errors():
+    with pytest.raises(expected) as caught, TABLE.while_doing("writing"):
         raise error
     assert (caught.value.code, caught.value.native_code) == (code, type(error).__name__)
     assert caught.value.__cause__ is error

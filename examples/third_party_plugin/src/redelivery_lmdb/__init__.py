@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import timedelta
 from importlib.metadata import version
-from pathlib import Path
-from urllib.parse import parse_qsl, quote, unquote
 
-from redelivery.base.urls import split_url
 from redelivery.contract.broker import (
     Broker,
     BrokerPlugin,
@@ -20,10 +17,12 @@ from redelivery.contract.broker import (
     Support,
 )
 from redelivery.contract.hooks import hookimpl
-from redelivery.errors import ConfigurationError, InvalidURL, Permanent
-from redelivery_lmdb.receiving import LmdbReceiver
-from redelivery_lmdb.roles import LmdbDeadLetters, LmdbSender, dead_letters_of
-from redelivery_lmdb.store import MESSAGE_BYTES, Store, prefix_of
+from redelivery_lmdb.address import Address
+from redelivery_lmdb.codec import MESSAGE_BYTES
+from redelivery_lmdb.dead_letters import LmdbDeadLetters
+from redelivery_lmdb.options import Settings
+from redelivery_lmdb.receiver import LmdbReceiver
+from redelivery_lmdb.sender import LmdbSender
 
 CAPABILITIES = Capabilities(
     send=Support.NATIVE,
@@ -49,7 +48,6 @@ CAPABILITIES = Capabilities(
     networked=False,
     limits=Limits(message_bytes=MESSAGE_BYTES),
 )
-OPTIONS = {"map_size": "the file's largest size in bytes (1073741824)"}
 
 
 class LmdbBroker(Broker):
@@ -58,57 +56,38 @@ class LmdbBroker(Broker):
     name = "lmdb"
     capabilities = CAPABILITIES
 
-    def __init__(self, folder: str, queue: str, map_size: int) -> None:
-        self._folder, self._queue, self._map_size = folder, queue, map_size
+    def __init__(self, address: Address, settings: Settings) -> None:
+        self._address, self._settings = address, settings
 
     def sender(self) -> Sender:
-        return LmdbSender(self._store(), self._queue)
+        return LmdbSender(self._address, self._settings)
 
     def receiver(self, *, lease: timedelta = timedelta(seconds=30)) -> Receiver:
-        return LmdbReceiver(self._store(), self._queue, lease)
+        return LmdbReceiver(self._address, self._settings, lease)
 
     def dead_letters(self, *, direct: bool = False) -> DeadLetters:
-        return LmdbDeadLetters(self._store(), self._queue if direct else dead_letters_of(self._queue))
+        return LmdbDeadLetters(self._address if direct else self._address.dead_letters, self._settings)
 
     def native_sink(self) -> str:
-        return self.sibling(dead_letters_of(self._queue))
+        return self._address.dead_letters.url
 
     def sibling(self, name: str) -> str:
-        return f"lmdb:{quote(self._folder)}?queue={quote(name, safe='')}"
-
-    def close(self) -> None:
-        """Nothing is held here: each role holds the store."""
-
-    def _store(self) -> Store:
-        return Store.acquire(Path(self._folder), self._map_size)
+        return self._address.sibling(name).url
 
 
 def connect(url: str, options: Mapping[str, str]) -> Broker:
-    """Make a broker of `lmdb:FOLDER?queue=NAME`. Raises InvalidURL, ConfigurationError."""
-    parts = split_url(url)
-    query = dict(parse_qsl(parts.query, keep_blank_values=True))
-    queue = query.pop("queue", "default")
-    if parts.netloc or not parts.path or parts.fragment or query:
-        raise InvalidURL("an lmdb URL is lmdb:FOLDER?queue=NAME (lmdb:///FOLDER where it is absolute), no more")
-    try:
-        for name in (queue, dead_letters_of(queue)):
-            prefix_of(name)
-    except Permanent as error:
-        raise InvalidURL(f"lmdb: {error}") from None
-    map_size = options.get("map_size", "1073741824")
-    if not map_size.isdecimal():
-        raise ConfigurationError("lmdb.map_size must be a number of bytes")
-    return LmdbBroker(unquote(parts.path), queue, int(map_size))
+    """Make a broker of `lmdb:FOLDER?queue=NAME`. Raises InvalidURL, UnknownOption, ConfigurationError."""
+    return LmdbBroker(Address.parse(url), Settings.parse(options))
 
 
 @hookimpl
 def redelivery_plugin() -> BrokerPlugin:
-    """The entry point in the group `redelivery` names this module; core calls this."""
+    """Return the plugin: the entry point in the group `redelivery` names this module, and core calls this."""
     return BrokerPlugin(
         name="lmdb",
         schemes=("lmdb",),
         version=version("redelivery-lmdb"),
         capabilities=CAPABILITIES,
         connect=connect,
-        options=OPTIONS,
+        options=Settings.help(),
     )

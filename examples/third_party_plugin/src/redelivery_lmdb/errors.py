@@ -1,34 +1,38 @@
-"""The errors of LMDB and of the lock before it, sorted into the classes of redelivery: the one place that does it."""
+"""The errors of LMDB and of the lock before it, as redelivery's."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 
 import filelock
 import lmdb
 
-from redelivery.codes import Code
-from redelivery.errors import Ambiguous, BrokerError, Fatal, Retriable
+from redelivery.errors import Ambiguous, Fatal, Retriable
+from redelivery.kit.errors import BUG, Code, ErrorTable, Rule
 
-#: What each error means: what may be done about it, and why it happened.
-RULES: Mapping[tuple[type[BrokerError], Code], tuple[type[Exception], ...]] = {
+#: By rule: the classes of errors that it covers.
+RULES: dict[Rule, tuple[type[Exception], ...]] = {
     # A transaction that does not commit is undone, so nothing happened.
-    (Retriable, Code.DEADLINE_EXCEEDED): (filelock.Timeout,),  # another writer is at work
-    (Retriable, Code.FULL): (
-        lmdb.MapFullError,  # until somebody has received
+    Rule(Retriable, Code.DEADLINE_EXCEEDED, "another process writes; nothing was stored"): (filelock.Timeout,),
+    Rule(Retriable, Code.FULL, "nothing was stored; receive messages, or set lmdb.map_size higher"): (
+        lmdb.MapFullError,
         lmdb.MemoryError,
         lmdb.ReadersFullError,
         lmdb.TxnFullError,
     ),
-    (Retriable, Code.UNAVAILABLE): (lmdb.MapResizedError,),
+    Rule(Retriable, Code.UNAVAILABLE, "another process has resized the file; nothing was stored"): (
+        lmdb.MapResizedError,
+    ),
     # A commit that failed may have reached the disk.
-    (Ambiguous, Code.UNCONFIRMED): (lmdb.DiskError,),
-    # The file is corrupt, of another format, not ours to write, or used as it must not be.
-    (Fatal, Code.NOT_AUTHORIZED): (PermissionError, lmdb.ReadonlyError),
-    (Fatal, Code.NO_SUCH_DESTINATION): (FileNotFoundError, NotADirectoryError),
-    (Fatal, Code.UNAVAILABLE): (OSError, lmdb.LockError),
-    (Fatal, Code.CORRUPT): (
+    Rule(Ambiguous, Code.UNCONFIRMED, "it may have been stored or not"): (lmdb.DiskError,),
+    Rule(Fatal, Code.NOT_AUTHORIZED, "allow this user to read and write the folder"): (
+        PermissionError,
+        lmdb.ReadonlyError,
+    ),
+    Rule(Fatal, Code.NO_SUCH_DESTINATION, "make the parent folder, or correct the URL"): (
+        FileNotFoundError,
+        NotADirectoryError,
+    ),
+    Rule(Fatal, Code.UNAVAILABLE, "find out what is wrong with the file system"): (OSError, lmdb.LockError),
+    Rule(Fatal, Code.CORRUPT, "the file is damaged or of another format; restore it"): (
         lmdb.BadChecksumError,
         lmdb.CorruptedError,
         lmdb.CryptoFailError,
@@ -39,7 +43,7 @@ RULES: Mapping[tuple[type[BrokerError], Code], tuple[type[Exception], ...]] = {
         lmdb.PanicError,
         lmdb.VersionMismatchError,
     ),
-    (Fatal, Code.BUG): (
+    BUG: (
         lmdb.Error,
         lmdb.BadDbiError,
         lmdb.BadRslotError,
@@ -55,15 +59,4 @@ RULES: Mapping[tuple[type[BrokerError], Code], tuple[type[Exception], ...]] = {
         lmdb.TlsFullError,
     ),
 }
-_RULE_OF = {error: rule for rule, errors in RULES.items() for error in errors}
-
-
-@contextmanager
-def sorted_errors() -> Iterator[None]:
-    """While entered, what the clients raise leaves as a `BrokerError`."""
-    try:
-        yield
-    except (lmdb.Error, OSError) as error:
-        kind, code = next(_RULE_OF[base] for base in type(error).__mro__ if base in _RULE_OF)
-        name = type(error).__name__
-        raise kind(f"{name}: {error}", code=code, native_code=name) from error
+TABLE = ErrorTable("lmdb", by_class={error: rule for rule, errors in RULES.items() for error in errors})

@@ -12,6 +12,7 @@ import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import filelock
@@ -33,9 +34,10 @@ class LmdbPlace(Place):
 
     patience = 3.0  # an outage is waited for twice as long
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, scheme: str, folder: Path) -> None:
         self.folder = folder
-        self.url = f"lmdb:{folder}?queue=test"
+        self.scheme = scheme
+        self.url = f"{scheme}:{folder}?queue=test"
         self.options = {}
 
     def stored(self, destination: str | None = None) -> Sequence[Message]:
@@ -56,7 +58,7 @@ class LmdbPlace(Place):
                 return list(transaction.cursor())
 
     def unreachable(self) -> str:
-        return f"lmdb:{self.folder}/missing/folder?queue=test"
+        return f"{self.scheme}:{self.folder}/missing/folder?queue=test"
 
     @contextmanager
     def outage(self, kind: Outage = "refused") -> Iterator[None]:
@@ -83,11 +85,12 @@ class LmdbRuntime(Runtime):
     kind: Kind = "embedded"
     description = f"LMDB {'.'.join(map(str, lmdb.version()))}, in this process"
 
-    def __init__(self, scratch: Path) -> None:
+    def __init__(self, scheme: str, scratch: Path) -> None:
+        self.scheme = scheme
         self.scratch = scratch
 
     def place(self) -> Place:
-        return LmdbPlace(self.scratch / uuid.uuid4().hex)
+        return LmdbPlace(self.scheme, self.scratch / uuid.uuid4().hex)
 
 
 class LmdbHarness(Harness):
@@ -96,4 +99,4 @@ class LmdbHarness(Harness):
     name = "lmdb"
 
     def starts(self) -> Mapping[Kind, Callable[[Path], Runtime]]:
-        return {"embedded": LmdbRuntime}
+        return {"embedded": partial(LmdbRuntime, self.name)}

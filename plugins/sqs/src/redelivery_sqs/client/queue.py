@@ -68,7 +68,7 @@ class Queue:
         """Make requests of ten entries; `bounds` as `request_each` of `batch_requests` takes them."""
         if not entries:
             return []
-        _ = self.url  # raised here, because the error of this lookup is no entry's
+        _ = self.url  # here, so that an error of this lookup is raised, and not the answer to an entry
         return request_each(partial(self.request_entries, operation, doing), entries, self.doing(doing), **bounds)
 
     def request_entries(self, operation: str, doing: str, entries: Sequence[Mapping[str, Any]]) -> list[Answer]:

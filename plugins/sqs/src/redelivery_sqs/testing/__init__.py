@@ -1,6 +1,6 @@
-"""How this broker is had for a test: ElasticMQ in a container, moto's server in this process, or an explicit endpoint.
+"""How to obtain this broker for a test: ElasticMQ in a container, moto's server in this process, or an endpoint.
 
-It needs the extra `testing`. What is stored is read here by other means than the plugin's code (`reading.py`).
+It needs the extra `testing`. `reading.py` reads stored messages without the plugin's code.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _STAND_IN = ("Amazon SQS itself: this is a stand-in", "KMS keys, IAM policies, t
 
 
 class SqsPlace(Place):
-    """A queue of its own with its dead letter queue, both made as provisioning makes them."""
+    """A queue for one test, with its dead letter queue, both made by provisioning."""
 
     lease = 1.0
 
@@ -62,7 +62,7 @@ class SqsPlace(Place):
         return [(name, self._attributes(name), self._runtime.read(name)) for name in names]
 
     def consumed(self) -> Sequence[Message]:
-        """What lies there, taken away: of a FIFO queue it tells all of a group, and in their order."""
+        """Take the messages away: the only way to see all messages of a FIFO queue's group, in their order."""
         return reading.by_consuming(self._sqs, self.queue)
 
     def logins(self, secret: str) -> Iterator[Mapping[str, str]]:
@@ -103,7 +103,7 @@ class SqsPlace(Place):
         self._sqs.delete_queue(QueueUrl=self._url(self.queue))
 
     def alter(self) -> None:
-        """Its letters go elsewhere."""
+        """Point its redrive policy at another queue."""
         other = self.destination("elsewhere")
         arn = self._attributes(other)["QueueArn"]
         self._redrive(deadLetterTargetArn=arn)
@@ -151,11 +151,11 @@ class SqsRuntime(Runtime):
     """An SQS server.
 
     Args:
-        kind: what it is.
+        kind: container, embedded or url.
         description: one line.
-        options: how the plugin reaches it.
+        options: those with which the plugin reaches it.
         fifo: whether its places are FIFO queues.
-        beside: the queue that a URL names; places are put beside it.
+        beside: the queue of a URL; places are made in the same account and region.
     """
 
     def __init__(
@@ -174,7 +174,7 @@ class SqsRuntime(Runtime):
         self._numbers = count(1)
 
     def address(self, queue: str) -> Address:
-        """Where a queue is."""
+        """The address of a queue."""
         return self._beside.sibling(queue) if self._beside else Address(queue)
 
     def place(self) -> SqsPlace:
@@ -182,7 +182,7 @@ class SqsRuntime(Runtime):
         return SqsPlace(self, f"{stem}-{self._run}-{next(self._numbers)}" + (_FIFO if self._fifo else ""))
 
     def read(self, queue: str) -> Sequence[Message]:
-        """What lies in a queue."""
+        """The messages in a queue."""
         return reading.by_receiving(self.sqs, queue)
 
     def _client(self, address: Address | None) -> Any:
@@ -214,7 +214,7 @@ class ElasticMq(SqsRuntime):
         container.wait(lambda: self.sqs.list_queues(MaxResults=1), _READY_SECONDS)
         if fifo:
             self.many = 100
-            slow = "large FIFO queues: ElasticMQ takes seconds a request while hundreds of groups are under lease"
+            slow = "large FIFO queues: ElasticMQ takes seconds per request while hundreds of groups are under lease"
             self.cannot_show = (*_STAND_IN, slow)
             nothing = "ElasticMQ answers to a FIFO queue's move task that it is done, and moves nothing"
             self.gaps = {"a_broker_moves_all_letters_back_by_itself*": nothing}
@@ -252,7 +252,7 @@ class Moto(SqsRuntime):
         self.many = 50
         if fifo:
             self.patience = 30.0
-            slow = "large FIFO queues: moto takes seconds a request once a hundred messages are there"
+            slow = "large FIFO queues: moto takes seconds per request beyond a hundred messages"
             self.cannot_show = (*_STAND_IN, slow)
 
     def read(self, queue: str) -> Sequence[Message]:
@@ -288,7 +288,7 @@ class SqsFifoHarness(SqsHarness):
     fifo = True
 
     def starts(self) -> Mapping[Kind, Callable[[Path], Runtime]]:
-        """Without the embedded server: it takes seconds for ten messages behind some hundred others."""
+        """Leave out the embedded server: it takes seconds for ten messages behind some hundred others."""
         return {kind: begin for kind, begin in super().starts().items() if kind != "embedded"}
 
 

@@ -1,6 +1,6 @@
-"""A server between the plugin and SQS that answers otherwise, now and then: throttling, refusals, a lost answer.
+"""A server between the plugin and SQS that injects faults: throttling, refusals, a lost answer.
 
-It speaks SQS's JSON protocol, as boto3 does. This file must not import the plugin.
+It speaks SQS's JSON protocol, as boto3 does.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final, Self, TypeAlias
 from urllib.parse import urlsplit
 
-#: What a rule answers: status and body. An Exception: the connection is cut, after the request was passed on.
+#: The answer of a rule: status and body.
 Answer: TypeAlias = tuple[int, Mapping[str, Any]]
-#: Is given the operation, its parameters and a way to pass (other) parameters on; returns None to pass it on as it is.
+#: Gets the operation, its parameters and a function that forwards (other) parameters; None forwards the request.
 Rule: TypeAlias = Callable[[str, dict[str, Any], Callable[[Mapping[str, Any]], Answer]], Answer | None]
 
 _KEPT: Final = ("Content-Type", "X-Amz-Target", "Authorization", "X-Amz-Date")

@@ -1,7 +1,7 @@
-"""What lies in a queue, read by other means than the plugin's code, and decoded as its README says.
+"""Reads the messages of a queue without the plugin's code, and decodes them as its README says.
 
-moto keeps its messages in this process's memory, where they are looked at. Any other server is asked as every consumer
-does: all is received, then made visible again, which counts one receipt each. This file must not import the plugin.
+moto keeps its messages in this process's memory, and they are read there. From any other server all messages are
+received and made visible again, which counts one receipt each.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _HIDDEN = 600
 
 
 def url(sqs: Any, queue: str) -> str:
-    """SQS's URL of a queue; empty where there is none."""
+    """SQS's URL of a queue; empty if it does not exist."""
     try:
         return str(sqs.get_queue_url(QueueName=queue)["QueueUrl"])
     except sqs.exceptions.QueueDoesNotExist:
@@ -26,7 +26,7 @@ def url(sqs: Any, queue: str) -> str:
 
 
 def by_receiving(sqs: Any, queue: str) -> Sequence[Message]:
-    """All that may be received now, in order of arrival."""
+    """The messages that can be received now, in order of arrival."""
     where = url(sqs, queue)
     if not where:
         return []
@@ -58,9 +58,9 @@ def by_receiving(sqs: Any, queue: str) -> Sequence[Message]:
 
 
 def by_consuming(sqs: Any, queue: str) -> Sequence[Message]:
-    """All that lies in a queue, in the order in which it is given, and taken away.
+    """Take all messages of a queue away, in the order of their receipt.
 
-    So it also shows what is behind others of its message group, which `by_receiving` cannot.
+    It also shows those behind others of their message group, which `by_receiving` cannot.
     """
     where = url(sqs, queue)
     found: list[Message] = []
@@ -77,7 +77,7 @@ def by_consuming(sqs: Any, queue: str) -> Sequence[Message]:
 
 
 def of_moto(queue: str) -> Sequence[Message]:
-    """All that moto's memory holds, leased messages included."""
+    """All messages in moto's memory, leased ones included."""
     from moto.sqs.models import sqs_backends  # noqa: PLC0415 - an extra
 
     for regions in sqs_backends.values():
@@ -96,7 +96,7 @@ def _of_moto(found: Any) -> Message:
 
 
 def message(body: str, attributes: Mapping[str, Any]) -> Message:
-    """The message, by what the README says of its form."""
+    """Decode a message as the README describes its form."""
     packed: dict[str, Any] = {}
     if "redelivery" in attributes:
         try:

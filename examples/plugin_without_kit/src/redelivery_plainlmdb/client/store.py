@@ -1,0 +1,125 @@
+"""An LMDB file as queues: transactions within a bounded time, and one environment per process."""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import ClassVar
+
+import filelock
+import lmdb
+
+from redelivery.contract.codes import Code
+from redelivery.contract.message import Message
+from redelivery.errors import Fatal
+from redelivery_plainlmdb.address import Address
+from redelivery_plainlmdb.codec import Record
+from redelivery_plainlmdb.errors import while_doing
+from redelivery_plainlmdb.options import Settings
+
+PATIENCE = 5.0  # seconds to wait for the writer's lock, where the contract gives no deadline
+POLL = 0.01  # seconds between two attempts at what LMDB cannot wait for
+
+
+class Store:
+    """One LMDB environment, counted by its users: LMDB forbids opening a file twice in a process."""
+
+    _open: ClassVar[dict[Path, Store]] = {}
+    _guard: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(self, folder: Path, map_size: int) -> None:
+        self.users = 0
+        self.folder = folder
+        self.environment = lmdb.open(str(folder), map_size=map_size)
+
+    @classmethod
+    def acquire(cls, folder: Path, map_size: int) -> Store:
+        """Open the store of a folder, or share it; makes a missing folder. `release` it once. Raises BrokerError."""
+        folder = folder.resolve()
+        with cls._guard, while_doing(f"opening {folder}", safe=True):
+            store = cls._open.get(folder) or cls._open.setdefault(folder, cls(folder, map_size))
+            store.users += 1
+            return store
+
+    def release(self) -> None:
+        """Close the file, if nothing else in this process uses it."""
+        with self._guard:
+            self.users -= 1
+            if not self.users and self._open.get(self.folder) is self:
+                del self._open[self.folder]
+                self.environment.close()
+
+    @classmethod
+    def forked(cls) -> None:
+        """Drop the environments that a child process has inherited: LMDB forbids their use there."""
+        cls._guard = threading.Lock()
+        for store in cls._open.values():
+            store.environment.close()
+        cls._open.clear()
+
+    @contextmanager
+    def write(self, patience: float = PATIENCE) -> Iterator[lmdb.Transaction]:
+        """A transaction. LMDB would wait for its own lock without a limit, so a file lock stands before it."""
+        lock = filelock.FileLock(self.folder / "writer.lock", timeout=max(patience, 0), poll_interval=POLL)
+        doing = f"writing to {self.folder}"
+        with while_doing(doing), lock, self.environment.begin(write=True) as transaction:
+            if not (self.folder / "data.mdb").exists():  # LMDB would go on writing into a file that nothing can open
+                text = f"plainlmdb: {doing}: the file was removed while it was open; find out why"
+                raise Fatal(text, code=Code.NO_SUCH_DESTINATION)
+            yield transaction
+
+    @contextmanager
+    def read(self) -> Iterator[lmdb.Transaction]:
+        """A snapshot: later changes are not visible in it."""
+        with while_doing(f"reading {self.folder}", safe=True), self.environment.begin() as transaction:
+            yield transaction
+
+
+os.register_at_fork(after_in_child=Store.forked)
+
+
+class StoreUser:
+    """The base of the roles: they hold the store until they are closed."""
+
+    def __init__(self, address: Address, settings: Settings) -> None:
+        self._address = address
+        self._prefix = address.prefix
+        self._pid = os.getpid()
+        self._open: Store | None = Store.acquire(Path(address.folder), settings.map_size)
+
+    @property
+    def _store(self) -> Store:
+        """The store. Raises Fatal after `close`, and in a child of a fork."""
+        if self._open is None or self._pid != os.getpid():
+            text = f"plainlmdb: queue {self._address.queue!r}: this role is closed, or was opened by another process"
+            raise Fatal(text, code=Code.CLOSED)
+        return self._open
+
+    def _position(self, key: bytes) -> str:
+        """The place of a message in its queue, as text."""
+        return key.removeprefix(self._prefix).hex()
+
+    def close(self) -> None:
+        """Give the store back; the second time does nothing."""
+        store, self._open = self._open, None
+        if store is not None and self._pid == os.getpid():
+            store.release()
+
+
+def scan(transaction: lmdb.Transaction, prefix: bytes) -> Iterator[tuple[bytes, Record]]:
+    """Yield the keys and records of a queue, oldest first."""
+    with transaction.cursor() as cursor:
+        found = cursor.set_range(prefix)
+        while found and (key := bytes(cursor.key())).startswith(prefix):
+            yield key, Record.unpack(bytes(cursor.value()))
+            found = cursor.next()
+
+
+def put(transaction: lmdb.Transaction, prefix: bytes, index: int, message: Message) -> None:
+    """Append a message, the `index`-th of this transaction. Raises Permanent."""
+    place = struct.pack(">QI", transaction.id(), index)  # LMDB never uses a transaction's number again
+    transaction.put(prefix + place, Record.of(message).pack())
