@@ -1,0 +1,107 @@
+"""A message as the columns of its row, and back; and which messages no file could hold.
+
+Headers are one JSON array of [name, value] pairs, readable by people and by SQLite's JSON functions: a value is text
+where its bytes are UTF-8, `{"base64": ...}` where not, null where there is none.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from json.encoder import encode_basestring_ascii as _quote
+
+from redelivery.contract.message import Batch, Headers, Message
+from redelivery.errors import Permanent
+from redelivery.kit.errors import Code
+from redelivery.kit.packing import from_portable, portable
+
+#: What `decode` takes, behind the row's number; the table is called m. Text is read as bytes, so that a damaged row is
+#: told and harms no other.
+COLUMNS = "m.seq, CAST(m.id AS BLOB), m.timestamp_ms, m.key, CAST(m.headers AS BLOB), m.value"
+
+_INT64 = range(-(2**63), 2**63)
+#: Names are few, so each is written once.
+_name = lru_cache(maxsize=1024)(_quote)
+
+
+def encode_headers(headers: Headers | None) -> str | None:
+    """Return headers as their column holds them; None for none."""
+    if not headers:
+        return None
+    try:
+        # Half the time of a json.dumps for all of them (measured): this runs once a row.
+        return "[[" + "],[".join([f"{_name(name)},{_quote(value.decode())}" for name, value in headers]) + "]]"  # type: ignore[union-attr]
+    except (AttributeError, UnicodeDecodeError):
+        return json.dumps([(name, portable(value)) for name, value in headers], separators=(",", ":"))
+
+
+def decode(
+    id_: bytes | None, timestamp_ms: int | None, key: bytes | None, headers: bytes | None, value: bytes | None
+) -> tuple[Message, str | None]:
+    """Return the message of a row, and what of it could not be decoded: that part is missing from it, or replaced."""
+    fault: str | None = None
+    found: Headers = ()
+    if headers is not None:
+        try:
+            found = tuple((name, from_portable(text)) for name, text in json.loads(headers.decode()))
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            fault = f"sqlite: its headers are damaged ({type(error).__name__}: {error})"
+    name: str | None = None
+    if id_ is not None:
+        try:
+            name = id_.decode()
+        except UnicodeDecodeError as error:
+            name = id_.decode(errors="replace")
+            fault = f"sqlite: its id is damaged ({error})"
+    return Message(value=value, key=key, headers=found, id=name, timestamp_ms=timestamp_ms), fault
+
+
+def unstorable(message: Message, *, message_bytes: int) -> Permanent | None:
+    """Return why a message cannot be stored; None where it can."""
+    found = (
+        _text_fault("id", message.id)
+        or _text_fault("identity", message.identity)
+        or _text_fault("destination", message.destination)
+        or _type_fault(message)
+        or _size_fault(message, message_bytes)
+    )
+    if found is None:
+        return None
+    code, why = found
+    return Permanent(f"sqlite: this row cannot be stored: {why}", code=code)
+
+
+def has_odd_timestamps(batch: Batch) -> bool:
+    """Whether a timestamp is no integer: a NaN would be stored as null without a word."""
+    column = batch.timestamp_ms
+    return column is not None and not set(map(type, column.values)) <= {int, type(None)}
+
+
+def _text_fault(what: str, text: object) -> tuple[Code, str] | None:
+    if text is None:
+        return None
+    if not isinstance(text, str):
+        return Code.INVALID_MESSAGE, f"its {what} is of type {type(text).__name__}, not text"
+    if what == "destination" and not text:
+        return Code.INVALID_DESTINATION, "its destination is an empty name"
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return Code.INVALID_MESSAGE, f"its {what} holds a lone surrogate, which has no form in UTF-8"
+    return None
+
+
+def _type_fault(message: Message) -> tuple[Code, str] | None:
+    for what, value in (("value", message.value), ("key", message.key)):
+        if not isinstance(value, bytes | None):
+            return Code.INVALID_MESSAGE, f"its {what} is of type {type(value).__name__}, not bytes"
+    stamp = message.timestamp_ms
+    if stamp is not None and (type(stamp) is not int or stamp not in _INT64):
+        return Code.INVALID_MESSAGE, "its timestamp is no integer of 64 bits"
+    return None
+
+
+def _size_fault(message: Message, message_bytes: int) -> tuple[Code, str] | None:
+    if message.nbytes <= message_bytes:
+        return None
+    return Code.TOO_LARGE, f"it has {message.nbytes:,} bytes, and a row takes {message_bytes:,}"
