@@ -18,10 +18,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar, overload
 
+from redelivery.base.clock import Clock, SystemClock
 from redelivery.contract.broker import Outcome, Received
 from redelivery.errors import Ambiguous, BrokerError, LeaseLost
 
-__all__ = ["Lease", "Settlement", "is_held", "lost"]
+__all__ = ["Clock", "Lease", "Settlement", "SystemClock", "is_held", "lost", "prolonged"]
 
 T = TypeVar("T")
 

@@ -1,6 +1,6 @@
 """Room kept on the disk beside the file, so that a queue on a full disk can still be drained.
 
-SQLite cannot delete without writing: on a full disk a queue could not empty itself. This file must not know SQLite.
+SQLite cannot delete without writing: on a full disk a queue could not empty itself.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from pathlib import Path
 _LEAST = 1 << 20
 
 
-class Reserve:
+class DiskReserve:
     """A file that is given up when room is needed. It grows with what may have to be drained.
 
     Args:
-        path: where it lies.
-        most: bytes that it takes at most; 0: there is none.
+        path: where it is.
+        most: bytes that it takes at most; 0: none.
     """
 
     def __init__(self, path: Path, most: int) -> None:
@@ -39,7 +39,7 @@ class Reserve:
             os.close(fd)
 
     def give_up(self) -> bool:
-        """Give the room back to the disk; whether there was some."""
+        """Give the room back to the disk; return whether it had some."""
         try:
             self._path.unlink()
         except OSError:
@@ -48,7 +48,7 @@ class Reserve:
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a file; 0 where there is none. Raises OSError."""
+    """Return the bytes of a file; 0 where it does not exist. Raises OSError."""
     try:
         return path.stat().st_size
     except (FileNotFoundError, NotADirectoryError):

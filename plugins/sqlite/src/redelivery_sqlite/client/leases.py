@@ -1,16 +1,16 @@
-"""What a receiver holds of a leased message, and which leases are held within this process.
+"""Which leases this process holds.
 
-The file counts leases in wall-clock time, which may jump; this process counts its own by the monotonic clock. This
-file must not run a statement.
+The file counts leases in wall-clock time, which may jump; this process counts its own by the monotonic clock.
 """
 
 from __future__ import annotations
 
-import os
 import weakref
 
+from redelivery.kit import leases
 
-class Lease:
+
+class Lease(leases.Lease):
     """A lease as `Received.lease` holds it.
 
     Args:
@@ -19,21 +19,17 @@ class Lease:
         expires: monotonic seconds.
     """
 
-    __slots__ = ("__weakref__", "expires", "pid", "seq", "token")
+    __slots__ = ("seq", "token")
 
     def __init__(self, seq: int, token: str, expires: float) -> None:
+        super().__init__(expires)
+        self.expires: float = expires
         self.seq = seq
         self.token = token
-        self.expires = expires
-        self.pid = os.getpid()
         _held[token] = self
 
     def __repr__(self) -> str:
         return f"Lease({self.seq}, {self.token!r})"
-
-    def is_valid(self, monotonic: float) -> bool:
-        """Whether it has not run out and was taken by this process: one that came over a fork is the parent's."""
-        return monotonic < self.expires and self.pid == os.getpid()
 
 
 #: A lease lasts here as long as somebody could still settle it.
@@ -41,6 +37,6 @@ _held: weakref.WeakValueDictionary[str, Lease] = weakref.WeakValueDictionary()
 
 
 def held(token: str, monotonic: float) -> Lease | None:
-    """The lease that this process still holds under a token, whatever the file's time says."""
+    """Return the lease that this process still holds under a token, whatever the file's time says."""
     lease = _held.get(token)
     return lease if lease is not None and lease.is_valid(monotonic) else None

@@ -1,6 +1,6 @@
-"""How messages leave a queue: removed, and remembered, or moved to a dead letter queue with the reason.
+"""Messages leave a queue: they are removed, and remembered, or moved to a dead letter queue with the reason.
 
-Every function works within the caller's transaction. This file must not decide which message leaves.
+Every function works within the caller's transaction.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from dataclasses import dataclass
 
 from redelivery.contract.message import Message
 from redelivery.errors import Fatal
-from redelivery_sqlite import headers
-from redelivery_sqlite.address import Settings
-from redelivery_sqlite.schema import KNOWN_BY
-from redelivery_sqlite.store import Store
+from redelivery.kit.errors import Code
+from redelivery_sqlite.client.schema import KNOWN_BY
+from redelivery_sqlite.client.store import Store
+from redelivery_sqlite.codec import encode_headers
+from redelivery_sqlite.options import Settings
 
 #: Messages that one transaction moves, at most: other writers wait for it.
 MOST = 1000
@@ -29,7 +30,7 @@ _UNKNOWN = "lower(hex(randomblob(16)))"
 
 
 @dataclass(frozen=True, slots=True)
-class Dead:
+class DeadMessage:
     """One message to be moved.
 
     Attributes:
@@ -46,7 +47,7 @@ class Dead:
 
 
 def remove(connection: sqlite3.Connection, number: int, seqs: Sequence[int], now: int, settings: Settings) -> int:
-    """Remove messages and remember what they were recognised by; returns how many were there."""
+    """Remove messages and remember what they were recognised by; return how many existed."""
     if not seqs:
         return 0
     these = (json.dumps(seqs),)
@@ -63,21 +64,21 @@ def remove(connection: sqlite3.Connection, number: int, seqs: Sequence[int], now
     return connection.execute(f"DELETE FROM message_{number} WHERE seq {among}", these).rowcount  # noqa: S608 - a number
 
 
-def bury(connection: sqlite3.Connection, store: Store, source: str, place: str, dead: Sequence[Dead], now: int) -> None:
+def dead_letter(connection: sqlite3.Connection, store: Store, source: str, place: str, dead: Sequence[DeadMessage], now: int) -> None:
     """Move messages of the queue `source` to `place`, which may be the same.
 
-    A letter whose identity is there already is that very letter, and stays as it is.
+    A letter whose identity exists there is that very letter, and stays as it is.
 
     Raises:
-        Fatal: there is no such place, and none may be made.
+        Fatal: `place` does not exist, and may not be made.
     """
     if not dead:
         return
     there = store.number(place, create=store.settings.create)
     number = store.number(source)
     if there is None or number is None:
-        text = f"sqlite: there is no queue {place!r} for dead letters, and sqlite.create is false; provision it"
-        raise Fatal(text, native_code="DESTINATION")
+        text = f"sqlite: the dead letter queue {place!r} does not exist, and sqlite.create is false; provision it"
+        raise Fatal(text, code=Code.NO_SUCH_DESTINATION)
     (first,) = connection.execute("SELECT next FROM queue WHERE number = ?", (there,)).fetchone()
     connection.execute("UPDATE queue SET next = next + ? WHERE number = ?", (len(dead), there))
     seqs = [each.seq for each in dead]
@@ -106,23 +107,23 @@ def bury(connection: sqlite3.Connection, store: Store, source: str, place: str, 
 
 
 def has_expired(connection: sqlite3.Connection, number: int, now: int) -> bool:
-    """Whether `bury_expired` would find something."""
+    """Whether `dead_letter_expired` would find something."""
     return connection.execute(_expired(number, 1), (now, now)).fetchone() is not None
 
 
-def bury_expired(connection: sqlite3.Connection, store: Store, source: str, place: str, now: int) -> int:
-    """Move the messages that have expired and are not leased, MOST at a time; returns how many."""
+def dead_letter_expired(connection: sqlite3.Connection, store: Store, source: str, place: str, now: int) -> int:
+    """Move the messages that have expired and are not leased, MOST at a time; return how many."""
     number = store.number(source)
     if number is None:
         return 0
     found = connection.execute(_expired(number, MOST), (now, now)).fetchall()
-    bury(connection, store, source, place, [expired(*each) for each in found], now)
+    dead_letter(connection, store, source, place, [expired(*each) for each in found], now)
     return len(found)
 
 
-def expired(seq: int, expires_ms: int) -> Dead:
+def expired(seq: int, expires_ms: int) -> DeadMessage:
     """A message that nobody handled in its time."""
-    return Dead(seq, EXPIRED, f"nobody handled it before it expired, at {expires_ms} ms since the epoch")
+    return DeadMessage(seq, EXPIRED, f"nobody handled it before it expired, at {expires_ms} ms since the epoch")
 
 
 def _expired(number: int, most: int) -> str:
@@ -156,7 +157,7 @@ def _columns(seq: int, letter: Message, now: int) -> dict[str, object]:
         "now": now,
         "timestamp": letter.timestamp_ms,
         "key": letter.key,
-        "headers": headers.write(letter.headers),
+        "headers": encode_headers(letter.headers),
         "value": letter.value,
     }
 

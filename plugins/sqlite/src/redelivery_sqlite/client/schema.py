@@ -12,8 +12,6 @@ A queue has tables of its own, so that no queue's backlog slows another's reader
   `queue.clock_ms`, shows that the clock went back.
 - `reason_<n>`: why a letter that this broker moved lies here.
 - `taken_<n>`: by what removed messages were recognised, for as long as a sender may repeat them.
-
-This file must not run a statement.
 """
 
 from __future__ import annotations

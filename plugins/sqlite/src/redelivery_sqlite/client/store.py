@@ -1,7 +1,4 @@
-"""The file: how it is opened, and which tables hold which queue (`schema.py`).
-
-This file must not read or write messages.
-"""
+"""The file: how it is opened, its transactions, and which tables hold which queue (`schema.py`)."""
 
 from __future__ import annotations
 
@@ -21,24 +18,19 @@ from urllib.parse import quote
 from redelivery.base.files import make_private
 from redelivery.base.urls import nearest
 from redelivery.errors import Fatal, Retriable
-from redelivery_sqlite.address import Address, Settings
-from redelivery_sqlite.errors import (
-    ERRORS,
-    classified,
-    classify,
-    classify_commit,
-    classify_path,
-    classify_reserve,
-    denied,
-)
-from redelivery_sqlite.reserve import Reserve, size_of
-from redelivery_sqlite.schema import (
+from redelivery.kit.errors import Code, nearest
+from redelivery.kit.files import make_private
+from redelivery_sqlite.address import Address
+from redelivery_sqlite.client.disk_reserve import DiskReserve, size_of
+from redelivery_sqlite.client.schema import (
     APPLICATION_ID,
     FILE_SCHEMA,
     SCHEMA_VERSION,
     WITHOUT_IDENTITY,
     queue_schema,
 )
+from redelivery_sqlite.errors import ERRORS, TABLE, commit_error, denied, reserve_error
+from redelivery_sqlite.options import Settings
 
 T = TypeVar("T")
 
@@ -99,7 +91,7 @@ class Store:
         with _all_stores:
             _stores.add(self)
         self._log = path.with_name(f"{path.name}-wal")
-        self._reserve = Reserve(path.with_name(f"{path.name}-reserve"), settings.reserve)
+        self._reserve = DiskReserve(path.with_name(f"{path.name}-reserve"), settings.reserve)
 
     @property
     def exists(self) -> bool:
@@ -108,7 +100,7 @@ class Store:
         Raises:
             Fatal: its folder may not be looked into.
         """
-        with classified(f"looking for {str(self.path)!r}"):
+        with TABLE.while_doing(f"looking for {str(self.path)!r}"):
             return size_of(self.path) > 0
 
     def connection(self, wait: float | None = None) -> sqlite3.Connection:
@@ -150,25 +142,25 @@ class Store:
             BrokerError: Ambiguous only where the disk failed during the commit.
         """
         connection = self.connection(wait)
-        with classified(doing):
+        with TABLE.while_doing(doing):
             connection.execute("BEGIN IMMEDIATE")
         try:
             yield connection
         except BaseException as error:
             self._rollback(connection)
             if isinstance(error, ERRORS):
-                raise classify(error, doing) from error
+                raise TABLE.error(error, doing) from error
             raise
         try:
             connection.execute("COMMIT")
         except ERRORS as error:
             undone = connection.in_transaction  # then nothing was committed, and that is certain
             self._rollback(connection)
-            raise (classify if undone else classify_commit)(error, doing) from error
+            raise (TABLE.error if undone else commit_error)(error, doing) from error
         if self._identity() != self._opened:
             self.close()
             text = "the file was removed or replaced while it was open, with all that it held; find out by whom"
-            raise Fatal(f"sqlite: {doing}: {text}", native_code="GONE")
+            raise Fatal(f"sqlite: {doing}: {text}", code=Code.CORRUPT)
 
     def _identity(self) -> tuple[int, int] | None:
         """Which file lies at the path, or None: one that was removed, but is open, goes on taking what it is given."""
@@ -188,7 +180,7 @@ class Store:
             with self.writing(doing) as connection:
                 return work(connection)
         except Retriable as error:
-            if error.native_code != "SQLITE_FULL" or not self.drain(doing):
+            if error.code is not Code.FULL or not self.drain(doing):
                 raise
         with self.writing(doing) as connection:
             return work(connection)
@@ -204,13 +196,13 @@ class Store:
                 return  # opening says what is wrong
             self._reserve.keep(size_of(self.path) + size_of(self._log))
         except OSError as error:
-            raise classify_reserve(error, doing) from error
+            raise reserve_error(error, doing) from error
 
     def drain(self, doing: str) -> bool:
         """After a failure for want of room: give up the reserve, empty the write-ahead log; whether that was done."""
         if not self._reserve.give_up():
             return False
-        with classified(doing):
+        with TABLE.while_doing(doing):
             self.connection().execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         return True
 
@@ -238,11 +230,10 @@ class Store:
             Fatal: there is no such file, or no such queue in it: a mistyped name must not look like an empty queue.
         """
         if not self.exists:
-            raise Fatal(f"sqlite: {doing}: there is no such file; {_advice(address)}", native_code="ENOENT")
-        with classified(doing):
+            raise Fatal(f"sqlite: {doing}: there is no such file; {_advice(address)}", code=Code.NO_SUCH_DESTINATION)
+        with TABLE.while_doing(doing):
             number = self.number(address.queue)
-            other = address.source if address.is_dead_letters else address.dead_letters
-            if number is not None or self.number(other.queue) is not None:
+            if number is not None or self.number(address.other.queue) is not None:
                 return number
             rows = self.connection().execute("SELECT name FROM queue ORDER BY name").fetchall()
         names = [name for (name,) in rows if not address.at(name).is_dead_letters]
@@ -251,7 +242,7 @@ class Store:
         hint = f" (did you mean {near!r}?)" if near else ""
         shown = ", ".join(names[:_NAMES]) + (f" and {len(names) - _NAMES} more" if len(names) > _NAMES else "")
         text = f"there is no queue {wanted!r}{hint}; the file has {shown or 'none'}; {_advice(address)}"
-        raise Fatal(f"sqlite: {doing}: {text}", native_code="DESTINATION")
+        raise Fatal(f"sqlite: {doing}: {text}", code=Code.NO_SUCH_DESTINATION)
 
     def close(self) -> None:
         """Close the connection."""
@@ -279,14 +270,14 @@ class Store:
             make_private(self.path)  # SQLite gives the files beside it the same mode
         except OSError as error:  # any other one SQLite meets too, and says it in its own words
             if error.errno == errno.ELOOP:
-                raise classify_path(error, doing) from error
+                raise TABLE.error(error, doing) from error
         self._opened = self._identity()  # before: one that is replaced from now on is noticed
-        with classified(doing):
+        with TABLE.while_doing(doing):
             connection = sqlite3.connect(
                 name, uri=True, timeout=wait, isolation_level=None, check_same_thread=False, cached_statements=32
             )
         try:
-            with classified(doing):
+            with TABLE.while_doing(doing):
                 self._prepare(connection, doing)
         except BaseException:
             connection.close()
@@ -295,17 +286,17 @@ class Store:
 
     def _refuse_path(self, doing: str) -> None:
         """Refuse a path that can hold no file of ours. Raises Fatal."""
-        with classified(doing):
+        with TABLE.while_doing(doing):
             in_folder, is_folder = self.path.parent.is_dir(), self.path.is_dir()
         if not in_folder:
-            raise Fatal(f"sqlite: {doing}: its folder is missing; make it, or correct the URL", native_code="ENOENT")
+            raise Fatal(f"sqlite: {doing}: its folder is missing; make it, or correct the URL", code=Code.NO_SUCH_DESTINATION)
         if is_folder:
-            raise Fatal(f"sqlite: {doing}: this is a folder; name a file in it", native_code="EISDIR")
+            raise Fatal(f"sqlite: {doing}: this is a folder; name a file in it", code=Code.INVALID_DESTINATION)
         if not self.settings.create and not self.exists:
             text = (
                 f"sqlite: {doing}: there is no such file, and sqlite.create is false; provision it, or correct the URL"
             )
-            raise Fatal(text, native_code="ENOENT")
+            raise Fatal(text, code=Code.NO_SUCH_DESTINATION)
 
     def _prepare(self, connection: sqlite3.Connection, doing: str) -> None:
         def pragma(name: str) -> object:
@@ -323,7 +314,7 @@ class Store:
                 f"sqlite: {doing}: its schema has version {version}, this redelivery-sqlite knows {SCHEMA_VERSION}; "
                 "install the version that wrote it"
             )
-            raise Fatal(text, native_code="VERSION")
+            raise Fatal(text, code=Code.UNSUPPORTED)
         if pragma("journal_mode") != "wal":
             pragma("journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
@@ -372,4 +363,4 @@ def _advice(address: Address) -> str:
 
 
 def _refuse_foreign(doing: str) -> NoReturn:
-    raise Fatal(f"sqlite: {doing}: this is another program's database; name another file", native_code="FOREIGN")
+    raise Fatal(f"sqlite: {doing}: this is another program's database; name another file", code=Code.CORRUPT)
