@@ -296,7 +296,7 @@ def test_what_was_sent_and_not_removed_is_said_and_is_no_success(
     url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bury(url, *rows(3))
-    monkeypatch.setattr("redelivery_sqlite.letters.SqliteDeadLetters.remove", lambda *_: 0)
+    monkeypatch.setattr("redelivery_sqlite.dead_letters.SqliteDeadLetters.remove", lambda *_: 0)
     status, out, _ = run(capsys, "redrive", url)
     assert (status, "3  of those were not removed" in out, lying(url)) == (1, True, ["n0", "n1", "n2"])
 
@@ -423,7 +423,7 @@ import os, sys
 from redelivery import cli
 from redelivery.deadletters import journal, redrive
 step, url = sys.argv[1:]
-from redelivery_sqlite.letters import SqliteDeadLetters as Place
+from redelivery_sqlite.dead_letters import SqliteDeadLetters as Place
 def die(*_): os._exit(9)
 def after(call):
     def both(*arguments):

@@ -454,10 +454,14 @@ def test_sqlite_a_fork_must_not_settle_what_its_parent_leased(broker):
         pid = os.fork()
         if pid == 0:
             try:
-                answers = [*receiver.settle([(received, Accept())]), *receiver.extend([received], 5)]
-                mine = receiver.receive(5, wait=0)
-                good = all(isinstance(each, LeaseLost) for each in answers) and values(mine) == [b"1"]
-                os._exit(0 if good and receiver.settle([(mine[0], Accept())]) == [None] else 1)
+                with pytest.raises(Fatal, match="opened by the parent of this process"):
+                    receiver.settle([(received, Accept())])
+                receiver.close()
+                with broker.receiver() as own:
+                    answers = [*own.settle([(received, Accept())]), *own.extend([received], 5)]
+                    mine = own.receive(5, wait=0)
+                    good = all(isinstance(each, LeaseLost) for each in answers) and values(mine) == [b"1"]
+                    os._exit(0 if good and own.settle([(mine[0], Accept())]) == [None] else 1)
             finally:
                 os._exit(2)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

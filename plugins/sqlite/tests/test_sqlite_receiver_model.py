@@ -18,12 +18,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from redelivery.contract.broker import Accept, Outcome, Received, Release, Retry, Terminate
 from redelivery.contract.message import Batch, Message
 from redelivery.errors import LeaseLost
-from redelivery_sqlite.address import Address, Settings
+from redelivery_sqlite.address import Address
 from redelivery_sqlite.admin import SqliteAdmin
-from redelivery_sqlite.letters import SqliteDeadLetters
+from redelivery_sqlite.client.store import Store
+from redelivery_sqlite.dead_letters import SqliteDeadLetters
+from redelivery_sqlite.options import Settings
 from redelivery_sqlite.receiver import SqliteReceiver
 from redelivery_sqlite.sender import SqliteSender
-from redelivery_sqlite.store import Store
 
 LEASE = 10.0
 TTL = 25.0

@@ -13,13 +13,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from redelivery.contract.broker import Broker, Settled
+from redelivery.contract.broker import Broker, Sender, Settled
+from redelivery.contract.codes import Code
 from redelivery.contract.message import Batch, Column, Message
 from redelivery.contract.spec import DeliverySpec
 from redelivery.errors import ConfigurationError, Fatal, InvalidURL, Permanent, Retriable, UnknownOption
 from redelivery.registry import connect
-from redelivery_sqlite import headers
 from redelivery_sqlite.address import Address
+from redelivery_sqlite.codec import decode, encode_headers
 
 
 def send(broker: Broker, *messages: Message, isolate: bool = False, seconds: float = 10.0) -> Settled:
@@ -47,7 +48,9 @@ any_headers = st.lists(st.tuples(st.text(max_size=9), st.none() | st.binary(max_
 
 @given(any_headers)
 def test_sqlite_headers_come_back_as_they_were(given_headers):
-    assert headers.read(headers.write(given_headers)) == given_headers
+    encoded = encode_headers(given_headers)
+    message, fault = decode(None, None, None, None if encoded is None else encoded.encode(), None)
+    assert (message.headers, fault) == (given_headers, None)
 
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
@@ -89,7 +92,7 @@ def test_sqlite_a_message_is_recognised_by_its_identity_where_it_has_one(broker)
 
 def test_sqlite_an_identity_with_a_lone_surrogate_fails_its_row_alone(broker):
     settled = send(broker, Message(value=b"1", id="a", identity="\ud800"), Message(value=b"2"))
-    assert [(failure.index, failure.error.native_code) for failure in settled.failures] == [(0, "ENCODING")]
+    assert [(failure.index, failure.error.code) for failure in settled.failures] == [(0, Code.INVALID_MESSAGE)]
     assert [m.value for m in stored(broker)] == [b"2"]
 
 
@@ -155,7 +158,7 @@ def test_sqlite_a_row_over_the_limit_is_permanent_and_its_neighbours_are_stored(
         sender.send(batch, deadline=time.monotonic() + 9)
         _, settled = sender.collect(0)
     (failure,) = settled.failures
-    assert (failure.index, failure.error.native_code, type(failure.error)) == (1, "SQLITE_TOOBIG", Permanent)
+    assert (failure.index, failure.error.code, type(failure.error)) == (1, Code.TOO_LARGE, Permanent)
     assert [m.value for m in stored(broker)] == [b"0", b"1", b"2"]
 
 
@@ -203,28 +206,34 @@ def test_sqlite_browsing_ends_at_what_was_there_and_does_not_keep_the_log_from_b
             letters.remove(["../1"])
 
 
-def test_sqlite_a_sender_goes_on_in_a_forked_process_and_loses_nothing_when_the_parent_closes_first(broker):
-    def store(value: bytes) -> None:
+def test_sqlite_what_a_forked_process_stores_is_not_lost_when_the_parent_closes_first(broker):
+    """While an inherited connection is open SQLite takes the parent's locks for this process's own."""
+
+    def store(sender: Sender, value: bytes) -> None:
         sender.send(Batch.of([Message(value=value)]), deadline=time.monotonic() + 9)
 
     with broker.sender() as sender, broker.sender() as other:
-        store(b"parent")
-        other.send(Batch.of([Message(value=b"other")]), deadline=time.monotonic() + 9)
+        store(sender, b"parent")
+        store(other, b"other")
         child_stored, parent_closed = os.pipe(), os.pipe()
         child = os.fork()
         if child == 0:
             try:
-                store(b"child")
+                with pytest.raises(Fatal, match="opened by the parent of this process"):
+                    store(sender, b"inherited")
+                own = broker.sender()
+                store(own, b"child")
                 os.write(child_stored[1], b".")
                 os.read(parent_closed[0], 1)
-                store(b"child again")
+                store(own, b"child again")
             finally:
                 os._exit(0)
-        os.read(child_stored[0], 1)
-        store(b"parent again")
+        os.close(child_stored[1])
+        assert os.read(child_stored[0], 1) == b".", "the child failed"
+        store(sender, b"parent again")
     os.write(parent_closed[1], b".")
     os.waitpid(child, 0)
-    for end in (*child_stored, *parent_closed):
+    for end in (child_stored[0], *parent_closed):
         os.close(end)
     assert [m.value for m in stored(broker)] == [b"parent", b"other", b"child", b"parent again", b"child again"]
 

@@ -1,6 +1,6 @@
 """redelivery to a durable queue in one SQLite file: the embedded default and the reference broker.
 
-This file is the plugin: its capabilities, and the broker that makes the roles.
+This module is the plugin: its capabilities, and the broker that makes the roles.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from redelivery.contract.broker import (
     Support,
 )
 from redelivery.contract.hooks import hookimpl
-from redelivery_sqlite.address import OPTIONS, Address, Settings
+from redelivery_sqlite.address import Address
 from redelivery_sqlite.admin import KIND, SqliteAdmin
-from redelivery_sqlite.letters import SqliteDeadLetters
+from redelivery_sqlite.client.store import Store
+from redelivery_sqlite.dead_letters import SqliteDeadLetters
+from redelivery_sqlite.options import Settings
 from redelivery_sqlite.receiver import SqliteReceiver
 from redelivery_sqlite.sender import SqliteSender
-from redelivery_sqlite.store import Store
 
 #: SQLite's own bound for a row (SQLITE_LIMIT_LENGTH), less what we put beside the message.
 _ROW_BYTES: Final = 1_000_000_000 - 65_536
@@ -78,7 +79,7 @@ class SqliteBroker(Broker):
         self.settings = settings
         self.canonical_url = address.url
         self.hosts = ()
-        self.capabilities = replace(CAPABILITIES, deduplication_window=settings.deduplication_window)
+        self.capabilities = replace(CAPABILITIES, deduplication_window=timedelta(seconds=settings.deduplication_window))
 
     def sender(self) -> Sender:
         return SqliteSender(self._store(), self.address, message_bytes=_ROW_BYTES)
@@ -120,5 +121,5 @@ def redelivery_plugin() -> BrokerPlugin:
         version=version("redelivery-sqlite"),
         capabilities=CAPABILITIES,
         connect=connect,
-        options=OPTIONS,
+        options=Settings.help(),
     )

@@ -12,28 +12,34 @@ from contextlib import suppress
 from redelivery.contract.broker import DeadLetters, Letter
 from redelivery.contract.context import ErrorContext
 from redelivery.errors import BrokerError, ConfigurationError
-from redelivery_sqlite import moves, stored
+from redelivery.kit.letters import KINDS, given_up, undecodable
+from redelivery.kit.roles import Resource
+from redelivery_sqlite import codec
 from redelivery_sqlite.address import Address
-from redelivery_sqlite.errors import classified
-from redelivery_sqlite.store import Store, now_ms
+from redelivery_sqlite.client import removal
+from redelivery_sqlite.client.store import Store, now_ms
+from redelivery_sqlite.errors import TABLE
 
 #: Letters, and at most about so many bytes, that one read takes.
 _PAGE = 200
 _PAGE_BYTES = 4 << 20
 _WHY = "r.kind, r.reason, r.description, r.queue, r.message_id, r.attempts, r.first_ms"
+_CODES = {kind: code for code, kind in KINDS.items()}
 
 
-class SqliteDeadLetters(DeadLetters):
+class SqliteDeadLetters(Resource, DeadLetters):
     """The messages of the queue at `address`."""
 
     def __init__(self, store: Store, address: Address) -> None:
+        super().__init__("sqlite", f"queue {address.queue!r} of {str(store.path)!r}")
         self._store = store
         self._address = address
         self._queue = address.queue
 
     def browse(self) -> Iterator[Letter]:
+        self.check_open("browsing")
         self._sweep()
-        with classified(self._doing("browsing")):
+        with TABLE.while_doing(self.doing("browsing")):
             number = self._number()
             if number is None:
                 return
@@ -47,15 +53,16 @@ class SqliteDeadLetters(DeadLetters):
             after = int(page[-1].position)
 
     def remove(self, positions: Sequence[str]) -> int:
+        self.check_open("removing from")
         seqs = [self._seq(position) for position in positions]
         if not seqs or self._number() is None:
             return 0
 
         def work(connection: sqlite3.Connection) -> int:
             number = self._number()
-            return 0 if number is None else moves.remove(connection, number, seqs, now_ms(), self._store.settings)
+            return 0 if number is None else removal.remove(connection, number, seqs, now_ms(), self._store.settings)
 
-        return self._store.draining(self._doing("removing from"), work)
+        return self._store.draining(self.doing("removing from"), work)
 
     def purge(self) -> int:
         count = 0
@@ -64,11 +71,11 @@ class SqliteDeadLetters(DeadLetters):
             count += self.remove(page)
         return count
 
-    def close(self) -> None:
+    def _release(self) -> None:
         self._store.close()
 
     def _positions(self) -> list[str]:
-        with classified(self._doing("reading")):
+        with TABLE.while_doing(self.doing("reading")):
             number = self._number()
             if number is None:
                 return []
@@ -77,20 +84,20 @@ class SqliteDeadLetters(DeadLetters):
 
     def _page(self, number: int, after: int, end: int) -> list[Letter]:
         query = (
-            f"SELECT m.enqueued_ms, {_WHY}, {stored.COLUMNS} FROM message_{number} m "  # noqa: S608 - our own names and numbers
+            f"SELECT m.enqueued_ms, {_WHY}, {codec.COLUMNS} FROM message_{number} m "  # noqa: S608 - our own names and numbers
             f"LEFT JOIN reason_{number} r ON r.seq = m.seq "
             f"WHERE m.seq > ? AND m.seq <= ? ORDER BY m.seq LIMIT {_PAGE}"
         )
         letters: list[Letter] = []
         size = 0
-        with classified(self._doing("browsing")):
+        with TABLE.while_doing(self.doing("browsing")):
             cursor = self._store.connection().execute(query, (after, end))
             try:
                 for enqueued, *why, seq, id_, timestamp, key, encoded, value in cursor:
-                    message, fault = stored.message(id_, timestamp, key, encoded, value)
+                    message, fault = codec.decode(id_, timestamp, key, encoded, value)
                     context = self._context(enqueued, *why) if why[0] is not None else None
                     if context is None and fault is not None:
-                        context = ErrorContext(kind="invalid", reason=fault, broker="sqlite")
+                        context = undecodable("sqlite", fault)
                     letters.append(
                         Letter(position=str(seq), message=message, context=context, dead_lettered_ms=enqueued)
                     )
@@ -112,11 +119,11 @@ class SqliteDeadLetters(DeadLetters):
         attempts: int,
         first_ms: int | None,
     ) -> ErrorContext:
-        """What `moves` wrote of a letter."""
-        return ErrorContext(
-            reason=reason,
-            kind=kind,
-            broker="sqlite",
+        """What `removal` wrote of a letter."""
+        return given_up(
+            "sqlite",
+            _CODES[kind],
+            reason,
             destination=Address(self._store.path, queue).url,
             message_id=message_id,
             attempts=attempts,
@@ -130,17 +137,17 @@ class SqliteDeadLetters(DeadLetters):
         source = self._address.source.queue
         with suppress(BrokerError):  # a letter less is shown; a reader without the right to write sees the others
             number = self._store.number(source) if source != self._queue and self._store.exists else None
-            if number is None or not moves.has_expired(self._store.connection(), number, now_ms()):
+            if number is None or not removal.has_expired(self._store.connection(), number, now_ms()):
                 return
 
             def work(connection: sqlite3.Connection) -> int:
-                return moves.bury_expired(connection, self._store, source, self._queue, now_ms())
+                return removal.dead_letter_expired(connection, self._store, source, self._queue, now_ms())
 
-            while self._store.draining(self._doing("moving expired messages to"), work):
+            while self._store.draining(self.doing("moving expired messages to"), work):
                 pass
 
     def _number(self) -> int | None:
-        return self._store.existing(self._address, self._doing("reading"))
+        return self._store.existing(self._address, self.doing("reading"))
 
     def _doing(self, what: str) -> str:
         return f"{what} queue {self._queue!r} of {str(self._store.path)!r}"

@@ -77,9 +77,7 @@ BY_CODE: Final[dict[int, Rule]] = {
     sqlite3.SQLITE_AUTH: _DENIED,
     sqlite3.SQLITE_READONLY: _DENIED,
     sqlite3.SQLITE_CANTOPEN: _MISSING,
-    sqlite3.SQLITE_NOTADB: Rule(
-        Fatal, Code.CORRUPT, "the file is not an SQLite database: check the URL's path"
-    ),
+    sqlite3.SQLITE_NOTADB: Rule(Fatal, Code.CORRUPT, "the file is not an SQLite database: check the URL's path"),
     sqlite3.SQLITE_CORRUPT: _DAMAGED,
     sqlite3.SQLITE_NOLFS: Rule(
         Fatal, Code.MISCONFIGURED, "the file system takes no file this large: move the file to another"
@@ -121,9 +119,7 @@ BY_CLASS: Final[dict[type[BaseException], Rule]] = {
 
 #: What to do about a path that the system refuses; else permissions are missing.
 _BY_ERRNO: Final[dict[str, Rule]] = {
-    "EFBIG": Rule(
-        Fatal, Code.FULL, "no file may be so large here: raise the limit (ulimit -f), or remove messages"
-    ),
+    "EFBIG": Rule(Fatal, Code.FULL, "no file may be so large here: raise the limit (ulimit -f), or remove messages"),
     "ELOOP": Rule(Fatal, Code.MISCONFIGURED, "remove the link, or name the file itself"),
     "ENAMETOOLONG": Rule(Fatal, Code.INVALID_DESTINATION, "correct the URL"),
 }

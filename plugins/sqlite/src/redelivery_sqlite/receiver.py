@@ -2,7 +2,7 @@
 
 Lowest number first among all that may be delivered, so messages of one key come in the order in which they were sent.
 Times in the file are wall-clock, so that they outlive a process; see the README for what a jump of the clock does.
-This file must not retry, and moves a message to the dead letters only where it expired or the queue's limit says so.
+A message is moved to the dead letters here only where it expired or the queue's limit says so.
 """
 
 from __future__ import annotations
@@ -10,22 +10,23 @@ from __future__ import annotations
 import json
 import secrets
 import sqlite3
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Final
 
-from redelivery.base.clock import Clock, SystemClock
 from redelivery.contract.broker import Accept, Outcome, Received, Receiver, Release, Retry, Terminate
-from redelivery.errors import BrokerError, Fatal, LeaseLost, Permanent
-from redelivery_sqlite import lease as leases
-from redelivery_sqlite import moves, rows, stored
+from redelivery.errors import BrokerError, LeaseLost
+from redelivery.kit.errors import Code
+from redelivery.kit.leases import Clock, Settlement, SystemClock, lost, prolonged
+from redelivery.kit.roles import Resource
+from redelivery_sqlite import codec
 from redelivery_sqlite.address import Address
-from redelivery_sqlite.errors import classified
-from redelivery_sqlite.lease import Lease
-from redelivery_sqlite.moves import Dead
-from redelivery_sqlite.store import Store
+from redelivery_sqlite.client import removal
+from redelivery_sqlite.client.leases import Lease, held
+from redelivery_sqlite.client.removal import DeadMessage
+from redelivery_sqlite.client.store import Store
+from redelivery_sqlite.errors import TABLE
 
 #: Seconds between looks for a first message: doubled from the first to the last.
 _LOOK_FIRST: Final = 0.001
@@ -36,11 +37,11 @@ _BYTES: Final = 64 << 20
 _MOVING: Final = 5.0
 _MILLISECOND: Final = timedelta(milliseconds=1)
 
-#: seq, attempts, first_ms, expires_ms, and what `stored.message` takes.
+#: seq, attempts, first_ms, expires_ms, and what `codec.decode` takes.
 _Row = tuple[int, int, int | None, int | None, bytes | None, int | None, bytes | None, bytes | None, bytes | None]
 
 
-class SqliteReceiver(Receiver):
+class SqliteReceiver(Resource, Receiver):
     """Leases and settles the messages of one queue.
 
     Args:
@@ -54,43 +55,43 @@ class SqliteReceiver(Receiver):
     def __init__(
         self, store: Store, address: Address, lease: timedelta, *, message_bytes: int, clock: Clock | None = None
     ) -> None:
+        super().__init__("sqlite", f"queue {address.queue!r} of {str(store.path)!r}")
         self._store = store
         self._address = address
         self._lease = lease.total_seconds()
         self._message_bytes = message_bytes
         self._clock = clock or SystemClock()
-        self._closed = threading.Event()
         self._limit = store.settings.max_deliveries
 
     def receive(self, max_messages: int, *, wait: float) -> Sequence[Received]:
-        self._check_open()
+        self.check_open("receiving from")
         begun = self._clock.monotonic()
         pause = _LOOK_FIRST
         while max_messages > 0:
             moved = 0
             if self._is_something_there():
-                doing = self._doing("receiving from")
+                doing = self.doing("receiving from")
                 received, moved = self._store.draining(doing, lambda connection: self._take(connection, max_messages))
                 if received:
                     return received
             spent = self._clock.monotonic() - begun
             if moved and spent < max(wait, _MOVING):
                 continue
-            if spent >= wait or self._closed.wait(min(pause, wait - spent)):
+            if spent >= wait or self.sleep_unless_closed(min(pause, wait - spent)):
                 break
             pause = min(2 * pause, _LOOK_LAST)
         return []
 
     def settle(self, outcomes: Sequence[tuple[Received, Outcome]]) -> Sequence[LeaseLost | BrokerError | None]:
-        self._check_open()
+        self.check_open("settling messages of")
         if not outcomes:
             return []
         return self._store.draining(
-            self._doing("settling messages of"), lambda connection: self._settle(connection, outcomes)
+            self.doing("settling messages of"), lambda connection: self._settle(connection, outcomes)
         )
 
     def extend(self, leases: Sequence[Received], seconds: float) -> Sequence[Received | LeaseLost]:
-        self._check_open()
+        self.check_open("prolonging leases of")
         if not leases:
             return []
         monotonic = self._clock.monotonic()
@@ -108,31 +109,28 @@ class SqliteReceiver(Receiver):
             )
             return valid
 
-        extended = self._store.draining(self._doing("prolonging leases of"), work)
+        extended = self._store.draining(self.doing("prolonging leases of"), work)
         answers: list[Received | LeaseLost] = []
         for received in leases:
-            lease = received.lease
-            if isinstance(lease, Lease) and extended.get(lease.seq) == lease.token:
-                lease.expires = monotonic + seconds
-                answers.append(replace(received, expires=lease.expires))
+            if _is_among(received.lease, extended):
+                answers.append(prolonged(received, monotonic + seconds))
             else:
                 answers.append(self._lost(received))
         return answers
 
-    def close(self) -> None:
+    def _release(self) -> None:
         """What is leased stays so until its lease ends: somebody may still be handling it."""
-        self._closed.set()
         self._store.close()
 
     # --- receiving ---
 
     def _is_something_there(self) -> bool:
         """Whether taking the write lock is worth it: this only reads."""
-        doing = self._doing("receiving from")
+        doing = self.doing("receiving from")
         number = self._store.existing(self._address, doing)
         if number is None:
             return False
-        with classified(doing):
+        with TABLE.while_doing(doing):
             connection = self._store.connection()
             now = self._clock.wall_ms()
             next_, head, clock_ms = connection.execute(
@@ -144,7 +142,7 @@ class SqliteReceiver(Receiver):
             return (due is not None and due <= now) or self._has_expired(connection, number, now)
 
     def _has_expired(self, connection: sqlite3.Connection, number: int, now: int) -> bool:
-        return not self._address.is_dead_letters and moves.has_expired(connection, number, now)
+        return not self._address.is_dead_letters and removal.has_expired(connection, number, now)
 
     def _take(self, connection: sqlite3.Connection, most: int) -> tuple[list[Received], int]:
         """Lease what may be delivered; also how many messages were moved to the dead letters."""
@@ -162,11 +160,11 @@ class SqliteReceiver(Receiver):
                 "WHERE visible_ms > 0 AND since_ms > ?",
                 (now, now, now),
             )
-        self._release(connection, number, monotonic, now)
+        self._end_leases(connection, number, monotonic, now)
         moved = 0
         if not self._address.is_dead_letters:
             place = self._address.dead_letters.queue
-            moved = moves.bury_expired(connection, self._store, self._address.queue, place, now)
+            moved = removal.dead_letter_expired(connection, self._store, self._address.queue, place, now)
         if self._address.is_dead_letters:
             chosen = _Chosen(most, None, 0)
         else:
@@ -177,16 +175,16 @@ class SqliteReceiver(Receiver):
         connection.execute("UPDATE queue SET head = ?, clock_ms = ? WHERE number = ?", (head, now, number))
         if chosen.dead:
             place = self._address.dead_letters.queue
-            moves.bury(connection, self._store, self._address.queue, place, chosen.dead, now)
+            removal.dead_letter(connection, self._store, self._address.queue, place, chosen.dead, now)
             moved += len(chosen.dead)
         return self._leased(connection, number, chosen.rows, monotonic, now), moved
 
     @staticmethod
-    def _release(connection: sqlite3.Connection, number: int, monotonic: float, now: int) -> None:
+    def _end_leases(connection: sqlite3.Connection, number: int, monotonic: float, now: int) -> None:
         """Make visible whose lease or delay has ended; but not what this process still holds, if the clock jumped."""
         ended = f"lease_{number} WHERE visible_ms BETWEEN 1 AND ?"
         named = connection.execute(f"SELECT seq, lease FROM {ended} AND lease IS NOT NULL", (now,)).fetchall()  # noqa: S608 - a number
-        still = [(seq, mine) for seq, token in named if (mine := leases.held(token, monotonic)) is not None]
+        still = [(seq, mine) for seq, token in named if (mine := held(token, monotonic)) is not None]
         connection.executemany(
             f"UPDATE lease_{number} SET visible_ms = ?, since_ms = ? WHERE seq = ?",  # noqa: S608 - a number
             [(now + _ms(mine.expires - monotonic), now, seq) for seq, mine in still],
@@ -213,7 +211,7 @@ class SqliteReceiver(Receiver):
         )
         received = []
         for seq, attempts, first_ms, _, id_, timestamp, key, encoded, value in chosen:
-            message, fault = stored.message(id_, timestamp, key, encoded, value)
+            message, fault = codec.decode(id_, timestamp, key, encoded, value)
             received.append(
                 Received(
                     message=message,
@@ -237,33 +235,23 @@ class SqliteReceiver(Receiver):
         if number is None:
             return [self._lost(received) for received, _ in outcomes]
         valid = self._valid(connection, number, [received for received, _ in outcomes])
+        call = Settlement(outcomes, lambda received: _is_among(received.lease, valid), self._lost)
         now = self._clock.wall_ms()
-        answers: list[LeaseLost | BrokerError | None] = []
-        done: list[int] = []
-        dead: list[Dead] = []
-        again: list[tuple[int, int, int]] = []
-        back: list[int] = []
-        for received, outcome in outcomes:
-            lease = received.lease
-            if not isinstance(lease, Lease) or valid.get(lease.seq) != lease.token:
-                answers.append(self._lost(received))
-                continue
-            refused = self._refused(outcome)
-            answers.append(refused)
-            if refused is not None:
-                continue
-            del valid[lease.seq]
-            if isinstance(outcome, Accept):
-                done.append(lease.seq)
-            elif isinstance(outcome, Terminate):
-                dead.append(Dead(lease.seq, moves.TERMINATED, outcome.reason, outcome.description, outcome.letter))
-            elif isinstance(outcome, Release):
-                back.append(lease.seq)
+        dead: list[DeadMessage] = []
+        for at, (received, outcome) in call.waiting(Terminate):
+            letter = replace(outcome.letter, destination=None)
+            refused = codec.unstorable(letter, message_bytes=self._message_bytes)
+            if refused is None:
+                why = (outcome.reason, outcome.description, outcome.letter)
+                dead.append(DeadMessage(received.lease.seq, Code.TERMINATED, *why))
             else:
-                again.append((_due(now, outcome), now, lease.seq))
-        moves.remove(connection, number, done, now, self._store.settings)
+                call.answer(at, refused)
+        done = [received.lease.seq for _, (received, _) in call.waiting(Accept)]
+        back = [received.lease.seq for _, (received, _) in call.waiting(Release)]
+        again = [(_due(now, outcome), now, received.lease.seq) for _, (received, outcome) in call.waiting(Retry)]
+        removal.remove(connection, number, done, now, self._store.settings)
         place = self._address.dead_letters.queue
-        moves.bury(connection, self._store, self._address.queue, place, dead, now)
+        removal.dead_letter(connection, self._store, self._address.queue, place, dead, now)
         if again:
             self._note_time(connection, number, now)
         connection.executemany(
@@ -275,16 +263,7 @@ class SqliteReceiver(Receiver):
             "first_ms = CASE WHEN attempts > 1 THEN first_ms END WHERE seq = ?",
             [(seq,) for seq in back],
         )
-        return answers
-
-    def _refused(self, outcome: Outcome) -> BrokerError | None:
-        """Why an outcome cannot be stored; None where it can."""
-        if not isinstance(outcome, Terminate):
-            return None
-        fault: Permanent | None = rows.fault(
-            replace(outcome.letter, destination=None), message_bytes=self._message_bytes
-        )
-        return fault
+        return call.answers
 
     def _valid(self, connection: sqlite3.Connection, number: int, received: Sequence[Received]) -> dict[int, str]:
         """The tokens of those messages that are still leased to the caller, by number."""
@@ -303,22 +282,11 @@ class SqliteReceiver(Receiver):
         """Keep the latest time that a row holds: an earlier one, later, shows that the clock went back."""
         connection.execute("UPDATE queue SET clock_ms = max(clock_ms, ?) WHERE number = ?", (now, number))
 
-    # --- words ---
-
-    def _check_open(self) -> None:
-        if self._closed.is_set():
-            text = "this receiver is closed; open another (what it leased comes back when the leases end)"
-            raise Fatal(f"sqlite: {self._doing('receiving from')}: {text}", native_code="CLOSED")
-
     def _lost(self, received: Received) -> LeaseLost:
-        text = "its lease has run out, is another process's, or was settled before; nothing was changed"
-        return LeaseLost(f"sqlite: message {received.position} of queue {self._address.queue!r}: {text}")
-
-    def _doing(self, what: str) -> str:
-        return f"{what} queue {self._address.queue!r} of {str(self._store.path)!r}"
+        return lost("sqlite", f"queue {self._address.queue!r}", received)
 
 
-_COLUMNS: Final = f"m.expires_ms, {stored.COLUMNS.removeprefix('m.seq, ')}"
+_COLUMNS: Final = f"m.expires_ms, {codec.COLUMNS.removeprefix('m.seq, ')}"
 _DUE: Final = (
     f"SELECT m.seq, l.attempts, l.first_ms, {_COLUMNS} FROM lease_{{n}} l JOIN message_{{n}} m ON m.seq = l.seq "  # noqa: S608 - our own names
     "WHERE l.visible_ms = 0 ORDER BY l.seq"
@@ -337,7 +305,7 @@ class _Chosen:
 
     def __init__(self, most: int, now: int | None, limit: int) -> None:
         self.rows: list[_Row] = []
-        self.dead: list[Dead] = []
+        self.dead: list[DeadMessage] = []
         self.last = 0
         self._most = most
         self._now = now
@@ -346,20 +314,25 @@ class _Chosen:
 
     def take(self, cursor: Iterator[Any]) -> bool:
         """Take from a cursor what there is room for; whether that was all of it."""
-        while self._bytes < _BYTES and len(self.rows) < self._most and len(self.dead) < moves.MOST:
+        while self._bytes < _BYTES and len(self.rows) < self._most and len(self.dead) < removal.MOST:
             row: _Row | None = next(cursor, None)
             if row is None:
                 return True
             self.last, attempts, _, expires = row[:4]
             if expires is not None and self._now is not None and expires <= self._now:
-                self.dead.append(moves.expired(self.last, expires))
+                self.dead.append(removal.expired(self.last, expires))
             elif 0 < self._limit <= attempts:
                 why = f"delivered {attempts} times without being settled; the queue's limit is {self._limit}"
-                self.dead.append(Dead(self.last, moves.LIMIT, why))
+                self.dead.append(DeadMessage(self.last, Code.DELIVERY_LIMIT, why))
             else:
                 self.rows.append(row)
                 self._bytes += sum(len(part) for part in row[4:] if isinstance(part, bytes))
         return False
+
+
+def _is_among(lease: object, valid: Mapping[int, str]) -> bool:
+    """Whether a lease is among these, by number and token."""
+    return isinstance(lease, Lease) and valid.get(lease.seq) == lease.token
 
 
 def _ms(seconds: float) -> int:

@@ -1,7 +1,7 @@
 """The sender role: a batch is one transaction, stored whole except for rows that no file could hold.
 
 Storing is done within `send`, so nothing is in flight but what `collect` has yet to tell: a thread of its own would
-fight the engine for the interpreter's lock at every row. This file must not retry.
+fight the engine for the interpreter's lock at every row.
 """
 
 from __future__ import annotations
@@ -13,61 +13,61 @@ from contextlib import suppress
 from itertools import repeat
 from typing import Any
 
-from redelivery.contract.broker import Failure, Sender, Settled
+from redelivery.contract.broker import Sender, Settled
 from redelivery.contract.message import Batch
-from redelivery.errors import Fatal, NotSent, Permanent, Retriable, Unattributed
-from redelivery_sqlite import headers, rows
+from redelivery.errors import BrokerError, Fatal, Permanent, Unattributed
+from redelivery.kit.errors import Code
+from redelivery.kit.in_flight import FailedKeys, SettledBatches, time_left
+from redelivery.kit.roles import Resource
+from redelivery_sqlite import codec
 from redelivery_sqlite.address import Address
-from redelivery_sqlite.errors import VALUE_ERRORS, classify
-from redelivery_sqlite.schema import KNOWN_BY
-from redelivery_sqlite.store import Store, now_ms
+from redelivery_sqlite.client.schema import KNOWN_BY
+from redelivery_sqlite.client.store import Store, now_ms
+from redelivery_sqlite.errors import TABLE, VALUE_ERRORS
 
 #: What one row can cause, and what leaves the transaction open.
 _ROW_ERRORS = (*VALUE_ERRORS, sqlite3.DataError, sqlite3.IntegrityError, sqlite3.ProgrammingError, Permanent)
 
 
-class SqliteSender(Sender):
+class SqliteSender(Resource, Sender):
     """Stores batches in the queue of `address`, or in the one that a row names."""
 
     def __init__(self, store: Store, address: Address, *, message_bytes: int) -> None:
+        super().__init__("sqlite", repr(str(address.path)))
         self._store = store
         self._address = address
         self._message_bytes = message_bytes
-        self._closed = False
         self._headers: list[str | None] | None = None  # of the batch at hand, as they are stored
-        self._settled: list[Settled] = []
-        self._failed_keys: set[bytes] = set()  # of rows whose failure `collect` has yet to tell
+        self._settled = SettledBatches()
+        self._failed_keys = FailedKeys("sqlite")
 
     def check(self, *, deadline: float) -> None:
+        self.check_open("storing in")
         self._store.check(max(0.0, deadline - time.monotonic()))
         if not self._store.settings.create and self._store.number(self._address.queue) is None:
             raise self._no_own_queue()
 
     def send(self, batch: Batch, *, deadline: float) -> None:
-        doing = f"storing in {str(self._address.path)!r}"
-        if self._closed:
-            raise Fatal(f"sqlite: {doing}: this sender is closed; open another", native_code="CLOSED")
-        wait = _left(deadline, f"{doing}: the deadline had passed before it began")
+        self.check_open("storing in")
+        doing = self.doing("storing in")
+        wait = time_left(deadline, f"sqlite: {doing}")
         self._load(batch)
         try:
             self._store.keep_reserve(doing)
             with self._store.writing(doing, wait) as connection:
-                settled = self._isolated(connection, batch) if batch.isolate else self._whole(connection, batch)
-                _left(deadline, f"{doing}: the deadline passed before the commit")
+                store = self._isolated if batch.isolate else self._whole
+                failures, duplicates = store(connection, batch)
+                time_left(deadline, f"sqlite: {doing}")
         except Permanent as error:
             raise error.reclassified(Unattributed) from error
-        self._settled.append(settled)
-        if batch.ordered and batch.key is not None:
-            keys = batch.key.values
-            self._failed_keys.update(key for each in settled.failures if (key := keys[each.index]) is not None)
+        self._settled.add(batch, failures, duplicates=duplicates)
+        self._failed_keys.remember(batch, failures)
 
     def collect(self, wait: float) -> Sequence[Settled]:  # noqa: ARG002 - nothing is ever waited for
-        settled, self._settled = self._settled, []
         self._failed_keys.clear()
-        return settled
+        return self._settled.take()
 
-    def close(self) -> None:
-        self._closed = True
+    def _release(self) -> None:
         self._store.close()
 
     def _load(self, batch: Batch) -> None:
@@ -78,75 +78,56 @@ class SqliteSender(Sender):
         self._headers = None
         if batch.headers is not None:
             with suppress(*VALUE_ERRORS):  # the row concerned is found when the batch is stored
-                self._headers = [headers.write(each) for each in batch.headers.values]
+                self._headers = [codec.encode_headers(each) for each in batch.headers.values]
 
-    def _whole(self, connection: sqlite3.Connection, batch: Batch) -> Settled:
-        """Store all rows; where that fails, find the rows that no file could hold and store the others."""
+    def _whole(self, connection: sqlite3.Connection, batch: Batch) -> tuple[dict[int, BrokerError], int]:
+        """Store all rows; where that fails, find the rows that no file could hold and store the others.
+
+        Returns:
+            The failures, and how many rows the file had already.
+        """
         connection.execute("SAVEPOINT batch")
-        try:
-            if batch.ordered and self._failed_keys:
-                raise Permanent("sqlite: some rows must wait behind an earlier one of their key", native_code="ORDER")
-            if rows.has_odd_timestamps(batch):
-                raise Permanent("sqlite: a timestamp is no integer", native_code="TIMESTAMP")
-            return Settled(batch=batch.number, duplicates=self._store_rows(connection, batch, None))
-        except _ROW_ERRORS:
-            connection.execute("ROLLBACK TO batch")
-            failures = self._in_order(batch, self._faults(batch))
-            if not failures and not (batch.ordered and self._failed_keys):
-                raise
-        bad = {failure.index for failure in failures}
-        good = [index for index in range(batch.length) if index not in bad]
-        duplicates = self._store_rows(connection, batch, good) if good else 0
-        return Settled(batch=batch.number, failures=failures, duplicates=duplicates)
+        is_plain = not (batch.ordered and self._failed_keys) and not codec.has_odd_timestamps(batch)
+        if is_plain:
+            try:
+                return {}, self._store_rows(connection, batch, None)
+            except _ROW_ERRORS:
+                connection.execute("ROLLBACK TO batch")
+                failures = self._faults(batch)
+                if not failures:
+                    raise
+        else:
+            failures = self._faults(batch)
+        good = [index for index in range(batch.length) if index not in failures]
+        return failures, self._store_rows(connection, batch, good) if good else 0
 
-    def _isolated(self, connection: sqlite3.Connection, batch: Batch) -> Settled:
-        """Store each row within a savepoint of its own, so that an error is its own."""
-        failures = self._in_order(batch, self._faults(batch))
-        bad = {failure.index for failure in failures}
+    def _isolated(self, connection: sqlite3.Connection, batch: Batch) -> tuple[dict[int, BrokerError], int]:
+        """Store each row within a savepoint of its own, so that an error is its own; returns as `_whole`."""
+        failures = self._faults(batch)
         duplicates = 0
-        for index in range(batch.length):
-            if index in bad:
-                continue
+        for index in [each for each in range(batch.length) if each not in failures]:
             connection.execute("SAVEPOINT row")
             try:
                 duplicates += self._store_rows(connection, batch, [index])
             except _ROW_ERRORS as error:
-                found = error if isinstance(error, Permanent) else classify(error, "storing a row on its own")
+                found = error if isinstance(error, Permanent) else TABLE.error(error, "storing a row on its own")
                 if not isinstance(found, Permanent):
                     raise
-                if found is not error:
-                    found.__cause__ = error
                 connection.execute("ROLLBACK TO row")
-                failures.append(Failure(index, found))
+                failures[index] = found
             connection.execute("RELEASE row")
-        return Settled(batch=batch.number, failures=failures, duplicates=duplicates)
+        return failures, duplicates
 
-    def _faults(self, batch: Batch) -> list[Failure]:
-        found = []
+    def _faults(self, batch: Batch) -> dict[int, BrokerError]:
+        """Return which rows no file could hold, or must wait behind an earlier one of their key."""
+        found: dict[int, BrokerError] = {}
         for index, message in enumerate(batch.rows()):
-            error = rows.fault(message, message_bytes=self._message_bytes)
+            error = codec.unstorable(message, message_bytes=self._message_bytes)
             if error is None and message.destination is not None and self._number(message.destination) is None:
                 error = self._no_queue(message.destination)
             if error is not None:
-                found.append(Failure(index, error))
-        return found
-
-    def _in_order(self, batch: Batch, failures: list[Failure]) -> list[Failure]:
-        """These failures, and in an ordered batch the rows that they keep back."""
-        if not batch.ordered or batch.key is None:
-            return failures
-        own = {failure.index: failure for failure in failures}
-        failed = set(self._failed_keys)
-        found = []
-        for index, key in enumerate(batch.key.values):
-            if index in own:
-                found.append(own[index])
-                if isinstance(key, bytes):
-                    failed.add(key)
-            elif key is not None and key in failed:
-                text = "sqlite: this row was not stored, because an earlier one of its key has failed"
-                found.append(Failure(index, NotSent(text, native_code="ORDER")))
-        return found
+                found[index] = error
+        return self._failed_keys.keep_back(batch, found)
 
     def _store_rows(self, connection: sqlite3.Connection, batch: Batch, indexes: Sequence[int] | None) -> int:
         """Store these rows (None: all), each in its queue; returns how many the file had already."""
@@ -185,7 +166,7 @@ class SqliteSender(Sender):
         if self._headers is not None:
             columns["headers"] = pick(self._headers)
         elif batch.headers is not None:
-            columns["headers"] = map(headers.write, pick(batch.headers.values))
+            columns["headers"] = map(codec.encode_headers, pick(batch.headers.values))
         columns["value"] = pick(batch.value.values)
         marks = ", ".join("?" * len(columns))
         into = f"INSERT INTO message_{number} ({', '.join(columns)}) VALUES ({marks})"  # noqa: S608 - our own names
@@ -210,32 +191,19 @@ class SqliteSender(Sender):
 
     def _number(self, queue: str | None) -> int | None:
         if queue == "":
-            raise Permanent(
-                "sqlite: this row cannot be stored: its destination is an empty name", native_code="DESTINATION"
-            )
+            text = "sqlite: this row cannot be stored: its destination is an empty name"
+            raise Permanent(text, code=Code.INVALID_DESTINATION)
         name = self._address.queue if queue is None else queue
         return self._store.number(name, create=self._store.settings.create)
 
     @staticmethod
     def _no_queue(queue: str) -> Permanent:
         text = f"sqlite: this row cannot be stored: there is no queue {queue!r}, and sqlite.create is false"
-        return Permanent(text, native_code="DESTINATION")
+        return Permanent(text, code=Code.NO_SUCH_DESTINATION)
 
     def _no_own_queue(self) -> Fatal:
         text = (
             f"sqlite: there is no queue {self._address.queue!r} in {str(self._address.path)!r}, and sqlite.create is "
             "false; provision it, or correct the URL"
         )
-        return Fatal(text, native_code="DESTINATION")
-
-
-def _left(deadline: float, otherwise: str) -> float:
-    """Seconds that are left.
-
-    Raises:
-        Retriable: none.
-    """
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise Retriable(f"sqlite: {otherwise}; nothing was stored", native_code="deadline")
-    return left
+        return Fatal(text, code=Code.NO_SUCH_DESTINATION)

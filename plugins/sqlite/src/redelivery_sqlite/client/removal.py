@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from redelivery.contract.message import Message
 from redelivery.errors import Fatal
 from redelivery.kit.errors import Code
+from redelivery.kit.letters import KINDS
 from redelivery_sqlite.client.schema import KNOWN_BY
 from redelivery_sqlite.client.store import Store
 from redelivery_sqlite.codec import encode_headers
@@ -20,10 +21,6 @@ from redelivery_sqlite.options import Settings
 
 #: Messages that one transaction moves, at most: other writers wait for it.
 MOST = 1000
-
-EXPIRED = "expired"
-LIMIT = "delivery-limit"
-TERMINATED = "terminated"
 
 #: An identity that nothing else has.
 _UNKNOWN = "lower(hex(randomblob(16)))"
@@ -35,12 +32,12 @@ class DeadMessage:
 
     Attributes:
         seq: its number in its queue.
-        kind, reason, description: kept in `reason_<n>`.
+        code, reason, description: kept in `reason_<n>`.
         letter: what is stored in its stead; None: itself, untouched.
     """
 
     seq: int
-    kind: str
+    code: Code
     reason: str
     description: str = ""
     letter: Message | None = None
@@ -64,7 +61,9 @@ def remove(connection: sqlite3.Connection, number: int, seqs: Sequence[int], now
     return connection.execute(f"DELETE FROM message_{number} WHERE seq {among}", these).rowcount  # noqa: S608 - a number
 
 
-def dead_letter(connection: sqlite3.Connection, store: Store, source: str, place: str, dead: Sequence[DeadMessage], now: int) -> None:
+def dead_letter(
+    connection: sqlite3.Connection, store: Store, source: str, place: str, dead: Sequence[DeadMessage], now: int
+) -> None:
     """Move messages of the queue `source` to `place`, which may be the same.
 
     A letter whose identity exists there is that very letter, and stays as it is.
@@ -100,7 +99,7 @@ def dead_letter(connection: sqlite3.Connection, store: Store, source: str, place
         f"INSERT INTO reason_{there} (seq, kind, reason, description, queue, message_id, attempts, first_ms) "  # noqa: S608 - a number
         f"SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8 WHERE EXISTS (SELECT 1 FROM message_{there} WHERE seq = ?1)",
         (
-            (first + at, each.kind, _text(each.reason), _text(each.description), source, *known[each.seq])
+            (first + at, KINDS[each.code], _text(each.reason), _text(each.description), source, *known[each.seq])
             for at, each in enumerate(dead)
         ),
     )
@@ -123,7 +122,7 @@ def dead_letter_expired(connection: sqlite3.Connection, store: Store, source: st
 
 def expired(seq: int, expires_ms: int) -> DeadMessage:
     """A message that nobody handled in its time."""
-    return DeadMessage(seq, EXPIRED, f"nobody handled it before it expired, at {expires_ms} ms since the epoch")
+    return DeadMessage(seq, Code.EXPIRED, f"nobody handled it before it expired, at {expires_ms} ms since the epoch")
 
 
 def _expired(number: int, most: int) -> str:

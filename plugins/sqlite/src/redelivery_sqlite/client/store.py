@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import NoReturn, TypeVar
 from urllib.parse import quote
 
-from redelivery.base.files import make_private
-from redelivery.base.urls import nearest
 from redelivery.errors import Fatal, Retriable
 from redelivery.kit.errors import Code, nearest
 from redelivery.kit.files import make_private
@@ -289,7 +287,9 @@ class Store:
         with TABLE.while_doing(doing):
             in_folder, is_folder = self.path.parent.is_dir(), self.path.is_dir()
         if not in_folder:
-            raise Fatal(f"sqlite: {doing}: its folder is missing; make it, or correct the URL", code=Code.NO_SUCH_DESTINATION)
+            raise Fatal(
+                f"sqlite: {doing}: its folder is missing; make it, or correct the URL", code=Code.NO_SUCH_DESTINATION
+            )
         if is_folder:
             raise Fatal(f"sqlite: {doing}: this is a folder; name a file in it", code=Code.INVALID_DESTINATION)
         if not self.settings.create and not self.exists:
