@@ -44,18 +44,18 @@ _SENT: Final = 1
 _DONE: Final = 2
 
 
-def time_left(deadline: float, doing: str, clock: Callable[[], float] = time.monotonic) -> float:
+def time_left(deadline: float, doing: str, now: float | None = None) -> float:
     """Return the seconds until a deadline, before something is sent.
 
     Args:
         deadline: monotonic seconds.
         doing: what is about to be done, for the error's text: "carrier: sending to queue 'orders'".
-        clock: tells them.
+        now: monotonic seconds; None: as they are.
 
     Raises:
         Retriable: there are none.
     """
-    left = deadline - clock()
+    left = deadline - (time.monotonic() if now is None else now)
     if left <= 0:
         raise Retriable(
             f"{doing}: the deadline had passed before it was sent; nothing was stored", code=Code.DEADLINE_EXCEEDED
