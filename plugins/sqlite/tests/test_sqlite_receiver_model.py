@@ -70,7 +70,8 @@ class Place:
         self.address = Address(Path(folder) / "q.db", "work")
         self.settings = Settings.parse({"reserve": "0", **options})
         self._patches = [
-            mock.patch(f"redelivery_sqlite.{module}.now_ms", self.clock.wall_ms) for module in ("sender", "dead_letters")
+            mock.patch(f"redelivery_sqlite.{module}.now_ms", self.clock.wall_ms)
+            for module in ("sender", "dead_letters")
         ]
         for each in self._patches:
             each.start()
