@@ -19,6 +19,7 @@ from redelivery.cli import codes_page, options_page
 from redelivery.cli.plugins import as_markdown
 from redelivery.codes import MEANINGS, Code
 from redelivery.contract.broker import BrokerPlugin
+from redelivery.errors import Ambiguous, BrokerError, Fatal, Permanent, Retriable, Unattributed
 from redelivery.registry import Registry, installed
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -258,6 +259,17 @@ def test_the_page_of_codes_shows_them_as_they_are() -> None:
 def test_every_code_is_its_own_name_and_has_a_meaning() -> None:
     assert {code.name for code in MEANINGS} == {str(code) for code in Code}
     assert all(meaning.endswith(".") for meaning in MEANINGS.values())
+
+
+#: Classes of errors that mean more than one thing, and so have no code of their own.
+WITHOUT_A_CODE = {each.__name__ for each in (BrokerError, Retriable, Ambiguous, Permanent, Unattributed, Fatal)}
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=relative(SOURCES))
+def test_every_error_of_a_broker_is_given_a_code(path: Path) -> None:
+    calls = (node for node in ast.walk(ast.parse(text(path))) if isinstance(node, ast.Call))
+    made = (call for call in calls if isinstance(call.func, ast.Name) and call.func.id in WITHOUT_A_CODE)
+    assert [call.lineno for call in made if "code" not in {each.arg for each in call.keywords}] == []
 
 
 def test_every_option_that_is_a_secret_is_known_as_one() -> None:

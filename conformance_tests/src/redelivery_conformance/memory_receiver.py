@@ -100,7 +100,7 @@ class MemoryReceiver(Receiver):
         with store.lock:
             answers = [self.settle_one(store, received, outcome) for received, outcome in outcomes]
         if store.silent:
-            raise Ambiguous("memory: no answer to what was settled")
+            raise Ambiguous("memory: no answer to what was settled", code=Code.UNCONFIRMED)
         return answers
 
     def settle_one(self, store: Store, received: Received, outcome: Outcome) -> LeaseLost | BrokerError | None:

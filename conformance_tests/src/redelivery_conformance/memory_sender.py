@@ -75,11 +75,16 @@ class MemorySender(Sender):
     def answer(self, store: Store, sent: Unanswered) -> Settled | None:
         """How a batch without an answer is settled; None: not yet."""
         if store.cuts != sent.cuts:
-            return Settled(batch=sent.batch.number, error=Ambiguous("memory: the connection was lost"))
+            return Settled(
+                batch=sent.batch.number, error=Ambiguous("memory: the connection was lost", code=Code.CONNECTION_LOST)
+            )
         if not store.silent:
             return sent.settled
         if time.monotonic() >= sent.deadline:
-            return Settled(batch=sent.batch.number, error=Ambiguous("memory: no answer by the deadline"))
+            return Settled(
+                batch=sent.batch.number,
+                error=Ambiguous("memory: no answer by the deadline", code=Code.DEADLINE_EXCEEDED),
+            )
         return None
 
     def store_batch(self, store: Store, batch: Batch) -> Settled:

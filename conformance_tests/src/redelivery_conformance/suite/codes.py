@@ -108,6 +108,7 @@ class Codes(Statements):
         for error in errors:
             assert error.code is not Code.UNKNOWN, f"{error!r} has no code"
             native = error.native_code
+            assert native != error.code, f"{native!r} says the same twice"
             if native is not None:
                 assert 0 < len(native) <= WORD, f"{native!r} is no word"
                 assert native.isprintable(), f"{native!r} is no word"

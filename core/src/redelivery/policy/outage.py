@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable
 from typing import Final
 
+from redelivery.codes import Code
 from redelivery.errors import Ambiguous, BrokerError, NotSent, Retriable, Throttled
 
 #: Once an outage has outlasted all attempts, the pause after a try is this many times as long as the try was: so that
@@ -67,7 +68,7 @@ class Outage:
         """Why a record is not sent: what the destination said, and that nothing has happened."""
         said = self._error
         text = f"not sent, as what went before it has failed: {said}"
-        refusal = Retriable(text) if said is None else said.reclassified(Retriable, text)
+        refusal = Retriable(text, code=Code.NOT_SENT) if said is None else said.reclassified(Retriable, text)
         refusal.__cause__ = said
         return refusal
 

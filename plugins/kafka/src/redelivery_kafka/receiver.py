@@ -162,7 +162,7 @@ class KafkaReceiver(Resource, Receiver):
         counted = {partition: partition.offsets.copy() for partition in taken}
         for partition, offsets in taken.items():
             partition.count_attempt(counted[partition], offsets, now_ms)
-        failed: dict[Partition, BrokerError] = dict.fromkeys(taken, Fatal("kafka: interrupted"))
+        failed: dict[Partition, BrokerError] = dict.fromkeys(taken, Fatal("kafka: interrupted", code=Code.UNCONFIRMED))
         try:
             failed = member.commit(counted)
         finally:

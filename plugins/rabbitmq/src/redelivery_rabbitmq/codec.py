@@ -241,7 +241,7 @@ def _timestamp(milliseconds: int, table: list[bytes], headers: Headers) -> bytes
     elif milliseconds % _SECOND and any(name == STAMP for name, _ in headers):
         problem = f"it has both a timestamp and the header {STAMP!r}; leave one out"
     if problem:
-        raise Permanent(f"rabbitmq: this row cannot be sent: {problem}", native_code=Code.INVALID_MESSAGE)
+        raise Permanent(f"rabbitmq: this row cannot be sent: {problem}", code=Code.INVALID_MESSAGE)
     if milliseconds % _SECOND:
         table += (_name_of_ours(STAMP), b"l", _LONG(milliseconds))
     return _LONG(milliseconds // _SECOND)
