@@ -1,7 +1,7 @@
 """Provisioning: what a delivery spec needs at a broker, made and compared, with what an operator should know.
 
 The broker's own part is its admin role's; here is what is true of every broker: loops, sinks that the job itself reads,
-and how well each part of the spec is done. This file must not alter what exists, nor know any broker.
+and how well each part of the spec is done.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Finding plugins: the hook, discovery by entry point, and `connect(url)`.
 
-One plugin that fails to load is reported by name with its cause and harms no other. This file must not import any
-plugin by name.
+One plugin that fails to load is reported by name with its cause and harms no other.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """JSON digit for digit: a number that a float cannot hold is read as a decimal, and written as it was.
 
-One whose exponent is beyond a decimal's (18 digits) is read as its text. This file must not know what the
-JSON is about.
+One whose exponent is beyond a decimal's (18 digits) is read as its text.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Arguments that several commands share: a destination, its delivery spec, its client options.
-
-This file must not do what a command does.
-"""
+"""Arguments that several commands share: a destination, its delivery spec, its client options."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """`redelivery plugins --options`: every option there is, as the page `docs/options.md`.
 
-It is made of what the code itself accepts: the forms' table, the data source's, and each plugin's. This file must not
-know any option.
+It is made of what the code itself accepts: the forms' table, the data source's, and each plugin's.
 """
 
 from __future__ import annotations

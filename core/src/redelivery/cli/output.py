@@ -1,7 +1,4 @@
-"""All that the command shows goes through here: no text of others can drive a terminal, or forge a line of a log.
-
-This file must not read a place.
-"""
+"""All that the command shows goes through here: no text of others can drive a terminal, or forge a line of a log."""
 
 from __future__ import annotations
 

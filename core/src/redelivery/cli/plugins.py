@@ -1,6 +1,6 @@
 """`redelivery plugins`: what is installed, what each plugin can do, and what failed to load.
 
-Everything shown comes from the plugins' own capabilities. This file must not know any broker.
+Everything shown comes from the plugins' own capabilities.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`redelivery dead-letters redrive|forward|remove|purge URL`: what takes letters out of their place.
 
-Ctrl-C lets what is in flight be settled; what is not yet sent stays. This file must not move a letter itself.
+Ctrl-C lets what is in flight be settled; what is not yet sent stays.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`redelivery run URL MODULE:HANDLER`: a subscription, from a terminal or a container.
 
-SIGTERM and Ctrl-C stop it gracefully: what is under lease is settled or given back. This file must not settle anything.
+SIGTERM and Ctrl-C stop it gracefully: what is under lease is settled or given back.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a broker can do, and its limits, as data: one part of the plugin contract, whose other part is `broker.py`.
 
-The one source for the engine, the conformance suite and the README's table. This file must not know any broker.
+The one source for the engine, the conformance suite and the README's table.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`ErrorContext`: why a message was dead-lettered, apart from how that is written down.
 
-The header dialects in `dialects/` write it and read it back. This file must not know any header name.
+The header dialects in `dialects/` write it and read it back.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The delivery vocabulary: what a job asks of its delivery (`DeliverySpec`) and what it got (`DeliveryStatus`).
 
 Only the meaning lives here. How it is written down elsewhere is in `forms/` (Knative, Connect, Spark options), the
-waiting times in `backoff.py`, and what follows from it all in `policy.py`. This file must not parse text.
+waiting times in `backoff.py`, and what follows from it all in `policy.py`.
 """
 
 from __future__ import annotations

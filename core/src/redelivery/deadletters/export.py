@@ -1,6 +1,6 @@
 """A dead letter as plain JSON: for export, for pipes, for other programs.
 
-Bytes that are not UTF-8 text are base64 under another name, so nothing is lost. This file must not read a place.
+Bytes that are not UTF-8 text are base64 under another name, so nothing is lost.
 """
 
 from __future__ import annotations

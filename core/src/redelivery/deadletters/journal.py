@@ -1,8 +1,8 @@
 """`Journal`: what a redrive has sent and not yet removed, on disk, so that one that was killed goes on where it was.
 
-A letter is written here after its destination has confirmed it and before it is removed: what is found here at the
-next start is removed and not sent again, if it is still that letter: hence the digest. An SQLite file, for its durable
-transactions, and for a lock that a killed process does not keep. This file must not send or remove a letter.
+A letter is written here after its destination has confirmed it and before it is removed: what is found here at the next
+start is removed and not sent again, if it is still that letter: hence the digest. An SQLite file, for its durable
+transactions, and for a lock that a killed process does not keep.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """How letters are carried: back to work over one send queue, or on down a chain of sinks.
 
-What is confirmed is told letter by letter, also where carrying ends with an error. This file must not remove a letter,
-nor choose one.
+What is confirmed is told letter by letter, also where carrying ends with an error.
 """
 
 from __future__ import annotations

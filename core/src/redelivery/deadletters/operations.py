@@ -1,7 +1,6 @@
 """Errands: what is done with a letter, as which message it is sent, and why it stays.
 
-A letter is sent back to work (redrive), or on to a sink (forward). This file must not move a letter, nor know any
-broker or dialect.
+A letter is sent back to work (redrive), or on to a sink (forward).
 """
 
 from __future__ import annotations

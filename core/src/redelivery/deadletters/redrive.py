@@ -1,8 +1,7 @@
 """Moving letters out of their place: back to work (redrive), or on to a sink (forward).
 
 A letter is sent, then confirmed by where it goes, then noted in the journal, then removed: killed between any two of
-these it is in one of both places, or in both under one id, never in none. This file must not open a connection, nor
-know any broker or dialect.
+these it is in one of both places, or in both under one id, never in none.
 """
 
 from __future__ import annotations

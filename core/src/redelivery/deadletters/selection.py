@@ -2,7 +2,7 @@
 
     kind=permanent   code!=TOO_LARGE   reason~timed?.out   age>PT2H   attempts>=3   header.tenant=acme   id=order-7
 
-Pure: the time is an argument. This file must not read a place, nor know any broker.
+Pure: the time is an argument.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What of a letter is believed: why it is there, and where it says that it goes.
 
-A header is its writer's word. This file must not move a letter, nor know any broker or dialect.
+A header is its writer's word.
 """
 
 from __future__ import annotations

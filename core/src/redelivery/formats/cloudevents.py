@@ -1,7 +1,7 @@
 """One CloudEvent: its attributes, its JSON form and its two content modes. The lower half of `events.py`.
 
 The `cloudevents` package makes, checks, reads and writes events; what is here is what it leaves open: recognising an
-event in a message, sentences for people, and attributes as header text. This file must not know letters or rows.
+event in a message, sentences for people, and attributes as header text.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Keys of letters: which letters of a place were signed by somebody who has one of them.
 
 How a signature is made is in `dialects/`; where a key is written, as a reference, is said by `letterKey` (a delivery
-spec's) and by who reads. This file must not know what a letter says, nor any broker.
+spec's) and by who reads.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Whether text is a URI reference, a URI (RFC 3986) or a media type (RFC 2046, written as RFC 2045 says).
 
-Each check reads the text once, whatever it holds. This file must not know what the text is for.
+Each check reads the text once, whatever it holds.
 """
 
 from __future__ import annotations

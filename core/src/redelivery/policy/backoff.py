@@ -11,8 +11,7 @@ profile        linear          exponential        else
 ============== =============== ================== ==================================
 
 backoffDelay selects Knative's formula, its absence Connect's; `backoffProfile` names one. A backoffPolicy that is not
-said is exponential. Every wait is capped, whether the spec says so or not. This file must not wait, nor draw random
-numbers of its own.
+said is exponential. Every wait is capped, whether the spec says so or not.
 """
 
 from __future__ import annotations

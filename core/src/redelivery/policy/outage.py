@@ -3,7 +3,7 @@
 While it accepts nothing, one batch at a time tries it, and its failure is that of every record that was due meanwhile:
 so each record's attempts take the time that the spec gives them, however many records there are. Once this has lasted
 longer than all attempts of one record may take, what comes next is refused at once; now and then one batch is let
-through, to see. This file must not send anything, nor decide what becomes of a record.
+through, to see.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """`ErrorLog`: failures as KIP-298 logs them, one JSON object each, where `errors.log.enable` asks for it.
 
-Unset, the first few are told as lines for people; the report has them all. This file must not decide what becomes of a
-record, nor count anything but what it has written.
+Unset, the first few are told as lines for people; the report has them all.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 A key is *held* while a row of it is off the happy path (it failed and waits, or goes to the sinks), and, where the
 broker itself keeps no order, while any row of it is unsettled. Rows of a held key wait behind it, in their order;
 waiting there spends no budget. Rows without a key are in no order.
-
-This file must not send anything, nor decide what becomes of a failed row.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""`DeliveryReport`: the account of a task or a job. Counts only; it grows with reasons, never with rows.
-
-This file must not decide anything and does no I/O beyond turning itself into JSON.
-"""
+"""`DeliveryReport`: the account of a task or a job. Counts only; it grows with reasons, never with rows."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What the columns of a DataFrame mean: decided once, from the schema, before anything is sent.
 
 Names follow Spark's own sink for messages (`key`, `value`, `headers`, `timestamp`), plus `id`, `destination`,
-CloudEvents attributes and the broker's own columns. This file must not touch data.
+CloudEvents attributes and the broker's own columns.
 """
 
 from __future__ import annotations

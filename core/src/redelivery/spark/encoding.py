@@ -1,6 +1,6 @@
 """Arrow batches into batches of messages, a column at a time, and apart from them the rows that cannot become any.
 
-Rows are looked at one by one only where something about them is suspicious. This file must not send anything.
+Rows are looked at one by one only where something about them is suspicious.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What Spark needs of this machine before it starts: a Java runtime of version 17 or later, and the right Python.
 
 For driver programs that start their own local Spark: examples, tests, benchmarks. Jobs that are submitted to a cluster
-have all this from it. This file must not import pyspark where it is only asked for a Java.
+have all this from it.
 """
 
 from __future__ import annotations

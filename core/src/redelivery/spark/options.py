@@ -1,6 +1,6 @@
 """Options of the data source: every one of them, checked before anything is sent.
 
-Spark lower-cases option names, so all are known in any case. This file must not open a connection, nor know any broker.
+Spark lower-cases option names, so all are known in any case.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Dead letters as a DataFrame: the original columns unchanged, `_error` (why) and `_position` (where it lies).
 
 What the writer packs, this unpacks: an event's attributes are columns and its data is `value`; a plain message has no
-`specversion`. So rows can be mended with ordinary DataFrame code and written again without `_error` and `_position`:
-a redelivery, one hop further. So `id` is `<id>~<hop>`, the id of that hop; the first one is `_error.message_id`.
-Where a letter says that it goes is `_error.target`; columns say it only where the reader has allowed that target.
-Reading leaves the letters in place. This file must not remove anything.
+`specversion`. So rows can be mended with ordinary DataFrame code and written again without `_error` and `_position`: a
+redelivery, one hop further. So `id` is `<id>~<hop>`, the id of that hop; the first one is `_error.message_id`. Where a
+letter says that it goes is `_error.target`; columns say it only where the reader has allowed that target. Reading
+leaves the letters in place.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Every column is a member, null ones too. Timestamps are RFC 3339 in UTC with microseconds (those without a time zone
 have no offset), dates ISO 8601, binary base64, decimals numbers, NaN and the infinities strings, structs and maps
-objects, arrays arrays. This file must not know which columns make up the row.
+objects, arrays arrays.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Arrow arrays into the lists and digests that a batch is made of, a column at a time.
 
-Nothing here is called for a single row. This file must not know what a column is for.
+Nothing here is called for a single row.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The data source `redelivery`, as Spark sees it: `df.write.format("redelivery")`, and `writeStream` alike.
 
 Everything that can be wrong with what a user wrote is said by `writer()` and `streamWriter()`, where Spark shows it
-well; the rest is in `job.py`. This file must not hold what cannot be pickled.
+well; the rest is in `job.py`.
 """
 
 from __future__ import annotations

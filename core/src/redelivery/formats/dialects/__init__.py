@@ -5,8 +5,6 @@ what a dialect has no name for goes into one JSON header beside it, so that ever
 Several may be written into one letter (`chosen` says which).
 What other software writes is read by the dialects that plugins bring (`HeaderDialect`, passed in by `recognise`).
 A marker header lists what we wrote: a user's own header is never overwritten, nor removed.
-
-This file must not decide that a message is dead, nor raise for what a message holds.
 """
 
 from __future__ import annotations

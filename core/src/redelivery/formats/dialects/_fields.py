@@ -1,4 +1,4 @@
-"""The fields of an `ErrorContext` as JSON values, and text made safe. This file must not know any header."""
+"""The fields of an `ErrorContext` as JSON values, and text made safe."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The marker: one header on every letter that says what we wrote into it, and what survives of its lives.
 
-A redriven message keeps a marker with its lives only. This file must not touch any other header.
+A redriven message keeps a marker with its lives only.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """An event under another type, in the same content mode, and back to the byte.
 
 Of a structured event only the characters of the type itself are replaced, so that nothing else of its body changes.
-This file must not know any marker or header of ours.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A letter made of a message: the context rendered in one dialect or several, cut until it fits.
 
 What is cut, in this order: the record, the settings, the stack trace, the exception text, the dialects beside the
-first, all optional fields, the whole context but for the marker. This file must not know any dialect by name.
+first, all optional fields, the whole context but for the marker.
 """
 
 from __future__ import annotations

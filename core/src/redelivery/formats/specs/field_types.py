@@ -1,7 +1,6 @@
 """How single values are written: numbers, milliseconds, durations, words and flags, as text and back.
 
-Sentences name no field and end with a right example; whoever knows the field puts its name before. This file must not
-know any field.
+Sentences name no field and end with a right example; whoever knows the field puts its name before.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The one table of a delivery spec's written names, and the reading and writing that all forms share.
 
-A field may have a name in each dialect; said in two of them it is an error, even where both agree. This file must not
-know how a form nests, spells or prefixes its names.
+A field may have a name in each dialect; said in two of them it is an error, even where both agree.
 
 Tolerance unsaid: where the sink is named by Connect's own property, Connect's default holds, "none". Connect's older
 text has no `errors.tolerance`, only limits: there, and wherever no deadLetterSink speaks for it, a limit of 0 means

@@ -2,8 +2,7 @@
 
 Knative's fields in camelCase, Connect's `errors.*` (its older names too), and ours (`backoffProfile`, `allowSkip`).
 `deadLetterSink` is `native`, one URL or name, several URLs with spaces between (a space within one is written %20), or
-JSON as Knative writes it, the only way to give a ref or a sink's own client settings. This file must not know Spark,
-nor any option that does not belong to a delivery spec.
+JSON as Knative writes it, the only way to give a ref or a sink's own client settings.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ ref resolves to. Ours beyond that: plain text stands for `{uri}`; a list of dest
 are reposted there; the uri `native` is the destination's own dead letter place; a uri without a scheme and without a
 ref names a sibling of the job's destination, another queue or topic at the same broker.
 
-This file must not open or resolve a sink. Sentences begin after the field's name; errors never quote options.
+Sentences begin after the field's name; errors never quote options.
 """
 
 from __future__ import annotations

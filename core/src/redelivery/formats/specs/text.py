@@ -1,4 +1,4 @@
-"""YAML and JSON text into plain values, strictly: nothing may be said twice. This file must not know any field."""
+"""YAML and JSON text into plain values, strictly: nothing may be said twice."""
 
 from __future__ import annotations
 
