@@ -118,7 +118,7 @@ class _Session:
 
 
 def run(broker: str, *args: str) -> dict[str, float]:
-    """What `inprocess.py` finds, in a process of its own."""
+    """What `inprocess.py` finds, in its own process."""
     command = [sys.executable, str(HERE / "inprocess.py"), broker, *args]
     out = subprocess.run(command, check=True, capture_output=True, text=True)  # noqa: S603 - our own file
     found: dict[str, float] = json.loads(out.stdout)

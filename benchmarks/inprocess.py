@@ -1,4 +1,4 @@
-"""Without Spark, in a process of its own.
+"""Without Spark, in its own process.
 
 `inprocess.py BROKER overhead | memory ROWS [URL] | outage ROWS SECONDS [RECORDS] | receive`
 

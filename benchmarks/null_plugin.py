@@ -41,7 +41,7 @@ class NullSender(Sender):
         return done
 
     def _tell(self) -> None:
-        """Each row with an error of its own, as clients do."""
+        """Each row with its own error, as clients do."""
         while self._lost and self._lost[0][0] <= time.monotonic():
             _, batch = self._lost.pop(0)
             failures = [

@@ -1,6 +1,6 @@
 """`servicebus:` against loops over the SDK by hand, on the plugin's stand-in: from Spark, and in this process alone.
 
-The stand-in runs in a process of its own. It is not Azure: only ratios count, and of a network's waits it shows none.
+The stand-in runs in its own process. It is not Azure: only ratios count, and of a network's waits it shows none.
 """
 
 from __future__ import annotations

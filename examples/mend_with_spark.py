@@ -5,7 +5,7 @@ writes them all to a queue. A consumer that needs to know the aircraft gives tho
 Spark reads them as a DataFrame, finds the aircraft that usually flies that number, and writes the rows back: that is
 a redelivery, its hops and attempts counted. What cannot be mended stays where it is.
 
-    python3 noxfile.py mend                      # on Kafka in a container, or what else of it is to be had here
+    python3 noxfile.py mend                      # on Kafka in a container, or what else of it is available here
     python3 noxfile.py mend -- --broker rabbitmq
     python3 noxfile.py mend -- --url sqlite:mend.db?queue=flights
 """

@@ -32,7 +32,7 @@ class FakeClock:
 
 @dataclass
 class ScriptedBroker(Broker):
-    """Each row fares as `script` says for it: a list of outcomes, one an attempt; then "ok" for ever."""
+    """Each row fares as `script` says for it: a list of outcomes, one an attempt; then "ok" forever."""
 
     clock: FakeClock
     script: dict[str, list[str]] = field(default_factory=dict)

@@ -174,7 +174,7 @@ def test_a_loop_of_dead_letters_is_told(tmp_path: Path, capsys: pytest.CaptureFi
 
 @pytest.mark.parametrize(
     ("text", "says"),
-    [("retry=1\nretry=2\n", "line 2: retry is written twice"), ("nonsense\n", "line 1 is no property")],
+    [("retry=1\nretry=2\n", "line 2: retry is written twice"), ("nonsense\n", "line 1 is not a property")],
 )
 def test_properties_that_do_not_parse_say_where(
     url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, says: str

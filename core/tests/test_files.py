@@ -12,7 +12,7 @@ from redelivery.base.files import make_private
 from redelivery.cli import main
 from redelivery.contract.message import Batch, Message
 from redelivery.deadletters.journal import Journal
-from redelivery.errors import ConfigurationError
+from redelivery.errors import JournalError
 from redelivery.registry import connect
 
 
@@ -45,10 +45,10 @@ def test_a_ledger_and_its_folder_are_for_their_owner_alone(tmp_path: Path) -> No
         assert all(mode(each) == 0o600 for each in path.parent.iterdir())
 
 
-def test_a_ledger_is_not_written_through_a_link(tmp_path: Path) -> None:
+def test_a_journal_is_not_written_through_a_link(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     (tmp_path / "redrive.db").symlink_to(victim)
-    with pytest.raises(ConfigurationError, match="symbolic link"):
+    with pytest.raises(JournalError, match="symbolic link"):
         Journal(tmp_path / "redrive.db", "sqlite:orders.db")
     assert not victim.exists()
 

@@ -165,7 +165,7 @@ MALFORMED = [
     ("retry", "", "as in '3'"),
     ("retry", "9" * 10000, "as in '3'"),
     ("errors.retry.limit", "-2", "-1: no limit"),
-    ("errors.retry.timeout", "-2", "-1: for ever"),
+    ("errors.retry.timeout", "-2", "-1: forever"),
     ("errors.retry.timeout", "PT5S", "milliseconds"),
     ("errors.retry.delay.max.ms", "0", "from 1"),
     ("errors.tolerance", "ALL", "none, all"),

@@ -240,7 +240,7 @@ def test_what_can_never_work_ends_the_following(error: Exception, monkeypatch: p
 
 
 def test_a_place_that_is_followed_is_opened_anew_for_each_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A broker that cannot look without taking would else hide what it has shown for ever."""
+    """A broker that cannot look without taking would else hide what it has shown forever."""
     here = Sinks(expired("a"))
     opened: list[bool] = []
 

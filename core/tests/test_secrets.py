@@ -39,7 +39,7 @@ CANARY = "c4nary-hunter2"
 
 @pytest.fixture(autouse=True)
 def forget(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What one test remembers is no secret of another's."""
+    """What one test remembers is not a secret of another's."""
     monkeypatch.setattr(secrets, "_remembered", secrets._Remembered())
 
 

@@ -111,13 +111,13 @@ def test_letters_are_named_by_id_or_position() -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "is no condition; write NAME=VALUE"),
-        ("permanent", "is no condition"),
+        ("", "is not a condition; write NAME=VALUE"),
+        ("permanent", "is not a condition"),
         ("knd=permanent", "did you mean 'kind'"),
         ("kind>permanent", "compared by =, != or ~"),
         ("reason~(", "not a regular expression"),
         ("attempts~3", "a number is compared by"),
-        ("attempts=three", "no whole number"),
+        ("attempts=three", "not a whole number"),
         ("age=PT1H", "compared by < or >"),
         ("age>1h", "ISO-8601"),
         ("code=TooLarge", "did you mean 'TOO_LARGE'"),

@@ -106,7 +106,7 @@ def test_a_dead_letter_place_takes_no_letters_of_its_own() -> None:
     """They would be received again, and die again, without an end."""
     world = World(message("a"), terminates=True)
     world.queue.canonical_url = world.queue.native_sink()
-    with pytest.raises(ConfigurationError, match="would come back for ever; name another place"):
+    with pytest.raises(ConfigurationError, match="would come back forever; name another place"):
         world.subscription(fails).run(until_empty=True)
     assert world.queue.settled == []
 
@@ -301,13 +301,13 @@ def test_a_handler_that_raises_a_permanent_error_is_not_run_again() -> None:
 
 def test_what_cannot_be_decoded_is_dead_lettered_unhandled() -> None:
     world = World(message("a"))
-    world.queue.undecodable = {"a": "its headers are no JSON"}
+    world.queue.undecodable = {"a": "its headers are not JSON"}
     seen: list[Message] = []
     world.subscription(seen.append).run(until_empty=True)
     assert seen == []
     context = dialects.read(world.sinks[0].stored[0])
     assert context is not None
-    assert (context.code, context.reason) == ("UNDECODABLE", "its headers are no JSON")
+    assert (context.code, context.reason) == ("UNDECODABLE", "its headers are not JSON")
     assert (context.stage, context.component) == ("VALUE_CONVERTER", "leasing.LeasingReceiver")
 
 
@@ -448,7 +448,7 @@ def test_a_copy_that_the_broker_does_not_give_is_refused_with_the_reason_before_
 
 def test_a_copy_of_its_own_needs_a_name_of_its_own() -> None:
     """Two that forgot theirs would share one copy."""
-    with pytest.raises(ConfigurationError, match="give it a name of its own"):
+    with pytest.raises(ConfigurationError, match="give it its own name"):
         Subscription("leasing:queue", fails, own_copy=True)
 
 
@@ -490,7 +490,7 @@ def test_a_failure_that_a_retry_mends_is_a_failure_and_no_error() -> None:
 def test_what_nobody_could_handle_is_a_failure_too() -> None:
     """What cannot be decoded, and what is given up from outside."""
     world = World(message("a"), message("b"))
-    world.queue.undecodable = {"a": "its headers are no JSON"}
+    world.queue.undecodable = {"a": "its headers are not JSON"}
     subscription = world.subscription(lambda m: subscription.terminate(m, "seen enough"))
     metrics = subscription.run(until_empty=True).delivery.metrics()
     assert (metrics["total-record-failures"], metrics["total-record-errors"], metrics["total-retries"]) == (2, 2, 0)

@@ -71,7 +71,7 @@ class Place(ABC):
     def stored(self, destination: str | None = None) -> Sequence[Message]:
         """What truly lies at the URL's own target, or at a row's `destination`, in order of arrival; left there.
 
-        Read by other means than the plugin's code: a reader of its own, the broker's own tools, another client.
+        Read by other means than the plugin's code: its own reader, the broker's own tools, another client.
         """
 
     @abstractmethod
@@ -267,7 +267,7 @@ class Unregistered(Harness):
 def start(
     harness: Harness, url: str | None, options: Mapping[str, str], scratch: Path, kind: Kind | None = None
 ) -> Runtime:
-    """The first runtime that is to be had: the URL if one is given; else container, process, embedded stand-in.
+    """The first runtime that is available: the URL if one is given; else container, process, embedded stand-in.
 
     With a `kind`, that one or none.
 

@@ -276,7 +276,7 @@ class MemoryBroker(Broker):
         if not self.capabilities.subscriptions:
             return super().subscription(name)
         if COPY in self.queue + name or not name.isprintable() or not 0 < len(name) <= NAME:
-            raise ConfigurationError(f"memory: {name!r} is no name of a subscription to {self.queue!r}")
+            raise ConfigurationError(f"memory: {name!r} is not a name of a subscription to {self.queue!r}")
         return self.sibling(self.queue + COPY + name)
 
     def close(self) -> None:
@@ -344,7 +344,7 @@ def plugin(broker: type[MemoryBroker] = MemoryBroker) -> BrokerPlugin:
 
 
 class MemoryPlace(Place):
-    """A store of its own, read past the broker."""
+    """Its own store, read past the broker."""
 
     options: Mapping[str, str] = {}
     lease = 0.2

@@ -57,7 +57,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add(
         "--require-brokers",
         action="store_true",
-        help="a broker that is not to be had here, or that cannot show a statement, is a failure, not a skip",
+        help="a broker that is not available here, or that cannot show a statement, is a failure, not a skip",
     )
 
 
@@ -165,7 +165,7 @@ def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
 
 @pytest.fixture
 def subjects(request: pytest.FixtureRequest) -> Iterator[list[Subject]]:
-    """One subject of each broker that is to be had here, for what is stated of all of them together."""
+    """One subject of each broker that is available here, for what is stated of all of them together."""
     from redelivery_conformance.harness import NotHere  # noqa: PLC0415 - see above
     from redelivery_conformance.subject import Subject  # noqa: PLC0415 - see above
 
@@ -209,7 +209,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[None]:
 
 
 def pytest_report_teststatus(report: pytest.CollectReport | pytest.TestReport) -> tuple[str, str, str] | None:
-    """Statements that do not apply are a category of their own: they are neither passed nor skipped."""
+    """Statements that do not apply are their own category: they are neither passed nor skipped."""
     reason = report.longrepr[2] if report.skipped and isinstance(report.longrepr, tuple) else ""
     for what, letter in ((_NOT_APPLICABLE, "n"), (_NOT_SHOWN, "c")):
         if reason.removeprefix("Skipped: ").startswith(what):

@@ -106,7 +106,7 @@ class Subject:
     # --- sending ---
 
     def batch(self, messages: Sequence[Message], *, isolate: bool = False, ordered: bool = False) -> Batch:
-        """A batch with a number of its own."""
+        """A batch with its own number."""
         return Batch.of(messages, number=next(self._numbers), isolate=isolate, ordered=ordered)
 
     def deadline(self, seconds: float | None = None) -> float:

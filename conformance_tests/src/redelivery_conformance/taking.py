@@ -26,7 +26,7 @@ _LOOK = 0.1
 
 
 class Taker:
-    """A receiver of its own, of a broker of its own, at the subject's place.
+    """Its own receiver, of its own broker, at the subject's place.
 
     Args:
         lease: seconds; a long one if nothing is said.

@@ -21,7 +21,7 @@ class NoHarness(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One broker under test: its harness (None: there is none to be had), and the URL or kind where one was given."""
+    """One broker under test: its harness (None: there is none available), and the URL or kind where one was given."""
 
     harness: Harness | None
     url: str | None = None
@@ -79,7 +79,7 @@ class Targets:
         urls: explicit ones; each is given to the harness of its scheme.
         names: plugins to test; empty: all.
         options: client options for explicit URLs.
-        kinds: of runtime, each a target of its own where a harness starts it; empty: the first to be had.
+        kinds: of runtime, each its own target where a harness starts it; empty: the first available.
         scratch: makes a folder for a runtime.
     """
 

@@ -220,7 +220,7 @@ def subscription_url(url: str, name: str, options: Mapping[str, str] | None = No
         options: the destination's client options, with their prefix.
 
     Raises:
-        Unsupported: no name has a copy of its own there; the text says why.
+        Unsupported: no name has its own copy there; the text says why.
         InvalidURL, UnknownScheme, UnknownOption, ConfigurationError
     """
     with connect(url, options) as broker:
@@ -231,7 +231,7 @@ def own_options(url: str, options: Mapping[str, str]) -> dict[str, str]:
     """Of the client options of several plugins, those of the one that opens a URL; all with their prefix.
 
     Raises:
-        InvalidURL, UnknownScheme, UnknownOption: the prefix is no plugin's.
+        InvalidURL, UnknownScheme, UnknownOption: the prefix is not a plugin's.
     """
     if not options:
         return {}

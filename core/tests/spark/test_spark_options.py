@@ -164,7 +164,7 @@ def test_a_literal_secret_in_a_client_option_is_refused_and_not_shown():
         ("contentMode", "binery", "did you mean 'binary'"),
         ("requireAttributes", "subjekt", "did you mean 'subject'"),
         ("writeId", "two words", "without spaces"),
-        ("reportPath", "/no/such/folder/report.json", "folder that is there"),
+        ("reportPath", "/no/such/folder/report.json", "existing folder"),
     ],
 )
 def test_a_malformed_value_says_what_is_right(option, value, said):

@@ -251,7 +251,7 @@ def test_rows_are_taken_from_letters_that_stand_for_rows_only(spark, shelf, unde
     deliver(spark.sql("SELECT 'permanent' AS value"), shelf.url(), deadLetterSink="native")
     assert letters(spark, shelf.url()).count() == 3
     assert rows(letters(spark, shelf.url()), ORDER).count() == 2
-    with pytest.raises(ConfigurationError, match="these are no dead letters as they are read"):
+    with pytest.raises(ConfigurationError, match="these are not dead letters as they are read"):
         rows(spark.sql("SELECT 1 AS a"), ORDER)
 
 

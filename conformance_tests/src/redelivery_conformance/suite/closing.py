@@ -96,7 +96,7 @@ class Closing(Statements):
 
     @broker_has("send")
     def test_a_fork_with_an_open_sender_harms_neither_side(self, subject: Subject) -> None:
-        """Python workers are forked. The child makes a sender of its own from the broker that it inherited."""
+        """Python workers are forked. The child makes its own sender from the broker that it inherited."""
         sender = subject.sender()
         subject.send(Message(value=b"parent 1"), sender=sender)
 
@@ -105,7 +105,7 @@ class Closing(Statements):
                 settled = subject.send(Message(value=b"child"), sender=own)
             raise SystemExit(0 if settled.error is None and not settled.failures else 3)
 
-        assert in_a_fork(subject, child) == 0, "the child could not send with a sender of its own"
+        assert in_a_fork(subject, child) == 0, "the child could not send with its own sender"
         settled = subject.send(Message(value=b"parent 2"), sender=sender)
         assert settled.error is None, "the child's end harmed the parent's sender"
         assert subject.values() == Counter([b"parent 1", b"child", b"parent 2"])
@@ -136,7 +136,7 @@ class Closing(Statements):
 
     @broker_has("send")
     def test_a_broker_used_in_another_thread_serves_it(self, subject: Subject) -> None:
-        """The engine makes and uses a sender in a thread of its own; it may be closed from another."""
+        """The engine makes and uses a sender in its own thread; it may be closed from another."""
         problems: list[BaseException] = []
         sender = subject.sender()
         _in_threads(lambda value: _one(subject, value, sender), (b"v",), problems)

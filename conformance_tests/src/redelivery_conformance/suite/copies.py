@@ -1,4 +1,4 @@
-"""Copies: several subscribers of one destination, each under a name of its own, each with every message."""
+"""Copies: several subscribers of one destination, each under its own name, each with every message."""
 
 from __future__ import annotations
 

@@ -229,7 +229,7 @@ class Failures(Statements):
 
     @broker_has("send")
     def test_a_target_that_disappears_under_an_open_sender_blames_no_row(self, subject: Subject) -> None:
-        """It ends fatal, or rows lie in a target that sending made anew; a client may take a moment to learn of it."""
+        """It ends fatal, or rows lie in a target that sending made again; a client may take a moment to learn of it."""
         sender = subject.sender()
         subject.send(Message(value=b"warm"), sender=sender)
         subject.place.vanish()

@@ -57,7 +57,7 @@ class Ids(Statements):
         subject.deliver(Message(value=b"first", id="i"))
         settled = subject.send(Message(value=b"new", id="j"), Message(value=b"first", id="i"))
         assert settled.error is None
-        assert not settled.failures, "a known id is no failure"
+        assert not settled.failures, "a known id is not a failure"
         told = 1 if subject.capabilities.reports_duplicates else 0
         assert settled.duplicates == told, "duplicates counts rows that were not stored again, where the broker tells"
         assert subject.values() == Counter([b"first", b"new"])
@@ -72,7 +72,7 @@ class Ids(Statements):
         """Only what was stored counts as taken: else a mended row would be lost."""
         poison = subject.poison()
         if poison.id is not None:
-            raise CannotShow("a refused row with an id of its own: its harness's poison is the id")
+            raise CannotShow("a refused row with its own id: its harness's poison is the id")
         subject.send(replace(poison, id="i"), isolate=True)
         subject.deliver(Message(value=b"mended", id="i"))
         assert subject.values() == Counter([b"mended"])
@@ -97,7 +97,7 @@ class Ids(Statements):
         subject.deliver(*(Message(value=b"v", id=id_, identity="one") for id_ in ("i", "i", "j")))
         settled = subject.send(*(Message(value=b"v", id=id_, identity="one") for id_ in ("i", None)))
         assert settled.error is None
-        assert not settled.failures, "a known identity is no failure"
+        assert not settled.failures, "a known identity is not a failure"
         subject.deliver(Message(value=b"other", id="i", identity="another"))
         assert subject.values() == Counter([b"v", b"other"])
 

@@ -77,7 +77,7 @@ class Ordering(Statements):
 
     @broker_has("send", "order", "keys")
     def test_what_was_kept_back_can_be_sent_again(self, subject: Subject) -> None:
-        """In its order, behind what was stored: the sender does not hold the failure against the key for ever."""
+        """In its order, behind what was stored: the sender does not hold the failure against the key forever."""
         self._native(subject)
         sender = subject.sender()
         rows = [Message(value=b"1", key=b"k"), replace(subject.poison(), key=b"k"), Message(value=b"2", key=b"k")]

@@ -340,7 +340,7 @@ class ReceivingEnds(Statements):
 
     @broker_has("receive", "send", "competing_consumers")
     def test_a_fork_with_an_open_receiver_harms_neither_side(self, subject: Subject) -> None:
-        """The child makes a receiver of its own from the broker that it inherited, and ends."""
+        """The child makes its own receiver from the broker that it inherited, and ends."""
         subject.deliver(*numbered(3))
         taker = Taker(subject, broker=subject.broker)
         held = taker.one()
@@ -349,7 +349,7 @@ class ReceivingEnds(Statements):
             own = Taker(subject, broker=subject.broker)
             own.settle(Accept(), own.one())
 
-        assert in_a_fork(subject, child) == 0, "the child could not receive with a receiver of its own"
+        assert in_a_fork(subject, child) == 0, "the child could not receive with its own receiver"
         taker.settle(Accept(), held)
         taker.settle(Accept(), taker.one())
         taker.nothing()

@@ -1,4 +1,4 @@
-"""Redrive: a letter goes back to work under an id of its own, is confirmed there, and only then leaves its place."""
+"""Redrive: a letter goes back to work under its own id, is confirmed there, and only then leaves its place."""
 
 from __future__ import annotations
 

@@ -245,7 +245,7 @@ class Secrecy(Statements):
     def test_a_secret_that_cannot_be_read_is_told_without_any_of_it(
         self, subject: Subject, tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
     ) -> None:
-        """A file that holds no text, and a file in an option that is no secret."""
+        """A file that holds no text, and a file in an option that is not a secret."""
         plugin = subject.harness.plugin()
         planted = tmp_path / "planted"
         planted.write_bytes(b"\xff" + CANARY.encode())

@@ -15,7 +15,7 @@ import isodate  # type: ignore[import-untyped]  # it has neither types nor stubs
 from redelivery.base.urls import redact
 from redelivery.errors import InvalidSpec
 
-#: Longer texts are no durations, and long runs of digits cost time.
+#: Longer texts are not durations, and long runs of digits cost time.
 _LONGEST: Final = 100
 _EXAMPLES: Final = "as in 'PT5S' (5 seconds), 'PT0.3S' or 'PT1H30M'"
 #: isodate takes these for 0, which is hardly what was meant.

@@ -29,7 +29,7 @@ LONGEST: Final = 256 * 1024
 SHORTEST: Final = 6
 #: Values that are remembered; the oldest are forgotten first.
 REMEMBERED: Final = 1000
-#: A file with more than this is no secret. Bytes.
+#: A file with more than this is not a secret. Bytes.
 LARGEST: Final = 1 << 20
 #: What is quoted of a reference. Characters.
 _SHOWN: Final = 200
@@ -240,7 +240,7 @@ def resolve_secrets(options: Mapping[str, str]) -> dict[str, str]:
 def literal_secrets(url: str) -> Iterator[str]:
     """The secrets that are written out in a URL, as they stand there: a password, values of secret parameters.
 
-    Found by the URL's own marks, so white space or an `@` in a password hides nothing. References are no secrets.
+    Found by the URL's own marks, so white space or an `@` in a password hides nothing. References are not secrets.
     """
     found = _userinfo(url)
     if found is not None:

@@ -101,7 +101,7 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> UnknownOption:
-    """The error for a name that nobody knows: says the nearest known one, or else lists them."""
+    """The error for an unknown name: says the nearest known one, or else lists them."""
     known = sorted(known)
     near = nearest(name, known)
     hint = f"did you mean {near!r}?" if near else f"known are: {', '.join(known) or 'none'}"

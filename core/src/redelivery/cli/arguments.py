@@ -120,7 +120,7 @@ def _properties(text: str) -> dict[str, str]:
             continue
         name, sign, value = line.partition("=")
         if not sign:
-            raise ConfigurationError(f"--spec: line {number} is no property: it is written NAME=VALUE")
+            raise ConfigurationError(f"--spec: line {number} is not a property: it is written NAME=VALUE")
         if name.strip() in found:
             raise ConfigurationError(f"--spec: line {number}: {name.strip()} is written twice; keep one")
         found[name.strip()] = value.strip()

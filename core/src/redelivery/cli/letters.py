@@ -46,7 +46,7 @@ def add(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     what = parser.add_subparsers(title="what to do", required=True, metavar="WHAT")
     for name, text, run, add_arguments in (
-        ("list", "one line a letter, oldest first", _list, _add_list),
+        ("list", "one line per letter, oldest first", _list, _add_list),
         ("show", "one letter whole: why it is there, its headers, its body", _show, _add_show),
         ("stats", "how many, by code, reason, age and source", _stats, _add_json),
         ("export", "JSON lines, into a file or to stdout", _export, _add_export),
@@ -68,7 +68,7 @@ def _add_list(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit", type=int, default=100, help="letters, at most (default 100; 0: all)")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="one JSON array")
-    form.add_argument("--jsonl", action="store_true", help="JSON, a line a letter, as they are read")
+    form.add_argument("--jsonl", action="store_true", help="JSON, one line per letter, as they are read")
 
 
 def _add_show(parser: argparse.ArgumentParser) -> None:
@@ -79,7 +79,7 @@ def _add_show(parser: argparse.ArgumentParser) -> None:
 
 def _add_export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", type=Path, metavar="FILE", help="instead of stdout; complete, or not there at all")
-    parser.add_argument("--yes", action="store_true", help="replace a file that is there without asking")
+    parser.add_argument("--yes", action="store_true", help="replace an existing file without asking")
 
 
 def _list(arguments: argparse.Namespace) -> int:

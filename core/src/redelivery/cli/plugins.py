@@ -97,7 +97,7 @@ def as_table(found: Registry) -> str:
 
 
 def as_markdown(found: Registry) -> str:
-    """The table of capabilities for the README: a row a capability, a column a plugin."""
+    """The table of capabilities for the README: one row per capability, one column per plugin."""
     head, *rows = _matrix(list(found.plugins.values()))
     ruler = ["---"] * len(head)
     return "\n".join("| " + " | ".join(row) + " |" for row in [head, ruler, *rows])
@@ -108,7 +108,7 @@ def _identity(plugin: BrokerPlugin) -> tuple[str, ...]:
 
 
 def _matrix(plugins: Sequence[BrokerPlugin]) -> list[tuple[str, ...]]:
-    """What each can do, a row a capability; rows that say something of no plugin here are left out."""
+    """What each can do, one row per capability; rows that say something of no plugin here are left out."""
     all_of = [plugin.capabilities for plugin in plugins]
     rows: list[tuple[str, ...]] = [("capability", *(plugin.name for plugin in plugins))]
     rows += [(_words(name), *(_support(getattr(each, name)) for each in all_of)) for name in FEATURES]

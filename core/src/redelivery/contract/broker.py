@@ -403,7 +403,7 @@ class DeadLetters(Role):
 
     @abstractmethod
     def remove(self, positions: Sequence[str]) -> int:
-        """Remove these letters; returns how many were there."""
+        """Remove these letters; returns how many existed."""
 
     @abstractmethod
     def purge(self) -> int:
@@ -477,7 +477,7 @@ class Broker(Role):
         raise self._without("other places that a bare name could name")
 
     def subscription(self, name: str) -> str:  # noqa: ARG002
-        """URL of a named subscription to this destination: a place of its own, with a copy of each message sent here.
+        """URL of a named subscription to this destination: its own place, with a copy of each message sent here.
 
         It is opened as any other URL is: its receiver takes from the copy, its admin role makes what the name needs,
         which receiving never does, and its letters are its own or say for whom they failed. Receivers of one name
@@ -489,7 +489,7 @@ class Broker(Role):
             ConfigurationError: no subscription can have this name, or the URL is one's already.
         """
         raise Unsupported(
-            f"{self.name}: a message here is for one receiver, so no name has a copy of its own (capability "
+            f"{self.name}: a message here is for one receiver, so no name has its own copy (capability "
             "`subscriptions`); send to a destination for each"
         )
 

@@ -16,7 +16,7 @@ class Support(StrEnum):
     """How well a broker does a thing."""
 
     NATIVE = "native"  #: the broker itself does it, in one step: nothing is between two places if the plugin dies
-    EMULATED = "emulated"  #: by other means: several steps (send, confirm, then remove), or an encoding of its own
+    EMULATED = "emulated"  #: by other means: several steps (send, confirm, then remove), or its own encoding
     LOWER_BOUND = "lower-bound"  #: a count that may be too low, never too high
     NONE = "none"  #: it does not: asking raises `Unsupported`
 
@@ -87,7 +87,7 @@ class Capabilities:
         first_delivery: `Received.first_ms` is told, so that a retry timeout can be kept across deliveries.
         delay: `Retry(delay)` keeps a message away for the delay.
         terminate: `Terminate(letter)` moves a received message to the dead letter place.
-        reason: the native dead letter place keeps a reason of its own, besides our headers.
+        reason: the native dead letter place keeps its own reason, besides our headers.
         extend: a lease can be prolonged.
         leases_as_asked: a lease lasts as long as was asked for; False: as long as the destination itself says, however
             it was asked for or prolonged, and `Received.expires` tells.

@@ -70,7 +70,7 @@ class Journal:
             raise JournalError(f"the journal {str(path)!r} {why}") from error
         except sqlite3.DatabaseError as error:
             self._file.close()
-            raise ConfigurationError(f"{str(path)!r} is no journal: {error}; name another file") from error
+            raise ConfigurationError(f"{str(path)!r} is not a journal: {error}; name another file") from error
         except ConfigurationError:
             self._file.close()
             raise

@@ -96,7 +96,7 @@ class DeadLetterQueue:
         return self.remove_at([letter.position for letter in self.select(Selection().of(ids))])
 
     def remove_at(self, positions: Sequence[str]) -> int:
-        """Remove letters by position alone; returns how many were there."""
+        """Remove letters by position alone; returns how many existed."""
         return self._letters.remove(positions) if positions else 0
 
     def purge(self) -> int:

@@ -283,7 +283,7 @@ class Transfer:
         known = self._pending.get(letter.position)
         if known is None:
             return False
-        if known != _digest(letter):  # the place was made anew, and counts anew
+        if known != _digest(letter):  # the place was made again, and counts again
             self._forget([letter.position])
             return False
         self._again.append(letter.position)

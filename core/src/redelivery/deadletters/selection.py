@@ -123,7 +123,7 @@ def dead_since_ms(letter: Letter) -> int | None:
 def _condition(text: str) -> Callable[[Letter, int], bool]:
     found = _CONDITION.fullmatch(text)
     if found is None:
-        raise ConfigurationError(f"{text!r} is no condition; {_EXAMPLE}")
+        raise ConfigurationError(f"{text!r} is not a condition; {_EXAMPLE}")
     name, sign, value = found["name"].strip(), found["sign"], found["value"].strip()
     if name == AGE:
         return _of_age(text, sign, value)
@@ -194,7 +194,7 @@ def _of_number(
     try:
         wanted = int(value)
     except ValueError:
-        raise ConfigurationError(f"{text!r}: {value!r} is no whole number") from None
+        raise ConfigurationError(f"{text!r}: {value!r} is not a whole number") from None
     compare = _COMPARE[sign]
 
     def holds(letter: Letter, _: int) -> bool:

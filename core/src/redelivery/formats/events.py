@@ -64,7 +64,7 @@ __all__ = [
     "wrapped",
 ]
 
-#: Type of an event that stands for a message which is no event.
+#: Type of an event that stands for a message which is not an event.
 WRAPPED: Final = "redelivery.message"
 #: Type of an event that stands for a row which could not become a message.
 UNDELIVERABLE: Final = "redelivery.undeliverable"

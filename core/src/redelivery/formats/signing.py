@@ -26,7 +26,7 @@ def key(reference: str) -> bytes:
 
     Raises:
         MissingSecret: it is not on this machine.
-        ConfigurationError: it is no reference, is too short, or this deployment does not allow it.
+        ConfigurationError: it is not a reference, is too short, or this deployment does not allow it.
     """
     _check(reference)
     found = resolve_secret(reference).encode()

@@ -35,7 +35,7 @@ _CLOSE: Final = 5.0
 
 
 class LoopThread(Resource):
-    """An event loop in a thread of its own, begun when it is first needed. Any thread may use it.
+    """An event loop in its own thread, begun when it is first needed. Any thread may use it.
 
     Args:
         broker: the plugin's name; errors begin with it, and the thread's name.

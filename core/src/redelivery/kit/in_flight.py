@@ -1,6 +1,6 @@
 """What a sender was handed and has not settled: each batch is settled once, by its deadline.
 
-For a client that confirms later, from a thread of its own::
+For a client that confirms later, from its own thread::
 
     def __init__(self):
         self._in_flight = InFlight("carrier", "queue 'orders'", window=1000)

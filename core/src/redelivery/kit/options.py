@@ -139,7 +139,7 @@ def option(
         read: makes the value of a text; raises ValueError where it cannot, or ConfigurationError with its own text.
         wanted: what it must be, for the error's text: "a JSON object".
         shown: the default as the help shows it; None: not shown.
-        name: as users write it, where that is no Python name.
+        name: as users write it, where that is not a Python name.
         secret: shown in no error and no repr.
     """
     whole = help_ if shown is None else f"{help_} ({shown})"

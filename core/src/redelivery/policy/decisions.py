@@ -21,7 +21,7 @@ DEFAULT_TIMEOUT: Final = timedelta(seconds=30)
 OPENING: Final = 30.0
 #: A plugin may settle this many seconds after its deadline before it is held to have broken the contract.
 GRACE: Final = 10.0
-#: A sink's budget where the spec's own is unset or endless: a sink must never hold up the job for ever.
+#: A sink's budget where the spec's own is unset or endless: a sink must never hold up the job forever.
 SINK_RETRIES: Final = 5
 SINK_RETRY_TIMEOUT: Final = timedelta(seconds=60)
 #: How many waits are added up one by one; those behind them count as much as the last.

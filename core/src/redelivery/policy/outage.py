@@ -91,7 +91,7 @@ class Outage:
             targets: where the rows of a batch that failed were to go.
             sent_at: when it was sent.
             now: when it is known how it fared.
-            first: nothing of it was tried before; a row that fails by itself, again and again, is no outage.
+            first: nothing of it was tried before; a row that fails by itself, again and again, is not an outage.
             blocked: it was not even handed over, or that took most of its time.
         """
         if len(errors) < rows or any(isinstance(each, Throttled) for each in errors):

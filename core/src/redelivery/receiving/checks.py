@@ -23,7 +23,7 @@ def refuse_own_letters(broker: Broker, url: str) -> None:
     if place is not None and place in {url, broker.canonical_url}:
         raise ConfigurationError(
             f"deadLetterSink: {redact(url)} is a dead letter place, and its own native one: letters that die "
-            "there would come back for ever; name another place"
+            "there would come back forever; name another place"
         )
 
 

@@ -96,7 +96,7 @@ class Subscription:
         if workers < 1 or prefetch < 0 or lease <= timedelta(0):
             raise ConfigurationError("workers must be 1 or more, prefetch 0 or more, and lease more than 0")
         if own_copy and name == DEFAULT_NAME:
-            raise ConfigurationError("own_copy: a copy goes by the name of its subscription; give it a name of its own")
+            raise ConfigurationError("own_copy: a copy goes by the name of its subscription; give it its own name")
         if terminal and not (spec and spec.dead_letter_sink):
             raise ConfigurationError(f"the subscription {name!r} gives messages up, so it needs a deadLetterSink")
         self.name = name

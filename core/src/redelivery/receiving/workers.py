@@ -1,4 +1,4 @@
-"""`Workers`: handlers side by side, each on a thread of its own.
+"""`Workers`: handlers side by side, each on its own thread.
 
 Runs them and tells what they said; decides nothing.
 """

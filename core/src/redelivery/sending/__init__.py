@@ -1,7 +1,7 @@
 """The sending engine: batches in, an account out.
 
-A row travels: `Delivery.write` (the caller's thread) -> `Engine` (one thread a task) -> a `SendQueue` (the destination,
-then each sink) -> `Sender.send` / `collect` -> settled, waiting for a retry, or handed to the next send queue.
+A row travels: `Delivery.write` (the caller's thread) -> `Engine` (one thread per task) -> a `SendQueue` (of the
+destination, then of each sink) -> `Sender.send` / `collect` -> settled, waiting for a retry, or handed to the next one.
 `redelivery.policy` decides what follows from an error.
 """
 

@@ -23,7 +23,7 @@ from redelivery.sending.send_queue import Bounds, SendQueue
 
 log = logging.getLogger("redelivery.delivery")
 
-#: How a connection is had: a context manager, so that a caller can keep connections for later.
+#: How to obtain a connection: a context manager, so that a caller can keep connections for later.
 ConnectionFactory: TypeAlias = Callable[[str, Mapping[str, str]], AbstractContextManager[Broker]]
 
 

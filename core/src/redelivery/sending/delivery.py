@@ -1,4 +1,4 @@
-"""`Delivery`: the engine on a thread of its own, fed by the caller's.
+"""`Delivery`: the engine on its own thread, fed by the caller's.
 
 The caller's row iterator may block for as long as it likes: settled batches, due retries and heartbeats go on. This
 file holds all there is of threads in the sending path.
@@ -189,7 +189,7 @@ class Delivery:
             self._changed.notify_all()
 
     def _wait_for(self, condition: Callable[[], bool]) -> None:
-        """Wait, with the lock held, until the condition holds; never for ever on a plugin that hangs."""
+        """Wait, with the lock held, until the condition holds; never forever on a plugin that hangs."""
         while True:
             if self._failure is not None:
                 raise self._failure

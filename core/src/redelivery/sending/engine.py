@@ -1,6 +1,6 @@
 """`Engine`: moves rows through the send queues, one turn at a time, and keeps the account.
 
-Single-threaded and without a clock of its own, so that a test can drive it turn by turn against a model. What follows
+Single-threaded and without its own clock, so that a test can drive it turn by turn against a model. What follows
 from an error is `policy.decide`'s to say; the engine carries it out.
 """
 

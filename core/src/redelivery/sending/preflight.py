@@ -1,6 +1,6 @@
 """Preflight: ask a destination and its sinks once whether they could ever work, before a job begins.
 
-Each place is asked by a thread of its own, so that one that does not answer holds up nothing for longer than the bound.
+Each place is asked by its own thread, so that one that does not answer holds up nothing for longer than the bound.
 Nothing is sent, and no connection is kept.
 """
 

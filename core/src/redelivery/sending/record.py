@@ -205,7 +205,7 @@ class Record:
         rename_type: str | None = None,
         wrapped: bool = False,
     ) -> Message:
-        """The message with its context, in the form that a sink takes, with an identity of its own.
+        """The message with its context, in the form that a sink takes, with its own identity.
 
         Args:
             context: why.

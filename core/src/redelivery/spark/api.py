@@ -231,13 +231,13 @@ def rows(letters: DataFrame, schema: StructType | str) -> DataFrame:
         text is base64.
 
     Raises:
-        ConfigurationError: these are no letters, or they have no types: they were not read as dead letters.
+        ConfigurationError: these are not letters, or they have no types: they were not read as dead letters.
         pyspark.errors.SparkRuntimeException: by the action that follows: a value is no such row.
     """
     needed = ("type", _VALUE, *READ_ONLY)
     if not {*needed} <= {*letters.columns}:
         raise ConfigurationError(
-            f"rows: these are no dead letters as they are read: the columns {', '.join(needed)} are needed"
+            f"rows: these are not dead letters as they are read: the columns {', '.join(needed)} are needed"
         )
     text = f.col(_VALUE).cast("string")
     row = f.from_json(text, schema, {"mode": "FAILFAST"})

@@ -88,7 +88,7 @@ class Events:
 
     @cached_property
     def texts(self) -> dict[str, Any]:
-        """Attributes as text arrays, null where the row is no event; `specversion` always there."""
+        """Attributes as text arrays, null where the row is not an event; `specversion` always there."""
         texts = {"specversion": pa.repeat("1.0", self.length)} | dict(self.attributes)
         if "time" in texts and pa.types.is_timestamp(texts["time"].type):
             moments = texts["time"]
@@ -196,7 +196,7 @@ def suspicious(rows: Events, require: tuple[str, ...], *, check_data: bool) -> A
 
 
 def judge(rows: Events, index: int, require: tuple[str, ...], *, check_data: bool) -> Permanent | None:
-    """Why one row is no valid event; None where it is one."""
+    """Why one row is not a valid event; None where it is one."""
     attributes = {name: array[index].as_py() for name, array in rows.texts.items()}
     explicit = None if rows.explicit_id is None else rows.explicit_id[index].as_py()
     for name in require:
@@ -220,7 +220,7 @@ def judge(rows: Events, index: int, require: tuple[str, ...], *, check_data: boo
     try:
         if check_data:
             extensions |= _typed(extensions, ways)
-        # A row without an id of its own gets one that is valid.
+        # A row without its own id gets one that is valid.
         events.validate({**extensions, **attributes, "id": "derived" if explicit is None else str(explicit)})
     except Permanent as error:
         return error
@@ -305,7 +305,7 @@ def _pairs(name: str, array: Any) -> list[tuple[str, bytes | None]]:
 
 
 def _of_events(rows: Events, array: Any) -> Any:
-    """An array with null where the row is no event."""
+    """An array with null where the row is not an event."""
     return array if rows.mask is None else pc.if_else(rows.mask, array, pa.scalar(None, array.type))
 
 
@@ -326,14 +326,14 @@ def structured_headers(rows: Events, own: Column[Headers] | None) -> Column[Head
 
 
 def structured(rows: Events, ids: Any) -> Any:
-    """Events in JSON; where a row is no event, its value as it is.
+    """Events in JSON; where a row is not an event, its value as it is.
 
     Args:
         rows: valid ones.
         ids: array of text.
 
     Returns:
-        An Arrow array of text, or of bytes where some rows are no events.
+        An Arrow array of text, or of bytes where some rows are not events.
     """
     parts = [pa.scalar('{"id":'), rowjson.quote(ids)]
     for name, array in rows.texts.items():

@@ -289,7 +289,7 @@ class Encoder:
         return replace(batch, identity=Column(length, lambda: self._identities(piece, batch)))
 
     def _identities(self, piece: _Piece, batch: Batch) -> list[str | None]:
-        """What rows are recognised by that have an id of their own and are events, or mended letters of one id."""
+        """What rows are recognised by that have their own id and are events, or mended letters of one id."""
         names: list[str | None] = [None] * len(piece)
         if piece.ids.explicit is None:
             return names  # a derived id is of all that makes a row another

@@ -1,7 +1,7 @@
 """One write as plain data (`Job`), and what each task of it does (`deliver_partition`).
 
 The same for `df.write`, `deliver()` and micro-batches. This file must not know how Spark calls it, nor import what only
-tasks need: Spark plans and commits each write in a short process of its own.
+tasks need: Spark plans and commits each write in its own short process.
 """
 
 from __future__ import annotations
@@ -247,7 +247,7 @@ def refuse_one_host(url: str, master: str | None, *, shared_mount: bool) -> None
     """Refuse a destination of one host on a cluster of several.
 
     Raises:
-        ConfigurationError: each worker would write a file of its own.
+        ConfigurationError: each worker would write its own file.
     """
     plugin = registry.installed().by_url(url)
     if plugin.capabilities.networked or shared_mount or master is None or master.startswith("local"):

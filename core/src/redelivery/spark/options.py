@@ -52,7 +52,7 @@ WRITE: Final[Mapping[str, str]] = {
     "contentMode": "raw, binary or structured; unset: binary where the columns `type` and `source` are there, else raw",
     "requireAttributes": "comma list of CloudEvents attributes that must not be null",
     "writeId": "names this batch write, so that running it again gives every row the same id",
-    "reportPath": "takes the report, as JSON: a file, or a folder that is there (a file each run), at the driver",
+    "reportPath": "takes the report, as JSON: a file, or an existing folder (a file each run), at the driver",
     "preflight": "true (default): before any task the driver opens destination and sinks once, and fails at once if "
     "they can never work; false: each task finds out by itself",
     "ordering": "key: rows of one key in their order, as they lie in a partition; none (default): in any order",
@@ -341,7 +341,7 @@ def _report_path(text: str | None) -> str | None:
     path = Path(text)
     if not path.absolute().parent.is_dir():
         raise ConfigurationError(
-            f"reportPath must name a folder, or a file in a folder that is there, on the driver's machine: {text}"
+            f"reportPath must name a folder, or a file in an existing folder, on the driver's machine: {text}"
         )
     return str(path.absolute())
 

@@ -54,9 +54,9 @@ class RedeliveryDataSource(DataSource):
     def name(cls) -> str:
         return "redelivery"
 
-    # Spark shows an error with its way through our code; raised anew, it shows one step of it, and the text.
+    # Spark shows an error with its way through our code; raised again, it shows one step of it, and the text.
 
-    # The reader is imported where it is used: Spark plans and commits each write in a short process of its own.
+    # The reader is imported where it is used: Spark plans and commits each write in its own short process.
 
     def schema(self) -> StructType:
         from redelivery.spark import reader  # noqa: PLC0415 - see above

@@ -26,7 +26,7 @@ class Marker:
     """What the marker says.
 
     Attributes:
-        dialect: in which the context was written, with commas between several; None: this is no letter any more.
+        dialect: in which the context was written, with commas between several; None: this is not a letter any more.
         headers: names that we wrote, besides the marker.
         attributes: extension attributes that we wrote into a structured event's body, at `inserted`.
         attempts_total, hops: over all lives.

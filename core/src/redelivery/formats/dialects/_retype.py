@@ -36,7 +36,7 @@ class Retyped:
 
 
 def rename(message: Message, event_type: str) -> tuple[Message, Retyped] | None:
-    """The event under this type, and what it was; None for a message that is no event, or has that type. Never raises.
+    """The event under this type, and its type before; None for no event, or one of that type. Never raises.
 
     Args:
         message: any.

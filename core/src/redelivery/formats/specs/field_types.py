@@ -101,7 +101,7 @@ def whole(least: int, most: int) -> FieldType:
 
 def milliseconds(least: int) -> FieldType:
     """A duration in whole milliseconds; -1 as the lower bound means: without end."""
-    no_end = " (-1: for ever)" if least == UNLIMITED else ""
+    no_end = " (-1: forever)" if least == UNLIMITED else ""
     must = f"must be whole milliseconds from {least} on{no_end}, as in '60000'"
     longest = FOREVER // _MILLISECOND
     number = whole(least, INT64_MAX)

@@ -68,7 +68,7 @@ CONNECT: Final = (
         "errors.retry.timeout",
         "retry_timeout",
         milliseconds(-1),
-        "time for retrying one record, ms; 0: no retry, -1: for ever",
+        "time for retrying one record, ms; 0: no retry, -1: forever",
     ),
     Field("errors.retry.limit", "retry", whole(-1, INT64_MAX), "retries of one record; -1: no limit"),
     Field("errors.retry.delay.max.ms", "retry_delay_max", milliseconds(1), "caps one wait, ms"),

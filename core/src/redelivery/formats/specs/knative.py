@@ -33,7 +33,7 @@ def read(document: Mapping[str, Any] | str) -> DeliverySpec:
     """The spec in YAML or JSON text, or in a mapping; an empty value (null) counts as not said.
 
     Raises:
-        UnknownOption: a field that nobody knows; names the nearest known one.
+        UnknownOption: an unknown field; names the nearest known one.
         InvalidSpec: text that does not parse, a value of the wrong type or out of range (the error names the field),
             one thing said twice, or values that contradict each other.
     """

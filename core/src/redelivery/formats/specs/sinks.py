@@ -47,7 +47,7 @@ def read_text(value: str) -> tuple[Sink, ...]:
     for uri in uris:
         if len(uris) > 1 and uri != NATIVE and not _absolute(uri):
             raise InvalidSpec(
-                f"{shown(uri)}, one of {len(uris)} sinks with spaces between, is no URL; "
+                f"{shown(uri)}, one of {len(uris)} sinks with spaces between, is not a URL; "
                 "a space within a URL is written %20, and a chain that holds bare names is written as a JSON list"
             )
     return tuple(_sink(uri) for uri in uris)

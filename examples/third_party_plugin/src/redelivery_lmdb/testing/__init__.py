@@ -30,7 +30,7 @@ with lmdb.open(sys.argv[1]).begin(write=True) as transaction:
 
 
 class LmdbPlace(Place):
-    """A folder of its own."""
+    """Its own folder."""
 
     patience = 3.0  # an outage is waited for twice as long
 
