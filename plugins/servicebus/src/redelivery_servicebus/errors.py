@@ -22,114 +22,75 @@ SEND: Final = "the claim Send"
 LISTEN: Final = "the claim Listen"
 MANAGE: Final = "the claim Manage"
 
-_UNKNOWN: Final = Rule(Ambiguous, Code.UNAVAILABLE, "it may have been done or not")
-_LOST_CONNECTION: Final = replace(_UNKNOWN, code=Code.CONNECTION_LOST)
-_NO_ANSWER: Final = replace(_UNKNOWN, code=Code.DEADLINE_EXCEEDED)
-_NOT_CONNECTED: Final = Rule(Retriable, Code.CONNECTION_LOST, "nothing was done")
-_CANCELLED: Final = Rule(Retriable, Code.UNAVAILABLE, "nothing was done")
-_BUSY: Final = Rule(Throttled, Code.THROTTLED, "Service Bus asks for fewer requests; nothing was done")
-_FULL: Final = Rule(Retriable, Code.FULL, "the queue or the namespace is full; nothing was stored")
-_MISSING: Final = Rule(
-    Fatal,
-    Code.NO_SUCH_DESTINATION,
-    "the queue does not exist in this namespace: provision it, or correct the URL",
-    about_target=True,
-)
-_DISABLED: Final = Rule(Fatal, Code.MISCONFIGURED, "the queue is disabled: enable it", about_target=True)
-_EXISTS: Final = Rule(Fatal, Code.CONFLICT, "it exists already, or another request changes it")
-_LOGIN: Final = Rule(
-    Fatal, Code.NOT_AUTHENTICATED, "Service Bus does not accept these credentials: correct or renew them"
-)
-_DENIED: Final = Rule(Fatal, Code.NOT_AUTHORIZED, "this identity lacks a permission", about_target=True)
-_REFUSED: Final = Rule(Unattributed, Code.REJECTED, "Service Bus refused it; nothing was stored")
-_TOO_LARGE: Final = Rule(Unattributed, Code.TOO_LARGE, "it is larger than the queue accepts; nothing was stored")
-_NOT_WRITABLE: Final = Rule(Permanent, Code.INVALID_MESSAGE, "it cannot be sent")
-_LOCK_LOST: Final = Rule(Permanent, Code.LEASE_LOST, "the lock has run out, or was used")
-_UNSUPPORTED: Final = Rule(
-    Fatal,
-    Code.UNSUPPORTED,
-    "it cannot be used like this: name a subscription of a topic; sessions are not supported yet",
-)
-
-_BY_CLASS: Final[Mapping[type[BaseException], Rule]] = {
-    bus.ServiceBusError: _UNKNOWN,
-    bus.ServiceBusConnectionError: _LOST_CONNECTION,
-    bus.ServiceBusCommunicationError: _LOST_CONNECTION,
-    bus.OperationTimeoutError: _NO_ANSWER,
-    bus.ServiceBusAuthenticationError: _LOGIN,
-    bus.ServiceBusAuthorizationError: _DENIED,
-    bus.MessageSizeExceededError: _TOO_LARGE,
-    bus.MessageAlreadySettled: _LOCK_LOST,
-    bus.MessageLockLostError: _LOCK_LOST,
-    bus.MessageNotFoundError: _LOCK_LOST,
-    bus.SessionLockLostError: _UNSUPPORTED,
-    bus.SessionCannotBeLockedError: _UNSUPPORTED,
-    bus.MessagingEntityNotFoundError: _MISSING,
-    bus.MessagingEntityDisabledError: _DISABLED,
-    bus.MessagingEntityAlreadyExistsError: _EXISTS,
-    bus.ServiceBusQuotaExceededError: _FULL,
-    bus.ServiceBusServerBusyError: _BUSY,
-    bus.AutoLockRenewFailed: BUG,
-    bus.AutoLockRenewTimeout: BUG,
-    # of the administration client
-    core.AzureError: _UNKNOWN,
-    core.ServiceRequestError: _NOT_CONNECTED,
-    core.ServiceRequestTimeoutError: _NOT_CONNECTED,
-    core.ServiceResponseError: _LOST_CONNECTION,
-    core.ServiceResponseTimeoutError: _NO_ANSWER,
-    core.HttpResponseError: _UNKNOWN,
-    core.DecodeError: _UNKNOWN,
-    core.IncompleteReadError: _LOST_CONNECTION,
-    core.ResourceExistsError: _EXISTS,
-    core.ResourceNotFoundError: _MISSING,
-    core.ClientAuthenticationError: _DENIED,
-    core.ResourceModifiedError: replace(_EXISTS, kind=Retriable, advice="another request changed it; nothing was done"),
-    core.ResourceNotModifiedError: _UNKNOWN,
-    core.TooManyRedirectsError: Rule(Fatal, Code.MISCONFIGURED, "the endpoint redirects without end: correct the URL"),
-    core.ODataV4Error: _UNKNOWN,
-    core.StreamConsumedError: _UNKNOWN,
-    core.StreamClosedError: _UNKNOWN,
-    core.ResponseNotReadError: _UNKNOWN,
-    core.SerializationError: _NOT_WRITABLE,
-    core.DeserializationError: _UNKNOWN,
-    # of Python, which the SDK does not catch
-    ImportError: Rule(
-        Fatal, Code.MISCONFIGURED, "a package is missing: the transport websockets needs websocket-client"
-    ),
-    UnicodeError: _NOT_WRITABLE,
-    OSError: _LOST_CONNECTION,
-    ValueError: _UNKNOWN,
-    TypeError: _UNKNOWN,
-    AttributeError: _UNKNOWN,
-    LookupError: _UNKNOWN,
-    RuntimeError: _UNKNOWN,
-}
-
 #: Codes of ours: a failed authentication that is not final; an error whose class says nothing.
 _TOKEN: Final = "token"  # noqa: S105 - a name
 _PLAIN: Final = "plain"
-#: By the AMQP condition, where the class says nothing (`ServiceBusError`), and by the administration's HTTP status.
-_BY_CODE: Final[Mapping[str | int, Rule]] = {
-    "amqp:not-allowed": _UNSUPPORTED,
-    "amqp:not-implemented": _UNSUPPORTED,
-    "amqp:invalid-field": _REFUSED,
-    "amqp:decode-error": _REFUSED,
-    "amqp:precondition-failed": _REFUSED,
-    "amqp:resource-deleted": _MISSING,
-    "com.microsoft:argument-error": _REFUSED,
-    "com.microsoft:argument-out-of-range": _REFUSED,
-    "com.microsoft:precondition-failed": _REFUSED,
-    "com.microsoft:operation-cancelled": _CANCELLED,
-    _TOKEN: _LOST_CONNECTION,
-    400: Rule(Fatal, Code.REJECTED, "the administration endpoint refuses the request"),
-    401: _DENIED,
-    403: _DENIED,
-    404: _MISSING,
-    409: _EXISTS,
-    410: _MISSING,
-    429: _BUSY,
-    503: _BUSY,
-}
+
+_UNKNOWN: Final = Rule(Ambiguous, Code.UNAVAILABLE, "it may have been done or not")
+_NOT_CONNECTED: Final = Rule(Retriable, Code.CONNECTION_LOST, "nothing was done")
+_CONFLICT: Final = Rule(Fatal, Code.CONFLICT, "it exists already, or another request changes it")
+_NOT_WRITABLE: Final = Rule(Permanent, Code.INVALID_MESSAGE, "it cannot be sent")
+_LOCK_LOST: Final = Rule(Permanent, Code.LEASE_LOST, "the lock has run out, or was used")
+
+#: What each error means: by class; by the AMQP condition where the class says nothing (`ServiceBusError`); and by the
+#: HTTP status of the administration.
+_RULES: Final[Mapping[Rule, tuple[type[BaseException] | str | int, ...]]] = {
+    _UNKNOWN: (
+        bus.ServiceBusError, core.AzureError, core.HttpResponseError, core.DecodeError, core.ResourceNotModifiedError,
+        core.ODataV4Error, core.StreamConsumedError, core.StreamClosedError, core.ResponseNotReadError,
+        core.DeserializationError, ValueError, TypeError, AttributeError, LookupError, RuntimeError,
+    ),
+    replace(_UNKNOWN, code=Code.CONNECTION_LOST): (
+        bus.ServiceBusConnectionError, bus.ServiceBusCommunicationError, core.ServiceResponseError,
+        core.IncompleteReadError, OSError, _TOKEN,
+    ),
+    replace(_UNKNOWN, code=Code.DEADLINE_EXCEEDED): (bus.OperationTimeoutError, core.ServiceResponseTimeoutError),
+    _NOT_CONNECTED: (core.ServiceRequestError, core.ServiceRequestTimeoutError),
+    replace(_NOT_CONNECTED, code=Code.UNAVAILABLE): ("com.microsoft:operation-cancelled",),
+    Rule(Throttled, Code.THROTTLED, "Service Bus asks for fewer requests; nothing was done"): (
+        bus.ServiceBusServerBusyError, 429, 503,
+    ),
+    Rule(Retriable, Code.FULL, "the queue or the namespace is full; nothing was stored"): (
+        bus.ServiceBusQuotaExceededError,
+    ),
+    Rule(
+        Fatal, Code.NO_SUCH_DESTINATION, "the queue does not exist in this namespace: provision it, or correct the URL",
+        about_target=True,
+    ): (bus.MessagingEntityNotFoundError, core.ResourceNotFoundError, "amqp:resource-deleted", 404, 410),
+    Rule(Fatal, Code.MISCONFIGURED, "the queue is disabled: enable it", about_target=True): (
+        bus.MessagingEntityDisabledError,
+    ),
+    Rule(Fatal, Code.NOT_AUTHENTICATED, "Service Bus does not accept these credentials: correct or renew them"): (
+        bus.ServiceBusAuthenticationError,
+    ),
+    Rule(Fatal, Code.NOT_AUTHORIZED, "this identity lacks a permission", about_target=True): (
+        bus.ServiceBusAuthorizationError, core.ClientAuthenticationError, 401, 403,
+    ),
+    _CONFLICT: (bus.MessagingEntityAlreadyExistsError, core.ResourceExistsError, 409),
+    replace(_CONFLICT, kind=Retriable, advice="another request changed it; nothing was done"): (
+        core.ResourceModifiedError,
+    ),
+    Rule(Fatal, Code.UNSUPPORTED, "name a subscription of a topic; sessions are not supported yet"): (
+        bus.SessionLockLostError, bus.SessionCannotBeLockedError, "amqp:not-allowed", "amqp:not-implemented",
+    ),
+    Rule(Unattributed, Code.TOO_LARGE, "it is larger than the queue accepts; nothing was stored"): (
+        bus.MessageSizeExceededError,
+    ),
+    Rule(Unattributed, Code.REJECTED, "Service Bus refused it; nothing was stored"): (
+        "amqp:invalid-field", "amqp:decode-error", "amqp:precondition-failed", "com.microsoft:argument-error",
+        "com.microsoft:argument-out-of-range", "com.microsoft:precondition-failed",
+    ),
+    Rule(Fatal, Code.REJECTED, "the administration endpoint refuses the request"): (400,),
+    _NOT_WRITABLE: (core.SerializationError, UnicodeError),
+    _LOCK_LOST: (bus.MessageLockLostError, bus.MessageNotFoundError, bus.MessageAlreadySettled),
+    Rule(Fatal, Code.MISCONFIGURED, "the endpoint redirects without end: correct the URL"): (
+        core.TooManyRedirectsError,
+    ),
+    Rule(Fatal, Code.MISCONFIGURED, "a package is missing: the transport websockets needs websocket-client"): (
+        ImportError,
+    ),
+    BUG: (bus.AutoLockRenewFailed, bus.AutoLockRenewTimeout),
+}  # fmt: skip
 
 
 def _describe(error: BaseException) -> ClientError:
@@ -146,8 +107,8 @@ def _describe(error: BaseException) -> ClientError:
 
 TABLE: Final = ErrorTable(
     "servicebus",
-    by_class=_BY_CLASS,
-    by_code=_BY_CODE,
+    by_class={each: rule for rule, found in _RULES.items() for each in found if isinstance(each, type)},
+    by_code={each: rule for rule, found in _RULES.items() for each in found if not isinstance(each, type)},
     by_text=[
         (_PLAIN, "Value supplied for", _NOT_WRITABLE),  # the SDK encodes as it sends: an int over 32 bits
         (None, "CERTIFICATE_VERIFY_FAILED", replace(_NOT_CONNECTED, code=Code.TLS_FAILED)),
