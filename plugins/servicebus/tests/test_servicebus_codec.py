@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 from redelivery.contract.message import Message
 from redelivery.errors import Permanent
 from redelivery_servicebus.client.resend import copy_of
-from redelivery_servicebus.codec import HEADERS_BYTES, PACKED, changed, decode, encode, marks, outgoing
+from redelivery_servicebus.codec import (
+    HEADERS_BYTES,
+    PACKED,
+    changed_properties,
+    decode,
+    encode,
+    letter_in_place,
+    outgoing,
+)
 
 MOST = 262_144
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
@@ -49,7 +57,7 @@ def test_whatever_is_taken_comes_back_as_it_was(message: Message) -> None:
 def test_a_letters_properties_make_its_message_into_it(message: Message, letter: Message) -> None:
     """As Service Bus does: it sets properties where they lie, and removes none."""
     raw = received(outgoing(encode(message, MOST)))
-    properties = changed(encode(letter, MOST), raw)
+    properties = changed_properties(encode(letter, MOST), raw)
     sent = outgoing(encode(message, MOST))
     merged: dict[Any, Any] = {**(sent.application_properties or {}), **properties}
     there = ServiceBusMessage(b"".join(sent.raw_amqp_message.body), application_properties=merged)
@@ -137,7 +145,7 @@ def test_what_does_not_fit_beside_a_message_is_left_out_of_its_letter(
         ServiceBusMessage(b"v", application_properties={"a": "x" * (there // 2), "b": "x" * (there - there // 2)})
     )
     letter = encode(Message(value=b"v", headers=(("context", b"c" * context),)), None)
-    reason, said, properties = marks(letter, raw, "r" * 500, "d" * description)
+    reason, said, properties = letter_in_place(letter, raw, "r" * 500, "d" * description)
     assert reason == "r" * 500
     assert bool(said) == ("description" in kept)
     assert ("context" in properties) == ("context" in kept)

@@ -17,7 +17,7 @@ def errors_of(module: object) -> set[type[BaseException]]:
     return {each for each in found if isinstance(each, type) and issubclass(each, Exception)}
 
 
-def told(error: BaseException, *, safe: bool = False, rows: int = 2, own_target: bool = True) -> BrokerError:
+def classified(error: BaseException, *, safe: bool = False, rows: int = 2, own_target: bool = True) -> BrokerError:
     return TABLE.error(error, "doing it", safe=safe, rows=rows, own_target=own_target, needs=SEND)
 
 
@@ -54,7 +54,7 @@ def test_every_class_is_mapped_by_itself(module: object) -> None:
     ],
 )
 def test_what_service_bus_has_told_is_sorted_by_it(error: BaseException, kind: type[BrokerError]) -> None:
-    found = told(error)
+    found = classified(error)
     assert type(found) is kind
     assert "doing it" in str(found)
     assert type(pickle.loads(pickle.dumps(found))) is kind  # noqa: S301 - our own
@@ -73,8 +73,8 @@ def test_what_service_bus_has_told_is_sorted_by_it(error: BaseException, kind: t
     ],
 )
 def test_a_broken_connection_is_ambiguous_once_something_was_asked(error: BaseException) -> None:
-    assert type(told(error)) is Ambiguous
-    assert type(told(error, safe=True)) is Retriable
+    assert type(classified(error)) is Ambiguous
+    assert type(classified(error, safe=True)) is Retriable
 
 
 @pytest.mark.parametrize(
@@ -90,37 +90,37 @@ def test_a_broken_connection_is_ambiguous_once_something_was_asked(error: BaseEx
 )
 def test_only_a_token_that_was_refused_is_fatal(cause: Exception | None, passes: bool) -> None:
     error = bus.ServiceBusAuthenticationError(error=cause)
-    assert type(told(error)) is (Ambiguous if passes else Fatal)
-    assert type(told(error, safe=True)) is (Retriable if passes else Fatal)
+    assert type(classified(error)) is (Ambiguous if passes else Fatal)
+    assert type(classified(error, safe=True)) is (Retriable if passes else Fatal)
 
 
 @pytest.mark.parametrize(("status", "kind"), [(401, Fatal), (404, Fatal), (429, Throttled), (503, Throttled)])
 def test_an_administration_answer_is_sorted_by_its_status(status: int, kind: type[BrokerError]) -> None:
     error = core.HttpResponseError("m")
     error.status_code = status
-    assert type(told(error)) is kind
+    assert type(classified(error)) is kind
     error.status_code = 500
-    assert type(told(error)) is Ambiguous
+    assert type(classified(error)) is Ambiguous
 
 
 def test_a_denied_operation_names_the_claim_that_it_needs() -> None:
-    assert "the claim Send" in str(told(bus.ServiceBusAuthorizationError()))
+    assert "the claim Send" in str(classified(bus.ServiceBusAuthorizationError()))
     assert "the claim Manage" in str(TABLE.error(core.ClientAuthenticationError("m"), "x", needs=MANAGE))
 
 
 def test_an_error_about_a_queue_that_a_row_names_is_that_rows_alone() -> None:
     for error in (bus.MessagingEntityNotFoundError(), bus.ServiceBusAuthorizationError()):
-        assert type(told(error)) is Fatal
-        assert type(told(error, own_target=False)) is Permanent
-    assert type(told(bus.ServiceBusAuthenticationError(), own_target=False)) is Fatal
+        assert type(classified(error)) is Fatal
+        assert type(classified(error, own_target=False)) is Permanent
+    assert type(classified(bus.ServiceBusAuthenticationError(), own_target=False)) is Fatal
 
 
 def test_a_lost_lock_is_known_by_its_class_or_by_a_bare_status() -> None:
     for error in (bus.MessageLockLostError(), bus.ServiceBusError("m", status_code=410)):
         assert is_lost(error)
-        assert is_lost(told(error))
+        assert is_lost(classified(error))
     assert not is_lost(bus.ServiceBusConnectionError())
-    assert not is_lost(told(bus.ServiceBusConnectionError()))
+    assert not is_lost(classified(bus.ServiceBusConnectionError()))
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_a_lost_lock_is_known_by_its_class_or_by_a_bare_status() -> None:
     ],
 )
 def test_an_error_has_a_code_and_the_clients_own_word(error: BaseException, code: Code) -> None:
-    found = told(error)
+    found = classified(error)
     assert found.code is code
     assert found.native_code in {type(error).__name__, getattr(error, "_condition", None)}
 
@@ -148,4 +148,4 @@ def test_no_rule_leaves_the_code_unknown() -> None:
 
 
 def test_a_secret_in_an_errors_text_is_redacted() -> None:
-    assert "hidden" not in str(told(bus.ServiceBusError("SharedAccessKey=hidden;x")))
+    assert "hidden" not in str(classified(bus.ServiceBusError("SharedAccessKey=hidden;x")))

@@ -79,7 +79,7 @@ def test_what_is_done_behind_the_back_takes_effect(runtime: ServicebusRuntime) -
             assert message.expires_at_utc is None  # it has another time to live than the queue
             receiver.abandon_message(message)
         assert place.stored() == place.stored(place.letters) == []
-        (letter,) = runtime.namespace.wires(f"{place.queue}/$DeadLetterQueue")
+        (letter,) = runtime.namespace.raw_messages(f"{place.queue}/$DeadLetterQueue")
         assert letter.properties["DeadLetterReason"] == "MaxDeliveryCountExceeded"
 
 
@@ -103,8 +103,8 @@ def test_a_namespace_by_connection_string_has_places_too(runtime: ServicebusRunt
             place.limiting(3)
             place.expiring(60.0)
             place.alter()
-            stored = runtime.namespace.wires(place.queue)
+            stored = runtime.namespace.raw_messages(place.queue)
             assert [each.body for each in stored] == [b"x", b"damaged"]
-            assert runtime.namespace.wires(place.queue) == there.namespace.wires(place.queue)
+            assert runtime.namespace.raw_messages(place.queue) == there.namespace.raw_messages(place.queue)
         with pytest.raises(NotHere, match="connection_string"):
             ServicebusHarness().at(beside.url, {}, Path())

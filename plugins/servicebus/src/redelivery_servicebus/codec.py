@@ -165,7 +165,7 @@ def decode(raw: Any) -> Decoded:
 
 
 def _decode(raw: Any) -> Decoded:
-    properties = texts(raw.raw_amqp_message.application_properties)
+    properties = properties_of(raw)
     value, fault = _body(raw.raw_amqp_message)
     packed: dict[str, Any] = {}
     try:
@@ -186,12 +186,12 @@ def _decode(raw: Any) -> Decoded:
     return Decoded(message, fault, packed.get("attempt", 0))
 
 
-def changed(letter: Encoded, raw: Any) -> dict[str, str]:
+def changed_properties(letter: Encoded, raw: Any) -> dict[str, str]:
     """Return the properties that make a received message into this letter, where its body stays the same.
 
     Properties of a message in its queue can be set, and not removed: ours lists those that are not the letter's.
     """
-    found = texts(raw.raw_amqp_message.application_properties)
+    found = properties_of(raw)
     wanted = dict(letter.properties)
     packed = json.loads(wanted.pop(PACKED, "{}"))
     if packed.get("id", True) is True and letter.message_id != message_id(raw):
@@ -203,16 +203,16 @@ def changed(letter: Encoded, raw: Any) -> dict[str, str]:
     return {name: value for name, value in wanted.items() if found.get(name) != value}
 
 
-def marks(letter: Encoded, raw: Any, reason: str, description: str) -> tuple[str, str, dict[str, str]]:
+def letter_in_place(letter: Encoded, raw: Any, reason: str, description: str) -> tuple[str, str, dict[str, str]]:
     """Return reason, description and properties of a received message that becomes this letter in its place.
 
     What does not fit beside its own properties is left out, as the message can be kept nowhere else: first the letter's
     properties, then the description.
     """
-    found = {name: str(value) for name, value in texts(raw.raw_amqp_message.application_properties).items()}
+    found = {name: str(value) for name, value in properties_of(raw).items()}
     reason, description = reason[:TEXT], description[:TEXT]
-    for text, added in ((description, changed(letter, raw)), (description, {})):
-        if _misfit({**found, **added, REASON: reason, DESCRIPTION: text}) is None:
+    for text, added in ((description, changed_properties(letter, raw)), (description, {})):
+        if _why_too_large({**found, **added, REASON: reason, DESCRIPTION: text}) is None:
             return reason, text, added
     return reason, "", {}
 
@@ -225,9 +225,11 @@ def message_id(raw: Any) -> str | None:
     return found.hex() if isinstance(found, bytes) else str(found)
 
 
-def texts(properties: Mapping[Any, Any] | None) -> dict[str, Any]:
-    """Return application properties with names as text, and values as text where they are UTF-8 text."""
-    return {str(_text(name)): _text(value) for name, value in (properties or {}).items()}
+def properties_of(raw: Any) -> dict[str, Any]:
+    """Return a received message's properties with names as text, and values as text where they are UTF-8 text."""
+    return {
+        str(_text(name)): _text(value) for name, value in (raw.raw_amqp_message.application_properties or {}).items()
+    }
 
 
 def _text(value: Any) -> Any:
@@ -276,7 +278,7 @@ def _check_headers(size: int, headers: Headers, properties: Mapping[str, str]) -
         raise _refused(f"its headers have {size} bytes, and {HEADERS_BYTES} are sure to fit", Code.TOO_LARGE)
     if any(len(value or b"") > HEADER_VALUE_BYTES for _, value in headers):
         raise _refused(f"a header has more than {HEADER_VALUE_BYTES} bytes", Code.TOO_LARGE)
-    misfit = _misfit(properties)
+    misfit = _why_too_large(properties)
     if misfit is not None:
         raise _refused(f"{misfit}; put large keys and headers into the value", Code.TOO_LARGE)
 
@@ -289,7 +291,7 @@ def _check_sizes(size: int, most: int, id_: str | None) -> None:
         raise _refused(f"its id has {len(id_)} characters, and Service Bus accepts {ID_LENGTH} bytes", Code.TOO_LARGE)
 
 
-def _misfit(properties: Mapping[str, str]) -> str | None:
+def _why_too_large(properties: Mapping[str, str]) -> str | None:
     """Return why properties do not fit into a message."""
     sizes = [len(name.encode()) + len(value.encode()) + 8 for name, value in properties.items()]
     if max(sizes, default=0) <= PROPERTY_BYTES and sum(sizes) <= PROPERTIES_BYTES:

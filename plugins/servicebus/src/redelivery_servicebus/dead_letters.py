@@ -149,7 +149,7 @@ class _Place:
                         raise self._late("removing from", removed)
                     removed += self._remove_deferred(handler, number, deadline)
         finally:
-            self._give_back(others, deadline)
+            self._abandon(others, deadline)
         if waiting:  # the link still asks for them, and would take later messages instead
             self._link.drop(wait=True)
         if waiting and _ACTIVE in self._states(waiting, deadline).values():
@@ -226,12 +226,12 @@ class _Place:
             raise
         return _completed(handler, raw.lock_token, deadline.left())
 
-    def _give_back(self, others: dict[int, object], deadline: Deadline) -> None:
+    def _abandon(self, others: dict[int, object], deadline: Deadline) -> None:
         """Abandon these locks. Those that it does not abandon in time run out by themselves."""
         for token in others.values():
             try:
                 self._link.open(deadline.left())
-                with self._link.using(deadline.left(), f"giving back to {self.path!r}") as handler:
+                with self._link.using(deadline.left(), f"abandoning letters of {self.path!r}") as handler:
                     private.abandon(handler, token, deadline.left())
             except BrokerError as error:
                 if not is_lost(error):

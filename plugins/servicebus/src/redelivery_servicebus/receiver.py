@@ -159,11 +159,11 @@ class ServicebusReceiver(Resource, Receiver):
             self._replace(received, self._address.dead_letters.queue, codec.outgoing(letter), deadline)
             return
         letter = codec.encode(outcome.letter, None, attempt=earlier)
-        marks = codec.marks(letter, raw, outcome.reason, outcome.description)
-        if not marks[2] and codec.changed(letter, raw):  # if it were refused, it would come again forever
+        in_place = codec.letter_in_place(letter, raw, outcome.reason, outcome.description)
+        if not in_place[2] and codec.changed_properties(letter, raw):  # if it were refused, it would come again forever
             text = "servicebus: message %s of queue %r is dead-lettered without its context: its properties fill it"
             log.warning(text, received.position, self._address.queue)
-        self._by_token(private.dead_letter, received, deadline, *marks)
+        self._by_token(private.dead_letter, received, deadline, *in_place)
 
     def _retry_later(self, received: Received, delay: timedelta, deadline: Deadline) -> None:
         """Send a scheduled copy, then complete: see docs/decisions/0014."""

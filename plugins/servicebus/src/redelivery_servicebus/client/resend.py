@@ -16,7 +16,7 @@ from azure.servicebus.amqp import (
 from redelivery.contract.codes import Code
 from redelivery.errors import Permanent
 from redelivery_servicebus.client.private import as_message
-from redelivery_servicebus.codec import PACKED, message_id, texts
+from redelivery_servicebus.codec import PACKED, message_id, properties_of
 
 #: Attributes that a copy keeps.
 _KEPT: Final = (
@@ -43,7 +43,7 @@ def copy_of(raw: ServiceBusReceivedMessage, attempt: int) -> ServiceBusMessage:
 
 def _copied(raw: ServiceBusReceivedMessage, attempt: int) -> ServiceBusMessage:
     source = raw.raw_amqp_message
-    properties = texts(source.application_properties)
+    properties = properties_of(raw)
     try:
         packed = dict(json.loads(properties.get(PACKED, "{}")))
     except (ValueError, TypeError, RecursionError):  # it cannot be decoded, so it stays as another producer wrote it

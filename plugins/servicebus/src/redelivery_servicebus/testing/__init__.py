@@ -12,13 +12,14 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from redelivery.base.urls import resolve_secrets, split_url
 from redelivery.contract.message import Message
+from redelivery.kit.address import split_url
+from redelivery.kit.options import resolve_secrets
 from redelivery_conformance.harness import SUBSCRIBERS, CannotShow, Harness, Kind, NotHere, Outage, Place, Runtime
 from redelivery_conformance.proxy import Proxy
 from redelivery_servicebus.testing import reading
 from redelivery_servicebus.testing.namespace import Azure
-from redelivery_servicebus.testing.reading import Wire
+from redelivery_servicebus.testing.reading import RawMessage
 from servicebus_standin import StandIn
 from servicebus_standin.codec import APPLICATION, DATA, section, write
 
@@ -47,7 +48,7 @@ class Namespace(Protocol):
     def delete_topic(self, name: str) -> None:
         """Remove it, with its subscriptions."""
 
-    def wires(self, path: str) -> Sequence[Wire]:
+    def raw_messages(self, path: str) -> Sequence[RawMessage]:
         """Return the messages of a queue, in order, and leave them there."""
 
     def damage(self, name: str) -> None:
@@ -57,8 +58,8 @@ class Namespace(Protocol):
 class Embedded(StandIn):
     """The stand-in as a namespace of places."""
 
-    def wires(self, path: str) -> Sequence[Wire]:
-        return [Wire(each.body, each.message_id, each.application_properties) for each in self.messages(path)]
+    def raw_messages(self, path: str) -> Sequence[RawMessage]:
+        return [RawMessage(each.body, each.message_id, each.application_properties) for each in self.messages(path)]
 
     def damage(self, name: str) -> None:
         self.put(name, section(APPLICATION, write(dict(reading.DAMAGED))) + section(DATA, write(b"damaged")))
@@ -89,10 +90,13 @@ class ServicebusPlace(Place):
         return name
 
     def stored(self, destination: str | None = None) -> Sequence[Message]:
-        return [reading.message(each) for each in self._namespace.wires(destination or self.queue)]
+        return [reading.message(each) for each in self._namespace.raw_messages(destination or self.queue)]
 
     def snapshot(self) -> object:
-        return [(name, self._namespace.wires(name), self._namespace.wires(name + DEAD)) for name in sorted(self._made)]
+        return [
+            (name, self._namespace.raw_messages(name), self._namespace.raw_messages(name + DEAD))
+            for name in sorted(self._made)
+        ]
 
     def logins(self, secret: str) -> Iterator[Mapping[str, str]]:
         own = {name: value for name, value in self.options.items() if name != CONNECTION_STRING}

@@ -10,7 +10,7 @@ from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusSubQ
 from azure.servicebus.management import ServiceBusAdministrationClient
 
 from redelivery_servicebus.testing import reading
-from redelivery_servicebus.testing.reading import Wire
+from redelivery_servicebus.testing.reading import RawMessage
 
 _DURATIONS: Final = ("lock_duration", "default_message_time_to_live")
 _DEAD: Final = "/$DeadLetterQueue"
@@ -57,15 +57,15 @@ class Azure:
         with self._admin() as admin:
             admin.delete_topic(name)
 
-    def wires(self, path: str) -> Sequence[Wire]:
+    def raw_messages(self, path: str) -> Sequence[RawMessage]:
         """Return the messages of a queue, by peeking."""
         sub = ServiceBusSubQueue.DEAD_LETTER if path.endswith(_DEAD) else None
-        found: list[Wire] = []
+        found: list[RawMessage] = []
         with self._client() as client, client.get_queue_receiver(path.removesuffix(_DEAD), sub_queue=sub) as receiver:
             first = 1
             while peeked := receiver.peek_messages(250, sequence_number=first):
                 first = (peeked[-1].sequence_number or 0) + 1
-                found += [Wire(b"".join(each.body), each.message_id, _texts(each)) for each in peeked]
+                found += [RawMessage(b"".join(each.body), each.message_id, _texts(each)) for each in peeked]
         return found
 
     def damage(self, name: str) -> None:

@@ -22,7 +22,7 @@ DAMAGED: Final = {PACKED: "{oops"}
 
 
 @dataclass(frozen=True, slots=True)
-class Wire:
+class RawMessage:
     """A message, as far as it is read here."""
 
     body: bytes | None
@@ -30,17 +30,17 @@ class Wire:
     properties: Mapping[str, Any]
 
 
-def message(wire: Wire) -> Message:
+def message(raw: RawMessage) -> Message:
     """Return the message that was sent."""
-    properties = dict(wire.properties)
+    properties = dict(raw.properties)
     packed = json.loads(properties.pop(PACKED, "{}"))
     id_ = packed.get("id", True)
     body = packed.get("body")
     return Message(
-        value=None if body == "null" else wire.body or b"",
+        value=None if body == "null" else raw.body or b"",
         key=_bytes(packed.get("key")),
         headers=_headers(packed.get("headers", ()), properties),
-        id=wire.message_id if id_ is True else id_ if isinstance(id_, str) else None,
+        id=raw.message_id if id_ is True else id_ if isinstance(id_, str) else None,
         timestamp_ms=packed.get("timestamp"),
     )
 
