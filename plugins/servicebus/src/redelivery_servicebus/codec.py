@@ -296,7 +296,7 @@ def _why_too_large(properties: Mapping[str, str]) -> str | None:
     sizes = [len(name.encode()) + len(value.encode()) + 8 for name, value in properties.items()]
     if max(sizes, default=0) <= PROPERTY_BYTES and sum(sizes) <= PROPERTIES_BYTES:
         return None
-    return f"its properties have {sum(sizes)} bytes, of {PROPERTY_BYTES} each and {PROPERTIES_BYTES} together"
+    return f"its properties have {sum(sizes)} bytes; {PROPERTY_BYTES} fit for one and {PROPERTIES_BYTES} for all"
 
 
 def _unpacked(text: Any) -> dict[str, Any]:
