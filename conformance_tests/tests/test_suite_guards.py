@@ -11,7 +11,7 @@ import pytest
 from redelivery.contract.broker import Capabilities, Limits, Support
 from redelivery_conformance import BrokerSuite
 from redelivery_conformance.containers import Container, image_for
-from redelivery_conformance.harness import KINDS, Harness, NotHere, Runtime, start
+from redelivery_conformance.harness import RUNTIME_KINDS, Harness, NotHere, Runtime, start
 from redelivery_conformance.memory import MemoryHarness, MemoryRuntime
 
 pytest_plugins = ["pytester"]
@@ -189,7 +189,7 @@ class Ordered(Harness):
 
             return begin
 
-        return {kind: starter(kind) for kind in reversed(KINDS) if kind != "url"}
+        return {kind: starter(kind) for kind in reversed(RUNTIME_KINDS) if kind != "url"}
 
 
 def test_runtimes_are_tried_from_the_truest_to_the_stand_in(tmp_path, monkeypatch):

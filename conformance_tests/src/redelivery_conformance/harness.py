@@ -24,8 +24,8 @@ from redelivery.registry import connect, installed, open_broker
 GROUP: Final = "redelivery_testing"
 
 #: What a broker under test can be, in the order in which it is looked for.
-Kind: TypeAlias = Literal["url", "container", "process", "embedded"]
-KINDS: Final[tuple[Kind, ...]] = ("url", "container", "process", "embedded")
+RuntimeKind: TypeAlias = Literal["url", "container", "process", "embedded"]
+RUNTIME_KINDS: Final[tuple[RuntimeKind, ...]] = ("url", "container", "process", "embedded")
 
 #: How a broker can be out; `Place.outage` says what each means.
 Outage: TypeAlias = Literal["refused", "silent", "reset"]
@@ -210,7 +210,7 @@ class Runtime(ABC):
         across_processes: other processes of this host reach it too.
     """
 
-    kind: Kind
+    kind: RuntimeKind
     description: str
     cannot_show: Sequence[str] = ()
     gaps: Mapping[str, str] = MappingProxyType({})
@@ -234,7 +234,7 @@ class Harness(ABC):
 
     name: ClassVar[str]
 
-    def starts(self) -> Mapping[Kind, Callable[[Path], Runtime]]:
+    def starts(self) -> Mapping[RuntimeKind, Callable[[Path], Runtime]]:
         """How it is started here, by kind. Each takes a scratch folder and raises NotHere with what to install."""
         return {}
 
@@ -265,7 +265,7 @@ class Unregistered(Harness):
 
 
 def start(
-    harness: Harness, url: str | None, options: Mapping[str, str], scratch: Path, kind: Kind | None = None
+    harness: Harness, url: str | None, options: Mapping[str, str], scratch: Path, kind: RuntimeKind | None = None
 ) -> Runtime:
     """The first runtime that is available: the URL if one is given; else container, process, embedded stand-in.
 
@@ -278,7 +278,7 @@ def start(
         return harness.at(url, options, scratch)
     starts = harness.starts()
     reasons = []
-    for each in KINDS if kind is None else (kind,):
+    for each in RUNTIME_KINDS if kind is None else (kind,):
         if each in starts:
             try:
                 return starts[each](scratch)

@@ -35,7 +35,7 @@ from redelivery.contract.broker import (
 from redelivery.contract.message import Message
 from redelivery.contract.spec import DeliverySpec, DeliveryStatus, Ref
 from redelivery.errors import ConfigurationError, Fatal, InvalidURL, Permanent, Retriable, Unsupported
-from redelivery_conformance.harness import Kind, Outage, Place, Runtime, Unregistered
+from redelivery_conformance.harness import Outage, Place, Runtime, RuntimeKind, Unregistered
 from redelivery_conformance.memory_receiver import MemoryReceiver
 from redelivery_conformance.memory_sender import MemorySender
 from redelivery_conformance.memory_store import Queue, Store
@@ -428,5 +428,5 @@ class MemoryHarness(Unregistered):
         super().__init__(plugin(broker))
         self._patience = patience
 
-    def starts(self) -> Mapping[Kind, Callable[[Path], Runtime]]:
+    def starts(self) -> Mapping[RuntimeKind, Callable[[Path], Runtime]]:
         return {"embedded": lambda _: MemoryRuntime(self._patience)}

@@ -107,6 +107,8 @@ class Proxy:
         """One connection to its end."""
         with near, far:
             with self._lock:
+                if self._listener.fileno() < 0:  # it came as the port was closed
+                    return
                 self._open |= {near, far}
             answers = threading.Thread(target=self._pass_on, args=(far, near, self._answering), daemon=True)
             answers.start()

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from redelivery.base.urls import redact, scheme_of
-from redelivery_conformance.harness import GROUP, Harness, Kind, NotHere, Runtime, start
+from redelivery_conformance.harness import GROUP, Harness, NotHere, Runtime, RuntimeKind, start
 
 
 class NoHarness(Exception):
@@ -25,7 +25,7 @@ class Target:
 
     harness: Harness | None
     url: str | None = None
-    kind: Kind | None = None
+    kind: RuntimeKind | None = None
 
     @property
     def id(self) -> str:
@@ -88,7 +88,7 @@ class Targets:
         urls: Sequence[str],
         names: Sequence[str],
         options: Mapping[str, str],
-        kinds: Sequence[Kind],
+        kinds: Sequence[RuntimeKind],
         scratch: Callable[[str], Path],
     ) -> None:
         self._urls = urls
@@ -97,7 +97,7 @@ class Targets:
         self._kinds = kinds
         self._scratch = scratch
         self._by_name: dict[str, Harness] = {}
-        self.accounts: dict[tuple[int, str | None, Kind | None], Account] = {}
+        self.accounts: dict[tuple[int, str | None, RuntimeKind | None], Account] = {}
 
     def of(self, broker: str | Harness | None) -> list[Target]:
         """The targets of a class of statements, by what its `broker` says. Raises NoHarness."""

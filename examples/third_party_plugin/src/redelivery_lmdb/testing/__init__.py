@@ -20,7 +20,7 @@ import lmdb
 import msgpack
 
 from redelivery.contract.message import Message
-from redelivery_conformance.harness import CannotShow, Harness, Kind, Outage, Place, Runtime
+from redelivery_conformance.harness import CannotShow, Harness, Outage, Place, Runtime, RuntimeKind
 
 DAMAGE = """
 import lmdb, sys
@@ -82,7 +82,7 @@ class LmdbPlace(Place):
 class LmdbRuntime(Runtime):
     """Nothing has to be started."""
 
-    kind: Kind = "embedded"
+    kind: RuntimeKind = "embedded"
     description = f"LMDB {'.'.join(map(str, lmdb.version()))}, in this process"
 
     def __init__(self, scheme: str, scratch: Path) -> None:
@@ -98,5 +98,5 @@ class LmdbHarness(Harness):
 
     name = "lmdb"
 
-    def starts(self) -> Mapping[Kind, Callable[[Path], Runtime]]:
+    def starts(self) -> Mapping[RuntimeKind, Callable[[Path], Runtime]]:
         return {"embedded": partial(LmdbRuntime, self.name)}

@@ -17,7 +17,7 @@ from urllib.parse import quote, unquote
 from redelivery.base.urls import split_url
 from redelivery.contract.message import Message
 from redelivery.formats import events
-from redelivery_conformance.harness import CannotShow, Harness, Kind, Outage, Place, Runtime
+from redelivery_conformance.harness import CannotShow, Harness, Outage, Place, Runtime, RuntimeKind
 
 
 class FilePlace(Place):
@@ -70,7 +70,7 @@ class FileRuntime(Runtime):
 
     cannot_show = ("power loss: no test cuts it", "several hosts: a folder is one host's")
 
-    def __init__(self, kind: Kind, path: Path) -> None:
+    def __init__(self, kind: RuntimeKind, path: Path) -> None:
         self.kind = kind
         self.description = f"folders in {path}"
         self._path = path / f"conformance-{secrets.token_hex(4)}"
@@ -85,7 +85,7 @@ class FileHarness(Harness):
 
     name = "file"
 
-    def starts(self) -> Mapping[Kind, Callable[[Path], Runtime]]:
+    def starts(self) -> Mapping[RuntimeKind, Callable[[Path], Runtime]]:
         return {"embedded": lambda scratch: FileRuntime("embedded", scratch)}
 
     def at(self, url: str, options: Mapping[str, str], scratch: Path) -> Runtime:  # noqa: ARG002 - a folder needs neither

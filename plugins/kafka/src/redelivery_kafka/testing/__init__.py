@@ -29,7 +29,7 @@ from redelivery.base.urls import redact, resolve_secrets
 from redelivery.contract.message import Message
 from redelivery.registry import installed
 from redelivery_conformance.containers import Container, free_port
-from redelivery_conformance.harness import CannotShow, Harness, Kind, NotHere, Outage, Place, Runtime
+from redelivery_conformance.harness import CannotShow, Harness, NotHere, Outage, Place, Runtime, RuntimeKind
 from redelivery_conformance.proxy import Proxy
 from redelivery_kafka.testing.damage import send_damaged
 from redelivery_kafka.testing.gaps import ABSENT
@@ -199,7 +199,7 @@ class KafkaRuntime(Runtime):
 
     def __init__(
         self,
-        kind: Kind,
+        kind: RuntimeKind,
         cluster: Cluster,
         description: str,
         *,
@@ -364,7 +364,7 @@ class KafkaHarness(Harness):
 
     name = "kafka"
 
-    def starts(self) -> Mapping[Kind, Callable[[Path], Runtime]]:
+    def starts(self) -> Mapping[RuntimeKind, Callable[[Path], Runtime]]:
         return {"container": lambda _: in_container(), "embedded": lambda _: embedded()}
 
     def at(self, url: str, options: Mapping[str, str], scratch: Path) -> Runtime:  # noqa: ARG002 - nothing is kept

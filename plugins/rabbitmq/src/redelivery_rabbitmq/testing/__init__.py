@@ -20,7 +20,16 @@ from redelivery.contract.spec import DeliverySpec
 from redelivery.kit.address import redact
 from redelivery.kit.options import resolve_secrets
 from redelivery_conformance.containers import Container
-from redelivery_conformance.harness import SUBSCRIBERS, CannotShow, Harness, Kind, NotHere, Outage, Place, Runtime
+from redelivery_conformance.harness import (
+    SUBSCRIBERS,
+    CannotShow,
+    Harness,
+    NotHere,
+    Outage,
+    Place,
+    Runtime,
+    RuntimeKind,
+)
 from redelivery_conformance.proxy import Proxy
 from redelivery_rabbitmq import connect
 from redelivery_rabbitmq.address import Address
@@ -167,7 +176,7 @@ class RabbitmqRuntime(Runtime):
 
     def __init__(
         self,
-        kind: Kind,
+        kind: RuntimeKind,
         cluster: Cluster,
         url: Callable[[str], str],
         *,
@@ -222,7 +231,7 @@ class RabbitmqHarness(Harness):
     def __init__(self, queue_type: str = "quorum") -> None:
         self._options = {} if queue_type == "quorum" else {"rabbitmq.queue_type": queue_type}
 
-    def starts(self) -> Mapping[Kind, Callable[[Path], Runtime]]:
+    def starts(self) -> Mapping[RuntimeKind, Callable[[Path], Runtime]]:
         return {"container": self._container, "process": self._process}
 
     def at(self, url: str, options: Mapping[str, str], scratch: Path) -> Runtime:  # noqa: ARG002 - nothing is written
@@ -247,13 +256,15 @@ class RabbitmqHarness(Harness):
 
     @staticmethod
     def _local(
-        kind: Kind, host: str, port: int, wait: Callable[[Callable[[], object], float], None]
-    ) -> tuple[Kind, Cluster, str]:
+        kind: RuntimeKind, host: str, port: int, wait: Callable[[Callable[[], object], float], None]
+    ) -> tuple[RuntimeKind, Cluster, str]:
         cluster = Cluster(pika.ConnectionParameters(host=host, port=port, socket_timeout=5, stack_timeout=5))
         wait(lambda: cluster.greets() and cluster.version(), START)
         return kind, cluster, f"{host}:{port}"
 
-    def _runtime(self, kind: Kind, cluster: Cluster, at: str, *, where: str, operator: Container | Node) -> Runtime:
+    def _runtime(
+        self, kind: RuntimeKind, cluster: Cluster, at: str, *, where: str, operator: Container | Node
+    ) -> Runtime:
         host, _, port = at.rpartition(":")
         return RabbitmqRuntime(
             kind,

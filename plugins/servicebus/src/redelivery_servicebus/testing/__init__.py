@@ -15,7 +15,16 @@ from typing import Any, Final, Protocol
 from redelivery.contract.message import Message
 from redelivery.kit.address import split_url
 from redelivery.kit.options import resolve_secrets
-from redelivery_conformance.harness import SUBSCRIBERS, CannotShow, Harness, Kind, NotHere, Outage, Place, Runtime
+from redelivery_conformance.harness import (
+    SUBSCRIBERS,
+    CannotShow,
+    Harness,
+    NotHere,
+    Outage,
+    Place,
+    Runtime,
+    RuntimeKind,
+)
 from redelivery_conformance.proxy import Proxy
 from redelivery_servicebus.testing import reading
 from redelivery_servicebus.testing.namespace import Azure
@@ -168,7 +177,7 @@ class ServicebusPlace(Place):
 class ServicebusRuntime(Runtime):
     """A namespace: the stand-in's, or the one of a connection string."""
 
-    def __init__(self, kind: Kind, description: str, namespace: Namespace, options: Mapping[str, str]) -> None:
+    def __init__(self, kind: RuntimeKind, description: str, namespace: Namespace, options: Mapping[str, str]) -> None:
         self.kind = kind
         self.description = description
         self.namespace = namespace
@@ -232,7 +241,7 @@ class ServicebusHarness(Harness):
 
     name = "servicebus"
 
-    def starts(self) -> Mapping[Kind, Callable[[Path], Runtime]]:
+    def starts(self) -> Mapping[RuntimeKind, Callable[[Path], Runtime]]:
         """The stand-in. Microsoft's emulator needs a database beside it: start it yourself, and give its URL."""
         return {"embedded": lambda _: StandInRuntime()}
 
@@ -251,5 +260,5 @@ class ServicebusHarness(Harness):
 class ServicebusDuplicatesHarness(ServicebusHarness):
     """Queues with duplicate detection, of the stand-in."""
 
-    def starts(self) -> Mapping[Kind, Callable[[Path], Runtime]]:
+    def starts(self) -> Mapping[RuntimeKind, Callable[[Path], Runtime]]:
         return {"embedded": lambda _: StandInRuntime(duplicates=True)}

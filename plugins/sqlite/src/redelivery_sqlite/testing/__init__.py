@@ -18,7 +18,7 @@ from urllib.parse import parse_qsl, quote, unquote
 
 from redelivery.base.urls import split_url
 from redelivery.contract.message import Message
-from redelivery_conformance.harness import CannotShow, Harness, Kind, Outage, Place, Runtime
+from redelivery_conformance.harness import CannotShow, Harness, Outage, Place, Runtime, RuntimeKind
 
 
 class SqlitePlace(Place):
@@ -108,7 +108,7 @@ class SqliteRuntime(Runtime):
 
     cannot_show = ("power loss: no test cuts it", "several hosts: a file is one host's")
 
-    def __init__(self, kind: Kind, path: Path, queue: str | None = None) -> None:
+    def __init__(self, kind: RuntimeKind, path: Path, queue: str | None = None) -> None:
         self.kind = kind
         self.description = f"SQLite {sqlite3.sqlite_version}, {'the file' if queue else 'files in'} {path}"
         self._path = path
@@ -128,7 +128,7 @@ class SqliteHarness(Harness):
 
     name = "sqlite"
 
-    def starts(self) -> Mapping[Kind, Callable[[Path], Runtime]]:
+    def starts(self) -> Mapping[RuntimeKind, Callable[[Path], Runtime]]:
         return {"embedded": lambda scratch: SqliteRuntime("embedded", scratch)}
 
     def at(self, url: str, options: Mapping[str, str], scratch: Path) -> Runtime:  # noqa: ARG002 - a file needs neither

@@ -21,7 +21,7 @@ from redelivery.contract.message import Message
 from redelivery.contract.spec import DeliverySpec
 from redelivery.kit.options import resolve_secrets
 from redelivery_conformance.containers import Container
-from redelivery_conformance.harness import CannotShow, Harness, Kind, NotHere, Outage, Place, Runtime
+from redelivery_conformance.harness import CannotShow, Harness, NotHere, Outage, Place, Runtime, RuntimeKind
 from redelivery_conformance.proxy import Proxy
 from redelivery_conformance.subject import Subject
 from redelivery_sqs import connect
@@ -159,7 +159,13 @@ class SqsRuntime(Runtime):
     """
 
     def __init__(
-        self, kind: Kind, description: str, options: Mapping[str, str], *, fifo: bool, beside: Address | None = None
+        self,
+        kind: RuntimeKind,
+        description: str,
+        options: Mapping[str, str],
+        *,
+        fifo: bool,
+        beside: Address | None = None,
     ) -> None:
         self.kind = kind
         self.description = description + (", FIFO queues" if fifo else "")
@@ -270,7 +276,7 @@ class SqsHarness(Harness):
     name = "sqs"
     fifo = False
 
-    def starts(self) -> Mapping[Kind, Callable[[Path], Runtime]]:
+    def starts(self) -> Mapping[RuntimeKind, Callable[[Path], Runtime]]:
         return {
             "container": lambda scratch: ElasticMq(Container("sqs", IMAGE, ports=[_PORT]), scratch, fifo=self.fifo),
             "embedded": lambda scratch: Moto(scratch, fifo=self.fifo),
@@ -287,7 +293,7 @@ class SqsFifoHarness(SqsHarness):
 
     fifo = True
 
-    def starts(self) -> Mapping[Kind, Callable[[Path], Runtime]]:
+    def starts(self) -> Mapping[RuntimeKind, Callable[[Path], Runtime]]:
         """Leave out the embedded server: it takes seconds for ten messages behind some hundred others."""
         return {kind: begin for kind, begin in super().starts().items() if kind != "embedded"}
 
