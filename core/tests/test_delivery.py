@@ -337,7 +337,7 @@ def test_an_engine_that_is_busy_with_many_letters_is_not_taken_for_a_plugin_that
 ) -> None:
     names = [f"m{n}" for n in range(300)]
     lent = Lent(work=scripted(**{name: ["permanent"] for name in names}), sink=scripted())
-    write, slow = Record.letter, 0.005
+    write, slow = Record.letter, 0.01
 
     def written(record: Record, *given: Any, **options: Any) -> Message:
         time.sleep(slow)  # a row's worth of work
@@ -345,7 +345,7 @@ def test_an_engine_that_is_busy_with_many_letters_is_not_taken_for_a_plugin_that
 
     monkeypatch.setattr(Record, "letter", written)
     with opened(lent) as delivery:
-        delivery._longest_call = 100 * slow
+        delivery._longest_call = 150 * slow
         delivery.write(batch(*names))
         assert delivery.finish().dead_lettered == len(names)
 
@@ -356,7 +356,7 @@ def test_who_does_not_return_is_named_and_a_slow_opening_is_no_hang(monkeypatch:
     delivery = opened(Lent(work=scripted(a=["permanent"]), sink=sink), timeout=timedelta(seconds=1))
     assert delivery._longest_call >= 30 + 2 * module.GRACE
     monkeypatch.setattr(module, "GRACE", 0.1)
-    delivery._longest_call = 0.5
+    delivery._longest_call = 2.0
     with pytest.raises(ContractViolation, match="the plugin at scripted:sink has not returned"):
         delivery.write(batch("a"))
         delivery.finish()

@@ -240,19 +240,38 @@ def test_terminate_of_what_is_not_leased_is_refused() -> None:
 
 def test_a_lease_is_kept_alive_while_a_handler_runs() -> None:
     world = World(message("a"))
-    report = world.subscription(lambda _: time.sleep(0.5), lease=timedelta(seconds=0.2)).run(until_empty=True)
+    deadline = time.monotonic() + 30
+
+    def handler(_message: Message) -> None:
+        while world.queue.extended < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    report = world.subscription(handler, lease=timedelta(seconds=1)).run(until_empty=True)
     assert world.queue.extended >= 2
     assert (report.received, report.accepted, report.lost) == (1, 1, 0)
 
 
-def test_a_lost_lease_is_never_settled() -> None:
+def once_settled(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+    """Have something done whenever the receiver has been asked to settle, whatever it answers."""
+    settle = LeasingReceiver.settle
+
+    def settled(receiver: LeasingReceiver, outcomes: Sequence[tuple[Received, Outcome]]) -> Sequence[Any]:
+        try:
+            return settle(receiver, outcomes)
+        finally:
+            act()
+
+    monkeypatch.setattr(LeasingReceiver, "settle", settled)
+
+
+def test_a_lost_lease_is_never_settled(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(message("a"))
 
     def handler(m: Message) -> None:
         world.queue.revoked.add("a")
 
     subscription = world.subscription(handler)
-    threading.Timer(0.5, subscription.stop).start()
+    once_settled(monkeypatch, subscription.stop)
     report = subscription.run()
     assert world.queue.settled == []
     assert report.lost == 1
@@ -268,12 +287,14 @@ def test_a_settlement_that_fails_for_a_moment_is_tried_again() -> None:
 
 
 @pytest.mark.parametrize("endless", [True, False])
-def test_a_settlement_given_up_ends_the_subscription_where_nothing_else_ends_the_lease(endless: bool) -> None:
+def test_a_settlement_given_up_ends_the_subscription_where_nothing_else_ends_the_lease(
+    endless: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world = World(message("a"), retry=0)
     world.queue.endless = endless
     world.queue.settle_errors = [Retriable("busy")]
     subscription = world.subscription(lambda _: None)
-    threading.Timer(1.0, subscription.stop).start()
+    once_settled(monkeypatch, subscription.stop)
     if endless:
         with pytest.raises(Retriable, match="busy"):
             subscription.run()
@@ -732,12 +753,9 @@ def test_until_empty_ends_though_another_took_what_was_put_off(monkeypatch: pyte
     monkeypatch.setattr("redelivery.receiving.leases.LATE", 0.2)
     world = World(message("a"), retry=2, backoff_policy="linear", backoff_delay=timedelta(seconds=0.6))
 
-    def handler(_message: Message) -> None:
-        threading.Timer(0.05, world.queue.items.clear).start()
-        raise ValueError("no such airport")
-
+    once_settled(monkeypatch, world.queue.items.clear)
     began = time.monotonic()
-    report = world.subscription(handler).run(until_empty=True)
+    report = world.subscription(fails).run(until_empty=True)
     assert (report.retried, report.dead_lettered) == (1, 0)
     assert time.monotonic() - began < 5
 
