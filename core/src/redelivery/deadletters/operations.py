@@ -6,7 +6,7 @@ A letter is sent back to work (redrive), or on to a sink (forward).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -59,11 +59,7 @@ def sent_back(letter: Letter, there: Capabilities, *, targeted: bool = True) -> 
     elif name is None and context.message_id is not None:
         # Not the letter's own: another letter may have it, and must not be taken for the same message.
         name = f"{context.message_id}{HOP_MARK}{letter.position}"
-    extra: dict[str, Any] = {}
-    for each, value in context.extra.items():
-        if each in columns and columns[each] is not bytes:
-            with contextlib.suppress(ValueError):  # somebody else wrote it: the message goes without
-                extra[each] = columns[each](value)
+    extra = _restored(context.extra, columns)
     sent = replace(
         message,
         id=name if name is None or context.maybe_delivered else f"{original_id(name, hop - 1)}{HOP_MARK}{hop}",
@@ -72,6 +68,16 @@ def sent_back(letter: Letter, there: Capabilities, *, targeted: bool = True) -> 
     )
     again = context.maybe_delivered
     return replace(sent, identity=identity.of_unchanged(sent, context) if again else identity.of_redriven(sent))
+
+
+def _restored(texts: Mapping[str, str], columns: Mapping[str, type]) -> dict[str, Any]:
+    """The values of the broker's own columns, from their texts in a context."""
+    extra: dict[str, Any] = {}
+    for name, text in texts.items():
+        if name in columns and columns[name] is not bytes:
+            with contextlib.suppress(ValueError):  # another program wrote it: the message goes without
+                extra[name] = columns[name](text)
+    return extra
 
 
 def original_id(name: str, hop: int) -> str:

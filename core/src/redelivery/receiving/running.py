@@ -151,10 +151,7 @@ class RunningSubscription:
             self._enforce_timeout()
             self._engine.turn(0.0)
             leases.tend()
-            if stopping:
-                if time.monotonic() > self._stop_by or not any(leased.began or leased.decided for leased in leases):
-                    return
-            elif until_empty and not leases and empty is not None and leases.delayed_retries.is_over(empty):
+            if self._has_stopped() if stopping else until_empty and self._is_empty(empty):
                 return
             room = 0 if stopping else workers.count + self._settings.prefetch - len(leases)
             if room > 0:
@@ -167,6 +164,15 @@ class RunningSubscription:
                     continue
             if len(leases):
                 self._take_results(workers.results(_GLANCE))
+
+    def _has_stopped(self) -> bool:
+        """Whether a run that is to stop may end: nothing is under way, or its time is over."""
+        under_way = any(leased.began or leased.decided for leased in self._leases)
+        return time.monotonic() > self._stop_by or not under_way
+
+    def _is_empty(self, looked: float | None) -> bool:
+        """Whether nothing is leased, and a look at this time, which found nothing, was the last one needed."""
+        return not self._leases and looked is not None and self._leases.delayed_retries.is_over(looked)
 
     def _begin(self, leased: LeasedMessage) -> None:
         undecodable = leased.received.undecodable

@@ -101,8 +101,7 @@ def resolve(
         Unsupported: the broker cannot carry a column, or the content mode.
     """
     positions = _positions(schema)
-    has_events = "type" in positions and "source" in positions
-    mode = content_mode or ("raw" if not has_events else "binary" if capabilities.cloudevents_prefix else "structured")
+    mode = content_mode or _mode_of(positions, capabilities)
     if mode == "binary" and capabilities.cloudevents_prefix is None:
         raise Unsupported(f"{broker!r} has no binary mode for CloudEvents; use contentMode=structured")
     whole_row = "value" not in positions
@@ -136,6 +135,13 @@ def resolve(
         row=tuple(others) if whole_row else (),
         value_is_json=whole_row,
     )
+
+
+def _mode_of(names: Collection[str], capabilities: Capabilities) -> ContentMode:
+    """The content mode where none was asked for."""
+    if "type" not in names or "source" not in names:
+        return "raw"
+    return "binary" if capabilities.cloudevents_prefix else "structured"
 
 
 class _Found:

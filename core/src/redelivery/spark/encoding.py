@@ -226,19 +226,9 @@ class Encoder:
 
     def _judge_message(self, piece: _Piece, index: int) -> tuple[Stage, Permanent] | None:
         is_event = self._layout.mode != "raw" and piece.event.is_event(index)
-        if piece.headers is not None:
-            for header in piece.headers[index].as_py() or ():
-                if header is None or header["key"] is None:
-                    return "HEADER_CONVERTER", Permanent(
-                        "a header has no name", code=Code.INVALID_MESSAGE, native_code="invalid-header"
-                    )
-                name = header["key"]
-                if re.search(vectors.CONTROL, name):
-                    text = f"the header name {name!r} holds a control character"
-                    return "HEADER_CONVERTER", Permanent(text, code=Code.INVALID_MESSAGE, native_code="invalid-header")
-                if is_event and re.search(self._bad_names, name):
-                    text = f"the header {name!r} is one that the event's own attributes are written to"
-                    return "HEADER_CONVERTER", Permanent(text, code=Code.INVALID_MESSAGE, native_code="invalid-header")
+        fault = self._header_fault(piece, index, is_event=is_event)
+        if fault is not None:
+            return "HEADER_CONVERTER", Permanent(fault, code=Code.INVALID_MESSAGE, native_code="invalid-header")
         in_json = is_event and self._layout.mode == "structured"
         if not in_json and not self._capabilities.null_value and not piece.value[index].is_valid:
             text = "the value is null, which this destination cannot carry"
@@ -248,6 +238,18 @@ class Encoder:
         check_data = self._layout.mode == "structured"
         error = cloudevents.judge(piece.event, index, self._require, check_data=check_data)
         return None if error is None else (self._stage_of_attributes, error)
+
+    def _header_fault(self, piece: _Piece, index: int, *, is_event: bool) -> str | None:
+        """Why no message can have the headers of a row; None where it can."""
+        for header in () if piece.headers is None else piece.headers[index].as_py() or ():
+            name = header and header["key"]
+            if name is None:
+                return "a header has no name"
+            if re.search(vectors.CONTROL, name):
+                return f"the header name {name!r} holds a control character"
+            if is_event and re.search(self._bad_names, name):
+                return f"the header {name!r} is one that the event's own attributes are written to"
+        return None
 
     def _reject(self, piece: _Piece, index: int, stage: Stage, error: Permanent) -> Rejected:
         headers: Headers = ()
