@@ -114,7 +114,7 @@ ALWAYS = {"__init__", "address", "codec", "errors", "testing"}
 WHERE_IT_CAN = {"send": "sender", "receive": "receiver", "browse": "dead_letters", "provision": "admin"}
 PLUGIN_FILES = ALWAYS | set(WHERE_IT_CAN.values()) | {"options", "client"}
 #: Plugins that are still to be laid out so; the list only gets shorter, and goes with its last name.
-NOT_YET = {"file", "lmdb"}
+NOT_YET = {"lmdb"}
 
 
 def plugin_files() -> dict[str, set[str]]:

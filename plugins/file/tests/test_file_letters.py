@@ -36,9 +36,9 @@ from redelivery.errors import (
 )
 from redelivery.formats import dialects
 from redelivery.registry import connect
-from redelivery_file import folder as folder_module
-from redelivery_file.errors import BY_ERRNO, classify
-from redelivery_file.folder import Folder, file_name, is_letter
+from redelivery_file.client import folder as folder_module
+from redelivery_file.client.folder import Folder, file_name, is_letter
+from redelivery_file.errors import BY_ERRNO, TABLE
 
 EVENT = Message(
     value=b'{"delay": 3}',
@@ -237,7 +237,7 @@ def test_file_torn_and_foreign_files_are_left_alone_with_a_warning(tmp_path, cap
 
 @pytest.mark.parametrize("code", sorted(errno.errorcode))
 def test_file_every_error_of_the_system_has_a_class_and_advice(code):
-    found = classify(OSError(code, os.strerror(code)), "writing")
+    found = TABLE.error(OSError(code, os.strerror(code)), "writing")
     assert found.native_code == errno.errorcode[code]
     assert os.strerror(code) in str(found)
     assert isinstance(found, BrokerError)

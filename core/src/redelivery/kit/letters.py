@@ -1,13 +1,19 @@
-"""Letters that no error context of ours explains: what cannot be decoded, and what the broker itself gave up."""
+"""Error contexts: of letters that we wrote, of what cannot be decoded, and of what the broker itself gave up.
+
+Core writes contexts into headers and reads them. A plugin does so only where it keeps letters in a form of its own:
+`attach` adds a context to a message, `read` finds it, `strip` removes it, `included` returns the record and the
+settings that it holds where a spec asked for them.
+"""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
 from redelivery.contract.codes import Code
-from redelivery.contract.context import INVALID, ErrorContext
+from redelivery.contract.context import INVALID, ErrorContext, checked
+from redelivery.formats.dialects import attach, included, read, strip
 
-__all__ = ["KINDS", "given_up", "undecodable"]
+__all__ = ["KINDS", "attach", "checked", "given_up", "included", "read", "strip", "undecodable"]
 
 #: Kinds of what a broker does by itself, with the code that says the same.
 KINDS: Final = {Code.EXPIRED: "expired", Code.DELIVERY_LIMIT: "delivery-limit", Code.TERMINATED: "terminated"}

@@ -1,41 +1,52 @@
-"""Every error of the operating system as one of redelivery's classes: the only file that knows errno.
-
-This file must not touch the folder nor decide what follows from an error.
-"""
+"""Every error of the operating system as one of redelivery's."""
 
 from __future__ import annotations
 
 import errno
+from dataclasses import replace
+from typing import Final
 
 from redelivery.errors import Ambiguous, BrokerError, Fatal, Permanent, Retriable
+from redelivery.kit.errors import BUG, ClientError, Code, ErrorTable, Rule
 
-_Rule = tuple[type[BrokerError], str]
+_ROOM: Final = Rule(Retriable, Code.FULL, "no room left for it; remove letters, or make room on the disk")
+_DENIED: Final = Rule(Fatal, Code.NOT_AUTHORIZED, "this user needs write and search permission on the folder")
+_MISSING: Final = Rule(
+    Fatal, Code.NO_SUCH_DESTINATION, "the folder is missing: make it, or provision it, or correct the URL"
+)
+_AGAIN: Final = Rule(Retriable, Code.UNAVAILABLE, "nothing was written; it may be tried again")
+_FILES: Final = Rule(Retriable, Code.UNAVAILABLE, "too many open files; raise the limit (ulimit -n), or close some")
+_LINK: Final = Rule(
+    Fatal,
+    Code.MISCONFIGURED,
+    "the file system has no hard links, which put a letter in place at once: choose a folder on another",
+)
+_DISK: Final = Rule(
+    Retriable, Code.UNAVAILABLE, "the disk failed before the letter was in its place; look into the system's log"
+)
+_UNFORESEEN: Final = replace(BUG, advice="this was not foreseen: please report it")
 
-_ROOM = (Retriable, "no room left for it; remove letters, or make room on the disk")
-_DENIED = (Fatal, "this user needs write and search permission on the folder")
-_MISSING = (Fatal, "the folder is missing: make it, or provision it, or correct the URL")
-_AGAIN = (Retriable, "nothing was written; it may be tried again")
-_FILES = (Retriable, "too many open files; raise the limit (ulimit -n), or close some")
-_NAME = (Fatal, "the folder's path is longer than the file system takes: choose a shorter one")
-_LINK = (Fatal, "the file system has no hard links, which put a letter in place at once: choose a folder on another")
-_DISK = (Retriable, "the disk failed before the letter was in its place; look into the system's log")
-_UNFORESEEN = (Fatal, "this was not foreseen: please report it")
+
+def _path(advice: str) -> Rule:
+    return Rule(Fatal, Code.INVALID_DESTINATION, advice)
+
 
 #: By errno. What is missing here counts as fatal.
-BY_ERRNO: dict[int, _Rule] = {
+BY_ERRNO: Final[dict[int, Rule]] = {
     errno.ENOSPC: _ROOM,
     errno.EDQUOT: _ROOM,
-    errno.EROFS: (Fatal, "the file system is mounted read-only: choose a folder on another"),
+    errno.EROFS: Rule(Fatal, Code.NOT_AUTHORIZED, "the file system is mounted read-only: choose a folder on another"),
     errno.EACCES: _DENIED,
-    errno.EPERM: (
+    errno.EPERM: Rule(
         Fatal,
+        Code.NOT_AUTHORIZED,
         "not permitted: this user needs write and search permission on the folder, and its file system hard links",
     ),
     errno.ENOENT: _MISSING,
-    errno.ENOTDIR: (Fatal, "its path is not that of a folder: correct the URL"),
-    errno.ELOOP: (Fatal, "its path runs in a circle of symbolic links: correct them, or the URL"),
-    errno.ENAMETOOLONG: _NAME,
-    errno.EFBIG: (Permanent, "larger than a file may be here"),
+    errno.ENOTDIR: _path("its path is not that of a folder: correct the URL"),
+    errno.ELOOP: _path("its path runs in a circle of symbolic links: correct them, or the URL"),
+    errno.ENAMETOOLONG: _path("the folder's path is longer than the file system takes: choose a shorter one"),
+    errno.EFBIG: Rule(Permanent, Code.TOO_LARGE, "larger than a file may be here"),
     errno.EIO: _DISK,
     errno.EMFILE: _FILES,
     errno.ENFILE: _FILES,
@@ -44,7 +55,7 @@ BY_ERRNO: dict[int, _Rule] = {
     errno.EINTR: _AGAIN,
     errno.EBUSY: _AGAIN,
     errno.ETIMEDOUT: _AGAIN,
-    errno.ESTALE: (Retriable, "the network file system lost the folder; it may come back"),
+    errno.ESTALE: Rule(Retriable, Code.UNAVAILABLE, "the network file system lost the folder; it may come back"),
     errno.EMLINK: _LINK,
     errno.EXDEV: _LINK,
     errno.ENOSYS: _LINK,
@@ -59,17 +70,17 @@ BY_ERRNO: dict[int, _Rule] = {
 }
 
 
-def classify(error: OSError, doing: str) -> BrokerError:
-    """The error as redelivery's, its text saying what was being done and what to do; chain it from the original."""
-    kind, advice = BY_ERRNO.get(error.errno or 0, _UNFORESEEN)
-    return kind(f"file: {doing}: {error.strerror or error}; {advice}", native_code=_name(error))
+def _describe(error: OSError) -> ClientError:
+    name = errno.errorcode.get(error.errno or 0, type(error).__name__)
+    return ClientError(error.strerror or str(error), codes=(error.errno,), name=name)
 
 
-def classify_unconfirmed(error: OSError, doing: str) -> Ambiguous:
-    """The error of the last step, after a letter was put in its place: it is there, but may not outlive a crash."""
-    text = f"file: {doing}: {error.strerror or error}; the letter is in its place, but may not outlive a crash"
-    return Ambiguous(text, native_code=_name(error))
+TABLE: Final = ErrorTable(
+    "file", by_class={OSError: _UNFORESEEN}, by_code=BY_ERRNO, otherwise=_UNFORESEEN, describe=_describe
+)
 
 
-def _name(error: OSError) -> str:
-    return errno.errorcode.get(error.errno or 0, type(error).__name__)
+def unconfirmed(error: OSError, doing: str) -> BrokerError:
+    """Return the error of the last step, after a letter was put in its place: it may not outlive a crash."""
+    text = "the letter is in its place, but may not outlive a crash"
+    return TABLE.error(error, doing, rule=Rule(Ambiguous, Code.UNCONFIRMED, text))

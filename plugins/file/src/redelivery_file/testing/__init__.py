@@ -14,9 +14,9 @@ from itertools import count
 from pathlib import Path
 from urllib.parse import quote, unquote
 
-from redelivery.base.urls import split_url
 from redelivery.contract.message import Message
-from redelivery.formats import events
+from redelivery.kit import events
+from redelivery.kit.address import split_url
 from redelivery_conformance.harness import CannotShow, Harness, Outage, Place, Runtime, RuntimeKind
 
 
@@ -34,7 +34,7 @@ class FilePlace(Place):
 
     def stored(self, destination: str | None = None) -> Sequence[Message]:  # noqa: ARG002 - a folder has no others
         lines = [json.loads(path.read_bytes()) for path in sorted(self.path.glob("[0-9]*.jsonl"))]
-        return [events.from_event(events.from_json(line["event"])) for line in lines]
+        return [events.from_json(line["event"]) for line in lines]
 
     def snapshot(self) -> object:
         if not self.path.is_dir():

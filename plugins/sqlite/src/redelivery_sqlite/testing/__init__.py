@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote
 
-from redelivery.base.urls import split_url
 from redelivery.contract.message import Message
+from redelivery.kit.address import split_url
 from redelivery_conformance.harness import CannotShow, Harness, Outage, Place, Runtime, RuntimeKind
 
 

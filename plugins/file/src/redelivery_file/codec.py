@@ -1,6 +1,6 @@
 """What a letter holds: one line, `{"event": <CloudEvent JSON>, "error": "<message>"}`, and back.
 
-A third member, `context`, only where it was asked for. This file must not touch the disk.
+A third member, `context`, only where it was asked for.
 """
 
 from __future__ import annotations
@@ -9,14 +9,15 @@ import json
 from dataclasses import MISSING, fields
 from typing import Any
 
-from redelivery.contract.context import ErrorContext, checked
+from redelivery.contract.context import ErrorContext
 from redelivery.contract.message import Message
 from redelivery.errors import Permanent
-from redelivery.formats import dialects, events
+from redelivery.kit import events, letters
+from redelivery.kit.errors import Code
 
 
-def write(message: Message, *, error: str | None = None, context: bool = False) -> tuple[str, bytes]:
-    """The event's id, and the line.
+def encode(message: Message, *, error: str | None = None, context: bool = False) -> tuple[str, bytes]:
+    """Return the event's id, and the line.
 
     Args:
         message: with or without an error context in its headers; the event is written without it.
@@ -26,35 +27,32 @@ def write(message: Message, *, error: str | None = None, context: bool = False) 
     Raises:
         Permanent: it cannot be written as JSON.
     """
-    known = dialects.read(message)
+    known = letters.read(message)
     if error is None:
         error = known.reason if known is not None else ""
-    event = events.to_json(events.to_event(dialects.strip(message, keep_type=True)))
+    event = events.to_json(letters.strip(message, keep_type=True))
     line: dict[str, Any] = {"event": event, "error": error}
     if context and known is not None:
-        line["context"] = {**_context_to_dict(known), **dialects.included(message)}
+        line["context"] = {**_context_to_dict(known), **letters.included(message)}
     try:
         text = json.dumps(line, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as cause:
-        raise Permanent(f"file: the event cannot be written as JSON: {cause}", native_code="JSON") from cause
+        raise Permanent(f"file: the event cannot be written as JSON: {cause}", code=Code.INVALID_MESSAGE) from cause
     return str(event["id"]), text.encode("ascii") + b"\n"
 
 
-def read(data: bytes) -> tuple[Message, ErrorContext]:
-    """The message and what is known of why it is here.
+def decode(data: bytes) -> tuple[Message, ErrorContext]:
+    """Return the message and what is known of why it is here.
 
     Raises:
-        ValueError: torn, or no letter; says why.
+        ValueError: it is torn, or not a letter; says why.
     """
     line = json.loads(data)
     if not isinstance(line, dict) or not isinstance(line.get("event"), dict) or not isinstance(line.get("error"), str):
         raise ValueError("it holds no object with the members 'event' and 'error'")  # noqa: TRY004 - as for torn JSON
     context = line.get("context")
-    known = checked(context if isinstance(context, dict) else {"reason": line["error"]})
-    try:
-        return events.from_event(events.from_json(line["event"])), known
-    except Exception as error:
-        raise ValueError(f"its event is no CloudEvent: {error}") from error
+    known = letters.checked(context if isinstance(context, dict) else {"reason": line["error"]})
+    return events.from_json(line["event"]), known
 
 
 def _context_to_dict(context: ErrorContext) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """A sender that keeps what another could not send: the dead letter sink as a wrapper around any sender.
 
 Written: the caller is told success, the file has taken responsibility. Not written: the same primary error comes out,
-with the sink's error as a note. This file must not retry, and classifies nothing: whatever the inner sender gives up
-is written, so put it around a sender that has had its retries.
+with the sink's error as a note. Whatever the inner sender gives up is written, so put it around a sender that has had
+its retries.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from redelivery.base.urls import redact
 from redelivery.contract.broker import Failure, Sender, Settled
 from redelivery.contract.message import Batch
 from redelivery.errors import BrokerError
-from redelivery_file import letter
-from redelivery_file.errors import classify
-from redelivery_file.folder import Folder
+from redelivery.kit.errors import redact
+from redelivery_file import codec
+from redelivery_file.client.folder import Folder
+from redelivery_file.errors import TABLE
 
 #: Names the folder; where it is unset, empty, missing or unwritable, there is no sink.
 VARIABLE = "REDELIVERY_DLQ_DIR"
@@ -96,7 +96,7 @@ class WithDeadLetterFolder(Sender):
         for index, primary in failed:
             event_id = batch.row(index).id or ""
             try:
-                event_id, line = letter.write(batch.row(index), error=redact(str(primary)))
+                event_id, line = codec.encode(batch.row(index), error=redact(str(primary)))
                 self._folder.write(event_id, line)
             except Exception as error:  # noqa: BLE001 - whatever keeps it from being written, the primary error comes first
                 unwritten.append(index)
@@ -116,7 +116,7 @@ class WithDeadLetterFolder(Sender):
         return sorted(unwritten)
 
     def _tell(self, event_id: str, primary: Exception, error: Exception) -> None:
-        shown = classify(error, f"writing into {str(self._folder.path)!r}") if isinstance(error, OSError) else error
+        shown = TABLE.error(error, f"writing into {str(self._folder.path)!r}") if isinstance(error, OSError) else error
         note = f"the dead letter folder failed too: {shown}"
         if note not in getattr(primary, "__notes__", ()):
             primary.add_note(note)

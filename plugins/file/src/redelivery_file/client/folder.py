@@ -1,8 +1,7 @@
 """The folder: letters are files in it, put in place whole or not at all, and never outside of it.
 
 A letter is written to a hidden file, fsynced, linked to its name without replacing what is there, and the folder
-fsynced. All of it goes by the open folder's descriptor and by names without a slash. This file must not know what a
-letter holds.
+fsynced. All of it goes by the open folder's descriptor and by names without a slash.
 """
 
 from __future__ import annotations
@@ -19,6 +18,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+from redelivery_file.address import Address
+from redelivery_file.errors import TABLE
 
 #: Bytes that a file name may have on every common file system.
 _NAME_MAX = 255
@@ -164,3 +166,13 @@ class Folder:
                     continue
                 _last_millis = millis
                 return name
+
+
+def open_folder(address: Address) -> Folder:
+    """Return the folder, opened.
+
+    Raises:
+        BrokerError
+    """
+    with TABLE.while_doing(f"opening {address.place}"):
+        return Folder(address.path)

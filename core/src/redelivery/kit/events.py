@@ -1,0 +1,28 @@
+"""Messages as CloudEvents in JSON, for brokers that store nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from redelivery.contract.message import Message
+from redelivery.formats import events
+
+__all__ = ["from_json", "to_json"]
+
+
+def to_json(message: Message) -> dict[str, Any]:
+    """Return a message as a CloudEvent in JSON; its key and headers are kept as attributes of ours."""
+    return events.to_json(events.to_event(message))
+
+
+def from_json(event: Mapping[str, Any]) -> Message:
+    """Return the message that `to_json` was given, or the message of any other CloudEvent.
+
+    Raises:
+        ValueError: it is not a CloudEvent; says why.
+    """
+    try:
+        return events.from_event(events.from_json(event))
+    except Exception as error:
+        raise ValueError(f"its event is not a CloudEvent: {error}") from error
