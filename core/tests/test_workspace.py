@@ -113,8 +113,6 @@ def test_no_path_of_a_machine_is_in_a_file() -> None:
 ALWAYS = {"__init__", "address", "codec", "errors", "testing"}
 WHERE_IT_CAN = {"send": "sender", "receive": "receiver", "browse": "dead_letters", "provision": "admin"}
 PLUGIN_FILES = ALWAYS | set(WHERE_IT_CAN.values()) | {"options", "client"}
-#: Plugins that are still to be laid out so; the list only gets shorter, and goes with its last name.
-NOT_YET = {"lmdb"}
 
 
 def plugin_files() -> dict[str, set[str]]:
@@ -132,14 +130,12 @@ def test_every_plugin_has_the_same_files() -> None:
     found = plugin_files()
     assert len(found) > 5
     unlike = {name: sorted(files - PLUGIN_FILES | ALWAYS - files) for name, files in found.items()}
-    assert {name for name, files in unlike.items() if files} == NOT_YET, unlike
+    assert {name: files for name, files in unlike.items() if files} == {}
 
 
 def test_a_plugin_has_a_file_for_each_role_that_it_has_and_for_its_options() -> None:
     files = plugin_files()
     for name, plugin in our_plugins().items():
-        if name in NOT_YET:
-            continue
         wanted = {file for role, file in WHERE_IT_CAN.items() if getattr(plugin.capabilities, role)}
         wanted |= {"options"} if plugin.options else set()
         assert wanted == files[name] & {*WHERE_IT_CAN.values(), "options"}, name
