@@ -17,7 +17,7 @@ def test_what_cannot_be_decoded_is_invalid_and_says_why() -> None:
 @pytest.mark.parametrize(
     ("code", "kind"),
     [(Code.EXPIRED, "expired"), (Code.DELIVERY_LIMIT, "delivery-limit"), (Code.TERMINATED, "terminated"),
-     (Code.FULL, "full")],
+     (Code.FULL, "full"), (Code.TOO_LARGE, "too-large")],
 )  # fmt: skip
 def test_what_the_broker_gave_up_has_one_kind_and_code_everywhere(code: Code, kind: str) -> None:
     context = given_up("carrier", code, "too old", attempts=3)

@@ -38,4 +38,5 @@ def given_up(broker: str, code: Code, reason: str, **more: Any) -> ErrorContext:
         reason: what the broker says, for people.
         more: further fields, as far as the broker tells them.
     """
-    return ErrorContext(kind=KINDS.get(code, code.lower()), code=code, reason=reason, broker=broker, **more)
+    kind = KINDS.get(code, code.lower().replace("_", "-"))
+    return ErrorContext(kind=kind, code=code, reason=reason, broker=broker, **more)

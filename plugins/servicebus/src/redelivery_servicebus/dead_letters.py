@@ -16,6 +16,7 @@ from redelivery.contract.broker import DeadLetters, Letter
 from redelivery.contract.codes import Code
 from redelivery.contract.context import ErrorContext
 from redelivery.errors import BrokerError, Retriable
+from redelivery.kit.letters import given_up, undecodable
 from redelivery.kit.plans import none_if_missing
 from redelivery.kit.roles import Resource
 from redelivery_servicebus import codec
@@ -41,13 +42,13 @@ _END: Final = 27.0
 _DIGITS: Final = 18
 _ACTIVE: Final = ServiceBusMessageState.ACTIVE
 _DEFERRED: Final = ServiceBusMessageState.DEFERRED
-#: Reasons that Service Bus itself gives: kind and code.
+#: Reasons that Service Bus itself gives.
 REASONS: Final = {
-    "MaxDeliveryCountExceeded": ("delivery-limit", Code.DELIVERY_LIMIT),
-    "TTLExpiredException": ("expired", Code.EXPIRED),
-    "HeaderSizeExceeded": ("too-large", Code.TOO_LARGE),
-    "MaxTransferHopCountExceeded": ("too-many-hops", Code.REJECTED),
-    "Session ID is null": ("invalid", Code.REJECTED),
+    "MaxDeliveryCountExceeded": Code.DELIVERY_LIMIT,
+    "TTLExpiredException": Code.EXPIRED,
+    "HeaderSizeExceeded": Code.TOO_LARGE,
+    "MaxTransferHopCountExceeded": Code.REJECTED,
+    "Session ID is null": Code.REJECTED,
 }
 
 
@@ -304,17 +305,16 @@ def _letter(raw: ServiceBusReceivedMessage, place: _Place) -> Letter:
 
 def _context(raw: ServiceBusReceivedMessage, decoded: codec.Decoded) -> ErrorContext | None:
     if decoded.fault is not None:
-        return ErrorContext(kind="invalid", code=Code.UNDECODABLE, reason=decoded.fault, broker="servicebus")
+        return undecodable("servicebus", decoded.fault)
     reason, description = raw.dead_letter_reason or "", raw.dead_letter_error_description or ""
     if not (reason or description):
         return None
-    kind, code = REASONS.get(reason, ("terminated", None))
-    return ErrorContext(
-        kind=kind,
-        code=code,
+    code = REASONS.get(reason)
+    return given_up(
+        "servicebus",
+        code or Code.TERMINATED,
+        (reason or description) if code is None else (description or reason),
         native_code=None if code is None else reason,
-        reason=(reason or description) if code is None else (description or reason),
-        broker="servicebus",
         source_topic=raw.dead_letter_source,
         message_id=decoded.message.id,
     )

@@ -90,7 +90,7 @@ class ServicebusReceiver(Resource, Receiver):
         self.check_open("settling in")
         deadline = self._deadline("settling in")
         call = Settlement(outcomes, is_held, self._lost)
-        for at, (received, outcome) in call.waiting(object):
+        for at, (received, outcome) in call.waiting():
             if deadline.is_late():
                 text = f"servicebus: {self.doing('settling in')}: not tried, because the call took too long"
                 call.answer_rest(Retriable(text, code=Code.DEADLINE_EXCEEDED))
@@ -138,7 +138,7 @@ class ServicebusReceiver(Resource, Receiver):
 
     # --- one message ---
 
-    def _settle(self, received: Received, outcome: object, deadline: Deadline) -> None:
+    def _settle(self, received: Received, outcome: Outcome, deadline: Deadline) -> None:
         """Raises LeaseLost, BrokerError."""
         match outcome:
             case Terminate():
