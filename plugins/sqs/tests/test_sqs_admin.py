@@ -1,4 +1,4 @@
-"""The admin of `sqs:`: what it makes, what it tells of what differs, and that it alters nothing."""
+"""The admin of `sqs:`: the queues that it makes, the differences that it reports, and that it alters nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KMS = "alias/ours"
 
 
 class Raw:
-    """A queue as SQS tells of it, and as somebody else alters it."""
+    """A queue seen and altered through SQS's own API."""
 
     def __init__(self, subject: Subject, queue: str) -> None:
         options = {name.removeprefix("sqs."): value for name, value in subject.place.options.items()}
@@ -171,8 +171,8 @@ class TestDrift(Statements):
 # --- without a broker ------------------------------------------------------------------------------------------------
 
 
-class Told:
-    """An SQS that tells of two queues what it is told to: no stand-in keeps these attributes."""
+class ScriptedSqs:
+    """An SQS with two queues and scripted attributes: no stand-in keeps these."""
 
     def __init__(self, **queues: dict[str, str]) -> None:
         self.queues = queues
@@ -191,7 +191,7 @@ def told(monkeypatch: pytest.MonkeyPatch, spec: DeliverySpec | None = None, **pl
     policy = json.dumps({"deadLetterTargetArn": PLACE_ARN, "maxReceiveCount": 1000})
     work = {**GOOD, "QueueArn": SOURCE_ARN, "RedrivePolicy": policy}
     letters = {**GOOD, "MessageRetentionPeriod": "1209600", "QueueArn": PLACE_ARN, **place}
-    sqs = Told(orders=work, orders_dead_letters=letters)
+    sqs = ScriptedSqs(orders=work, orders_dead_letters=letters)
     monkeypatch.setattr("redelivery_sqs.client.connections.boto_client", lambda *_: sqs)
     monkeypatch.setattr("redelivery_sqs.client.connections.queue_url", lambda address, *_, **__: address.queue)
     return SqsAdmin(Address("orders"), Settings()).plan(spec or DeliverySpec())

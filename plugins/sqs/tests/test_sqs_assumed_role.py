@@ -86,7 +86,7 @@ def test_an_sts_that_does_not_answer_is_told_without_a_secret(server: str, monke
 
 
 class Denying(BaseHTTPRequestHandler):
-    """An STS that lets nobody assume a role; moto's lets everybody."""
+    """An STS that denies every role; moto's allows every role."""
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))

@@ -129,7 +129,7 @@ def test_a_body_that_is_not_what_it_is_said_to_be_is_told() -> None:
 
 @pytest.mark.parametrize("said", ['"see attachment"', '"null"', '"empty"', "[]", "7", "true", '{"of": "it"}'])
 def test_a_body_that_is_none_of_ours_is_kept_whatever_is_said_of_it(said: str) -> None:
-    """An attribute that somebody else wrote must not make nothing of a body."""
+    """An attribute of another producer must not erase a body."""
     packed = {PACKED: {"DataType": "String", "StringValue": f'{{"id": "i", "body": {said}}}'}}
     found, fault = decode({"Body": "precious", "MessageAttributes": packed})
     assert found == Message(value=b"precious", id="i")

@@ -1,4 +1,4 @@
-"""The dead letters of `sqs:`: what is looked at is hidden for a while, and never lost, counted twice or taken."""
+"""The dead letters of `sqs:`: browsed letters are hidden for a while, and never lost, counted twice or taken."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from redelivery_sqs.client import batch_requests
 from redelivery_sqs.testing import SqsFifoHarness
 from redelivery_sqs.testing.faults import Answer, Faults, Rule, refusal
 
-#: What a look leaves hidden that nobody ends.
+#: For readers that die: their letters are hidden for three seconds.
 BRIEFLY = {"sqs.dead_letter_visibility_timeout": "3"}
 
 
-def bury(subject: Subject, count: int, key: bytes | None = None) -> None:
+def dead_letter(subject: Subject, count: int, key: bytes | None = None) -> None:
     messages = [Message(value=b"%d" % at, key=key, id=f"n{at}") for at in range(count)]
     subject.deliver(*messages, url=subject.broker.native_sink())
 
@@ -93,7 +93,7 @@ class TestLooking(Statements):
 
     def test_what_is_looked_at_is_seen_by_others_as_soon_as_the_reader_ends_or_gives_up(self, subject: Subject) -> None:
         """Not only when its two minutes are over; and not before, though it has seen all: it may be removing."""
-        bury(subject, 25)
+        dead_letter(subject, 25)
         first = subject.dead_letters(direct=False)
         assert len(shown(first)) == 25
         assert not subject.browse(direct=False), "under lease"
@@ -107,7 +107,7 @@ class TestLooking(Statements):
 
     def test_what_a_redrive_is_sending_is_shown_to_nobody_else(self, subject: Subject) -> None:
         """Two at once would double every letter."""
-        bury(subject, 30)
+        dead_letter(subject, 30)
         seen: list[int] = []
 
         def look(asked: str, _given: object, _go_on: object) -> None:
@@ -119,7 +119,7 @@ class TestLooking(Statements):
         assert (report.redriven, report.removed, set(seen)) == (30, 30, {0})
 
     def test_letters_are_shown_again_and_removed_by_several_requests_at_a_time(self, subject: Subject) -> None:
-        bury(subject, 45)
+        dead_letter(subject, 45)
         for asked, use in (
             ("ChangeMessageVisibilityBatch", lambda role: None),  # the role's end
             ("DeleteMessageBatch", lambda role: role.purge()),
@@ -133,7 +133,7 @@ class TestLooking(Statements):
 
     def test_a_purge_that_takes_long_goes_on(self, subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
         """Each piece of it is bounded, it is not."""
-        bury(subject, 35)
+        dead_letter(subject, 35)
         monkeypatch.setattr(module, "_CALL_SECONDS", 0.0)
         monkeypatch.setattr(batch_requests, "PATIENCE", 0.2)
 
@@ -151,7 +151,7 @@ class TestLooking(Statements):
     def test_letters_that_cannot_be_shown_again_are_told_of_and_shown_when_they_can(
         self, subject: Subject, caplog: pytest.LogCaptureFixture
     ) -> None:
-        bury(subject, 12)
+        dead_letter(subject, 12)
         broken = threading.Event()
 
         def refuse(asked: str, _given: object, _go_on: object) -> Answer | None:
@@ -174,7 +174,7 @@ class TestLooking(Statements):
         self, subject: Subject, caplog: pytest.LogCaptureFixture
     ) -> None:
         """Without a word, what is shown passes for all that there is."""
-        bury(subject, 3)
+        dead_letter(subject, 3)
         with caplog.at_level(logging.WARNING, "redelivery.sqs"), subject.broker.dead_letters() as mine:
             assert len(shown(mine)) == 3
             assert not subject.browse(direct=False)
@@ -187,7 +187,7 @@ class TestLooking(Statements):
             assert "about 1 letters" in caplog.text
 
     def test_a_letter_that_nobody_can_decode_keeps_back_no_other(self, subject: Subject) -> None:
-        bury(subject, 3)
+        dead_letter(subject, 3)
         put(subject, "odd", {"redelivery": "[" * 5000})
         found = {letter.message.value: letter.context for letter in subject.browse(direct=False)}
         assert found.keys() == {b"0", b"1", b"2", b"odd"}
@@ -195,7 +195,7 @@ class TestLooking(Statements):
         assert odd.kind == "invalid"
 
     def test_the_place_itself_is_no_destination_however_it_is_spelled(self, subject: Subject) -> None:
-        bury(subject, 1)
+        dead_letter(subject, 1)
         queue = Address.parse(subject.broker.native_sink()).queue
         endpoint, region = (subject.place.options[f"sqs.{name}"] for name in ("endpoint_url", "region"))
         for to in (f"sqs:{queue}", f"sqs:{queue}?region={region}", f"sqs:{queue}?endpoint_url={endpoint}/"):
@@ -206,7 +206,7 @@ class TestLooking(Statements):
 
     def test_a_second_look_of_the_same_reader_sees_all(self, subject: Subject) -> None:
         """After a whole one, after one that was given up, and while one is still open."""
-        bury(subject, 12)
+        dead_letter(subject, 12)
         with subject.broker.dead_letters() as role:
             self._sees_all(role.browse)
         with dead_letters(subject.place.url, options=subject.place.options) as box:
@@ -223,7 +223,7 @@ class TestLooking(Statements):
         assert len(list(look())) == 12
 
     def test_what_a_crashed_reader_looked_at_comes_into_sight_by_itself(self, subject: Subject) -> None:
-        bury(subject, 3)
+        dead_letter(subject, 3)
         crashed = subject.keep(subject.connect(options=BRIEFLY).dead_letters()).browse()
         next(crashed)
         with subject.broker.dead_letters() as other:
@@ -232,7 +232,7 @@ class TestLooking(Statements):
                 assert time.monotonic() < end, f"only {found} came into sight"
 
     def test_a_letter_is_removed_also_when_it_was_looked_at_long_ago(self, subject: Subject) -> None:
-        bury(subject, 12)
+        dead_letter(subject, 12)
         with subject.connect(options=BRIEFLY).dead_letters() as role:
             look = role.browse()
             positions = [next(look).position for _ in range(12)]
@@ -242,7 +242,7 @@ class TestLooking(Statements):
         assert len(subject.browse(direct=False)) == 5
 
     def test_what_another_has_in_hand_is_neither_removed_nor_purged(self, subject: Subject) -> None:
-        bury(subject, 3)
+        dead_letter(subject, 3)
         by_itself = subject.connect(subject.broker.native_sink())
         held = Taker(subject, broker=by_itself).one()
         with subject.broker.dead_letters() as role:
@@ -255,13 +255,13 @@ class TestLooking(Statements):
         self, subject: Subject, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(module, "_PAGE", 20)
-        bury(subject, 65)
+        dead_letter(subject, 65)
         assert sorted(shown(subject.dead_letters(direct=False)), key=repr) == sorted(
             (b"%d" % at for at in range(65)), key=repr
         )
 
     def test_positions_that_are_no_letters_are_none(self, subject: Subject) -> None:
-        bury(subject, 1)
+        dead_letter(subject, 1)
         with subject.broker.dead_letters() as role:
             assert role.remove(["", "no-such-letter"]) == 0
         assert len(subject.browse(direct=False)) == 1
@@ -289,13 +289,13 @@ class TestLookingIntoGroups(Statements):
         self, subject: Subject, caplog: pytest.LogCaptureFixture
     ) -> None:
         """SQS shows no more than ten of a group, until those are gone."""
-        bury(subject, 25, key=b"k")
+        dead_letter(subject, 25, key=b"k")
         with caplog.at_level(logging.WARNING, "redelivery.sqs"):
             assert shown(subject.dead_letters(direct=False)) == [b"%d" % at for at in range(10)]
         assert "15 letters" in caplog.text
 
     def test_all_letters_of_a_group_are_redriven_in_their_order(self, subject: Subject) -> None:
-        bury(subject, 25, key=b"k")
+        dead_letter(subject, 25, key=b"k")
         with dead_letters(subject.place.url, options=subject.place.options) as box:
             report = box.redrive()
         assert (report.considered, report.removed) == (25, 25)
@@ -322,7 +322,7 @@ class TestLookingIntoGroups(Statements):
         assert found == [(f"e{at}", "customer-7") for at in range(3)]
 
     def test_a_purge_takes_the_letters_behind_too(self, subject: Subject) -> None:
-        bury(subject, 25, key=b"k")
+        dead_letter(subject, 25, key=b"k")
         with subject.broker.dead_letters() as role:
             assert role.purge() == 25
             assert role.purge() == 0

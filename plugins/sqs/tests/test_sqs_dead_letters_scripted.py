@@ -1,4 +1,4 @@
-"""The dead letters role of `sqs:` where no server can show it: told answers, and a clock that does not wait."""
+"""The dead letters role of `sqs:` against scripted answers, with a clock that does not wait."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_a_hold_that_is_too_short_to_show_anything_is_told(monkeypatch: pytest.M
 
 
 class Moving:
-    """An SQS that says of its move tasks what it is told to: no stand-in is slow enough to be caught at it."""
+    """An SQS with scripted move tasks: no stand-in is slow enough to show one that runs."""
 
     def __init__(self, *states: Mapping[str, Any]) -> None:
         self.states = list(states)

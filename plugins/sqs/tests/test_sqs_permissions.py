@@ -1,7 +1,7 @@
-"""What each operation needs of an IAM policy, as the README's table says, at a server that enforces it.
+"""The permissions that each operation needs, as in the README's table, at a server that enforces an IAM policy.
 
-moto's server does, in a process of its own, for it then denies to all others too. It knows actions, not on which queue,
-and asks for each batch request by its own name, where AWS asks for the single one's (`_BATCHES`).
+That is moto's server, in its own process, because it then denies requests of all others too. It knows actions, not on
+which queue, and checks each batch request under its own name, where AWS checks the single one's (`_BATCHES`).
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Permitted:
             admin.provision(SPEC)
 
     def user(self, *actions: str, name: str | None = None) -> Broker:
-        """The queue, or another, as somebody sees it who may do only this."""
+        """The queue, or another, for a user with only these permissions."""
         enforce(self.server, on=False)
         allowed = [f"sqs:{each}" for each in actions] + [f"sqs:{each}Batch" for each in actions if each in _BATCHES]
         user = f"user-{next(_numbers)}"
@@ -84,7 +84,7 @@ class Permitted:
         enforce(self.server, on=True)
         return self._connect(f"sqs:{name or self.name}", key["AccessKeyId"], key["SecretAccessKey"])
 
-    def bury(self, *values: bytes) -> None:
+    def dead_letter(self, *values: bytes) -> None:
         """Put these among the dead letters, as the owner."""
         letters = self._connect(self.owner.native_sink(), "root", "root")
         for each in values:
@@ -104,7 +104,7 @@ def permitted(server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Permitte
 
 
 def put(broker: Broker, value: bytes) -> None:
-    """Send one; raises what is said of it."""
+    """Send one message; raise its error."""
     with broker.sender() as sender:
         sender.send(Batch.of([Message(value=value)]), deadline=time.monotonic() + 10)
         settled = []
@@ -161,7 +161,7 @@ def test_what_applying_needs_is_enough_to_make_both_queues(permitted: Permitted)
 def test_what_looking_needs_is_enough_to_browse_and_one_more_to_remove(
     permitted: Permitted, caplog: pytest.LogCaptureFixture
 ) -> None:
-    permitted.bury(b"a", b"b")
+    permitted.dead_letter(b"a", b"b")
     looking = ("ReceiveMessage", "ChangeMessageVisibility", "GetQueueAttributes")
     with permitted.user(*looking).dead_letters() as letters:
         (position, _) = [letter.position for letter in letters.browse()]
@@ -176,7 +176,7 @@ def test_what_looking_needs_is_enough_to_browse_and_one_more_to_remove(
 def test_where_letters_may_not_be_counted_a_look_says_so_and_is_no_worse(
     permitted: Permitted, caplog: pytest.LogCaptureFixture
 ) -> None:
-    permitted.bury(b"a", b"b")
+    permitted.dead_letter(b"a", b"b")
     with permitted.user("ReceiveMessage", "ChangeMessageVisibility").dead_letters() as letters:
         assert len(list(letters.browse())) == 2
     assert "it needs sqs:GetQueueAttributes" in caplog.text

@@ -1,4 +1,4 @@
-"""The sender: requests of ten, what fails is told by entry, and what a faulty server does to it."""
+"""The sender: requests of ten, failures by entry, and a faulty server."""
 
 import threading
 from collections import Counter
@@ -129,7 +129,7 @@ class TestSending(Statements):
         assert [len(each) for each in log.requests] == [1] * 5
 
     def test_what_was_accepted_is_never_sent_again(self, subject: Subject) -> None:
-        """Failed entries are told by their row and by whose fault it is; their neighbours are stored, once."""
+        """Failed entries are matched to their rows, by whose fault it is; their neighbours are stored, once."""
         codes = {2: "Invalid sender", 5: "InternalError service", 11: "RequestThrottled service"}
         messages = [
             replace(row, value=f"!{codes[at]}".encode() if at in codes else row.value)

@@ -81,16 +81,22 @@ def encode_row(
 ) -> Encoded:
     """Encode the columns of a row, as `encode` does. Raises Permanent."""
     try:
-        texts, packed = pack_headers(headers or (), _native())
-        parts = {"id": id_, "key": portable(key), "timestamp": None if timestamp is None else int(timestamp)}
-        packed |= {name: part for name, part in parts.items() if part is not None}
+        texts, packed = pack_headers(headers, _native()) if headers else ({}, {})
+        if id_ is not None:
+            packed["id"] = id_
+        if key is not None:
+            packed["key"] = portable(key)
+        if timestamp is not None:
+            packed["timestamp"] = int(timestamp)
         body = _body(value, texts, packed, max_bytes)
         if packed:
             texts[PACKED] = json.dumps(packed, separators=(",", ":"))
     except (TypeError, ValueError, AttributeError) as error:
         text = f"sqs: this row cannot be sent: its key, headers, id or timestamp have a wrong type ({error})"
         raise Permanent(text, code=Code.INVALID_MESSAGE) from error
-    size = _size(body) + sum(_size(name) + len("String") + _size(text) for name, text in texts.items())
+    size = _size(body)
+    for name, text in texts.items():
+        size += _size(name) + len("String") + _size(text)
     if size > max_bytes:
         raise _too_large(size, max_bytes, "bytes")
     attributes = {name: {"DataType": "String", "StringValue": text} for name, text in texts.items()}

@@ -86,7 +86,7 @@ class SqsSender(Resource, Sender):
         for index, (value, key, pairs, id_, timestamp, destination, group, identity) in enumerate(values):
             row = PendingRow(index)
             try:
-                row.queue = queue = self._send_queue(destination)
+                row.send_queue = queue = self._send_queue(destination)
                 if isinstance(queue, FifoSendQueue):
                     ordering = key if key is not None or group is None else str(group).encode("utf-8", "surrogatepass")
                     row.entry = fifo_fields(id_ if identity is None else identity, ordering, default_group)
@@ -132,21 +132,21 @@ class SqsSender(Resource, Sender):
             sent.ordered[row.index] = row
             if _group(row) in self._failed_groups:
                 row.refused = self._failed_groups.not_sent()
-        if row.refused is not None or row.queue is None:
+        if row.refused is not None or row.send_queue is None:
             self._in_flight.failed(
                 sent, row.index, row.refused or Permanent("sqs: this row has no queue", code=Code.BUG)
             )
             return False
-        row.queue.add(row)
+        row.send_queue.add(row)
         return True
 
     def _on_failure(self, sent: SentBatch, index: int, _: BrokerError) -> None:
         """Keep back the rows behind an ordered row; called under the lock, by whatever settles the row."""
         row = sent.ordered.get(index) if isinstance(sent, PendingBatch) else None
-        if row is None or row.queue is None:
+        if row is None or row.send_queue is None:
             return
         self._failed_groups.add(_group(row), sent.batch.number)
-        for behind in row.queue.withdraw(row.group):
+        for behind in row.send_queue.withdraw(row.group):
             self._in_flight.failed(behind.sent, behind.index, self._failed_groups.not_sent())
 
     def _wake(self, requests: int) -> None:
@@ -196,4 +196,4 @@ class SqsSender(Resource, Sender):
 
 
 def _group(row: PendingRow) -> tuple[SendQueue | None, str]:
-    return row.queue, row.group
+    return row.send_queue, row.group

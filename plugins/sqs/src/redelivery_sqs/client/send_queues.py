@@ -27,20 +27,20 @@ class PendingRow:
     Attributes:
         index: in its batch.
         sent: the account of its batch.
-        queue: where it goes; None if it names a queue that cannot exist.
+        send_queue: where it goes; None if it names a queue that cannot exist.
         entry, size: what is sent.
         group: its message group, in a FIFO queue.
         ordered: later rows of its group wait for this one.
         refused: why it cannot be sent.
     """
 
-    __slots__ = ("entry", "group", "index", "ordered", "queue", "refused", "sent", "size")
+    __slots__ = ("entry", "group", "index", "ordered", "refused", "send_queue", "sent", "size")
 
     sent: PendingBatch
 
     def __init__(self, index: int) -> None:
         self.index = index
-        self.queue: SendQueue | None = None
+        self.send_queue: SendQueue | None = None
         self.entry: dict[str, Any] = {}
         self.size = 0
         self.group = ""
