@@ -29,7 +29,7 @@ def refused(error=ConfigurationError, **kwargs):
 
 def test_names_of_sparks_own_message_sink_are_the_message():
     found = layout(
-        key=TEXT, value=TEXT, headers=HEADERS, destination=TEXT, timestamp=t.TimestampType(), send_queue=t.LongType()
+        key=TEXT, value=TEXT, headers=HEADERS, destination=TEXT, timestamp=t.TimestampType(), lane=t.LongType()
     )
     assert found.mode == "raw"
     assert set(found.message) == {"key", "value", "headers", "destination", "timestamp"}
@@ -44,7 +44,7 @@ def test_the_brokers_own_word_for_a_destination_is_the_destination():
 
 
 def test_without_a_value_the_brokers_own_words_are_data_of_the_row():
-    assert layout(road=TEXT, send_queue=t.IntegerType(), amount=t.IntegerType()).row == (0, 1, 2)
+    assert layout(road=TEXT, lane=t.IntegerType(), amount=t.IntegerType()).row == (0, 1, 2)
 
 
 def test_names_count_without_regard_to_case():
@@ -80,7 +80,7 @@ def test_a_duplicate_column_is_refused_whatever_its_case():
         ({"value": TEXT, "destination": t.LongType()}, "'destination' must be string"),
         ({"value": TEXT, "timestamp": TEXT}, "'timestamp' must be timestamp, not string"),
         ({"value": TEXT, "id": t.BooleanType()}, "'id' must be string"),
-        ({"value": TEXT, "send queue": TEXT}, "'send queue' must be int"),
+        ({"value": TEXT, "lane": TEXT}, "'lane' must be int"),
         ({"type": TEXT, "source": TEXT, "time": t.LongType()}, "'time' must be timestamp or string"),
         ({"type": TEXT, "source": TEXT, "extensions": TEXT}, "map<string,string>"),
         ({"a": t.DayTimeIntervalType()}, "cast it to string"),
