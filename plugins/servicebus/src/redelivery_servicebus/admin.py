@@ -132,12 +132,9 @@ class ServicebusAdmin(Resource, Admin):
         """Return the plan of the dead letter queue. Browsing and removing must never exceed its count of deliveries."""
         wanted = {_COUNT: str(MOST_DELIVERIES), _LOCK: f"{_LETTER_LOCK_SECONDS}s"}
         name = self._letters.queue
-        try:
-            found = self._get(self._letters)
-        except BrokerError as error:
-            return self._unchecked(self._letters, wanted, error, notes)
-        if found is None:
-            return compared("queue", name, wanted, None)
+        found = self._get_or_plan(self._letters, wanted, notes)
+        if isinstance(found, NativeObject):
+            return found
         if (found.max_delivery_count or 0) < MOST_DELIVERIES:
             text = f"{name} gives a letter at most {found.max_delivery_count} times: removing letters behind it counts"
             notes.append(f"{text}, and a letter over that limit goes to its own sub-queue (which is read, too)")
@@ -151,12 +148,9 @@ class ServicebusAdmin(Resource, Admin):
     def _plan_queue(self, spec: DeliverySpec, notes: list[str]) -> NativeObject:
         wanted, asked = self._wanted(spec)
         name = self._address.queue
-        try:
-            found = self._get(self._address)
-        except BrokerError as error:
-            return self._unchecked(self._address, wanted, error, notes)
-        if found is None:
-            return compared("queue", name, wanted, None)
+        found = self._get_or_plan(self._address, wanted, notes)
+        if isinstance(found, NativeObject):
+            return found
         attributes = _attributes(found)
         if attributes[_FORWARD_DEAD].lower() == self._letters.queue.lower():
             attributes[_FORWARD_DEAD] = self._letters.queue
@@ -213,12 +207,16 @@ class ServicebusAdmin(Resource, Admin):
             wanted |= {_DUPLICATES: "true", _WINDOW: f"{settings.duplicate_detection_window}s"}
         return wanted, asked
 
-    def _unchecked(
-        self, address: Address, wanted: dict[str, str], error: BrokerError, notes: list[str]
-    ) -> NativeObject:
-        """Return the plan without the claim Manage: it is only known whether the queue exists."""
-        if not is_denied(error):
-            raise error
+    def _get_or_plan(
+        self, address: Address, wanted: dict[str, str], notes: list[str]
+    ) -> QueueProperties | NativeObject:
+        """Return a queue; the plan of it where it does not exist, or where the claim Manage is missing."""
+        try:
+            found = self._get(address)
+            return compared("queue", address.queue, wanted, None) if found is None else found
+        except BrokerError as error:
+            if not is_denied(error):
+                raise
         if not self.exists(address):
             return compared("queue", address.queue, wanted, None)
         notes.append(f"{', '.join(wanted)} of {address.queue} could not be checked: the claim Manage is missing")
