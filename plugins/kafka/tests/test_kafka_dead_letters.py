@@ -6,23 +6,19 @@ import time
 from contextlib import suppress
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
 
 from redelivery.contract.broker import Terminate
 from redelivery.contract.message import Message
 from redelivery.deadletters.queue import dead_letters as open_dead_letters
-from redelivery.errors import Ambiguous, ConfigurationError, Fatal, Retriable
+from redelivery.errors import ConfigurationError, Retriable
 from redelivery.formats import dialects
 from redelivery_conformance.statements import Statements, broker_has
 from redelivery_conformance.subject import Subject
 from redelivery_kafka import KafkaBroker, dead_letters
-from redelivery_kafka.address import Address
 from redelivery_kafka.client import instances
-from redelivery_kafka.client.letter_producer import LetterProducer
-from redelivery_kafka.client.partition import Lease, Partition
 from redelivery_kafka.dead_letters import REMOVED
-from redelivery_kafka.options import Settings
 
 
 def opened(subject: Subject) -> KafkaBroker:
@@ -197,32 +193,3 @@ class TestKafkaDeadLetters(Statements):
         subject.provision()
         if numbers:
             subject.deliver(*(Message(value=b"%d" % each) for each in numbers), url=subject.broker.native_sink())
-
-
-@pytest.mark.parametrize(
-    ("code", "kind"),
-    [
-        (KafkaError._FATAL, Ambiguous),
-        (KafkaError._ALL_BROKERS_DOWN, Ambiguous),
-        (KafkaError.CLUSTER_AUTHORIZATION_FAILED, Fatal),
-    ],
-)
-def test_a_client_that_fails_as_it_is_waited_for_leaves_no_letter_without_its_error(code, kind):
-    """A client that is past use raises out of `flush`; no broker does so when asked to, so this one is made."""
-
-    class Ends:
-        def produce(self, *_, **__):
-            pass
-
-        def purge(self):
-            pass
-
-        def flush(self, _):
-            raise KafkaException(KafkaError(code, "it is over"))
-
-    producer = LetterProducer(Address.parse("kafka://localhost:1/letters"), Settings({}))
-    producer._producer = Ends()
-    lease = Lease(Partition(0, None, 0), 0)
-    failed = producer.store({at: (lease, Message(value=b"v")) for at in (3, 5)})
-    assert {at: type(error) for at, error in failed.items()} == {3: kind, 5: kind}
-    assert producer._producer is None

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from redelivery.contract.message import Message
 from redelivery_kafka.client import offset_map
 from redelivery_kafka.client.offset_map import METADATA_LENGTH, RECORD_BYTES, Attempts, MetadataFull, OffsetMap, lag
-from redelivery_kafka.client.partition import Partition
+from redelivery_kafka.client.partition import Fetched, Partition
 
 OFFSETS = st.integers(0, 60)
 TIMES = st.integers(0, 2**42)
@@ -110,7 +110,7 @@ def _delay_all(some: random.Random, count: int, longest: int, most: int) -> None
     partition = Partition(0, None, count)
     for offset in range(count):
         message = Message(value=b"v", key=some.choice([None, b"a", b"b%d" % offset]))
-        assert partition.fetched(offset, message, now=0.0, now_ms=now_ms)
+        assert partition.fetched(offset, Fetched(message), now=0.0, now_ms=now_ms)
     now, left = 0.0, count
     while left:
         chosen = partition.take(most, now)
@@ -203,7 +203,7 @@ class PartitionMachine(RuleBasedStateMachine):
     def fetch(self, most: int) -> None:
         for offset in [at for at in sorted(self.records) if at >= self.fetched][:most]:
             message = Message(value=b"%d" % offset, key=self.records[offset].key)
-            assert self.partition.fetched(offset, message, now=self.now, now_ms=self.ms)
+            assert self.partition.fetched(offset, Fetched(message), now=self.now, now_ms=self.ms)
             self.fetched = offset + 1
 
     @rule(most=st.integers(1, 4))

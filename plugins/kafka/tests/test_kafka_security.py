@@ -212,7 +212,7 @@ def test_without_credentials_a_listener_that_asks_for_them_fails_in_time(guarded
 
 def test_without_the_right_to_write_nothing_is_sent_and_it_says_so(guarded, topic, allow):
     allow(ResourceType.TOPIC, topic, AclOperation.DESCRIBE)
-    with pytest.raises(Fatal, match="no right to it: the README lists the ACLs"):
+    with pytest.raises(Fatal, match="lacks the permission: the README lists the ACLs"):
         send(url_of(guarded, "PASSWORDS", topic), as_alice())
 
 
@@ -255,7 +255,7 @@ def test_the_rights_to_look_are_enough_to_browse_and_one_more_to_remove(guarded,
     with connect(url, as_alice()) as broker, broker.dead_letters() as letters:
         (letter,) = letters.browse()
         assert letter.message.value == b"v"
-        with pytest.raises(Fatal, match="no right to it"):
+        with pytest.raises(Fatal, match="lacks the permission"):
             letters.remove([letter.position])
         allow(ResourceType.GROUP, letters_of + REMOVED, AclOperation.READ)
         assert letters.remove([letter.position]) == 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -42,9 +43,7 @@ _POLL: Final = 0.05
 #: As a value of `retention.ms` and `retention.bytes`: keep records forever.
 _FOREVER: Final = -1
 #: Codes of a partition whose leader has just been chosen.
-_NOT_YET: Final = frozenset(
-    {KafkaError.LEADER_NOT_AVAILABLE, KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.UNKNOWN_TOPIC_OR_PART}
-)
+_NOT_YET: Final = frozenset({"LEADER_NOT_AVAILABLE", "NOT_LEADER_FOR_PARTITION", "UNKNOWN_TOPIC_OR_PART"})
 #: Bytes that a batch needs in addition to its record.
 _BATCH_OVERHEAD: Final = 65_536
 #: The kind of a topic in a `ref`: that of Strimzi, Kafka's operator for Kubernetes.
@@ -227,24 +226,18 @@ class KafkaAdmin(Resource, Admin):
     def _describe(self, address: Address) -> _Topic | None:
         """Return an existing topic; None where it does not exist."""
         doing = f"reading the settings of topic {address.topic!r}"
-        try:
-            replicas = self._replicas(address, doing)
-            if replicas is None:
-                return None
-            client = self._admin()
-            with while_reading(doing):
-                resource = ConfigResource(ResourceType.TOPIC, address.topic)
-                answer: Future[Any] = client.describe_configs([resource], request_timeout=self._request)[resource]
-                config = answer.result()
-        except BrokerError as error:
-            self._raise_refused(error, doing)
-            raise
+        replicas = self._replicas(address, doing)
+        if replicas is None:
+            return None
+        with self._asking(doing) as client:
+            resource = ConfigResource(ResourceType.TOPIC, address.topic)
+            answer: Future[Any] = client.describe_configs([resource], request_timeout=self._request)[resource]
+            config = answer.result()
         return _Topic(len(replicas), min(replicas), {n: e.value for n, e in config.items() if e.value is not None})
 
     def _replicas(self, address: Address, doing: str) -> list[int] | None:
         """Return how many replicas each partition has; None where the topic does not exist."""
-        client = self._admin()
-        with while_reading(doing):
+        with self._asking(doing) as client:
             found = client.list_topics(address.topic, timeout=self._request).topics[address.topic]
             if found.error is not None and found.error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
                 return None
@@ -260,10 +253,9 @@ class KafkaAdmin(Resource, Admin):
         new = NewTopic(item.name, num_partitions=partitions, replication_factor=replicas, config=config)
         created = True
         try:
-            with while_doing(doing):
-                self._admin().create_topics([new], request_timeout=self._request)[item.name].result()
+            with self._asking(doing, reading=False) as client:
+                client.create_topics([new], request_timeout=self._request)[item.name].result()
         except BrokerError as error:
-            self._raise_refused(error, doing)
             if error.code is Code.NOT_AUTHORIZED:
                 text = f"{error}; or let a user who may create it run: {_command(item, self._address)}"
                 raise error.reclassified(Fatal, text) from error
@@ -275,7 +267,7 @@ class KafkaAdmin(Resource, Admin):
             if time.monotonic() > deadline:
                 text = "it was created, but the brokers do not know it yet; try again"
                 raise Retriable(f"kafka: {doing}: {text}", code=Code.DEADLINE_EXCEEDED)
-            self._admin().poll(_POLL)
+            self.sleep_unless_closed(_POLL)
         return created
 
     def _has_leaders(self, name: str) -> bool:
@@ -284,28 +276,29 @@ class KafkaAdmin(Resource, Admin):
         if topic is None:
             return False
         asked = {TopicPartition(name, each): OffsetSpec.latest() for each in range(topic.partitions)}  # type: ignore[no-untyped-call]
-        client = self._admin()
-        answers = client.list_offsets(asked, request_timeout=self._request)
         try:
-            for each in answers.values():
-                each.result()
-        except KafkaException as error:
-            return error.args[0].code() not in _NOT_YET
+            with self._asking(f"reading the offsets of topic {name!r}") as client:
+                for each in client.list_offsets(asked, request_timeout=self._request).values():
+                    each.result()
+        except BrokerError as error:
+            return error.native_code not in _NOT_YET
         return True
 
-    def _admin(self) -> AdminClient:
+    @contextmanager
+    def _asking(self, doing: str, *, reading: bool = True) -> Iterator[AdminClient]:
+        """Give the client for one request. Its errors are raised as ours."""
         self.check_open("administering")
         if self._client is None:
             self._client = instances.admin(self._settings, self._address, on_error=self._errors.append)
-        return self._client
-
-    def _raise_refused(self, error: BrokerError, doing: str) -> None:
-        """Raise the connection's error where brokers refuse the credentials: the request itself only times out."""
-        if self._client is not None:
+        try:
+            with while_reading(doing) if reading else while_doing(doing):
+                yield self._client
+        except BrokerError as error:
+            # Where brokers refuse the credentials, the request itself only times out; the connection says why.
             self._client.poll(0)
-        for each in self._errors:
-            if is_refused(each):
+            for each in filter(is_refused, self._errors):
                 raise classify(each, doing) from error
+            raise
 
 
 def durability_warnings(name: str, acks: str, replicas: int, config: Mapping[str, str]) -> Iterator[str]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
 from typing import Any, Final
 
-from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, KafkaError, KafkaException
+from confluent_kafka import TIMESTAMP_NOT_AVAILABLE
 
 from redelivery.contract.message import Batch, Headers, Message
 from redelivery.errors import BrokerError, Permanent
@@ -45,12 +45,6 @@ def is_letter(headers: Sequence[tuple[str, Any]] | None) -> bool:
     Its partition is a preference, as the dead letter topic may have fewer.
     """
     return any(name.startswith(_CONTEXT) for name, _ in headers or ())
-
-
-def is_unknown_partition(error: Exception) -> bool:
-    """Return whether the client does not know the partition."""
-    found = error.args[0] if isinstance(error, KafkaException) else None
-    return isinstance(found, KafkaError) and found.name() == "_UNKNOWN_PARTITION"
 
 
 def named_partition(batch: Batch, index: int) -> int | None:

@@ -40,246 +40,154 @@ _NO_LEADER: Final = Rule(Retriable, _UNAVAILABLE, "a partition has no leader now
 _ROW: Final = Rule(Permanent, Code.INVALID_MESSAGE, "the client cannot take a value of this type or size")
 
 
-def _each(
-    names: str, kind: type[BrokerError], code: Code, advice: str, *, about_target: bool = False
-) -> dict[str, Rule]:
-    """Return the same rule for each of these names."""
-    return dict.fromkeys(names.split(), Rule(kind, code, advice, about_target))
-
-
-_BY_CODE: Final = {
+#: Rules, each with the codes that it is for.
+_RULES: Final = {
     # --- nothing happened ---
-    **_each(
-        "LEADER_NOT_AVAILABLE NOT_LEADER_FOR_PARTITION REPLICA_NOT_AVAILABLE BROKER_NOT_AVAILABLE FENCED_LEADER_EPOCH "
-        "UNKNOWN_LEADER_EPOCH NOT_CONTROLLER COORDINATOR_LOAD_IN_PROGRESS COORDINATOR_NOT_AVAILABLE NOT_COORDINATOR "
-        "PREFERRED_LEADER_NOT_AVAILABLE ELIGIBLE_LEADERS_NOT_AVAILABLE LISTENER_NOT_FOUND OFFSET_NOT_AVAILABLE "
-        "REASSIGNMENT_IN_PROGRESS STALE_BROKER_EPOCH STALE_CTRL_EPOCH UNSTABLE_OFFSET_COMMIT INCONSISTENT_TOPIC_ID "
-        "UNKNOWN_TOPIC_ID REBOOTSTRAP_REQUIRED _WAIT_COORD _WAIT_CACHE _NODE_UPDATE",
-        Retriable,
-        _UNAVAILABLE,
-        "the partition's leader or the coordinator is changing; nothing was stored",
-    ),
-    **_each(
-        "NOT_ENOUGH_REPLICAS _ISR_INSUFF",
-        Retriable,
-        _UNAVAILABLE,
-        "too few replicas are in sync; nothing was stored; check the cluster's health",
-    ),
-    **_each(
-        "KAFKA_STORAGE_ERROR LOG_DIR_NOT_FOUND",
-        Retriable,
-        _UNAVAILABLE,
-        "the broker's disk failed; nothing was stored; check the broker's log",
-    ),
-    **_each(
-        "_ALL_BROKERS_DOWN _RESOLVE",
+    Rule(Retriable, _UNAVAILABLE, "the partition's leader or the coordinator is changing; nothing was stored"): """
+        LEADER_NOT_AVAILABLE NOT_LEADER_FOR_PARTITION REPLICA_NOT_AVAILABLE BROKER_NOT_AVAILABLE
+        FENCED_LEADER_EPOCH UNKNOWN_LEADER_EPOCH NOT_CONTROLLER COORDINATOR_LOAD_IN_PROGRESS
+        COORDINATOR_NOT_AVAILABLE NOT_COORDINATOR PREFERRED_LEADER_NOT_AVAILABLE
+        ELIGIBLE_LEADERS_NOT_AVAILABLE LISTENER_NOT_FOUND OFFSET_NOT_AVAILABLE REASSIGNMENT_IN_PROGRESS
+        STALE_BROKER_EPOCH STALE_CTRL_EPOCH UNSTABLE_OFFSET_COMMIT INCONSISTENT_TOPIC_ID UNKNOWN_TOPIC_ID
+        REBOOTSTRAP_REQUIRED _WAIT_COORD _WAIT_CACHE _NODE_UPDATE
+    """,
+    Rule(
+        Retriable, _UNAVAILABLE, "too few replicas are in sync; nothing was stored; check the cluster's health"
+    ): "NOT_ENOUGH_REPLICAS _ISR_INSUFF",
+    Rule(
+        Retriable, _UNAVAILABLE, "the broker's disk failed; nothing was stored; check the broker's log"
+    ): "KAFKA_STORAGE_ERROR LOG_DIR_NOT_FOUND",
+    Rule(
         Retriable,
         Code.CONNECTION_LOST,
         "no broker was reached, so nothing was sent; check the bootstrap servers, the network and the listeners "
         "that the brokers advertise",
-    ),
-    **_each(
-        _TOKEN_ENDPOINT,
+    ): "_ALL_BROKERS_DOWN _RESOLVE",
+    Rule(
         Retriable,
         Code.CONNECTION_LOST,
         "check kafka.sasl.oauthbearer.token.endpoint.url and the network; nothing was sent",
-    ),
-    "_QUEUE_FULL": _QUEUE_FULL,
-    **_each(
-        "_PURGE_QUEUE",
-        Retriable,
-        Code.NOT_SENT,
-        "it was dropped from the client's queue before it was sent",
-    ),
-    **_each(
-        "ILLEGAL_GENERATION UNKNOWN_MEMBER_ID REBALANCE_IN_PROGRESS MEMBER_ID_REQUIRED FENCED_MEMBER_EPOCH "
-        "STALE_MEMBER_EPOCH UNRELEASED_INSTANCE_ID NON_EMPTY_GROUP GROUP_SUBSCRIBED_TO_TOPIC _ASSIGNMENT_LOST "
-        "_ASSIGN_PARTITIONS _REVOKE_PARTITIONS _MAX_POLL_EXCEEDED _OUTDATED",
+    ): _TOKEN_ENDPOINT,
+    _QUEUE_FULL: "_QUEUE_FULL",
+    Rule(Retriable, Code.NOT_SENT, "it was dropped from the client's queue before it was sent"): "_PURGE_QUEUE",
+    Rule(
         Retriable,
         Code.LEASE_LOST,
         "the consumer group is rebalancing, or this member has left it; nothing was committed",
-    ),
-    **_each(
-        "FETCH_SESSION_ID_NOT_FOUND INVALID_FETCH_SESSION_EPOCH SHARE_SESSION_NOT_FOUND INVALID_SHARE_SESSION_EPOCH "
-        "SHARE_SESSION_LIMIT_REACHED OPERATION_NOT_ATTEMPTED CONCURRENT_TRANSACTIONS _IN_PROGRESS _PREV_IN_PROGRESS "
-        "_CONFLICT _RETRY _INTR _PARTIAL _UNKNOWN_BROKER _DESTROY_BROKER _CRIT_SYS_RESOURCE DELEGATION_TOKEN_EXPIRED",
-        Retriable,
-        _UNAVAILABLE,
-        "nothing was changed; the same request can be made again",
-    ),
-    **_each(
-        "OFFSET_OUT_OF_RANGE _NO_OFFSET _AUTO_OFFSET_RESET _LOG_TRUNCATION _PARTITION_EOF",
-        Retriable,
-        Code.CONFLICT,
-        "the consumer's offset is not in the log any more; it looks for the next one",
-    ),
-    **_each(
-        "THROTTLING_QUOTA_EXCEEDED",
-        Throttled,
-        Code.THROTTLED,
-        "the broker asks for a pause; nothing was stored",
-    ),
+    ): """
+        ILLEGAL_GENERATION UNKNOWN_MEMBER_ID REBALANCE_IN_PROGRESS MEMBER_ID_REQUIRED FENCED_MEMBER_EPOCH
+        STALE_MEMBER_EPOCH UNRELEASED_INSTANCE_ID NON_EMPTY_GROUP GROUP_SUBSCRIBED_TO_TOPIC _ASSIGNMENT_LOST
+        _ASSIGN_PARTITIONS _REVOKE_PARTITIONS _MAX_POLL_EXCEEDED _OUTDATED
+    """,
+    Rule(Retriable, _UNAVAILABLE, "nothing was changed; the same request can be made again"): """
+        FETCH_SESSION_ID_NOT_FOUND INVALID_FETCH_SESSION_EPOCH SHARE_SESSION_NOT_FOUND
+        INVALID_SHARE_SESSION_EPOCH SHARE_SESSION_LIMIT_REACHED OPERATION_NOT_ATTEMPTED
+        CONCURRENT_TRANSACTIONS _IN_PROGRESS _PREV_IN_PROGRESS _CONFLICT _RETRY _INTR _PARTIAL _UNKNOWN_BROKER
+        _DESTROY_BROKER _CRIT_SYS_RESOURCE DELEGATION_TOKEN_EXPIRED
+    """,
+    Rule(Retriable, Code.CONFLICT, "the consumer's offset is not in the log any more; it looks for the next one"): """
+        OFFSET_OUT_OF_RANGE _NO_OFFSET _AUTO_OFFSET_RESET _LOG_TRUNCATION _PARTITION_EOF
+    """,
+    Rule(Throttled, Code.THROTTLED, "the broker asks for a pause; nothing was stored"): "THROTTLING_QUOTA_EXCEEDED",
     # --- it may have happened ---
-    **_each(
-        "REQUEST_TIMED_OUT _TIMED_OUT _TIMED_OUT_QUEUE _MSG_TIMED_OUT",
-        Ambiguous,
-        Code.DEADLINE_EXCEEDED,
-        "no answer came in time, so it may be stored or not",
-    ),
-    **_each(
-        "NETWORK_EXCEPTION _TRANSPORT _BAD_MSG _UNDERFLOW",
-        Ambiguous,
-        Code.CONNECTION_LOST,
-        "the connection broke, so it may be stored or not",
-    ),
-    **_each(
-        "_PURGE_INFLIGHT",
-        Ambiguous,
-        Code.UNCONFIRMED,
-        "it was sent and no answer came, so it may be stored or not",
-    ),
-    **_each(
-        "NOT_ENOUGH_REPLICAS_AFTER_APPEND",
+    Rule(Ambiguous, Code.DEADLINE_EXCEEDED, "no answer came in time, so it may be stored or not"): """
+        REQUEST_TIMED_OUT _TIMED_OUT _TIMED_OUT_QUEUE _MSG_TIMED_OUT
+    """,
+    Rule(
+        Ambiguous, Code.CONNECTION_LOST, "the connection broke, so it may be stored or not"
+    ): "NETWORK_EXCEPTION _TRANSPORT _BAD_MSG _UNDERFLOW",
+    Rule(Ambiguous, Code.UNCONFIRMED, "it was sent and no answer came, so it may be stored or not"): "_PURGE_INFLIGHT",
+    Rule(
         Ambiguous,
         Code.UNCONFIRMED,
         "it was stored by too few replicas: if the leader fails now it is lost, if not it stays",
-    ),
-    **_each(
-        "UNKNOWN _FAIL",
-        Ambiguous,
-        _UNAVAILABLE,
-        "the broker gives no reason; check its log",
-    ),
-    **_each(
-        "OUT_OF_ORDER_SEQUENCE_NUMBER DUPLICATE_SEQUENCE_NUMBER UNKNOWN_PRODUCER_ID INVALID_PRODUCER_EPOCH "
-        "PRODUCER_FENCED _FATAL _FENCED _INCONSISTENT _GAPLESS_GUARANTEE _DESTROY",
-        Ambiguous,
-        Code.UNCONFIRMED,
-        "the producer lost count of what the broker has; another one goes on",
-    ),
-    **_each(
-        _NEWER,
-        Ambiguous,
-        Code.UNKNOWN,
-        "this version of redelivery-kafka does not know the code; it may have happened",
-    ),
+    ): "NOT_ENOUGH_REPLICAS_AFTER_APPEND",
+    Rule(Ambiguous, _UNAVAILABLE, "the broker gives no reason; check its log"): "UNKNOWN _FAIL",
+    Rule(Ambiguous, Code.UNCONFIRMED, "the producer lost count of what the broker has; another one goes on"): """
+        OUT_OF_ORDER_SEQUENCE_NUMBER DUPLICATE_SEQUENCE_NUMBER UNKNOWN_PRODUCER_ID INVALID_PRODUCER_EPOCH
+        PRODUCER_FENCED _FATAL _FENCED _INCONSISTENT _GAPLESS_GUARANTEE _DESTROY
+    """,
+    Rule(
+        Ambiguous, Code.UNKNOWN, "this version of redelivery-kafka does not know the code; it may have happened"
+    ): _NEWER,
     # --- one record of a request spoils it ---
-    **_each(
-        "MSG_SIZE_TOO_LARGE RECORD_LIST_TOO_LARGE INVALID_MSG_SIZE",
+    Rule(
         Unattributed,
         Code.TOO_LARGE,
         "a record, or the request that holds it, is larger than the topic's max.message.bytes: make the record "
         "smaller, or raise that, the broker's message.max.bytes and kafka.message.max.bytes",
-    ),
-    **_each(
-        "INVALID_RECORD INVALID_TIMESTAMP INVALID_MSG UNSUPPORTED_FOR_MESSAGE_FORMAT _INVALID_DIFFERENT_RECORD",
+    ): "MSG_SIZE_TOO_LARGE RECORD_LIST_TOO_LARGE INVALID_MSG_SIZE",
+    Rule(
         Unattributed,
         Code.INVALID_MESSAGE,
         "the broker refuses a record (a compacted topic without a key, a timestamp out of its bounds, a schema)",
-    ),
+    ): """
+        INVALID_RECORD INVALID_TIMESTAMP INVALID_MSG UNSUPPORTED_FOR_MESSAGE_FORMAT _INVALID_DIFFERENT_RECORD
+    """,
     # --- this record never ---
-    **_each(
-        "_UNKNOWN_PARTITION",
-        Permanent,
-        Code.NO_SUCH_DESTINATION,
-        "the topic has no such partition; correct the column 'partition'",
-    ),
-    **_each(
-        "_KEY_SERIALIZATION _VALUE_SERIALIZATION _KEY_DESERIALIZATION _VALUE_DESERIALIZATION _INVALID_TYPE "
-        "_BAD_COMPRESSION",
-        Permanent,
-        Code.INVALID_MESSAGE,
-        "the value cannot be written in the client's format",
-    ),
-    **_each(
-        "OFFSET_METADATA_TOO_LARGE INVALID_COMMIT_OFFSET_SIZE",
-        Permanent,
-        Code.TOO_LARGE,
-        "the metadata of the committed offset is larger than the broker allows",
-    ),
+    Rule(
+        Permanent, Code.NO_SUCH_DESTINATION, "the topic has no such partition; correct the column 'partition'"
+    ): "_UNKNOWN_PARTITION",
+    Rule(Permanent, Code.INVALID_MESSAGE, "the value cannot be written in the client's format"): """
+        _KEY_SERIALIZATION _VALUE_SERIALIZATION _KEY_DESERIALIZATION _VALUE_DESERIALIZATION _INVALID_TYPE
+        _BAD_COMPRESSION
+    """,
+    Rule(
+        Permanent, Code.TOO_LARGE, "the metadata of the committed offset is larger than the broker allows"
+    ): "OFFSET_METADATA_TOO_LARGE INVALID_COMMIT_OFFSET_SIZE",
     # --- no record will ---
-    **_each(
-        "TOPIC_EXCEPTION",
-        Fatal,
-        Code.INVALID_DESTINATION,
-        "no topic can have this name",
-        about_target=True,
-    ),
-    **_each(
-        "UNKNOWN_TOPIC_OR_PART _UNKNOWN_TOPIC",
+    Rule(Fatal, Code.INVALID_DESTINATION, "no topic can have this name", about_target=True): "TOPIC_EXCEPTION",
+    Rule(
         Fatal,
         Code.NO_SUCH_DESTINATION,
         "no such topic exists, and the cluster creates none: provision it, or correct its name",
         about_target=True,
-    ),
-    **_each(
-        "_AUTHENTICATION SASL_AUTHENTICATION_FAILED UNSUPPORTED_SASL_MECHANISM ILLEGAL_SASL_STATE "
-        "UNACCEPTABLE_CREDENTIAL SECURITY_DISABLED PRINCIPAL_DESERIALIZATION_FAILURE INVALID_PRINCIPAL_TYPE "
-        "DELEGATION_TOKEN_AUTH_DISABLED DELEGATION_TOKEN_NOT_FOUND DELEGATION_TOKEN_OWNER_MISMATCH "
-        "DELEGATION_TOKEN_REQUEST_NOT_ALLOWED",
+    ): "UNKNOWN_TOPIC_OR_PART _UNKNOWN_TOPIC",
+    Rule(
         Fatal,
         Code.NOT_AUTHENTICATED,
         "the broker refuses the credentials: check kafka.security.protocol, kafka.sasl.* and kafka.ssl.*",
-    ),
-    **_each(
-        "_SSL",
-        Fatal,
-        Code.TLS_FAILED,
-        "no TLS connection was made: check kafka.security.protocol and kafka.ssl.*",
-    ),
-    **_each(
-        "GROUP_AUTHORIZATION_FAILED CLUSTER_AUTHORIZATION_FAILED TRANSACTIONAL_ID_AUTHORIZATION_FAILED "
-        "DELEGATION_TOKEN_AUTHORIZATION_FAILED",
-        Fatal,
-        Code.NOT_AUTHORIZED,
-        "this user lacks the permission: the README lists the ACLs of each operation",
-    ),
-    **_each(
-        "TOPIC_AUTHORIZATION_FAILED",
+    ): """
+        _AUTHENTICATION SASL_AUTHENTICATION_FAILED UNSUPPORTED_SASL_MECHANISM ILLEGAL_SASL_STATE
+        UNACCEPTABLE_CREDENTIAL SECURITY_DISABLED PRINCIPAL_DESERIALIZATION_FAILURE INVALID_PRINCIPAL_TYPE
+        DELEGATION_TOKEN_AUTH_DISABLED DELEGATION_TOKEN_NOT_FOUND DELEGATION_TOKEN_OWNER_MISMATCH
+        DELEGATION_TOKEN_REQUEST_NOT_ALLOWED
+    """,
+    Rule(Fatal, Code.TLS_FAILED, "no TLS connection was made: check kafka.security.protocol and kafka.ssl.*"): "_SSL",
+    Rule(Fatal, Code.NOT_AUTHORIZED, "this user lacks the permission: the README lists the ACLs of each operation"): """
+        GROUP_AUTHORIZATION_FAILED CLUSTER_AUTHORIZATION_FAILED TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+        DELEGATION_TOKEN_AUTHORIZATION_FAILED
+    """,
+    Rule(
         Fatal,
         Code.NOT_AUTHORIZED,
         "this user lacks the permission: the README lists the ACLs of each operation",
         about_target=True,
-    ),
-    **_each(
-        "UNSUPPORTED_VERSION UNSUPPORTED_COMPRESSION_TYPE UNSUPPORTED_ASSIGNOR UNSUPPORTED_ENDPOINT_TYPE "
-        "MISMATCHED_ENDPOINT_TYPE _UNSUPPORTED_FEATURE _NOT_IMPLEMENTED _UNKNOWN_PROTOCOL",
-        Fatal,
-        Code.UNSUPPORTED,
-        "the brokers do not know this request: check their version, or that it is Kafka",
-    ),
-    **_each(
-        "INVALID_REQUIRED_ACKS INVALID_GROUP_ID INVALID_SESSION_TIMEOUT INCONSISTENT_GROUP_PROTOCOL "
-        "GROUP_MAX_SIZE_REACHED FENCED_INSTANCE_ID INVALID_TRANSACTION_TIMEOUT INVALID_REGULAR_EXPRESSION "
-        "INVALID_CONFIG INVALID_PARTITIONS INVALID_REPLICATION_FACTOR INVALID_REPLICA_ASSIGNMENT POLICY_VIOLATION "
-        "TOPIC_DELETION_DISABLED _INVALID_ARG _NOT_CONFIGURED _FS _READ_ONLY",
-        Fatal,
-        Code.MISCONFIGURED,
-        "a setting is wrong, or not allowed here",
-    ),
-    **_each(
-        "TOPIC_ALREADY_EXISTS DUPLICATE_RESOURCE ELECTION_NOT_NEEDED NO_REASSIGNMENT_IN_PROGRESS",
-        Fatal,
-        Code.CONFLICT,
-        "it exists already, or needs no change",
-    ),
-    **_each(
-        "RESOURCE_NOT_FOUND GROUP_ID_NOT_FOUND _UNKNOWN_GROUP _NOENT",
-        Fatal,
-        Code.NO_SUCH_DESTINATION,
-        "it does not exist",
-    ),
-    **_each(
-        "INVALID_REQUEST INVALID_TXN_STATE INVALID_PRODUCER_ID_MAPPING TRANSACTION_COORDINATOR_FENCED "
-        "TRANSACTION_ABORTABLE INCONSISTENT_VOTER_SET INVALID_UPDATE_VERSION FEATURE_UPDATE_FAILED "
-        "UNKNOWN_CONTROLLER_ID UNKNOWN_SUBSCRIPTION_ID TELEMETRY_TOO_LARGE INVALID_REGISTRATION INVALID_RECORD_STATE "
-        "FENCED_STATE_EPOCH INVALID_VOTER_KEY DUPLICATE_VOTER VOTER_NOT_FOUND STREAMS_INVALID_TOPOLOGY "
-        "STREAMS_INVALID_TOPOLOGY_EPOCH STREAMS_TOPOLOGY_FENCED _STATE _EXISTING_SUBSCRIPTION _APPLICATION _NOOP "
-        "NO_ERROR",
-        BUG.kind,
-        BUG.code,
-        BUG.advice,
-    ),
+    ): "TOPIC_AUTHORIZATION_FAILED",
+    Rule(Fatal, Code.UNSUPPORTED, "the brokers do not know this request: check their version, or that it is Kafka"): """
+        UNSUPPORTED_VERSION UNSUPPORTED_COMPRESSION_TYPE UNSUPPORTED_ASSIGNOR UNSUPPORTED_ENDPOINT_TYPE
+        MISMATCHED_ENDPOINT_TYPE _UNSUPPORTED_FEATURE _NOT_IMPLEMENTED _UNKNOWN_PROTOCOL
+    """,
+    Rule(Fatal, Code.MISCONFIGURED, "a setting is wrong, or not allowed here"): """
+        INVALID_REQUIRED_ACKS INVALID_GROUP_ID INVALID_SESSION_TIMEOUT INCONSISTENT_GROUP_PROTOCOL
+        GROUP_MAX_SIZE_REACHED FENCED_INSTANCE_ID INVALID_TRANSACTION_TIMEOUT INVALID_REGULAR_EXPRESSION
+        INVALID_CONFIG INVALID_PARTITIONS INVALID_REPLICATION_FACTOR INVALID_REPLICA_ASSIGNMENT
+        POLICY_VIOLATION TOPIC_DELETION_DISABLED _INVALID_ARG _NOT_CONFIGURED _FS _READ_ONLY
+    """,
+    Rule(Fatal, Code.CONFLICT, "it exists already, or needs no change"): """
+        TOPIC_ALREADY_EXISTS DUPLICATE_RESOURCE ELECTION_NOT_NEEDED NO_REASSIGNMENT_IN_PROGRESS
+    """,
+    Rule(
+        Fatal, Code.NO_SUCH_DESTINATION, "it does not exist"
+    ): "RESOURCE_NOT_FOUND GROUP_ID_NOT_FOUND _UNKNOWN_GROUP _NOENT",
+    BUG: """
+        INVALID_REQUEST INVALID_TXN_STATE INVALID_PRODUCER_ID_MAPPING TRANSACTION_COORDINATOR_FENCED
+        TRANSACTION_ABORTABLE INCONSISTENT_VOTER_SET INVALID_UPDATE_VERSION FEATURE_UPDATE_FAILED
+        UNKNOWN_CONTROLLER_ID UNKNOWN_SUBSCRIPTION_ID TELEMETRY_TOO_LARGE INVALID_REGISTRATION
+        INVALID_RECORD_STATE FENCED_STATE_EPOCH INVALID_VOTER_KEY DUPLICATE_VOTER VOTER_NOT_FOUND
+        STREAMS_INVALID_TOPOLOGY STREAMS_INVALID_TOPOLOGY_EPOCH STREAMS_TOPOLOGY_FENCED _STATE
+        _EXISTING_SUBSCRIPTION _APPLICATION _NOOP NO_ERROR
+    """,
 }
 
 
@@ -312,10 +220,16 @@ TABLE: Final = ErrorTable(
         NotImplementedError: BUG,
         **dict.fromkeys(ROW_ERRORS, _ROW),
     },
-    by_code=_BY_CODE,
+    by_code={name: rule for rule, names in _RULES.items() for name in names.split()},
     describe=_describe,
     catches=ERRORS,
 )
+
+
+def has_code(error: BaseException, code: int) -> bool:
+    """Return whether the client raised an error with this code."""
+    found = kafka_error(error)
+    return found is not None and found.code() == code
 
 
 def classify(error: BaseException | KafkaError, doing: str, *, rows: int = 1, own: bool = True) -> BrokerError:
@@ -332,9 +246,9 @@ def classify(error: BaseException | KafkaError, doing: str, *, rows: int = 1, ow
 
 def classify_reading(error: BaseException | KafkaError, doing: str) -> BrokerError:
     """Return redelivery's error of a call that changes nothing, so that an ambiguous one can be tried again."""
-    found = kafka_error(error)
-    rule = _NO_LEADER if found is not None and found.code() == UNKNOWN_PARTITION else None
-    return TABLE.error(_exception(error), doing, rule=rule, safe=True, rows=1)
+    error = _exception(error)
+    rule = _NO_LEADER if has_code(error, UNKNOWN_PARTITION) else None
+    return TABLE.error(error, doing, rule=rule, safe=True, rows=1)
 
 
 @contextmanager

@@ -180,9 +180,9 @@ class KafkaReceiver(Resource, Receiver):
         return received, due
 
     def _received(self, partition: Partition, offset: int) -> Received:
-        attempts = partition.offsets.attempts[offset]
+        attempts, record = partition.offsets.attempts[offset], partition.records[offset]
         return Received(
-            message=partition.message(offset),
+            message=record.message,
             attempt=attempts.number,
             lease=partition.lease(offset),
             position=position(self._address.topic, partition.number, offset),
@@ -192,9 +192,9 @@ class KafkaReceiver(Resource, Receiver):
                 topic=self._address.topic,
                 partition=partition.number,
                 offset=offset,
-                timestamp_type="LOG_APPEND_TIME" if partition.has_log_append_time(offset) else "CREATE_TIME",
+                timestamp_type="LOG_APPEND_TIME" if record.log_append_time else "CREATE_TIME",
             ),
-            undecodable=partition.fault(offset),
+            undecodable=record.fault,
         )
 
     # --- settling ---

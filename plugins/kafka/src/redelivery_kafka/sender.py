@@ -23,7 +23,15 @@ from redelivery_kafka.address import Address
 from redelivery_kafka.client.in_flight import BatchInFlight, InFlight
 from redelivery_kafka.client.producer import STEP, ProducerInstance
 from redelivery_kafka.codec import Row
-from redelivery_kafka.errors import ERRORS, ROW_ERRORS, classify, topic_changed, unknown_target
+from redelivery_kafka.errors import (
+    ERRORS,
+    ROW_ERRORS,
+    UNKNOWN_PARTITION,
+    classify,
+    has_code,
+    topic_changed,
+    unknown_target,
+)
 from redelivery_kafka.options import Settings
 
 #: Seconds before a deadline at which the queue is dropped, so that the reports come in time.
@@ -44,17 +52,23 @@ class KafkaSender(Resource, Sender):
         self._address = address
         self._settings = settings
         self._limit = codec.largest(settings.message_bytes)
+        self._one_per_request = settings.values.get("batch.num.messages") == "1"
         self._producer: ProducerInstance | None = None
         self._last_error = ""  # of the producer before
         self._in_flight = InFlight()
 
     def check(self, *, deadline: float) -> None:
+        self.partitions(deadline=deadline)
+
+    def partitions(self, *, deadline: float) -> int:
+        """Return how many partitions the topic has. Raises BrokerError."""
         self.check_open("storing in")
         gapless = self._producer is not None and self._producer.gapless
         producer = self._producer_for(deadline, gapless=gapless)
         found = producer.partition_count(self._address.topic, deadline - _MARGIN)
         if not isinstance(found, int):
             raise found
+        return found
 
     def send(self, batch: Batch, *, deadline: float) -> None:
         self.check_open("storing in")
@@ -152,14 +166,10 @@ class KafkaSender(Resource, Sender):
 
     def _produce_each(self, producer: ProducerInstance, sent: BatchInFlight, rest: Iterator[Row]) -> None:
         """Produce row by row, without those that failed and those that a failed row keeps back."""
-        produce = producer.client.produce
         for row in self._in_flight.sendable(sent, rest):
-            slot, topic, value, key, partition, timestamp, headers = row
-            try:
-                produce(topic, value, key, partition, slot, slot, timestamp, headers)
-            except ERRORS as error:
-                if not self._on_produce_error(producer, sent, row, error):
-                    return
+            error = _produce(producer.client, row)
+            if error is not None and not self._on_produce_error(producer, sent, row, error):
+                return
 
     def _produce_alone(self, producer: ProducerInstance, sent: BatchInFlight) -> None:
         """Produce each row when the one before it is settled, so that a request holds one row."""
@@ -186,7 +196,7 @@ class KafkaSender(Resource, Sender):
             Whether to go on with the next row.
         """
         error: Exception | None = first_error
-        if codec.is_letter(row[6]) and codec.is_unknown_partition(first_error):
+        if codec.is_letter(row[6]) and has_code(first_error, UNKNOWN_PARTITION):
             row = (*row[:4], -1, *row[5:])
             error = _produce(producer.client, row)
         while isinstance(error, BufferError) and producer.fatal_error is None:
@@ -232,7 +242,7 @@ class KafkaSender(Resource, Sender):
             return self._kept_back()
         if name in _NEVER_SENT and fatal is not None and fatal.name() in _MAY_NOT_WRITE:
             return classify(fatal, doing, own=own)
-        found = classify(error, doing, rows=1 if sent.batch.isolate else sent.batch.length + 1, own=own)
+        found = classify(error, doing, rows=1 if sent.batch.isolate or self._one_per_request else 2, own=own)
         if name in _NEVER_SENT and not has_partition:
             text = f"{found}; it had no partition yet, so it was never sent; {producer.last_error}"
             return Retriable(text.rstrip("; "), code=Code.DEADLINE_EXCEEDED, native_code=name)

@@ -8,25 +8,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from contextlib import suppress
-from functools import partial
-from typing import Any, Final
+from dataclasses import replace
+from itertools import count
+from typing import Final
 
-from confluent_kafka import KafkaError, KafkaException, Producer
-
-from redelivery.contract.message import Message
-from redelivery.errors import Ambiguous, BrokerError, Fatal, Permanent, Retriable
-from redelivery.kit.errors import Code
+from redelivery.contract.message import Batch, Message
+from redelivery.errors import BrokerError
 from redelivery_kafka.address import Address
-from redelivery_kafka.client import instances
 from redelivery_kafka.client.partition import Lease
-from redelivery_kafka.codec import largest, letter_headers, record_timestamp
-from redelivery_kafka.errors import ERRORS, classify, unknown_target
+from redelivery_kafka.codec import letter_headers, record_timestamp
 from redelivery_kafka.options import Settings
+from redelivery_kafka.sender import KafkaSender
 
 #: Seconds in which all letters of a call must be stored.
 _STORED: Final = 15.0
-_TOPIC: Final = 5.0
 #: Settings with which the client refuses to be idempotent, or other names of those that are set here.
 _DROPPED: Final = frozenset(
     [
@@ -44,108 +39,44 @@ _OWN: Final = {"acks": "all", "enable.idempotence": "true", "batch.num.messages"
 
 
 class LetterProducer:
-    """Stores letters in one dead letter topic. Its producer is created when the first letter comes."""
+    """Stores letters in one dead letter topic."""
 
     def __init__(self, address: Address, settings: Settings) -> None:
-        self._address = address
-        self._settings = settings
-        self._producer: Producer | None = None
-        self._partitions = 0
+        self._sender = KafkaSender(address, Settings({**settings.without(_DROPPED), **_OWN}))
+        self._partitions = 0  # of the topic; 0: not known
+        self._numbers = count()
 
     def store(self, letters: Mapping[int, tuple[Lease, Message]]) -> dict[int, BrokerError]:
         """Store letters; return the errors of those that are not, or may not be, stored."""
         if not letters:
             return {}
-        failed: dict[int, BrokerError] = {}
+        deadline = time.monotonic() + _STORED
         try:
-            producer = self._open()
-        except KafkaException as error:
-            self.close()
-            return {at: self._classify(error) for at in letters}
-
-        def report(at: int, error: KafkaError | None, _: Any) -> None:
-            if error is not None:
-                failed[at] = self._classify(KafkaException(error))
-
-        end = time.monotonic() + _STORED
-        most = largest(self._settings.message_bytes)
-        for at, (lease, letter) in letters.items():
-            if letter.size > most:
-                text = f"the letter has {letter.size} bytes, the limit is {most}; raise kafka.message.max.bytes"
-                failed[at] = Permanent(f"kafka: {self._doing}: {text}", code=Code.TOO_LARGE)
-                continue
-            try:
-                self._produce(producer, lease, letter, end, partial(report, at))
-            except ERRORS as error:
-                failed[at] = self._classify(error)
-        # Only failures are reported: a letter that has left the queue without one is stored.
-        unknown = self._flush(producer, end)
-        if unknown is not None:
-            failed |= dict.fromkeys(letters.keys() - failed.keys(), unknown)
+            self._partitions = self._partitions or self._sender.partitions(deadline=deadline)
+            rows = [self._row(*each) for each in letters.values()]
+            self._sender.send(Batch.of(rows, number=next(self._numbers)), deadline=deadline)
+            while not (settled := self._sender.collect(1.0)):
+                pass
+        except BrokerError as error:
+            failed = dict.fromkeys(letters, error)
+        else:
+            places = list(letters)
+            failed = {places[each.index]: each.error for each in settled[0].failures}
         if failed:
-            self.close()  # whatever is wrong with this producer, the next letters get another
+            self._partitions = 0  # the topic may have changed
         return failed
 
     def close(self) -> None:
-        """Release the producer. Must not be called in a child of the process that created it."""
-        producer, self._producer = self._producer, None
-        if producer is None:
-            return
-        producer.purge()
-        with suppress(KafkaException):  # it is of no more use
-            producer.flush(1.0)
-        instances.release(producer)
+        """Release the producer."""
+        self._sender.close()
 
-    def _open(self) -> Producer:
-        if self._producer is None:
-            self._partitions = 0
-            settings = Settings({**self._settings.without(_DROPPED), **_OWN})
-            self._producer = producer = instances.producer(settings, self._address, timeout=_STORED - 1)
-            topic = producer.list_topics(self._address.topic, timeout=_TOPIC).topics[self._address.topic]
-            if topic.error is not None:
-                raise KafkaException(topic.error)
-            self._partitions = len(topic.partitions)
-        return self._producer
-
-    def _produce(self, producer: Producer, lease: Lease, letter: Message, end: float, on_delivery: Any) -> None:
+    def _row(self, lease: Lease, letter: Message) -> Message:
+        """Return a letter without what Kafka cannot store of it."""
         number = lease.partition.number
-        while True:
-            try:
-                producer.produce(
-                    self._address.topic,
-                    letter.value,
-                    letter.key,
-                    partition=number if number < self._partitions else -1,
-                    headers=letter_headers(letter.headers) or None,
-                    timestamp=record_timestamp(letter.timestamp_ms),
-                    on_delivery=on_delivery,
-                )
-            except BufferError:  # back pressure
-                if time.monotonic() > end:
-                    raise
-                producer.poll(0.05)
-            else:
-                return
-
-    def _flush(self, producer: Producer, end: float) -> BrokerError | None:
-        """Wait until all are stored or reported; return the error of those that are neither."""
-        try:
-            left = producer.flush(max(0.0, end - time.monotonic()))
-        except KafkaException as error:
-            found = self._classify(error)
-            return found if isinstance(found, Ambiguous | Fatal) else found.reclassified(Ambiguous)
-        text = f"kafka: {self._doing}: not confirmed within {_STORED:g} s, so it may be stored or not"
-        return Ambiguous(text, code=Code.DEADLINE_EXCEEDED) if left else None
-
-    @property
-    def _doing(self) -> str:
-        return f"storing a letter in topic {self._address.topic!r}"
-
-    def _classify(self, error: Exception) -> BrokerError:
-        if unknown_target(error) is None or not self._partitions:
-            return classify(error, self._doing)
-        # The topic existed when this producer was created; the next one looks again.
-        text = f"kafka: {self._doing}: the topic was changed while it was written to"
-        found = Retriable(text, code=Code.CONFLICT)
-        found.__cause__ = error
-        return found
+        return replace(
+            letter,
+            headers=tuple(letter_headers(letter.headers)),
+            timestamp_ms=record_timestamp(letter.timestamp_ms) or None,
+            destination=None,
+            extra={"partition": number if number < self._partitions else None},
+        )

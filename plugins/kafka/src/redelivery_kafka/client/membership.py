@@ -29,7 +29,7 @@ from redelivery.kit.errors import Code
 from redelivery_kafka.client import instances
 from redelivery_kafka.client.committed import committed_offsets
 from redelivery_kafka.client.offset_map import MetadataFull, OffsetMap
-from redelivery_kafka.client.partition import Partition
+from redelivery_kafka.client.partition import Fetched, Partition
 from redelivery_kafka.codec import message_of
 from redelivery_kafka.errors import (
     ALL_BROKERS_DOWN,
@@ -274,17 +274,12 @@ class Membership:
             partition = self.owned.get(record.partition()) if record.topic() == self.topic else None
             if error is not None and error.code() != PARTITION_EOF:
                 self._on_error(error)
-            elif partition is None:
-                continue
-            elif error is not None:
+            elif partition is not None and error is not None:
                 partition.ended(record.offset())
-            elif not partition.fetched(
-                record.offset(),
-                *message_of(record),
-                now=now,
-                now_ms=now_ms,
-                log_append_time=record.timestamp()[0] == TIMESTAMP_LOG_APPEND_TIME,
-            ):
+            if partition is None or error is not None:
+                continue
+            fetched = Fetched(*message_of(record), record.timestamp()[0] == TIMESTAMP_LOG_APPEND_TIME)
+            if not partition.fetched(record.offset(), fetched, now=now, now_ms=now_ms):
                 text = "the topic was created again or has lost records; receiving starts again at its first record"
                 raise Retriable(f"kafka: {self._doing}: {text}", code=Code.CONFLICT)
         for partition in self.owned.values():

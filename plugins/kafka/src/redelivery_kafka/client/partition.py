@@ -9,12 +9,20 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from redelivery.contract.message import Message
 from redelivery_kafka.client.offset_map import Attempts, OffsetMap
 
 _SECOND_MS: Final = 1000
+
+
+class Fetched(NamedTuple):
+    """A record of the log: its message, what of it could not be decoded, and whether its time is that of the broker."""
+
+    message: Message
+    fault: str | None = None
+    log_append_time: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -39,6 +47,7 @@ class Partition:
         high: the offset behind the last record when the partition was assigned.
 
     Attributes:
+        records: those that are fetched and not settled, by offset.
         leases: of records that are leased and not settled, by offset.
         nbytes: of the records that are fetched and not leased.
         paused: no more is fetched.
@@ -55,9 +64,7 @@ class Partition:
         self._high = high
         self._next = self.offsets.base
         self._reached_end = self._next >= high
-        self._messages: dict[int, Message] = {}
-        self._faults: dict[int, str] = {}
-        self._log_append_time: set[int] = set()
+        self.records: dict[int, Fetched] = {}
         self._ready: list[int] = []
         self._waiting: list[tuple[float, int]] = []
         self._waiting_by_key: dict[bytes, set[int]] = {}
@@ -66,42 +73,21 @@ class Partition:
     @property
     def caught_up(self) -> bool:
         """Whether something is fetched, or all that was there when the partition was assigned."""
-        return self._reached_end or bool(self._messages)
+        return self._reached_end or bool(self.records)
 
     @property
     def buffered(self) -> int:
         """Records fetched and not leased."""
-        return len(self._messages) - len(self.leases)
+        return len(self.records) - len(self.leases)
 
     @property
     def next_due(self) -> float | None:
         """When the next of those that wait may be leased."""
         return self._waiting[0][0] if self._waiting else None
 
-    def message(self, offset: int) -> Message:
-        """Return a record that is fetched and not settled."""
-        return self._messages[offset]
-
-    def fault(self, offset: int) -> str | None:
-        """Return what of a record could not be decoded."""
-        return self._faults.get(offset)
-
-    def has_log_append_time(self, offset: int) -> bool:
-        """Return whether a record's timestamp is the time at which the broker stored it."""
-        return offset in self._log_append_time
-
     # --- fetching ---
 
-    def fetched(
-        self,
-        offset: int,
-        message: Message,
-        fault: str | None = None,
-        *,
-        now: float,
-        now_ms: int,
-        log_append_time: bool = False,
-    ) -> bool:
+    def fetched(self, offset: int, record: Fetched, *, now: float, now_ms: int) -> bool:
         """Take a record. Return False where the log went back: this is another record, and the state is of no use."""
         if self._next < 0:
             self.offsets.base = self._next = offset
@@ -114,12 +100,8 @@ class Partition:
         self._reached_end = self._reached_end or self._next >= self._high
         if self.offsets.is_settled(offset):
             return True
-        self._messages[offset] = message
-        if fault is not None:
-            self._faults[offset] = fault
-        if log_append_time:
-            self._log_append_time.add(offset)
-        self.nbytes += message.nbytes
+        self.records[offset] = record
+        self.nbytes += record.message.nbytes
         attempts = self.offsets.attempts.get(offset)
         if attempts is not None and attempts.due_ms is not None:
             self._wait(offset, now + (attempts.due_ms - now_ms) / _SECOND_MS)
@@ -159,7 +141,7 @@ class Partition:
         taken: list[int] = []
         while ready and len(taken) < most:
             offset = heapq.heappop(ready)
-            key = self._messages[offset].key
+            key = self.records[offset].message.key
             if key in self._waiting_by_key and min(self._waiting_by_key[key]) < offset:
                 self._held_back.setdefault(key, []).append(offset)
             else:
@@ -170,13 +152,13 @@ class Partition:
         """Allow these to be leased (again) at once."""
         for offset in offsets:
             if self.leases.pop(offset, None) is not None:
-                self.nbytes += self._messages[offset].nbytes
+                self.nbytes += self.records[offset].message.nbytes
             heapq.heappush(self._ready, offset)
 
     def lease(self, offset: int) -> Lease:
         """Lease a record that was taken."""
         lease = self.leases[offset] = Lease(self, offset)
-        self.nbytes -= self._messages[offset].nbytes
+        self.nbytes -= self.records[offset].message.nbytes
         return lease
 
     @staticmethod
@@ -192,26 +174,24 @@ class Partition:
     def settled(self, offset: int) -> None:
         """A leased record is settled."""
         del self.leases[offset]
-        del self._messages[offset]
-        self._faults.pop(offset, None)
-        self._log_append_time.discard(offset)
+        del self.records[offset]
 
     def delayed(self, offset: int, due: float) -> None:
         """A leased record may be leased again, but not before `due`."""
         del self.leases[offset]
-        self.nbytes += self._messages[offset].nbytes
+        self.nbytes += self.records[offset].message.nbytes
         self._wait(offset, due)
 
     def _wait(self, offset: int, due: float) -> None:
         heapq.heappush(self._waiting, (due, offset))
-        key = self._messages[offset].key
+        key = self.records[offset].message.key
         if key is not None:
             self._waiting_by_key.setdefault(key, set()).add(offset)
 
     def _end_wait(self, offset: int) -> None:
         """A record has waited long enough, and no longer holds back others."""
         heapq.heappush(self._ready, offset)
-        key = self._messages[offset].key
+        key = self.records[offset].message.key
         waiting = self._waiting_by_key.get(key) if key is not None else None
         if key is None or waiting is None:
             return

@@ -156,7 +156,9 @@ class ProducerInstance:
             self.poll(STEP)
         known = filter(None, (self._address.unreached if self._all_brokers_down else "", self.last_error))
         why = why or ": ".join(known) or "the client reported no cause"
-        raise Retriable(f"kafka: {doing}: no answer by the deadline, so nothing was sent; {why}", code=code) from last
+        raise Retriable(
+            f"kafka: {doing}: no broker answered by the deadline, so nothing was sent; {why}", code=code
+        ) from last
 
     def close(self) -> None:
         """Drop what is in the queue, and release the instance."""

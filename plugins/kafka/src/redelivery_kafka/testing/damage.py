@@ -9,7 +9,7 @@ import ctypes
 from collections.abc import Mapping
 from typing import Any, Final
 
-from redelivery_kafka.client.internals import librdkafka
+from redelivery_kafka.testing.librdkafka import librdkafka
 
 _TEXT: Final = 512
 _TOPIC, _VALUE, _HEADERS = 1, 4, 10

@@ -7,7 +7,7 @@ from typing import Any
 
 from confluent_kafka import KafkaError
 
-from redelivery_kafka.client.internals import librdkafka
+from redelivery_kafka.testing.librdkafka import librdkafka
 
 _TEXT = 512
 
