@@ -217,7 +217,7 @@ class KafkaAdmin(Resource, Admin):
             retention = found.number("retention.ms")
             if retention != _FOREVER:
                 yield (
-                    f"{address.topic} keeps letters for {retention} ms of their own time, that of the message that "
+                    f"{address.topic} keeps letters for {retention} ms of their timestamp, that of the message that "
                     "died: the broker may delete them unread"
                 )
 

@@ -48,7 +48,7 @@ _Answer = tuple[KafkaError | None, list[TopicPartition]]
 
 @dataclass(slots=True)
 class _PartitionState:
-    """What a partition holds, and what of that is removed."""
+    """Watermarks of a partition, and the offsets of its removed letters."""
 
     low: int
     high: int

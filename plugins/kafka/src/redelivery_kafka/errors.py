@@ -15,7 +15,7 @@ from redelivery.errors import Ambiguous, BrokerError, Fatal, Permanent, Retriabl
 from redelivery.kit.errors import BUG, ClientError, Code, ErrorTable, Rule
 from redelivery_kafka.client.internals import is_token_endpoint_unreached
 
-#: Codes that are no failure of a consumer, under names without the client's underscore.
+#: Codes of the client, under names without its underscore.
 PARTITION_EOF: Final = KafkaError._PARTITION_EOF  # noqa: SLF001 - its public name
 ALL_BROKERS_DOWN: Final = KafkaError._ALL_BROKERS_DOWN  # noqa: SLF001 - its public name
 UNKNOWN_PARTITION: Final = KafkaError._UNKNOWN_PARTITION  # noqa: SLF001 - its public name

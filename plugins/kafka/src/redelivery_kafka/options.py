@@ -75,7 +75,9 @@ class Settings:
         if of("enable.ssl.certificate.verification") in _OFF:
             found.append("kafka.enable.ssl.certificate.verification is off: anybody can take the broker's place")
         if of("ssl.endpoint.identification.algorithm") == "none":
-            found.append("kafka.ssl.endpoint.identification.algorithm is none: any certificate's owner is believed")
+            found.append(
+                "kafka.ssl.endpoint.identification.algorithm=none: any valid certificate is accepted for the broker"
+            )
         if of(_TOKEN_ENDPOINT).startswith("http:") and not is_local(self.hosts[0]):
             found.append(f"tokens come over plain text; write https in kafka.{_TOKEN_ENDPOINT}")
         return found

@@ -29,8 +29,8 @@ class BatchInFlight:
 
     Attributes:
         failures: errors by row.
-        unknown_targets: the client's errors, by row, for a topic or partition that it does not know. What such an
-            error means shows in the topic as it is now.
+        unknown_targets: the client's errors, by row, for a topic or partition that it does not know. The current
+            state of the topic shows what such an error means.
     """
 
     batch: Batch

@@ -1,6 +1,6 @@
 """One owned partition: the records fetched of it, and which of them may be leased next.
 
-The lowest offset comes first. A record that waits out a delay holds back the later records of its own key that were not
+The lowest offset comes first. A record that waits out a delay holds back the later records of its key that were not
 leased yet; records of other keys, and those without a key, go on. No I/O: times are arguments, in seconds.
 """
 
@@ -72,7 +72,7 @@ class Partition:
 
     @property
     def caught_up(self) -> bool:
-        """Whether something is fetched, or all that was there when the partition was assigned."""
+        """Whether a record is fetched, or everything that the partition held when it was assigned."""
         return self._reached_end or bool(self.records)
 
     @property

@@ -1,6 +1,6 @@
-"""How this broker is had for a test: a container, the topics beside an explicit URL, or librdkafka's mock cluster.
+"""Brokers for tests: a container, topics beside an explicit URL, or librdkafka's mock cluster.
 
-It needs the extra `testing`. What is stored is read in `reading.py`, not with the plugin's code.
+It needs the extra `testing`. `reading.py` reads stored records without the plugin's code.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _NEVER_MS: Final = 3_600_000
 
 
 class Cluster:
-    """A running cluster, as this harness's own clients see it."""
+    """A running cluster, as the clients of this harness see it."""
 
     def __init__(self, bootstrap: str, settings: Mapping[str, str]) -> None:
         self.bootstrap = bootstrap
@@ -67,13 +67,13 @@ class Cluster:
         return self._admin
 
     def answers(self) -> bool:
-        """Whether topics can be made and groups asked about."""
+        """Return whether topics can be created and groups described."""
         client = AdminClient(self.settings)
         brokers = client.list_topics(timeout=2).brokers
         return bool(brokers) and client.describe_cluster(request_timeout=2).result().controller is not None
 
     def make(self, topic: str, partitions: int = 1, **config: str) -> None:
-        """Make a topic and wait until it can be written to."""
+        """Make a topic, and wait until it can be written to."""
         new = NewTopic(topic, partitions, 1, config=config)
         with suppress_codes(KafkaError.TOPIC_ALREADY_EXISTS):
             self.admin.create_topics([new], request_timeout=PATIENCE)[topic].result()
@@ -86,24 +86,24 @@ class Cluster:
         raise RuntimeError(f"the topic {topic} did not come up")
 
     def remove(self, *topics: str) -> None:
-        """Remove topics, those that are there."""
+        """Remove those of these topics that exist."""
         for each in self.admin.delete_topics(list(topics), request_timeout=PATIENCE).values():
             with suppress_codes(KafkaError.UNKNOWN_TOPIC_OR_PART):
                 each.result()
 
     def names(self, prefix: str) -> dict[str, int]:
-        """Topics whose names begin so, with the number of their partitions."""
+        """Return the topics with this prefix, and how many partitions each has."""
         found = self.admin.list_topics(timeout=PATIENCE).topics
         return {name: len(each.partitions) for name, each in sorted(found.items()) if name.startswith(prefix)}
 
     def config(self, topic: str) -> dict[str, str | None]:
-        """What is set of a topic itself."""
+        """Return the settings of a topic that are not the broker's defaults."""
         resource = ConfigResource(ResourceType.TOPIC, topic)
         found: Future[Any] = self.admin.describe_configs([resource], request_timeout=PATIENCE)[resource]
         return {name: each.value for name, each in found.result().items() if not each.is_default}
 
     def alter(self, topic: str, **config: str) -> None:
-        """Set some of it."""
+        """Set some of its settings."""
         entries = [
             ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET) for name, value in config.items()
         ]
@@ -116,13 +116,13 @@ class Cluster:
 
 
 class KafkaPlace(Place):
-    """A topic of its own with one partition. Its dead letter topic is left to provisioning."""
+    """A new topic with one partition. Provisioning creates its dead letter topic."""
 
     def __init__(self, runtime: KafkaRuntime, topic: str) -> None:
         self._runtime = runtime
         self._cluster = runtime.cluster
         self.topic = topic
-        # A member of another test's that died would be waited for whenever its group is shared out anew.
+        # Otherwise a rebalance would wait for the session of another test's dead member to end.
         self.group = f"redelivery.{topic}"
         self.url = f"kafka://{self._cluster.bootstrap}/{topic}?group={self.group}"
         self._closed_port = free_port()
@@ -229,7 +229,7 @@ class KafkaRuntime(Runtime):
             self.cluster.remove(*names)
 
     def vanish(self, topic: str) -> None:
-        """Remove a topic, and wait until nobody knows it."""
+        """Remove a topic, and wait until no broker knows it."""
         self.cluster.remove(topic)
         deadline = time.monotonic() + PATIENCE
         while topic in self.cluster.names(topic):
@@ -238,7 +238,7 @@ class KafkaRuntime(Runtime):
             self.cluster.admin.poll(0.02)
 
     def config(self, topic: str) -> object:
-        """What is set of a topic."""
+        """Return the settings of a topic that are not the broker's defaults."""
         return self.cluster.config(topic)
 
     def outage(self) -> AbstractContextManager[None]:
@@ -246,7 +246,7 @@ class KafkaRuntime(Runtime):
         raise CannotShow("an outage: a cluster named by a URL is not stopped")
 
     def cut_off(self, kind: Outage) -> AbstractContextManager[None]:
-        """What `Place.outage` does. Raises CannotShow."""
+        """Cut clients off, as `Place.outage` says. Raises CannotShow."""
         if self.proxy is None:
             raise CannotShow(f"an outage, {kind}: a cluster named by a URL is not cut off")
         return self.proxy.outage(kind)
@@ -273,7 +273,7 @@ class ContainerRuntime(KafkaRuntime):
 
     @contextmanager
     def outage(self) -> Iterator[None]:
-        """The container is killed, and started again."""
+        """Kill the container, and start it again."""
         with self.container.stopped(self.cluster.answers, START):
             yield
 
@@ -287,7 +287,7 @@ class MockRuntime(KafkaRuntime):
     """librdkafka's mock cluster."""
 
     cannot_show = (
-        "what brokers check: sizes, names, rights, retention; a real broker does, in a container or by --broker-url",
+        "what brokers check: sizes, names, permissions, retention; a real broker does, in a container or by URL",
         "provisioning and drift: it has no topic administration",
         "groups: one receiver works there, and a second one waits for half a minute",
     )
@@ -295,22 +295,22 @@ class MockRuntime(KafkaRuntime):
 
     def __init__(self, mock: MockCluster) -> None:
         description = f"librdkafka {libversion()[0]}'s mock cluster, in this process"
-        # What it does not answer is not waited for as long as a cluster would be.
+        # It leaves some requests unanswered: a shorter wait than for a cluster is enough.
         options = {"kafka.socket.timeout.ms": "1500"}
         super().__init__("embedded", Cluster(mock.bootstrap, {}), description, options=options)
         self.mock = mock
 
     def make(self, topic: str) -> None:
         for name in (topic, topic + DEAD_LETTERS):
-            with suppress(RuntimeError):  # it is there
+            with suppress(RuntimeError):  # it exists
                 self.mock.make(name, 1)
 
     def remove(self, prefix: str) -> None:  # noqa: ARG002 - it has no such request
-        """It cannot; they end with the process. But it takes again what `vanish` let it refuse."""
+        """Accept again what `vanish` let it refuse. It cannot remove topics; they end with the process."""
         self.mock.forgive(PRODUCE)
 
     def vanish(self, topic: str) -> None:
-        """It still has the topic, but takes nothing, and whoever asks is told that there is none."""
+        """It keeps the topic, but refuses records for it, and answers requests for it that it does not exist."""
         self.mock.disown(topic)
         self.mock.refuse(PRODUCE, *[KafkaError.NOT_LEADER_FOR_PARTITION] * 100)
 
@@ -330,7 +330,7 @@ class MockRuntime(KafkaRuntime):
 
     @contextmanager
     def cut_off(self, kind: Outage) -> Iterator[None]:
-        """Silent: answers are kept for longer than any test waits, and are lost at its end."""
+        """Silent: answers are delayed for longer than any test waits, and lost at the end."""
         if kind == "refused":
             with self.outage():
                 yield
@@ -360,7 +360,7 @@ class MockRuntime(KafkaRuntime):
 
 
 class KafkaHarness(Harness):
-    """A container first; with no engine, the mock cluster, which needs nothing."""
+    """A container first; without a container engine, the mock cluster, which needs nothing."""
 
     name = "kafka"
 
@@ -387,7 +387,7 @@ def in_container(
     environment: Mapping[str, str] | None = None,
     files: Mapping[str, bytes] | None = None,
 ) -> ContainerRuntime:
-    """A node of its own, reached without credentials, and by what `listeners` adds (name -> protocol).
+    """Start a node with a listener without credentials and those that `listeners` adds (name -> protocol).
 
     Raises:
         NotHere
@@ -421,9 +421,9 @@ def in_container(
 def node(
     ports: Mapping[str, int], protocols: Mapping[str, str], advertised: Mapping[str, int] | None = None
 ) -> dict[str, str]:
-    """Settings of a single node with these listeners, each reached by the same port of the host, or the advertised one.
+    """Return the settings of a single node with these listeners, each on the same port of the host, or as advertised.
 
-    A name of a listener has no underscore and does not end in SSL, so that each image makes the same settings of these.
+    The name of a listener must not contain an underscore or end in SSL: images read such names in different ways.
     """
     controller = "CONTROLLER"
     return {
@@ -446,14 +446,14 @@ def node(
         "KAFKA_TRANSACTION_STATE_LOG_REPLICATION_FACTOR": "1",
         "KAFKA_TRANSACTION_STATE_LOG_MIN_ISR": "1",
         "KAFKA_GROUP_INITIAL_REBALANCE_DELAY_MS": "0",
-        # A killed node is not let in again before its old session has ended.
+        # A killed node may join again only after its old session has ended.
         "KAFKA_BROKER_SESSION_TIMEOUT_MS": "4000",
         "KAFKA_BROKER_HEARTBEAT_INTERVAL_MS": "500",
     }
 
 
 def embedded() -> MockRuntime:
-    """The mock cluster. Raises NotHere."""
+    """Start the mock cluster. Raises NotHere."""
     try:
         return MockRuntime(MockCluster())
     except (OSError, AttributeError, RuntimeError) as error:
@@ -462,7 +462,7 @@ def embedded() -> MockRuntime:
 
 @contextmanager
 def suppress_codes(*codes: int) -> Iterator[None]:
-    """Go on where the broker answered with one of these."""
+    """Ignore these error codes of the broker."""
     try:
         yield
     except KafkaException as error:

@@ -1,7 +1,4 @@
-"""What librdkafka's mock cluster lacks of Kafka, as a whole.
-
-This file must not excuse anything of a real cluster.
-"""
+"""Capabilities that librdkafka's mock cluster lacks. A real cluster has all of them."""
 
 from __future__ import annotations
 
@@ -9,6 +6,6 @@ from collections.abc import Mapping
 from typing import Final
 
 ABSENT: Final[Mapping[str, str]] = {
-    "provision": "it has no controller, so nothing can be provisioned or its settings be read",
-    "receive": "its coordinator waits for a session's length for members that have left, and lets commits time out",
+    "provision": "it has no controller, so topics cannot be provisioned nor their settings read",
+    "receive": "its coordinator waits a whole session for members that have left, and lets commits time out",
 }

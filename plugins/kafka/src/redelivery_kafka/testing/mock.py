@@ -64,7 +64,7 @@ class MockCluster:
         self._check(self._library.rd_kafka_mock_broker_set_up(self._cluster, broker))
 
     def delay(self, broker: int, milliseconds: int) -> None:
-        """Let a broker do what it is asked to, and answer so much later."""
+        """Delay a broker's answers; it carries out the requests at once."""
         self._check(self._library.rd_kafka_mock_broker_set_rtt(self._cluster, broker, milliseconds))
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
-"""What truly lies in a topic, read by a plain consumer: the log, less what its groups have settled or removed.
+"""Records that a topic really holds, read by a plain consumer: its log without the records settled or removed.
 
-Their progress is decoded here anew, not with the plugin's code. This file must not import the plugin.
+It decodes the groups' metadata by itself: it must not import the plugin, whose mistakes it is to find.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 _T = TypeVar("_T")
-#: What a broker says of a topic or a group that was made a moment ago: asked again, it knows.
+#: Codes for a topic or a group that was created a moment ago: the broker answers a later request.
 _NOT_YET: Final = (
     KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
     KafkaError.COORDINATOR_NOT_AVAILABLE,
@@ -24,7 +24,7 @@ _NOT_YET: Final = (
     KafkaError.LEADER_NOT_AVAILABLE,
     KafkaError.NOT_LEADER_FOR_PARTITION,
 )
-#: Behind a topic's name: the group whose progress says which of its letters are removed.
+#: Suffix of a topic's name: the group whose offsets say which of its letters are removed.
 REMOVED: Final = ".redelivery-removed"
 _END: Final = KafkaError._PARTITION_EOF  # noqa: SLF001 - its public name
 #: Seconds for one answer of a broker, and for reading a whole topic.
@@ -32,7 +32,7 @@ PATIENCE: Final = 15.0
 
 
 class Reader:
-    """Reads topics from their beginning. It never joins a group, nor commits."""
+    """Reads topics from their beginning. It never joins a group or commits."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._settings = settings
@@ -40,12 +40,12 @@ class Reader:
         self._client: Consumer | None = None
 
     def left(self, topic: str, group: str) -> Sequence[Any]:
-        """The client's messages that the group has not settled and nobody has removed; none where there is no topic."""
+        """Return the records that the group has not settled and that are not removed; none of a missing topic."""
         with self._lock:
             return sorted(self._left(topic, group), key=lambda each: (each.partition(), each.offset()))
 
     def committed(self, topic: str, group: str) -> Sequence[tuple[str, int, int, str | None]]:
-        """What the group has committed, and the one for what is removed: (group, partition, offset, metadata)."""
+        """Return the offsets of the group, and of the one for removals: (group, partition, offset, metadata)."""
         with self._lock:
             return self._committed(topic, group)
 
@@ -82,7 +82,7 @@ class Reader:
                         yield record
                 elif error.code() != _END:
                     raise KafkaException(error)
-                # The end is told by an event of its own; what an aborted transaction left behind is no message.
+                # A separate event reports the end; records of an aborted transaction are not shown.
                 if offset + (error is None) >= ends[partition][1]:
                     open_.discard(partition)
         consumer.unassign()
@@ -90,8 +90,8 @@ class Reader:
     def _committed(self, topic: str, group: str) -> list[tuple[str, int, int, str | None]]:
         places, found = self._places(topic), []
         for name in (group, topic + REMOVED) if places else ():
-            # By a consumer that never joins: the admin client ends the process where the group's coordinator still
-            # loads (librdkafka's issue 5040).
+            # By a consumer that never joins: the admin client ends the process while the group's coordinator loads
+            # (librdkafka's issue 5040).
             asking: Any = Consumer({**self._settings, "group.id": name, "enable.auto.commit": False})
             try:
                 answer = self._answer(partial(_offsets, asking, places))
@@ -105,7 +105,7 @@ class Reader:
         return [TopicPartition(topic, partition) for partition in self._answer(partial(_partitions, consumer, topic))]
 
     def _answer(self, ask: Callable[[], _T]) -> _T:
-        """Ask until whoever knows has been chosen and is ready."""
+        """Ask until the coordinator or leader has been chosen and is ready."""
         deadline = time.monotonic() + PATIENCE
         while True:
             try:
@@ -149,9 +149,9 @@ def _partitions(consumer: Any, topic: str) -> list[int]:
 def settled_offsets(base: int, metadata: str | None) -> tuple[int, frozenset[int]]:
     """All offsets below the first are settled, and those of the second.
 
-    Beside the committed offset lies `r1:`, or `z1:` if deflated, and in base85 a list of runs. A run is a varint, four
-    times its length and its kind: 0 untouched, 1 settled, 2 given, 3 waiting. After 2 come two more varints, after 3
-    three. Behind a blank may stand a day.
+    The metadata is `r1:`, or `z1:` if deflated, and a list of runs in base85. A run is a varint, four times its length
+    plus its kind: 0 untouched, 1 settled, 2 leased, 3 waiting. Kind 2 is followed by two more varints, kind 3 by three.
+    After a blank may follow a day.
     """
     if metadata is None or metadata[:3] not in {"r1:", "z1:"}:
         return max(base, 0), frozenset()
