@@ -84,26 +84,15 @@ class KafkaDeadLetters(Resource, DeadLetters):
                 if state.removed.unsettled(state.high)
             }
             consumer.assign([TopicPartition(self._address.topic, p, r.state.removed.base) for p, r in reading.items()])
-            last = time.monotonic()
             while reading:
-                if any(not each.ahead and not each.ended for each in reading.values()):
-                    with while_reading(self.doing("browsing")):
-                        records = consumer.consume(_RECORDS, 0.05)
-                    if records:
-                        last = time.monotonic()
-                    elif time.monotonic() > last + _SILENCE:
-                        text = f"nothing came for {_SILENCE:g} s, though not all letters were read"
-                        raise Retriable(f"kafka: {self.doing('browsing')}: {text}", code=Code.DEADLINE_EXCEEDED)
-                    self._take(consumer, records, reading)
-                    continue
-                reading = {p: each for p, each in reading.items() if each.ahead}
+                self._read_ahead(consumer, reading)
+                reading = {partition: each for partition, each in reading.items() if each.ahead}
                 if reading:
                     oldest = min(reading.values(), key=lambda each: each.ahead[0][0])
                     yield oldest.ahead.popleft()[1]
                     if oldest.paused and not oldest.ahead:
                         oldest.paused = False
                         consumer.resume([TopicPartition(self._address.topic, oldest.number)])
-                    last = time.monotonic()
 
     def remove(self, positions: Sequence[str]) -> int:
         wanted: dict[int, set[int]] = {}
@@ -124,25 +113,38 @@ class KafkaDeadLetters(Resource, DeadLetters):
 
     # --- browsing ---
 
-    def _take(self, consumer: Consumer, records: Sequence[Any], reading: dict[int, _Reading]) -> None:
-        for record in records:
-            error = record.error()
-            if error is not None and error.code() != PARTITION_EOF:
-                found = classify(error, self.doing("browsing"))
-                if isinstance(found, Fatal):
-                    raise found
-                continue
-            each = reading.get(record.partition())
-            if each is None:
-                continue
-            offset = record.offset()
-            if error is None and offset < each.state.high and not each.state.removed.is_settled(offset):
-                each.ahead.append((record.timestamp()[1], self._letter(record)))
-            each.ended = each.ended or error is not None or offset + 1 >= each.state.high
-        for each in reading.values():
-            if len(each.ahead) > _AHEAD and not each.paused and not each.ended:
-                each.paused = True
-                consumer.pause([TopicPartition(self._address.topic, each.number)])
+    def _read_ahead(self, consumer: Consumer, reading: dict[int, _Reading]) -> None:
+        """Read until each partition has a letter, or is read to its end: only then is the oldest letter known."""
+        last = time.monotonic()
+        while any(not each.ahead and not each.ended for each in reading.values()):
+            with while_reading(self.doing("browsing")):
+                records = consumer.consume(_RECORDS, 0.05)
+            if records:
+                last = time.monotonic()
+            elif time.monotonic() > last + _SILENCE:
+                text = f"nothing came for {_SILENCE:g} s, though not all letters were read"
+                raise Retriable(f"kafka: {self.doing('browsing')}: {text}", code=Code.DEADLINE_EXCEEDED)
+            for record in records:
+                self._take(record, reading)
+            for each in reading.values():
+                if len(each.ahead) > _AHEAD and not each.paused and not each.ended:
+                    each.paused = True
+                    consumer.pause([TopicPartition(self._address.topic, each.number)])
+
+    def _take(self, record: Any, reading: dict[int, _Reading]) -> None:
+        error = record.error()
+        if error is not None and error.code() != PARTITION_EOF:
+            found = classify(error, self.doing("browsing"))
+            if isinstance(found, Fatal):
+                raise found
+            return
+        each = reading.get(record.partition())
+        if each is None:
+            return
+        offset, state = record.offset(), each.state
+        if error is None and offset < state.high and not state.removed.is_settled(offset):
+            each.ahead.append((record.timestamp()[1], self._letter(record)))
+        each.ended = each.ended or error is not None or offset + 1 >= state.high
 
     def _letter(self, record: Any) -> Letter:
         kind, timestamp = record.timestamp()

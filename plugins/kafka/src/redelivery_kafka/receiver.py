@@ -143,22 +143,26 @@ class KafkaReceiver(Resource, Receiver):
         if member is not None:
             member.close()
 
-    def _lease(self, member: Membership, most: int) -> tuple[list[Received], float | None]:
-        """Lease up to `most` records; also return when the next of those that wait is due."""
-        now, now_ms = time.monotonic(), time.time_ns() // 1_000_000
-        taken: dict[Partition, list[int]] = {}
+    def _take(self, member: Membership, most: int) -> tuple[dict[Partition, list[int]], float | None]:
+        """Take up to `most` records that may be leased; also return when the next of those that wait is due."""
         owned = sorted(member.owned.values(), key=lambda each: each.number)
         if owned:  # each partition is the first in its turn
             self._turn = (self._turn + 1) % len(owned)
             owned = owned[self._turn :] + owned[: self._turn]
-        left = most
+        taken: dict[Partition, list[int]] = {}
+        now = time.monotonic()
         for partition in owned:
-            if left > 0 and (offsets := partition.take(left, now)):
+            if most > 0 and (offsets := partition.take(most, now)):
                 taken[partition] = offsets
-                left -= len(offsets)
-        due = min((each.next_due for each in owned if each.next_due is not None), default=None)
+                most -= len(offsets)
+        return taken, min((each.next_due for each in owned if each.next_due is not None), default=None)
+
+    def _lease(self, member: Membership, most: int) -> tuple[list[Received], float | None]:
+        """Lease up to `most` records; also return when the next of those that wait is due."""
+        taken, due = self._take(member, most)
         if not taken:
             return [], due
+        now_ms = time.time_ns() // 1_000_000
         counted = {partition: partition.offsets.copy() for partition in taken}
         for partition, offsets in taken.items():
             partition.count_attempt(counted[partition], offsets, now_ms)
