@@ -22,7 +22,6 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # the client'
     ResourceType,
 )
 
-from redelivery.base.urls import scheme_of
 from redelivery.contract.broker import Admin, Difference, NativeObject, Plan
 from redelivery.contract.spec import NATIVE, DeliverySpec, DeliveryStatus, Ref, Sink
 from redelivery.errors import BrokerError, ConfigurationError, Fatal, Retriable
@@ -161,7 +160,7 @@ class KafkaAdmin(Resource, Admin):
             url = self._address.dead_letters.url
         elif not has_scheme(sink.uri):
             url = self._address.at(sink.uri).url
-        elif scheme_of(sink.uri) == "kafka":
+        elif sink.uri.lower().startswith("kafka:"):
             url = sink.uri
         else:
             return None

@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 
 from confluent_kafka import KafkaException, Producer
 
-from redelivery.base.urls import is_local, redact, unknown
 from redelivery.errors import ConfigurationError, UnknownOption
+from redelivery.kit.address import is_local, redact, unknown
 from redelivery_kafka.client.internals import INVALID_SETTING, unknown_setting
 from redelivery_kafka.client.known_settings import HARMLESS, JAVA_ONLY, KNOWN, RESERVED
 

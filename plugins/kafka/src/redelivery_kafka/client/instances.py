@@ -13,8 +13,8 @@ from typing import Any, Final, TypeVar
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
-from redelivery.base.urls import redact
 from redelivery.errors import ConfigurationError
+from redelivery.kit.address import redact
 from redelivery_kafka.address import Address
 from redelivery_kafka.client.known_settings import CONSUMER_ONLY, PRODUCER_ONLY
 from redelivery_kafka.options import Settings
