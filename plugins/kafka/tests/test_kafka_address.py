@@ -181,7 +181,7 @@ def test_every_setting_that_we_name_is_one_of_the_library() -> None:
         except UnknownOption as error:
             raise AssertionError(f"the library does not know {name}") from error
         except ConfigurationError:
-            pass  # it knows the name, and "1" is no value of it
+            pass  # it knows the name, and rejects "1" as its value
 
 
 def test_our_lists_of_settings_do_not_overlap() -> None:

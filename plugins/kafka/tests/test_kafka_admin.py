@@ -1,4 +1,4 @@
-"""Provisioning on a real cluster: what is made, what is told, and what is refused."""
+"""Provisioning on a real cluster: topics that it creates, reports and refuses."""
 
 import time
 from contextlib import suppress
@@ -286,7 +286,7 @@ def received(broker):
 
 
 def sent(broker):
-    """Sends a row to the topic, and one to a topic of its own."""
+    """Sends a row to the topic, and one to another topic."""
     with broker.sender() as sender:
         rows = [Message(value=b"v"), Message(value=b"v", destination="orders-of-its-own")]
         sender.send(Batch.of(rows), deadline=time.monotonic() + 20)

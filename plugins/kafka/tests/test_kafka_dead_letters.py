@@ -1,4 +1,4 @@
-"""What the dead letters role promises beyond the suite: letters stay in the log, and what is removed is remembered."""
+"""Promises of the dead letters role beyond the suite: letters stay in the log, and removals are remembered."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def records(subject: Subject) -> int:
 
 
 def remembered(subject: Subject) -> str | None:
-    """What is committed beside the offset of the letters that are removed; None where nothing is."""
+    """Return the metadata that is committed for removed letters; None where nothing is committed."""
     topic = opened(subject).address.dead_letters.topic
     ((_, _, offset, metadata),) = [
         each

@@ -1,4 +1,4 @@
-"""A coordinator that is not ready is waited for, whoever asks what a group has committed; and not for ever."""
+"""Every request for committed offsets waits for a coordinator that is not ready, for a limited time."""
 
 import time
 
@@ -76,7 +76,7 @@ def test_a_coordinator_that_stays_so_is_told_as_it_is_within_the_stated_time(moc
     ],
 )
 def test_what_fails_when_partitions_are_assigned_is_the_receivers_error(mock, request_, codes, kind):
-    """The client asks for them in a callback of its own, from which its errors come out as no exception."""
+    """The client asks for them in a callback, out of which its errors do not come as exceptions."""
     mock.refuse(request_, *codes)
     with connect(f"kafka://{mock.bootstrap}/orders") as broker, pytest.raises(kind, match="orders"):
         received(broker)

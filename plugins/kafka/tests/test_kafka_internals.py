@@ -1,4 +1,4 @@
-"""What the plugin takes from confluent-kafka and librdkafka beyond their documented API is as it was when tried."""
+"""The parts of confluent-kafka and librdkafka beyond their documented API behave as when they were tried."""
 
 from __future__ import annotations
 

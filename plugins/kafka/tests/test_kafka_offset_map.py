@@ -1,4 +1,4 @@
-"""What is remembered in offset metadata, against plain sets and dicts."""
+"""The state in offset metadata, compared with plain sets and dicts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ATTEMPTS = st.builds(
 )
 
 
-@settings(deadline=None)  # a busy machine is no fault
+@settings(deadline=None)  # a busy machine may be slow
 @given(
     base=st.integers(0, 2**62),
     settled=st.lists(OFFSETS),
@@ -43,7 +43,7 @@ def test_what_is_written_is_what_is_read(base: int, settled: list[int], tries: d
     assert again.metadata() == offsets.metadata()
 
 
-@settings(deadline=None)  # a busy machine is no fault
+@settings(deadline=None)  # a busy machine may be slow
 @given(st.lists(st.tuples(OFFSETS, st.integers(1, 8))), st.integers(0, 70))
 def test_settling_is_as_with_a_set(runs: list[tuple[int, int]], end: int) -> None:
     offsets, done = OffsetMap(0), set[int]()
@@ -59,7 +59,7 @@ def test_settling_is_as_with_a_set(runs: list[tuple[int, int]], end: int) -> Non
     assert lag(offsets.base, offsets.metadata(), 0, end) == len(set(range(end)) - done)
 
 
-@settings(deadline=None)  # a busy machine is no fault
+@settings(deadline=None)  # a busy machine may be slow
 @given(st.text(max_size=200))
 def test_metadata_of_others_says_nothing_and_damaged_one_is_an_error(text: str) -> None:
     for metadata in (text, "r1:" + text, "z1:" + text):
@@ -77,10 +77,10 @@ def test_damaged_metadata_is_told(metadata: str) -> None:
         OffsetMap.read(0, metadata)
 
 
-@settings(deadline=None)  # a busy machine is no fault
+@settings(deadline=None)  # a busy machine may be slow
 @given(st.data())
 def test_what_may_be_given_fits_however_it_ends(data: st.DataObject) -> None:
-    """As many as there is room for, each with an end of its own, with other records settled between them."""
+    """As many as there is room for, each with a different end, with other records settled between them."""
     offsets, now, offset = OffsetMap(0), 1_700_000_000_000, 0
     count = offsets.room
     assert count * RECORD_BYTES < METADATA_LENGTH
@@ -95,7 +95,7 @@ def test_what_may_be_given_fits_however_it_ends(data: st.DataObject) -> None:
     assert len(offsets.metadata()) <= METADATA_LENGTH
 
 
-@settings(deadline=None, max_examples=6)  # a busy machine is no fault
+@settings(deadline=None, max_examples=6)  # a busy machine may be slow
 @given(seed=st.integers(0, 99), longest=st.sampled_from([1_000, 600_000, 10**8]), most=st.integers(1, 50))
 def test_however_many_are_delayed_what_is_given_can_be_remembered(seed: int, longest: int, most: int) -> None:
     """When no more fits, no more is given until something is due; that can be settled, and then the rest comes."""
@@ -276,7 +276,7 @@ class PartitionMachine(RuleBasedStateMachine):
 
     @rule()
     def die(self) -> None:
-        """What was under lease is given again, to another owner, and counts."""
+        """Leased records are given again, to another owner, and the attempt counts."""
         for record in self.records.values():
             record.state = "ready" if record.state == "hand" else record.state
         self._assign()

@@ -1,4 +1,4 @@
-"""What the receiver promises beyond the suite: killed owners, several partitions, and what is committed."""
+"""Promises of the receiver beyond the suite: killed owners, several partitions, committed offsets."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from redelivery_kafka import KafkaBroker
 from redelivery_kafka.client import instances
 from redelivery_kafka.client.offset_map import OffsetMap
 
-#: A session is no shorter, in seconds; who dies is waited for as long.
+#: The shortest session, in seconds: the group waits so long for a member that died.
 SESSION = 6.0
 
 
@@ -33,7 +33,7 @@ def keyed(key: bytes | None, *numbers: int) -> list[Message]:
 
 
 def committed(subject: Subject, partition: int = 0) -> tuple[int, OffsetMap]:
-    """What the group has committed, asked for by a client that is not in it."""
+    """Return the offsets that the group has committed, read by a client that is not in it."""
     broker = subject.broker
     assert isinstance(broker, KafkaBroker)
     consumer = instances.consumer(broker.settings, broker.address)
@@ -259,7 +259,7 @@ class TestKafkaReceiver(Statements):
 
     @broker_has("receive", "provision")  # a stand-in without provisioning has no topics that go
     def test_a_topic_deleted_under_an_idle_receiver_is_fatal(self, subject: Subject) -> None:
-        """The client tells of it after minutes; a topic that is there is not missed meanwhile."""
+        """The client reports it after minutes; an existing topic is not missed while this runs."""
         subject.deliver(*keyed(None, 0))
         receiver = subject.keep(subject.broker.receiver())
         (received,) = receiver.receive(1, wait=subject.place.patience)
@@ -289,6 +289,6 @@ class TestKafkaReceiver(Statements):
         while not isinstance(answer, Fatal) and time.monotonic() < end:
             (answer,) = receiver.settle([(second, Terminate(second.message, "no"))])
             assert isinstance(answer, BrokerError), "it was settled, though its letter has no place"
-            assert not isinstance(answer, Permanent), "a topic that is gone is no letter's fault"
+            assert not isinstance(answer, Permanent), "a missing topic is not the fault of a letter"
         assert isinstance(answer, Fatal), answer
         assert committed(subject)[0] == 1

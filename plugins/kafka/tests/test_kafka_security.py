@@ -38,7 +38,7 @@ LITERAL = ResourcePatternType.LITERAL
 WRONG = "an0ther-S3cr3t"
 FOLDER = "/tmp/guarded"  # noqa: S108 - in the container
 SECURITY = "org.apache.kafka.common.security"
-#: What the node takes: one user's password, passwords that are stored as SCRAM does, and tokens that nobody signed.
+#: Credentials that the node accepts: the password of one user, SCRAM passwords, and unsigned tokens.
 JAAS = f"""
 passwords.KafkaServer {{
   {SECURITY}.plain.PlainLoginModule required user_alice="{PASSWORD}";
@@ -91,7 +91,7 @@ def topic(guarded):
 
 @pytest.fixture
 def letters_of(guarded, topic):
-    """The topic's dead letter topic, made by somebody who may."""
+    """The topic's dead letter topic, created by a user who may."""
     with connect(f"kafka://{guarded.cluster.bootstrap}/{topic}") as broker, broker.admin() as admin:
         admin.provision(SPEC)
     return f"{topic}-dead-letters"
@@ -152,7 +152,7 @@ def password(monkeypatch):
 
 
 def send(url, options):
-    """Send one message; raises what is said of it."""
+    """Send one message; raise its error."""
     with connect(url, options) as broker, broker.sender() as sender:
         deadline = time.monotonic() + 10
         sender.send(Batch.of([Message(value=b"v")]), deadline=deadline)

@@ -90,7 +90,7 @@ class TestRows(Statements):
         assert subject.values(topic) == Counter(row.value for at, row in enumerate(rows) if at != 50)
 
     def test_a_request_that_a_broker_refuses_fails_its_own_rows_and_no_others(self, subject: Subject) -> None:
-        """Rows that differ in their headers only are told apart."""
+        """Also rows that differ in their headers only."""
         topic = made(subject, "small", max_message_bytes=str(SMALL))
         rows = [Message(value=bytes(2 * SMALL), headers=(("n", b"%d" % at),)) for at in range(20)]
         mixed = [Message(value=row.value, headers=row.headers, destination=topic if at % 2 else None)
@@ -150,7 +150,7 @@ class TestRows(Statements):
         assert time.monotonic() - began < 8
 
     def test_behind_a_refused_row_the_later_ones_of_its_key_wait(self, subject: Subject) -> None:
-        """And so do those of a batch behind, until the failure is told."""
+        """And so do those of a later batch, until the failure is collected."""
         bad = Message(value=b"bad", key=b"k", extra={"partition": 99})
         rows = [Message(value=b"1", key=b"k"), bad, Message(value=b"2", key=b"k"), Message(value=b"3", key=b"j")]
         first = Batch.of(rows, number=1, ordered=True)
@@ -208,7 +208,7 @@ class TestTopicsThatGo(Statements):
                 if not settled.failures:
                     break
                 answers.append(settled.failures[0].error)
-            # A broker may not know of it for a moment, and the client did not: that is said by one answer at most.
+            # A broker may not know of it for a moment, and the client did not: one answer at most says so.
             assert partitions(subject, topic, 2) == {b"0": 0, b"1": 1}
             assert not isinstance(answers[-1], Permanent), answers
 
@@ -241,7 +241,7 @@ class TestTopicsThatGo(Statements):
             subject.runtime.vanish(letters)  # type: ignore[attr-defined]
             delivery.write(Batch.of([bad, Message(value=b"good")], number=2))
             delivery.finish()
-        assert "no such partition" in str(caught.value), "the row's own error is told first"
+        assert "no such partition" in str(caught.value), "the row's own error comes first"
 
 
 class TestOrder(Statements):
@@ -250,7 +250,7 @@ class TestOrder(Statements):
     broker = "kafka"
 
     def test_nothing_behind_a_refused_request_is_stored(self, subject: Subject) -> None:
-        """Neither what is in the client's queue by then, nor a batch that comes before it is told."""
+        """Neither rows in the client's queue, nor a batch that is sent before the failure is collected."""
         topic = made(subject, "small", max_message_bytes=str(20 * SMALL))
         rows = [Message(value=b"%d" % at, key=b"k") for at in range(2_000)]
         rows[500] = Message(value=bytes(40 * SMALL), key=b"k")
@@ -439,7 +439,7 @@ class TestSender(Statements):
 
 
 def murmur2(data: bytes) -> int:
-    """The hash of Java's client, written anew from its definition (seed 0x9747b28c, 32 bits)."""
+    """The hash of Java's client, written from its definition (seed 0x9747b28c, 32 bits)."""
     multiplier, mask = 0x5BD1E995, 0xFFFFFFFF
     found = (0x9747B28C ^ len(data)) & mask
     whole = len(data) // 4 * 4

@@ -161,7 +161,7 @@ def test_a_job_in_spark_refuses_a_setting_that_the_client_does_not_know_and_a_pa
 
 @pytest.mark.parametrize("name", ["letters", "orders"])
 def test_a_plan_names_the_cluster_of_a_sink_that_is_not_made_here(monkeypatch, name):
-    """The mock has no topic administration, so what it would answer is told."""
+    """The mock has no topic administration, so its answer is given."""
     monkeypatch.setattr(KafkaAdmin, "_describe", lambda *_: None)
     spec = connect.read({TOPIC: name, PRODUCER + "bootstrap.servers": "elsewhere:9092"})
     planned = plan("kafka://here/orders", spec)

@@ -113,7 +113,7 @@ class TestSparkWrites(Statements):
         assert subject.values() == Counter([b"a", b"b", b"c"])
 
     def test_a_job_survives_a_broker_stopped_and_started_in_its_middle(self, subject, tmp_path):
-        """Fifty thousand rows: each is there afterwards, and those there twice were told to be retried."""
+        """Fifty thousand rows: each is stored, and those stored twice were reported as retried."""
         from redelivery.spark import deliver  # noqa: PLC0415 - pyspark is an extra
 
         outage = subject.runtime.outage()  # where it cannot be shown, this says so
@@ -160,7 +160,7 @@ class TestSparkWrites(Statements):
             spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
         assert stopped.exists(), "the job was over before anything was stored"
         assert (report.rows, report.delivered) == (50_000, 50_000)
-        assert report.retries > 0, "nobody noticed the outage"
+        assert report.retries > 0, "the outage was not noticed"
         found = Counter(each.value() for each in read_back(subject.runtime.cluster.bootstrap, subject.place.topic))
         assert set(found) == {b"row %d" % at for at in range(50_000)}
         assert found.total() - 50_000 <= report.retries

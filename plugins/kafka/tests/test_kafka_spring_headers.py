@@ -1,4 +1,4 @@
-"""Dead letters of Spring's applications say why they are there, here too."""
+"""The error context of dead letters of Spring's applications is read."""
 
 from redelivery.contract.context import ErrorContext
 from redelivery.contract.message import Message
