@@ -10,7 +10,6 @@ from redelivery.kit.errors import Code
 from redelivery_kafka.errors import (
     ERRORS,
     PRODUCER_LOST,
-    REFUSED,
     TABLE,
     UNKNOWN_TARGET,
     classify,
@@ -44,7 +43,7 @@ def test_each_code_of_the_client_is_mapped(name: str) -> None:
 def test_no_name_is_mapped_that_the_client_has_not() -> None:
     ours = {"newer", "token-endpoint"}
     assert TABLE.by_code.keys() - ours <= CODES.keys()
-    assert TABLE.by_code.keys() >= UNKNOWN_TARGET | PRODUCER_LOST | REFUSED | ours
+    assert TABLE.by_code.keys() >= UNKNOWN_TARGET | PRODUCER_LOST | ours
 
 
 def test_a_code_of_a_later_version_may_have_happened() -> None:

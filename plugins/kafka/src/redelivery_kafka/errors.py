@@ -26,8 +26,6 @@ UNKNOWN_TARGET: Final = frozenset({"_UNKNOWN_PARTITION", "_UNKNOWN_TOPIC", "UNKN
 PRODUCER_LOST: Final = frozenset({"_FATAL", "_FENCED", "_INCONSISTENT", "_GAPLESS_GUARANTEE", "PRODUCER_FENCED"})
 #: A gapless producer reports this for what is behind a refused record: nothing may overtake that.
 GAP: Final = "_GAPLESS_GUARANTEE"
-#: Codes of a connection that is refused for a reason which another attempt does not change.
-REFUSED: Final = frozenset({"_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED", "UNSUPPORTED_SASL_MECHANISM", "_SSL"})
 
 _UNAVAILABLE: Final = Code.UNAVAILABLE
 #: In place of codes: a token endpoint that was not reached, and a code that Kafka got after this version of the plugin.
@@ -38,7 +36,6 @@ _RETRY_AFTER: Final = 1.0
 _QUEUE_FULL: Final = Rule(Retriable, Code.FULL, "the client's queue is full; nothing was handed over")
 _NO_LEADER: Final = Rule(Retriable, _UNAVAILABLE, "a partition has no leader now: a broker is down; try again")
 _ROW: Final = Rule(Permanent, Code.INVALID_MESSAGE, "the client cannot take a value of this type or size")
-
 
 #: Rules, each with the codes that it is for.
 _RULES: Final = {
@@ -202,7 +199,7 @@ def _describe(error: BaseException) -> ClientError:
     if found is None:
         return ClientError(str(error))
     name, text = found.name(), str(found.str())
-    if name in REFUSED and is_token_endpoint_unreached(text):
+    if name == "_AUTHENTICATION" and is_token_endpoint_unreached(text):
         return ClientError(text, codes=(_TOKEN_ENDPOINT,), name=name)
     return ClientError(text, codes=(name, _NEWER), retry_after=_RETRY_AFTER)
 
@@ -281,7 +278,7 @@ def topic_changed(doing: str, partitions: int, native_code: str) -> Retriable:
 
 def is_refused(error: KafkaError) -> bool:
     """Return whether a connection was refused for a reason which another attempt does not change."""
-    return error.name() in REFUSED and not is_token_endpoint_unreached(str(error.str()))
+    return TABLE.rule(KafkaException(error)).code in {Code.NOT_AUTHENTICATED, Code.TLS_FAILED}
 
 
 def _exception(error: BaseException | KafkaError) -> BaseException:
