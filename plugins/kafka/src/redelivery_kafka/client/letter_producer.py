@@ -13,7 +13,8 @@ from itertools import count
 from typing import Final
 
 from redelivery.contract.message import Batch, Message
-from redelivery.errors import BrokerError
+from redelivery.errors import BrokerError, Permanent, Retriable
+from redelivery.kit.errors import Code
 from redelivery_kafka.address import Address
 from redelivery_kafka.client.partition import Lease
 from redelivery_kafka.codec import letter_headers, record_timestamp
@@ -61,7 +62,7 @@ class LetterProducer:
             failed = dict.fromkeys(letters, error)
         else:
             places = list(letters)
-            failed = {places[each.index]: each.error for each in settled[0].failures}
+            failed = {places[each.index]: _of_letter(each.error) for each in settled[0].failures}
         if failed:
             self._partitions = 0  # the topic may have changed
         return failed
@@ -80,3 +81,12 @@ class LetterProducer:
             destination=None,
             extra={"partition": number if number < self._partitions else None},
         )
+
+
+def _of_letter(error: BrokerError) -> BrokerError:
+    """Return the error of a letter: it named its partition from what the topic was, which is not the letter's fault."""
+    if not isinstance(error, Permanent) or error.code is not Code.NO_SUCH_DESTINATION:
+        return error
+    found = error.reclassified(Retriable)
+    found.__cause__ = error
+    return found
