@@ -9,16 +9,21 @@ import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
 
-from redelivery.contract.broker import Terminate
-from redelivery.contract.message import Message
+from redelivery.contract.broker import Failure, Settled, Terminate
+from redelivery.contract.codes import Code
+from redelivery.contract.message import Batch, Message
 from redelivery.deadletters.queue import dead_letters as open_dead_letters
-from redelivery.errors import ConfigurationError, Retriable
+from redelivery.errors import BrokerError, ConfigurationError, Fatal, Permanent, Retriable
 from redelivery.formats import dialects
 from redelivery_conformance.statements import Statements, broker_has
 from redelivery_conformance.subject import Subject
 from redelivery_kafka import KafkaBroker, dead_letters
+from redelivery_kafka.address import Address
 from redelivery_kafka.client import instances
+from redelivery_kafka.client.letter_producer import LetterProducer
+from redelivery_kafka.client.partition import Lease, Partition
 from redelivery_kafka.dead_letters import REMOVED
+from redelivery_kafka.options import Settings
 
 
 def opened(subject: Subject) -> KafkaBroker:
@@ -193,3 +198,29 @@ class TestKafkaDeadLetters(Statements):
         subject.provision()
         if numbers:
             subject.deliver(*(Message(value=b"%d" % each) for each in numbers), url=subject.broker.native_sink())
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (Permanent("no such partition", code=Code.NO_SUCH_DESTINATION), Retriable),
+        (Fatal("no such topic", code=Code.NO_SUCH_DESTINATION), Fatal),
+        (Permanent("too large", code=Code.TOO_LARGE), Permanent),
+    ],
+)
+def test_a_partition_that_is_gone_is_not_the_fault_of_a_letter(
+    error: BrokerError, kind: type[BrokerError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The topic had the partition when its metadata was read; the next letter reads them again."""
+    asked = []
+    settled = Settled(batch=0, failures=[Failure(1, error)])
+    producer = LetterProducer(Address.parse("kafka://localhost:1/letters"), Settings({}))
+    monkeypatch.setattr(producer._sender, "partitions", lambda **_: asked.append(1) or 4)
+    monkeypatch.setattr(producer._sender, "send", lambda batch, **_: asked.append(batch))
+    monkeypatch.setattr(producer._sender, "collect", lambda _: [settled])
+    letters = {at: (Lease(Partition(at, None, 0), 0), Message(value=b"v")) for at in (3, 5)}
+    for _ in range(2):
+        assert {at: type(each) for at, each in producer.store(letters).items()} == {5: kind}
+    batches = [each for each in asked if isinstance(each, Batch)]
+    assert [each.extra["partition"].values for each in batches] == [[3, None]] * 2, "it has no partition 5"
+    assert len(asked) == 4
