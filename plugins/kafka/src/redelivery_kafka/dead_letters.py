@@ -18,9 +18,9 @@ from typing import Any, Final
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Consumer, KafkaError, KafkaException, TopicPartition
 
 from redelivery.contract.broker import DeadLetters, Letter
-from redelivery.contract.context import ErrorContext
 from redelivery.errors import Ambiguous, BrokerError, ConfigurationError, Fatal, Permanent, Retriable
 from redelivery.kit.errors import Code
+from redelivery.kit.letters import undecodable
 from redelivery.kit.roles import Resource
 from redelivery_kafka.address import Address
 from redelivery_kafka.client import instances
@@ -152,7 +152,7 @@ class KafkaDeadLetters(Resource, DeadLetters):
         return Letter(
             position=position(self._address.topic, record.partition(), record.offset()),
             message=message,
-            context=None if fault is None else ErrorContext(kind="invalid", reason=fault, broker="kafka"),
+            context=None if fault is None else undecodable("kafka", fault),
             # Any other timestamp is that of the message that died, not of its death.
             dead_lettered_ms=timestamp if kind == TIMESTAMP_LOG_APPEND_TIME else None,
         )
