@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from redelivery.base.urls import redact_options
@@ -21,6 +21,7 @@ topics = st.from_regex(r"[A-Za-z0-9._-]{1,249}", fullmatch=True).filter(lambda n
 hosts = st.from_regex(r"[a-z][a-z0-9-]{0,9}(\.[a-z0-9]{1,5})?(:[1-9][0-9]{0,3})?", fullmatch=True)
 
 
+@settings(deadline=None)  # a busy machine may be slow
 @given(st.lists(hosts, min_size=1, max_size=3), topics, st.text(min_size=1, max_size=9))
 def test_a_kafka_url_names_what_it_was_made_of(servers: list[str], topic: str, group: str) -> None:
     address = Address.parse(f"kafka://{','.join(servers)}/{topic}")
