@@ -364,7 +364,7 @@ def test_file_a_full_disk_is_retriable_and_leaves_no_torn_letter(tmp_path):
 @pytest.mark.parametrize(
     ("url", "text"),
     [
-        ("file:", "names no folder"),
+        ("file:", "has no path"),
         ("file://host/x", "names the host 'host'"),
         ("file:x#y", "as %23"),
         ("file:x?context=yes", "context is true or false"),

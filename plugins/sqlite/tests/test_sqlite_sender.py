@@ -260,12 +260,12 @@ def test_sqlite_an_address_written_reads_as_the_same(url):
 @pytest.mark.parametrize(
     ("url", "text"),
     [
-        ("sqlite:", "names no file"),
-        ("sqlite:folder/", "names no file"),
+        ("sqlite:", "has no path"),
+        ("sqlite:folder/", "names a folder, not a file"),
         ("sqlite::memory:", "would not be durable"),
         ("sqlite://q.db", "names the host 'q.db'"),
         ("sqlite:q#1.db", "write a '#' in a path as %23"),
-        ("sqlite:q.db?queue=", "empty name"),
+        ("sqlite:q.db?queue=", "'queue' is empty"),
         ("sqlite:q.db?queue=a&queue=b", "given twice"),
     ],
 )

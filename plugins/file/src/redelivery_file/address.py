@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
-from urllib.parse import parse_qsl, quote, unquote
+from urllib.parse import quote
 
 from redelivery.errors import InvalidURL
-from redelivery.kit.address import redact, split_url, unknown
+from redelivery.kit.address import local_path, redact, split_url, url_parameters
 
 _EXAMPLE: Final = "it is written 'file:folder' or 'file:///var/lib/letters'"
 
@@ -43,19 +43,9 @@ class Address:
             InvalidURL: no path, a host, a fragment. UnknownOption: an unknown parameter.
         """
         parts = split_url(url)
-        shown = redact(url)
-        if parts.netloc not in {"", "localhost"}:
-            raise InvalidURL(f"file: {shown!r} names the host {parts.hostname!r}, but a folder has none; {_EXAMPLE}")
-        if parts.fragment:
-            raise InvalidURL(f"file: {shown!r}: write a '#' in a path as %23; {_EXAMPLE}")
-        path = unquote(parts.path)
-        if not path or "\0" in path:
-            raise InvalidURL(f"file: {shown!r} names no folder; {_EXAMPLE}")
-        context = "false"
-        for name, value in parse_qsl(parts.query, keep_blank_values=True):
-            if name != "context":
-                raise unknown("URL parameter", name, ["context"])
-            if value not in {"true", "false"}:
-                raise InvalidURL(f"file: {shown!r}: context is true or false, not {value!r}")
-            context = value
+        where = f"file: {redact(url)!r}"
+        path = local_path(parts, where, _EXAMPLE)
+        context = url_parameters(parts.query, ["context"], where).get("context", "false")
+        if context not in {"true", "false"}:
+            raise InvalidURL(f"{where}: context is true or false, not {context!r}")
         return cls(Path(path), context == "true")

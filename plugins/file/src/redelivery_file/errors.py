@@ -33,40 +33,23 @@ def _path(advice: str) -> Rule:
 
 #: By errno. What is missing here counts as fatal.
 BY_ERRNO: Final[dict[int, Rule]] = {
-    errno.ENOSPC: _ROOM,
-    errno.EDQUOT: _ROOM,
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), _ROOM),
     errno.EROFS: Rule(Fatal, Code.NOT_AUTHORIZED, "the file system is mounted read-only: choose a folder on another"),
     errno.EACCES: _DENIED,
-    errno.EPERM: Rule(
-        Fatal,
-        Code.NOT_AUTHORIZED,
-        "not permitted: this user needs write and search permission on the folder, and its file system hard links",
-    ),
+    errno.EPERM: replace(_DENIED, advice=f"not permitted: {_DENIED.advice}, and its file system hard links"),
     errno.ENOENT: _MISSING,
     errno.ENOTDIR: _path("its path is not that of a folder: correct the URL"),
     errno.ELOOP: _path("its path runs in a circle of symbolic links: correct them, or the URL"),
     errno.ENAMETOOLONG: _path("the folder's path is longer than the file system takes: choose a shorter one"),
     errno.EFBIG: Rule(Permanent, Code.TOO_LARGE, "larger than a file may be here"),
     errno.EIO: _DISK,
-    errno.EMFILE: _FILES,
-    errno.ENFILE: _FILES,
-    errno.ENOMEM: _AGAIN,
-    errno.EAGAIN: _AGAIN,
-    errno.EINTR: _AGAIN,
-    errno.EBUSY: _AGAIN,
-    errno.ETIMEDOUT: _AGAIN,
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE), _FILES),
+    **dict.fromkeys((errno.ENOMEM, errno.EAGAIN, errno.EINTR, errno.EBUSY, errno.ETIMEDOUT), _AGAIN),
     errno.ESTALE: Rule(Retriable, Code.UNAVAILABLE, "the network file system lost the folder; it may come back"),
-    errno.EMLINK: _LINK,
-    errno.EXDEV: _LINK,
-    errno.ENOSYS: _LINK,
-    errno.EOPNOTSUPP: _LINK,
-    errno.EINVAL: _UNFORESEEN,
-    errno.EBADF: _UNFORESEEN,
-    errno.EFAULT: _UNFORESEEN,
-    errno.EEXIST: _UNFORESEEN,  # met where a name is taken, and answered there by the next name
-    errno.EISDIR: _UNFORESEEN,
-    errno.ENXIO: _UNFORESEEN,
-    errno.ENODEV: _UNFORESEEN,
+    **dict.fromkeys((errno.EMLINK, errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP), _LINK),
+    # A name that is taken (EEXIST) is answered where it is met, by the next name.
+    **dict.fromkeys((errno.EINVAL, errno.EBADF, errno.EFAULT, errno.EEXIST), _UNFORESEEN),
+    **dict.fromkeys((errno.EISDIR, errno.ENXIO, errno.ENODEV), _UNFORESEEN),
 }
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
-from urllib.parse import parse_qsl, quote, unquote
+from urllib.parse import quote
 
 from redelivery.errors import InvalidURL
-from redelivery.kit.address import redact, split_url, unknown
+from redelivery.kit.address import local_path, redact, split_url, url_parameters
 from redelivery.kit.names import DeadLetterNames
 
 _EXAMPLE: Final = "it is written 'sqlite:folder/file.db?queue=orders' or 'sqlite:///folder/file.db?queue=orders'"
@@ -60,25 +60,12 @@ class Address:
             InvalidURL: no path, a host, a fragment, a parameter given twice. UnknownOption: an unknown parameter.
         """
         parts = split_url(url)
-        shown = redact(url)
-        if parts.netloc:
-            raise InvalidURL(f"sqlite: {shown!r} names the host {parts.hostname!r}, but a file has none; {_EXAMPLE}")
-        if parts.fragment:
-            raise InvalidURL(f"sqlite: {shown!r}: write a '#' in a path as %23; {_EXAMPLE}")
-        path = unquote(parts.path)
-        if not path or path.endswith("/") or "\0" in path:
-            raise InvalidURL(f"sqlite: {shown!r} names no file; {_EXAMPLE}")
+        where = f"sqlite: {redact(url)!r}"
+        path = local_path(parts, where, _EXAMPLE)
+        if path.endswith("/"):
+            raise InvalidURL(f"{where} names a folder, not a file; {_EXAMPLE}")
         if path == ":memory:":
-            raise InvalidURL(f"sqlite: {shown!r}: a queue in memory would not be durable; {_EXAMPLE}")
-        given: dict[str, str] = {}
-        for name, value in parse_qsl(parts.query, keep_blank_values=True):
-            if name != "queue":
-                raise unknown("URL parameter", name, ["queue"])
-            if name in given:
-                raise InvalidURL(f"sqlite: {shown!r}: 'queue' is given twice")
-            given[name] = value
-        queue = given.get("queue", "default")
-        if not queue:
-            raise InvalidURL(f"sqlite: {shown!r}: the queue has an empty name; {_EXAMPLE}")
+            raise InvalidURL(f"{where}: a queue in memory would not be durable; {_EXAMPLE}")
+        queue = url_parameters(parts.query, ["queue"], where).get("queue", "default")
         # Absolute: a relative path names another file in another folder, also to whoever keeps the URL.
         return cls(Path(path).absolute(), queue)

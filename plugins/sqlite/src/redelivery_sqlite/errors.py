@@ -11,14 +11,9 @@ from redelivery.errors import Ambiguous, BrokerError, Fatal, Permanent, Retriabl
 from redelivery.kit.errors import ClientError, Code, ErrorTable, Rule
 
 _LOCKED: Final = Rule(Retriable, Code.UNAVAILABLE, "another process holds the write lock; nothing was stored")
-_FULL: Final = Rule(
-    Retriable,
-    Code.FULL,
-    "no room left; the transaction was rolled back; make room on the disk, or receive or remove messages",
-)
-_BROKEN: Final = Rule(
-    Fatal, Code.BUG, "this is an error of redelivery-sqlite or of the SQLite library: please report it"
-)
+_UNDONE: Final = "no room left; the transaction was rolled back; make room on the disk, or receive or remove messages"
+_FULL: Final = Rule(Retriable, Code.FULL, _UNDONE)
+_BROKEN: Final = Rule(Fatal, Code.BUG, "an error of redelivery-sqlite or of the SQLite library: please report it")
 _DENIED: Final = Rule(
     Fatal,
     Code.NOT_AUTHORIZED,
@@ -38,61 +33,48 @@ _TOO_LARGE: Final = Rule(
     Permanent, Code.TOO_LARGE, "larger than SQLite takes (1,000,000,000 bytes a row, unless built otherwise)"
 )
 _TYPE: Final = Rule(Permanent, Code.INVALID_MESSAGE, "a value is not of the type of its column")
-_UNBINDABLE: Final = Rule(
-    Permanent,
-    Code.INVALID_MESSAGE,
-    "text with a lone surrogate, a number over 64 bits or a body over 2 GiB cannot be stored",
-)
+_TOO_WIDE: Final = "text with a lone surrogate, a number over 64 bits or a body over 2 GiB cannot be stored"
+_UNBINDABLE: Final = Rule(Permanent, Code.INVALID_MESSAGE, _TOO_WIDE)
 
 
 def _undone(code: Code, what: str) -> Rule:
     return Rule(Retriable, code, f"{what}; nothing was stored")
 
 
+_NOT_A_DATABASE: Final = Rule(Fatal, Code.CORRUPT, "the file is not an SQLite database: check the URL's path")
+_MOVED: Final = Rule(Fatal, Code.CORRUPT, "the file was moved or deleted while it was open: start the job again")
+_NO_LARGE_FILES: Final = Rule(Fatal, Code.MISCONFIGURED, "the file system takes no file this large: move the file")
+_DISK: Final = _undone(Code.UNAVAILABLE, "the disk failed (look into the system's log) and the transaction was undone")
+_TABLES: Final = Rule(
+    Fatal,
+    Code.CORRUPT,
+    "the file's tables are not as redelivery-sqlite makes them (its plan shows how), or this is an error of ours",
+)
+
 #: By result code: the extended ones that differ, and the primary ones. A missing primary code is one that SQLite grew
 #: later: a test says so.
 BY_CODE: Final[dict[int, Rule]] = {
     sqlite3.SQLITE_IOERR_CORRUPTFS: _DAMAGED,
     getattr(sqlite3, "SQLITE_IOERR_DATA", -1): _DAMAGED,
-    sqlite3.SQLITE_READONLY_DBMOVED: Rule(
-        Fatal, Code.CORRUPT, "the file was moved or deleted while it was open: start the job again"
-    ),
-    sqlite3.SQLITE_BUSY: _LOCKED,
-    sqlite3.SQLITE_LOCKED: _LOCKED,
+    sqlite3.SQLITE_READONLY_DBMOVED: _MOVED,
+    **dict.fromkeys((sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED), _LOCKED),
     sqlite3.SQLITE_PROTOCOL: _undone(Code.UNAVAILABLE, "SQLite lost a race for its locks"),
     sqlite3.SQLITE_SCHEMA: _undone(Code.UNAVAILABLE, "another process changed the schema meanwhile"),
     sqlite3.SQLITE_ABORT: _undone(Code.UNAVAILABLE, "the transaction was rolled back"),
     sqlite3.SQLITE_INTERRUPT: _undone(Code.UNAVAILABLE, "the statement was interrupted and rolled back"),
     sqlite3.SQLITE_NOMEM: _undone(Code.UNAVAILABLE, "SQLite ran out of memory and rolled back"),
     sqlite3.SQLITE_FULL: _FULL,
-    sqlite3.SQLITE_IOERR: Rule(
-        Retriable,
-        Code.UNAVAILABLE,
-        "the disk failed and the transaction was rolled back; look into the system's log",
-    ),
+    sqlite3.SQLITE_IOERR: _DISK,
     sqlite3.SQLITE_TOOBIG: _TOO_LARGE,
-    sqlite3.SQLITE_CONSTRAINT: _TYPE,
-    sqlite3.SQLITE_MISMATCH: _TYPE,
-    sqlite3.SQLITE_PERM: _DENIED,
-    sqlite3.SQLITE_AUTH: _DENIED,
-    sqlite3.SQLITE_READONLY: _DENIED,
+    **dict.fromkeys((sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_MISMATCH), _TYPE),
+    **dict.fromkeys((sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH, sqlite3.SQLITE_READONLY), _DENIED),
     sqlite3.SQLITE_CANTOPEN: _MISSING,
-    sqlite3.SQLITE_NOTADB: Rule(Fatal, Code.CORRUPT, "the file is not an SQLite database: check the URL's path"),
+    sqlite3.SQLITE_NOTADB: _NOT_A_DATABASE,
     sqlite3.SQLITE_CORRUPT: _DAMAGED,
-    sqlite3.SQLITE_NOLFS: Rule(
-        Fatal, Code.MISCONFIGURED, "the file system takes no file this large: move the file to another"
-    ),
-    sqlite3.SQLITE_ERROR: Rule(
-        Fatal,
-        Code.CORRUPT,
-        "the file's tables are not as redelivery-sqlite makes them (its plan shows how), or this is an error of ours",
-    ),
-    sqlite3.SQLITE_INTERNAL: _BROKEN,
-    sqlite3.SQLITE_NOTFOUND: _BROKEN,
-    sqlite3.SQLITE_EMPTY: _BROKEN,
-    sqlite3.SQLITE_MISUSE: _BROKEN,
-    sqlite3.SQLITE_FORMAT: _BROKEN,
-    sqlite3.SQLITE_RANGE: _BROKEN,
+    sqlite3.SQLITE_NOLFS: _NO_LARGE_FILES,
+    sqlite3.SQLITE_ERROR: _TABLES,
+    **dict.fromkeys((sqlite3.SQLITE_INTERNAL, sqlite3.SQLITE_NOTFOUND, sqlite3.SQLITE_EMPTY), _BROKEN),
+    **dict.fromkeys((sqlite3.SQLITE_MISUSE, sqlite3.SQLITE_FORMAT, sqlite3.SQLITE_RANGE), _BROKEN),
 }
 
 #: What Python itself raises for a value that cannot be bound: lone surrogates, integers over 64 bits, 2 GiB and more.
@@ -102,18 +84,12 @@ ERRORS: Final = (sqlite3.Error, sqlite3.Warning, *VALUE_ERRORS)
 
 #: By exception class, where the error carries no code: the module's own, not the library's.
 BY_CLASS: Final[dict[type[BaseException], Rule]] = {
-    UnicodeEncodeError: _UNBINDABLE,
-    OverflowError: _UNBINDABLE,
+    **dict.fromkeys(VALUE_ERRORS, _UNBINDABLE),
     sqlite3.DataError: _TOO_LARGE,
     sqlite3.IntegrityError: _TYPE,
     sqlite3.InterfaceError: Rule(Permanent, Code.INVALID_MESSAGE, "a value is of a type that SQLite cannot store"),
-    sqlite3.ProgrammingError: _BROKEN,
-    sqlite3.NotSupportedError: _BROKEN,
-    sqlite3.InternalError: _BROKEN,
-    sqlite3.OperationalError: _BROKEN,
-    sqlite3.DatabaseError: _BROKEN,
-    sqlite3.Error: _BROKEN,
-    sqlite3.Warning: _BROKEN,
+    **dict.fromkeys((sqlite3.ProgrammingError, sqlite3.NotSupportedError, sqlite3.InternalError), _BROKEN),
+    **dict.fromkeys((sqlite3.OperationalError, sqlite3.DatabaseError, sqlite3.Error, sqlite3.Warning), _BROKEN),
     OSError: _DENIED,  # of a path that is looked at
 }
 
@@ -146,7 +122,7 @@ def commit_error(error: Exception, doing: str) -> BrokerError:
     The commit record may be in the write-ahead log, though its fsync failed: after a crash it would be found there.
     """
     rule = TABLE.rule(error)
-    if rule is BY_CODE[sqlite3.SQLITE_IOERR]:
+    if rule is _DISK:
         text = "the disk failed during the commit, so it may be stored or not"
         rule = replace(rule, kind=Ambiguous, code=Code.UNCONFIRMED, advice=text)
     return TABLE.error(error, doing, rule=rule)
