@@ -22,8 +22,8 @@ from redelivery.contract.codes import Code
 from redelivery.contract.context import ErrorContext
 from redelivery.contract.message import Message
 from redelivery.errors import BrokerError, Fatal, LeaseLost, Permanent, Unsupported
-from redelivery.formats.dialects import attach
 from redelivery.kit.leases import Settlement, lost
+from redelivery.kit.letters import attach
 from redelivery_rabbitmq.address import Address
 from redelivery_rabbitmq.client import broker_headers, pika_private, topology
 from redelivery_rabbitmq.client.at_least_once import FLAG_IS_OFF, is_at_least_once
