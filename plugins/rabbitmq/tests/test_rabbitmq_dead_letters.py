@@ -12,6 +12,7 @@ import pytest
 from rabbitmq_operating import queue_of, raw
 
 from redelivery.contract.broker import Letter
+from redelivery.contract.codes import Code
 from redelivery.contract.message import Message
 from redelivery.errors import ConfigurationError
 from redelivery_conformance.statements import Statements
@@ -34,6 +35,24 @@ def test_a_death_in_a_queue_of_ours_that_messages_wait_in_is_none(queue: str, is
     _, found = broker_headers.split(pika.BasicProperties(headers={"x-death": [death]}))
     context, _ = broker_headers.death_context(found, None, "url")
     assert (context is not None) is is_told
+
+
+@pytest.mark.parametrize(
+    ("reason", "kind", "code"),
+    [
+        ("expired", "expired", Code.EXPIRED),
+        ("delivery_limit", "delivery-limit", Code.DELIVERY_LIMIT),
+        ("rejected", "rejected", Code.REJECTED),
+        ("maxlen", "full", Code.FULL),
+        ("something_new", "rejected", Code.REJECTED),
+    ],
+)
+def test_each_reason_of_the_broker_has_a_kind_and_a_code(reason: str, kind: str, code: Code) -> None:
+    _, found = broker_headers.split(pika.BasicProperties(headers={"x-death": [{"queue": "q", "reason": reason}]}))
+    context, _ = broker_headers.death_context(found, None, "url")
+    assert context is not None
+    assert (context.kind, context.code, context.native_code) == (kind, code, reason)
+    assert "queue 'q'" in context.reason
 
 
 class TestNativeLetters(Statements):

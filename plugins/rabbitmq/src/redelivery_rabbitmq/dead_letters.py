@@ -15,8 +15,8 @@ from hashlib import blake2b
 from typing import Any, Final
 
 from redelivery.contract.broker import DeadLetters, Letter
-from redelivery.contract.context import ErrorContext
 from redelivery.errors import BrokerError, ConfigurationError
+from redelivery.kit.letters import undecodable
 from redelivery_rabbitmq.address import Address
 from redelivery_rabbitmq.client import broker_headers
 from redelivery_rabbitmq.client.connection import QueueRole
@@ -94,7 +94,7 @@ class RabbitmqDeadLetters(QueueRole, DeadLetters):
         message, fault = decode(properties, delivery.body)
         context, dead_ms = broker_headers.death_context(added, message.id, self._url)
         if context is None and fault is not None:
-            context = ErrorContext(kind="invalid", reason=fault, broker="rabbitmq")
+            context = undecodable("rabbitmq", fault)
         return Letter(position=position, message=message, context=context, dead_lettered_ms=dead_ms)
 
     def _end(self, consumer: Consumer) -> None:

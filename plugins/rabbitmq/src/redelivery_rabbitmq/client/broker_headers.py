@@ -16,6 +16,7 @@ from pika.spec import BasicProperties
 
 from redelivery.contract.codes import Code
 from redelivery.contract.context import ErrorContext
+from redelivery.kit.letters import given_up
 from redelivery_rabbitmq.client.topology import RETRY_SUFFIX
 
 #: Our header on a message with a delayed retry: its attempts so far.
@@ -28,16 +29,12 @@ _X_DEATH: Final = "x-death"
 _ADDED: Final = COPIES | {ATTEMPTS, _DELIVERY_COUNT, "x-acquired-count", _X_DEATH}
 _ADDED_PREFIXES: Final = ("x-first-death-", "x-last-death-")
 _RETRY_QUEUE: Final = re.compile(rf"{re.escape(RETRY_SUFFIX)}\d+s\Z")
-#: The broker's reason -> our kind and code, and one line for people.
-_REASONS: Final[Mapping[str, tuple[str, Code, str]]] = {
-    "expired": ("expired", Code.EXPIRED, "nobody handled it before it expired"),
-    "delivery_limit": (
-        "delivery-limit",
-        Code.DELIVERY_LIMIT,
-        "it was delivered as often as the queue's delivery limit allows",
-    ),
-    "rejected": ("rejected", Code.REJECTED, "a consumer rejected it without a reason"),
-    "maxlen": ("maxlen", Code.FULL, "the queue had reached its maximum length"),
+#: The broker's reason -> our code, and one line for people.
+_REASONS: Final[Mapping[str, tuple[Code, str]]] = {
+    "expired": (Code.EXPIRED, "nobody handled it before it expired"),
+    "delivery_limit": (Code.DELIVERY_LIMIT, "it was delivered as often as the queue's delivery limit allows"),
+    "rejected": (Code.REJECTED, "a consumer rejected it without a reason"),
+    "maxlen": (Code.FULL, "the queue had reached its maximum length"),
 }
 
 
@@ -85,8 +82,7 @@ def death_context(headers: BrokerHeaders, message_id: str | None, url: str) -> t
         return None, None
     newest, oldest = deaths[0], deaths[-1]
     word = str(newest.get("reason"))
-    unknown = (word, Code.REJECTED, f"the broker dead-lettered it with the reason {word!r}")
-    kind, code, reason = _REASONS.get(word, unknown)
+    code, reason = _REASONS.get(word, (Code.REJECTED, f"the broker dead-lettered it with the reason {word!r}"))
     dead_ms = _milliseconds(newest.get("time"))
     keys = newest.get("routing-keys")
     entry = {
@@ -96,12 +92,11 @@ def death_context(headers: BrokerHeaders, message_id: str | None, url: str) -> t
         "routing-keys": ",".join(map(str, keys)) if isinstance(keys, list) else None,
         "original-expiration": newest.get("original-expiration"),
     }
-    return ErrorContext(
-        reason=f"{reason}, in queue {str(newest.get('queue'))!r}",
-        kind=kind,
-        code=code,
+    return given_up(
+        "rabbitmq",
+        code,
+        f"{reason}, in queue {str(newest.get('queue'))!r}",
         native_code=word,
-        broker="rabbitmq",
         destination=url,
         message_id=message_id,
         first_failure_ms=_milliseconds(oldest.get("time")),
