@@ -8,10 +8,13 @@ This file must not know any broker, nor import the suite: a harness is also of u
 
 from __future__ import annotations
 
+import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import cached_property
+from itertools import count
 from pathlib import Path
 from types import MappingProxyType
 from typing import ClassVar, Final, Literal, Self, TypeAlias
@@ -220,6 +223,15 @@ class Runtime(ABC):
     @abstractmethod
     def place(self) -> Place:
         """A fresh place; nothing else uses it."""
+
+    def fresh_name(self, stem: str) -> str:
+        """Return a name that no other place has, in this run or another: `<stem>-<8 hex digits>-<number>`."""
+        return f"{stem}-{next(self._endings)}"
+
+    @cached_property
+    def _endings(self) -> Iterator[str]:
+        run = secrets.token_hex(4)
+        return (f"{run}-{number}" for number in count(1))
 
     def close(self) -> None:  # noqa: B027 - nothing to do is a common case
         """Stop it and give back what it holds."""

@@ -6,11 +6,9 @@ What is stored is read here as JSON files, not with the plugin's code; what an e
 from __future__ import annotations
 
 import json
-import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import count
 from pathlib import Path
 from urllib.parse import quote, unquote
 
@@ -73,11 +71,10 @@ class FileRuntime(Runtime):
     def __init__(self, kind: RuntimeKind, path: Path) -> None:
         self.kind = kind
         self.description = f"folders in {path}"
-        self._path = path / f"conformance-{secrets.token_hex(4)}"
-        self._numbers = count(1)
+        self._path = path
 
     def place(self) -> FilePlace:
-        return FilePlace(self._path / str(next(self._numbers)))
+        return FilePlace(self._path / self.fresh_name("conformance"))
 
 
 class FileHarness(Harness):

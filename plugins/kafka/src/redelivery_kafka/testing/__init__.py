@@ -5,11 +5,9 @@ It needs the extra `testing`. `reading.py` reads stored records without the plug
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from itertools import count
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -139,11 +137,10 @@ class KafkaRuntime(Runtime):
         self.options = options or {}
         self.proxy: Proxy | None = None
         self.patience = 10.0
-        self._prefix = f"{prefix}conformance-{secrets.token_hex(4)}-"
-        self._numbers = count(1)
+        self._stem = f"{prefix}conformance"
 
     def place(self) -> KafkaPlace:
-        return KafkaPlace(self, f"{self._prefix}{next(self._numbers)}")
+        return KafkaPlace(self, self.fresh_name(self._stem))
 
     def make(self, topic: str) -> None:
         """Make a topic with one partition."""

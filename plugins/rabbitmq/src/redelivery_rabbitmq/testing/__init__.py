@@ -5,10 +5,8 @@ Needs the extra `testing`. `reading.py` reads the stored messages without the pl
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from itertools import count
 from pathlib import Path
 from typing import Final, Protocol
 from urllib.parse import urlencode
@@ -43,7 +41,7 @@ PORT: Final = 5672
 #: Seconds for a broker to come up, on a busy machine.
 START: Final = 120.0
 DEAD_LETTERS: Final = "-dead-letters"
-_PREFIX: Final = "conformance-"
+_STEM: Final = "conformance"
 
 
 class Operator(Protocol):
@@ -195,11 +193,9 @@ class RabbitmqRuntime(Runtime):
         self.queue_type = self.options.get("rabbitmq.queue_type", "quorum")
         self.description = f"{cluster.version()}, {self.queue_type} queues, {where}"
         self._close = close
-        self._run = secrets.token_hex(4)
-        self._numbers = count(1)
 
     def place(self) -> RabbitmqPlace:
-        return RabbitmqPlace(self, f"{_PREFIX}{self._run}-{next(self._numbers)}")
+        return RabbitmqPlace(self, self.fresh_name(_STEM))
 
     @staticmethod
     def at(port: int, queue: str) -> str:

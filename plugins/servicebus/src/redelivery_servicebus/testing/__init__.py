@@ -5,10 +5,8 @@ It needs the extra `testing`. The stand-in is neither Azure Service Bus nor Micr
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from itertools import count
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -187,15 +185,13 @@ class ServicebusRuntime(Runtime):
         self.settings: Mapping[str, Any] = {}
         self.host = ""
         self.proxy: Proxy | None = None
-        self._run = secrets.token_hex(4)
-        self._numbers = count(1)
 
     def url(self, queue: str) -> str:
         """Names a queue of it."""
         return f"servicebus://{self.host}/{queue}"
 
     def place(self) -> ServicebusPlace:
-        return ServicebusPlace(self, f"{self.stem}-{self._run}-{next(self._numbers)}")
+        return ServicebusPlace(self, self.fresh_name(self.stem))
 
     def outage(self) -> AbstractContextManager[None]:
         """While entered, the broker itself is down. Raises CannotShow."""

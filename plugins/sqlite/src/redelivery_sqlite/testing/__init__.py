@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import base64
 import json
-import secrets
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from itertools import count
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote
@@ -113,14 +111,11 @@ class SqliteRuntime(Runtime):
         self.description = f"SQLite {sqlite3.sqlite_version}, {'the file' if queue else 'files in'} {path}"
         self._path = path
         self._queue = queue
-        self._run = secrets.token_hex(4)
-        self._numbers = count(1)
 
     def place(self) -> SqlitePlace:
-        number = next(self._numbers)
         if self._queue is None:
-            return SqlitePlace(self._path / f"q{number}.db", "orders")
-        return SqlitePlace(self._path, f"{self._queue}-conformance-{self._run}-{number}")
+            return SqlitePlace(self._path / f"{self.fresh_name('q')}.db", "orders")
+        return SqlitePlace(self._path, self.fresh_name(f"{self._queue}-conformance"))
 
 
 class SqliteHarness(Harness):

@@ -6,10 +6,8 @@ It needs the extra `testing`. `reading.py` reads stored messages without the plu
 from __future__ import annotations
 
 import json
-import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from itertools import count
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
@@ -176,8 +174,6 @@ class SqsRuntime(Runtime):
         self.sqs = self._client(beside)
         self._fifo = fifo
         self._beside = beside
-        self._run = secrets.token_hex(4)
-        self._numbers = count(1)
 
     def address(self, queue: str) -> Address:
         """The address of a queue."""
@@ -185,7 +181,7 @@ class SqsRuntime(Runtime):
 
     def place(self) -> SqsPlace:
         stem = self._beside.queue.removesuffix(_FIFO)[:40] if self._beside else "rd"
-        return SqsPlace(self, f"{stem}-{self._run}-{next(self._numbers)}" + (_FIFO if self._fifo else ""))
+        return SqsPlace(self, self.fresh_name(stem) + (_FIFO if self._fifo else ""))
 
     def read(self, queue: str) -> Sequence[Message]:
         """The messages in a queue."""
