@@ -11,6 +11,7 @@ import pytest
 from scripted import ScriptedBroker
 from test_delivery import RealClock
 
+from redelivery.codes import Code
 from redelivery.contract.broker import Broker, DeadLetters, Letter, Limits, Support
 from redelivery.contract.context import ErrorContext
 from redelivery.contract.message import Message
@@ -190,7 +191,7 @@ def test_a_column_that_somebody_else_wrote_into_the_context_keeps_no_letter_back
 
 
 def test_iterating_gives_the_whole_context_whoever_knows_it() -> None:
-    native = ErrorContext(kind="expired", reason="TTL", source_topic="orders")
+    native = ErrorContext(kind="expired", code=Code.EXPIRED, reason="TTL", source_topic="orders")
     world = World(
         replace(letter("a"), context=native), Letter(position="n", message=Message(value=b""), context=native)
     )
