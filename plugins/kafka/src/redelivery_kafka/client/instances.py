@@ -1,12 +1,15 @@
 """Creates librdkafka's client instances, and keeps each alive until it is released.
 
 A child of a fork inherits the instances, but not their threads. One that is freed there waits for these threads
-forever, so every instance is kept here: only its own process releases it.
+forever or ends the process (seen: librdkafka 2.16, SIGSEGV), so every instance is kept here: only its own process
+releases it. One that was released, and waits in a reference cycle to be collected, is kept from the child's collector.
 """
 
 from __future__ import annotations
 
+import gc
 import logging
+import os
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
@@ -68,6 +71,9 @@ _MESSAGE_BYTES_MAX: Final = 1_000_000_000
 _HEADERS_BYTES: Final = 4_096
 
 _kept: Final[dict[int, object]] = {}
+# The child never collects what it inherits. No other way keeps a client that is garbage already.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=gc.freeze)
 
 
 def producer(
