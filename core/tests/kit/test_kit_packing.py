@@ -7,7 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from redelivery.contract.message import Headers
-from redelivery.kit.packing import as_text, from_portable, hashed_id, pack_headers, portable, unpack_headers
+from redelivery.kit.packing import (
+    as_text,
+    from_portable,
+    hashed_id,
+    pack_headers,
+    portable,
+    quoted_id,
+    unpack_headers,
+    unquoted_id,
+)
 
 NAMES = st.text(max_size=3) | st.sampled_from(["a", "b", "content-type"])
 HEADERS = st.lists(st.tuples(NAMES, st.none() | st.binary(max_size=4) | st.just(b"text"))).map(tuple)
@@ -65,3 +74,17 @@ def test_two_ids_are_never_taken_for_one(one: str, other: str) -> None:
 
     assert (hashed_id(one, valid) == hashed_id(other, valid)) == (one == other)
     assert valid(hashed_id(one, valid)) or hashed_id(one, valid).startswith("sha256-")
+
+
+@pytest.mark.parametrize("escape", ["%", "=", "_"])
+@given(value=st.text(st.characters() | st.sampled_from("%=_A41")))
+def test_a_quoted_id_has_safe_characters_only_and_is_the_same_text_again(escape: str, value: str) -> None:
+    quoted = quoted_id(value, "abcABC0123456789_", escape)
+    assert set(quoted) <= set("abcABCDEF0123456789_" + escape)
+    assert unquoted_id(quoted, escape) == value
+
+
+def test_a_quoted_id_that_is_damaged_is_told() -> None:
+    for damaged in ("a%", "a%4", "%GG", "%FF", "a% 4"):
+        with pytest.raises(ValueError):  # noqa: PT011 - Python's own words
+            unquoted_id(damaged)

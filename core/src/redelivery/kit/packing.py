@@ -15,12 +15,21 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from redelivery.contract.message import Header, Headers
 
-__all__ = ["as_text", "from_portable", "hashed_id", "pack_headers", "portable", "unpack_headers"]
+__all__ = [
+    "as_text",
+    "from_portable",
+    "hashed_id",
+    "pack_headers",
+    "portable",
+    "quoted_id",
+    "unpack_headers",
+    "unquoted_id",
+]
 
 #: The member of the packed object that lists the headers.
 _HEADERS = "headers"
@@ -55,7 +64,7 @@ def from_portable(value: Any) -> bytes | None:
     """
     if isinstance(value, dict):
         return base64.b64decode(value["base64"], validate=True)
-    return None if value is None else str(value).encode("utf-8", "surrogatepass")
+    return None if value is None else _utf8(str(value))
 
 
 def pack_headers(
@@ -110,6 +119,37 @@ def hashed_id(value: str | bytes, is_valid: Callable[[str], bool]) -> str:
         value: an identity, an id or a key, of any length.
         is_valid: whether the broker takes a text.
     """
-    data = value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value
+    data = _utf8(value) if isinstance(value, str) else value
     text = data.decode("ascii", "replace") if isinstance(value, bytes) else value
     return text if is_valid(text) else f"sha256-{hashlib.sha256(data).hexdigest()}"
+
+
+def quoted_id(value: str, safe: Collection[str], escape: str = "%") -> str:
+    """Return an id or name in the characters that a broker takes; `unquoted_id` returns the same text again.
+
+    No two texts have the same quoted form. It may be three times as long as the text, or more.
+
+    Args:
+        value: any text.
+        safe: the characters that stay as they are; not the escape.
+        escape: one character that the broker takes, as it takes the digits and A to F; it begins each quoted byte.
+    """
+    return "".join(
+        each if each in safe and each != escape else "".join(f"{escape}{byte:02X}" for byte in _utf8(each))
+        for each in value
+    )
+
+
+def unquoted_id(value: str, escape: str = "%") -> str:
+    """Return the text that `quoted_id` was given.
+
+    Raises:
+        ValueError: it did not write this.
+    """
+    first, *rest = value.split(escape)
+    data = _utf8(first) + b"".join(bytes.fromhex(f"{each[:2]:?<2}") + _utf8(each[2:]) for each in rest)
+    return data.decode("utf-8", "surrogatepass")
+
+
+def _utf8(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from typing import Final
-from urllib.parse import parse_qsl, quote, unquote
+from urllib.parse import quote, unquote
 
 from redelivery.errors import ConfigurationError, InvalidURL
-from redelivery.kit.address import quoted, redact, split_url, unknown
+from redelivery.kit.address import quoted, redact, split_url, url_parameters
 from redelivery.kit.names import DeadLetterNames
 
 DEAD_LETTER_NAMES: Final = DeadLetterNames("-dead-letters")
@@ -125,7 +125,8 @@ class Address:
         fault = topic_fault(topic)
         if fault is not None:
             raise InvalidURL(f"kafka: {shown!r}: {fault}; {_EXAMPLE}")
-        return cls(given or servers, topic, _group(parts.query, shown))
+        group = url_parameters(parts.query, ["group"], f"kafka: {shown!r}").get("group", "")
+        return cls(given or servers, topic, group)
 
 
 def topic_fault(name: str) -> str | None:
@@ -149,17 +150,3 @@ def _servers(text: str, where: str) -> str:
             raise InvalidURL(f"kafka: {where}: {redact(each)!r} is not host:port; {_EXAMPLE}")
         found.append(f"{match['host']}:{port}")
     return ",".join(found)
-
-
-def _group(query: str, shown: str) -> str:
-    given: dict[str, str] = {}
-    for name, value in parse_qsl(query, keep_blank_values=True):
-        if name != "group":
-            raise unknown("URL parameter", name, ["group"])
-        if name in given:
-            raise InvalidURL(f"kafka: {shown!r}: 'group' is given twice")
-        given[name] = value
-    group = given.get("group", "")
-    if not group and given:
-        raise InvalidURL(f"kafka: {shown!r}: the consumer group has an empty name")
-    return group

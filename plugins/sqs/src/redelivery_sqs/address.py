@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from typing import Final
-from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlencode, urlsplit, urlunsplit
+from urllib.parse import SplitResult, quote, unquote, urlencode, urlsplit, urlunsplit
 
 from botocore.utils import is_valid_endpoint_url, is_valid_ipv6_endpoint_url
 
 from redelivery.errors import InvalidURL
-from redelivery.kit.address import redact, split_url, unknown
+from redelivery.kit.address import redact, split_url, url_parameters
 from redelivery.kit.names import DeadLetterNames
 
 #: The end of a FIFO queue's name; SQS itself decides by it.
@@ -118,15 +118,10 @@ class Address:
         """
         parts = split_url(url)
         shown = redact(url)
-        given: dict[str, str] = {}
         if parts.fragment or "@" in parts.netloc:
             raise InvalidURL(f"sqs: {shown!r} holds a fragment or a user; {_EXAMPLE}")
-        for name, value in parse_qsl(parts.query, keep_blank_values=True):
-            if name not in _PARAMETERS:
-                raise unknown("URL parameter", name, _PARAMETERS)
-            if _PARAMETERS[name] in given or not value:
-                raise InvalidURL(f"sqs: {shown!r}: {name!r} is given twice, or is empty")
-            given[_PARAMETERS[name]] = value
+        parameters = url_parameters(parts.query, _PARAMETERS, f"sqs: {shown!r}")
+        given = {_PARAMETERS[name]: value for name, value in parameters.items()}
         if "endpoint" in given:
             check_endpoint(given["endpoint"], shown)
         target = unquote(parts.netloc + parts.path)
