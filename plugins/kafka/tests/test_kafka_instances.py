@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
-from typing import Any
 
 import pytest
 from confluent_kafka import Producer
@@ -12,19 +11,27 @@ from confluent_kafka import Producer
 from redelivery_kafka.client import instances
 
 
+class Owner:
+    """Has a client whose callback is a method of it."""
+
+    def __init__(self) -> None:
+        self.client = Producer({"bootstrap.servers": "127.0.0.1:1", "log_level": 0, "error_cb": self.failed})
+        self.client.poll(0.5)  # it has tried to connect
+
+    def failed(self, error: object) -> None:
+        pass
+
+
 @pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="this system has no fork")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_child_does_not_free_a_client_that_is_garbage_in_its_parent() -> None:
-    """In a reference cycle, as a client is with the object whose method is its callback."""
+    """It waits for threads that only the parent has: the child hung, or ended by a signal."""
     gc.collect()
     gc.disable()
     try:
-        cycle: dict[str, Any] = {}
-        cycle["client"] = Producer({"bootstrap.servers": "127.0.0.1:1", "log_level": 0, "error_cb": cycle.get})
-        cycle["client"].poll(0.5)  # it has connected, or tried to
-        instances.release(cycle["client"])
-        cycle["self"] = cycle
-        del cycle
+        owner = Owner()
+        instances.release(owner.client)
+        del owner
         child = multiprocessing.get_context("fork").Process(target=gc.collect)
         child.start()
         child.join(20)
