@@ -49,7 +49,7 @@ class Place(DeadLetters):
         pass
 
 
-class World:
+class DeadLetterSetup:
     def __init__(self, *letters: Letter) -> None:
         self.work = ScriptedBroker(RealClock())
         object.__setattr__(self.work.capabilities, "dead_letter", Support.NATIVE)
@@ -77,18 +77,18 @@ def letter(name: str, context: ErrorContext = CONTEXT, **fields: Any) -> Letter:
 
 
 def test_a_letter_is_confirmed_at_work_before_it_is_removed() -> None:
-    world = World(letter("a"), letter("b"))
-    with world.dlq() as dlq:
+    setup = DeadLetterSetup(letter("a"), letter("b"))
+    with setup.dlq() as dlq:
         report = dlq.redrive()
     assert (report.considered, report.redriven, report.removed) == (2, 2, 2)
-    assert world.place.at_work_when_removed == [("p-a", True), ("p-b", True)]
+    assert setup.place.at_work_when_removed == [("p-a", True), ("p-b", True)]
 
 
 def test_it_goes_back_as_it_was_sent_under_its_hop_without_our_context() -> None:
-    world = World(letter("a", replace(CONTEXT, target="q2")))
-    with world.dlq() as dlq:
+    setup = DeadLetterSetup(letter("a", replace(CONTEXT, target="q2")))
+    with setup.dlq() as dlq:
         dlq.redrive(allow_targets=["q2"])
-    (back,) = world.work.stored
+    (back,) = setup.work.stored
     assert (back.value, back.key, back.id, back.destination) == (b"body", b"k", "a~1", "q2")
     assert back.headers[0] == ("mine", b"1")
     assert dialects.read(back) is None
@@ -99,10 +99,10 @@ def test_over_many_lives_it_neither_grows_nor_forgets() -> None:
     first = letter("a")
     again, sizes = first, []
     for hop in range(1, 5):
-        world = World(again)
-        with world.dlq() as dlq:
+        setup = DeadLetterSetup(again)
+        with setup.dlq() as dlq:
             dlq.redrive()
-        (back,) = world.work.stored
+        (back,) = setup.work.stored
         assert back.id == f"a~{hop}"
         sizes.append(back.nbytes)
         total = dialects.history(back).attempts_total
@@ -115,48 +115,48 @@ def test_over_many_lives_it_neither_grows_nor_forgets() -> None:
 
 
 def test_a_letter_that_its_destination_refuses_stays_where_it_is() -> None:
-    world = World(letter("a"), letter("b"))
-    world.work.script = {"a~1": ["permanent"]}
-    with world.dlq() as dlq:
+    setup = DeadLetterSetup(letter("a"), letter("b"))
+    setup.work.script = {"a~1": ["permanent"]}
+    with setup.dlq() as dlq:
         report = dlq.redrive()
     assert (report.redriven, report.failed) == (1, 1)
-    assert [each.position for each in world.place.letters] == ["p-a"]
+    assert [each.position for each in setup.place.letters] == ["p-a"]
 
 
 def test_a_destination_that_cannot_be_used_leaves_every_letter_in_place() -> None:
-    world = World(letter("a"), letter("b"))
-    world.work.refuse = Fatal("denied")
-    with world.dlq() as dlq, pytest.raises(Fatal, match="denied"):
+    setup = DeadLetterSetup(letter("a"), letter("b"))
+    setup.work.refuse = Fatal("denied")
+    with setup.dlq() as dlq, pytest.raises(Fatal, match="denied"):
         dlq.redrive()
-    assert len(world.place.letters) == 2
+    assert len(setup.place.letters) == 2
 
 
 @pytest.mark.parametrize("name", ["b", "p-b"])
 def test_letters_are_picked_by_id_or_position(name: str) -> None:
-    world = World(letter("a"), letter("b"))
-    with world.dlq() as dlq:
+    setup = DeadLetterSetup(letter("a"), letter("b"))
+    with setup.dlq() as dlq:
         report = dlq.redrive([name])
     assert (report.considered, report.redriven) == (1, 1)
-    assert [each.position for each in world.place.letters] == ["p-a"]
+    assert [each.position for each in setup.place.letters] == ["p-a"]
 
 
 def test_another_destination_may_be_named() -> None:
-    world = World(letter("a"))
-    with world.dlq() as dlq:
+    setup = DeadLetterSetup(letter("a"))
+    with setup.dlq() as dlq:
         dlq.redrive(to="scripted:other")
-    assert world.other.stored_ids() == {"a~1": 1}
-    assert world.work.stored == []
+    assert setup.other.stored_ids() == {"a~1": 1}
+    assert setup.work.stored == []
 
 
 def test_the_place_of_the_letters_is_no_destination() -> None:
-    world = World(letter("a"))
-    with world.dlq() as dlq, pytest.raises(ConfigurationError, match="is the place that the letters are in"):
+    setup = DeadLetterSetup(letter("a"))
+    with setup.dlq() as dlq, pytest.raises(ConfigurationError, match="is the place that the letters are in"):
         dlq.redrive(to="scripted:native")
 
 
 def test_a_sink_named_by_url_must_be_told_where_its_letters_go() -> None:
-    world = World(letter("a"))
-    with world.dlq(sink="scripted:sink") as dlq:
+    setup = DeadLetterSetup(letter("a"))
+    with setup.dlq(sink="scripted:sink") as dlq:
         with pytest.raises(ConfigurationError, match="say where its letters go"):
             dlq.redrive()
         assert dlq.redrive(to="scripted:other").redriven == 1
@@ -164,8 +164,8 @@ def test_a_sink_named_by_url_must_be_told_where_its_letters_go() -> None:
 
 def test_a_letter_over_the_hop_limit_is_left_and_counted() -> None:
     tired = letter("a", replace(CONTEXT, hops=5))
-    world = World(tired, letter("b"))
-    with world.dlq() as dlq:
+    setup = DeadLetterSetup(tired, letter("b"))
+    with setup.dlq() as dlq:
         report = dlq.redrive()
         assert report.left == {"it was sent back 5 times already": 1}
         assert report.redriven == 1
@@ -175,52 +175,52 @@ def test_a_letter_over_the_hop_limit_is_left_and_counted() -> None:
 def test_a_row_that_never_became_a_message_is_left_to_be_mended() -> None:
     error = Permanent("no time", native_code="missing-time")
     bad = events.undeliverable({"x": 1}, id="a", error=error)
-    world = World(Letter(position="p", message=bad))
-    with world.dlq() as dlq:
+    setup = DeadLetterSetup(Letter(position="p", message=bad))
+    with setup.dlq() as dlq:
         report = dlq.redrive()
     assert report.left == {"its row never became a message: mend it and write it again": 1}
-    assert len(world.place.letters) == 1
+    assert len(setup.place.letters) == 1
 
 
 def test_a_column_that_somebody_else_wrote_into_the_context_keeps_no_letter_back() -> None:
-    world = World(letter("a", replace(CONTEXT, extra={"priority": "abc"})), letter("b"))
-    object.__setattr__(world.work.capabilities, "columns", {"priority": int})
-    with world.dlq() as dlq:
+    setup = DeadLetterSetup(letter("a", replace(CONTEXT, extra={"priority": "abc"})), letter("b"))
+    object.__setattr__(setup.work.capabilities, "columns", {"priority": int})
+    with setup.dlq() as dlq:
         assert dlq.redrive().redriven == 2
-    assert [message.extra for message in world.work.stored] == [{}, {}]
+    assert [message.extra for message in setup.work.stored] == [{}, {}]
 
 
 def test_iterating_gives_the_whole_context_whoever_knows_it() -> None:
     native = ErrorContext(kind="expired", code=Code.EXPIRED, reason="TTL", source_topic="orders")
-    world = World(
+    setup = DeadLetterSetup(
         replace(letter("a"), context=native), Letter(position="n", message=Message(value=b""), context=native)
     )
-    with world.dlq() as dlq:
+    with setup.dlq() as dlq:
         one, two = (context_of(each) for each in dlq)
     assert (one.kind, one.reason, one.source_topic) == ("expired", "TTL", "orders")
     assert one.native_code == "No", "what only the headers say stays"
     assert two == native
-    assert len(world.place.letters) == 2
+    assert len(setup.place.letters) == 2
 
 
 def test_remove_and_purge_say_how_many() -> None:
-    world = World(letter("a"), letter("b"), letter("c"))
-    with world.dlq() as dlq:
+    setup = DeadLetterSetup(letter("a"), letter("b"), letter("c"))
+    with setup.dlq() as dlq:
         assert dlq.remove(["b", "p-c", "x"]) == 2
         assert dlq.purge() == 1
 
 
 def test_a_place_without_one_of_its_own_must_be_told_where_its_letters_go() -> None:
-    world = World(letter("a"))
-    object.__setattr__(world.work.capabilities, "dead_letter", Support.NONE)
-    with world.dlq() as dlq, pytest.raises(ConfigurationError, match="say where its letters go"):
+    setup = DeadLetterSetup(letter("a"))
+    object.__setattr__(setup.work.capabilities, "dead_letter", Support.NONE)
+    with setup.dlq() as dlq, pytest.raises(ConfigurationError, match="say where its letters go"):
         dlq.redrive()
-    assert len(world.place.letters) == 1
+    assert len(setup.place.letters) == 1
 
 
 def test_one_id_is_written_as_a_list() -> None:
-    world = World(letter("a"))
-    with world.dlq() as dlq, pytest.raises(ConfigurationError, match="ids is a list of ids"):
+    setup = DeadLetterSetup(letter("a"))
+    with setup.dlq() as dlq, pytest.raises(ConfigurationError, match="ids is a list of ids"):
         dlq.redrive("a")
 
 
@@ -231,23 +231,23 @@ def test_letters_without_an_id_of_their_own_are_never_taken_for_one_another() ->
         Letter(position=f"{n}", message=dialects.attach(m, context, dialect="json", limits=Limits(), prefix="ce-"))
         for n, m in enumerate(messages)
     ]
-    world = World(*letters)
-    with world.dlq() as dlq:
+    setup = DeadLetterSetup(*letters)
+    with setup.dlq() as dlq:
         dlq.redrive()
-    assert world.work.stored_ids() == {"same~0~1": 1, "same~1~1": 1, "same~2~1": 1}
+    assert setup.work.stored_ids() == {"same~0~1": 1, "same~1~1": 1, "same~2~1": 1}
 
 
 def test_what_may_have_been_delivered_goes_back_under_the_id_that_it_was_sent_under() -> None:
     """Whoever has it already, at work or behind it, must see that it is the same."""
     maybe = replace(CONTEXT, maybe_delivered=True, message_id="named")
     unnamed = dialects.attach(Message(value=b"v"), maybe, dialect="json", limits=Limits(), prefix="ce-")
-    world = World(
+    setup = DeadLetterSetup(
         letter("a", maybe), letter("b"), letter("c~1", replace(maybe, hops=1)), Letter(position="p", message=unnamed)
     )
-    with world.dlq() as dlq:
+    with setup.dlq() as dlq:
         assert dlq.redrive().redriven == 4
-    assert world.work.stored_ids() == {"a": 1, "b~1": 1, "c~1": 1, "named": 1}
-    hops = {message.id: dialects.history(message).hops for message in world.work.stored}
+    assert setup.work.stored_ids() == {"a": 1, "b~1": 1, "c~1": 1, "named": 1}
+    hops = {message.id: dialects.history(message).hops for message in setup.work.stored}
     assert hops == {"a": 1, "b~1": 1, "c~1": 2, "named": 1}
 
 
@@ -260,15 +260,15 @@ def test_the_mark_of_a_hop_is_taken_off_only_where_it_is_ours() -> None:
 def test_a_redrive_holds_so_many_bytes_of_letters_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redrive, "_CHUNK_BYTES", 40_000)
     large = [replace(each, message=replace(each.message, value=b"v" * 10_000)) for each in map(letter, "abcdefghijkl")]
-    world = World(*large)
+    setup = DeadLetterSetup(*large)
     held: list[int] = []
 
     def browse() -> Iterator[Letter]:
-        for shown, each in enumerate(list(world.place.letters), 1):
-            held.append(shown - len(world.place.at_work_when_removed))
+        for shown, each in enumerate(list(setup.place.letters), 1):
+            held.append(shown - len(setup.place.at_work_when_removed))
             yield each
 
-    monkeypatch.setattr(world.place, "browse", browse)
-    with world.dlq() as dlq:
+    monkeypatch.setattr(setup.place, "browse", browse)
+    with setup.dlq() as dlq:
         assert dlq.redrive(settings=RedriveSettings(max_returns=None)).removed == len(large)
     assert max(held) <= 4

@@ -34,7 +34,7 @@ CONFIGS = {"url": "scripted:work", "sasl.password": "hunter2"}
 LINEAR: dict[str, Any] = {"backoff_policy": "linear", "backoff_delay": SECOND}
 
 
-class Bench:
+class EngineSetup:
     """An engine over scripted brokers: one for work, and one a sink."""
 
     def __init__(self, sinks: int = 1, bounds: Bounds | None = None, **spec: Any) -> None:
@@ -66,58 +66,58 @@ class Bench:
 
 
 def test_a_good_batch_costs_one_send_and_no_record() -> None:
-    bench = Bench()
-    bench.take("a", "b", "c")
-    bench.run()
-    assert [ids for _, ids, _ in bench.work.sends] == [["a", "b", "c"]]
-    assert bench.engine.report.delivered == 3
-    assert bench.engine.report.metrics() == dict.fromkeys(bench.engine.report.metrics(), 0)
+    setup = EngineSetup()
+    setup.take("a", "b", "c")
+    setup.run()
+    assert [ids for _, ids, _ in setup.work.sends] == [["a", "b", "c"]]
+    assert setup.engine.report.delivered == 3
+    assert setup.engine.report.metrics() == dict.fromkeys(setup.engine.report.metrics(), 0)
 
 
 def test_only_the_failed_rows_of_a_batch_are_sent_again() -> None:
-    bench = Bench(retry=3, **LINEAR)
-    bench.work.script = {"b": ["retriable"], "c": ["lost", "retriable"]}
-    bench.take("a", "b", "c", "d")
-    bench.run()
-    assert [(at - 1000, ids) for at, ids, _ in bench.work.sends] == [
+    setup = EngineSetup(retry=3, **LINEAR)
+    setup.work.script = {"b": ["retriable"], "c": ["lost", "retriable"]}
+    setup.take("a", "b", "c", "d")
+    setup.run()
+    assert [(at - 1000, ids) for at, ids, _ in setup.work.sends] == [
         (0, ["a", "b", "c", "d"]),
         (1, ["b", "c"]),
         (3, ["c"]),
     ]
-    assert bench.engine.report.retried == 2
-    assert bench.engine.report.retries == 3
+    assert setup.engine.report.retried == 2
+    assert setup.engine.report.retries == 3
 
 
 def test_a_waiting_record_never_holds_up_its_neighbours() -> None:
-    bench = Bench(retry=1, backoff_policy="linear", backoff_delay=timedelta(hours=1))
-    bench.work.script = {"slow": ["retriable"]}
-    bench.take("slow")
-    bench.engine.turn(0.0)
-    bench.take("next")
-    bench.engine.turn(0.0)
-    assert bench.work.stored_ids()["next"] == 1
-    assert bench.clock.now < 1001
+    setup = EngineSetup(retry=1, backoff_policy="linear", backoff_delay=timedelta(hours=1))
+    setup.work.script = {"slow": ["retriable"]}
+    setup.take("slow")
+    setup.engine.turn(0.0)
+    setup.take("next")
+    setup.engine.turn(0.0)
+    assert setup.work.stored_ids()["next"] == 1
+    assert setup.clock.now < 1001
 
 
 def test_the_culprit_of_a_failed_batch_is_found_and_its_neighbours_are_delivered() -> None:
-    bench = Bench(retry=0)
-    bench.work.script = {"big": ["culprit"]}
-    bench.take("a", "big", "b")
-    bench.run()
-    assert bench.work.stored_ids() == {"a": 1, "b": 1}
-    assert bench.sinks[0].stored_ids() == {"big": 1}
-    assert bench.work.sends[1][2], "it is sent again with isolate=True"
-    letter = dialects.read(bench.sinks[0].stored[0])
+    setup = EngineSetup(retry=0)
+    setup.work.script = {"big": ["culprit"]}
+    setup.take("a", "big", "b")
+    setup.run()
+    assert setup.work.stored_ids() == {"a": 1, "b": 1}
+    assert setup.sinks[0].stored_ids() == {"big": 1}
+    assert setup.work.sends[1][2], "it is sent again with isolate=True"
+    letter = dialects.read(setup.sinks[0].stored[0])
     assert letter is not None
     assert letter.attempts == 1, "looking for the culprit does not count as a retry"
 
 
 def test_a_dead_letter_keeps_the_original_and_says_why() -> None:
-    bench = Bench(retry=2, **LINEAR)
-    bench.work.script = {"x": ["retriable"] * 9}
-    bench.take("x", key=b"k\xff", headers=(("mine", b"\x00\xff"), ("mine", b"2")))
-    bench.run()
-    (letter,) = bench.sinks[0].stored
+    setup = EngineSetup(retry=2, **LINEAR)
+    setup.work.script = {"x": ["retriable"] * 9}
+    setup.take("x", key=b"k\xff", headers=(("mine", b"\x00\xff"), ("mine", b"2")))
+    setup.run()
+    (letter,) = setup.sinks[0].stored
     assert (letter.value, letter.key, letter.id) == (b"body", b"k\xff", "x")
     assert letter.headers[:2] == (("mine", b"\x00\xff"), ("mine", b"2"))
     context = dialects.read(letter)
@@ -125,177 +125,177 @@ def test_a_dead_letter_keeps_the_original_and_says_why() -> None:
     assert (context.kind, context.native_code, context.attempts, context.attempts_total) == ("retriable", "Busy", 3, 3)
     assert (context.run, context.partition, context.destination) == ("run-1", 3, "scripted:work")
     assert (context.last_failure_ms or 0) - (context.first_failure_ms or 0) == 3000
-    assert bench.engine.report.reasons == {"Busy": 1}
+    assert setup.engine.report.reasons == {"Busy": 1}
 
 
 def test_a_row_counts_as_handled_only_when_a_sink_has_confirmed_it() -> None:
-    bench = Bench(retry=0)
-    bench.sinks[0].latency = 5.0
-    bench.work.script = {"x": ["permanent"]}
-    bench.take("x")
-    bench.engine.turn(0.0)
-    bench.engine.turn(0.0)
-    assert bench.sinks[0].sends
-    assert bench.engine.report.dead_lettered == 0
-    assert not bench.engine.idle
-    bench.run()
-    assert bench.engine.report.dead_lettered == 1
+    setup = EngineSetup(retry=0)
+    setup.sinks[0].latency = 5.0
+    setup.work.script = {"x": ["permanent"]}
+    setup.take("x")
+    setup.engine.turn(0.0)
+    setup.engine.turn(0.0)
+    assert setup.sinks[0].sends
+    assert setup.engine.report.dead_lettered == 0
+    assert not setup.engine.idle
+    setup.run()
+    assert setup.engine.report.dead_lettered == 1
 
 
 def test_sinks_are_tried_in_turn_each_with_a_budget_of_its_own() -> None:
-    bench = Bench(sinks=2, retry=1, **LINEAR)
-    bench.work.script = {"x": ["permanent"]}
-    bench.sinks[0].script = {"x": ["retriable"] * 9}
-    bench.take("x")
-    bench.run()
-    assert bench.sinks[0].attempts["x"] == 2
-    assert bench.sinks[1].stored_ids() == {"x": 1}
-    assert bench.engine.report.metrics()["deadletterqueue-produce-requests"] == 3
-    assert bench.engine.report.metrics()["deadletterqueue-produce-failures"] == 2
+    setup = EngineSetup(sinks=2, retry=1, **LINEAR)
+    setup.work.script = {"x": ["permanent"]}
+    setup.sinks[0].script = {"x": ["retriable"] * 9}
+    setup.take("x")
+    setup.run()
+    assert setup.sinks[0].attempts["x"] == 2
+    assert setup.sinks[1].stored_ids() == {"x": 1}
+    assert setup.engine.report.metrics()["deadletterqueue-produce-requests"] == 3
+    assert setup.engine.report.metrics()["deadletterqueue-produce-failures"] == 2
 
 
 def test_a_failing_sink_surfaces_the_primary_error() -> None:
-    bench = Bench(sinks=2)
-    bench.work.script = {"x": ["permanent"]}
-    for sink in bench.sinks:
+    setup = EngineSetup(sinks=2)
+    setup.work.script = {"x": ["permanent"]}
+    for sink in setup.sinks:
         sink.script = {"x": ["fatal"]}
-    bench.take("x")
+    setup.take("x")
     with pytest.raises(DeliveryFailed, match=r"^record 'x' could not be delivered .*never .*no access") as failed:
-        bench.run()
+        setup.run()
     assert isinstance(failed.value.__cause__, Permanent)
     assert len(failed.value.__notes__) == 2
-    assert bench.engine.report.dead_lettered == 0
+    assert setup.engine.report.dead_lettered == 0
 
 
 def test_a_sink_that_breaks_while_collecting_never_hides_the_primary_error() -> None:
-    bench = Bench(sinks=2)
-    bench.work.script = {"x": ["permanent"]}
-    bench.sinks[0].latency = 1.0
-    bench.sinks[0].cut = Fatal("credentials revoked")
-    bench.take("x")
-    bench.run()
-    assert bench.sinks[1].stored_ids() == {"x": 1}
-    assert bench.engine.report.dead_lettered == 1
+    setup = EngineSetup(sinks=2)
+    setup.work.script = {"x": ["permanent"]}
+    setup.sinks[0].latency = 1.0
+    setup.sinks[0].cut = Fatal("credentials revoked")
+    setup.take("x")
+    setup.run()
+    assert setup.sinks[1].stored_ids() == {"x": 1}
+    assert setup.engine.report.dead_lettered == 1
 
 
 def test_a_sink_that_can_never_work_is_not_asked_again() -> None:
-    bench = Bench(sinks=2)
-    bench.work.script = {"x": ["permanent"], "y": ["permanent"]}
-    bench.sinks[0].on_open = Fatal("no access")
-    bench.take("x")
-    bench.run()
-    bench.take("y")
-    bench.sinks[0].on_open = None
-    bench.run()
-    assert bench.sinks[1].stored_ids() == {"x": 1, "y": 1}
+    setup = EngineSetup(sinks=2)
+    setup.work.script = {"x": ["permanent"], "y": ["permanent"]}
+    setup.sinks[0].on_open = Fatal("no access")
+    setup.take("x")
+    setup.run()
+    setup.take("y")
+    setup.sinks[0].on_open = None
+    setup.run()
+    assert setup.sinks[1].stored_ids() == {"x": 1, "y": 1}
 
 
 def test_a_fatal_error_fails_at_once_and_dead_letters_nothing() -> None:
-    bench = Bench(retry=9)
-    bench.work.refuse = Fatal("denied")
-    bench.take("a", "b")
+    setup = EngineSetup(retry=9)
+    setup.work.refuse = Fatal("denied")
+    setup.take("a", "b")
     with pytest.raises(Fatal, match="denied"):
-        bench.run()
-    assert bench.sinks[0].stored == []
+        setup.run()
+    assert setup.sinks[0].stored == []
 
 
 def test_without_tolerance_the_first_record_that_fails_for_good_fails_the_job() -> None:
-    bench = Bench(sinks=0)
-    bench.work.script = {"b": ["permanent"]}
-    bench.take("a", "b")
+    setup = EngineSetup(sinks=0)
+    setup.work.script = {"b": ["permanent"]}
+    setup.take("a", "b")
     with pytest.raises(DeliveryFailed, match=r"'b' could not be delivered to scripted:work: never"):
-        bench.run()
+        setup.run()
 
 
 def test_tolerance_none_fails_the_job_even_where_a_sink_is_named() -> None:
-    bench = Bench(tolerance="none")
-    bench.work.script = {"b": ["permanent"]}
-    bench.take("b")
+    setup = EngineSetup(tolerance="none")
+    setup.work.script = {"b": ["permanent"]}
+    setup.take("b")
     with pytest.raises(DeliveryFailed, match=r"errors\.tolerance is 'none'"):
-        bench.run()
+        setup.run()
 
 
 def test_allow_skip_counts_and_logs_what_it_skips(caplog: pytest.LogCaptureFixture) -> None:
-    bench = Bench(sinks=0, tolerance="all", allow_skip=True)
-    bench.work.script = {"b": ["permanent"]}
-    bench.take("a", "b")
+    setup = EngineSetup(sinks=0, tolerance="all", allow_skip=True)
+    setup.work.script = {"b": ["permanent"]}
+    setup.take("a", "b")
     with caplog.at_level(logging.WARNING):
-        bench.run()
-    assert (bench.engine.report.skipped, bench.engine.report.reasons) == (1, {"Poison": 1})
-    assert bench.engine.report.accounted
+        setup.run()
+    assert (setup.engine.report.skipped, setup.engine.report.reasons) == (1, {"Poison": 1})
+    assert setup.engine.report.accounted
     assert "skipped (allowSkip): record 'b'" in caplog.text
 
 
 def test_an_outage_does_not_flood_the_sink() -> None:
-    bench = Bench(tolerance_limit=5)
-    bench.work.refuse = Retriable("down")
-    bench.take(*(f"m{n}" for n in range(100)))
+    setup = EngineSetup(tolerance_limit=5)
+    setup.work.refuse = Retriable("down")
+    setup.take(*(f"m{n}" for n in range(100)))
     with pytest.raises(ToleranceExceeded, match=r"errors\.tolerance\.limit of 5; the last one: record 'm5'"):
-        bench.run()
-    assert len(bench.sinks[0].stored) <= 5
+        setup.run()
+    assert len(setup.sinks[0].stored) <= 5
 
 
 def test_a_row_that_cannot_become_a_message_goes_to_the_sink_with_no_attempts() -> None:
-    bench = Bench(retry=9)
+    setup = EngineSetup(retry=9)
     error = Permanent("no time", native_code="MissingTime")
-    bench.engine.reject(Message(value=b"{}", id="row-1"), error, "HEADER_CONVERTER", "some.Encoder")
-    bench.run()
-    context = dialects.read(bench.sinks[0].stored[0])
+    setup.engine.reject(Message(value=b"{}", id="row-1"), error, "HEADER_CONVERTER", "some.Encoder")
+    setup.run()
+    context = dialects.read(setup.sinks[0].stored[0])
     assert context is not None
     assert (context.native_code, context.attempts, context.stage) == ("MissingTime", 0, "HEADER_CONVERTER")
     assert context.component == "some.Encoder"
-    assert bench.work.sends == []
-    assert bench.engine.report.accounted
+    assert setup.work.sends == []
+    assert setup.engine.report.accounted
 
 
 def test_a_lost_connection_makes_everything_in_flight_ambiguous_under_the_same_ids() -> None:
-    bench = Bench(retry=1, **LINEAR)
-    bench.work.latency = 1.0
-    bench.take("a", "b")
-    bench.take("c")
-    bench.work.cut = Ambiguous("connection lost")
-    bench.run()
-    assert bench.work.stored_ids() == {"a": 1, "b": 1, "c": 1}
-    assert bench.engine.report.record_failures == 3
+    setup = EngineSetup(retry=1, **LINEAR)
+    setup.work.latency = 1.0
+    setup.take("a", "b")
+    setup.take("c")
+    setup.work.cut = Ambiguous("connection lost")
+    setup.run()
+    assert setup.work.stored_ids() == {"a": 1, "b": 1, "c": 1}
+    assert setup.engine.report.record_failures == 3
 
 
 def test_more_than_the_bound_is_never_in_flight_but_one_batch_always_is() -> None:
-    bench = Bench(bounds=Bounds(in_flight_bytes=150))
-    bench.work.latency = 1.0
+    setup = EngineSetup(bounds=Bounds(in_flight_bytes=150))
+    setup.work.latency = 1.0
     batch = Batch.of([Message(value=b"v" * 36)])
-    assert bench.engine.can_take(batch)
-    bench.engine.take(batch)
-    assert not bench.engine.can_take(batch)
+    assert setup.engine.can_take(batch)
+    setup.engine.take(batch)
+    assert not setup.engine.can_take(batch)
     huge = Batch.of([Message(value=b"v" * 10_000)])
-    bench.run()
-    assert bench.engine.can_take(huge)
+    setup.run()
+    assert setup.engine.can_take(huge)
 
 
 def test_a_broker_that_settles_at_quiescence_is_drained_at_the_bound() -> None:
-    bench = Bench(bounds=Bounds(in_flight_bytes=250))
-    object.__setattr__(bench.work.capabilities, "settles", "quiescence")
+    setup = EngineSetup(bounds=Bounds(in_flight_bytes=250))
+    object.__setattr__(setup.work.capabilities, "settles", "quiescence")
     batch = Batch.of([Message(value=b"v" * 36)])
-    bench.work.latency = 1.0
-    bench.engine.take(batch)
-    bench.clock.now += 0.5
-    bench.engine.take(batch)
-    assert not bench.engine.can_take(batch)
-    bench.clock.now += 0.6
-    bench.engine.turn(0.0)
-    assert bench.engine.busy
-    assert not bench.engine.can_take(batch), "one batch is settled, but the queue has not emptied"
-    bench.run()
-    assert bench.engine.can_take(batch)
+    setup.work.latency = 1.0
+    setup.engine.take(batch)
+    setup.clock.now += 0.5
+    setup.engine.take(batch)
+    assert not setup.engine.can_take(batch)
+    setup.clock.now += 0.6
+    setup.engine.turn(0.0)
+    assert setup.engine.busy
+    assert not setup.engine.can_take(batch), "one batch is settled, but the queue has not emptied"
+    setup.run()
+    assert setup.engine.can_take(batch)
 
 
 def test_past_the_bound_of_what_waits_no_new_rows_are_taken() -> None:
-    bench = Bench(bounds=Bounds(waiting_records=2), retry_timeout=FOREVER)
-    bench.work.script = {"a": ["retriable"], "b": ["retriable"]}
-    bench.take("a", "b")
-    bench.engine.turn(0.0)
-    assert not bench.engine.can_take(Batch.of([Message(value=b"")]))
-    bench.run()
-    assert bench.engine.can_take(Batch.of([Message(value=b"")]))
+    setup = EngineSetup(bounds=Bounds(waiting_records=2), retry_timeout=FOREVER)
+    setup.work.script = {"a": ["retriable"], "b": ["retriable"]}
+    setup.take("a", "b")
+    setup.engine.turn(0.0)
+    assert not setup.engine.can_take(Batch.of([Message(value=b"")]))
+    setup.run()
+    assert setup.engine.can_take(Batch.of([Message(value=b"")]))
 
 
 @pytest.mark.parametrize(
@@ -310,87 +310,87 @@ def test_past_the_bound_of_what_waits_no_new_rows_are_taken() -> None:
     ],
 )
 def test_a_plugin_that_settles_wrongly_fails_the_job_by_name(settled: list[Settled], said: str) -> None:
-    bench = Bench()
-    bench.take("a", "b")
-    bench.send_queues[0]._sender.collect = lambda _wait: settled  # type: ignore[union-attr,method-assign]
+    setup = EngineSetup()
+    setup.take("a", "b")
+    setup.send_queues[0]._sender.collect = lambda _wait: settled  # type: ignore[union-attr,method-assign]
     with pytest.raises(ContractViolation, match=f"plugin 'scripted' broke the contract.*{said}"):
-        bench.engine.turn(0.0)
+        setup.engine.turn(0.0)
 
 
 def test_a_plugin_that_raises_its_clients_own_error_fails_the_job_by_name() -> None:
-    bench = Bench()
-    bench.work.refuse = OSError("raw")  # type: ignore[assignment]
+    setup = EngineSetup()
+    setup.work.refuse = OSError("raw")  # type: ignore[assignment]
     with pytest.raises(ContractViolation, match="OSError, not a BrokerError"):
-        bench.take("a")
+        setup.take("a")
 
 
 def test_a_batch_that_is_never_settled_fails_the_job() -> None:
-    bench = Bench(timeout=SECOND)
-    bench.work.latency = 1e9
-    bench.take("a")
-    bench.clock.now += 20
+    setup = EngineSetup(timeout=SECOND)
+    setup.work.latency = 1e9
+    setup.take("a")
+    setup.clock.now += 20
     with pytest.raises(ContractViolation, match=r"batches \[1\] were not settled by their deadline"):
-        bench.engine.turn(0.0)
+        setup.engine.turn(0.0)
 
 
 def test_a_letter_says_that_an_earlier_attempt_was_ambiguous_whatever_ended_it() -> None:
     """The message may lie at its destination; "it was not sent" would be wrong."""
-    bench = Bench(retry=2, **LINEAR)
-    bench.work.script = {"a": ["stored", "lost", "retriable"], "b": ["retriable"] * 3, "c": ["lost"]}
-    bench.take("a", "b", "c")
-    bench.run()
-    said = {message.id: dialects.read(message) for message in bench.sinks[0].stored}
+    setup = EngineSetup(retry=2, **LINEAR)
+    setup.work.script = {"a": ["stored", "lost", "retriable"], "b": ["retriable"] * 3, "c": ["lost"]}
+    setup.take("a", "b", "c")
+    setup.run()
+    said = {message.id: dialects.read(message) for message in setup.sinks[0].stored}
     assert {name: (context.kind, context.maybe_delivered) for name, context in said.items() if context} == {
         "a": ("retriable", True),
         "b": ("retriable", False),
     }
-    assert bench.work.stored_ids()["a"] == 1
-    report = bench.engine.report
-    assert report.ambiguous == sum(bench.work.ambiguous.values()) == 3
+    assert setup.work.stored_ids()["a"] == 1
+    report = setup.engine.report
+    assert report.ambiguous == sum(setup.work.ambiguous.values()) == 3
     assert DeliveryReport.from_dict(report.to_dict()) == report
     assert DeliveryReport.total([report, report]).ambiguous == 6
 
 
 def test_an_ambiguous_attempt_at_a_sink_says_nothing_of_the_destination() -> None:
-    bench = Bench(retry=1, **LINEAR)
-    bench.work.script = {"a": ["permanent"]}
-    bench.sinks[0].script = {"a": ["stored"]}
-    bench.take("a")
-    bench.run()
-    assert bench.engine.report.ambiguous == 0
-    contexts = [dialects.read(message) for message in bench.sinks[0].stored]
+    setup = EngineSetup(retry=1, **LINEAR)
+    setup.work.script = {"a": ["permanent"]}
+    setup.sinks[0].script = {"a": ["stored"]}
+    setup.take("a")
+    setup.run()
+    assert setup.engine.report.ambiguous == 0
+    contexts = [dialects.read(message) for message in setup.sinks[0].stored]
     assert [context and context.maybe_delivered for context in contexts] == [False, False]
 
 
 def test_what_may_have_been_delivered_in_an_earlier_life_still_may() -> None:
-    bench = Bench()
+    setup = EngineSetup()
     first = ErrorContext(kind="ambiguous", maybe_delivered=True, attempts=1)
     letter = dialects.attach(Message(value=b"v", id="a"), first, dialect="json", limits=Limits(), prefix=None)
-    bench.work.script = {"a": ["permanent"]}
-    bench.engine.take(Batch.of([dialects.redriven(letter)]))
-    bench.run()
-    context = dialects.read(bench.sinks[0].stored[0])
+    setup.work.script = {"a": ["permanent"]}
+    setup.engine.take(Batch.of([dialects.redriven(letter)]))
+    setup.run()
+    context = dialects.read(setup.sinks[0].stored[0])
     assert context is not None
     assert (context.kind, context.maybe_delivered, context.hops) == ("permanent", True, 1)
 
 
 def test_the_exception_is_what_was_really_thrown_and_the_class_what_threw_it() -> None:
     """Connect's headers name classes: not the class of error that ours was sorted into."""
-    bench = Bench()
+    setup = EngineSetup()
     refused = Permanent("never", native_code="Poison")
     refused.__cause__ = json.JSONDecodeError("no", "", 0)
-    bench.work.refuse = refused
-    bench.take("a")
-    bench.run()
-    context = dialects.read(bench.sinks[0].stored[0])
+    setup.work.refuse = refused
+    setup.take("a")
+    setup.run()
+    context = dialects.read(setup.sinks[0].stored[0])
     assert context is not None
     assert (context.exception, context.component) == ("json.decoder.JSONDecodeError", "scripted.ScriptedSender")
     assert (context.broker, context.kind, context.stage) == ("scripted", "permanent", "TASK_PUT")
-    bench = Bench()
-    bench.work.script = {"b": ["permanent"]}
-    bench.take("b")
-    bench.run()
-    context = dialects.read(bench.sinks[0].stored[0])
+    setup = EngineSetup()
+    setup.work.script = {"b": ["permanent"]}
+    setup.take("b")
+    setup.run()
+    context = dialects.read(setup.sinks[0].stored[0])
     assert context is not None
     assert context.exception == "redelivery.errors.Permanent"
 
@@ -404,11 +404,11 @@ EVENT = Message(
 
 def test_an_event_is_dead_lettered_with_knative_s_attributes_unless_other_dialects_are_chosen() -> None:
     for asked, has in ((None, True), (("json",), False), (("knative",), True)):
-        bench = Bench(dead_letter_dialects=asked)
-        bench.work.script = {"a": ["permanent"]}
-        bench.engine.take(Batch.of([EVENT]))
-        bench.run()
-        (letter,) = bench.sinks[0].stored
+        setup = EngineSetup(dead_letter_dialects=asked)
+        setup.work.script = {"a": ["permanent"]}
+        setup.engine.take(Batch.of([EVENT]))
+        setup.run()
+        (letter,) = setup.sinks[0].stored
         body = json.loads(letter.value or b"")
         assert ("knativeerrorcode" in body, "deadletterretry" in body) == (has, has)
         if has:
@@ -423,10 +423,10 @@ def logged(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
 
 
 def test_an_enabled_error_log_has_one_object_a_failure_with_its_coordinates(caplog: pytest.LogCaptureFixture) -> None:
-    bench = Bench(retry=2, log_enable=True, **LINEAR)
-    bench.work.script = {"b": ["retriable"] * 3, "c": ["permanent"]}
-    bench.take("a", "b", "c")
-    bench.run()
+    setup = EngineSetup(retry=2, log_enable=True, **LINEAR)
+    setup.work.script = {"b": ["retriable"] * 3, "c": ["permanent"]}
+    setup.take("a", "b", "c")
+    setup.run()
     found = {form["redelivery"]["message_id"]: form for form in logged(caplog)}
     assert set(found) == {"b", "c"}
     form = found["b"]
@@ -447,10 +447,10 @@ def test_an_enabled_error_log_has_one_object_a_failure_with_its_coordinates(capl
 def test_the_error_log_of_a_large_record_is_whole(caplog: pytest.LogCaptureFixture) -> None:
     """However long a text may be that is searched for secrets: its parts have been."""
     guard_loggers("redelivery")
-    bench = Bench(log_enable=True, log_include_messages=True)
-    bench.work.script = {"a": ["permanent"]}
-    bench.engine.take(Batch.of([Message(value=b"v" * LONGEST, id="a")]))
-    bench.run()
+    setup = EngineSetup(log_enable=True, log_include_messages=True)
+    setup.work.script = {"a": ["permanent"]}
+    setup.engine.take(Batch.of([Message(value=b"v" * LONGEST, id="a")]))
+    setup.run()
     (form,) = logged(caplog)
     assert len(form["record"]["value"]["object"]) > LONGEST
 
@@ -460,10 +460,10 @@ def test_the_error_log_holds_the_message_and_the_options_only_where_asked_and_re
 ) -> None:
     for asked in (False, True):
         caplog.clear()
-        bench = Bench(log_enable=True, log_include_messages=asked, log_include_configs=asked)
-        bench.work.script = {"b": ["permanent"]}
-        bench.take("b")
-        bench.run()
+        setup = EngineSetup(log_enable=True, log_include_messages=asked, log_include_configs=asked)
+        setup.work.script = {"b": ["permanent"]}
+        setup.take("b")
+        setup.run()
         (form,) = logged(caplog)
         assert ("value" in form["record"]) is asked
         assert form["stages"][form["index"]].get("config") == (
@@ -474,32 +474,32 @@ def test_the_error_log_holds_the_message_and_the_options_only_where_asked_and_re
 
 
 def test_a_failure_that_fails_the_job_is_logged_too(caplog: pytest.LogCaptureFixture) -> None:
-    bench = Bench(sinks=0, log_enable=True)
-    bench.work.script = {"a": ["permanent"]}
-    bench.take("a")
+    setup = EngineSetup(sinks=0, log_enable=True)
+    setup.work.script = {"a": ["permanent"]}
+    setup.take("a")
     with pytest.raises(DeliveryFailed):
-        bench.run()
+        setup.run()
     assert [form["fate"] for form in logged(caplog)] == ["the job fails: errors.tolerance is 'none'"]
-    assert bench.engine.report.errors_logged == 1
+    assert setup.engine.report.errors_logged == 1
 
 
 def test_only_what_a_log_or_a_sink_has_counts_as_logged() -> None:
     for enable, sinks, count in ((None, 0, 5), (False, 0, 0), (True, 0, 8), (False, 1, 8), (True, 1, 8)):
-        bench = Bench(sinks=sinks, tolerance="all", allow_skip=True, log_enable=enable)
+        setup = EngineSetup(sinks=sinks, tolerance="all", allow_skip=True, log_enable=enable)
         names = [f"m{n}" for n in range(8)]
-        bench.work.script = {name: ["permanent"] for name in names}
-        bench.take(*names)
-        bench.run()
-        assert bench.engine.report.metrics()["total-errors-logged"] == count
+        setup.work.script = {name: ["permanent"] for name in names}
+        setup.take(*names)
+        setup.run()
+        assert setup.engine.report.metrics()["total-errors-logged"] == count
 
 
 def test_an_event_is_reposted_under_the_sinks_or_the_specs_type_and_its_own_comes_back() -> None:
     for of_spec, of_sink, found in (("dead", None, "dead"), ("dead", "own", "own"), (None, "own", "own")):
-        bench = Bench(dead_letter_type=of_spec)
-        bench.send_queues[1].rename_type = of_sink
-        bench.work.script = {"a": ["permanent"]}
-        bench.engine.take(Batch.of([EVENT]))
-        bench.run()
-        (letter,) = bench.sinks[0].stored
+        setup = EngineSetup(dead_letter_type=of_spec)
+        setup.send_queues[1].rename_type = of_sink
+        setup.work.script = {"a": ["permanent"]}
+        setup.engine.take(Batch.of([EVENT]))
+        setup.run()
+        (letter,) = setup.sinks[0].stored
         assert json.loads(letter.value or b"")["type"] == found
         assert dialects.redriven(letter).value == EVENT.value

@@ -19,7 +19,7 @@ from redelivery.policy.rate import RateLimit
 from redelivery.sending import Bounds, Engine, Flow, Origin, SendQueue
 
 
-class Bench:
+class FlowSetup:
     """An engine that keeps the order of keys, over a broker that does (native) or does not."""
 
     def __init__(self, *, native: bool = False, bounds: Bounds | None = None, flow: Flow | None = None, **spec: Any):
@@ -44,93 +44,93 @@ class Bench:
 
 
 def test_where_the_broker_keeps_no_order_one_row_a_key_is_unsettled_at_a_time() -> None:
-    bench = Bench()
-    bench.take(("a1", b"a"), ("b1", b"b"), ("a2", b"a"), ("n1", None), ("a3", b"a"), ("n2", None))
-    bench.engine.drain()
-    assert [ids for _, ids, _ in bench.work.sends] == [["a1", "b1", "n1", "n2"], ["a2"], ["a3"]]
+    setup = FlowSetup()
+    setup.take(("a1", b"a"), ("b1", b"b"), ("a2", b"a"), ("n1", None), ("a3", b"a"), ("n2", None))
+    setup.engine.drain()
+    assert [ids for _, ids, _ in setup.work.sends] == [["a1", "b1", "n1", "n2"], ["a2"], ["a3"]]
 
 
 def test_where_the_broker_keeps_order_a_good_batch_goes_as_it_is() -> None:
-    bench = Bench(native=True)
-    bench.take(("a1", b"a"), ("a2", b"a"), ("a3", b"a"))
-    bench.engine.drain()
-    assert [ids for _, ids, _ in bench.work.sends] == [["a1", "a2", "a3"]]
+    setup = FlowSetup(native=True)
+    setup.take(("a1", b"a"), ("a2", b"a"), ("a3", b"a"))
+    setup.engine.drain()
+    assert [ids for _, ids, _ in setup.work.sends] == [["a1", "a2", "a3"]]
 
 
 @pytest.mark.parametrize("native", [True, False])
 def test_rows_behind_a_failed_one_of_their_key_wait_and_others_go_on(native: bool) -> None:
-    bench = Bench(native=native)
-    bench.work.script = {"a1": ["retriable"]}
-    bench.take(("a1", b"a"), ("b1", b"b"), ("a2", b"a"))
-    bench.engine.turn(0.0)
-    bench.take(("a3", b"a"), ("b2", b"b"))
-    bench.engine.turn(0.0)
-    assert bench.stored() == ["b1", "b2"]
-    bench.engine.drain()
-    assert bench.stored() == ["b1", "b2", "a1", "a2", "a3"]
+    setup = FlowSetup(native=native)
+    setup.work.script = {"a1": ["retriable"]}
+    setup.take(("a1", b"a"), ("b1", b"b"), ("a2", b"a"))
+    setup.engine.turn(0.0)
+    setup.take(("a3", b"a"), ("b2", b"b"))
+    setup.engine.turn(0.0)
+    assert setup.stored() == ["b1", "b2"]
+    setup.engine.drain()
+    assert setup.stored() == ["b1", "b2", "a1", "a2", "a3"]
 
 
 @pytest.mark.parametrize("native", [True, False])
 def test_waiting_behind_a_key_spends_no_budget(native: bool) -> None:
-    bench = Bench(native=native, retry=1)
-    bench.work.script = {"a1": ["retriable"], "a2": ["retriable"], "a3": ["retriable"]}
-    bench.take(("a1", b"a"), ("a2", b"a"), ("a3", b"a"))
-    bench.engine.drain()
-    assert bench.stored() == ["a1", "a2", "a3"]
-    assert bench.engine.report.dead_lettered == 0
+    setup = FlowSetup(native=native, retry=1)
+    setup.work.script = {"a1": ["retriable"], "a2": ["retriable"], "a3": ["retriable"]}
+    setup.take(("a1", b"a"), ("a2", b"a"), ("a3", b"a"))
+    setup.engine.drain()
+    assert setup.stored() == ["a1", "a2", "a3"]
+    assert setup.engine.report.dead_lettered == 0
 
 
 @pytest.mark.parametrize("native", [True, False])
 def test_successors_of_a_dead_letter_go_on(native: bool) -> None:
-    bench = Bench(native=native)
-    bench.work.script = {"a1": ["permanent"]}
-    bench.take(("a1", b"a"), ("a2", b"a"))
-    bench.engine.drain()
-    bench.take(("a3", b"a"))
-    bench.engine.drain()
-    assert bench.stored() == ["a2", "a3"]
-    assert bench.sink.stored_ids() == {"a1": 1}
+    setup = FlowSetup(native=native)
+    setup.work.script = {"a1": ["permanent"]}
+    setup.take(("a1", b"a"), ("a2", b"a"))
+    setup.engine.drain()
+    setup.take(("a3", b"a"))
+    setup.engine.drain()
+    assert setup.stored() == ["a2", "a3"]
+    assert setup.sink.stored_ids() == {"a1": 1}
 
 
 @pytest.mark.parametrize("native", [True, False])
 def test_or_are_parked_with_it_by_option(native: bool) -> None:
-    bench = Bench(native=native, flow=Flow(ordering="key", park_successors=True))
-    bench.work.script = {"a1": ["permanent"]}
-    bench.take(("a1", b"a"), ("a2", b"a"), ("b1", b"b"))
-    bench.engine.drain()
-    bench.take(("a3", b"a"), ("b2", b"b"))
-    bench.engine.drain()
-    assert bench.stored() == ["b1", "b2"]
-    assert [message.id for message in bench.sink.stored] == ["a1", "a2", "a3"]
-    context = dialects.read(bench.sink.stored[1])
+    setup = FlowSetup(native=native, flow=Flow(ordering="key", park_successors=True))
+    setup.work.script = {"a1": ["permanent"]}
+    setup.take(("a1", b"a"), ("a2", b"a"), ("b1", b"b"))
+    setup.engine.drain()
+    setup.take(("a3", b"a"), ("b2", b"b"))
+    setup.engine.drain()
+    assert setup.stored() == ["b1", "b2"]
+    assert [message.id for message in setup.sink.stored] == ["a1", "a2", "a3"]
+    context = dialects.read(setup.sink.stored[1])
     assert context is not None
     assert (context.code, context.attempts) == ("PARKED", 0)
-    assert bench.engine.report.accounted
+    assert setup.engine.report.accounted
 
 
 @pytest.mark.parametrize("native", [True, False])
 def test_what_came_before_a_row_that_is_no_message_is_not_parked_behind_it(native: bool) -> None:
-    bench = Bench(native=native, flow=Flow(ordering="key", park_successors=True))
-    bench.work.script = {"a1": ["retriable"]}
-    bench.take(("a1", b"a"), ("a2", b"a"))
-    bench.engine.turn(0.0)
-    bench.engine.reject(
+    setup = FlowSetup(native=native, flow=Flow(ordering="key", park_successors=True))
+    setup.work.script = {"a1": ["retriable"]}
+    setup.take(("a1", b"a"), ("a2", b"a"))
+    setup.engine.turn(0.0)
+    setup.engine.reject(
         Message(value=b"", id="a3", key=b"a"), Permanent("no message", native_code="bad"), "VALUE_CONVERTER"
     )
-    bench.take(("a4", b"a"))
-    bench.engine.drain()
-    assert bench.stored() == ["a1", "a2"]
-    assert sorted(message.id or "" for message in bench.sink.stored) == ["a3", "a4"]
-    positions = {message.id: context.position for message in bench.sink.stored if (context := dialects.read(message))}
+    setup.take(("a4", b"a"))
+    setup.engine.drain()
+    assert setup.stored() == ["a1", "a2"]
+    assert sorted(message.id or "" for message in setup.sink.stored) == ["a3", "a4"]
+    positions = {message.id: context.position for message in setup.sink.stored if (context := dialects.read(message))}
     assert positions == {"a3": 2, "a4": 3}
 
 
 def test_a_refused_batch_is_never_overtaken_by_the_one_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = Bench(native=True, bounds=Bounds(waiting_records=10_000))
+    setup = FlowSetup(native=True, bounds=Bounds(waiting_records=10_000))
     names = [f"{n:05}" for n in range(1501)]
-    bench.take(*((name, b"k") for name in names))
-    bench.work.cut = Ambiguous("connection lost")
-    bench.engine.turn(0.0)
+    setup.take(*((name, b"k") for name in names))
+    setup.work.cut = Ambiguous("connection lost")
+    setup.engine.turn(0.0)
     send, refusals = ScriptedSender.send, [Retriable("down for a moment")]
 
     def refuse_once(sender: ScriptedSender, batch: Batch, *, deadline: float) -> None:
@@ -139,40 +139,40 @@ def test_a_refused_batch_is_never_overtaken_by_the_one_behind_it(monkeypatch: py
         send(sender, batch, deadline=deadline)
 
     monkeypatch.setattr(ScriptedSender, "send", refuse_once)
-    bench.engine.drain()
-    assert bench.stored() == names
+    setup.engine.drain()
+    assert setup.stored() == names
 
 
 def test_a_successor_goes_on_only_when_the_dead_one_is_confirmed_by_its_sink() -> None:
-    bench = Bench()
-    bench.sink.latency = 5.0
-    bench.work.script = {"a1": ["permanent"]}
-    bench.take(("a1", b"a"), ("a2", b"a"))
+    setup = FlowSetup()
+    setup.sink.latency = 5.0
+    setup.work.script = {"a1": ["permanent"]}
+    setup.take(("a1", b"a"), ("a2", b"a"))
     for _ in range(3):
-        bench.engine.turn(0.0)
-    assert bench.stored() == []
-    bench.engine.drain()
-    assert bench.stored() == ["a2"]
+        setup.engine.turn(0.0)
+    assert setup.stored() == []
+    setup.engine.drain()
+    assert setup.stored() == ["a2"]
 
 
 def test_past_the_bound_of_what_waits_behind_keys_no_new_rows_are_taken() -> None:
-    bench = Bench(bounds=Bounds(waiting_records=2))
-    bench.work.latency = 1.0
-    bench.take(("a1", b"a"), ("a2", b"a"), ("a3", b"a"))
-    assert not bench.engine.can_take(Batch.of([Message(value=b"")]))
-    bench.engine.drain()
-    assert bench.engine.can_take(Batch.of([Message(value=b"")]))
+    setup = FlowSetup(bounds=Bounds(waiting_records=2))
+    setup.work.latency = 1.0
+    setup.take(("a1", b"a"), ("a2", b"a"), ("a3", b"a"))
+    assert not setup.engine.can_take(Batch.of([Message(value=b"")]))
+    setup.engine.drain()
+    assert setup.engine.can_take(Batch.of([Message(value=b"")]))
 
 
 def test_a_rate_is_kept_and_a_burst_paid_off() -> None:
-    bench = Bench(flow=Flow(rows_per_second=10))
-    began = bench.clock.now
+    setup = FlowSetup(flow=Flow(rows_per_second=10))
+    began = setup.clock.now
     for n in range(10):
-        while not bench.engine.can_take(batch := Batch.of([Message(value=b"", id=f"{n}-{i}") for i in range(5)])):
-            bench.clock.now = bench.engine.next_due or bench.clock.now
-        bench.engine.take(batch)
-        bench.engine.turn(0.0)
-    assert bench.clock.now - began == pytest.approx(9 * 5 / 10)
+        while not setup.engine.can_take(batch := Batch.of([Message(value=b"", id=f"{n}-{i}") for i in range(5)])):
+            setup.clock.now = setup.engine.next_due or setup.clock.now
+        setup.engine.take(batch)
+        setup.engine.turn(0.0)
+    assert setup.clock.now - began == pytest.approx(9 * 5 / 10)
 
 
 @given(st.floats(0.1, 1e6), st.lists(st.tuples(st.integers(1, 1000), st.floats(0, 10)), min_size=1, max_size=50))

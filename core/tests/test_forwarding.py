@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from scripted import FakeClock, ScriptedBroker
-from test_deadletters import World
+from test_deadletters import DeadLetterSetup
 from test_delivery import RealClock
 
 from redelivery.contract.broker import Broker, Letter
@@ -34,7 +34,7 @@ def expired(name: str, **fields: Any) -> Letter:
     return Letter(position=f"p-{name}", message=Message(value=name.encode(), id=name, **fields), context=context)
 
 
-class Sinks(World):
+class Sinks(DeadLetterSetup):
     """Letters in a place, and a chain of sinks."""
 
     def __init__(self, *letters: Letter, count: int = 2) -> None:
@@ -197,7 +197,7 @@ def test_what_stays_is_counted_once_however_often_it_is_looked_at(monkeypatch: p
             Message(value=b"v"),
             ErrorContext(reason="r"),
             dialect="json",
-            limits=World().work.capabilities.limits,
+            limits=DeadLetterSetup().work.capabilities.limits,
             prefix="ce-",
         ),
     )

@@ -11,7 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from test_deadletters import CONTEXT, World, letter
+from test_deadletters import CONTEXT, DeadLetterSetup, letter
 
 from redelivery.contract.broker import Broker, Letter, Limits, Support
 from redelivery.contract.context import ErrorContext
@@ -25,12 +25,12 @@ from redelivery.errors import ConfigurationError, JournalError, Retriable
 from redelivery.formats import dialects, events
 
 
-def world(count: int) -> World:
-    return World(*(letter(f"n{at}") for at in range(count)))
+def setup(count: int) -> DeadLetterSetup:
+    return DeadLetterSetup(*(letter(f"n{at}") for at in range(count)))
 
 
 def test_a_dry_run_sends_and_removes_nothing_and_says_what_would_go() -> None:
-    here = World(letter("a"), letter("b", replace(CONTEXT, hops=9)))
+    here = DeadLetterSetup(letter("a"), letter("b", replace(CONTEXT, hops=9)))
     with here.dlq() as dlq:
         report = dlq.redrive(settings=RedriveSettings(dry_run=True))
     assert (report.considered, report.selected, report.redriven) == (2, 1, 0)
@@ -40,7 +40,7 @@ def test_a_dry_run_sends_and_removes_nothing_and_says_what_would_go() -> None:
 
 
 def test_no_more_than_the_limit_are_sent() -> None:
-    here = world(5)
+    here = setup(5)
     with here.dlq() as dlq:
         report = dlq.redrive(settings=RedriveSettings(limit=2))
     assert (report.redriven, len(here.work.stored), len(here.place.letters)) == (2, 2, 3)
@@ -48,7 +48,7 @@ def test_no_more_than_the_limit_are_sent() -> None:
 
 
 def test_letters_go_no_faster_than_the_rate() -> None:
-    here = world(6)
+    here = setup(6)
     began = time.monotonic()
     with here.dlq() as dlq:
         assert dlq.redrive(settings=RedriveSettings(rate=20)).redriven == 6
@@ -56,7 +56,7 @@ def test_letters_go_no_faster_than_the_rate() -> None:
 
 
 def test_an_interrupted_run_settles_what_is_in_flight_and_accounts_for_it() -> None:
-    here = world(600)
+    here = setup(600)
     asked = iter([False, True])
     with here.dlq() as dlq:
         report = dlq.redrive(settings=RedriveSettings(stop=lambda: next(asked, True), rate=2_000))
@@ -66,7 +66,7 @@ def test_an_interrupted_run_settles_what_is_in_flight_and_accounts_for_it() -> N
 
 
 def test_it_stops_when_too_many_are_refused() -> None:
-    here = world(30)
+    here = setup(30)
     here.work.script = {f"n{at}~1": ["permanent"] for at in range(30)}
     with here.dlq() as dlq:
         report = dlq.redrive(settings=RedriveSettings(max_returns=3, rate=50))
@@ -77,7 +77,7 @@ def test_it_stops_when_too_many_are_refused() -> None:
 
 
 def test_it_stops_when_too_many_come_back() -> None:
-    here = world(60)
+    here = setup(60)
 
     def bounce(report: RedriveReport) -> None:
         """A consumer that fails again on everything."""
@@ -98,7 +98,7 @@ def test_it_stops_when_too_many_come_back() -> None:
 
 
 def test_progress_is_told_as_it_is_made() -> None:
-    here = world(3)
+    here = setup(3)
     seen: list[int] = []
     with here.dlq() as dlq:
         dlq.redrive(settings=RedriveSettings(on_progress=lambda report: seen.append(report.redriven)))
@@ -106,7 +106,7 @@ def test_progress_is_told_as_it_is_made() -> None:
 
 
 def test_with_a_ledger_what_was_sent_is_not_sent_again(tmp_path: Path) -> None:
-    here = world(2)
+    here = setup(2)
     remove, journal = here.place.remove, tmp_path / "journal"
 
     def fails(positions: object) -> int:
@@ -123,7 +123,7 @@ def test_with_a_ledger_what_was_sent_is_not_sent_again(tmp_path: Path) -> None:
 
 
 def test_a_ledger_serves_one_place_and_one_run_at_a_time(tmp_path: Path) -> None:
-    here = world(2)
+    here = setup(2)
     with here.dlq() as dlq:
         dlq.redrive(journal=tmp_path / "journal")
     with here.dlq(sink="scripted:sink") as other, pytest.raises(ConfigurationError, match="belongs to scripted:"):
@@ -144,7 +144,7 @@ def test_what_the_broker_itself_gave_up_is_forwarded_with_its_context() -> None:
         message=Message(value=b"old", id="old", headers=(("mine", b"1"),)),
         context=ErrorContext(kind="expired", reason="its time to live had run out"),
     )
-    here = World(letter("ours"), native)
+    here = DeadLetterSetup(letter("ours"), native)
     with here.dlq() as dlq:
         report = dlq.forward("scripted:other")
     assert (report.redriven, report.removed) == (1, 1)
@@ -157,7 +157,7 @@ def test_what_the_broker_itself_gave_up_is_forwarded_with_its_context() -> None:
 
 
 def test_without_a_target_it_is_forwarded_to_the_first_sink_of_the_spec_that_is_another_place() -> None:
-    here = World(Letter(position="p", message=Message(value=b"old"), context=ErrorContext(kind="expired")))
+    here = DeadLetterSetup(Letter(position="p", message=Message(value=b"old"), context=ErrorContext(kind="expired")))
     with here.dlq() as dlq:
         for spec in (None, DeliverySpec(dead_letter_sink=(Sink(uri=NATIVE),))):
             with pytest.raises(ConfigurationError, match="say where to"):
@@ -170,7 +170,7 @@ def test_without_a_target_it_is_forwarded_to_the_first_sink_of_the_spec_that_is_
 
 
 def test_a_sink_of_the_spec_is_opened_with_the_options_that_were_given_for_its_broker() -> None:
-    here = World(Letter(position="p", message=Message(value=b"old"), context=ErrorContext(kind="expired")))
+    here = DeadLetterSetup(Letter(position="p", message=Message(value=b"old"), context=ErrorContext(kind="expired")))
     work, sink = "sqlite:/nowhere.db?queue=work", "sqlite:/nowhere.db?queue=kept"
     seen: list[tuple[str, Mapping[str, str]]] = []
 
@@ -187,7 +187,7 @@ def test_a_sink_of_the_spec_is_opened_with_the_options_that_were_given_for_its_b
 def test_what_is_confirmed_is_removed_also_where_it_could_not_be_noted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here = world(3)
+    here = setup(3)
 
     def full(*_: object) -> None:
         raise JournalError("the journal cannot be written")
@@ -199,7 +199,7 @@ def test_what_is_confirmed_is_removed_also_where_it_could_not_be_noted(
 
 
 def test_a_later_failure_of_the_same_message_is_another_letter_at_its_place(tmp_path: Path) -> None:
-    here, journal = World(letter("a")), tmp_path / "journal"
+    here, journal = DeadLetterSetup(letter("a")), tmp_path / "journal"
     remove = here.place.remove
     here.place.remove = lambda _: 0  # type: ignore[method-assign]
     with here.dlq() as dlq:
@@ -212,7 +212,7 @@ def test_a_later_failure_of_the_same_message_is_another_letter_at_its_place(tmp_
 
 def test_a_letter_that_was_sent_and_could_not_be_removed_is_removed_later_and_not_sent_again(tmp_path: Path) -> None:
     """A dead process hides it for a while, or holds its lock: nothing is removed then, and nothing raised."""
-    here, journal = world(2), tmp_path / "journal"
+    here, journal = setup(2), tmp_path / "journal"
     remove = here.place.remove
     here.place.remove = lambda positions: 0  # type: ignore[method-assign]
     with here.dlq() as dlq:
@@ -229,7 +229,7 @@ def test_a_letter_that_was_sent_and_could_not_be_removed_is_removed_later_and_no
 
 
 def test_a_ledger_speaks_of_a_letter_and_not_of_whatever_lies_at_its_place_later(tmp_path: Path) -> None:
-    here, journal = world(1), tmp_path / "journal"
+    here, journal = setup(1), tmp_path / "journal"
     with here.dlq() as dlq, Journal(journal, dlq.place) as book:
         book.sent({"p-n0": "of another letter"})
     with here.dlq() as dlq:
@@ -242,7 +242,7 @@ TARGETED = replace(CONTEXT, target="victim")
 
 @pytest.mark.parametrize("destination", ["scripted:work", "scripted:other", None])
 def test_under_to_no_target_of_a_letter_is_followed_whatever_its_headers_say(destination: str | None) -> None:
-    here = World(letter("a", replace(TARGETED, destination=destination)))
+    here = DeadLetterSetup(letter("a", replace(TARGETED, destination=destination)))
     object.__setattr__(here.other.capabilities, "columns", {"exchange": str})
     object.__setattr__(here.other.capabilities, "routes", frozenset({"exchange"}))
     routed = letter("b", replace(TARGETED, extra={"exchange": "victim"}))
@@ -254,7 +254,7 @@ def test_under_to_no_target_of_a_letter_is_followed_whatever_its_headers_say(des
 
 def test_a_target_that_only_a_header_names_keeps_a_letter_where_it_is_unless_it_is_allowed() -> None:
     letters = [letter("a", TARGETED), letter("b", replace(CONTEXT, target="orders-eu")), letter("c")]
-    here = World(*letters)
+    here = DeadLetterSetup(*letters)
     with here.dlq() as dlq:
         dry = dlq.redrive(settings=RedriveSettings(dry_run=True), allow_targets=["orders-*"])
         report = dlq.redrive(allow_targets=["orders-*"])
@@ -267,7 +267,7 @@ def test_a_target_that_only_a_header_names_keeps_a_letter_where_it_is_unless_it_
 
 
 def test_a_column_that_routes_is_a_target_too() -> None:
-    here = World(letter("a", replace(CONTEXT, extra={"exchange": "victim", "priority": "5"})))
+    here = DeadLetterSetup(letter("a", replace(CONTEXT, extra={"exchange": "victim", "priority": "5"})))
     object.__setattr__(here.work.capabilities, "columns", {"exchange": str, "priority": int})
     object.__setattr__(here.work.capabilities, "routes", frozenset({"exchange"}))
     with here.dlq() as dlq:
@@ -278,13 +278,13 @@ def test_a_column_that_routes_is_a_target_too() -> None:
 
 def test_an_event_that_stands_for_a_message_names_no_target_either() -> None:
     wrapped = events.from_event(events.to_event(Message(value=b"v", id="w", destination="victim")))
-    here = World(Letter(position="p-w", message=wrapped))
+    here = DeadLetterSetup(Letter(position="p-w", message=wrapped))
     with here.dlq() as dlq:
         assert dlq.redrive().left == {"its target 'victim' is not allowed (--allow-targets)": 1}
 
 
 def test_names_of_targets_fill_no_memory() -> None:
-    here = World(*(letter(str(n), replace(CONTEXT, target=f"victim{n}")) for n in range(150)))
+    here = DeadLetterSetup(*(letter(str(n), replace(CONTEXT, target=f"victim{n}")) for n in range(150)))
     with here.dlq() as dlq:
         report = dlq.redrive()
     assert sum(report.left.values()) == 150
@@ -292,7 +292,7 @@ def test_names_of_targets_fill_no_memory() -> None:
 
 
 def test_a_letter_written_while_it_runs_is_left_for_the_next_run() -> None:
-    here = world(2)
+    here = setup(2)
 
     def late(_: RedriveReport) -> None:
         here.place.letters.append(letter(f"late{len(here.place.letters)}"))
@@ -314,7 +314,7 @@ def test_a_pace_that_cannot_be_kept_is_refused(wrong: dict[str, float]) -> None:
 def test_two_messages_of_one_id_both_arrive_where_ids_are_de_duplicated() -> None:
     letters = [letter("a"), letter("a"), letter("b")]
     other = replace(letter("a"), position="other", message=replace(letter("a").message, value=b"another body"))
-    here = World(*letters[:1], other, *letters[1:])
+    here = DeadLetterSetup(*letters[:1], other, *letters[1:])
     object.__setattr__(here.work.capabilities, "deduplicate", Support.NATIVE)
     with here.dlq() as dlq:
         dlq.redrive()
@@ -325,7 +325,7 @@ def test_two_messages_of_one_id_both_arrive_where_ids_are_de_duplicated() -> Non
 
 
 def test_letters_of_one_key_keep_their_order_where_the_destination_keeps_it() -> None:
-    here = world(4)
+    here = setup(4)
     here.work.script = {"n1~1": ["retriable"]}
     object.__setattr__(here.work.capabilities, "order", Support.NATIVE)
     with here.dlq() as dlq:
@@ -334,7 +334,7 @@ def test_letters_of_one_key_keep_their_order_where_the_destination_keeps_it() ->
 
 
 def test_a_selection_and_ids_must_both_hold() -> None:
-    here = World(letter("a"), letter("b"), letter("c"))
+    here = DeadLetterSetup(letter("a"), letter("b"), letter("c"))
     with here.dlq() as dlq:
         assert dlq.redrive(["a", "b"], where=Selection.parse("id~[bc]")).redriven == 1
     assert [each.id for each in here.work.stored] == ["b~1"]
@@ -342,7 +342,7 @@ def test_a_selection_and_ids_must_both_hold() -> None:
 
 def test_letters_that_lie_behind_others_go_too_and_each_is_counted_once() -> None:
     """A place may show the first ones only, until those are gone; those that stay are shown again each time."""
-    here = world(10)
+    here = setup(10)
     here.work.script = {"n1~1": ["permanent"]}
     object.__setattr__(here.work.capabilities, "browse", Support.LOWER_BOUND)
     here.place.browse = lambda: iter(list(here.place.letters[:4]))  # type: ignore[method-assign]
@@ -355,7 +355,7 @@ def test_letters_that_lie_behind_others_go_too_and_each_is_counted_once() -> Non
 def test_what_may_have_arrived_is_recognised_as_what_was_sent_first() -> None:
     """By its id, or by what it was recognised by beside it; anything else goes as another message."""
     contexts = [replace(CONTEXT, maybe_delivered=True), replace(CONTEXT, maybe_delivered=True, identity="2 /s b")]
-    here = World(letter("a", contexts[0]), letter("b", contexts[1]), letter("c"))
+    here = DeadLetterSetup(letter("a", contexts[0]), letter("b", contexts[1]), letter("c"))
     with here.dlq() as dlq:
         dlq.redrive()
     assert [(each.id, each.identity) for each in here.work.stored[:2]] == [("a", None), ("b", "2 /s b")]

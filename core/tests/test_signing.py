@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_deadletters import CONTEXT, World
+from test_deadletters import CONTEXT, DeadLetterSetup
 from test_dialects_properties import (
     ALL,
     NO_LIMITS,
@@ -166,8 +166,12 @@ def test_a_letter_stays_signed_in_any_order_of_headers_and_under_another_prefix(
     assert dialects.is_signed(replace(letter, headers=moved), [KEY])
 
 
-def box_of(*letters: Message, native: ErrorContext | None = None, key: str | None = REFERENCE) -> tuple[World, Any]:
-    here = World(*(Letter(position=f"p-{at}", message=each, context=native) for at, each in enumerate(letters)))
+def box_of(
+    *letters: Message, native: ErrorContext | None = None, key: str | None = REFERENCE
+) -> tuple[DeadLetterSetup, Any]:
+    here = DeadLetterSetup(
+        *(Letter(position=f"p-{at}", message=each, context=native) for at, each in enumerate(letters))
+    )
     return here, here.dlq(key=key)
 
 

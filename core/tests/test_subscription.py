@@ -42,7 +42,7 @@ MS = timedelta(milliseconds=1)
 QUICK: dict[str, Any] = {"backoff_policy": "linear", "backoff_delay": MS}
 
 
-class World:
+class SubscriptionSetup:
     """A queue, sinks, and subscriptions over them."""
 
     def __init__(self, *messages: Message, sinks: int = 1, terminates: bool = False, **spec: Any) -> None:
@@ -74,21 +74,21 @@ def fails(_message: Message) -> None:
 
 
 def test_what_a_handler_returns_from_is_accepted() -> None:
-    world = World(message("a"), message("b"))
+    setup = SubscriptionSetup(message("a"), message("b"))
     seen: list[bytes | None] = []
-    report = world.subscription(lambda m: seen.append(m.value)).run(until_empty=True)
+    report = setup.subscription(lambda m: seen.append(m.value)).run(until_empty=True)
     assert seen == [b"a", b"b"]
-    assert world.outcomes() == [("a", "Accept"), ("b", "Accept")]
+    assert setup.outcomes() == [("a", "Accept"), ("b", "Accept")]
     assert (report.received, report.accepted, report.failures) == (2, 2, 0)
 
 
 def test_what_a_handler_raises_for_is_retried_with_the_specs_backoff_then_dead_lettered() -> None:
-    world = World(message("a", key=b"k", headers=(("mine", b"1"),)), retry=2, **QUICK)
-    report = world.subscription(fails, name="billing").run(until_empty=True)
-    delays = [outcome.delay for _, outcome in world.queue.settled if isinstance(outcome, Retry)]
+    setup = SubscriptionSetup(message("a", key=b"k", headers=(("mine", b"1"),)), retry=2, **QUICK)
+    report = setup.subscription(fails, name="billing").run(until_empty=True)
+    delays = [outcome.delay for _, outcome in setup.queue.settled if isinstance(outcome, Retry)]
     assert [round(delay / MS) for delay in delays] == [1, 2]
-    assert world.outcomes()[-1] == ("a", "Accept")
-    (letter,) = world.sinks[0].stored
+    assert setup.outcomes()[-1] == ("a", "Accept")
+    (letter,) = setup.sinks[0].stored
     assert (letter.value, letter.key, letter.headers[0]) == (b"a", b"k", ("mine", b"1"))
     context = dialects.read(letter)
     assert context is not None
@@ -104,18 +104,18 @@ def test_what_a_handler_raises_for_is_retried_with_the_specs_backoff_then_dead_l
 
 def test_a_dead_letter_place_takes_no_letters_of_its_own() -> None:
     """They would be received again, and die again, without an end."""
-    world = World(message("a"), terminates=True)
-    world.queue.canonical_url = world.queue.native_sink()
+    setup = SubscriptionSetup(message("a"), terminates=True)
+    setup.queue.canonical_url = setup.queue.native_sink()
     with pytest.raises(ConfigurationError, match="would come back forever; name another place"):
-        world.subscription(fails).run(until_empty=True)
-    assert world.queue.settled == []
+        setup.subscription(fails).run(until_empty=True)
+    assert setup.queue.settled == []
 
 
 def test_a_letter_says_where_its_message_was_read() -> None:
-    world = World(message("a"), **QUICK)
-    world.queue.source = Source(topic="orders", partition=3, offset=41)
-    world.subscription(fails).run(until_empty=True)
-    context = dialects.read(world.sinks[0].stored[0])
+    setup = SubscriptionSetup(message("a"), **QUICK)
+    setup.queue.source = Source(topic="orders", partition=3, offset=41)
+    setup.subscription(fails).run(until_empty=True)
+    context = dialects.read(setup.sinks[0].stored[0])
     assert context is not None
     assert (context.source_topic, context.source_partition, context.source_offset) == ("orders", 3, 41)
 
@@ -124,79 +124,79 @@ def test_a_message_in_hand_is_not_told_to_lie_at_its_destination_whatever_its_ea
     """It was received from there: a redrive under its old id would be taken for the one that is dead."""
     context = ErrorContext(kind="ambiguous", maybe_delivered=True)
     letter = dialects.attach(message("a"), context, dialect="json", limits=Limits(), prefix=None)
-    world = World(dialects.redriven(letter))
-    world.subscription(fails).run(until_empty=True)
-    found = dialects.read(world.sinks[0].stored[0])
+    setup = SubscriptionSetup(dialects.redriven(letter))
+    setup.subscription(fails).run(until_empty=True)
+    found = dialects.read(setup.sinks[0].stored[0])
     assert found is not None
     assert (found.hops, found.maybe_delivered) == (1, False)
-    assert not dialects.history(world.sinks[0].stored[0]).maybe_delivered
+    assert not dialects.history(setup.sinks[0].stored[0]).maybe_delivered
 
 
 def test_a_terminal_nack_bypasses_the_retries_and_is_counted_apart() -> None:
     def handler(_message: Message) -> None:
         raise TerminalNack("the airport was closed in 1969")
 
-    world = World(message("a"), retry=99, **QUICK)
-    report = world.subscription(handler).run(until_empty=True)
-    context = dialects.read(world.sinks[0].stored[0])
+    setup = SubscriptionSetup(message("a"), retry=99, **QUICK)
+    report = setup.subscription(handler).run(until_empty=True)
+    context = dialects.read(setup.sinks[0].stored[0])
     assert context is not None
     assert (context.kind, context.reason, context.attempts) == ("terminated", "the airport was closed in 1969", 1)
     assert (report.terms, report.dead_lettered, report.retried) == (1, 1, 0)
 
 
 def test_the_source_is_settled_only_after_a_sink_has_confirmed() -> None:
-    world = World(message("a"))
-    world.sinks[0].latency = 0.2
+    setup = SubscriptionSetup(message("a"))
+    setup.sinks[0].latency = 0.2
     accepted_before_stored = []
 
     def watch() -> None:
-        while not world.queue.settled:
+        while not setup.queue.settled:
             time.sleep(0.001)
-        accepted_before_stored.append(not world.sinks[0].stored)
+        accepted_before_stored.append(not setup.sinks[0].stored)
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    world.subscription(fails).run(until_empty=True)
+    setup.subscription(fails).run(until_empty=True)
     watcher.join()
     assert accepted_before_stored == [False]
 
 
 def test_where_every_sink_fails_the_source_is_not_acknowledged_and_the_primary_error_is_raised() -> None:
-    world = World(message("a"), sinks=2)
-    for sink in world.sinks:
+    setup = SubscriptionSetup(message("a"), sinks=2)
+    for sink in setup.sinks:
         sink.script = {"a": ["fatal"]}
     with pytest.raises(DeliveryFailed, match=r"ValueError: no such airport.*no access"):
-        world.subscription(fails).run(until_empty=True)
-    assert world.outcomes() == [("a", "Release")]
-    assert len(world.queue.items) == 1
+        setup.subscription(fails).run(until_empty=True)
+    assert setup.outcomes() == [("a", "Release")]
+    assert len(setup.queue.items) == 1
 
 
 def test_exhausted_without_a_sink_the_message_stays_and_the_subscription_stops() -> None:
-    world = World(message("a"), sinks=0, retry=1, **QUICK)
+    setup = SubscriptionSetup(message("a"), sinks=0, retry=1, **QUICK)
     with pytest.raises(DeliveryFailed, match="no such airport"):
-        world.subscription(fails).run(until_empty=True)
-    assert world.outcomes() == [("a", "Retry"), ("a", "Release")]
-    assert len(world.queue.items) == 1
+        setup.subscription(fails).run(until_empty=True)
+    assert setup.outcomes() == [("a", "Retry"), ("a", "Release")]
+    assert len(setup.queue.items) == 1
 
 
 def test_a_broker_that_can_moves_the_message_to_its_dead_letter_place_itself() -> None:
-    world = World(message("a"), terminates=True)
-    report = world.subscription(fails).run(until_empty=True)
-    ((_, outcome),) = world.queue.settled
+    setup = SubscriptionSetup(message("a"), terminates=True)
+    report = setup.subscription(fails).run(until_empty=True)
+    ((_, outcome),) = setup.queue.settled
     assert isinstance(outcome, Terminate)
     assert outcome.reason == "HANDLER_FAILED (ValueError)"
-    assert dialects.read(world.queue.letters[0]) is not None
+    assert dialects.read(setup.queue.letters[0]) is not None
     assert report.dead_lettered == 1
-    assert world.queue.items == []
+    assert setup.queue.items == []
 
 
 def test_what_a_broker_keeps_of_the_reason_holds_no_secret() -> None:
     def handler(_message: Message) -> None:
         raise TerminalNack("cannot reach db://me:c4nary-hunter2@host")
 
-    world = World(message("a"), terminates=True)
-    world.subscription(handler).run(until_empty=True)
-    ((_, outcome),) = world.queue.settled
+    setup = SubscriptionSetup(message("a"), terminates=True)
+    setup.subscription(handler).run(until_empty=True)
+    ((_, outcome),) = setup.queue.settled
     assert isinstance(outcome, Terminate)
     assert "db://me:***@host" in outcome.description
     assert "c4nary" not in repr(outcome)
@@ -204,21 +204,21 @@ def test_what_a_broker_keeps_of_the_reason_holds_no_secret() -> None:
 
 @pytest.mark.parametrize("by", ["message", "id"])
 def test_terminate_gives_up_one_message_in_hand_whatever_its_handler_still_says(by: str) -> None:
-    world = World(message("a"), message("b"))
+    setup = SubscriptionSetup(message("a"), message("b"))
     subscriptions: list[Subscription] = []
 
     def handler(m: Message) -> None:
         if m.id == "a":
             subscriptions[0].terminate(m if by == "message" else "a", "seen enough")
 
-    subscriptions.append(world.subscription(handler))
+    subscriptions.append(setup.subscription(handler))
     report = subscriptions[0].run(until_empty=True)
-    assert world.sinks[0].stored_ids() == {"a": 1}
+    assert setup.sinks[0].stored_ids() == {"a": 1}
     assert (report.terms, report.dead_lettered, report.accepted) == (1, 1, 1)
 
 
 def test_terminate_without_a_sink_is_a_configuration_error_and_the_message_stays() -> None:
-    world = World(message("a"), sinks=0)
+    setup = SubscriptionSetup(message("a"), sinks=0)
     said: list[str] = []
 
     def handler(m: Message) -> None:
@@ -227,27 +227,27 @@ def test_terminate_without_a_sink_is_a_configuration_error_and_the_message_stays
         said.append(str(refused.value))
         subscription.stop()
 
-    subscription = world.subscription(handler)
+    subscription = setup.subscription(handler)
     subscription.run()
     assert "has no deadLetterSink" in said[0]
 
 
 def test_terminate_of_what_is_not_leased_is_refused() -> None:
-    world = World()
+    setup = SubscriptionSetup()
     with pytest.raises(NotTerminated, match="'x' is not leased"):
-        world.subscription(fails).terminate("x", "y")
+        setup.subscription(fails).terminate("x", "y")
 
 
 def test_a_lease_is_kept_alive_while_a_handler_runs() -> None:
-    world = World(message("a"))
+    setup = SubscriptionSetup(message("a"))
     deadline = time.monotonic() + 30
 
     def handler(_message: Message) -> None:
-        while world.queue.extended < 2 and time.monotonic() < deadline:
+        while setup.queue.extended < 2 and time.monotonic() < deadline:
             time.sleep(0.01)
 
-    report = world.subscription(handler, lease=timedelta(seconds=1)).run(until_empty=True)
-    assert world.queue.extended >= 2
+    report = setup.subscription(handler, lease=timedelta(seconds=1)).run(until_empty=True)
+    assert setup.queue.extended >= 2
     assert (report.received, report.accepted, report.lost) == (1, 1, 0)
 
 
@@ -265,35 +265,35 @@ def once_settled(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> 
 
 
 def test_a_lost_lease_is_never_settled(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(message("a"))
+    setup = SubscriptionSetup(message("a"))
 
     def handler(m: Message) -> None:
-        world.queue.revoked.add("a")
+        setup.queue.revoked.add("a")
 
-    subscription = world.subscription(handler)
+    subscription = setup.subscription(handler)
     once_settled(monkeypatch, subscription.stop)
     report = subscription.run()
-    assert world.queue.settled == []
+    assert setup.queue.settled == []
     assert report.lost == 1
     assert report.accepted == 0
 
 
 def test_a_settlement_that_fails_for_a_moment_is_tried_again() -> None:
-    world = World(message("a"), **QUICK)
-    world.queue.settle_errors = [Retriable("busy"), Retriable("busy")]
-    report = world.subscription(lambda _: None).run(until_empty=True)
+    setup = SubscriptionSetup(message("a"), **QUICK)
+    setup.queue.settle_errors = [Retriable("busy"), Retriable("busy")]
+    report = setup.subscription(lambda _: None).run(until_empty=True)
     assert report.accepted == 1
-    assert world.queue.items == []
+    assert setup.queue.items == []
 
 
 @pytest.mark.parametrize("endless", [True, False])
 def test_a_settlement_given_up_ends_the_subscription_where_nothing_else_ends_the_lease(
     endless: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world = World(message("a"), retry=0)
-    world.queue.endless = endless
-    world.queue.settle_errors = [Retriable("busy")]
-    subscription = world.subscription(lambda _: None)
+    setup = SubscriptionSetup(message("a"), retry=0)
+    setup.queue.endless = endless
+    setup.queue.settle_errors = [Retriable("busy")]
+    subscription = setup.subscription(lambda _: None)
     once_settled(monkeypatch, subscription.stop)
     if endless:
         with pytest.raises(Retriable, match="busy"):
@@ -303,30 +303,30 @@ def test_a_settlement_given_up_ends_the_subscription_where_nothing_else_ends_the
 
 
 def test_what_is_skipped_is_not_called_dead_lettered() -> None:
-    world = World(message("a"), message("b"), sinks=0, tolerance="all", allow_skip=True)
-    report = world.subscription(fails).run(until_empty=True)
+    setup = SubscriptionSetup(message("a"), message("b"), sinks=0, tolerance="all", allow_skip=True)
+    report = setup.subscription(fails).run(until_empty=True)
     assert (report.skipped, report.dead_lettered, report.delivery.skipped) == (2, 0, 2)
-    assert world.outcomes() == [("a", "Accept"), ("b", "Accept")]
+    assert setup.outcomes() == [("a", "Accept"), ("b", "Accept")]
 
 
 def test_a_handler_that_raises_a_permanent_error_is_not_run_again() -> None:
-    world = World(message("a"), retry=5, **QUICK)
+    setup = SubscriptionSetup(message("a"), retry=5, **QUICK)
 
     def handler(_message: Message) -> None:
         raise Permanent("not a flight", native_code="NotAFlight")
 
-    report = world.subscription(handler).run(until_empty=True)
+    report = setup.subscription(handler).run(until_empty=True)
     assert (report.failures, report.dead_lettered) == (1, 1)
     assert report.delivery.reasons == {"NotAFlight": 1}
 
 
 def test_what_cannot_be_decoded_is_dead_lettered_unhandled() -> None:
-    world = World(message("a"))
-    world.queue.undecodable = {"a": "its headers are not JSON"}
+    setup = SubscriptionSetup(message("a"))
+    setup.queue.undecodable = {"a": "its headers are not JSON"}
     seen: list[Message] = []
-    world.subscription(seen.append).run(until_empty=True)
+    setup.subscription(seen.append).run(until_empty=True)
     assert seen == []
-    context = dialects.read(world.sinks[0].stored[0])
+    context = dialects.read(setup.sinks[0].stored[0])
     assert context is not None
     assert (context.code, context.reason) == ("UNDECODABLE", "its headers are not JSON")
     assert (context.stage, context.component) == ("VALUE_CONVERTER", "leasing.LeasingReceiver")
@@ -346,13 +346,13 @@ def test_the_options_of_a_subscription_are_logged_and_written_where_asked(caplog
         "log_enable": True,
         "log_include_configs": True,
     }
-    world = World(message("a"), **QUICK, **asked)
-    world.queue.source = Source(topic="orders", partition=3, offset=41)
+    setup = SubscriptionSetup(message("a"), **QUICK, **asked)
+    setup.queue.source = Source(topic="orders", partition=3, offset=41)
     options = {"scripted.user": "u", "scripted.password": "hunter2"}
-    world.subscription(fails, options=options).run(until_empty=True)
+    setup.subscription(fails, options=options).run(until_empty=True)
     shown = {"url": "leasing:queue", "scripted.user": "u", "scripted.password": "***"}
     (line,) = [each.getMessage() for each in caplog.records if each.getMessage().startswith("{")]
-    written = json.loads(dict(world.sinks[0].stored[0].headers)["redelivery-context"] or b"")
+    written = json.loads(dict(setup.sinks[0].stored[0].headers)["redelivery-context"] or b"")
     for form in (json.loads(line), written):
         assert form["stages"][form["index"]]["config"] == shown
         assert (form["record"]["topic"], form["record"]["partition"], form["record"]["offset"]) == ("orders", 3, 41)
@@ -364,9 +364,9 @@ def test_the_options_of_a_subscription_are_logged_and_written_where_asked(caplog
 def test_an_event_that_the_broker_moves_itself_keeps_its_body_unless_dialects_are_asked_for() -> None:
     """Where the body changes, a broker cannot move the message, and has to send another in its place."""
     for asked, kept in ((None, True), (("knative",), False)):
-        world = World(EVENT, terminates=True, dead_letter_dialects=asked)
-        world.subscription(fails, name="billing").run(until_empty=True)
-        ((_, outcome),) = world.queue.settled
+        setup = SubscriptionSetup(EVENT, terminates=True, dead_letter_dialects=asked)
+        setup.subscription(fails, name="billing").run(until_empty=True)
+        ((_, outcome),) = setup.queue.settled
         assert isinstance(outcome, Terminate)
         assert (outcome.letter.value == EVENT.value) is kept
     form = json.loads(outcome.letter.value or b"")
@@ -383,9 +383,9 @@ def test_a_handler_is_named_whatever_kind_of_callable_it_is() -> None:
         (functools.partial(fails), "fails"),
         (Charging().__call__, "__call__"),
     ):
-        world = World(message("a"), **QUICK)
-        world.subscription(handler).run(until_empty=True)
-        context = dialects.read(world.sinks[0].stored[0])
+        setup = SubscriptionSetup(message("a"), **QUICK)
+        setup.subscription(handler).run(until_empty=True)
+        context = dialects.read(setup.sinks[0].stored[0])
         assert context is not None
         assert context.component is not None
         assert context.component.startswith(f"{__name__}.")
@@ -395,76 +395,81 @@ def test_a_handler_is_named_whatever_kind_of_callable_it_is() -> None:
 
 def test_an_event_may_be_reposted_under_another_type() -> None:
     headers = (("ce-specversion", b"1.0"), ("ce-id", b"1"), ("ce-source", b"s"), ("ce-type", b"old"))
-    world = World(message("a", headers=headers))
-    world.subscription(fails, rename_type="old.failed").run(until_empty=True)
-    assert ("ce-type", b"old.failed") in world.sinks[0].stored[0].headers
+    setup = SubscriptionSetup(message("a", headers=headers))
+    setup.subscription(fails, rename_type="old.failed").run(until_empty=True)
+    assert ("ce-type", b"old.failed") in setup.sinks[0].stored[0].headers
 
 
 def test_one_event_may_reach_the_sinks_of_several_subscriptions() -> None:
-    copies = [World(message("a")), World(message("a"))]  # a broker gives each subscription its own queue
-    for name, world in zip(("one", "two"), copies, strict=True):
-        world.subscription(fails, name=name).run(until_empty=True)
-    contexts = [dialects.read(world.sinks[0].stored[0]) for world in copies]
+    copies = [
+        SubscriptionSetup(message("a")),
+        SubscriptionSetup(message("a")),
+    ]  # a broker gives each subscription its own queue
+    for name, setup in zip(("one", "two"), copies, strict=True):
+        setup.subscription(fails, name=name).run(until_empty=True)
+    contexts = [dialects.read(setup.sinks[0].stored[0]) for setup in copies]
     assert [context.subscriber for context in contexts if context] == ["one", "two"]
 
 
 def test_a_sink_equal_to_the_source_is_refused() -> None:
-    world = World(message("a"))
+    setup = SubscriptionSetup(message("a"))
     spec = DeliverySpec(dead_letter_sink=(Sink(uri="leasing:queue"),))
     with pytest.raises(ConfigurationError, match="is the destination itself"):
-        world.subscription(fails, spec=spec).run()
+        setup.subscription(fails, spec=spec).run()
 
 
 def test_a_retry_timeout_is_kept_across_deliveries() -> None:
-    world = World(message("a"), retry_timeout=timedelta(seconds=0.3), backoff_policy="linear", backoff_delay=100 * MS)
+    setup = SubscriptionSetup(
+        message("a"), retry_timeout=timedelta(seconds=0.3), backoff_policy="linear", backoff_delay=100 * MS
+    )
     began = time.monotonic()
-    report = world.subscription(fails).run(until_empty=True)
+    report = setup.subscription(fails).run(until_empty=True)
     assert report.dead_lettered == 1
     assert 0.25 < time.monotonic() - began < 5
     assert 2 <= report.failures <= 5
 
 
 def test_what_a_broker_cannot_do_is_said_before_any_message_is_taken() -> None:
-    world = World(message("a"), retry=1)
-    object.__setattr__(world.queue.capabilities, "delay", "")
+    setup = SubscriptionSetup(message("a"), retry=1)
+    object.__setattr__(setup.queue.capabilities, "delay", "")
     with pytest.raises(Unsupported, match="cannot keep a message away"):
-        world.subscription(fails).run()
-    world = World(message("a"), retry_timeout=timedelta(seconds=9))
-    object.__setattr__(world.queue.capabilities, "first_delivery", "")
+        setup.subscription(fails).run()
+    setup = SubscriptionSetup(message("a"), retry_timeout=timedelta(seconds=9))
+    object.__setattr__(setup.queue.capabilities, "first_delivery", "")
     with pytest.raises(Unsupported, match="give a number of retries"):
-        world.subscription(fails).run()
-    assert world.queue.leases == 0
+        setup.subscription(fails).run()
+    assert setup.queue.leases == 0
 
 
 def test_a_delay_is_never_longer_than_the_broker_can_keep() -> None:
-    world = World(message("a"), retry=1, backoff_policy="linear", backoff_delay=timedelta(hours=1))
-    limits = replace(world.queue.capabilities.limits, delay_max=5 * MS)
-    world.queue.capabilities = replace(world.queue.capabilities, limits=limits)
-    world.subscription(fails).run(until_empty=True)
-    assert [outcome.delay for _, outcome in world.queue.settled if isinstance(outcome, Retry)] == [5 * MS]
+    setup = SubscriptionSetup(message("a"), retry=1, backoff_policy="linear", backoff_delay=timedelta(hours=1))
+    limits = replace(setup.queue.capabilities.limits, delay_max=5 * MS)
+    setup.queue.capabilities = replace(setup.queue.capabilities, limits=limits)
+    setup.subscription(fails).run(until_empty=True)
+    assert [outcome.delay for _, outcome in setup.queue.settled if isinstance(outcome, Retry)] == [5 * MS]
 
 
 def test_a_copy_of_its_own_is_received_from_the_place_of_its_name() -> None:
-    world = World(message("a"))
+    setup = SubscriptionSetup(message("a"))
     asked: list[str] = []
 
     def subscription(name: str) -> str:
         asked.append(name)
         return f"leasing:queue@{name}"
 
-    world.queue.subscription = subscription  # type: ignore[method-assign]
-    world.subscription(fails, name="billing", own_copy=True).run(until_empty=True)
+    setup.queue.subscription = subscription  # type: ignore[method-assign]
+    setup.subscription(fails, name="billing", own_copy=True).run(until_empty=True)
     assert asked == ["billing"]
-    context = dialects.read(world.sinks[0].stored[0])
+    context = dialects.read(setup.sinks[0].stored[0])
     assert context is not None
     assert (context.subscriber, context.destination) == ("billing", "leasing:queue@billing")
 
 
 def test_a_copy_that_the_broker_does_not_give_is_refused_with_the_reason_before_anything_is_received() -> None:
-    world = World(message("a"))
+    setup = SubscriptionSetup(message("a"))
     with pytest.raises(Unsupported, match="a message here is for one receiver"):
-        world.subscription(fails, name="billing", own_copy=True).run(until_empty=True)
-    assert world.queue.leases == 0
+        setup.subscription(fails, name="billing", own_copy=True).run(until_empty=True)
+    assert setup.queue.leases == 0
 
 
 def test_a_copy_of_its_own_needs_a_name_of_its_own() -> None:
@@ -478,14 +483,14 @@ def test_a_copy_of_its_own_needs_a_name_of_its_own() -> None:
 
 def test_every_failed_run_of_a_handler_is_a_record_failure_and_every_retry_a_retry() -> None:
     """KIP-298's metrics: three failures of one message are three, of which one is an error for good."""
-    world = World(message("a"), message("b"), retry=2, **QUICK)
+    setup = SubscriptionSetup(message("a"), message("b"), retry=2, **QUICK)
     before = time.time_ns() // 1_000_000
 
     def handler(m: Message) -> None:
         if m.id == "a":
             raise ValueError("no such airport")
 
-    metrics = world.subscription(handler).run(until_empty=True).delivery.metrics()
+    metrics = setup.subscription(handler).run(until_empty=True).delivery.metrics()
     assert (metrics["total-record-failures"], metrics["total-retries"], metrics["total-record-errors"]) == (3, 2, 1)
     assert metrics["total-records-skipped"] == 1
     assert metrics["deadletterqueue-produce-requests"] == 1
@@ -493,7 +498,7 @@ def test_every_failed_run_of_a_handler_is_a_record_failure_and_every_retry_a_ret
 
 
 def test_a_failure_that_a_retry_mends_is_a_failure_and_no_error() -> None:
-    world = World(message("a"), retry=5, **QUICK)
+    setup = SubscriptionSetup(message("a"), retry=5, **QUICK)
     runs: list[str | None] = []
 
     def handler(m: Message) -> None:
@@ -501,7 +506,7 @@ def test_a_failure_that_a_retry_mends_is_a_failure_and_no_error() -> None:
         if len(runs) < 3:
             raise ValueError("not yet")
 
-    report = world.subscription(handler).run(until_empty=True)
+    report = setup.subscription(handler).run(until_empty=True)
     metrics = report.delivery.metrics()
     assert (metrics["total-record-failures"], metrics["total-retries"], metrics["total-record-errors"]) == (2, 2, 0)
     assert metrics["last-error-timestamp"] > 0
@@ -510,9 +515,9 @@ def test_a_failure_that_a_retry_mends_is_a_failure_and_no_error() -> None:
 
 def test_what_nobody_could_handle_is_a_failure_too() -> None:
     """What cannot be decoded, and what is given up from outside."""
-    world = World(message("a"), message("b"))
-    world.queue.undecodable = {"a": "its headers are not JSON"}
-    subscription = world.subscription(lambda m: subscription.terminate(m, "seen enough"))
+    setup = SubscriptionSetup(message("a"), message("b"))
+    setup.queue.undecodable = {"a": "its headers are not JSON"}
+    subscription = setup.subscription(lambda m: subscription.terminate(m, "seen enough"))
     metrics = subscription.run(until_empty=True).delivery.metrics()
     assert (metrics["total-record-failures"], metrics["total-record-errors"], metrics["total-retries"]) == (2, 2, 0)
 
@@ -523,68 +528,68 @@ def test_what_nobody_could_handle_is_a_failure_too() -> None:
 @pytest.mark.parametrize("spec", [{}, {"tolerance": "all", "allow_skip": True}], ids=["unset", "allow-skip"])
 def test_a_terminal_nack_without_a_sink_is_a_configuration_error_and_the_message_stays(spec: dict[str, Any]) -> None:
     """Where skipping is allowed too: who gives a message up wants it kept."""
-    world = World(message("good"), message("a"), sinks=0, **spec)
+    setup = SubscriptionSetup(message("good"), message("a"), sinks=0, **spec)
 
     def handler(m: Message) -> None:
         if m.id == "a":
             raise TerminalNack("closed in 1969")
 
-    subscription = world.subscription(handler)
+    subscription = setup.subscription(handler)
     with pytest.raises(ConfigurationError, match=r"'a'.*\(closed in 1969\).*no deadLetterSink.*stays at the broker"):
         subscription.run(until_empty=True)
-    assert world.outcomes() == [("good", "Accept"), ("a", "Release")]
+    assert setup.outcomes() == [("good", "Accept"), ("a", "Release")]
     assert (subscription.report.skipped, subscription.report.dead_lettered) == (0, 0)
 
 
 def test_what_terminate_said_stays_is_never_skipped() -> None:
     """Its error leaves the handler, as any other would, and skipping is allowed."""
-    world = World(message("a"), sinks=0, tolerance="all", allow_skip=True)
-    subscription = world.subscription(lambda m: subscription.terminate(m, "x"))
+    setup = SubscriptionSetup(message("a"), sinks=0, tolerance="all", allow_skip=True)
+    subscription = setup.subscription(lambda m: subscription.terminate(m, "x"))
     with pytest.raises(ConfigurationError, match="stays as it is"):
         subscription.run(until_empty=True)
-    assert world.outcomes() == [("a", "Release")]
+    assert setup.outcomes() == [("a", "Release")]
     assert subscription.report.skipped == 0
 
 
 def test_a_handler_that_gives_messages_up_has_a_sink_or_is_refused_before_anything_is_received() -> None:
-    world = World(message("a"), sinks=0)
+    setup = SubscriptionSetup(message("a"), sinks=0)
     with pytest.raises(ConfigurationError, match="deadLetterSink"):
-        world.subscription(fails, terminal=True)
-    World(message("a"), sinks=1).subscription(fails, terminal=True)
+        setup.subscription(fails, terminal=True)
+    SubscriptionSetup(message("a"), sinks=1).subscription(fails, terminal=True)
 
 
 def test_a_termination_can_be_awaited() -> None:
     """By its own handler: it ends when the letter is stored and the lease is over."""
-    world = World(message("a"))
+    setup = SubscriptionSetup(message("a"))
     there: list[tuple[dict[str, int], list[tuple[str, str]]]] = []
 
     def handler(m: Message) -> None:
         subscription.terminate(m, "seen enough").result(timeout=5)
-        there.append((world.sinks[0].stored_ids(), world.outcomes()))
+        there.append((setup.sinks[0].stored_ids(), setup.outcomes()))
 
-    subscription = world.subscription(handler)
+    subscription = setup.subscription(handler)
     subscription.run(until_empty=True)
     assert there == [({"a": 1}, [("a", "Accept")])]
 
 
 def test_a_termination_by_the_broker_itself_can_be_awaited() -> None:
-    world = World(message("a"), terminates=True)
+    setup = SubscriptionSetup(message("a"), terminates=True)
     there: list[int] = []
 
     def handler(m: Message) -> None:
         subscription.terminate(m, "seen enough").result(timeout=5)
-        there.append(len(world.queue.letters))
+        there.append(len(setup.queue.letters))
 
-    subscription = world.subscription(handler)
+    subscription = setup.subscription(handler)
     subscription.run(until_empty=True)
     assert there == [1]
 
 
 def test_a_termination_that_no_sink_took_ends_with_the_error() -> None:
-    world = World(message("a"))
-    world.sinks[0].script = {"a": ["fatal"]}
+    setup = SubscriptionSetup(message("a"))
+    setup.sinks[0].script = {"a": ["fatal"]}
     futures: list[Future[None]] = []
-    subscription = world.subscription(lambda m: futures.append(subscription.terminate(m, "seen enough")))
+    subscription = setup.subscription(lambda m: futures.append(subscription.terminate(m, "seen enough")))
     with pytest.raises(DeliveryFailed):
         subscription.run(until_empty=True)
     with pytest.raises(DeliveryFailed, match="no access"):
@@ -592,15 +597,15 @@ def test_a_termination_that_no_sink_took_ends_with_the_error() -> None:
 
 
 def test_a_termination_whose_lease_is_lost_ends_with_that() -> None:
-    world = World(message("a"))
+    setup = SubscriptionSetup(message("a"))
     futures: list[Future[None]] = []
 
     def handler(m: Message) -> None:
-        world.queue.revoked.add("a")
+        setup.queue.revoked.add("a")
         futures.append(subscription.terminate(m, "seen enough"))
         subscription.stop()
 
-    subscription = world.subscription(handler)
+    subscription = setup.subscription(handler)
     subscription.run()
     with pytest.raises(LeaseLost):
         futures[0].result(timeout=5)
@@ -619,8 +624,8 @@ def asked_at_once(monkeypatch: pytest.MonkeyPatch, leased: LeasedMessage) -> Non
 
 def test_a_termination_of_one_that_was_settled_meanwhile_ends_with_that(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another thread asks when the handler has come back, and before its outcome is settled."""
-    world = World(message("a"))
-    subscription = world.subscription(lambda _: None)
+    setup = SubscriptionSetup(message("a"))
+    subscription = setup.subscription(lambda _: None)
     received = Received(message=message("a"), attempt=1, lease=1)
     leased = LeasedMessage(received)
     future = leased.ask()
@@ -635,7 +640,7 @@ def test_a_termination_that_is_asked_for_as_the_last_message_is_settled_ends_too
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Another thread asks while the stopping subscription settles what the handler said."""
-    world = World(message("a"))
+    setup = SubscriptionSetup(message("a"))
     release = threading.Event()
     futures: list[Future[None]] = []
 
@@ -660,7 +665,7 @@ def test_a_termination_that_is_asked_for_as_the_last_message_is_settled_ends_too
     settled = LeasingReceiver.settle
     monkeypatch.setattr(Workers, "drop", drop)
     monkeypatch.setattr(LeasingReceiver, "settle", settle)
-    subscription = world.subscription(handler)
+    subscription = setup.subscription(handler)
     subscription.run()
     with pytest.raises(NotTerminated, match="settled before"):
         futures[0].result(timeout=1)
@@ -668,8 +673,8 @@ def test_a_termination_that_is_asked_for_as_the_last_message_is_settled_ends_too
 
 def test_a_termination_of_a_lease_of_another_run_gives_up_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its lease is over by then, and the message comes again."""
-    world = World(message("a"))
-    subscription = world.subscription(lambda _: None)
+    setup = SubscriptionSetup(message("a"))
+    subscription = setup.subscription(lambda _: None)
     leased = LeasedMessage(Received(message=message("a"), attempt=1, lease=99))
     future = leased.ask()
     asked_at_once(monkeypatch, leased)
@@ -679,8 +684,8 @@ def test_a_termination_of_a_lease_of_another_run_gives_up_nothing(monkeypatch: p
 
 
 def test_who_waits_for_a_termination_may_ask_for_another_when_it_ends() -> None:
-    world = World(message("a"), message("b"))
-    world.sinks[0].script = {"a": ["fatal"]}
+    setup = SubscriptionSetup(message("a"), message("b"))
+    setup.sinks[0].script = {"a": ["fatal"]}
 
     def again(_: Future[None]) -> None:
         with contextlib.suppress(NotTerminated):
@@ -692,7 +697,7 @@ def test_who_waits_for_a_termination_may_ask_for_another_when_it_ends() -> None:
         else:
             over.wait(5)
 
-    subscription = world.subscription(handler)
+    subscription = setup.subscription(handler)
     ended: list[BaseException] = []
     over = threading.Event()
 
@@ -710,18 +715,18 @@ def test_who_waits_for_a_termination_may_ask_for_another_when_it_ends() -> None:
 
 
 def test_a_message_without_an_id_is_given_up_by_its_position() -> None:
-    world = World(Message(value=b"v"), Message(value=b"w"))
-    world.queue.positions = True
-    subscription = world.subscription(
+    setup = SubscriptionSetup(Message(value=b"v"), Message(value=b"w"))
+    setup.queue.positions = True
+    subscription = setup.subscription(
         lambda m: None if m.value == b"w" else subscription.terminate("place/1", "seen enough").result(timeout=5)
     )
     report = subscription.run(until_empty=True)
     assert (report.terms, report.dead_lettered, report.accepted) == (1, 1, 1)
-    assert [letter.value for letter in world.sinks[0].stored] == [b"v"]
+    assert [letter.value for letter in setup.sinks[0].stored] == [b"v"]
 
 
 def test_an_id_of_several_leased_messages_names_none_of_them() -> None:
-    world = World(message("a"), message("a"))
+    setup = SubscriptionSetup(message("a"), message("a"))
     both = threading.Barrier(2, timeout=5)
     said: list[str] = []
 
@@ -732,7 +737,7 @@ def test_an_id_of_several_leased_messages_names_none_of_them() -> None:
         said.append(str(caught.value))
         both.wait()
 
-    subscription = world.subscription(handler, workers=2)
+    subscription = setup.subscription(handler, workers=2)
     subscription.run(until_empty=True)
     assert "2 leased messages" in said[0]
     assert "position" in said[0]
@@ -743,26 +748,26 @@ def test_an_id_of_several_leased_messages_names_none_of_them() -> None:
 
 def test_until_empty_waits_for_what_it_put_off_itself() -> None:
     """A queue whose messages all wait for their delay looks empty."""
-    world = World(message("a"), retry=2, backoff_policy="linear", backoff_delay=timedelta(seconds=0.6))
-    report = world.subscription(fails).run(until_empty=True)
+    setup = SubscriptionSetup(message("a"), retry=2, backoff_policy="linear", backoff_delay=timedelta(seconds=0.6))
+    report = setup.subscription(fails).run(until_empty=True)
     assert (report.retried, report.dead_lettered) == (2, 1)
-    assert world.queue.items == []
+    assert setup.queue.items == []
 
 
 def test_until_empty_ends_though_another_took_what_was_put_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("redelivery.receiving.leases.LATE", 0.2)
-    world = World(message("a"), retry=2, backoff_policy="linear", backoff_delay=timedelta(seconds=0.6))
+    setup = SubscriptionSetup(message("a"), retry=2, backoff_policy="linear", backoff_delay=timedelta(seconds=0.6))
 
-    once_settled(monkeypatch, world.queue.items.clear)
+    once_settled(monkeypatch, setup.queue.items.clear)
     began = time.monotonic()
-    report = world.subscription(fails).run(until_empty=True)
+    report = setup.subscription(fails).run(until_empty=True)
     assert (report.retried, report.dead_lettered) == (1, 0)
     assert time.monotonic() - began < 5
 
 
 def test_until_empty_waits_for_one_that_comes_late() -> None:
     """A broker may keep it away a little longer than was asked for."""
-    world = World(message("a"), retry=1, backoff_policy="linear", backoff_delay=timedelta(seconds=0.1))
-    world.queue.late = 1.0
-    report = world.subscription(fails).run(until_empty=True)
+    setup = SubscriptionSetup(message("a"), retry=1, backoff_policy="linear", backoff_delay=timedelta(seconds=0.1))
+    setup.queue.late = 1.0
+    report = setup.subscription(fails).run(until_empty=True)
     assert (report.retried, report.dead_lettered) == (1, 1)

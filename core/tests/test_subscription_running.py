@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from leasing import LeasingReceiver
-from test_subscription import QUICK, World, fails, message
+from test_subscription import QUICK, SubscriptionSetup, fails, message
 
 from redelivery.contract.message import Message
 from redelivery.errors import (
@@ -25,54 +25,54 @@ from redelivery.receiving.workers import Workers
 
 
 def test_handlers_run_side_by_side() -> None:
-    world = World(*(message(f"m{n}") for n in range(4)))
+    setup = SubscriptionSetup(*(message(f"m{n}") for n in range(4)))
     together = threading.Barrier(4, timeout=5)
-    report = world.subscription(lambda _: together.wait(), workers=4).run(until_empty=True)
+    report = setup.subscription(lambda _: together.wait(), workers=4).run(until_empty=True)
     assert report.accepted == 4
 
 
 def test_a_stop_settles_what_is_done_and_gives_back_what_was_not_begun() -> None:
-    world = World(*(message(f"m{n}") for n in range(50)))
+    setup = SubscriptionSetup(*(message(f"m{n}") for n in range(50)))
 
     def handler(_message: Message) -> None:
         subscription.stop()
         time.sleep(0.05)
 
-    subscription = world.subscription(handler)
+    subscription = setup.subscription(handler)
     report = subscription.run()
     assert report.accepted == 1
     assert report.given_back == 49
-    assert len(world.queue.items) == 49
-    assert all(item.attempts == 0 for item in world.queue.items)
+    assert len(setup.queue.items) == 49
+    assert all(item.attempts == 0 for item in setup.queue.items)
 
 
 def test_a_stop_gives_back_what_a_hanging_handler_holds_when_its_time_is_over() -> None:
-    world = World(message("a"))
+    setup = SubscriptionSetup(message("a"))
     release = threading.Event()
 
     def handler(_message: Message) -> None:
         subscription.stop()
         release.wait(10)
 
-    subscription = world.subscription(handler, stop_timeout=timedelta(seconds=0.1))
+    subscription = setup.subscription(handler, stop_timeout=timedelta(seconds=0.1))
     began = time.monotonic()
     subscription.run()
     release.set()
     assert time.monotonic() - began < 5
-    assert world.outcomes() == [("a", "Release")]
+    assert setup.outcomes() == [("a", "Release")]
 
 
 def test_a_handler_that_takes_longer_than_the_timeout_has_failed() -> None:
-    world = World(message("a"), message("b"), timeout=timedelta(seconds=1.5))
+    setup = SubscriptionSetup(message("a"), message("b"), timeout=timedelta(seconds=1.5))
     release = threading.Event()
 
     def handler(m: Message) -> None:
         if m.id == "a":
             release.wait(10)
 
-    report = world.subscription(handler).run(until_empty=True)
+    report = setup.subscription(handler).run(until_empty=True)
     release.set()
-    context = dialects.read(world.sinks[0].stored[0])
+    context = dialects.read(setup.sinks[0].stored[0])
     assert context is not None
     assert "took longer than 1.5 s" in context.reason
     assert (report.dead_lettered, report.accepted) == (1, 1)
@@ -80,7 +80,7 @@ def test_a_handler_that_takes_longer_than_the_timeout_has_failed() -> None:
 
 def test_a_handler_that_came_back_in_time_is_not_late_while_others_are_settled(monkeypatch: pytest.MonkeyPatch) -> None:
     """They return as the first settlement begins, which then takes longer than a handler may."""
-    world = World(*(message(f"m{n}") for n in range(12)), timeout=timedelta(seconds=1))
+    setup = SubscriptionSetup(*(message(f"m{n}") for n in range(12)), timeout=timedelta(seconds=1))
     settle, settling = LeasingReceiver.settle, threading.Event()
 
     def slow(*arguments: Any) -> Any:
@@ -93,7 +93,7 @@ def test_a_handler_that_came_back_in_time_is_not_late_while_others_are_settled(m
         assert m.id == "m0" or settling.wait(30)
 
     monkeypatch.setattr(LeasingReceiver, "settle", slow)
-    report = world.subscription(handler, workers=2).run(until_empty=True)
+    report = setup.subscription(handler, workers=2).run(until_empty=True)
     assert (report.accepted, report.failures, report.dead_lettered) == (12, 0, 0)
 
 
@@ -103,11 +103,11 @@ def test_closing_badly_never_hides_why_the_subscription_ended(monkeypatch: pytes
 
     monkeypatch.setattr(LeasingReceiver, "close", close)
     with pytest.raises(DeliveryFailed, match="no such airport"):
-        World(message("a"), sinks=0).subscription(fails).run(until_empty=True)
+        SubscriptionSetup(message("a"), sinks=0).subscription(fails).run(until_empty=True)
 
 
 def test_handlers_that_overrun_and_come_back_cost_no_thread_for_ever() -> None:
-    world = World(*(message(f"m{n}") for n in range(14)), timeout=timedelta(seconds=0.05))
+    setup = SubscriptionSetup(*(message(f"m{n}") for n in range(14)), timeout=timedelta(seconds=0.05))
     before = threading.active_count()
     began: list[threading.Event] = []
 
@@ -119,7 +119,7 @@ def test_handlers_that_overrun_and_come_back_cost_no_thread_for_ever() -> None:
             began[-6].set()
         mine.wait(30)
 
-    report = world.subscription(handler).run(until_empty=True)
+    report = setup.subscription(handler).run(until_empty=True)
     assert report.dead_lettered == 14
     for each in began:
         each.set()
@@ -130,7 +130,7 @@ def test_handlers_that_overrun_and_come_back_cost_no_thread_for_ever() -> None:
 
 
 def test_what_a_neighbour_accepted_is_settled_although_the_subscription_stops(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(message("good"), message("bad"), sinks=0)
+    setup = SubscriptionSetup(message("good"), message("bad"), sinks=0)
     results = Workers.results
 
     def both(workers: Workers, wait: float = 0.0) -> list[tuple[LeasedMessage, BaseException | None]]:
@@ -145,49 +145,49 @@ def test_what_a_neighbour_accepted_is_settled_although_the_subscription_stops(mo
 
     monkeypatch.setattr(Workers, "results", both)
     with pytest.raises(DeliveryFailed):
-        world.subscription(handler).run()
-    assert sorted(world.outcomes()) == [("bad", "Release"), ("good", "Accept")]
+        setup.subscription(handler).run()
+    assert sorted(setup.outcomes()) == [("bad", "Release"), ("good", "Accept")]
 
 
 def test_a_handler_that_exits_stops_the_subscription_and_its_message_comes_again() -> None:
-    world = World(message("a"))
+    setup = SubscriptionSetup(message("a"))
 
     def handler(_message: Message) -> None:
         raise SystemExit(3)
 
     with pytest.raises(SystemExit):
-        world.subscription(handler).run()
-    assert world.outcomes() == [("a", "Release")]
+        setup.subscription(handler).run()
+    assert setup.outcomes() == [("a", "Release")]
 
 
 def test_a_handler_that_raises_a_fatal_error_stops_the_subscription() -> None:
-    world = World(message("a"), retry=5, **QUICK)
+    setup = SubscriptionSetup(message("a"), retry=5, **QUICK)
 
     def handler(_message: Message) -> None:
         raise Fatal("the database is gone")
 
     with pytest.raises(Fatal, match="the database is gone"):
-        world.subscription(handler).run()
-    assert world.outcomes() == [("a", "Release")]
-    assert world.sinks[0].stored == []
+        setup.subscription(handler).run()
+    assert setup.outcomes() == [("a", "Release")]
+    assert setup.sinks[0].stored == []
 
 
 def test_a_handler_that_forks_settles_once() -> None:
-    world = World(message("a"))
+    setup = SubscriptionSetup(message("a"))
 
     def handler(_message: Message) -> None:
         if os.fork() == 0:
             os._exit(0)
         os.wait()
 
-    report = world.subscription(handler).run(until_empty=True)
-    assert world.outcomes() == [("a", "Accept")]
+    report = setup.subscription(handler).run(until_empty=True)
+    assert setup.outcomes() == [("a", "Accept")]
     assert report.accepted == 1
 
 
 def test_one_name_runs_once_in_a_process() -> None:
-    world = World(message("a"))
-    other = World()
+    setup = SubscriptionSetup(message("a"))
+    other = SubscriptionSetup()
     refused: list[str] = []
 
     def handler(_message: Message) -> None:
@@ -195,13 +195,13 @@ def test_one_name_runs_once_in_a_process() -> None:
             other.subscription(fails, name="same").run()
         refused.append(str(error.value))
 
-    world.subscription(handler, name="same").run(until_empty=True)
+    setup.subscription(handler, name="same").run(until_empty=True)
     assert "already running" in refused[0]
 
 
 def test_it_is_a_context_manager_that_stops() -> None:
-    world = World()
-    with world.subscription(fails) as subscription:
+    setup = SubscriptionSetup()
+    with setup.subscription(fails) as subscription:
         runner = threading.Thread(target=subscription.run)
         runner.start()
     runner.join(5)

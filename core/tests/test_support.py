@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from scripted import FakeClock, ScriptedBroker, ScriptedSender
 from test_delivery import Lent, scripted
-from test_engine import Bench
-from test_subscription import World, message
+from test_engine import EngineSetup
+from test_subscription import SubscriptionSetup, message
 
 from redelivery import cli, provisioning
 from redelivery.cli.provision import as_dict
@@ -130,16 +130,18 @@ def seen_of_job(probe: Probe, said: dict[str, Any], caplog: pytest.LogCaptureFix
     try:
         spec = spec_of(**said)
         support.check(spec, ScriptedBroker(FakeClock()).capabilities, "scripted")
-        bench = Bench(sinks=len(spec.dead_letter_sink), **{k: v for k, v in said.items() if k != "dead_letter_sink"})
+        setup = EngineSetup(
+            sinks=len(spec.dead_letter_sink), **{k: v for k, v in said.items() if k != "dead_letter_sink"}
+        )
         origin = Origin(run="r", configs={"a-setting": "on"})
-        bench.engine = Engine(bench.send_queues, spec, origin, bench.clock, lambda: 0.0)
-        bench.work.script = {str(at): [probe.fate] * 99 for at in range(probe.rows)}
+        setup.engine = Engine(setup.send_queues, spec, origin, setup.clock, lambda: 0.0)
+        setup.work.script = {str(at): [probe.fate] * 99 for at in range(probe.rows)}
         try:
-            bench.take(*map(str, range(probe.rows)), **EVENT)
-            bench.run()
+            setup.take(*map(str, range(probe.rows)), **EVENT)
+            setup.run()
         finally:
-            seen += [attempts, bench.work.sends, [(m.value, m.headers) for sink in bench.sinks for m in sink.stored]]
-        seen.append(bench.engine.report.to_dict())
+            seen += [attempts, setup.work.sends, [(m.value, m.headers) for sink in setup.sinks for m in sink.stored]]
+        seen.append(setup.engine.report.to_dict())
     except RedeliveryError as error:
         seen.append(f"{type(error).__name__}: {error}")
     return "\n".join(map(str, [*seen, caplog.text]))
@@ -153,8 +155,8 @@ def seen_of_subscription(
     attempts.clear()
     seen: list[object] = []
     try:
-        world = World(*(message(str(at), **EVENT) for at in range(probe.rows)), sinks=1)
-        world.spec = spec_of(**said)
+        setup = SubscriptionSetup(*(message(str(at), **EVENT) for at in range(probe.rows)), sinks=1)
+        setup.spec = spec_of(**said)
 
         def handler(_message: Message) -> None:
             if probe.fate == "slow":
@@ -164,13 +166,13 @@ def seen_of_subscription(
             else:
                 raise ValueError("no such airport")
 
-        subscription = world.subscription(handler, name="probe", options={"leasing.a-setting": "on"})
+        subscription = setup.subscription(handler, name="probe", options={"leasing.a-setting": "on"})
         try:
             report = subscription.run(until_empty=True)
             seen += [report.accepted, report.skipped, report.dead_lettered]
         finally:
-            delays = [o.delay // MS if isinstance(o, Retry) else type(o).__name__ for _, o in world.queue.settled]
-            seen += [delays, [(m.value, m.headers) for sink in world.sinks for m in sink.stored]]
+            delays = [o.delay // MS if isinstance(o, Retry) else type(o).__name__ for _, o in setup.queue.settled]
+            seen += [delays, [(m.value, m.headers) for sink in setup.sinks for m in sink.stored]]
     except RedeliveryError as error:
         seen.append(f"{type(error).__name__}: {error}")
     logged = "\n".join(record.getMessage() for record in caplog.records)
@@ -268,9 +270,9 @@ def test_what_a_destination_cannot_do_is_refused_before_anything_is_sent(
             "scripted:work", spec, origin=Origin(run="r"), connection_factory=Lent(**{"work": work, "0": scripted()})
         )
     assert work.senders == 0
-    world = World(message("a"))
+    setup = SubscriptionSetup(message("a"))
     with pytest.raises(ConfigurationError, match=written):
-        Subscription("leasing:q", print, spec=spec, connection_factory=world.connection_factory, name="refused").run(
+        Subscription("leasing:q", print, spec=spec, connection_factory=setup.connection_factory, name="refused").run(
             until_empty=True
         )
     with pytest.raises(ConfigurationError, match=written):  # on Spark's driver
