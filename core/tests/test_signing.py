@@ -28,6 +28,7 @@ from test_dialects_properties import (
 
 from redelivery import registry
 from redelivery.contract.broker import Letter, Limits
+from redelivery.contract.codes import Code
 from redelivery.contract.context import ErrorContext
 from redelivery.contract.message import Message
 from redelivery.contract.spec import DeliverySpec
@@ -204,7 +205,7 @@ def test_nothing_of_a_letter_that_is_not_signed_is_believed(forged: Message) -> 
 
 
 def test_what_the_broker_knows_of_an_unsigned_letter_is_told() -> None:
-    native = ErrorContext(kind="expired", reason="its time was over")
+    native = ErrorContext(kind="expired", code=Code.EXPIRED, reason="its time was over")
     _, dlq = box_of(signed(RAW, TARGETED, key=None), native=native)
     with dlq:
         assert [each.context for each in dlq] == [native]
