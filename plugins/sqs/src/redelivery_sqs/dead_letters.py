@@ -14,9 +14,9 @@ from dataclasses import replace
 from typing import Any, Final
 
 from redelivery.contract.broker import DeadLetters, Letter
-from redelivery.contract.context import ErrorContext
 from redelivery.errors import Ambiguous, BrokerError, Retriable, Unsupported
 from redelivery.kit.errors import Code
+from redelivery.kit.letters import given_up, undecodable
 from redelivery.kit.roles import Resource
 from redelivery_sqs import codec
 from redelivery_sqs.address import Address
@@ -304,16 +304,9 @@ def _letter(raw: Mapping[str, Any], *, fifo: bool) -> Letter:
     if _SOURCE in attributes:
         source = str(attributes[_SOURCE])
         text = f"received more often than the redrive policy of {source} allows, without being deleted"
-        context = ErrorContext(
-            kind="delivery-limit",
-            code=Code.DELIVERY_LIMIT,
-            reason=text,
-            broker="sqs",
-            destination=f"sqs:{source}",
-            message_id=message.id,
-        )
+        context = given_up("sqs", Code.DELIVERY_LIMIT, text, destination=f"sqs:{source}", message_id=message.id)
     if fault is not None:
-        context = ErrorContext(kind="invalid", code=Code.UNDECODABLE, reason=fault, broker="sqs")
+        context = undecodable("sqs", fault)
     if message.key is None and "MessageGroupId" in attributes:
         message = replace(message, extra={codec.GROUP: str(attributes["MessageGroupId"])})
     # A message that SQS itself moved between standard queues keeps the time at which it was first sent.
