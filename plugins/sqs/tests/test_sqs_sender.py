@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from redelivery.contract.broker import Settled
-from redelivery.contract.message import Message
+from redelivery.contract.message import Batch, Message
 from redelivery.errors import (
     Ambiguous,
     BrokerError,
@@ -23,6 +23,10 @@ from redelivery.errors import (
 )
 from redelivery_conformance.statements import Statements
 from redelivery_conformance.subject import Subject
+from redelivery_sqs.address import Address
+from redelivery_sqs.client.queue import Queue
+from redelivery_sqs.client.send_queues import FifoSendQueue, PendingBatch, PendingRow
+from redelivery_sqs.options import Settings
 from redelivery_sqs.testing import SqsFifoHarness, consumed
 from redelivery_sqs.testing.faults import Answer, Faults, Lost, Rule, refusal
 
@@ -308,3 +312,37 @@ class TestFifo(Statements):
         subject.deliver(*messages)
         subject.deliver(*messages)
         assert sorted(subject.place.stored(), key=lambda each: each.value or b"") == messages
+
+
+# --- without a broker ------------------------------------------------------------------------------------------------
+
+
+def waiting(*deadlines: float) -> tuple[FifoSendQueue, list[PendingRow]]:
+    """Ordered rows of one group that wait in a FIFO queue, each in its own batch."""
+    queue = FifoSendQueue(Queue(Address("orders.fifo"), Settings()))
+    found = []
+    for number, deadline in enumerate(deadlines):
+        row = PendingRow(0)
+        row.sent = PendingBatch(Batch.of([Message(value=b"v", key=b"k")], number=number, ordered=True), deadline)
+        row.group, row.ordered = "k", True
+        queue.add(row)
+        found.append(row)
+    return queue, found
+
+
+def test_only_what_waits_behind_a_failed_row_is_withdrawn() -> None:
+    """A row that fails while it waits (at its deadline) leaves those before it in their queue."""
+    queue, (first, second, third) = waiting(9.0, 1.0, 9.0)
+    assert queue.withdraw(second) == [third]
+    assert queue.take(now=2.0) == [first]
+    queue.request_ended([first])
+    assert not queue.take(now=2.0), "the second is overdue"
+
+
+def test_all_that_waits_is_behind_a_row_in_flight_and_nothing_behind_one_that_was_refused() -> None:
+    queue, (first, second, third) = waiting(9.0, 9.0, 9.0)
+    refused = PendingRow(1)
+    refused.group, refused.refused = "k", Permanent("too large")
+    assert not queue.withdraw(refused)
+    assert queue.take(now=0.0) == [first]
+    assert queue.withdraw(first) == [second, third]

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from redelivery.contract.broker import Sender, Settled
 from redelivery.contract.message import Batch
-from redelivery.errors import BrokerError, Permanent
+from redelivery.errors import BrokerError, NotSent, Permanent
 from redelivery.kit.address import quoted
 from redelivery.kit.errors import Code
 from redelivery.kit.in_flight import FailedKeys, InFlight, SentBatch
@@ -140,13 +140,15 @@ class SqsSender(Resource, Sender):
         row.send_queue.add(row)
         return True
 
-    def _on_failure(self, sent: SentBatch, index: int, _: BrokerError) -> None:
+    def _on_failure(self, sent: SentBatch, index: int, error: BrokerError) -> None:
         """Keep back the rows behind an ordered row; called under the lock, by whatever settles the row."""
         row = sent.ordered.get(index) if isinstance(sent, PendingBatch) else None
         if row is None or row.send_queue is None:
             return
         self._failed_groups.add(_group(row), sent.batch.number)
-        for behind in row.send_queue.withdraw(row.group):
+        if isinstance(error, NotSent):
+            return  # kept back itself, together with the rows behind it
+        for behind in row.send_queue.withdraw(row):
             self._in_flight.failed(behind.sent, behind.index, self._failed_groups.not_sent())
 
     def _wake(self, requests: int) -> None:

@@ -89,8 +89,8 @@ class SendQueue(ABC):
         """Note that the request with these rows has ended."""
 
     @abstractmethod
-    def withdraw(self, group: str) -> list[PendingRow]:
-        """Take out the ordered rows of a group that wait."""
+    def withdraw(self, row: PendingRow) -> list[PendingRow]:
+        """Take out the ordered rows that wait behind a row of their group, which has failed."""
 
     def _take_first(self, waiting: deque[PendingRow], taken: list[PendingRow], now: float) -> PendingRow | None:
         """Move the first row that is not overdue to `taken`; None if none is left or the request is full."""
@@ -134,7 +134,7 @@ class StandardSendQueue(SendQueue):
     def request_ended(self, rows: Iterable[PendingRow]) -> None:
         """Do nothing: no row waits for another."""
 
-    def withdraw(self, group: str) -> list[PendingRow]:  # noqa: ARG002 - a standard queue has no groups
+    def withdraw(self, row: PendingRow) -> list[PendingRow]:  # noqa: ARG002 - a standard queue has no groups
         return []
 
 
@@ -180,11 +180,13 @@ class FifoSendQueue(SendQueue):
             else:
                 del self._groups[group]
 
-    def withdraw(self, group: str) -> list[PendingRow]:
-        waiting = self._groups.get(group, deque())
-        withdrawn = [row for row in waiting if row.ordered]
-        if withdrawn:
-            kept = [row for row in waiting if not row.ordered]
-            waiting.clear()  # the next `take` forgets an empty group that is free
-            waiting.extend(kept)
+    def withdraw(self, row: PendingRow) -> list[PendingRow]:
+        if row.refused is not None:
+            return []  # it was never added, so those that wait were added before it
+        waiting = self._groups.get(row.group, deque())
+        rows = list(waiting)
+        behind = rows[rows.index(row) + 1 :] if row in rows else rows  # it is in flight: all others are behind it
+        withdrawn = [each for each in behind if each.ordered]
+        for each in withdrawn:
+            waiting.remove(each)  # the next `take` forgets an empty group that is free
         return withdrawn
