@@ -63,6 +63,11 @@ CONSUMER_ONLY: Final = _names(
     "group.remote.assignor heartbeat.interval.ms isolation.level max.partition.fetch.bytes max.poll.interval.ms "
     "partition.assignment.strategy queued.max.messages.kbytes queued.min.messages session.timeout.ms"
 )
+#: Settings with which the client refuses to be idempotent, or other names of those that the producer of letters sets.
+NOT_FOR_LETTERS: Final = _names(
+    "max.in.flight max.in.flight.requests.per.connection message.send.max.retries queue.buffering.max.ms "
+    "queuing.strategy request.required.acks retries"
+)
 _EITHER: Final = _names(
     "allow.auto.create.topics broker.address.family broker.address.ttl client.dns.lookup client.rack "
     "connections.max.idle.ms debug enable.ssl.certificate.verification https.ca.location max.in.flight "

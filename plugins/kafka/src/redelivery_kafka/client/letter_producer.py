@@ -16,6 +16,7 @@ from redelivery.contract.message import Batch, Message
 from redelivery.errors import BrokerError, Permanent, Retriable
 from redelivery.kit.errors import Code
 from redelivery_kafka.address import Address
+from redelivery_kafka.client.known_settings import NOT_FOR_LETTERS
 from redelivery_kafka.client.partition import Lease
 from redelivery_kafka.codec import letter_headers, record_timestamp
 from redelivery_kafka.options import Settings
@@ -23,18 +24,6 @@ from redelivery_kafka.sender import KafkaSender
 
 #: Seconds in which all letters of a call must be stored.
 _STORED: Final = 15.0
-#: Settings with which the client refuses to be idempotent, or other names of those that are set here.
-_DROPPED: Final = frozenset(
-    [
-        "max.in.flight",
-        "max.in.flight.requests.per.connection",
-        "message.send.max.retries",
-        "queue.buffering.max.ms",
-        "queuing.strategy",
-        "request.required.acks",
-        "retries",
-    ]
-)
 #: A batch per letter, confirmed by all replicas.
 _OWN: Final = {"acks": "all", "enable.idempotence": "true", "batch.num.messages": "1", "linger.ms": "0"}
 
@@ -43,7 +32,7 @@ class LetterProducer:
     """Stores letters in one dead letter topic."""
 
     def __init__(self, address: Address, settings: Settings) -> None:
-        self._sender = KafkaSender(address, Settings({**settings.without(_DROPPED), **_OWN}))
+        self._sender = KafkaSender(address, Settings({**settings.without(NOT_FOR_LETTERS), **_OWN}))
         self._partitions = 0  # of the topic; 0: not known
         self._numbers = count()
 
