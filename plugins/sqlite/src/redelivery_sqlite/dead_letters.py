@@ -8,6 +8,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from typing import Any
 
 from redelivery.contract.broker import DeadLetters, Letter
 from redelivery.contract.context import ErrorContext
@@ -95,12 +96,11 @@ class SqliteDeadLetters(Resource, DeadLetters):
             try:
                 for enqueued, *why, seq, id_, timestamp, key, encoded, value in cursor:
                     message, fault = codec.decode(id_, timestamp, key, encoded, value)
-                    context = self._context(enqueued, *why) if why[0] is not None else None
+                    context = self._context(enqueued, why) if why[0] is not None else None
                     if context is None and fault is not None:
                         context = undecodable("sqlite", fault)
-                    letters.append(
-                        Letter(position=str(seq), message=message, context=context, dead_lettered_ms=enqueued)
-                    )
+                    found = Letter(position=str(seq), message=message, context=context, dead_lettered_ms=enqueued)
+                    letters.append(found)
                     size += message.nbytes
                     if size > _PAGE_BYTES:
                         break
@@ -108,18 +108,9 @@ class SqliteDeadLetters(Resource, DeadLetters):
                 cursor.close()
         return letters
 
-    def _context(
-        self,
-        dead_ms: int,
-        kind: str,
-        reason: str,
-        description: str,
-        queue: str,
-        message_id: str | None,
-        attempts: int,
-        first_ms: int | None,
-    ) -> ErrorContext:
-        """What `removal` wrote of a letter."""
+    def _context(self, dead_ms: int, why: Sequence[Any]) -> ErrorContext:
+        """Return what `removal` wrote of a letter, by the columns of `_WHY`."""
+        kind, reason, description, queue, message_id, attempts, first_ms = why
         return given_up(
             "sqlite",
             _CODES[kind],
