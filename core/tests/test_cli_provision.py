@@ -145,7 +145,7 @@ def warnings(capsys: pytest.CaptureFixture[str], url: str, *arguments: str) -> s
 
 def test_it_warns_of_what_an_operator_should_see_to(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     place = f"{url.replace('sqlite:', 'sqlite://')}-dead-letters"
-    assert "there is no deadLetterSink" in warnings(capsys, url)
+    assert "no deadLetterSink is set" in warnings(capsys, url)
     assert not warnings(capsys, url, "--option", "deadLetterSink=native")
     reads = ("--option", "deadLetterSink=native", "--reads", place)
     assert "the job reads its own dead letter sink" in warnings(capsys, url, *reads)

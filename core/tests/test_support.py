@@ -298,7 +298,7 @@ def test_a_plan_says_what_has_no_effect_and_the_defaults_that_are_in_force(tmp_p
     spec = DeliverySpec(retry=3, backoff_delay=SECOND, sink_include_configs=True)
     found = as_dict(provisioning.plan(f"sqlite:{tmp_path}/q.db", spec))
     assert found["approximations"] == [
-        "errors.deadletterqueue.include.configs: has no effect, for there is no deadLetterSink"
+        "errors.deadletterqueue.include.configs: has no effect, for no deadLetterSink is set"
     ]
     assert found["fields"]["backoffMax"] == "PT1H (default)"  # type: ignore[index]
     assert found["fields"]["errors.tolerance"] == "none (default)"  # type: ignore[index]

@@ -160,11 +160,11 @@ def _support(capabilities: Capabilities) -> dict[str, Support]:
 
 def _of_spec(spec: DeliverySpec, can: Capabilities) -> Iterator[str]:
     if not spec.dead_letter_sink and spec.tolerates:
-        yield "there is no deadLetterSink, and failures are tolerated: a row that fails for good is counted, and gone"
+        yield "no deadLetterSink is set, and failures are tolerated: a row that fails for good is counted and dropped"
     elif not spec.dead_letter_sink:
-        yield "there is no deadLetterSink: a message that fails for good fails the job, or stays where it is"
+        yield "no deadLetterSink is set: a message that fails for good fails the job, or stays where it is"
     elif any(sink.uri == NATIVE for sink in spec.dead_letter_sink) and not can.dead_letter:
-        yield "deadLetterSink: this destination has no dead letter place of its own: name a URL instead of 'native'"
+        yield "deadLetterSink: this destination has no native dead letter queue: name a URL instead of 'native'"
     window, longest = can.deduplication_window, policy.worst_case_seconds(spec)
     if window is not None and (spec.retry or spec.retry_timeout) and longest > window.total_seconds():
         yield (

@@ -138,4 +138,4 @@ def _matches(text: str, patterns: Iterable[str]) -> bool:
 
 
 def _refused(what: str, rules: _Rules) -> ConfigurationError:
-    return ConfigurationError(f"{what} is not allowed on this machine ({rules.path}); ask whoever runs it")
+    return ConfigurationError(f"{what} is not allowed on this machine ({rules.path}); ask its operator")

@@ -226,7 +226,7 @@ def resolve_secrets(options: Mapping[str, str]) -> dict[str, str]:
         if holds_secret(name):
             resolved[name] = resolve_secret(value) if is_reference(value) else remember(value)
         elif is_reference(value):
-            why = "only a secret may be a reference, and this option is none; write its value"
+            why = "only a secret may be a reference, and this option is not a secret; write its value"
             raise ConfigurationError(f"{name}: {why}, not {_quoted(value)}")
         else:
             for each in _within(value):

@@ -9,7 +9,7 @@ _HEAD = """\
 
 Made by `redelivery plugins --codes`; a test compares it with the code.
 
-Every error has a code. It means the same on every broker, and there are no others. Beside it stands `native_code`, the
+Every error has a code. It means the same on every broker, and no other codes exist. Beside it stands `native_code`, the
 client's or the broker's own word, where it has one: `TOO_LARGE` with `MSG_SIZE_TOO_LARGE`, `NOT_AUTHORIZED` with `403`.
 
 | where | how |

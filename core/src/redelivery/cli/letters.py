@@ -47,7 +47,7 @@ def add(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     what = parser.add_subparsers(title="what to do", required=True, metavar="WHAT")
     for name, text, run, add_arguments in (
         ("list", "one line per letter, oldest first", _list, _add_list),
-        ("show", "one letter whole: why it is there, its headers, its body", _show, _add_show),
+        ("show", "one whole letter: the reason, its headers, its body", _show, _add_show),
         ("stats", "how many, by code, reason, age and source", _stats, _add_json),
         ("export", "JSON lines, into a file or to stdout", _export, _add_export),
     ):
@@ -68,7 +68,7 @@ def _add_list(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit", type=int, default=100, help="letters, at most (default 100; 0: all)")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="one JSON array")
-    form.add_argument("--jsonl", action="store_true", help="JSON, one line per letter, as they are read")
+    form.add_argument("--jsonl", action="store_true", help="JSON, one line per letter, while reading")
 
 
 def _add_show(parser: argparse.ArgumentParser) -> None:
@@ -137,7 +137,7 @@ def _show(arguments: argparse.Namespace) -> int:
             named = (each for each in dlq if (each.context or ErrorContext()).message_id == arguments.letter)
             letter = next(named, None)
     if letter is None:
-        raise ConfigurationError(f"there is no letter {arguments.letter!r}; `redelivery dead-letters list` shows them")
+        raise ConfigurationError(f"no such letter: {arguments.letter!r}; `redelivery dead-letters list` shows them")
     if arguments.json:
         say_json(as_json(letter), indent=2)
         return 0

@@ -18,7 +18,7 @@ def confirm(question: str, *, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise ConfigurationError(f"{question} There is no terminal to ask at; add --yes if that is meant")
+        raise ConfigurationError(f"{question} Without a terminal nobody can confirm; add --yes to confirm")
     say(f"{question} [y/N] ", error=True, end="")
     if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
         raise Declined("nothing was done")

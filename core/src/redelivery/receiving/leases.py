@@ -181,7 +181,7 @@ class Leases:
         """The lease is gone: whoever has the message now answers for it."""
         self._report.lost += leased in self._held
         leased.decided = True
-        self._part(leased, LeaseLost("the lease is lost: whoever has the message now answers for it"))
+        self._part(leased, LeaseLost("the lease is lost: another consumer may have the message now"))
 
     def forget(self, leased: LeasedMessage) -> None:
         """The broker has ended the lease by itself, as its letter was stored."""

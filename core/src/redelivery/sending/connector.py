@@ -177,7 +177,7 @@ def _relative(uri: str, base: str) -> str:
     if has_scheme(uri) or found.netloc != there.netloc:
         why = "names another host, which would be given the credentials of this one"
     elif found.fragment:
-        why = "names no other place, for a part behind '#' is none"
+        why = "names no other place, because a part after '#' does not count"
     elif there.query and not found.query:
         why = f"would lose its query, {redact(there.query)!r}"
     elif url == base:

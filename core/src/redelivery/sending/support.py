@@ -123,7 +123,7 @@ def _retries(spec: DeliverySpec) -> bool:
 def _idle(spec: DeliverySpec, name: str) -> str | None:  # noqa: PLR0911 - a table reads best as one return a rule
     """Why a field that is said changes nothing; None where it does."""
     if name in _OF_LETTERS and not spec.dead_letter_sink:
-        return "there is no deadLetterSink"
+        return "no deadLetterSink is set"
     if name in _OF_CONTEXT and spec.sink_context_headers is False:
         return "no context is written (errors.deadletterqueue.context.headers.enable=false)"
     if name in _WAITS and not _retries(spec):
@@ -131,7 +131,7 @@ def _idle(spec: DeliverySpec, name: str) -> str | None:  # noqa: PLR0911 - a tab
     if name in _LIMITS and not spec.tolerates:
         return "nothing is tolerated: the first failure fails the job"
     if name == "tolerance_rate_duration" and spec.tolerance_rate_limit in {None, UNLIMITED}:
-        return "there is no errors.tolerance.rate.limit"
+        return "errors.tolerance.rate.limit is not set"
     if name in {"log_include_messages", "log_include_configs"} and not spec.log_enable:
         return "failures are not logged in full; say errors.log.enable=true"
     if name == "allow_skip" and (spec.dead_letter_sink or not spec.tolerates):

@@ -247,7 +247,7 @@ def _typed(extensions: Mapping[str, Any], ways: Mapping[str, str]) -> dict[str, 
             try:
                 typed[name] = json.loads(extensions[name], parse_constant=_refuse_constant)
             except (ValueError, RecursionError) as error:
-                text = f"the column 'encodings' says that the extension {name!r} is JSON, and it is none: {error}"
+                text = f"the column 'encodings' says that the extension {name!r} is JSON, and it is not: {error}"
                 raise Permanent(text, code=Code.INVALID_MESSAGE, native_code=f"invalid-{name}") from error
     return typed
 
@@ -262,7 +262,7 @@ def _judge_data(data: bytes, way: str | None, says: str) -> Permanent | None:
     except (ValueError, RecursionError) as error:
         what = "JSON" if way == "json" else "text"
         refused = Permanent(
-            f"{says} {what}, and the value is none: {error}", code=Code.INVALID_MESSAGE, native_code="invalid-data"
+            f"{says} {what}, and the value is not: {error}", code=Code.INVALID_MESSAGE, native_code="invalid-data"
         )
         refused.__cause__ = error
         return refused

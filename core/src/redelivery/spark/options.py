@@ -49,7 +49,7 @@ COMMON: Final[Mapping[str, str]] = {
 #: Options of a write, besides those of the delivery spec (`redelivery.formats.specs.options`).
 WRITE: Final[Mapping[str, str]] = {
     **COMMON,
-    "contentMode": "raw, binary or structured; unset: binary where the columns `type` and `source` are there, else raw",
+    "contentMode": "raw, binary or structured; unset: binary if the columns `type` and `source` exist, else raw",
     "requireAttributes": "comma list of CloudEvents attributes that must not be null",
     "writeId": "names this batch write, so that running it again gives every row the same id",
     "reportPath": "takes the report, as JSON: a file, or an existing folder (a file each run), at the driver",
@@ -68,10 +68,10 @@ READ: Final[Mapping[str, str]] = {
     "deadLetters": "true: read the dead letters (there is nothing else to read yet)",
     "deadLetterSink": "the sink's own URL, where letters went to a sink rather than to the native place",
     "run": "only the letters of this run (`DeliveryReport.run`)",
-    "letterKey": "references of the keys that letters were signed with, with commas between: what the headers of "
-    "others say is not believed, and the targets of those that are signed become columns",
-    "allowTargets": "targets of letters that become columns of a row, and so where it is written: comma list of names "
-    "or shell patterns, `column=value` of a broker's column that routes; any other is told by `_error.target` alone",
+    "letterKey": "references of the keys that letters were signed with, separated by commas: headers of unsigned "
+    "letters are not believed, and the targets of signed letters become columns",
+    "allowTargets": "which targets of letters become columns of a row, and so choose where it is written: names or "
+    "shell patterns, separated by commas (`column=value` for a broker's column that routes)",
 }
 #: `sink.<broker>.<name>`: client options of the sinks.
 SINK_PREFIX: Final = "sink."
@@ -303,7 +303,9 @@ def _with_sinks(spec: DeliverySpec, destination: BrokerPlugin, sink_client: Mapp
         shared = registry.client_options(plugin, {n.removeprefix(SINK_PREFIX): value for n, value in mine.items()})
         checked = registry.client_options(plugin, prefixed(sink.options, plugin.name))
         for name in shared.keys() & checked.keys():
-            raise ConfigurationError(f"the option '{prefix}{name}' is given twice: the sink has one of its own")
+            raise ConfigurationError(
+                f"the option '{prefix}{name}' is given twice: once for all sinks, once for this one"
+            )
         checked |= shared
         _refuse_literal_secrets(plugin, checked)
         sinks.append(replace(sink, options={f"{plugin.name}.{name}": value for name, value in checked.items()}))

@@ -109,7 +109,7 @@ def _delivery(document: object) -> Mapping[str, Any]:
                 raise InvalidSpec(f"{beside}: stands beside {path!r}, where it would be ignored; move it into the spec")
             outer = _mapping(outer[name], path)
             if name == "spec" and "delivery" not in outer:
-                raise InvalidSpec("spec: has no 'delivery', so there is no delivery spec in this document")
+                raise InvalidSpec("spec: has no 'delivery', so this document holds no delivery spec")
     return outer
 
 
