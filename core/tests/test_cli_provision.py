@@ -150,7 +150,7 @@ def test_it_warns_of_what_an_operator_should_see_to(url: str, capsys: pytest.Cap
     reads = ("--option", "deadLetterSink=native", "--reads", place)
     assert "the job reads its own dead letter sink" in warnings(capsys, url, *reads)
     gone = ("--option", "errors.tolerance=all", "--option", "allowSkip=true")
-    assert "is counted, and gone" in warnings(capsys, url, *gone)
+    assert "is counted and dropped" in warnings(capsys, url, *gone)
     other = url.replace("orders", "other")
     said = warnings(capsys, url, "--option", f"deadLetterSink={other}", "--reads", other)
     assert "is another place" in said
