@@ -9,6 +9,7 @@ import atexit
 import gc
 import importlib
 import os
+import secrets
 import socket
 import time
 import warnings
@@ -23,6 +24,9 @@ _LOOK: Final = 0.2
 #: How often a container is asked to freeze. An engine gives up at once where a process is just writing to the disk or
 #: starting another: of 397 such moments 26 wanted a second try, none more than five.
 _FREEZES: Final = 40
+#: Ports that are below those which systems give to outgoing connections (Linux: from 32768, others: from 49152).
+_PORTS: Final = range(20_000, 32_000)
+_TRIES: Final = 100
 
 
 class Container:
@@ -213,10 +217,22 @@ def _described(container: Any, image: str) -> Any:
 
 
 def free_port() -> int:
-    """A port of this host that nothing listens on now."""
-    with socket.socket() as free:
-        free.bind(("", 0))
-        return int(free.getsockname()[1])
+    """A port of this host that nothing listens on now, and that no outgoing connection is given in the meantime.
+
+    Raises:
+        OSError: none was found.
+    """
+    refused: OSError | None = None
+    for _ in range(_TRIES):
+        port = _PORTS.start + secrets.randbelow(len(_PORTS))
+        try:
+            with socket.socket() as free:
+                free.bind(("", port))
+        except OSError as error:
+            refused = error
+        else:
+            return port
+    raise OSError(f"no free port among {_PORTS}") from refused
 
 
 def image_for(broker: str, default: str) -> str:
