@@ -10,13 +10,13 @@ from __future__ import annotations
 from typing import Any, Final
 
 from redelivery.contract.codes import Code
-from redelivery.contract.context import INVALID, ErrorContext, checked
+from redelivery.contract.context import GIVEN_UP, INVALID, ErrorContext, checked
 from redelivery.formats.dialects import attach, included, read, strip
 
 __all__ = ["KINDS", "attach", "checked", "given_up", "included", "read", "strip", "undecodable"]
 
 #: Kinds of what a broker does by itself, with the code that says the same.
-KINDS: Final = {Code.EXPIRED: "expired", Code.DELIVERY_LIMIT: "delivery-limit", Code.TERMINATED: "terminated"}
+KINDS: Final = {code: kind for kind, code in GIVEN_UP.items()} | {Code.TERMINATED: "terminated"}
 
 
 def undecodable(broker: str, reason: str) -> ErrorContext:

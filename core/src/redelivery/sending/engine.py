@@ -300,7 +300,10 @@ class Engine:
             self.report.dead_lettered += 1
             self.report.because(record.reason)
             self._errors.write(
-                record, record.told or self._told(record), f"dead-lettered to {send_queue.url}", self._story(record)
+                record,
+                record.letter_context or self._context(record),
+                f"dead-lettered to {send_queue.url}",
+                self._story(record),
             )
             self.report.errors_logged += 1  # by the sink
             self._handled(record)
@@ -389,15 +392,15 @@ class Engine:
             raise self._failure(record, "no dead letter sink could take it")
         self.report.skipped += 1
         self.report.because(record.reason)
-        logged = self._errors.write(record, self._told(record), "skipped (allowSkip)", self._story(record))
+        logged = self._errors.write(record, self._context(record), "skipped (allowSkip)", self._story(record))
         self.report.errors_logged += logged
         self._handled(record)
 
     def _enter(self, record: Record, send_queue: SendQueue, *, wrapped: bool = False) -> None:
         """Hand the record to a sink as a letter; wrapped where the sink has refused what it holds."""
-        record.told = self._told(record)
+        record.letter_context = self._context(record)
         letter = record.letter(
-            record.told,
+            record.letter_context,
             self._spec,
             send_queue.capabilities,
             self._origin.configs,
@@ -430,9 +433,9 @@ class Engine:
         """Log the failure that fails the job, which nothing else has; for people its error tells it."""
         if self._spec.log_enable:
             fate = f"the job fails: {why}"
-            self.report.errors_logged += self._errors.write(record, self._told(record), fate, self._story(record))
+            self.report.errors_logged += self._errors.write(record, self._context(record), fate, self._story(record))
 
-    def _told(self, record: Record) -> ErrorContext:
+    def _context(self, record: Record) -> ErrorContext:
         """Why a record is given up, as letters and the log say it."""
         first = self._send_queues[0]
         return record.context(self._origin, broker=first.name, component=first.component, destination=first.url)

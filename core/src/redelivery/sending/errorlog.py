@@ -1,6 +1,6 @@
 """`ErrorLog`: failures as KIP-298 logs them, one JSON object each, where `errors.log.enable` asks for it.
 
-Unset, the first few are told as lines for people; the report has them all.
+Unset, the first few are logged as lines for people; the report counts all.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from redelivery.sending.record import Origin, Record
 
 log = logging.getLogger("redelivery.delivery")
 
-#: Failures that are told one by one where `errors.log.enable` is not set.
-_TOLD: Final = 5
+#: Failures that are logged one by one where `errors.log.enable` is not set.
+_MOST_WARNINGS: Final = 5
 
 
 class ErrorLog:
@@ -32,7 +32,7 @@ class ErrorLog:
     def __init__(self, spec: DeliverySpec, origin: Origin) -> None:
         self._spec = spec
         self._origin = origin
-        self._told = 0
+        self._warnings = 0
 
     def write(self, record: Record, context: ErrorContext, fate: str, story: str) -> bool:
         """Log one failure; False where the spec keeps it out of the log.
@@ -54,10 +54,10 @@ class ErrorLog:
             whole = {"fate": redact(fate), "duration_ms": round(record.seconds * 1000), **form}
             log.error(Redacted(json.dumps(whole)))
             return True
-        if spec.log_enable is False or self._told >= _TOLD:
+        if spec.log_enable is False or self._warnings >= _MOST_WARNINGS:
             return False
-        self._told += 1
+        self._warnings += 1
         log.warning("%s", f"{redact(fate)}: {story}")
-        if self._told == _TOLD:
+        if self._warnings == _MOST_WARNINGS:
             log.warning("further failures are counted, not logged, unless errors.log.enable is set")
         return True

@@ -89,7 +89,7 @@ class Record:
         sent: attempts at the job's own destination.
         ambiguous: one of them ended ambiguous.
         seconds: how long those attempts took, the waits between them included.
-        told: why it was given up, once it has been.
+        letter_context: why it was given up, once it has been.
         primary: the error that it was given up for; None as long as it has not been.
         sink_errors: what each sink said that could not take it.
         owner: who handed it over, and is told of its end.
@@ -113,7 +113,7 @@ class Record:
     component: str | None = None
     why: str = ""
     seconds: float = 0.0
-    told: ErrorContext | None = None
+    letter_context: ErrorContext | None = None
     primary: BrokerError | None = None
     first_failure_ms: int = 0
     last_failure_ms: int = 0

@@ -189,10 +189,10 @@ def _done(messages: list[WriterCommitMessage | None]) -> list[TaskDone]:
 def _log_abort(messages: list[WriterCommitMessage | None], job: Job, run: str) -> None:
     with contextlib.suppress(Exception):  # Spark would show this in place of the job's own error
         _log_to_stderr()
-        log.warning("%s", _told_of_abort(_done(messages), len(messages), job, run))
+        log.warning("%s", _abort_warning(_done(messages), len(messages), job, run))
 
 
-def _told_of_abort(done: list[TaskDone], tasks: int, job: Job, run: str) -> str:
+def _abort_warning(done: list[TaskDone], tasks: int, job: Job, run: str) -> str:
     """What is known of a write that failed: a task that failed leaves no account but its error."""
     where, failed = redact(job.settings.url), tasks - len(done)
     unknown = f"what {failed} of its {tasks} tasks delivered before they ended is not known here: see their errors"
