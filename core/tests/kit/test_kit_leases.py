@@ -9,7 +9,7 @@ from redelivery.contract.broker import Accept, Outcome, Received, Release, Retry
 from redelivery.contract.codes import Code
 from redelivery.contract.message import Message
 from redelivery.errors import Ambiguous, Fatal, LeaseLost, Permanent
-from redelivery.kit.leases import Lease, Settlement, is_held, lost, prolonged
+from redelivery.kit.leases import Lease, Settlement, answer_extend, is_held, lost, prolonged
 
 
 def received(number: int, expires: float | None = None) -> Received:
@@ -109,3 +109,20 @@ def test_the_rest_can_be_answered_alike() -> None:
     error = Fatal("the broker is gone")
     call.answer_rest(error)
     assert call.answers == [None, error]
+
+
+def test_prolonged_leases_are_answered_in_order_and_the_others_stay_as_they_were() -> None:
+    messages = [received(number, 10.0) for number in range(4)]
+    answers = answer_extend(messages, {0: 20.0, 1: Permanent("no"), 2: None}, lost_one)
+    assert [each.expires for each in answers[:3]] == [20.0, 10.0, 10.0]
+    assert messages[0].lease.expires == 20.0
+    assert isinstance(answers[3], LeaseLost)
+    assert answer_extend([], {}, lost_one) == []
+
+
+def test_where_every_lease_that_was_tried_failed_the_call_fails() -> None:
+    messages = [received(number, 10.0) for number in range(3)]
+    error = Fatal("no right")
+    with pytest.raises(Fatal, match="no right"):
+        answer_extend(messages, {0: error, 1: None}, lost_one)
+    assert all(isinstance(each, LeaseLost) for each in answer_extend(messages, {}, lost_one))

@@ -22,7 +22,7 @@ from redelivery.base.clock import Clock, SystemClock
 from redelivery.contract.broker import Outcome, Received
 from redelivery.errors import Ambiguous, BrokerError, LeaseLost
 
-__all__ = ["Clock", "Lease", "Settlement", "SystemClock", "is_held", "lost", "prolonged"]
+__all__ = ["Clock", "Lease", "Settlement", "SystemClock", "answer_extend", "is_held", "lost", "prolonged"]
 
 T = TypeVar("T")
 
@@ -67,6 +67,34 @@ def prolonged(received: Received, expires: float) -> Received:
     """Return a message whose lease now ends at another time, monotonic seconds."""
     received.lease.expires = expires
     return replace(received, expires=expires)
+
+
+def answer_extend(
+    leases: Sequence[Received], ends: Mapping[int, float | BrokerError | None], lost: Callable[[Received], LeaseLost]
+) -> list[Received | LeaseLost]:
+    """Return the answers of a call of `Receiver.extend`, in order.
+
+    Args:
+        leases: as they came.
+        ends: by index, when the lease ends now (monotonic seconds), the error that kept it from being prolonged, or
+            None where that was not tried: both are answered with the message as it was. What is missing here is lost.
+        lost: makes the answer for those.
+
+    Raises:
+        BrokerError: each that was tried failed; the first of the errors.
+    """
+    tried = [end for end in ends.values() if end is not None]
+    errors = [end for end in tried if isinstance(end, BrokerError)]
+    if errors and len(errors) == len(tried):
+        raise errors[0]
+    answers: list[Received | LeaseLost] = []
+    for at, received in enumerate(leases):
+        end = ends.get(at)
+        if at not in ends:
+            answers.append(lost(received))
+        else:
+            answers.append(prolonged(received, end) if isinstance(end, float | int) else received)
+    return answers
 
 
 class Settlement:

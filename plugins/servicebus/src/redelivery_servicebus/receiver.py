@@ -16,7 +16,7 @@ from azure.servicebus import ServiceBusMessage, ServiceBusReceivedMessage, Servi
 from redelivery.contract.broker import Accept, Outcome, Received, Receiver, Release, Retry, Terminate
 from redelivery.contract.codes import Code
 from redelivery.errors import BrokerError, Fatal, LeaseLost, Permanent, Retriable
-from redelivery.kit.leases import Lease, Settlement, is_held, lost, prolonged
+from redelivery.kit.leases import Lease, Settlement, answer_extend, is_held, lost
 from redelivery.kit.roles import Resource
 from redelivery_servicebus import codec
 from redelivery_servicebus.address import Address
@@ -110,25 +110,20 @@ class ServicebusReceiver(Resource, Receiver):
     def extend(self, leases: Sequence[Received], seconds: float) -> Sequence[Received | LeaseLost]:  # noqa: ARG002 - a lock's length is its queue's
         self.check_open("prolonging locks in")
         deadline = self._deadline("prolonging locks in")
-        answers: list[Received | LeaseLost] = []
-        errors: list[BrokerError] = []
-        renewed = 0
-        for received in leases:
-            answer: Received | LeaseLost = received  # the caller sees that it is as long as before
+        ends: dict[int, float | BrokerError | None] = {}
+        failed = False
+        for at, received in enumerate(leases):
             if not is_held(received):
-                answer = self._lost(received)
-            elif not errors and not deadline.is_late():
+                continue
+            ends[at] = None
+            if not failed and not deadline.is_late():
                 try:
-                    answer = prolonged(received, self._renew(received, deadline))
-                    renewed += 1
-                except LeaseLost as lease_lost:
-                    answer = lease_lost
+                    ends[at] = self._renew(received, deadline)
+                except LeaseLost:
+                    del ends[at]
                 except BrokerError as error:
-                    errors.append(error)
-            answers.append(answer)
-        if errors and not renewed:
-            raise errors[0]
-        return answers
+                    ends[at], failed = error, True
+        return answer_extend(leases, ends, self._lost)
 
     def _release(self) -> None:
         """Leave locked messages locked until their locks run out: another thread may still be handling them."""

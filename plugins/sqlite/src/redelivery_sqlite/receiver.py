@@ -18,7 +18,7 @@ from typing import Any, Final
 from redelivery.contract.broker import Accept, Outcome, Received, Receiver, Release, Retry, Terminate
 from redelivery.errors import BrokerError, LeaseLost
 from redelivery.kit.errors import Code
-from redelivery.kit.leases import Clock, Settlement, SystemClock, lost, prolonged
+from redelivery.kit.leases import Clock, Settlement, SystemClock, answer_extend, lost
 from redelivery.kit.roles import Resource
 from redelivery_sqlite import codec
 from redelivery_sqlite.address import Address
@@ -110,13 +110,8 @@ class SqliteReceiver(Resource, Receiver):
             return valid
 
         extended = self._store.draining(self.doing("prolonging leases of"), work)
-        answers: list[Received | LeaseLost] = []
-        for received in leases:
-            if _is_among(received.lease, extended):
-                answers.append(prolonged(received, monotonic + seconds))
-            else:
-                answers.append(self._lost(received))
-        return answers
+        ends = {at: monotonic + seconds for at, each in enumerate(leases) if _is_among(each.lease, extended)}
+        return answer_extend(leases, ends, self._lost)
 
     def _release(self) -> None:
         """What is leased stays so until its lease ends: somebody may still be handling it."""

@@ -15,7 +15,7 @@ from typing import Any, Final
 from redelivery.contract.broker import Accept, Outcome, Received, Receiver, Release, Retry, Terminate
 from redelivery.errors import BrokerError, LeaseLost
 from redelivery.kit.leases import Lease as KitLease
-from redelivery.kit.leases import Settlement, is_held, lost, prolonged
+from redelivery.kit.leases import Settlement, answer_extend, is_held, lost
 from redelivery.kit.roles import Resource
 from redelivery_sqs import codec
 from redelivery_sqs.address import Address
@@ -108,19 +108,9 @@ class SqsReceiver(Resource, Receiver):
         now = time.monotonic()
         lasting = {at: lease.seconds(seconds) for at, lease in valid.items()}
         asked = [(lease.handle, lasting[at]) for at, lease in valid.items()]
-        extended = dict(zip(valid, self._queue.hide("prolonging leases of", asked), strict=True))
-        failed = [error for error in extended.values() if error is not None and not is_lost(error)]
-        if failed and len(failed) == len(extended):
-            raise failed[0]
-        answers: list[Received | LeaseLost] = []
-        for at, received in enumerate(leases):
-            if at not in extended or is_lost(extended[at]):
-                answers.append(self._lost(received))
-            elif extended[at] is not None:
-                answers.append(received)  # unchanged: the caller sees that, and may ask again
-            else:
-                answers.append(prolonged(received, now + lasting[at]))
-        return answers
+        told = dict(zip(valid, self._queue.hide("prolonging leases of", asked), strict=True))
+        ends = {at: now + lasting[at] if error is None else error for at, error in told.items() if not is_lost(error)}
+        return answer_extend(leases, ends, self._lost)
 
     # --- receiving ---
 
