@@ -13,7 +13,7 @@ from pika import data
 from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
 from pika.spec import Basic
 
-TRIED: Final = ("1.4.4",)
+TRIED: Final = ("1.4.0", "1.4.4")
 
 #: A field value of a table, and the offset behind it.
 Decoder = Callable[[bytes, int], tuple[Any, int]]
