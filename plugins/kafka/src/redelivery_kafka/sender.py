@@ -225,24 +225,28 @@ class KafkaSender(Resource, Sender):
     # --- settling ---
 
     def _take_reports(self, producer: ProducerInstance) -> None:
-        """Attribute each reported failure to its row."""
+        """Attribute each reported failure to its row. Rows that failed for the same reason share one error."""
+        known: dict[tuple[object, ...], BrokerError] = {}
         for sent, index, error, has_partition in self._in_flight.take_reports():
             producer.ends_by(error)
-            found = self._classify_report(producer, sent, index, error, has_partition=has_partition)
-            found.__cause__ = found.__cause__ or KafkaException(error)
-            self._in_flight.fail(sent, index, found, unknown_target(error))
+            topic = sent.topic(index, self._address.topic)
+            reason = (sent.first_slot, topic, error.code(), error.str(), has_partition, producer.fatal_error is None)
+            if reason not in known:
+                found = self._classify_report(producer, sent.batch, topic, error, has_partition=has_partition)
+                found.__cause__ = found.__cause__ or KafkaException(error)
+                known[reason] = found
+            self._in_flight.fail(sent, index, known[reason], unknown_target(error))
 
     def _classify_report(
-        self, producer: ProducerInstance, sent: BatchInFlight, index: int, error: KafkaError, *, has_partition: bool
+        self, producer: ProducerInstance, batch: Batch, topic: str, error: KafkaError, *, has_partition: bool
     ) -> BrokerError:
-        topic = sent.topic(index, self._address.topic)
         own, doing, name = topic == self._address.topic, f"storing in {quoted(topic)}", error.name()
         fatal = producer.fatal_error
-        if name == "_PURGE_QUEUE" and producer.stopped_at_gap and sent.batch.ordered and not producer.connection_lost:
+        if name == "_PURGE_QUEUE" and producer.stopped_at_gap and batch.ordered and not producer.connection_lost:
             return self._kept_back()
         if name in _NEVER_SENT and fatal is not None and fatal.name() in _MAY_NOT_WRITE:
             return classify(fatal, doing, own=own)
-        found = classify(error, doing, rows=1 if sent.batch.isolate or self._one_per_request else 2, own=own)
+        found = classify(error, doing, rows=1 if batch.isolate or self._one_per_request else 2, own=own)
         if name in _NEVER_SENT and not has_partition:
             text = f"{found}; it had no partition yet, so it was never sent; {producer.last_error}"
             return Retriable(text.rstrip("; "), code=Code.DEADLINE_EXCEEDED, native_code=name)
