@@ -69,15 +69,15 @@ class WithDeadLetterFolder(Sender):
             self._in_flight[batch.number] = batch
 
     def collect(self, wait: float) -> Sequence[Settled]:
-        told, self._settled = self._settled, []
-        told += [self._told(each) for each in self._sender.collect(0 if told else wait)]
-        return told
+        settled, self._settled = self._settled, []
+        settled += [self._kept(each) for each in self._sender.collect(0 if settled else wait)]
+        return settled
 
     def close(self) -> None:
         self._folder.close()
         self._sender.close()
 
-    def _told(self, settled: Settled) -> Settled:
+    def _kept(self, settled: Settled) -> Settled:
         batch = self._in_flight.pop(settled.batch, None)
         if batch is None or not (settled.failures or settled.error):
             return settled
