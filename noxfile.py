@@ -158,7 +158,7 @@ NO_SPARK = ["-m", "not spark"]
 #: Where brokers are said to be there, as in the continuous integration, one that is missing is a failure.
 REQUIRED = ["--require-brokers"] if os.environ.get("REDELIVERY_REQUIRE_BROKERS") else []
 #: Test processes that run at a time. Most of a broker's tests is waiting, so they are more than processors.
-SLOTS = 4
+SLOTS = 5
 #: How many processes share each suite of a broker whose tests wait longest: each has a broker of its own.
 PARTS = {"kafka": 3, "servicebus": 3, "sqs": 3, "rabbitmq": 2}
 #: What the default run takes though newer versions are here, as the newest does not pass yet (docs/decisions/0034).
