@@ -1,11 +1,13 @@
 """The plugin contract: a broker, its roles, and what each call returns and raises.
 
 `docs/plugin_contract.md` is the page to read first. A plugin registers a `BrokerPlugin` (`hooks.py`): URL schemes and a
-factory. The factory makes a `Broker` on the machine that will use it. A broker gives up to four small roles and says by
-`Capabilities` which of them, how well, and within which limits. The suite `redelivery_conformance` proves it.
+factory. The factory makes a `Broker` on the machine that will use it. A broker has up to four small roles. Its
+`Capabilities` say which roles it has, how well each works, and within which limits. The suite `redelivery_conformance`
+proves it.
 
-Every call returns or raises within its stated time: `send` by its deadline, `collect` and `receive` by their wait, any
-other within 30 seconds, by timeouts that the plugin gives its client. Waiting so long, by polling too, is no sleep.
+Every call returns or raises within its stated time. `send` returns by its deadline, `collect` and `receive` within
+their wait, and any other call within 30 seconds: the plugin gives its client these timeouts. A plugin may poll while it
+waits.
 """
 
 from __future__ import annotations
@@ -75,8 +77,8 @@ class Settled:
         batch: `Batch.number`.
         failures: the rows that failed, each index once at most.
         error: where not None, every row *not* in `failures` failed with it (a lost connection).
-        duplicates: how many rows the broker recognised (by identity, else id) and did not store again, where it
-            tells (`Capabilities.reports_duplicates`).
+        duplicates: how many rows the broker recognised (by identity, else by id) and did not store again. Only brokers
+            with `Capabilities.reports_duplicates` report it.
     """
 
     batch: int
@@ -86,15 +88,15 @@ class Settled:
 
 
 class Role(ABC):
-    """A part of a broker that can be closed by itself.
+    """A part of a broker that can be closed separately.
 
-    Closing twice is allowed and does nothing; using a closed role is an error. What a receiver had leased stays leased
-    until its leases end.
+    Closing twice is allowed and does nothing; using a closed role is an error. Leases that a receiver holds continue
+    until they end.
     """
 
     @abstractmethod
     def close(self) -> None:
-        """Give back what the role holds. Never hangs: bounded by the client's own close timeout."""
+        """Give back what the role holds. Never hangs: the client's own close timeout bounds it."""
 
     def __enter__(self) -> Self:
         return self
@@ -104,23 +106,23 @@ class Role(ABC):
 
 
 class Sender(Role):
-    """Leases batches to the broker, and tells which are settled. Used by one thread at a time.
+    """Sends batches to the broker, and reports which are settled. Used by one thread at a time.
 
-    A batch handed over is settled exactly once, by its deadline; what is unknown then is `Ambiguous`.
+    A batch is settled exactly once, by its deadline. Rows whose result is still unknown then are `Ambiguous`.
     """
 
     def check(self, *, deadline: float) -> None:
-        """Find out whether rows could be sent to the URL's own target: is it there, and may this user send to it?
+        """Find out whether rows could be sent to the URL's own target: whether it exists, and this user may send to it.
 
-        Called on the driver, before any row is sent. Must send nothing, and make nothing that `send` would not make.
-        By default there is nothing to ask, because `Broker.sender` has asked.
+        Called on the driver, before any row is sent. Must send nothing, and create nothing that `send` would not
+        create. The default does nothing, because `Broker.sender` has already asked.
 
         Args:
             deadline: `time.monotonic()` seconds by which it must have returned.
 
         Raises:
-            BrokerError: what every row would fail with. Retriable or Ambiguous where that is not known now, or where
-                this user has no right to look.
+            BrokerError: what every row would fail with. Retriable or Ambiguous where the answer is not known now, or
+                where this user has no right to ask.
         """
 
     @abstractmethod
@@ -132,18 +134,18 @@ class Sender(Role):
             deadline: `time.monotonic()` seconds by which `collect` must have settled it.
 
         Raises:
-            BrokerError: the batch was not handed over; every row of it failed with this error, and `collect`
-                must not mention it.
+            BrokerError: the batch was not handed over. Each of its rows failed with this error, and `collect` must not
+                report it.
         """
 
     @abstractmethod
     def collect(self, wait: float) -> Sequence[Settled]:
-        """Tell which batches have been settled since the last call.
+        """Report which batches have been settled since the last call.
 
-        Called about once a second while the sender is open, with nothing in flight too: the place for heartbeats.
+        Called about once a second while the sender is open, even with nothing in flight: send heartbeats here.
 
         Args:
-            wait: how long to wait, at most, for the first of them, in seconds; 0 only looks.
+            wait: how long to wait, at most, for the first batch, in seconds; 0 does not wait.
 
         Returns:
             The settled batches, possibly none. With nothing in flight it returns at once.
@@ -167,10 +169,10 @@ class Retry:
 
 @dataclass(frozen=True, slots=True)
 class Terminate:
-    """Outcome: move it to the dead letter place as `letter` (the message with its error context), then forget it.
+    """Outcome: move it to the dead letter queue as `letter` (the message with its error context), then forget it.
 
-    Another letter of its id must not swallow it: only its `identity` says that it is there already.
-    `reason` and `description` are for brokers that keep their own.
+    Another letter with the same id must not suppress it: only the same `identity` means that it is already stored.
+    `reason` and `description` are for brokers that store their own.
     """
 
     letter: Message
@@ -180,7 +182,7 @@ class Terminate:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Outcome: not handled; back to its place. Does not count as an attempt, where the broker can leave it out."""
+    """Outcome: not handled; return it to its queue. Does not count as an attempt, where the broker allows that."""
 
 
 Outcome = Accept | Retry | Terminate | Release
@@ -188,11 +190,11 @@ Outcome = Accept | Retry | Terminate | Release
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Where a message was read, where the broker's places are numbered: the context of its letter says so.
+    """Where a message was read, on brokers that number places. Core writes it into the context of the message's letter.
 
     Attributes:
         topic, partition, offset: the place.
-        timestamp_type: whose time the message's timestamp is: CREATE_TIME or LOG_APPEND_TIME (the broker's own).
+        timestamp_type: which clock set the message's timestamp: CREATE_TIME or LOG_APPEND_TIME (the broker's).
     """
 
     topic: str
@@ -210,13 +212,13 @@ class Received:
         attempt: 1 for the first delivery; see `Capabilities.attempts` for how far to trust it.
         lease: the broker's own handle; opaque.
         expires: `time.monotonic()` seconds when the lease runs out unless extended; None: with the connection. The
-            broker's clock starts before its answer is here, at some moment after it was asked: count from that request,
-            also for what was fetched ahead. An end that is told too early costs a settlement, one too late a double.
+            broker's clock starts at some moment between the request and the answer: count from the request, also for
+            messages fetched ahead. An end reported too early costs a settlement; one reported too late, a duplicate.
         position: names the message for people and logs.
-        lasting: the position is the same each time that this message is given, and never another message's.
-        first_ms: when it was first delivered, milliseconds since the epoch; None where the broker does not tell.
-        undecodable: what of it the plugin could not decode; core dead-letters it unhandled, with this reason.
-        source: where it was read; None where that has no numbers.
+        lasting: the position is the same on each delivery of this message, and no other message ever has it.
+        first_ms: when it was first delivered, milliseconds since the epoch; None where the broker does not report it.
+        undecodable: which part of it the plugin could not decode; core dead-letters it unhandled, with this reason.
+        source: where it was read; None on brokers that do not number places.
     """
 
     message: Message
@@ -247,20 +249,20 @@ class Receiver(Role):
 
         Returns:
             One answer each, in order. None: done. LeaseLost: the lease had run out, was revoked, or was already
-            settled, and nothing was changed. BrokerError: the broker refused this one.
+            settled, and nothing was changed. BrokerError: the broker refused this outcome.
 
         Raises:
-            BrokerError: none was settled, or (Ambiguous) it is unknown which.
-            Unsupported: an outcome is one that the capabilities deny, or a delay is over `Limits.delay_max`; none
-                was settled. Core asks for no such thing.
+            BrokerError: none was settled, or (Ambiguous) it is unknown which were.
+            Unsupported: the capabilities exclude an outcome, or a delay exceeds `Limits.delay_max`; none was settled.
+                Core requests no such outcome.
         """
 
     @abstractmethod
     def extend(self, leases: Sequence[Received], seconds: float) -> Sequence[Received | LeaseLost]:
-        """Prolong leases to `seconds` from now; one answer each, in order.
+        """Prolong leases to `seconds` from now; return one answer each, in order.
 
         Raises:
-            BrokerError: none was prolonged, or it is unknown which.
+            BrokerError: none was prolonged, or it is unknown which were.
             Unsupported: leases cannot be prolonged here.
         """
 
@@ -270,7 +272,7 @@ class Receiver(Role):
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One attribute of a native object that is not as the spec wants it."""
+    """One attribute of a native object that differs from the spec."""
 
     attribute: str
     wanted: str
@@ -284,8 +286,8 @@ class Difference:
 class NativeObject:
     """A queue, topic, exchange or file that a spec needs.
 
-    `action` is "create" (it is missing), "keep" (it is right) or "differs" (it exists with other attributes,
-    which are never altered unless told to).
+    `action` is "create" (it is missing), "keep" (it is right) or "differs" (it exists with other attributes; redelivery
+    alters those only on request).
     """
 
     kind: str
@@ -298,23 +300,23 @@ class NativeObject:
     def compared(
         cls, kind: str, name: str, attributes: Mapping[str, str], differences: Sequence[Difference]
     ) -> NativeObject:
-        """One that exists."""
+        """An existing object, by its kind and name."""
         action: Literal["keep", "differs"] = "differs" if differences else "keep"
         return cls(kind=kind, name=name, action=action, attributes=attributes, differences=differences)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What a spec means natively.
+    """The native objects that a spec needs.
 
     Attributes:
-        objects: what it needs at the broker.
-        status: what its first sink is resolved to, where that is the native place (`DeliveryStatus.of`) or another
-            that the admin knows. Empty where the spec has no sink, though a place for what the broker itself
-            dead-letters may be among the objects.
-        approximations: what of the spec is done otherwise than it says, a sentence each.
-        warnings: what an operator should see to, though nothing differs from the spec: letters forgotten earlier
-            than the messages of their source, dead-lettering that may lose, rights that were missing to look.
+        objects: what the spec needs at the broker.
+        status: where the spec's first sink leads, if that is the native place (`DeliveryStatus.of`) or another that the
+            admin knows. Empty where the spec has no sink; even then the objects may include a place for messages that
+            the broker itself dead-letters.
+        approximations: how the broker's behaviour differs from the spec, one sentence each.
+        warnings: what an operator should look at, though nothing differs from the spec: letters that are deleted
+            earlier than the messages of their source, dead-lettering that may lose messages, missing rights to look.
         sinks: URLs of those of the spec's sinks, other than `native`, that are among the objects.
     """
 
@@ -330,7 +332,7 @@ class Plan:
         return any(item.action != "keep" for item in self.objects)
 
     def refuse_differences(self, where: str) -> None:
-        """Raise Fatal, code DIFFERS, naming each attribute, where something exists otherwise than it should be."""
+        """Raise Fatal, code DIFFERS, naming each attribute, where an existing object differs from what it should be."""
         found = [f"{item.name}: {each}" for item in self.objects for each in item.differences]
         if found:
             raise Fatal(f"{where} is not altered, though it differs: {'; '.join(found)}", code=Code.CONFLICT)
@@ -349,15 +351,15 @@ class Admin(Role):
 
     @abstractmethod
     def provision(self, spec: DeliverySpec) -> DeliveryStatus:
-        """Make what is missing. Idempotent; never alters what exists.
+        """Create what is missing. Idempotent; never alters existing objects.
 
         Raises:
-            BrokerError: refused, or something exists that differs (each difference named).
+            BrokerError: the broker refused, or an existing object differs (the text names each difference).
         """
 
     @abstractmethod
     def depth(self) -> int:
-        """Messages waiting at this destination; leased ones included where that can be told, dead letters not."""
+        """Count the messages waiting here: leased ones too where the broker counts them, dead letters never."""
 
 
 # --- dead letters --------------------------------------------------------------------------------------------------
@@ -365,17 +367,18 @@ class Admin(Role):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Letter:
-    """A dead letter as it lies in its place.
+    """A dead letter as it is stored.
 
     Attributes:
         position: names it within its place, for `remove`; opaque text, never used again for another letter.
         message: as stored, its context headers included.
-        context: what only the broker itself knows of why it is there; None where it says nothing. What is
-            written in headers is read by core, whichever dialect wrote it. A letter that cannot be decoded is given as
-            far as it can be read, with kind "invalid" and a reason here. What the broker gave up by itself has one of
-            the kinds of `context.GIVEN_UP`: "delivery-limit" or "expired".
-        dead_lettered_ms: when it came there, milliseconds since the epoch; None where unknown.
-        signed: whether one of the reader's keys has signed it; None where the reader has none. Plugins leave it.
+        context: what only the broker itself knows of the reason; None where it reports nothing. Core reads what headers
+            hold, in any dialect. A letter that cannot be decoded is returned as far as it can be read, with kind
+            "invalid" and a reason here. A message that the broker itself gave up has one of the kinds of
+            `context.GIVEN_UP`: "delivery-limit" or "expired".
+        dead_lettered_ms: when it was dead-lettered, milliseconds since the epoch; None where unknown.
+        signed: whether one of the reader's keys has signed it; None where the reader has no keys. Plugins do not set
+            it.
     """
 
     position: str
@@ -385,20 +388,22 @@ class Letter:
     signed: bool | None = None
 
     def __post_init__(self) -> None:
-        """Check what the broker tells: it may be somebody else's word. What nobody can show becomes unknown."""
+        """Check what the broker reports: anyone may have written it. A date that no clock shows becomes unknown."""
         if self.context is not None:
             object.__setattr__(self, "context", sound(self.context))
         object.__setattr__(self, "dead_lettered_ms", moment_ms(self.dead_lettered_ms))
 
 
 class DeadLetters(Role):
-    """Reads and removes what lies in a dead letter place."""
+    """Reads and removes dead letters."""
 
     @abstractmethod
     def browse(self) -> Iterator[Letter]:
-        """Oldest first, left in place, in bounded memory. Ends at what was there when it began.
+        """Return the letters, oldest first, and leave them in place. Ends with the last one that existed at the start.
 
-        A broker that cannot look without taking may hide what it shows from others, until the next look or `close`.
+        Uses bounded memory.
+
+        A broker that cannot look without taking may hide these letters from others, until the next look or `close`.
         """
 
     @abstractmethod
@@ -410,15 +415,15 @@ class DeadLetters(Role):
         """Remove all letters; returns how many."""
 
     def move_back(self, *, wait: float) -> int:  # noqa: ARG002
-        """Have the broker itself move all letters back to work, as they are; returns how many, when it is done.
+        """Have the broker itself move all letters back to the source, unchanged; return how many, once it has finished.
 
         Args:
             wait: how long it may take, in seconds.
 
         Raises:
-            Ambiguous: it goes on; the text says how far it is.
-            BrokerError: it was not begun, or ended early; what was not moved is still there.
-            Unsupported: the capability `redrive` is none.
+            Ambiguous: the move continues; the text says how far it has come.
+            BrokerError: the move did not begin, or ended early; letters that were not moved are still in place.
+            Unsupported: the capability `redrive` is `none`.
         """
         raise Unsupported("this broker does not move its letters back by itself (capability `redrive`)")
 
@@ -427,20 +432,20 @@ class DeadLetters(Role):
 
 
 class Broker(Role):
-    """One destination, opened. A role that is not overridden is not there, and asking for it raises `Unsupported`.
+    """One destination, opened. Asking for a role that the plugin does not override raises `Unsupported`.
 
-    One process may have several brokers of one destination. A broker may be inherited by a fork, and the child then
-    makes roles of its own; a role is used in the process that made it, and harms nothing in another.
+    One process may have several brokers of one destination. A forked child may inherit a broker, and then makes its own
+    roles. A role is used only in the process that made it; in another process it does no harm.
 
     Attributes:
         capabilities: what it can do, here and now; may refine the plugin's static ones.
         name: the plugin's name, for messages.
-        canonical_url: the destination as the plugin itself writes it, so that two spellings of one place are
-            recognised as such; None: URLs are compared as they are written.
-        hosts: names or addresses of the hosts that its clients connect to, as far as options name them; empty: none.
-            None: the plugin does not tell, so a deployment that restricts hosts refuses it.
-        insecure: what of its connections a security-minded operator would not allow, a clause each: credentials over
-            plain text to a host that is not local, verification that is switched off. Core warns, or refuses.
+        canonical_url: the destination in the plugin's own spelling, so that core recognises two spellings of one place;
+            None: core compares URLs as written.
+        hosts: names or addresses of the hosts that its clients connect to, as far as options name them; empty: no host.
+            None: the plugin does not report them, so a deployment that restricts hosts refuses it.
+        insecure: properties of its connections that an operator may not allow, one clause each: credentials in plain
+            text to a host that is not local, verification switched off. Core warns, or refuses.
     """
 
     name: str
@@ -450,43 +455,48 @@ class Broker(Role):
     insecure: Sequence[str] = ()
 
     def is_at(self, other: Broker) -> bool:
-        """Whether another broker is opened at this very place."""
+        """Return whether another broker is opened at this very place."""
         return self.canonical_url is not None and self.canonical_url == other.canonical_url
 
     def close(self) -> None:
-        """Give back what the broker itself holds, besides its roles; by default nothing."""
+        """Give back what the broker itself holds, apart from its roles; the default does nothing."""
 
     def sender(self) -> Sender:
-        """A new sender; the first I/O may happen here. Raises BrokerError, Unsupported."""
+        """Return a new sender; the first I/O may happen here. Raises BrokerError, Unsupported."""
         raise self._without("sender role")
 
     def native_sink(self) -> str:
-        """URL of this destination's native dead letter place: one that this plugin's sender can send to.
+        """Return the URL of this destination's native dead letter queue: one that this plugin's sender can send to.
 
-        A native place opened by this URL is its own native place: dead letters have no dead letters. May ask the
-        broker; what it does not ask, the `check` of a sender at this URL must find out.
+        A native place opened by this URL is its own native place: dead letters have no dead letters. The call may ask
+        the broker. If it does not, `check` of a sender at this URL must find out whether the place exists.
 
         Raises:
-            ConfigurationError: it has not been provisioned; the text holds the command that does it.
+            ConfigurationError: it has not been provisioned; the text holds the command that provisions it.
             BrokerError, Unsupported
         """
         raise self._without("native dead letter place")
 
     def sibling(self, name: str) -> str:  # noqa: ARG002
-        """URL of another place at the same broker, by its native name (queue, topic). No I/O. Raises Unsupported."""
+        """Return the URL of another place at the same broker, by its native name (queue, topic). No I/O.
+
+        Raises:
+            Unsupported
+        """
         raise self._without("other places that a bare name could name")
 
     def subscription(self, name: str) -> str:  # noqa: ARG002
-        """URL of a named subscription to this destination: its own place, with a copy of each message sent here.
+        """Return the URL of a named subscription to this destination: it gets its own copy of each message.
 
-        It is opened as any other URL is: its receiver takes from the copy, its admin role makes what the name needs,
-        which receiving never does, and its letters are its own or say for whom they failed. Receivers of one name
-        share one copy, and no outcome of theirs is felt by another name. The copy begins when the name is provisioned,
-        or earlier. No I/O.
+        The URL opens as any other does. Its receiver reads the copy; its admin role creates the objects that the name
+        needs, which receiving never does; its letters are its own or say for which subscription they failed. Receivers
+        of one name share one copy, and their outcomes do not affect other names. The copy begins when the name is
+        provisioned, or earlier. No I/O.
 
         Raises:
-            Unsupported: the capability `subscriptions` is none, or this destination is one queue; the text says which.
-            ConfigurationError: no subscription can have this name, or the URL is one's already.
+            Unsupported: the capability `subscriptions` is `none`, or this destination is one queue; the text says
+                which.
+            ConfigurationError: no subscription can have this name, or the URL is already that of a subscription.
         """
         raise Unsupported(
             f"{self.name}: a message here is for one receiver, so no name has its own copy (capability "
@@ -494,10 +504,10 @@ class Broker(Role):
         )
 
     def resolve(self, ref: Ref) -> str:
-        """URL of the place at the same broker that a reference names. No I/O: Kubernetes is not asked.
+        """Return the URL of the place at the same broker that a reference names. No I/O: Kubernetes is not asked.
 
-        As it stands it refuses what `Capabilities.ref_kinds` does not name, and takes the name for a sibling's. A
-        plugin overrides it for kinds whose place no bare name means.
+        The default refuses kinds that `Capabilities.ref_kinds` does not list, and treats the name as a sibling's. A
+        plugin overrides it for kinds whose place a bare name cannot identify.
 
         Raises:
             ConfigurationError: another kind, group or namespace.
@@ -507,19 +517,18 @@ class Broker(Role):
         return self.sibling(ref.name)
 
     def receiver(self, *, lease: timedelta = timedelta(seconds=30)) -> Receiver:  # noqa: ARG002
-        """A new receiver whose leases last `lease`. Raises BrokerError, Unsupported."""
+        """Return a new receiver whose leases last `lease`. Raises BrokerError, Unsupported."""
         raise self._without("receiver role")
 
     def admin(self) -> Admin:
-        """A new admin. Raises BrokerError, Unsupported."""
+        """Return a new admin. Raises BrokerError, Unsupported."""
         raise self._without("admin role")
 
     def dead_letters(self, *, direct: bool = False) -> DeadLetters:  # noqa: ARG002
-        """The dead letters of this destination, from its native place.
+        """Return the dead letters of this destination, from its native place.
 
-        With `direct` the URL itself names the place that letters were sent to (a sink given by URL). Without it, a URL
-        that is what `native_sink` gives for another is that very place.
-        Raises BrokerError, Unsupported.
+        With `direct` the URL itself names the place that letters were sent to (a sink given by URL). Without `direct`,
+        a URL that `native_sink` returns for another destination names that place. Raises BrokerError, Unsupported.
         """
         raise self._without("dead letters role")
 
@@ -533,12 +542,12 @@ class BrokerPlugin:
 
     Attributes:
         name: short, lower case; also the prefix of its client options (`<name>.`).
-        schemes: URL schemes it opens, the first being the one it is called by.
+        schemes: URL schemes it opens; the first is the usual one.
         version: the distribution's version.
         capabilities: what its brokers can do, before any is connected.
         connect: makes a `Broker` of a URL and its own options (keys without the prefix, secrets resolved). No I/O.
             Raises InvalidURL, UnknownOption, ConfigurationError.
-        options: its client options, each with one line of help; anything else is refused by core.
+        options: its client options, each with one line of help; core refuses all others.
         open_options: accept options beyond `options` (a client with hundreds of settings checks its own).
         contract: the contract version it was written for.
     """

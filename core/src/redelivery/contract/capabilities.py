@@ -1,6 +1,6 @@
-"""What a broker can do, and its limits, as data: one part of the plugin contract, whose other part is `broker.py`.
+"""Broker capabilities and limits as data: one part of the plugin contract; `broker.py` is the other.
 
-The one source for the engine, the conformance suite and the README's table.
+The engine, the conformance suite and the README's table all read them.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Final, Literal
 
 
 class Support(StrEnum):
-    """How well a broker does a thing."""
+    """How well a broker supports a feature."""
 
-    NATIVE = "native"  #: the broker itself does it, in one step: nothing is between two places if the plugin dies
+    NATIVE = "native"  #: the broker itself does it, in one step: no message is between two places if the plugin dies
     EMULATED = "emulated"  #: by other means: several steps (send, confirm, then remove), or its own encoding
     LOWER_BOUND = "lower-bound"  #: a count that may be too low, never too high
-    NONE = "none"  #: it does not: asking raises `Unsupported`
+    NONE = "none"  #: not supported: asking raises `Unsupported`
 
     def __bool__(self) -> bool:
         return self is not Support.NONE
@@ -26,18 +26,18 @@ class Support(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a broker takes at most. None: no limit of its own. Sizes are bytes.
+    """The largest sizes and numbers that a broker takes. None: unlimited. Sizes are bytes.
 
     Attributes:
         message_bytes: value, key and headers together.
         batch_messages, batch_bytes: one request of the client. A `Batch` may be larger: its sender slices it.
         headers_bytes: all header names and values of a message together.
         header_value_bytes: one header's value.
-        header_count: headers a message.
+        header_count: headers per message.
         id_bytes: a message id in UTF-8.
         key_bytes: a key.
         delay_max: the longest delay of a retry.
-        delay_resolution: a delayed message may come this much early; a coarse clock says so here.
+        delay_resolution: a delayed message may come this much early; brokers with a coarse clock set it.
     """
 
     message_bytes: int | None = None
@@ -54,58 +54,59 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """What a broker can do: the one source for the engine, the conformance suite and the README's table.
+    """The capabilities of a broker: the one source for the engine, the conformance suite and the README's table.
 
-    Roles: `send`, `receive`, `provision`, `browse` say whether a role is there at all; the suite tests that a role
-    said to be `none` raises `Unsupported`.
+    Roles: `send`, `receive`, `provision`, `browse` say whether a role exists at all; the suite tests that a role
+    declared `none` raises `Unsupported`.
 
     Attributes:
         send: the sender role.
         receive: the receiver role.
         provision: the admin role.
-        browse: the dead letters role; `remove` and `purge` are its parts. Lower bound: letters may lie behind others
-            (the first ones of a group), and are shown when those are removed.
-        redrive: the broker itself moves all letters of the native place back to work, as they are (`move_back`).
+        browse: the dead letters role, with `remove` and `purge`. Lower bound: some letters may be hidden behind others
+            (the first ones of a group), and appear when those are removed.
+        redrive: the broker itself moves all letters of the native place back to the source, unchanged (`move_back`).
         dead_letter: this destination has a native dead letter place (`deadLetterSink: native`).
         keys, headers, ids, timestamps, null_value: travel with the message and come back unchanged.
         destinations: a row may name a target other than the URL's.
-        deduplicate: a message that is recognised as one already taken within `deduplication_window` is taken but not
-            doubled. It is recognised by its `identity` where it has one, else by its id, and by nothing else.
-        deduplication_window: how long it is recognised; None: for good, or not known. Retries that may go on for longer
-            are warned of.
-        reports_duplicates: `Settled.duplicates` counts the rows that were recognised; False: the broker does not tell.
-        order: messages of one key are received in the order in which they were sent; one that comes again after a
-            retry comes behind those given meanwhile. Native: so it stays when one fails, because the sender keeps
-            `Batch.ordered`. Emulated: what is sent is stored in its order, but a failure is known only when later rows
-            of its key are stored already (the broker confirms later), so the engine sends one row a key at a time.
-        competing_consumers: several receivers of one destination share its messages one by one. None: a receiver
-            owns whole partitions, and another one is given those when it closes.
+        deduplicate: the broker accepts a message that it recognises as one of the last `deduplication_window`, and does
+            not store it again. It recognises a message by its `identity`, else by its id, and by nothing else.
+        deduplication_window: how long the broker recognises it; None: forever, or not known. Core warns of retries that
+            may go on for longer.
+        reports_duplicates: `Settled.duplicates` counts the rows that were recognised; False: the broker does not report
+            them.
+        order: messages of one key are received in the order in which they were sent; a retried message comes behind
+            those delivered since. Native: a failure does not change the order, because the sender keeps
+            `Batch.ordered`. Emulated: the broker stores messages in the order sent, but confirms later: a failure
+            becomes known only after later rows of its key are stored. So the engine sends one row per key at a time.
+        competing_consumers: several receivers of one destination share its messages one by one. None: a receiver owns
+            whole partitions, and another receiver gets them when it closes.
         subscriptions: a named subscription gets its own copy of each message (`Broker.subscription`), at destinations
-            that are for several: an exchange, a topic.
+            with several readers: an exchange, a topic.
         settle_any_order: received messages may be settled in any order.
         attempts: the attempt number of a received message.
-        first_delivery: `Received.first_ms` is told, so that a retry timeout can be kept across deliveries.
+        first_delivery: the broker reports `Received.first_ms`, so that a retry timeout spans deliveries.
         delay: `Retry(delay)` keeps a message away for the delay.
-        terminate: `Terminate(letter)` moves a received message to the dead letter place.
-        reason: the native dead letter place keeps its own reason, besides our headers.
+        terminate: `Terminate(letter)` moves a received message to the dead letter queue.
+        reason: the native dead letter queue stores its own reason, apart from our headers.
         extend: a lease can be prolonged.
-        leases_as_asked: a lease lasts as long as was asked for; False: as long as the destination itself says, however
-            it was asked for or prolonged, and `Received.expires` tells.
+        leases_as_asked: a lease lasts as long as requested; False: its length is set at the destination, whatever was
+            requested, also when it is prolonged, and `Received.expires` reports it.
         ref_kinds: kinds of a `ref` that name a place here, each with its API group, as Kubernetes writes it
-            ("Queue.carrier.example"), or without where no apiVersion is needed ("Queue"). See `Broker.resolve`.
-        sink_partitions, sink_replication_factor: provisioning makes a dead letter place with as many partitions, or
-            replicas, as the spec's field of this name says, and tells where one that exists has others.
-        expiry: messages can expire, and then go to the dead letter place.
-        delivery_limit: a native limit of deliveries catches what core cannot see.
-        settles: "batch": `collect` tells of each batch as it is settled. "quiescence": the client reports errors
-            only, so batches count as settled when its queue has emptied; the engine drains at its bound.
+            ("Queue.carrier.example"), or without a group where no apiVersion is needed ("Queue"). See `Broker.resolve`.
+        sink_partitions, sink_replication_factor: provisioning creates a dead letter queue with as many partitions, or
+            replicas, as the spec's field of this name says, and reports where an existing one has another number.
+        expiry: messages can expire, and then go to the dead letter queue.
+        delivery_limit: a native limit of deliveries catches messages whose handlers never return to core.
+        settles: "batch": `collect` reports each batch when it is settled. "quiescence": the client reports only errors,
+            so batches count as settled when the client's queue is empty; the engine drains it at its bound.
         networked: reachable from several hosts; False: a file of one host (refused on a cluster).
-        depth_counts_leased: `Admin.depth` counts what receivers have under lease; False: the broker does not tell it.
+        depth_counts_leased: `Admin.depth` counts leased messages too; False: the broker does not report them.
         context_dialect: how an error context is written into headers here (a name in `redelivery.formats.dialects`).
         cloudevents_prefix: header prefix of CloudEvents attributes in binary mode; None: structured mode only.
         columns: the broker's own columns and their Python types, beyond those of `Message`.
-        routes: those of `columns` that say where a row goes, as `destination` does: its letter goes without them.
-        destination_column: the broker's own word for a row's `destination` ("topic"): that column means the same.
+        routes: those of `columns` that say where a row goes, as `destination` does. Its letter is sent without them.
+        destination_column: the broker's own name for a row's `destination` ("topic"): a column of this name means it.
         limits: see `Limits`.
     """
 
@@ -153,5 +154,5 @@ class Capabilities:
     limits: Limits = field(default_factory=Limits)
 
 
-#: The capabilities that say how well a thing is done.
+#: The capabilities that are levels of support.
 FEATURES: Final = tuple(each.name for each in fields(Capabilities) if isinstance(each.default, Support))

@@ -1,6 +1,6 @@
-"""`ErrorContext`: why a message was dead-lettered, apart from how that is written down.
+"""`ErrorContext`: why a message was dead-lettered, independent of how headers write it.
 
-The header dialects in `dialects/` write it and read it back.
+The header dialects in `dialects/` write and read it.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from redelivery.codes import Code, code_of, label
 Stage: TypeAlias = Literal["TRANSFORMATION", "KEY_CONVERTER", "VALUE_CONVERTER", "HEADER_CONVERTER", "TASK_PUT"]
 STAGES: Final[tuple[Stage, ...]] = get_args(Stage)
 
-#: Kind of a letter that holds what it cannot mean.
+#: Kind of a letter whose fields hold impossible values.
 INVALID: Final = "invalid"
-#: Kinds of what a broker gives up by itself, and the code of each: the same on every broker.
+#: Kinds of the messages that a broker itself gives up, and the code of each: the same on every broker.
 GIVEN_UP: Final[Mapping[str, Code]] = {"expired": Code.EXPIRED, "delivery-limit": Code.DELIVERY_LIMIT}
 #: The last millisecond of the year 9999, since the epoch: no date is later.
 LAST_MS: Final = 253_402_300_799_999
@@ -32,28 +32,29 @@ class ErrorContext:
     Attributes:
         reason: one line for people; what letters are grouped by is `code` or, without one, `kind`.
         kind: error class: retriable, ambiguous, permanent, unattributed, invalid, expired, terminated, ...
-        code: why, in the words that all brokers share; None: nobody said.
+        code: why, in the words that all brokers share; None: not known.
         native_code: the broker's or client's own short name for the error.
-        exception: fully qualified class of what was really thrown, by the client or a handler.
-        stacktrace: text; only as far as limits allow.
+        exception: fully qualified class of the exception that the client or a handler raised.
+        stacktrace: text; shortened to the limits.
         stage: where it failed.
         broker: name of the plugin that refused it.
         component: fully qualified name of what failed: the sender's class, the handler, the encoder's class.
-        destination: redacted URL that it did not reach.
+        destination: redacted URL of the destination that it did not reach.
         target: the row's own destination, where it named one other than the URL's.
         message_id: the id that it was sent under.
-        identity: what it was to be recognised by, where that was not its id.
-        attempts: attempts in this life, the first included; 0 where it was never sent.
-        attempts_total: over all lives.
+        identity: the text that brokers recognise it by, where that was not its id.
+        attempts: attempts since it was last sent or redriven, the first included; 0 where it was never sent.
+        attempts_total: attempts over all redrives.
         hops: how often it was redriven.
         first_failure_ms, last_failure_ms: milliseconds since the epoch.
         run, query, batch, partition, position: the job, streaming query, micro-batch, partition and row it came from.
         source_topic, source_partition, source_offset: where the record was read, where it was read from a queue.
-        source_timestamp_type: whose time the record's timestamp is, where the queue tells.
+        source_timestamp_type: which clock set the record's timestamp, where the queue reports it.
         subscriber: the named subscription that gave up, redacted.
-        maybe_delivered: an attempt ended ambiguous, so the message may lie at its destination, whatever ended the last.
+        maybe_delivered: an attempt ended ambiguous, so the destination may hold the message, however the last one
+            ended.
         truncated: something was cut to the limits.
-        extra: what a dialect held beyond all this, unaltered.
+        extra: what else a dialect held, unchanged.
     """
 
     reason: str = ""
@@ -90,7 +91,7 @@ class ErrorContext:
 
     @property
     def label(self) -> str:
-        """The code and the native code in one text; empty where neither is known."""
+        """Return the code and the native code as one text; empty where neither is known."""
         return label(self.code, self.native_code)
 
 
@@ -99,7 +100,7 @@ DEFAULTS: Final[Mapping[str, Any]] = {
     item.name: item.default_factory() if item.default_factory is not MISSING else item.default
     for item in fields(ErrorContext)
 }
-#: What whole numbers may be: a DataFrame has 32 bits for counts, and no later time.
+#: The range of each whole number: a DataFrame has 32 bits for counts, and no later time.
 _RANGES: Final[Mapping[str, range]] = {
     **dict.fromkeys(("attempts", "attempts_total", "hops", "partition"), range(2**31)),
     **dict.fromkeys(("first_failure_ms", "last_failure_ms"), range(LAST_MS + 1)),
@@ -109,14 +110,14 @@ _SURROGATES: Final = re.compile("[\ud800-\udfff]")
 
 
 def checked(given: Any) -> ErrorContext:
-    """A context out of fields that anyone may have written. Never raises.
+    """Return a context made of fields that anyone may have written. Never raises.
 
-    A field of another type, or out of its range, is unset, and the kind is "invalid". Unknown names are left out: they
-    may be of a later version. Half a character becomes U+FFFD. A code that is not in the vocabulary is the client's own
-    word: letters held it in this field before there was a vocabulary.
+    A field of another type, or out of its range, stays unset, and the kind is "invalid". Unknown names are ignored: a
+    later version may have written them. Half a character becomes U+FFFD. A code outside the vocabulary becomes the
+    native code: letters stored it in this field before the vocabulary existed.
 
     Args:
-        given: a mapping of field names to JSON values; anything else gives nothing.
+        given: a mapping of field names to JSON values; any other value gives an empty context.
     """
     known = {name: value for name, value in given.items() if name in _TYPES} if isinstance(given, Mapping) else {}
     found = {name: _whole(value) for name, value in known.items() if _fits(name, value)}
@@ -131,9 +132,9 @@ def checked(given: Any) -> ErrorContext:
 
 
 def sound(context: ErrorContext) -> ErrorContext:
-    """The context as `checked` lets it through: what a broker tells of a letter, somebody may have written.
+    """Return the context after `checked`: anyone may have written what a broker reports of a letter.
 
-    What the broker gave up by itself has the code of its kind (`GIVEN_UP`), where the plugin names no other.
+    A message that the broker itself gave up gets the code of its kind (`GIVEN_UP`), unless the plugin names another.
     """
     if context.code is None and context.kind in GIVEN_UP:
         context = replace(context, code=GIVEN_UP[context.kind])
@@ -143,7 +144,7 @@ def sound(context: ErrorContext) -> ErrorContext:
 
 
 def moment_ms(millis: Any) -> int | None:
-    """Milliseconds since the epoch; None where they are none that a clock shows (1970 to 9999)."""
+    """Return milliseconds since the epoch; None for a date that no clock shows (outside 1970 to 9999)."""
     return millis if _is_whole(millis, _RANGES["last_failure_ms"]) else None
 
 
@@ -167,14 +168,14 @@ def _is_whole(value: Any, within: range) -> bool:
 
 
 def _whole(value: Any) -> Any:
-    """Without half characters, which no database or terminal takes."""
+    """Return the text without half characters, which no database or terminal accepts."""
     if isinstance(value, str):
         return _SURROGATES.sub("\ufffd", value)
     return {_whole(name): _whole(text) for name, text in value.items()} if isinstance(value, Mapping) else value
 
 
 def qualified(thing: object) -> str:
-    """The fully qualified name of a class, of a function, or of the class of anything else."""
+    """Return the fully qualified name of a class, of a function, or of the class of any other object."""
     while isinstance(thing, partial):
         thing = thing.func
     named = thing if hasattr(thing, "__qualname__") else type(thing)

@@ -16,15 +16,15 @@ GROUP: Final = "redelivery"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeaderDialect:
-    """How other software says in headers why a message is dead. It is read, and never written.
+    """How other software writes into headers why a message is dead. redelivery reads it, and never writes it.
 
-    A plugin brings one by the hook `redelivery_dialect`.
+    A plugin provides one by the hook `redelivery_dialect`.
 
     Attributes:
         name: short, lower case.
         names: the headers that it reads.
-        read: fields of an `ErrorContext` by name, from those headers that are there, as bytes; nothing where they say
-            nothing.
+        read: returns fields of an `ErrorContext` by name. It gets those of the headers that exist, as bytes, and
+            returns no field where they say nothing.
     """
 
     name: str
@@ -42,10 +42,10 @@ class Hooks:
 
     @_hookspec
     def redelivery_plugin(self) -> BrokerPlugin:
-        """The broker that this module brings. Called once, at discovery; no I/O."""
+        """Return this module's broker. Called once, at discovery; no I/O."""
         raise NotImplementedError
 
     @_hookspec
     def redelivery_dialect(self) -> HeaderDialect:
-        """A header dialect that this module reads. Called once, at discovery; no I/O."""
+        """Return a header dialect that this module reads. Called once, at discovery; no I/O."""
         raise NotImplementedError

@@ -1,7 +1,6 @@
-"""What travels: `Message` (one, for people and for the receiving side) and `Batch` (columns, for the sending path).
+"""What is sent: `Message` (one, for people and for the receiving side) and `Batch` (columns, for the sending path).
 
-This file must not encode, decode or validate content (that is `events.py`) and must not import an Arrow library:
-a column that comes from Arrow is given as a function that loads it.
+A column that comes from Arrow is given as a function that loads it, so that this module needs no Arrow library.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ Headers = tuple[Header, ...]
 #: Shared by all rows without columns of the broker's own.
 _NO_EXTRA: Mapping[str, Any] = {}
 
-#: What a row costs besides its bytes, when bytes in flight are bounded.
+#: What a row costs apart from its bytes, when bytes in flight are bounded.
 ROW_OVERHEAD = 64
 
 
@@ -28,12 +27,12 @@ class Message:
     """One message.
 
     Attributes:
-        value: the body; None is a null body (a tombstone, where the broker knows such).
-        key: what orders and places it, where the broker has keys.
+        value: the body; None is a null body (a tombstone, where the broker has them).
+        key: orders and places the message, where the broker has keys.
         headers: (name, bytes or None) pairs in order; names may repeat where the broker allows it.
-        id: its name for people and consumers, which comes back unchanged; None where it has none.
-        identity: what a de-duplicating broker recognises it by, any text of any length; None: its id. It need not come
-            back, and says nothing of what the message holds: two messages that differ in it alone are equal.
+        id: the message's name for people and consumers, which comes back unchanged; None where it has no id.
+        identity: the text by which a de-duplicating broker recognises the message, of any length; None: its id. It need
+            not come back, and is not part of the content: two messages that differ only in it are equal.
         destination: where it goes, if not to the URL's own target (topic, queue, routing key).
         timestamp_ms: creation time, milliseconds since the epoch.
         extra: the broker's own columns as its capabilities name them (partition, exchange, ...).
@@ -50,23 +49,23 @@ class Message:
 
     @property
     def nbytes(self) -> int:
-        """`size` and a fixed overhead: what bounds are counted in."""
+        """Return `size` plus a fixed overhead: bounds are counted in it."""
         return self.size + ROW_OVERHEAD
 
     @property
     def size(self) -> int:
-        """Bytes of value, key and headers: what `Limits.message_bytes` is of."""
+        """Return the bytes of value, key and headers, which `Limits.message_bytes` limits."""
         headers = sum(len(name.encode("utf-8", "surrogatepass")) + len(value or b"") for name, value in self.headers)
         return len(self.value or b"") + len(self.key or b"") + headers
 
 
 class Column(Generic[T]):
-    """A column of a batch: loaded into a list when somebody first asks for `values`, and not before.
+    """A column of a batch: loaded into a list at the first use of `values`, and not before.
 
     Args:
         length: number of rows.
-        load: gives the rows as a list; called once at most.
-        arrow: the Arrow array behind it, for a plugin that can use its buffers; None where there is none.
+        load: returns the rows as a list; called at most once.
+        arrow: the Arrow array behind it, for a plugin that can use its buffers; None where no such array exists.
     """
 
     __slots__ = ("_length", "_load", "_values", "arrow")
@@ -79,7 +78,7 @@ class Column(Generic[T]):
 
     @classmethod
     def of(cls, values: list[T]) -> Column[T]:
-        """A column over a list that is already there."""
+        """Return a column over an existing list."""
         return cls(len(values), lambda: values)
 
     def __len__(self) -> int:
@@ -101,13 +100,13 @@ class Batch:
     Attributes:
         number: names the batch in settlements; unique within one engine.
         length: number of rows, at least 1.
-        nbytes: what it weighs in `maxInFlightBytes`.
-        first: position of the first row among all that the engine has taken.
-        isolate: each row must be sent on its own, so that a failure can be told to be its own.
+        nbytes: its size in terms of `maxInFlightBytes`.
+        first: position of the first row among all rows that the engine has taken.
+        isolate: each row must be sent alone, so that a failure belongs to one row.
         ordered: where the broker's `order` is native, rows of one key must be stored in their order: when one fails,
-            every later row of its key that is not yet stored fails with `NotSent`, in this batch and in those behind.
-        value, key, headers, id, destination, timestamp_ms, extra, identity: as in `Message`, a column each. A sender
-            that does not de-duplicate does not ask for `identity`, which may have to be computed.
+            every later row of its key that is not yet stored fails with `NotSent`, in this batch and in later ones.
+        value, key, headers, id, destination, timestamp_ms, extra, identity: as in `Message`, a column each. Senders
+            that do not de-duplicate do not read `identity`, which may have to be computed.
     """
 
     number: int
@@ -129,7 +128,7 @@ class Batch:
         return self.length
 
     def row(self, index: int) -> Message:
-        """Row `index` as a message. The engine asks only for rows that failed."""
+        """Return row `index` as a message. The engine reads only failed rows this way."""
 
         def at(column: Column[T] | None) -> T | None:
             return None if column is None else column.values[index]
@@ -146,12 +145,12 @@ class Batch:
         )
 
     def rows(self) -> Iterable[Message]:
-        """Every row as a message: for plugins whose client takes one message at a time, and for tests."""
+        """Return every row as a message: for plugins whose client takes one message at a time, and for tests."""
         return (self.row(index) for index in range(self.length))
 
     @classmethod
     def of(cls, messages: Sequence[Message], *, number: int = 0, isolate: bool = False, ordered: bool = False) -> Batch:
-        """A batch of messages, in their order."""
+        """Return a batch of messages, in their order."""
         names = {name: None for message in messages for name in message.extra}
         return cls(
             number=number,

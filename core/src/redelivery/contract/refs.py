@@ -1,4 +1,4 @@
-"""Knative references (`ref`): which of them a broker resolves. Pure: goes by capabilities alone."""
+"""Knative references (`ref`): which of them a broker resolves. Pure: depends on capabilities alone."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The delivery vocabulary: what a job asks of its delivery (`DeliverySpec`) and what it got (`DeliveryStatus`).
 
-Only the meaning lives here. How it is written down elsewhere is in `forms/` (Knative, Connect, Spark options), the
-waiting times in `backoff.py`, and what follows from it all in `policy.py`.
+This module holds only the meaning. `formats/specs/` writes and reads it (Knative, Connect, Spark options),
+`policy/backoff.py` computes the waiting times, and `policy/decisions.py` decides what follows.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ UNLIMITED: Final = -1
 NATIVE: Final = "native"
 
 BackoffPolicy: TypeAlias = Literal["linear", "exponential"]
-#: Whose formula counts: the design text's (default), Knative's running code's, or Connect's.
+#: Which formula applies: the design text's (default), that of Knative's running code, or Connect's.
 BackoffProfile: TypeAlias = Literal["knative", "knative-code", "connect"]
 Tolerance: TypeAlias = Literal["none", "all"]
 EventFormat: TypeAlias = Literal["json", "binary"]
-#: How an error context is written into a letter; `knative` is both of Knative's, `knativeerror` and `deadletter`.
+#: How an error context is written into a letter; `knative` means both of Knative's, `knativeerror` and `deadletter`.
 LetterDialect: TypeAlias = Literal["connect", "knative", "knativeerror", "deadletter", "json"]
 RateDuration: TypeAlias = Literal["minute", "hour", "day"]
 
@@ -36,7 +36,7 @@ class Ref:
     """A KReference: a named object that a plugin resolves to a URL (`redelivery.contract.broker.Broker.resolve`).
 
     Attributes:
-        kind, name: of the object, which bears the name that it has at the broker.
+        kind, name: of the object, which has the same name at the broker.
         api_version: `group/version`, or empty.
         namespace: of Kubernetes, or empty.
     """
@@ -48,7 +48,7 @@ class Ref:
 
     @property
     def group_kind(self) -> str:
-        """`Kind.group`, as Kubernetes writes it, of any version; the kind alone where there is no apiVersion."""
+        """Return `Kind.group`, as Kubernetes writes it, of any version; the kind alone where no apiVersion is given."""
         return f"{self.kind}.{self.api_version.partition('/')[0]}" if self.api_version else self.kind
 
 
@@ -60,7 +60,7 @@ class Sink:
         uri: the URL or `native`; empty where only `ref` is given.
         ref: the object that the uri is relative to, or the sink itself.
         options: this sink's own client options (`errors.deadletterqueue.producer.*`), secrets as references.
-        type: under which events are reposted here; None: the spec's `dead_letter_type`.
+        type: the event type under which events are reposted here; None: the spec's `dead_letter_type`.
     """
 
     uri: str = ""
@@ -86,33 +86,33 @@ class Sink:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliverySpec:
-    """How rows are delivered. None means "not said", which is not the same as 0.
+    """How rows are delivered. None means "not given", which is not the same as 0.
 
-    Knative's fields (`forms/knative.py`):
-        dead_letter_sink: tried in turn; empty: none.
+    Knative's fields (`formats/specs/knative.py`):
+        dead_letter_sink: tried in turn; empty: no sink.
         retry: retries before the sink; n retries are n + 1 attempts. UNLIMITED only from Connect's older text.
-        backoff_policy, backoff_delay, backoff_max, backoff_profile: see `backoff.py`.
+        backoff_policy, backoff_delay, backoff_max, backoff_profile: see `policy/backoff.py`.
         timeout: of one attempt.
-        retry_after_max: caps a wait that the broker itself asks for.
+        retry_after_max: caps a wait that the broker itself requests.
         format: how events are written to the sink.
 
-    Connect's (`forms/connect.py`):
+    Connect's (`formats/specs/connect.py`):
         retry_timeout: time budget for retrying one record; zero: no retry; FOREVER: without end.
         retry_delay_max: caps one wait.
-        tolerance: whether a record that failed for good fails the job.
+        tolerance: whether a record that failed permanently fails the job.
         tolerance_limit: tolerated errors; more fail the job. None or UNLIMITED: no limit.
         tolerance_rate_limit, tolerance_rate_duration: the same within a sliding window.
         log_enable, log_include_messages, log_include_configs: what is logged of each failure.
         sink_context_headers: write the error context into the letter's headers. None: yes.
-        sink_include_messages, sink_include_configs: put the record, our redacted settings into the JSON context.
-        sink_partitions, sink_replication_factor: of a sink that provisioning makes.
+        sink_include_messages, sink_include_configs: put the record, or our redacted settings, into the JSON context.
+        sink_partitions, sink_replication_factor: of a sink that provisioning creates.
 
     Ours:
-        dead_letter_dialects: in which dialects the error context is written into letters. None: the sink's own one, and
-            beside it, where the message is a CloudEvent, Knative's.
-        dead_letter_type: the type under which events are reposted to sinks; None: their own. A redrive gives it back.
-        letter_key: reference of the key that signs letters (`env:NAME`, `file:PATH`); None: they are not signed.
-        allow_skip: permits tolerance "all" without a sink: failed rows are then counted, logged and gone.
+        dead_letter_dialects: in which dialects the error context is written into letters. None: the sink's own, and
+            also Knative's where the message is a CloudEvent.
+        dead_letter_type: the type under which events are reposted to sinks; None: their own. A redrive restores it.
+        letter_key: reference of the key that signs letters (`env:NAME`, `file:PATH`); None: letters are not signed.
+        allow_skip: permits tolerance "all" without a sink: failed rows are then counted, logged and lost.
     """
 
     dead_letter_sink: tuple[Sink, ...] = ()
@@ -171,7 +171,7 @@ class DeliverySpec:
             _refuse("tolerance", why)
 
     def _check_types(self) -> None:
-        """What is written in Python is checked here; text is read by `forms/`."""
+        """Check the values given in Python; `formats/` checks those given as text."""
         sinks: object = self.dead_letter_sink
         if not isinstance(sinks, tuple) or not all(isinstance(each, Sink) for each in sinks):
             _refuse("dead_letter_sink", "must be a tuple of Sink, as in (Sink(uri='native'),)")
@@ -207,7 +207,7 @@ class DeliverySpec:
 
     @property
     def tolerates(self) -> bool:
-        """Whether a record that failed for good lets the job go on; unset means: where a sink is named."""
+        """Whether the job goes on after a record failed permanently; if unset: whether the spec names a sink."""
         if self.tolerance is None:
             return bool(self.dead_letter_sink)
         return self.tolerance == "all"
@@ -215,12 +215,12 @@ class DeliverySpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliveryStatus:
-    """What provisioning resolved the first sink of a spec to; empty where the spec has none.
+    """Where provisioning found that the first sink of a spec leads; empty where the spec has no sink.
 
     Attributes:
         dead_letter_sink_uri: its URL (Knative's first text: `deadLetterSinkUri`), redacted.
-        dead_letter_channel: the same as a reference, where it is a native place or was given as one (second text:
-            `deadLetterChannel`).
+        dead_letter_channel: the same as a reference, where it is a native place or was given as a reference (second
+            text: `deadLetterChannel`).
     """
 
     dead_letter_sink_uri: str | None = None
@@ -228,7 +228,7 @@ class DeliveryStatus:
 
     @classmethod
     def of(cls, spec: DeliverySpec, *, uri: str, channel: Ref) -> Self:
-        """The status at a destination with this native place: empty unless that is the spec's first sink.
+        """Return the status at a destination with this native place: empty unless that is the spec's first sink.
 
         Args:
             spec: the spec.

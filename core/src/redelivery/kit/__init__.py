@@ -9,7 +9,7 @@
 `in_flight`       batches that are sent and not settled; keys that must wait behind a failed row
 `leases`          leases, and one answer to each outcome
 `letters`         error contexts of letters that cannot be decoded, or that the broker gave up
-`plans`           native objects as they are, compared with what a spec needs
+`plans`           existing native objects, compared with what a spec needs
 `packing`         headers, keys and ids at brokers that take text only
 `events`          messages as CloudEvents in JSON
 `files`           files that only their owner may read

@@ -1,4 +1,4 @@
-"""What a plugin needs to read the URL of a destination."""
+"""Helpers to read the URL of a destination."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def local_path(parts: SplitResult, where: str, example: str) -> str:
         example: ends each error: "it is written 'carrier:folder'".
 
     Raises:
-        InvalidURL: there is none, or the URL has a host or a fragment.
+        InvalidURL: the URL has no path, or has a host or a fragment.
     """
     if parts.netloc not in {"", "localhost"}:
         raise InvalidURL(f"{where} names the host {parts.hostname!r}, but a path has none; {example}")

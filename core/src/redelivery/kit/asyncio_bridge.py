@@ -35,10 +35,10 @@ _CLOSE: Final = 5.0
 
 
 class LoopThread(Resource):
-    """An event loop in its own thread, begun when it is first needed. Any thread may use it.
+    """An event loop in its own thread, started at first use. Any thread may use it.
 
     Args:
-        broker: the plugin's name; errors begin with it, and the thread's name.
+        broker: the plugin's name, with which errors and the thread's name begin.
         place: what it is connected to, for errors.
     """
 
@@ -57,11 +57,12 @@ class LoopThread(Resource):
             within: seconds that it may take; then it is cancelled.
 
         Returns:
-            What it returned.
+            The coroutine's result.
 
         Raises:
-            TimeoutError: it took longer. Whatever it raised, otherwise.
-            Fatal: this is closed, or was opened by the parent of this process.
+            TimeoutError: it took longer.
+            Fatal: the loop is closed, or was opened by the parent of this process.
+            Exception: any error of the coroutine itself.
         """
         future = self.start(what, make)
         try:
@@ -75,7 +76,7 @@ class LoopThread(Resource):
             raise
 
     def start(self, what: str, make: Callable[[], Awaitable[T]]) -> concurrent.futures.Future[T]:
-        """Begin a coroutine and return its future; the arguments are those of `run`."""
+        """Start a coroutine and return its future; the arguments are those of `run`."""
         self.check_open(what)
 
         async def work() -> T:

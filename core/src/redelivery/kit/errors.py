@@ -43,14 +43,14 @@ _MOST: Final = 500
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What an error means.
+    """The meaning of an error.
 
     Attributes:
         kind: the error class that is raised.
         code: why it failed, in words that mean the same on every broker.
-        advice: what to do about it, or what became of the message; ends the error's text.
-        about_target: the error is about the destination that was named. Where a row names its own destination, it is
-            that row's fault and no other's.
+        advice: what to do about it, or what happened to the message; ends the error's text.
+        about_target: the error concerns the destination that was named. Where a row names its own destination, it is
+            the fault of that row alone.
     """
 
     kind: type[BrokerError]
@@ -59,19 +59,19 @@ class Rule:
     about_target: bool = False
 
 
-#: What a plugin's own mistakes are, and its client's.
+#: How a plugin's own mistakes, and its client's, are reported.
 BUG: Final = Rule(Fatal, Code.BUG, "this is an error of the plugin or of its client library; please report it")
 _NOTHING_CHANGED: Final = "nothing was changed, so it may be tried again"
 
 
 @dataclass(frozen=True, slots=True)
 class ClientError:
-    """How a client library's error is read.
+    """What a client library's error says.
 
     Attributes:
         text: what it says.
         codes: its codes, the most specific first; each is looked up in `ErrorTable.by_code`.
-        name: what the error is called, for `BrokerError.native_code`; None: its first code, else its class.
+        name: the error's name, for `BrokerError.native_code`; None: its first code, else its class.
         cause: the error itself, without what the client wrapped around it; None: the error as it was raised.
         retry_after: seconds for which the broker asks for a pause.
     """
@@ -90,11 +90,11 @@ class ErrorTable:
 
     Args:
         broker: the plugin's name; each error's text begins with it.
-        by_class: rules by class of exception; the nearest base counts.
+        by_class: rules by class of exception; the nearest base class applies.
         by_code: rules by the client's own codes, of any hashable type.
         by_text: rules for a code that means different things: (code, part of the text, rule). A code of None stands
-            for every error. The first that fits counts.
-        otherwise: the rule for an error that has none.
+            for every error. The first match applies.
+        otherwise: the rule for an error that no other rule matches.
         describe: reads an exception, or what a client gives a callback instead of one.
         catches: classes that `while_doing` catches; None: those of `by_class`.
     """
@@ -137,7 +137,7 @@ class ErrorTable:
 
         Args:
             error: what the client raised, or gave a callback.
-            doing: what was being done: "sending to queue 'orders'".
+            doing: the action that failed: "sending to queue 'orders'".
             rule: used instead of the table's own.
             safe: the call changes nothing at the broker (it connects, or reads), so Ambiguous becomes Retriable.
             rows: how many messages the call sent. Unattributed becomes Permanent for one, and Fatal for none.
@@ -191,7 +191,7 @@ class ErrorTable:
 
 
 def _adjusted(rule: Rule, *, safe: bool, rows: int, own_target: bool, needs: str) -> Rule:
-    """The rule, given what is known of the call."""
+    """Adapt the rule to what is known of the call."""
     if safe and issubclass(rule.kind, Ambiguous):
         rule = replace(rule, kind=Retriable, advice=_NOTHING_CHANGED)
     if rows <= 1 and issubclass(rule.kind, Unattributed):

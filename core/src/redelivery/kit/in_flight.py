@@ -1,4 +1,4 @@
-"""What a sender was handed and has not settled: each batch is settled once, by its deadline.
+"""Batches that a sender has taken and not settled: each batch is settled once, by its deadline.
 
 For a client that confirms later, from its own thread::
 
@@ -9,7 +9,7 @@ For a client that confirms later, from its own thread::
         sent = self._in_flight.add(batch, deadline)
         for index in range(batch.length):
             if not self._in_flight.wait_for_room(deadline):
-                break                                 # what was not sent is told at the deadline
+                break                                 # rows that were not sent fail at the deadline
             self._in_flight.sent(sent, index)
             self._client.publish(..., on_answer=partial(self._answered, sent, index))
 
@@ -22,7 +22,7 @@ For a client that confirms later, from its own thread::
     def collect(self, wait):
         return self._in_flight.collect(wait)
 
-What stores within `send` needs `SettledBatches` alone.
+A client that stores within `send` needs `SettledBatches` alone.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ def time_left(deadline: float, doing: str, now: float | None = None) -> float:
 
     Args:
         deadline: monotonic seconds.
-        doing: what is about to be done, for the error's text: "carrier: sending to queue 'orders'".
-        now: monotonic seconds; None: as they are.
+        doing: the next action, for the error's text: "carrier: sending to queue 'orders'".
+        now: monotonic seconds; None: the current time.
 
     Raises:
-        Retriable: there are none.
+        Retriable: the deadline has passed.
     """
     left = deadline - (time.monotonic() if now is None else now)
     if left <= 0:
@@ -64,13 +64,13 @@ def time_left(deadline: float, doing: str, now: float | None = None) -> float:
 
 
 class SettledBatches:
-    """What `collect` has yet to tell."""
+    """The settled batches that `collect` has yet to report."""
 
     def __init__(self) -> None:
         self._settled: list[Settled] = []
 
     def add(self, batch: Batch, failures: Mapping[int, BrokerError], *, duplicates: int = 0) -> None:
-        """Add a batch whose rows are stored, but for those that failed."""
+        """Add a batch whose rows are all stored, except those that failed."""
         told = [Failure(index, error) for index, error in sorted(failures.items())]
         self._settled.append(Settled(batch=batch.number, failures=told, duplicates=duplicates))
 
@@ -84,7 +84,7 @@ class SettledBatches:
 
 
 class FailedKeys:
-    """The keys of failed rows, until `collect` has told of them: no later row of such a key may be stored before."""
+    """The keys of failed rows, until `collect` has reported them: no later row of such a key may be stored before."""
 
     def __init__(self, broker: str) -> None:
         self._broker = broker
@@ -98,7 +98,7 @@ class FailedKeys:
         return key in self._batches
 
     def add(self, key: Hashable, batch: int) -> None:
-        """Remember that a row of this key failed in the batch of this number. A row without a key keeps none back."""
+        """Remember that a row of this key failed in the batch of this number. A row without a key holds no row back."""
         if key is not None:
             self._batches.setdefault(key, set()).add(batch)
             self._keys.setdefault(batch, set()).add(key)
@@ -111,12 +111,12 @@ class FailedKeys:
                 del self._batches[key]
 
     def clear(self) -> None:
-        """Forget all: whatever failed is told."""
+        """Forget all keys: `collect` has reported every failure."""
         self._batches.clear()
         self._keys.clear()
 
     def not_sent(self) -> NotSent:
-        """Return the error of a row that is kept back."""
+        """Return the error of a row that is held back."""
         return NotSent(f"{self._broker}: this row was not sent, because an earlier one of its key has failed")
 
     def keep_back(self, batch: Batch, failures: Mapping[int, BrokerError]) -> dict[int, BrokerError]:
@@ -149,7 +149,7 @@ class SentBatch:
         deadline: monotonic seconds by which it must be settled.
         failures: errors by row.
         duplicates: rows that the broker recognised and did not store again.
-        is_settled: nothing can change any more; what is still heard of it comes too late.
+        is_settled: nothing can change any more; later answers come too late.
         states, left: kept by `InFlight`.
     """
 
@@ -163,7 +163,7 @@ class SentBatch:
         self.left = batch.length
 
     def open_rows(self) -> Iterator[int]:
-        """The rows that are neither stored nor failed, as of when each is looked at."""
+        """The rows that are neither stored nor failed at the moment each is looked at."""
         return (index for index in range(self.batch.length) if self.states[index] != _DONE)
 
     def was_sent(self, index: int) -> bool:
@@ -239,7 +239,7 @@ class InFlight:
             return self._clock() < deadline
 
     def sent(self, sent: SentBatch, index: int) -> bool:
-        """Note that a row is about to leave; return whether it may: not if the batch was settled meanwhile."""
+        """Note that a row is about to leave; return whether it may: not if the batch has been settled since."""
         with self.lock:
             if sent.is_settled or sent.states[index] == _DONE:
                 return False
@@ -265,7 +265,7 @@ class InFlight:
                 self._settle_if_done(sent)
 
     def lost(self, error: BrokerError) -> None:
-        """Settle everything, as the connection is lost: what was sent is in doubt, what was not can be sent again."""
+        """Settle everything, as the connection is lost: sent rows are in doubt, unsent rows can be sent again."""
         with self.lock:
             doubtful = error.reclassified(Ambiguous)
             untouched = error.reclassified(Retriable, f"{error}; this row was not sent")
@@ -302,7 +302,7 @@ class InFlight:
             self.failed(sent, index, doubtful if sent.was_sent(index) else untouched)
 
     def _done(self, sent: SentBatch, index: int) -> bool:
-        """Count a row as done; return whether it was not before."""
+        """Count a row as done; return whether it was not done before."""
         state = sent.states[index]
         if state == _DONE:
             return False

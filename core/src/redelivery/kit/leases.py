@@ -30,7 +30,7 @@ Answer = LeaseLost | BrokerError | None
 
 
 class Lease:
-    """The right to settle one received message, until a time or for as long as it is not settled.
+    """The right to settle one received message, until a given time or until it is settled.
 
     A plugin derives from it to add the broker's own handle.
 
@@ -46,7 +46,7 @@ class Lease:
         self.pid = os.getpid()
 
     def is_valid(self, now: float | None = None) -> bool:
-        """Whether the message may still be settled: one that came over a fork is the parent's."""
+        """Whether the message may still be settled: after a fork, only the parent may."""
         if self.is_settled or self.pid != os.getpid():
             return False
         return self.expires is None or (time.monotonic() if now is None else now) < self.expires
@@ -58,7 +58,7 @@ def is_held(received: Received) -> bool:
 
 
 def lost(broker: str, place: str, received: Received) -> LeaseLost:
-    """Return the answer for a message whose lease is not valid any more; nothing was changed."""
+    """Return the answer for a message whose lease is no longer valid; nothing was changed."""
     text = "its lease has run out, belongs to another process, or was settled before; nothing was changed"
     return LeaseLost(f"{broker}: message {received.position} of {place}: {text}")
 
@@ -75,13 +75,13 @@ def answer_extend(
     """Return the answers of a call of `Receiver.extend`, in order.
 
     Args:
-        leases: as they came.
-        ends: by index, when the lease ends now (monotonic seconds), the error that kept it from being prolonged, or
-            None where that was not tried: both are answered with the message as it was. What is missing here is lost.
-        lost: makes the answer for those.
+        leases: the messages, in the order of the call.
+        ends: by index, when the lease ends now (monotonic seconds), the error that prevented the prolongation, or
+            None where it was not tried: the last two are answered with the unchanged message. Missing indexes are lost.
+        lost: makes the answer for lost leases.
 
     Raises:
-        BrokerError: each that was tried failed; the first of the errors.
+        BrokerError: each one that was tried failed; this is the first of the errors.
     """
     tried = [end for end in ends.values() if end is not None]
     errors = [end for end in tried if isinstance(end, BrokerError)]
@@ -103,9 +103,9 @@ class Settlement:
     An outcome whose lease is lost, or that is the second for its message, is answered at once.
 
     Args:
-        outcomes: as they came.
+        outcomes: in the order of the call.
         is_held: whether a message is still leased to the caller.
-        lost: makes the answer where it is not.
+        lost: makes the answer where the lease is lost.
     """
 
     def __init__(
@@ -149,8 +149,8 @@ class Settlement:
     def answer_failed_copies(self, failed: Mapping[int, BrokerError]) -> None:
         """Answer outcomes whose copy was not stored elsewhere, so that the message itself stays.
 
-        What was sent elsewhere is acknowledged only when it was confirmed there. Where that is not known, there may be
-        two: the copy, and the message that comes again.
+        A copy must be confirmed before its message is acknowledged. Where the confirmation is unknown, two messages may
+        exist: the copy, and the message that comes again.
         """
         for at, error in failed.items():
             if isinstance(error, Ambiguous):
@@ -161,6 +161,6 @@ class Settlement:
                 self.answer(at, error)
 
     def answer_rest(self, answer: Answer) -> None:
-        """Answer all that have no answer yet alike."""
+        """Give the same answer to all outcomes that have none yet."""
         for at in list(self._waiting):
             self.answer(at, answer)

@@ -1,6 +1,6 @@
-"""Error contexts: of letters that we wrote, of what cannot be decoded, and of what the broker itself gave up.
+"""Error contexts: of letters that we wrote, of letters that cannot be decoded, and of messages the broker gave up.
 
-Core writes contexts into headers and reads them. A plugin does so only where it keeps letters in a form of its own:
+Core writes contexts into headers and reads them. A plugin does so only where it stores letters in its own form:
 `attach` adds a context to a message, `read` finds it, `strip` removes it, `included` returns the record and the
 settings that it holds where a spec asked for them.
 """
@@ -24,7 +24,7 @@ def undecodable(broker: str, reason: str) -> ErrorContext:
 
     Args:
         broker: the plugin's name.
-        reason: what of it cannot, for people.
+        reason: which part cannot be decoded, for people.
     """
     return ErrorContext(kind=INVALID, code=Code.UNDECODABLE, reason=reason, broker=broker)
 
@@ -36,7 +36,7 @@ def given_up(broker: str, code: Code, reason: str, **more: Any) -> ErrorContext:
         broker: the plugin's name.
         code: EXPIRED, DELIVERY_LIMIT, TERMINATED or another.
         reason: what the broker says, for people.
-        more: further fields, as far as the broker tells them.
+        more: further fields that the broker reports.
     """
     kind = KINDS.get(code, code.lower().replace("_", "-"))
     return ErrorContext(kind=kind, code=code, reason=reason, broker=broker, **more)

@@ -53,11 +53,11 @@ _LONGEST = 1e9
 
 @dataclass(frozen=True, slots=True)
 class _Option:
-    """One option as it is declared.
+    """One declared option.
 
     Attributes:
         help: what it sets; ends with the default.
-        read: makes the value of a text; ValueError where it cannot.
+        read: turns a text into the value; raises ValueError where it cannot.
         wanted: what the error says that it must be.
         name: as users write it; None: the field's name.
         secret: its value is in no error.
@@ -107,7 +107,7 @@ class Options:
     def _read(cls, name: str, what: _Option, value: str) -> Any:
         try:
             return what.read(value)
-        except ConfigurationError:  # it says by itself what is wrong
+        except ConfigurationError:  # its text is complete
             raise
         except ValueError:
             if not value:
@@ -134,9 +134,9 @@ def option(
     """Declare an option of any other type.
 
     Args:
-        default: the value where it is not given.
+        default: the value where the option is not given.
         help_: what it sets, for people.
-        read: makes the value of a text; raises ValueError where it cannot, or ConfigurationError with its own text.
+        read: turns a text into the value; raises ValueError, or ConfigurationError with its own text.
         wanted: what it must be, for the error's text: "a JSON object".
         shown: the default as the help shows it; None: not shown.
         name: as users write it, where that is not a Python name.
@@ -248,7 +248,7 @@ def _within(value: str, least: float, most: float) -> float:
 
 
 def _plain(value: float | None) -> str | None:
-    """A number as people write it."""
+    """Return a number as people write it."""
     if value is None:
         return None
     return str(int(value)) if value == int(value) else str(value)

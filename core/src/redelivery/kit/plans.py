@@ -1,4 +1,4 @@
-"""What a spec needs at the broker, compared with what exists there."""
+"""The native objects that a spec needs, compared with those that exist."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["MARGIN", "compared", "deliveries", "deliveries_note", "longest_wait"
 
 T = TypeVar("T")
 
-#: Deliveries that the broker allows beyond core's own limit: only handlers that never come back to core get so far.
+#: Deliveries that the broker allows beyond core's own limit: only handlers that never return to core get so far.
 MARGIN: Final = 10
 #: Retries after which no delay grows any more.
 _MOST_DOUBLINGS: Final = 64
@@ -34,12 +34,12 @@ def compared(
     """Compare a native object with what a spec needs.
 
     Args:
-        kind: what it is: "queue".
+        kind: the kind of object: "queue".
         name: its name.
-        wanted: its attributes as they should be; also what it is made with where it is missing.
-        found: its attributes as they are; None: it does not exist. One that is not among them is missing.
-        only: the attributes that are compared; None: all that are wanted.
-        also: differences that were found otherwise.
+        wanted: its attributes as they should be; also what it is created with where it is missing.
+        found: the attributes that it has; None: it does not exist. An attribute that is not listed is missing.
+        only: the attributes that are compared; None: all wanted ones.
+        also: differences found by other means.
     """
     if found is None:
         return NativeObject(kind=kind, name=name, action="create", attributes=wanted)
@@ -52,11 +52,11 @@ def compared(
 
 
 def deliveries(spec: DeliverySpec, most: int) -> int:
-    """Return the native limit of deliveries that backs up a spec's own: above it, so that core is the first to end.
+    """Return the native limit of deliveries that backs up a spec's own: above it, so that core ends first.
 
     Args:
-        spec: the spec; without a number of retries it needs the most.
-        most: the highest limit that the broker takes, or what stands for none.
+        spec: the spec; without a number of retries it needs the highest limit.
+        most: the highest limit that the broker takes, or the value that means unlimited.
     """
     if spec.retry is None or spec.retry == UNLIMITED:
         return most
@@ -81,10 +81,10 @@ def longest_wait(spec: DeliverySpec) -> timedelta:
 
 
 def none_if_missing(look: Callable[[], T]) -> T | None:
-    """Return what is found; None where the broker says that there is no such thing.
+    """Return the object found; None where the broker says that it does not exist.
 
     Raises:
-        BrokerError: any other.
+        BrokerError: the broker gave another error.
     """
     try:
         return look()

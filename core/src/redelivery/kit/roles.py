@@ -35,9 +35,9 @@ _NOUNS: Final[dict[type, str]] = {
 
 
 class Resource(Role):
-    """Something that one process opens, uses and closes. Stands before the role among a class's bases.
+    """A role or connection that one process opens, uses and closes. Put it before the role among a class's bases.
 
-    A child of a fork inherits it, with connections that are the parent's: there it cannot be used, and closing it
+    A forked child inherits it with connections that belong to the parent. There it cannot be used, and closing it
     leaves them alone.
 
     Args:
@@ -58,11 +58,11 @@ class Resource(Role):
 
     @property
     def is_inherited(self) -> bool:
-        """Whether it was opened by another process, of which this one is a fork."""
+        """Whether another process opened it, of which this one is a fork."""
         return self._pid != os.getpid()
 
     def close(self) -> None:
-        """Close it, once. In a child of a fork it releases nothing."""
+        """Close it, once. In a forked child it releases nothing."""
         if self.is_closed:
             return
         if self.is_inherited:
@@ -72,11 +72,11 @@ class Resource(Role):
             self._release()
 
     def doing(self, what: str) -> str:
-        """Return what is being done, and to what: "receiving from queue 'orders'"."""
+        """Return the action and the place: "receiving from queue 'orders'"."""
         return f"{what} {self._place}"
 
     def check_open(self, what: str) -> None:
-        """Refuse to do something with it after it was closed, or in a child of a fork.
+        """Refuse an action after closing, or in a forked child.
 
         Raises:
             Fatal: with the code CLOSED.
@@ -91,7 +91,7 @@ class Resource(Role):
         return self._closed.wait(wait)
 
     def _release(self) -> None:
-        """Give back what it holds; called once, and only in the process that opened it."""
+        """Release what it holds; called once, and only in the process that opened it."""
 
     def _refuse(self, what: str, why: str) -> None:
         noun = next((noun for role, noun in _NOUNS.items() if isinstance(self, role)), "connection")

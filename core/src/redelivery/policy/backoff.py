@@ -10,8 +10,8 @@ profile        linear          exponential        else
 `connect`                                         300 ms * 2^(n - 1); once that is past the cap: uniform in [0, cap)
 ============== =============== ================== ==================================
 
-backoffDelay selects Knative's formula, its absence Connect's; `backoffProfile` names one. A backoffPolicy that is not
-said is exponential. Every wait is capped, whether the spec says so or not.
+With backoffDelay Knative's formula applies, without it Connect's; `backoffProfile` names one explicitly. Without
+backoffPolicy, the policy is exponential. Every wait is capped, even where the spec gives no cap.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from redelivery.contract.spec import BackoffProfile, DeliverySpec
 CONNECT_FIRST: Final = timedelta(milliseconds=300)
 #: Connect's cap where the spec names none.
 CONNECT_CAP: Final = timedelta(seconds=60)
-#: Knative's formulas have no cap of their own; this is ours, or the first wait where that is longer.
+#: Knative's formulas define no cap; this is ours, or the first wait where that is longer.
 KNATIVE_CAP: Final = timedelta(hours=1)
 
 _MICROSECOND: Final = timedelta(microseconds=1)
@@ -34,12 +34,12 @@ _SECOND: Final = 1_000_000  # microseconds
 
 
 def wait_before_retry(spec: DeliverySpec, n: int, random: Callable[[], float]) -> float:
-    """Seconds to wait before retry `n`: never negative, never above the cap, safe for any `n`.
+    """Return the seconds to wait before retry `n`: never negative, never above the cap, safe for any `n`.
 
     Args:
         spec: the delivery spec.
         n: 1 is the first retry.
-        random: gives a number in [0, 1); asked only past Connect's cap.
+        random: returns a number in [0, 1); called only past Connect's cap.
 
     Raises:
         ValueError: n is below 1.
@@ -59,20 +59,20 @@ def wait_before_retry(spec: DeliverySpec, n: int, random: Callable[[], float]) -
 
 
 def profile_of(spec: DeliverySpec) -> BackoffProfile:
-    """Whose formula counts for this spec."""
+    """Return whose formula applies to this spec."""
     return spec.backoff_profile or ("connect" if spec.backoff_delay is None else "knative")
 
 
 def cap_of(spec: DeliverySpec) -> timedelta:
-    """What no wait exceeds: what the spec says in either dialect, the lower of both.
+    """Return the longest wait: the lower of the limits that the spec gives in either dialect.
 
-    Unsaid, it is a minute for Connect's waits, else an hour, or the first wait where that is longer.
+    By default it is a minute for Connect's waits, else an hour, or the first wait where that is longer.
     """
     return _MICROSECOND * min(_cap(spec), timedelta.max // _MICROSECOND)
 
 
 def _cap(spec: DeliverySpec) -> int:
-    """The cap in microseconds: as a number it does not overflow."""
+    """Return the cap in microseconds: as a whole number it does not overflow."""
     said = [_micros(cap) for cap in (spec.backoff_max, spec.retry_delay_max) if cap is not None]
     if said:
         return min(said)
@@ -85,12 +85,12 @@ def _cap(spec: DeliverySpec) -> int:
 
 
 def _start(profile: BackoffProfile) -> int:
-    """From which number Knative's profiles count the retries."""
+    """Return the number from which Knative's profiles count the retries."""
     return 1 if profile == "knative" else 0
 
 
 def _doubled(first: int, times: int, cap: int) -> int:
-    """`first * 2**times`, or anything above the cap where that is; the number never grows much beyond the cap."""
+    """Return `first * 2**times`, or a number above the cap if that is above it; the number never grows much larger."""
     if first == 0:
         return 0
     return first << min(times, (cap + 1).bit_length())

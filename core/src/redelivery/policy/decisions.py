@@ -1,6 +1,6 @@
 """What follows from an error: pure functions of the spec, the error, the history, the time and a random number.
 
-Nothing here waits, sends or counts: the engines do, on what is decided here.
+These functions do not wait, send or count: the engines carry out what is decided here.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from redelivery.policy.backoff import wait_before_retry
 
 #: One attempt may take this long where the spec does not say.
 DEFAULT_TIMEOUT: Final = timedelta(seconds=30)
-#: Seconds that a plugin may take to open a connection, which is done when it is first needed.
+#: Seconds that a plugin may take to open a connection, which happens at its first use.
 OPENING: Final = 30.0
-#: A plugin may settle this many seconds after its deadline before it is held to have broken the contract.
+#: Seconds after its deadline within which a plugin may still settle; later it has broken the contract.
 GRACE: Final = 10.0
 #: A sink's budget where the spec's own is unset or endless: a sink must never hold up the job forever.
 SINK_RETRIES: Final = 5
 SINK_RETRY_TIMEOUT: Final = timedelta(seconds=60)
-#: How many waits are added up one by one; those behind them count as much as the last.
+#: How many waits are added up one by one; later ones count as much as the last of these.
 _FORESEEN: Final = 1000
 
 
@@ -37,19 +37,19 @@ class TryAgain:
 
 @dataclass(frozen=True, slots=True)
 class Isolate:
-    """Send it again alone and at once, to learn whether it is the culprit; not counted as a retry."""
+    """Send it again alone and at once, to learn whether it is the culprit; this does not count as a retry."""
 
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """It failed for good; `why` says what ended it."""
+    """It failed permanently; `why` says what ended it."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """No message will be taken: the job fails, nothing is dead-lettered."""
+    """The destination will take no message: the job fails, and nothing is dead-lettered."""
 
 
 Decision = TryAgain | Isolate | GiveUp | Abort
@@ -66,12 +66,12 @@ def decide(  # noqa: PLR0911 - a decision table reads best as one return a rule
     random: Callable[[], float],
     outage: float | None = None,
 ) -> Decision:
-    """What follows when a message's attempt failed.
+    """Decide what follows when an attempt to send a message failed.
 
     Args:
-        spec: the delivery spec in force here.
+        spec: the delivery spec that applies here.
         error: how this attempt failed.
-        attempts: attempts made, this one included, isolating ones not counted apart.
+        attempts: attempts made, this one included; isolating ones are not counted.
         first_attempt: when the first of them began, monotonic seconds.
         isolated: it was sent alone.
         now: monotonic seconds.
@@ -101,7 +101,7 @@ def decide(  # noqa: PLR0911 - a decision table reads best as one return a rule
 
 
 def wait_of(spec: DeliverySpec, error: BrokerError, attempts: int, random: Callable[[], float]) -> float:
-    """Seconds to wait before the next attempt: the spec's backoff, or what the broker asks for, if that is longer."""
+    """Return the seconds before the next attempt: the spec's backoff, or the broker's request, if that is longer."""
     wait = wait_before_retry(spec, attempts, random)
     if isinstance(error, Throttled):
         asked = error.retry_after
@@ -112,12 +112,12 @@ def wait_of(spec: DeliverySpec, error: BrokerError, attempts: int, random: Calla
 
 
 def attempt_timeout(spec: DeliverySpec) -> float:
-    """Seconds that one attempt may take."""
+    """Return the seconds that one attempt may take."""
     return (spec.timeout or DEFAULT_TIMEOUT).total_seconds()
 
 
 def is_last(spec: DeliverySpec, *, attempts: int, first_attempt: float, now: float) -> bool:
-    """Whether an attempt that begins now is the last one, `attempts` having been made before it."""
+    """Return whether an attempt that begins now is the last one, `attempts` having been made before it."""
     if spec.retry is None and spec.retry_timeout is None:
         return True
     if spec.retry is not None and spec.retry != UNLIMITED and attempts >= spec.retry:
@@ -128,21 +128,21 @@ def is_last(spec: DeliverySpec, *, attempts: int, first_attempt: float, now: flo
 
 
 def budget_seconds(spec: DeliverySpec) -> float:
-    """Seconds that all attempts of one record may take, with the waits between them; infinite if they have no end."""
+    """Return the seconds that all attempts of one record may take, with the waits between them; may be infinite."""
     return _budget(spec, attempt_timeout(spec))
 
 
 def worst_case_seconds(spec: DeliverySpec) -> float:
-    """Seconds after which a task has ended whose destination, or whose sinks too, accept nothing and answer nothing.
+    """Return the seconds after which a task has ended if its destination, or its sinks too, accept and answer nothing.
 
-    They count from when the destination stops accepting, or from the first row where it never did; infinite where the
-    spec asks for retries without an end. What a working sink needs to store letters comes on top, and so does a pause
-    that a broker asks for.
+    The time counts from the moment when the destination stops accepting, or from the first row if it never accepted
+    any. It is infinite where the spec asks for endless retries. Add to it the time that a working sink needs to store
+    letters, and any pause that a broker requests.
 
     - One timeout passes before the first failure is known, and rows are sent until then.
     - Then all attempts are made, each as long as its timeout. One thread serves destination and sinks, so an attempt
-      may wait for a call to another of them; the last attempt may wait for one of its neighbours', too.
-    - Then come the sinks, one after the other. A sink that is not open yet is opened by the attempt.
+      may wait for a call to another of them; the last attempt may wait for a neighbour's attempt, too.
+    - Then come the sinks, one after the other. The attempt opens a sink that is not open yet.
     - At the end the connections are closed.
     """
     timeout, connector = attempt_timeout(spec), max(attempt_timeout(spec), OPENING)
@@ -156,7 +156,7 @@ def worst_case_seconds(spec: DeliverySpec) -> float:
 
 
 def _budget(spec: DeliverySpec, call: float) -> float:
-    """Seconds until a record is given up, each attempt taking `call` seconds."""
+    """Return the seconds until a record is given up, if each attempt takes `call` seconds."""
     if spec.retry is None and spec.retry_timeout is None:
         return call
     by_count = by_time = math.inf
@@ -168,13 +168,13 @@ def _budget(spec: DeliverySpec, call: float) -> float:
 
 
 def _waits(spec: DeliverySpec, retries: int) -> float:
-    """Seconds that the waits before so many retries add up to, at most."""
+    """Return the seconds that the waits before so many retries add up to, at most."""
     foreseen = sum(wait_before_retry(spec, n, lambda: 1.0) for n in range(1, min(retries, _FORESEEN) + 1))
     return foreseen + max(0, retries - _FORESEEN) * wait_before_retry(spec, max(1, retries), lambda: 1.0)
 
 
 def for_sink(spec: DeliverySpec) -> DeliverySpec:
-    """The spec that governs deliveries to a sink: the same backoff, and always a bounded budget."""
+    """Return the spec that governs deliveries to a sink: the same backoff, and always a bounded budget."""
     return replace(
         spec,
         dead_letter_sink=(),
@@ -185,7 +185,7 @@ def for_sink(spec: DeliverySpec) -> DeliverySpec:
 
 
 def retries_that_do_not_fit(spec: DeliverySpec) -> str | None:
-    """A warning where the timeout will end the retries before their number does; None where all is well."""
+    """Return a warning where the timeout will end the retries before their number does; else None."""
     if spec.retry is None or spec.retry_timeout is None or spec.retry_timeout == FOREVER:
         return None
     budget = spec.retry_timeout.total_seconds()

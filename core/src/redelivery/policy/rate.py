@@ -1,15 +1,15 @@
-"""`RateLimit`: rows a second, as a token bucket that may run into debt. Pure: the time is an argument."""
+"""`RateLimit`: rows per second, as a token bucket that may run into debt. Pure: the time is an argument."""
 
 from __future__ import annotations
 
 from typing import Final
 
-#: A rate is kept over pieces of this many seconds, so that it is a rate and not a burst now and then.
+#: The rate holds over intervals of this many seconds, so that it is a rate and not an occasional burst.
 PIECE: Final = 0.1
 
 
 class RateLimit:
-    """Allows rows as long as it is not in debt; what is sent is taken off, so a batch larger than the rate is paid off.
+    """Allows rows unless it is in debt; sent rows are deducted, so a batch larger than the rate is paid off.
 
     Args:
         rows_per_second: more than 0; None: no limit.
@@ -20,7 +20,7 @@ class RateLimit:
         self._paid_until = float("-inf")
 
     def next(self, now: float) -> float:
-        """When rows may be sent again: `now` or later, monotonic seconds."""
+        """Return when rows may be sent again: `now` or later, monotonic seconds."""
         return max(now, self._paid_until)
 
     def take(self, rows: int, now: float) -> None:
@@ -30,5 +30,5 @@ class RateLimit:
 
     @property
     def piece(self) -> int | None:
-        """Rows that make a good batch under this limit; None: any number."""
+        """Return the rows that make a good batch under this limit; None: any number."""
         return None if self._rate is None else max(1, int(self._rate * PIECE))

@@ -1,6 +1,6 @@
-"""When tolerated errors are too many: poison is dead-lettered, an outage fails the job.
+"""Decides when tolerated errors are too many: poison is dead-lettered, an outage fails the job.
 
-Counts in bounded memory; a limit fails when it is exceeded, not when it is reached.
+Counts in bounded memory. A limit fails the job when it is exceeded, not when it is reached.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Tolerance:
         self._steps: dict[int, int] = {}
 
     def count(self, now: float, errors: int = 1) -> str | None:
-        """Count errors that happened at `now` (monotonic seconds); says which limit they exceed, or None."""
+        """Count errors that happened at `now` (monotonic seconds); return which limit they exceed, or None."""
         self._total += errors
         if self._limit is not None and self._total > self._limit:
             return f"{self._total} records failed for good, more than the errors.tolerance.limit of {self._limit}"
@@ -45,5 +45,5 @@ class Tolerance:
 
 
 def limit_of(limit: int | None) -> int | None:
-    """A limit of a spec as a number of errors; None where there is none."""
+    """Return a limit of a spec as a number of errors; None: unlimited."""
     return None if limit == UNLIMITED else limit
