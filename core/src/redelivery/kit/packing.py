@@ -1,4 +1,4 @@
-"""Headers, keys and ids at brokers that take text only: as they are where nothing is lost, packed elsewhere.
+"""Headers, keys and ids at brokers that take text only: unchanged where nothing is lost, packed elsewhere.
 
 A broker's own attributes carry the headers that it can carry unchanged, for others to read. The rest, and the order of
 all, goes into one attribute of ours as JSON::
@@ -36,7 +36,7 @@ _HEADERS = "headers"
 
 
 def as_text(value: bytes) -> str | None:
-    """Return the text that these bytes are in UTF-8; None where they are none."""
+    """Return the text that these bytes are in UTF-8; None where they are not UTF-8."""
     try:
         return value.decode()
     except UnicodeDecodeError:
@@ -44,11 +44,11 @@ def as_text(value: bytes) -> str | None:
 
 
 def portable(value: bytes | None, as_text: Callable[[bytes], str | None] = as_text) -> Any:
-    """Return bytes as JSON holds them: a text where they are one, else `{"base64": ...}`; None as null.
+    """Return bytes as JSON holds them: as a text where they are text, else `{"base64": ...}`; None as null.
 
     Args:
         value: the bytes.
-        as_text: returns the text that is written in place of bytes, None where base64 is.
+        as_text: returns the text that is written in place of bytes; None where base64 is needed.
     """
     if value is None:
         return None
@@ -60,7 +60,7 @@ def from_portable(value: Any) -> bytes | None:
     """Return the bytes that `portable` wrote.
 
     Raises:
-        ValueError, TypeError, LookupError: it did not write this.
+        ValueError, TypeError, LookupError: `portable` did not write this.
     """
     if isinstance(value, dict):
         return base64.b64decode(value["base64"], validate=True)
@@ -72,16 +72,16 @@ def pack_headers(
     native: Callable[[str, bytes], str | None],
     as_text: Callable[[bytes], str | None] = as_text,
 ) -> tuple[dict[str, str], dict[str, Any]]:
-    """Divide headers into those that are attributes of their own and the rest.
+    """Divide headers into those that become separate attributes and the rest.
 
     Args:
-        headers: as they are sent.
-        native: returns a header's value as an attribute has it, None where it must be packed. It is asked only once
+        headers: the message's headers, in order.
+        native: returns a header's value as an attribute has it; None where it must be packed. It is called only once
             for each name, as attributes do not repeat.
         as_text: as in `portable`.
 
     Returns:
-        The attributes; and the packed object, empty where there is nothing to say.
+        The attributes; and the packed object, which may be empty.
     """
     attributes: dict[str, str] = {}
     listed: list[Any] = []
@@ -97,10 +97,10 @@ def pack_headers(
 
 
 def unpack_headers(packed: Mapping[str, Any], attributes: Mapping[str, bytes | None]) -> Headers:
-    """Return the headers as they were sent; then, by name, the attributes that somebody else added.
+    """Return the headers as they were sent; then, by name, the attributes that others added.
 
     Raises:
-        ValueError, TypeError, LookupError: it is not what `pack_headers` wrote.
+        ValueError, TypeError, LookupError: `pack_headers` did not write this.
     """
     rest = dict(attributes)
     found: list[Header] = []
@@ -131,7 +131,7 @@ def quoted_id(value: str, safe: Collection[str], escape: str = "%") -> str:
 
     Args:
         value: any text.
-        safe: the characters that stay as they are; not the escape.
+        safe: the characters that are not quoted; the escape is not one of them.
         escape: one character that the broker takes, as it takes the digits and A to F; it begins each quoted byte.
     """
     return "".join(
@@ -144,7 +144,7 @@ def unquoted_id(value: str, escape: str = "%") -> str:
     """Return the text that `quoted_id` was given.
 
     Raises:
-        ValueError: it did not write this.
+        ValueError: `quoted_id` did not write this.
     """
     first, *rest = value.split(escape)
     data = _utf8(first) + b"".join(bytes.fromhex(f"{each[:2]:?<2}") + _utf8(each[2:]) for each in rest)
