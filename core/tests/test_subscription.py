@@ -238,6 +238,12 @@ def test_terminate_of_what_is_not_leased_is_refused() -> None:
         setup.subscription(fails).terminate("x", "y")
 
 
+def test_terminate_without_a_sink_is_a_configuration_error_also_where_nothing_runs() -> None:
+    setup = SubscriptionSetup(sinks=0)
+    with pytest.raises(ConfigurationError, match="has no deadLetterSink"):
+        setup.subscription(fails).terminate("x", "y")
+
+
 def test_a_lease_is_kept_alive_while_a_handler_runs() -> None:
     setup = SubscriptionSetup(message("a"))
     deadline = time.monotonic() + 30

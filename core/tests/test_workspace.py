@@ -146,6 +146,47 @@ def test_every_module_says_its_duty_first(path: Path) -> None:
     assert ast.get_docstring(ast.parse(text(path)))
 
 
+def bound(tree: ast.Module) -> set[str]:
+    """What a module's own statements give a name."""
+    found = set()
+    for each in tree.body:
+        if isinstance(each, ast.Import | ast.ImportFrom):
+            found |= {(alias.asname or alias.name).partition(".")[0] for alias in each.names}
+        elif isinstance(each, ast.ClassDef | ast.FunctionDef):
+            found.add(each.name)
+        elif isinstance(each, ast.Assign | ast.AnnAssign):
+            targets = each.targets if isinstance(each, ast.Assign) else [each.target]
+            found |= {name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)}
+    return found
+
+
+def exported(tree: ast.Module) -> set[str]:
+    """The names of a module's `__all__`."""
+    lists = [each.value for each in tree.body if isinstance(each, ast.Assign) and ast.unparse(each).startswith("__all")]
+    return {name for each in lists for name in ast.literal_eval(each)}
+
+
+def is_lazy(tree: ast.Module) -> bool:
+    """Whether a module makes its names only when they are asked for."""
+    return "__getattr__" in bound(tree)
+
+
+def test_every_exported_name_is_there() -> None:
+    trees = {path: ast.parse(text(path)) for path in SOURCES}
+    assert any(map(exported, trees.values()))
+    missing = {path: sorted(exported(tree) - bound(tree)) for path, tree in trees.items() if not is_lazy(tree)}
+    assert {path: names for path, names in missing.items() if names} == {}
+
+
+def test_every_module_that_a_text_names_is_there() -> None:
+    there = [f"/{each}" for each in relative(MODULES)]
+    named = re.compile(r"`([\w./]*\w\.py)\b")
+    texts = [path for path in FILES if path.suffix in {".md", ".py"} and path.name != "CHANGELOG.md"]
+    found = [(path.name, name) for path in texts for name in named.findall(text(path))]
+    assert found
+    assert [each for each in found if not any(path.endswith(f"/{each[1]}") for path in there)] == []
+
+
 def test_core_names_no_broker() -> None:
     brokers = re.compile(r"kafka|rabbit|amqp|sqs|boto|service.?bus", re.IGNORECASE)
     found = {

@@ -31,7 +31,7 @@
      x TerminalNack                                raised by a handler: a terminal nack
 
 A plugin maps every error of its client library to a `BrokerError` in one place and chains the original.
-This file must not know any broker, nor decide what follows from an error: that is `policy.py`.
+This file must not know any broker, nor decide what follows from an error: that is `redelivery.policy`.
 """
 
 from __future__ import annotations

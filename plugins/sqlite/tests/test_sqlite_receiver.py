@@ -88,6 +88,17 @@ def test_sqlite_damaged_headers_are_told_of_and_the_value_is_kept(broker, damage
         assert receiver.settle([(bad, Terminate(bad.message, "damaged")), (good, Accept())]) == [None, None]
 
 
+def test_sqlite_a_letter_of_an_unknown_kind_is_shown_with_its_reason(broker):
+    send(broker, Message(value=b"1", id="a"))
+    with broker.receiver() as receiver:
+        (received,) = receiver.receive(1, wait=0)
+        assert receiver.settle([(received, Terminate(received.message, "why"))]) == [None]
+    with closing(sqlite3.connect(broker.address.path)) as connection, connection:
+        connection.execute("UPDATE reason_2 SET kind = 'of-a-later-version'")
+    (letter,) = letters(broker)
+    assert (letter.context.kind, letter.context.reason) == ("of-a-later-version", "why")
+
+
 def test_sqlite_a_damaged_id_is_told_of(broker):
     send(broker, Message(value=b"kept", id="a"))
     with closing(sqlite3.connect(broker.address.path)) as connection, connection:

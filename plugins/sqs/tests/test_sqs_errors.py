@@ -120,6 +120,7 @@ def test_a_throttled_request_says_how_long_to_wait() -> None:
         ("SomethingNew", True, Permanent),
         ("SomethingNew", False, Retriable),
         ("InternalError", False, Retriable),
+        ("InternalError", True, Ambiguous),
         ("RequestThrottled", False, Throttled),
         ("KmsAccessDenied", True, Fatal),
         ("AccessDenied", True, Fatal),

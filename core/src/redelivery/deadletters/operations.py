@@ -1,4 +1,4 @@
-"""Errands: what is done with a letter, as which message it is sent, and why it stays.
+"""Operations on letters: what is done with one, as which message it is sent, and why it stays.
 
 A letter is sent back to work (redrive), or on to a sink (forward).
 """
@@ -115,7 +115,7 @@ def redrive_operation(targets: Targets, hop_limit: int) -> LetterOperation:
     )
 
 
-#: Letters of the broker's own are sent on as they are; each sink's carrier puts their context into its form.
+#: Letters of the broker's own are sent on as they are; the sender to each sink puts their context into its form.
 FORWARD: Final = LetterOperation(
     "forward",
     lambda letter, _there: replace(letter.message, identity=identity.of_forwarded(letter)),

@@ -134,7 +134,8 @@ class DeadLetterQueue:
 
         Raises:
             ConfigurationError: it is not clear where to, or that is the dead letter place itself, or the journal is
-                another place's or in use.
+                another place's.
+            JournalError: the journal is in use, or cannot be read or written.
             BrokerError: the destination or the place cannot be used; letters not removed are still there.
         """
         if to is None and self._direct:
@@ -204,8 +205,8 @@ class DeadLetterQueue:
             interval: between two looks.
 
         Raises:
-            ConfigurationError: no sink is named, or one is the destination itself, or the journal is another place's or
-                in use.
+            ConfigurationError: no sink is named, or one is the destination itself, or the journal is another place's.
+            JournalError: the journal is in use, or cannot be read or written.
             BrokerError: no sink, or not the place, can be used; letters not removed are still there.
         """
         settings = settings or RedriveSettings(max_returns=None)

@@ -124,7 +124,7 @@ class Transfer:
         letters: the place.
         look: opens the place again, to see what came back.
         selection: which letters are meant.
-        errand: what is done with them.
+        operation: what is done with them.
         there: what the destination can do.
         settings: how far and how fast.
         journal: remembers what was sent and not yet removed; None: nothing does.
@@ -166,7 +166,7 @@ class Transfer:
         self._next_look = clock.monotonic() + _LOOK_AFTER
 
     def run(self, letter_sender: LetterSender | None) -> RedriveReport:
-        """Move the letters by this carrier; without one, which is a dry run, only count them."""
+        """Move the letters by this sender; without one, which is a dry run, only count them."""
         if letter_sender is not None:
             self._pending = {} if self._journal is None else self._journal.pending()
         rate = RateLimit(self._settings.rate)

@@ -1,6 +1,6 @@
 """CloudEvents for the rest of the library: any message as an event and back, content modes, rows that became none.
 
-Recognising and checking one event is `_cloudevents.py`; whose words are re-exported here.
+Recognising and checking one event is `cloudevents.py`, whose words are re-exported here.
 """
 
 from __future__ import annotations

@@ -145,12 +145,12 @@ def worst_case_seconds(spec: DeliverySpec) -> float:
     - Then come the sinks, one after the other. The attempt opens a sink that is not open yet.
     - At the end the connections are closed.
     """
-    timeout, connector = attempt_timeout(spec), max(attempt_timeout(spec), OPENING)
+    timeout, opening = attempt_timeout(spec), max(attempt_timeout(spec), OPENING)
     sinks = len(spec.dead_letter_sink)
-    call = timeout + max(0, sinks - 1) * connector  # the last sink is not among them: if it fails, so does the job
+    call = timeout + max(0, sinks - 1) * opening  # the last sink is not among them: if it fails, so does the job
     total = timeout + _budget(spec, call) + call
     for number in range(1, sinks + 1):
-        call = timeout + max(sinks - 1, number) * connector
+        call = timeout + max(sinks - 1, number) * opening
         total += _budget(for_sink(spec), call) + call
     return total + GRACE
 

@@ -1,4 +1,4 @@
-"""The parts of the receiving engine: leases under lease (`hands`) and handlers side by side (`workers`).
+"""The receiving engine: messages under lease (`leases`), handlers side by side (`workers`), one run (`running`).
 
-`redelivery.subscription` puts them together; what follows from an error is decided in `redelivery.policy`.
+`subscription` puts them together. `redelivery.policy` decides what follows from an error.
 """

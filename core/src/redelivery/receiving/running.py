@@ -104,10 +104,7 @@ class RunningSubscription:
         """Give up one leased message. As `Subscription.terminate`."""
         leased = self._named(message)
         if not self._settings.spec.dead_letter_sink:
-            stays = ConfigurationError(
-                f"terminate: the subscription {self._settings.name!r} has no deadLetterSink, "
-                f"so {label(message)} stays as it is"
-            )
+            stays = without_sink(self._settings.name, message)
             if leased is not None:
                 leased.stays = stays
             raise stays
@@ -341,6 +338,13 @@ def _retriable(error: Exception) -> Retriable:
 def not_leased(message: Message | str) -> NotTerminated:
     """The error of `terminate` for a message that is not leased."""
     return NotTerminated(f"terminate: {label(message)} is not leased (settled already, or never received)")
+
+
+def without_sink(name: str, message: Message | str) -> ConfigurationError:
+    """The error of `terminate` for a subscription that has nowhere to send letters."""
+    return ConfigurationError(
+        f"terminate: the subscription {name!r} has no deadLetterSink, so {label(message)} stays as it is"
+    )
 
 
 def label(message: Message | str) -> str:

@@ -28,7 +28,7 @@ from redelivery.errors import (
 )
 from redelivery.receiving.checks import check_retries, refuse_own_letters
 from redelivery.receiving.leases import Leases
-from redelivery.receiving.running import RunningSubscription, Settings, not_leased
+from redelivery.receiving.running import RunningSubscription, Settings, not_leased, without_sink
 from redelivery.receiving.terminating import TerminatingQueue
 from redelivery.receiving.workers import Workers
 from redelivery.sending.connector import ConnectionFactory, Connector, Resources, connected
@@ -163,9 +163,9 @@ class Subscription:
                 skipped; or several leased messages have this name.
             NotTerminated: no such message is under lease.
         """
-        if self._running is None:
-            raise not_leased(message)
-        return self._running.terminate(message, reason)
+        if self._running is not None:
+            return self._running.terminate(message, reason)
+        raise not_leased(message) if self._spec.dead_letter_sink else without_sink(self.name, message)
 
     def __enter__(self) -> Self:
         return self

@@ -35,11 +35,10 @@ class TerminatingQueue(SendQueue):
 
     def send(self, batch: Batch, records: Sequence[Record] | None = None) -> None:
         now = self._clock.monotonic()
-        leased = [(record, record.owner.received) for record in records or ()]
+        leased = [(record, received) for record in records or () if (received := record.owner.received) is not None]
         outcomes = [
             (received, Terminate(record.outgoing, record.reason, redact(str(record.primary or ""))))
             for record, received in leased
-            if received is not None
         ]
         answers: Sequence[LeaseLost | BrokerError | None]
         try:

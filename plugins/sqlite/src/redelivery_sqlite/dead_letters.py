@@ -8,9 +8,11 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from redelivery.contract.broker import DeadLetters, Letter
+from redelivery.contract.codes import Code
 from redelivery.contract.context import ErrorContext
 from redelivery.errors import BrokerError, ConfigurationError
 from redelivery.kit.letters import KINDS, given_up, undecodable
@@ -111,9 +113,9 @@ class SqliteDeadLetters(Resource, DeadLetters):
     def _context(self, dead_ms: int, why: Sequence[Any]) -> ErrorContext:
         """Return what `removal` wrote of a letter, by the columns of `_WHY`."""
         kind, reason, description, queue, message_id, attempts, first_ms = why
-        return given_up(
+        context = given_up(
             "sqlite",
-            _CODES[kind],
+            _CODES.get(kind, Code.UNKNOWN),
             reason,
             destination=Address(self._store.path, queue).url,
             message_id=message_id,
@@ -122,6 +124,7 @@ class SqliteDeadLetters(Resource, DeadLetters):
             last_failure_ms=dead_ms,
             extra={"description": description} if description else {},
         )
+        return replace(context, kind=kind)  # a later version may have others
 
     def _sweep(self) -> None:
         """Move what has expired in the queue that these letters come from: nobody may be receiving there."""

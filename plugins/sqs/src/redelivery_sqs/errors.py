@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from botocore import exceptions as boto
@@ -41,6 +42,8 @@ _INVALID_BATCH: Final = Rule(Unattributed, Code.INVALID_MESSAGE, "SQS refused th
 _TOO_LARGE: Final = Rule(Unattributed, Code.TOO_LARGE, "SQS refused the whole request; nothing was stored")
 _REFUSED: Final = Rule(Fatal, Code.REJECTED, "SQS refuses the request")
 _HANDLE: Final = Rule(Permanent, Code.LEASE_LOST, "the receipt handle is invalid, or has expired")
+#: For a code that is not in this table: `entry_error` tells it from a known one.
+_UNFORESEEN: Final = replace(_INTERNAL)
 #: For the ValueError that botocore raises.
 INVALID_ENDPOINT: Final = Rule(Fatal, Code.MISCONFIGURED, "correct the endpoint that the environment names")
 _UNSUPPORTED: Final = Rule(Fatal, Code.UNSUPPORTED, "SQS does not have this operation for this queue")
@@ -153,7 +156,7 @@ TABLE: Final = ErrorTable(
         # FIFO queues answer "The receipt handle has expired" with the code of any bad parameter.
         ("InvalidParameterValue", "receipt handle", _HANDLE),
     ],
-    otherwise=_INTERNAL,
+    otherwise=_UNFORESEEN,
     describe=_describe,
     catches=(boto.BotoCoreError, boto.ClientError, parsers.ResponseParserError),
 )

@@ -37,14 +37,15 @@ from redelivery.formats.dialects._writer import CONTEXT, Dialect, Letter, combin
 from redelivery.formats.events import PREFIXES, event_in, is_structured
 
 __all__ = [
+    "MARKERS",
     "NAMES",
-    "Lives",
+    "DeliveryHistory",
     "attach",
     "chosen",
     "document",
+    "history",
     "included",
     "is_signed",
-    "lives",
     "read",
     "recognise",
     "redriven",
