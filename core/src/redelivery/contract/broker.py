@@ -332,7 +332,7 @@ class Plan:
         return any(item.action != "keep" for item in self.objects)
 
     def refuse_differences(self, where: str) -> None:
-        """Raise Fatal, code CONFLICT, naming each attribute, where an existing object differs from what it should be."""
+        """Raise Fatal, code CONFLICT, naming each attribute in which an existing object is not what it should be."""
         found = [f"{item.name}: {each}" for item in self.objects for each in item.differences]
         if found:
             raise Fatal(f"{where} is not altered, though it differs: {'; '.join(found)}", code=Code.CONFLICT)
