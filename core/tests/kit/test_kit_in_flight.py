@@ -48,6 +48,13 @@ def test_a_batch_is_settled_when_its_last_row_is() -> None:
     assert flights.collect(0) == []
 
 
+def test_a_batch_without_rows_is_settled_at_once() -> None:
+    flights = account()
+    flights.add(Batch.of([], number=1), 110.0)
+    assert [(settled.batch, settled.failures) for settled in flights.collect(0)] == [(1, [])]
+    assert len(flights) == 0
+
+
 def test_duplicates_are_counted() -> None:
     flights = account()
     sent = flights.add(batch(1, None, None), 110.0)

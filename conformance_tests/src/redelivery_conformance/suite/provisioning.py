@@ -115,12 +115,12 @@ class Provisioning(Statements):
         status = admin.provision(NATIVE_SINK)
         assert status == admin.plan(NATIVE_SINK).status
         assert status.dead_letter_sink_uri == redact(subject.broker.native_sink())
-        assert status.dead_letter_channel is not None, "the native place has its own name kind"
+        assert status.dead_letter_channel is not None, "the native place has a name of its own kind"
 
     @broker_has("provision", "dead_letter")
     def test_the_status_as_a_reference_is_resolved_to_the_native_place_again(self, subject: Subject) -> None:
         channel = subject.keep(subject.broker.admin()).provision(NATIVE_SINK).dead_letter_channel
-        assert channel is not None, "the native place has its own name kind"
+        assert channel is not None, "the native place has a name of its own kind"
         assert subject.broker.resolve(channel) == subject.broker.native_sink()
 
     @broker_has("provision")

@@ -226,6 +226,7 @@ class InFlight:
             )
         with self.lock:
             sent = self._batches[batch.number] = kind(batch, deadline)
+            self._settle_if_done(sent)  # one without rows is
         return sent
 
     def wait_for_room(self, deadline: float) -> bool:
