@@ -121,7 +121,7 @@ class Subscribing(Statements):
         assert letters == 1, "acknowledged, or about to be, before the sink had it"
         with Taker(subject) as taker:
             if when.startswith("before"):
-                taker.one(within=subject.place.lease + subject.place.patience)
+                taker.one(within=subject.place.lease + 4 * subject.place.patience)
                 taker.nothing()
             else:
                 taker.nothing(subject.place.lease * 2)
