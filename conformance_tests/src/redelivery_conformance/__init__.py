@@ -1,6 +1,6 @@
-"""The conformance suite: every statement of `redelivery.contract.broker` as a test that any plugin can run.
+"""The conformance suite: each statement of `redelivery.contract.broker` as a test that any plugin can run.
 
-A plugin's own tests hold three lines (README.md)::
+A plugin needs three lines in its own tests (README.md)::
 
     from redelivery_conformance import BrokerSuite
 
@@ -25,7 +25,7 @@ pytest.register_assert_rewrite(
 
 
 def __getattr__(name: str) -> Any:
-    # The suite is imported when it is asked for: its modules must not be loaded before pytest can rewrite them.
+    # Imported on first use: pytest must be able to rewrite the suite's modules before they are loaded.
     if name != "BrokerSuite":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from redelivery_conformance.suite import BrokerSuite  # noqa: PLC0415 - see above

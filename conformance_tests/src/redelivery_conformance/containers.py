@@ -1,6 +1,6 @@
-"""A broker in a container, for a harness: the mechanism only; which image, ports and readiness is the plugin's to say.
+"""Run a broker in a container, for a harness. The plugin chooses the image, the ports and the check for readiness.
 
-`REDELIVERY_<BROKER>_IMAGE` names another image. This file must not know any broker's image.
+`REDELIVERY_<BROKER>_IMAGE` names another image.
 """
 
 from __future__ import annotations
@@ -19,30 +19,32 @@ from typing import Any, Final, Self
 
 from redelivery_conformance.harness import NotHere
 
-#: Seconds between two looks whether a broker is ready.
+#: Seconds between two checks whether a broker is ready.
 _LOOK: Final = 0.2
-#: How often a container is asked to freeze. An engine gives up at once where a process is just writing to the disk or
-#: starting another: of 397 such moments 26 wanted a second try, none more than five.
+#: Tries to freeze a container. The engine gives up at once if a process is writing to the disk or starting another
+#: process at that moment: of 397 freezes 26 needed a second try, and none needed more than five.
 _FREEZES: Final = 40
-#: Ports that are below those which systems give to outgoing connections (Linux: from 32768, others: from 49152).
+#: Ports below the range that systems use for outgoing connections (Linux: from 32768, others: from 49152).
 _PORTS: Final = range(20_000, 32_000)
 _TRIES: Final = 100
 
 
 class Container:
-    """One container with its ports on fixed free ports of the host, so that they outlive a stop; removed by `close`.
+    """One container. Its ports are mapped to fixed free ports of the host, so they stay after a restart.
+
+    `close` removes it.
 
     Args:
-        broker: the plugin's name; its variable may name another image.
-        image: the one that is used otherwise.
+        broker: the plugin's name; the broker's environment variable may name another image.
+        image: the default image.
         ports: inside the container.
-        environment: of the container.
-        command: in place of the image's own.
-        bind: inside port -> host port, where the broker must advertise the very port it is reached by (`free_port`).
-        files: path in the container -> what is written there before it starts.
+        environment: environment variables of the container.
+        command: replaces the image's command.
+        bind: container port -> host port, for a broker that advertises its own port (`free_port`).
+        files: path in the container -> content, written before the container starts.
 
     Raises:
-        NotHere: no testcontainers, no container engine, or the image cannot be had; says what to install.
+        NotHere: testcontainers, a container engine or the image is missing; the text says what to install.
     """
 
     def __init__(
@@ -87,17 +89,17 @@ class Container:
             ) from error
 
     def port(self, inside: int) -> int:
-        """The host's port for one of the container's; the same for as long as there is the container."""
+        """Return the host's port for a port of the container. It stays the same as long as the container exists."""
         return self._ports[inside]
 
     def wait(self, ready: Callable[[], object], seconds: float) -> None:
-        """Ask `ready` again and again until it returns what is true; meanwhile it may raise.
+        """Call `ready` until it returns a true value. It may raise until then.
 
-        That the port accepts a connection says nothing: the engine's own proxy does, long before the broker.
+        An open port proves nothing: the engine's own proxy accepts connections long before the broker does.
 
         Raises:
-            NotHere: it never was, within so many seconds, or the container ended; it is closed then.
-            RuntimeError: it was before; the container is kept, so that it can be looked into.
+            NotHere: the broker did not become ready within this many seconds, or the container ended. It is closed.
+            RuntimeError: the same, but the broker was ready before. The container is kept for inspection.
         """
         began = time.monotonic()
         deadline = began + seconds
@@ -105,7 +107,7 @@ class Container:
         while time.monotonic() < deadline and self._status() not in {"exited", "dead"}:
             try:
                 said = ready()
-            except Exception as error:  # noqa: BLE001 - a broker that starts may answer anything
+            except Exception as error:  # noqa: BLE001 - a starting broker may answer anything
                 said = _brief(error)
             else:
                 if said:
@@ -122,7 +124,7 @@ class Container:
         raise NotHere(text)
 
     def execute(self, *command: str) -> str:
-        """Run a command inside (the broker's own tools) and return what it wrote. Raises RuntimeError if it fails."""
+        """Run one of the broker's tools in the container and return its output. Raises RuntimeError if it fails."""
         done = self._container.exec(list(command))
         text = done.output.decode(errors="replace")
         if done.exit_code:
@@ -130,16 +132,16 @@ class Container:
         return str(text)
 
     def log(self, lines: int = 30) -> str:
-        """The end of what it wrote to its log."""
+        """Return the end of the container's log."""
         with suppress(Exception):
             return str(self._container.get_wrapped_container().logs(tail=lines).decode(errors="replace"))
         return "(none)"
 
     def pause(self) -> None:
-        """Freeze it: connections stay and nothing answers, as behind a black hole.
+        """Freeze the container: connections stay open and nothing answers.
 
         Raises:
-            RuntimeError: the engine could not, however often it was asked; chained to what it said last.
+            RuntimeError: the engine failed at every try; chained to its last error.
         """
         container = self._container.get_wrapped_container()
         for _ in range(_FREEZES):
@@ -153,20 +155,20 @@ class Container:
         raise RuntimeError(f"the container of {self.image!r} does not freeze ({_brief(refused)})") from refused
 
     def unpause(self) -> None:
-        """Let it go on."""
+        """Resume the container."""
         self._container.get_wrapped_container().unpause()
 
     def stop(self, grace: int = 0) -> None:
-        """Stop it and keep it; it is killed after `grace` seconds."""
+        """Stop the container without removing it. The engine kills it after `grace` seconds."""
         self._container.get_wrapped_container().stop(timeout=grace)
 
     def start(self) -> None:
-        """Start it again, with its files and its ports; `wait` tells when it is ready."""
+        """Start the container again, with the same files and ports. Call `wait` until it is ready."""
         self._container.get_wrapped_container().start()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """While entered, it is frozen."""
+        """Freeze the container for the length of the `with` block."""
         self.pause()
         try:
             yield
@@ -175,7 +177,7 @@ class Container:
 
     @contextmanager
     def stopped(self, ready: Callable[[], object], seconds: float, *, grace: int = 0) -> Iterator[None]:
-        """While entered, it is stopped; afterwards it is started and waited for."""
+        """Stop the container for the length of the `with` block; then start it and wait until it is ready."""
         self.stop(grace)
         try:
             yield
@@ -184,7 +186,7 @@ class Container:
             self.wait(ready, seconds)
 
     def close(self) -> None:
-        """Stop and remove it, whatever its state; once."""
+        """Stop and remove the container in any state. A second call does nothing."""
         if not self._closed:
             self._closed = True
             atexit.unregister(self.close)
@@ -202,12 +204,12 @@ class Container:
 
 
 def _described(container: Any, image: str) -> Any:
-    """A container that is not started yet. Raises NotHere: the engine is looked for here."""
+    """Return a container that is not started yet. Raise NotHere if no engine is found."""
     try:
         return container(image)
-    except Exception as error:  # noqa: BLE001 - whatever stands in the engine's place, the next kind is tried
+    except Exception as error:  # noqa: BLE001 - on any error of the engine the next kind is tried
         why = _brief(error)
-    with warnings.catch_warnings():  # the client leaves its socket open, and a warning of it would fail some later test
+    with warnings.catch_warnings():  # the client leaves its socket open, and a warning would fail a later test
         warnings.simplefilter("ignore", ResourceWarning)
         gc.collect()
     raise NotHere(
@@ -217,10 +219,10 @@ def _described(container: Any, image: str) -> Any:
 
 
 def free_port() -> int:
-    """A port of this host that nothing listens on now, and that no outgoing connection is given in the meantime.
+    """Return a free port of this host, outside the range for outgoing connections.
 
     Raises:
-        OSError: none was found.
+        OSError: no free port was found.
     """
     refused: OSError | None = None
     for _ in range(_TRIES):
@@ -236,7 +238,7 @@ def free_port() -> int:
 
 
 def image_for(broker: str, default: str) -> str:
-    """The image to run: the broker's variable, else the default."""
+    """Return the image to run: the value of the broker's variable, else the default."""
     return os.environ.get(_variable(broker)) or default
 
 

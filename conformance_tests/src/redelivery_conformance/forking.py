@@ -1,7 +1,4 @@
-"""A forked child: what Python workers are, and a process that can be killed at a chosen point.
-
-This file must not state anything, besides that the child comes to an end.
-"""
+"""Run work in a forked child, as Python workers do, or in a process that is killed at a chosen point."""
 
 from __future__ import annotations
 
@@ -16,22 +13,22 @@ from redelivery_conformance.subject import Subject
 
 #: What a child says by its exit: it was killed where it was to be.
 KILLED: Final = 9
-#: Seconds that a child may take beyond the place's patience.
+#: Seconds that a child may take in addition to the place's patience.
 _MORE = 10.0
 
 
 def in_a_fork(subject: Subject, work: Callable[[], object], *, reaches_broker: bool = True) -> int | None:
-    """Run work in a forked child to its end; its exit code.
+    """Run work in a forked child until it ends; return the child's exit code.
 
     Raises:
-        NotApplicable: the child has to reach the broker, which lives within this process.
+        NotApplicable: the child must reach the broker, but the broker lives inside this process.
     """
     if reaches_broker:
         subject.other_processes()
     if "fork" not in multiprocessing.get_all_start_methods():
         pytest.skip("this system has no fork")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of forking a process with threads: that is the point
+        warnings.simplefilter("ignore", DeprecationWarning)  # forking a process with threads is the point
         process = multiprocessing.get_context("fork").Process(target=work)
         process.start()
     process.join(subject.place.patience * 2 + _MORE)

@@ -1,9 +1,8 @@
-"""How a plugin gives its broker to the suite: `Harness`, `Runtime`, `Place`. The one file that a plugin author reads.
+"""The classes by which a plugin gives its broker to the suite: `Harness`, `Runtime`, `Place`.
 
-A harness knows how its broker is had on this machine; a runtime is one such broker, running; a place is a fresh
-destination of it, for one test. A plugin registers its harness by an entry point in the group `redelivery_testing`.
-
-This file must not know any broker, nor import the suite: a harness is also of use to benchmarks and examples.
+A plugin author needs to read this file only. A harness finds or starts its broker on this machine. A runtime is one
+running broker. A place is a fresh destination for one test. A plugin registers its harness by an entry point in the
+group `redelivery_testing`. Benchmarks and examples use harnesses too, so this file does not import the suite.
 """
 
 from __future__ import annotations
@@ -26,42 +25,42 @@ from redelivery.registry import connect, installed, open_broker
 #: Entry point group of harnesses; each entry point is a `Harness` subclass without arguments.
 GROUP: Final = "redelivery_testing"
 
-#: What a broker under test can be, in the order in which it is looked for.
+#: Kinds of brokers under test, in the order in which they are tried.
 RuntimeKind: TypeAlias = Literal["url", "container", "process", "embedded"]
 RUNTIME_KINDS: Final[tuple[RuntimeKind, ...]] = ("url", "container", "process", "embedded")
 
-#: How a broker can be out; `Place.outage` says what each means.
+#: Kinds of outages; `Place.outage` explains them.
 Outage: TypeAlias = Literal["refused", "silent", "reset"]
 
-#: The names by which the suite subscribes to what `Place.for_several` gives.
+#: Names of the suite's subscriptions to the destination from `Place.for_several`.
 SUBSCRIBERS: Final = ("billing", "audit", "mistyped")
 
-#: A limit above this is not tried out: the suite stays fast.
+#: Larger limits are not tested, to keep the suite fast.
 TRIED_BYTES: Final = 32 << 20
 
 
 class NotHere(Exception):
-    """This machine has no such broker; the text says what to install or to set."""
+    """The broker is not available on this machine; the text says what to install or to set."""
 
 
 class CannotShow(Exception):
-    """This runtime cannot show what a statement asks for; the text says what could."""
+    """This runtime cannot show what a statement asks for; the text names a runtime that can."""
 
 
 class Place(ABC):
-    """A fresh, empty destination for one test, and what can be done to it behind the plugin's back.
+    """A fresh, empty destination for one test. Its methods read and change it without the plugin.
 
-    It takes rows as it is: what must exist before a row can be sent is made by the place itself, when it is made. What
-    dead-lettering needs besides is made by the statements that need it, by the plugin's admin role, where it has one;
-    a place may have it already. Other targets (`destination`) take rows too, and are not provisioned.
+    A new place accepts rows: it creates everything that must exist before a row can be sent. Statements about dead
+    letters create the rest with the plugin's admin role, if it has one; a place may have created it already. Other
+    targets (`destination`) accept rows too, and are not provisioned.
 
     Attributes:
-        url: names it.
-        options: the client options to open it with, with their prefix.
-        patience: seconds that a healthy broker needs at most for a batch; also what deadlines are made of. The outage
-            statement takes twice as long, so it sets the suite's pace.
-        many: rows of a large batch; fewer only where the broker takes them one by one, and slowly.
-        lease: the shortest lease worth waiting for, in seconds; longer only where the broker has none so short.
+        url: the URL of the place.
+        options: the client options to open it with, including their prefix.
+        patience: the longest time that a healthy broker needs for a batch, in seconds. Deadlines derive from it. The
+            outage statement takes twice as long, so it dominates the suite's duration.
+        many: rows of a large batch; fewer only if the broker takes them one by one, and slowly.
+        lease: the shortest lease that tests wait for, in seconds; longer only if the broker's minimum is longer.
     """
 
     url: str
@@ -72,29 +71,29 @@ class Place(ABC):
 
     @abstractmethod
     def stored(self, destination: str | None = None) -> Sequence[Message]:
-        """What truly lies at the URL's own target, or at a row's `destination`, in order of arrival; left there.
+        """Return the messages stored at the URL's own target, or at a row's `destination`, in order of arrival.
 
-        Read by other means than the plugin's code: its own reader, the broker's own tools, another client.
+        They stay there. Read with a separate reader, the broker's tools or another client, not with the plugin's code.
         """
 
     @abstractmethod
     def unreachable(self) -> str:
-        """A URL that opens, but behind which there is no broker (a closed port, a missing folder)."""
+        """Return a valid URL without a broker behind it (a closed port, a missing folder)."""
 
     def snapshot(self) -> object:
-        """A picture of all that is at this place: two are equal if and only if nothing was changed in between."""
+        """Return a picture of everything at this place. Two are equal if and only if nothing has changed in between."""
         return list(self.stored())
 
     def destination(self, label: str) -> str:
-        """Name of another target that rows may go to, not provisioned; it is made if it must be there before."""
+        """Return the name of another target for rows, not provisioned. It is created if the broker needs that."""
         return label
 
     def for_several(self) -> str:
-        """URL of a destination of which named subscriptions get copies; it is made if it must be there before."""
+        """Return the URL of a destination with named subscriptions. It is created if the broker needs that."""
         return self.url
 
     def poison(self, capabilities: Capabilities) -> Message | None:
-        """A message that this broker refuses for good, by itself. None: it takes every message."""
+        """Return a message that this broker always refuses. None: it accepts every message."""
         limits = capabilities.limits
         if capabilities.headers and limits.header_count is not None:
             return Message(value=b"poison", headers=tuple((f"h{at}", b"") for at in range(limits.header_count + 1)))
@@ -108,63 +107,63 @@ class Place(ABC):
         return None
 
     def impossible_destination(self) -> str | None:
-        """A row's destination that cannot be, nor be made. None: there is none."""
+        """Return a destination for a row that cannot exist and cannot be created. None: every name is valid."""
         return ""
 
     def secret_url(self, secret: str) -> str:
-        """A URL of this scheme that holds a password, and behind which nothing answers."""
+        """Return a URL of this scheme that contains a password and where nothing answers."""
         scheme = self.url.partition(":")[0]
         return f"{scheme}://someone:{secret}@localhost:1/place"
 
     def logins(self, secret: str) -> Iterable[Mapping[str, str]]:  # noqa: ARG002
-        """Each way to log in, as client options for this place, the secret being this one: wrong, but really used.
+        """Return each way to log in to this place, as client options with this secret. It is wrong, but is really used.
 
-        A secret option alone is tried by itself: here is what takes several options together, or what holds a secret
-        within more.
+        The suite tests single secret options itself. Return the ways that need several options together, and values
+        that contain a secret among other text.
         """
         return ()
 
     def wrong_login(self) -> Mapping[str, str] | None:
-        """Options that this broker refuses as a wrong login, besides `options`. None: it takes any, or has none."""
+        """Return options that, added to `options`, are a wrong login. None: the broker has no login, or accepts any."""
         return None
 
     @property
     def outage_url(self) -> str:
-        """URL of this place by a way that `outage` can cut, as through a `proxy.Proxy`. By default it is `url`."""
+        """Return the URL that `outage` can cut off, as one through a `proxy.Proxy`. By default it is `url`."""
         return self.url
 
     def outage(self, kind: Outage = "refused") -> AbstractContextManager[None]:
-        """While entered, the broker is out for whoever came by `outage_url`. The kinds are not equal.
+        """Cut the broker off from clients of `outage_url` for the length of the `with` block.
 
-        A plugin that is right in one may lose or double rows in another, so a broker with a network shows them all.
+        A plugin that is right in one kind may lose or duplicate rows in another. A broker with a network shows all.
 
         Args:
-            kind: "refused": connections have ended and new ones are refused, as where a broker is stopped; a file is
-                locked or gone. Clients learn it at once, and nothing that is sent arrives.
-                "silent": connections stay and nothing is answered, as where a process is frozen (SIGSTOP), a container
-                paused or a cable cut. What is sent may arrive all the same; nothing but a deadline ends the wait.
-                "reset": every connection is cut once, on entering; new ones are taken at once. What is leased for as
-                long as a connection is lost, and a client that reconnects by itself hides that. It may be entered
-                within "silent": answers that were held back are lost then.
+            kind: "refused": connections end and new ones are refused, as if the broker were stopped; a file is locked
+                or gone. Clients notice at once, and nothing that they send arrives.
+                "silent": connections stay open and nothing answers, as if a process were frozen (SIGSTOP), a container
+                paused or a cable cut. Sent messages may still arrive; only a deadline ends the wait.
+                "reset": every connection is cut once, on entering; new ones are accepted at once. Leases that last as
+                long as the connection are lost, and a client that reconnects by itself hides that. It may be entered
+                within "silent": the answers held back are then lost.
 
         Raises:
-            CannotShow: this place has no such outage. A broker of one host (`Capabilities.networked` is False) has no
-                peer, so the statement does not apply there.
+            CannotShow: this place has no such outage. The statement does not apply to a broker of one host
+                (`Capabilities.networked` is False): it has no peer.
         """
         raise CannotShow(f"an outage, {kind}: its harness has no `outage`")
 
     def vanish(self) -> None:
-        """Remove the URL's own target, with what lies there; it returns when that is gone. Raises CannotShow."""
+        """Delete the URL's own target with its messages; return when it is gone. Raises CannotShow."""
         raise CannotShow("a target that disappears: its harness has no `vanish`")
 
     def alter(self) -> None:
-        """Change a provisioned native object so that it differs from what a spec wants. Raises CannotShow."""
+        """Change a provisioned native object so that it differs from the spec. Raises CannotShow."""
         raise CannotShow("drift: its harness has no `alter`")
 
     def expiring(self, seconds: float) -> Mapping[str, str]:  # noqa: ARG002
-        """Make what is sent to this place expire after so many seconds. Raises CannotShow.
+        """Make messages sent to this place expire after this many seconds. Raises CannotShow.
 
-        It runs after provisioning and before anything is sent, so what provisioning made may be altered or made again.
+        It runs after provisioning and before anything is sent, so it may change or replace the provisioned objects.
 
         Returns:
             Client options to open the place with, besides `options`.
@@ -172,9 +171,9 @@ class Place(ABC):
         raise CannotShow("expiry: its harness has no `expiring`")
 
     def limiting(self, deliveries: int) -> Mapping[str, str]:  # noqa: ARG002
-        """Make the broker itself dead-letter what it has delivered so often. Raises CannotShow.
+        """Make the broker itself dead-letter messages after this many deliveries. Raises CannotShow.
 
-        It runs after provisioning and before anything is sent, so what provisioning made may be altered or made again.
+        It runs after provisioning and before anything is sent, so it may change or replace the provisioned objects.
 
         Returns:
             Client options to open the place with, besides `options`.
@@ -182,15 +181,15 @@ class Place(ABC):
         raise CannotShow("a native limit of deliveries: its harness has no `limiting`")
 
     def forgetting(self, seconds: float) -> Mapping[str, str]:  # noqa: ARG002
-        """Client options under which letters that a killed process looked at are there again after so many seconds."""
+        """Return client options under which letters browsed by a killed process reappear after this many seconds."""
         return {}
 
     def damage(self) -> None:
-        """Put a message there that the plugin cannot decode. Raises CannotShow."""
+        """Store a message that the plugin cannot decode. Raises CannotShow."""
         raise CannotShow("a message that cannot be decoded: its harness has no `damage`")
 
     def close(self) -> None:  # noqa: B027 - nothing to do is a common case
-        """Remove what the test left behind."""
+        """Remove everything that the test left behind."""
 
     def __enter__(self) -> Self:
         return self
@@ -200,17 +199,17 @@ class Place(ABC):
 
 
 class Runtime(ABC):
-    """A broker that runs for as long as the tests do.
+    """A broker that runs as long as the tests do.
 
     Attributes:
-        kind: what it is; the report says so.
-        description: one line: product, version, where.
-        cannot_show: what this kind of runtime cannot show, for the report.
-        gaps: what a stand-in does otherwise than the product it stands for: a statement's name without its `test_`,
-            or a pattern of names, and the reason. Such a statement is run and must fail: no gap outlives its cause.
-        absent: capabilities that a stand-in lacks as a whole, though the product has them, and the reason: what is
-            stated of them does not apply to it. Without `provision` its places are made provisioned.
-        across_processes: other processes of this host reach it too.
+        kind: kind of the runtime, for the report.
+        description: one line: product, version, location.
+        cannot_show: features that this kind of runtime cannot show, for the report.
+        gaps: where a stand-in differs from its product: the name of a statement without `test_`, or a pattern of names,
+            and the reason. Such a statement runs and must fail, so no gap outlives its cause.
+        absent: capabilities of the product that the stand-in lacks altogether, and the reason. Statements about them do
+            not apply to it. Without `provision` its places are created provisioned.
+        across_processes: whether other processes of this host reach it.
     """
 
     kind: RuntimeKind
@@ -222,10 +221,10 @@ class Runtime(ABC):
 
     @abstractmethod
     def place(self) -> Place:
-        """A fresh place; nothing else uses it."""
+        """Return a fresh place that nothing else uses."""
 
     def fresh_name(self, stem: str) -> str:
-        """Return a name that no other place has, in this run or another: `<stem>-<8 hex digits>-<number>`."""
+        """Return a name that no other place has, in any run: `<stem>-<8 hex digits>-<number>`."""
         return f"{stem}-{next(self._endings)}"
 
     @cached_property
@@ -234,11 +233,11 @@ class Runtime(ABC):
         return (f"{run}-{number}" for number in count(1))
 
     def close(self) -> None:  # noqa: B027 - nothing to do is a common case
-        """Stop it and give back what it holds."""
+        """Stop the broker and release its resources."""
 
 
 class Harness(ABC):
-    """How one plugin's broker is had for a test. Made without arguments and without I/O.
+    """Finds or starts one plugin's broker for tests. Its constructor takes no arguments and does no I/O.
 
     Attributes:
         name: the plugin's name.
@@ -247,15 +246,18 @@ class Harness(ABC):
     name: ClassVar[str]
 
     def starts(self) -> Mapping[RuntimeKind, Callable[[Path], Runtime]]:
-        """How it is started here, by kind. Each takes a scratch folder and raises NotHere with what to install."""
+        """Return a function per kind that starts the broker here in a scratch folder.
+
+        Each raises NotHere, with a text that says what to install.
+        """
         return {}
 
     def at(self, url: str, options: Mapping[str, str], scratch: Path) -> Runtime:  # noqa: ARG002
-        """The broker that an explicit URL names; its places lie beside that URL's target. Raises NotHere."""
+        """Return the broker of an explicit URL. Its places lie beside that URL's target. Raises NotHere."""
         raise NotHere(f"{self.name}: its harness takes no URL")
 
     def plugin(self) -> BrokerPlugin:
-        """The plugin under test."""
+        """Return the plugin under test."""
         return installed().plugins[self.name]
 
     def connect(self, url: str, options: Mapping[str, str]) -> Broker:
@@ -264,7 +266,7 @@ class Harness(ABC):
 
 
 class Unregistered(Harness):
-    """A harness that brings its plugin along, for one that is not installed as a distribution."""
+    """A harness that carries its plugin, for a plugin that is not installed as a distribution."""
 
     def __init__(self, plugin: BrokerPlugin) -> None:
         self._plugin = plugin
@@ -279,12 +281,12 @@ class Unregistered(Harness):
 def start(
     harness: Harness, url: str | None, options: Mapping[str, str], scratch: Path, kind: RuntimeKind | None = None
 ) -> Runtime:
-    """The first runtime that is available: the URL if one is given; else container, process, embedded stand-in.
+    """Start the first available runtime: the URL if one is given; else container, process, embedded stand-in.
 
-    With a `kind`, that one or none.
+    With a `kind`, only that one is tried.
 
     Raises:
-        NotHere: none; says for each kind why.
+        NotHere: no runtime is available; the text gives the reason for each kind.
     """
     if url is not None:
         return harness.at(url, options, scratch)
@@ -300,5 +302,5 @@ def start(
 
 
 def comparable(message: Message) -> Message:
-    """What must come back of a message: all but where it was sent to and the broker's own columns."""
+    """Return the parts of a message that must come back: all but its destination and the broker's own columns."""
     return replace(message, destination=None, extra={})

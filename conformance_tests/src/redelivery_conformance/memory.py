@@ -1,7 +1,7 @@
-"""A broker in memory, `memory://store/queue`, for tests: small, complete, and shown to pass the whole suite.
+"""A small, complete broker in memory for tests, `memory://store/queue`. It passes the whole suite.
 
-It lives and dies with the process, so it is not registered for users. `redelivery.registry.discover` is not told of it;
-`MemoryHarness` brings it along. This file must not retry, sleep or decide, as no plugin may.
+It exists only within its process, so it is not registered for users and `redelivery.registry.discover` does not find
+it. `MemoryHarness` carries it.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ from redelivery_conformance.memory_sender import MemorySender
 from redelivery_conformance.memory_store import Queue, Store
 
 DEAD_LETTERS: Final = "-dead-letters"
-#: Between a queue's name and that of a subscription to it: together they name the queue of its copies.
+#: Joins the names of a queue and of a subscription into the name of the queue that holds the subscription's copies.
 COPY: Final = "@"
-#: Characters of a subscription's name.
+#: Maximum length of a subscription's name.
 NAME: Final = 100
-#: The largest number that an option takes.
+#: The largest number that an option accepts.
 MOST: Final = 1e9
-#: Seconds that it needs at most, on a busy machine.
+#: The longest time that it needs on a busy machine, in seconds.
 PATIENCE: Final = 2.0
-#: The one password that is not taken.
+#: The one password that is refused.
 WRONG: Final = "wrong"
 OPTIONS: Final = {
     "deliveries": "deliveries after which a message goes to the dead letters; 0: no bound (0)",
@@ -100,20 +100,20 @@ FULL: Final = Capabilities(
         delay_max=timedelta(hours=1),
     ),
 )
-#: A sender and nothing else: what a broker without any feature must still do.
+#: Only a sender: the minimum for every broker.
 BARE: Final = Capabilities(send=Support.NATIVE, networked=False, limits=Limits(message_bytes=16 << 20))
-#: A receiver without any feature: leases that are accepted or run out, and no more.
+#: A receiver without any feature: leases are accepted or run out.
 PLAIN: Final = replace(BARE, receive=Support.NATIVE, competing_consumers=Support.NATIVE)
-#: Browsing without its parts, and no sender.
+#: Browsing without any further feature, and no sender.
 READ_ONLY: Final = Capabilities(browse=Support.NATIVE, networked=False)
 
 
-#: The one queue that is not made by sending to it.
+#: The one queue that sending does not create.
 NEVER_MADE = "never-made"
 
 
 class MemoryDeadLetters(DeadLetters):
-    """What lies in one queue."""
+    """The dead letters role for one queue."""
 
     def __init__(self, broker: MemoryBroker, queue: str) -> None:
         self.broker = broker
@@ -142,12 +142,12 @@ class MemoryDeadLetters(DeadLetters):
         """Nothing is held."""
 
     def messages(self) -> dict[int, Message]:
-        """What is there, by position, oldest first."""
+        """Return the messages by position, oldest first."""
         return self.broker.store().queue(self.queue).messages
 
 
 class MemoryAdmin(Admin):
-    """Makes the queue and its dead letter place."""
+    """Creates the queue and its dead letter queue."""
 
     def __init__(self, broker: MemoryBroker) -> None:
         self.broker = broker
@@ -193,12 +193,12 @@ class MemoryAdmin(Admin):
         return NativeObject.compared("queue", name, {}, differences)
 
     def _shape(self, name: str, spec: DeliverySpec) -> tuple[int | None, int | None]:
-        """Partitions and replicas that a queue is made with: those of a dead letter place are the spec's to say."""
+        """Return the partitions and replicas of a new queue. For a dead letter queue the spec sets them."""
         is_place = name == self.broker.dead_letter_queue
         return (spec.sink_partitions, spec.sink_replication_factor) if is_place else (None, None)
 
     def _subscription(self) -> tuple[str, str, str]:
-        """The queue that this one has copies of, what is between, and the subscription's name; each empty for none."""
+        """Return the queue that this one copies, the separator and the subscription's name; empty if there is none."""
         queue = self.broker.queue
         return ("", "", "") if queue == self.broker.dead_letter_queue else queue.rpartition(COPY)
 
@@ -211,7 +211,7 @@ class MemoryAdmin(Admin):
 
 
 class MemoryBroker(Broker):
-    """One queue of one store. A variant names other capabilities or other roles."""
+    """One queue of one store. A variant has other capabilities or other roles."""
 
     name = "memory"
     capabilities = FULL
@@ -237,7 +237,7 @@ class MemoryBroker(Broker):
 
     @property
     def dead_letter_queue(self) -> str:
-        """The queue's native dead letter place: its own, if it is one already."""
+        """Return the native dead letter queue of this queue; a dead letter queue returns itself."""
         return self.queue if self.queue.endswith(DEAD_LETTERS) else self.queue + DEAD_LETTERS
 
     def sender(self) -> Sender:
@@ -283,7 +283,7 @@ class MemoryBroker(Broker):
         """Nothing is held."""
 
     def store(self) -> Store:
-        """Where it all lies. Raises Fatal, Retriable."""
+        """Return the store. Raises Fatal, Retriable."""
         found = Store.by_name.get(self.host)
         if found is None:
             raise Fatal(f"memory: there is no store {self.host!r}; correct the URL", code=Code.CONNECTION_LOST)
@@ -292,7 +292,7 @@ class MemoryBroker(Broker):
         return found
 
     def fault(self, message: Message) -> Permanent | None:
-        """Why a message cannot be stored; None where it can."""
+        """Return why a message cannot be stored; None if it can."""
         has, limits = self.capabilities, self.capabilities.limits
         headers = sum(len(name.encode()) + len(value or b"") for name, value in message.headers)
         longest = max((len(value or b"") for _, value in message.headers), default=0)
@@ -321,7 +321,7 @@ def _number(options: Mapping[str, str], name: str) -> float:
         value = float(text)
     except ValueError:
         value = -1
-    if not 0 <= value <= MOST:  # also refuses nan
+    if not 0 <= value <= MOST:  # also rejects NaN
         raise ConfigurationError(f"memory.{name}: a number from 0 to {MOST:g}, not {text!r}")
     return value
 
@@ -331,7 +331,7 @@ def _over(size: int, limit: int | None) -> bool:
 
 
 def plugin(broker: type[MemoryBroker] = MemoryBroker) -> BrokerPlugin:
-    """A plugin of the scheme `memory` whose brokers are of this class."""
+    """Return a plugin for the scheme `memory` whose brokers are of this class."""
     return BrokerPlugin(
         name="memory",
         schemes=("memory",),
@@ -344,7 +344,7 @@ def plugin(broker: type[MemoryBroker] = MemoryBroker) -> BrokerPlugin:
 
 
 class MemoryPlace(Place):
-    """Its own store, read past the broker."""
+    """A place with its own store, read without the broker."""
 
     options: Mapping[str, str] = {}
     lease = 0.2
@@ -420,7 +420,7 @@ class MemoryRuntime(Runtime):
 
 
 class MemoryHarness(Unregistered):
-    """Brings a broker in memory, or a variant of it. `patience` is its places', in seconds."""
+    """Carries the broker in memory, or a variant of it. `patience` is that of its places, in seconds."""
 
     name = "memory"
 

@@ -1,7 +1,4 @@
-"""The receiver of the broker in memory: a lease is a number in the message's state.
-
-This file must not retry, sleep to back off, or decide, as no plugin may.
-"""
+"""The receiver of the broker in memory. A lease is a number in the message's state."""
 
 from __future__ import annotations
 
@@ -19,12 +16,12 @@ from redelivery_conformance.memory_store import Queue, State, Store
 if TYPE_CHECKING:
     from redelivery_conformance.memory import MemoryBroker
 
-#: Seconds between looks for a first message.
+#: Seconds between two looks for a first message.
 _LOOK: Final = 0.005
 
 
 class MemoryReceiver(Receiver):
-    """Leases and settles the messages of one queue. A variant overrides a step of it."""
+    """Leases and settles the messages of one queue. A variant overrides one step."""
 
     def __init__(self, broker: MemoryBroker, lease: float) -> None:
         self.broker = broker
@@ -45,7 +42,7 @@ class MemoryReceiver(Receiver):
             time.sleep(min(_LOOK, max(0.0, end - time.monotonic())))
 
     def move(self, store: Store) -> None:
-        """Take to the dead letters what has expired, or was given too often."""
+        """Dead-letter the messages that have expired or were delivered too often."""
         has, name, place = self.broker.capabilities, self.broker.queue, self.broker.dead_letter_queue
         queue = store.queue(name)
         if name == place:
@@ -61,7 +58,7 @@ class MemoryReceiver(Receiver):
                 store.bury(name, position, place, queue.messages[position], why)
 
     def take(self, store: Store, most: int) -> list[Received]:
-        """Lease what may be given now, oldest first."""
+        """Lease the messages that are visible now, oldest first."""
         queue, now = store.queue(self.broker.queue), time.monotonic()
         taken: list[Received] = []
         for position, state in queue.due(now):
@@ -121,7 +118,7 @@ class MemoryReceiver(Receiver):
         return None
 
     def terminate(self, store: Store, position: int, state: State, outcome: Terminate) -> None:
-        """Put the letter into the dead letter place; the message is gone."""
+        """Store the letter in the dead letter queue and remove the message."""
         why = ErrorContext(
             reason=outcome.reason if self.broker.capabilities.reason else "",
             kind="terminated",
@@ -132,7 +129,7 @@ class MemoryReceiver(Receiver):
         store.bury(self.broker.queue, position, self.broker.dead_letter_queue, letter, why)
 
     def again(self, state: State, outcome: Retry | Release) -> None:
-        """Back to its place, now or later."""
+        """Make a message visible again, now or later."""
         state.lease, state.visible = 0, 0.0
         if isinstance(outcome, Retry):
             state.visible = time.monotonic() + outcome.delay.total_seconds()
@@ -140,7 +137,7 @@ class MemoryReceiver(Receiver):
             state.attempts -= 1
 
     def refused(self, outcome: Outcome) -> BrokerError | None:
-        """Why an outcome cannot be; None where it can."""
+        """Return why an outcome is not supported; None if it is."""
         longest = self.broker.capabilities.limits.delay_max
         if isinstance(outcome, Retry) and longest is not None and outcome.delay > longest:
             return Permanent(
@@ -151,7 +148,7 @@ class MemoryReceiver(Receiver):
         return None
 
     def held(self, store: Store, received: Received) -> State | None:
-        """The state of a message that is still leased to whoever holds this; None where it is not."""
+        """Return the state of a message if this lease still holds it, else None."""
         position, lease = received.lease
         queue = store.queue(self.broker.queue)
         state = queue.states.get(position)
@@ -169,7 +166,7 @@ class MemoryReceiver(Receiver):
             return [self.extend_one(store, received, seconds) for received in leases]
 
     def extend_one(self, store: Store, received: Received, seconds: float) -> Received | LeaseLost:
-        """Prolong one lease."""
+        """Extend one lease."""
         state = self.held(store, received)
         if state is None:
             return LeaseLost(f"memory: the lease of message {received.position} is lost; nothing was changed")
@@ -182,7 +179,7 @@ class MemoryReceiver(Receiver):
         self.closed = True
 
     def open_store(self) -> Store:
-        """The store, after the latency that was asked for. Raises Fatal, Retriable."""
+        """Wait for the configured latency and return the store. Raises Fatal, Retriable."""
         if self.closed:
             raise Fatal("memory: this receiver is closed; ask the broker for a new one", code=Code.CLOSED)
         if self.broker.latency:

@@ -1,4 +1,4 @@
-"""The sender of the broker in memory. This file must not retry, sleep or decide, as no plugin may."""
+"""The sender of the broker in memory."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from redelivery_conformance.memory_store import Store
 if TYPE_CHECKING:
     from redelivery_conformance.memory import MemoryBroker
 
-#: Seconds between looks for an answer.
+#: Seconds between two looks for an answer.
 _LOOK: Final = 0.005
 
 
 @dataclass(frozen=True, slots=True)
 class Unanswered:
-    """A batch that a silent store has taken: what it would say, until when that is waited for, and its cuts by then."""
+    """A batch that a silent store has accepted: its withheld answer, its deadline, and the store's cuts at the time."""
 
     batch: Batch
     settled: Settled
@@ -31,7 +31,7 @@ class Unanswered:
 
 
 class MemorySender(Sender):
-    """Stores at once, tells at the next `collect`."""
+    """Stores at once and reports at the next `collect`."""
 
     def __init__(self, broker: MemoryBroker) -> None:
         self.broker = broker
@@ -66,14 +66,14 @@ class MemorySender(Sender):
                 break
             time.sleep(_LOOK)
         settled, self.settled = self.settled, []
-        self.failed_keys.clear()  # whoever is told of a failure keeps its key back from now on
+        self.failed_keys.clear()  # the caller knows of the failure now and holds its key back
         return settled
 
     def close(self) -> None:
         self.closed = True
 
     def answer(self, store: Store, sent: Unanswered) -> Settled | None:
-        """How a batch without an answer is settled; None: not yet."""
+        """Settle a batch without an answer; None: not yet."""
         if store.cuts != sent.cuts:
             return Settled(
                 batch=sent.batch.number, error=Ambiguous("memory: the connection was lost", code=Code.CONNECTION_LOST)
@@ -88,7 +88,7 @@ class MemorySender(Sender):
         return None
 
     def store_batch(self, store: Store, batch: Batch) -> Settled:
-        """Store the rows of a batch that can be."""
+        """Store the valid rows of a batch."""
         failures: list[Failure] = []
         duplicates = 0
         for index, message in enumerate(batch.rows()):
@@ -104,7 +104,7 @@ class MemorySender(Sender):
         return Settled(batch=batch.number, failures=failures, duplicates=duplicates)
 
     def store_row(self, store: Store, message: Message) -> bool:
-        """Store one row; False where it is recognised."""
+        """Store one row; return False for a duplicate."""
         has = self.broker.capabilities
         kept = replace(
             message, destination=None, extra={}, timestamp_ms=message.timestamp_ms if has.timestamps else None

@@ -1,4 +1,4 @@
-"""What lies in memory: stores of queues, and the state of each message. This file must not know any role."""
+"""Stores of queues in memory, and the state of each message."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from redelivery.contract.message import Message
 
 
 def recognised(message: Message) -> str | None:
-    """What a message is recognised by; None: by nothing."""
+    """Return the id by which duplicates of a message are recognised; None: duplicates are not recognised."""
     return message.id if message.identity is None else message.identity
 
 
 @dataclass(slots=True)
 class State:
-    """What a queue knows of a message besides the message. Times are monotonic seconds, but for `first_ms`.
+    """A queue's state of one message. Times are monotonic seconds, except `first_ms`.
 
     Attributes:
-        visible: not given before.
-        lease: of the delivery that holds it, valid until `visible`; 0: none.
-        attempts: deliveries that count.
-        first_ms: of the first of them, milliseconds since the epoch.
-        expires: when it goes to the dead letters, unless it is leased.
-        damage: what of it cannot be decoded.
+        visible: time before which it is not delivered.
+        lease: number of the delivery that holds it, valid until `visible`; 0: not leased.
+        attempts: number of deliveries that count.
+        first_ms: time of the first delivery, in milliseconds since the epoch.
+        expires: time at which it is dead-lettered, unless it is leased.
+        damage: the part that cannot be decoded.
     """
 
     visible: float = 0.0
@@ -41,10 +41,10 @@ class State:
 
 @dataclass(slots=True)
 class Queue:
-    """What lies in one queue.
+    """The messages of one queue.
 
-    `altered` is for tests of drift; `why` is the queue's own word on its dead letters; `shape` are the partitions and
-    replicas that it was made with, which a queue in memory only remembers.
+    `altered` is for tests of drift. `why` is the reason that the queue gives its dead letters. `shape` holds the
+    partitions and replicas that it was created with; they have no effect in memory.
     """
 
     messages: dict[int, Message] = field(default_factory=dict)
@@ -55,29 +55,29 @@ class Queue:
     shape: tuple[int | None, int | None] = (None, None)
 
     def state(self, position: int) -> State:
-        """The state of a message, made when first asked for."""
+        """Return the state of a message; create it on the first call."""
         return self.states.setdefault(position, State())
 
     def due(self, now: float) -> Iterator[tuple[int, State]]:
-        """What may be given now, oldest first."""
+        """Return the messages that may be delivered now, oldest first."""
         for position in list(self.messages):
             state = self.state(position)
             if state.visible <= now:
                 yield position, state
 
     def drop(self, position: int) -> Message:
-        """Take a message out; what it was recognised by stays remembered."""
+        """Remove a message. Its id is still remembered."""
         self.states.pop(position, None)
         return self.messages.pop(position)
 
 
 class Store:
-    """Queues by name, and the queues that get copies of what is sent to one.
+    """Queues by name, and the queues that get copies of another queue's messages.
 
     Attributes:
-        down: it refuses everything.
-        silent: it does what it is asked to, and answers nobody.
-        cuts: how often all connections were cut, if there were any.
+        down: refuses every request.
+        silent: carries requests out and does not answer.
+        cuts: how often all connections were cut.
     """
 
     by_name: ClassVar[dict[str, Store]] = {}
@@ -93,11 +93,11 @@ class Store:
         self.leases = count(1)
 
     def queue(self, name: str) -> Queue:
-        """A queue, made when first named."""
+        """Return a queue; create it on the first call."""
         return self.queues.setdefault(name, Queue())
 
     def put(self, name: str, message: Message, *, ttl: float = 0.0) -> bool:
-        """Store a message, for `ttl` seconds where that is not 0; False where it is recognised."""
+        """Store a message for `ttl` seconds (0: forever); return False for a duplicate."""
         queue = self.queue(name)
         known_by = recognised(message)
         if known_by is not None and known_by in queue.taken:
@@ -110,7 +110,7 @@ class Store:
         return True
 
     def add(self, name: str, message: Message) -> int:
-        """Store a message, whatever is there; its position."""
+        """Store a message, even a duplicate; return its position."""
         queue = self.queue(name)
         known_by = recognised(message)
         if known_by is not None:
@@ -120,6 +120,6 @@ class Store:
         return position
 
     def bury(self, source: str, position: int, place: str, letter: Message, why: ErrorContext) -> None:
-        """Put a letter into a dead letter place and take its message out of its queue."""
+        """Store a letter in a dead letter queue and remove its message from its queue."""
         self.queue(source).drop(position)
         self.queue(place).why[self.add(place, letter)] = why

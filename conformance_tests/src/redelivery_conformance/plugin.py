@@ -1,7 +1,7 @@
-"""The pytest plugin: its options, the fixture `subject`, and the report of what was under test.
+"""The pytest plugin: its options, the fixture `subject`, and the report of the brokers under test.
 
-It is loaded in every pytest session of an environment that has this distribution, so it does nothing until a class of
-statements is collected. This file must not state anything about brokers.
+Every pytest session in an environment with this distribution loads it, so it does nothing until a class of statements
+is collected.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("subject", found, ids=[target.id for target in found], indirect=True)
 
 
-@pytest.hookimpl(trylast=True)  # of what -k and -m have left
+@pytest.hookimpl(trylast=True)  # after -k and -m
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     from redelivery_conformance.statements import quiet_marks  # noqa: PLC0415 - see above
 
@@ -100,7 +100,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _once_a_plugin(items: Iterable[pytest.Item]) -> list[pytest.Item]:
-    """Without those statements marked `local` that another runtime of the same plugin has shown before."""
+    """Leave out statements marked `local` that run on another runtime of the same plugin already."""
     kept, shown = [], set()
     for item in items:
         what = (_target(item).plugin, _statement(item).rpartition("::")[2])
@@ -111,7 +111,7 @@ def _once_a_plugin(items: Iterable[pytest.Item]) -> list[pytest.Item]:
 
 
 def _part(config: pytest.Config, items: list[pytest.Item]) -> Callable[[pytest.Item], bool]:
-    """Which items `--broker-part` means. The kinds of runtime that one statement is run on stay together."""
+    """Return a filter for the items of `--broker-part`. All kinds of runtime of one statement stay in one part."""
     number, slash, parts = config.getoption("--broker-part").partition("/")
     if not (slash and number.isdecimal() and parts.isdecimal() and 0 < int(number) <= int(parts)):
         raise pytest.UsageError("--broker-part: write K/N, as in 1/2")
@@ -120,12 +120,12 @@ def _part(config: pytest.Config, items: list[pytest.Item]) -> Callable[[pytest.I
 
 
 def _statement(item: pytest.Item) -> str:
-    """An item's name without the broker that it is about."""
+    """Return an item's name without its broker."""
     return item.nodeid.replace(_target(item).id, "")
 
 
 def not_here(config: pytest.Config, error: NotHere) -> NoReturn:
-    """End a test for want of its broker: skipped, or where brokers are required, failed."""
+    """End a test whose broker is missing: skip it, or fail it if brokers are required."""
     if config.getoption("--require-brokers"):
         pytest.fail(f"--require-brokers: {error}", pytrace=False)
     pytest.skip(str(error))
@@ -133,7 +133,7 @@ def not_here(config: pytest.Config, error: NotHere) -> NoReturn:
 
 @pytest.fixture
 def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
-    """The broker under test, at a fresh place."""
+    """Return the broker under test, at a fresh place."""
     from redelivery_conformance.harness import NotHere  # noqa: PLC0415 - see above
     from redelivery_conformance.subject import NotApplicable, Subject, check_applies  # noqa: PLC0415 - see above
 
@@ -165,7 +165,7 @@ def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
 
 @pytest.fixture
 def subjects(request: pytest.FixtureRequest) -> Iterator[list[Subject]]:
-    """One subject of each broker that is available here, for what is stated of all of them together."""
+    """Return one subject per available broker, for statements about all brokers together."""
     from redelivery_conformance.harness import NotHere  # noqa: PLC0415 - see above
     from redelivery_conformance.subject import Subject  # noqa: PLC0415 - see above
 
@@ -190,7 +190,7 @@ def subjects(request: pytest.FixtureRequest) -> Iterator[list[Subject]]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[None]:
-    """A statement that this runtime cannot show is reported as such, or fails under `--require-brokers`."""
+    """Report a statement that this runtime cannot show; fail it under `--require-brokers`."""
     from redelivery_conformance.harness import CannotShow  # noqa: PLC0415 - see above
     from redelivery_conformance.subject import NotApplicable  # noqa: PLC0415 - see above
 
@@ -209,7 +209,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[None]:
 
 
 def pytest_report_teststatus(report: pytest.CollectReport | pytest.TestReport) -> tuple[str, str, str] | None:
-    """Statements that do not apply are their own category: they are neither passed nor skipped."""
+    """Give statements that do not apply their own category, neither passed nor skipped."""
     reason = report.longrepr[2] if report.skipped and isinstance(report.longrepr, tuple) else ""
     for what, letter in ((_NOT_APPLICABLE, "n"), (_NOT_SHOWN, "c")):
         if reason.removeprefix("Skipped: ").startswith(what):
@@ -235,7 +235,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def _targets(config: pytest.Config) -> Targets:
-    """The session's targets, made when first asked for."""
+    """Return the session's targets; create them on the first call."""
     if _TARGETS not in config.stash:
         from redelivery_conformance.targets import Targets  # noqa: PLC0415 - see above
 
@@ -257,7 +257,7 @@ def _targets(config: pytest.Config) -> Targets:
 
 
 def _target(item: pytest.Item) -> Target:
-    """The broker that an item is about; one without a harness stands for every other test."""
+    """Return the broker of an item; other tests share a target without a harness."""
     from redelivery_conformance.targets import Target  # noqa: PLC0415 - see above
 
     found = getattr(getattr(item, "callspec", None), "params", {}).get("subject")

@@ -1,6 +1,6 @@
-"""A broker as a process of this host, for a harness: started, waited for, frozen, killed and started again.
+"""Run a broker as a process of this host, for a harness: start it, wait for it, freeze it, kill it, restart it.
 
-Which program, its arguments and when it is ready is the plugin's to say; `containers.py` is the same for containers.
+The plugin chooses the program, its arguments and the check for readiness. `containers.py` does the same for containers.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from typing import Final, Self
 
 from redelivery_conformance.harness import NotHere
 
-#: Seconds that a process has to end by itself, and between two looks whether a broker is ready.
+#: Seconds that a process has to end by itself, and seconds between two checks whether a broker is ready.
 _STOP: Final = 30.0
 _LOOK: Final = 0.1
 
 
 def program(name: str, *folders: str) -> str:
-    """Path of an installed program, looked for on PATH and in further folders. Raises NotHere."""
+    """Return the path of an installed program, from PATH or from further folders. Raises NotHere."""
     found = shutil.which(name, path=os.pathsep.join([os.environ.get("PATH", os.defpath), *folders]))
     if found is None:
         raise NotHere(f"install {name}, so that it is on the PATH")
@@ -32,12 +32,12 @@ def program(name: str, *folders: str) -> str:
 
 
 class Process:
-    """A process with all that it starts, in a process group; ended by `close`, or with this interpreter.
+    """A process and its children, in one process group. It ends at `close`, or with this interpreter.
 
     Args:
-        command: the program and its arguments; ports are chosen before (`containers.free_port`), so that they stay.
-        log: file for what it writes.
-        environment: added to this process's own.
+        command: the program and its arguments, with ports from `containers.free_port`, so that a restart keeps them.
+        log: file for its output.
+        environment: variables added to those of this process.
     """
 
     def __init__(self, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> None:
@@ -49,22 +49,22 @@ class Process:
         atexit.register(self.close)
 
     def start(self) -> None:
-        """Start it, or start it again with the same arguments; `wait` tells when it is ready."""
+        """Start the process, or restart it with the same arguments. Call `wait` until it is ready."""
         with self.log.open("ab") as log:
-            self._process = subprocess.Popen(  # noqa: S603 - the program that the harness named
+            self._process = subprocess.Popen(  # noqa: S603 - the harness names the program
                 self.command, env=self.environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
             )
 
     def wait(self, ready: Callable[[], object], seconds: float) -> None:
-        """Ask `ready` again and again until it returns what is true; until then it may raise.
+        """Call `ready` until it returns a true value. It may raise until then.
 
         Raises:
-            NotHere: it never was, within so many seconds, or the process ended; it is closed then.
-            RuntimeError: the same, though it was ready before.
+            NotHere: the broker did not become ready within this many seconds, or the process ended. It is closed.
+            RuntimeError: the same, but the broker was ready before.
         """
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and self._process.poll() is None:
-            with suppress(Exception):  # a broker that starts may answer anything
+            with suppress(Exception):  # a starting broker may answer anything
                 if ready():
                     self._was_ready = True
                     return
@@ -78,7 +78,7 @@ class Process:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """While entered, it is frozen: its connections stay, and nothing answers."""
+        """Freeze the process for the length of the `with` block: connections stay open, and nothing answers."""
         self._signal(signal.SIGSTOP)
         try:
             yield
@@ -87,7 +87,7 @@ class Process:
 
     @contextmanager
     def stopped(self, ready: Callable[[], object], seconds: float) -> Iterator[None]:
-        """While entered, it is killed; afterwards it is started and waited for."""
+        """Kill the process for the length of the `with` block; then restart it and wait until it is ready."""
         self.kill()
         try:
             yield
@@ -96,12 +96,12 @@ class Process:
             self.wait(ready, seconds)
 
     def kill(self) -> None:
-        """Kill it, without a chance to write anything."""
+        """Kill the process, without a chance to write anything."""
         self._signal(signal.SIGKILL)
         self._process.wait(_STOP)
 
     def close(self) -> None:
-        """Stop it, and what it started. A second call does nothing."""
+        """Stop the process and its children. A second call does nothing."""
         atexit.unregister(self.close)
         self._signal(signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
@@ -109,7 +109,7 @@ class Process:
         self.kill()
 
     def _signal(self, number: signal.Signals) -> None:
-        with suppress(ProcessLookupError):  # it has ended
+        with suppress(ProcessLookupError):  # it has ended already
             os.killpg(self._process.pid, number)
 
     def _end_of_log(self) -> str:

@@ -1,6 +1,6 @@
-"""A TCP port in front of a broker, for a harness: it refuses, falls silent, or cuts connections, as networks do.
+"""A TCP proxy in front of a broker, for a harness. It refuses, silences or cuts connections, as networks do.
 
-Statements about outages reach their place through it (`Place.outage_url`); everything else goes to the broker itself.
+Statements about outages reach their place through it (`Place.outage_url`). Everything else connects to the broker.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _CHUNK: Final = 1 << 16
 
 
 class Proxy:
-    """Passes bytes on to a port of a host, until it is closed.
+    """Forwards bytes to a port of a host until it is closed.
 
     Attributes:
-        port: of this host; connections to it reach the broker.
+        port: a port of this host; connections to it reach the broker.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -34,7 +34,7 @@ class Proxy:
         self._accept_on(self._listener)
 
     def outage(self, kind: Outage) -> AbstractContextManager[None]:
-        """Be out in this way while entered; see `Place.outage`."""
+        """Simulate this kind of outage for the length of the `with` block; see `Place.outage`."""
         ways: dict[Outage, Callable[[], AbstractContextManager[None]]] = {
             "refused": self.refused,
             "silent": self.silent,
@@ -44,7 +44,7 @@ class Proxy:
 
     @contextmanager
     def refused(self) -> Iterator[None]:
-        """End every connection, and refuse new ones."""
+        """End every connection and refuse new ones."""
         self._stop_listening()
         self.cut()
         try:
@@ -55,7 +55,7 @@ class Proxy:
 
     @contextmanager
     def silent(self) -> Iterator[None]:
-        """Let what is sent arrive, and hold every answer back. At the end the answers come, late."""
+        """Forward requests and hold every answer back. At the end the answers arrive late."""
         self._answering.clear()
         try:
             yield
@@ -64,7 +64,7 @@ class Proxy:
 
     @contextmanager
     def reset(self) -> Iterator[None]:
-        """Cut every connection once; new ones are taken at once."""
+        """Cut every connection once; accept new ones at once."""
         self.cut()
         yield
 
@@ -77,7 +77,7 @@ class Proxy:
                 each.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Refuse from now on."""
+        """Refuse connections from now on."""
         self._stop_listening()
         self.cut()
         self._answering.set()
@@ -104,10 +104,10 @@ class Proxy:
             threading.Thread(target=self._serve, args=(near, far), daemon=True).start()
 
     def _serve(self, near: socket.socket, far: socket.socket) -> None:
-        """One connection to its end."""
+        """Serve one connection until it ends."""
         with near, far:
             with self._lock:
-                if self._listener.fileno() < 0:  # it came as the port was closed
+                if self._listener.fileno() < 0:  # it arrived while the port was closed
                     return
                 self._open |= {near, far}
             answers = threading.Thread(target=self._pass_on, args=(far, near, self._answering), daemon=True)
@@ -119,14 +119,14 @@ class Proxy:
 
     @staticmethod
     def _pass_on(source: socket.socket, target: socket.socket, gate: threading.Event | None) -> None:
-        """Pass on what comes, and its end, whenever the gate is open."""
+        """Forward bytes, and the end of the stream, while the gate is open."""
         with suppress(OSError):
             while data := source.recv(_CHUNK):
                 if gate:
                     gate.wait()
                 target.sendall(data)
         if gate:
-            gate.wait()  # a broker that closes an idle connection is not heard either
+            gate.wait()  # it also holds back the end of a connection that the broker closes
         for each in (source, target):
             with suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)

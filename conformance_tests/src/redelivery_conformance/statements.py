@@ -1,7 +1,4 @@
-"""What makes a test a statement of the contract: the capability it speaks of, and that nobody quietly replaces it.
-
-This file must not know any statement.
-"""
+"""Mark tests as statements of the contract: by capability, and protected from silent replacement."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from redelivery_conformance.harness import Harness
 
 T = TypeVar("T", bound=Callable[..., Any])
 
-#: Registered by the pytest plugin.
+#: The pytest plugin registers these.
 MARKERS = (
     "broker_has(*capabilities): the statement is about a broker that has all of these capabilities",
     "broker_lacks(*capabilities): the statement is about a broker that has none of these capabilities",
@@ -24,22 +21,22 @@ MARKERS = (
 
 
 def broker_has(*capabilities: str) -> Callable[[T], T]:
-    """The statement is about a broker that has all of these capabilities."""
+    """Mark a statement about brokers that have all of these capabilities."""
     mark: Callable[[T], T] = pytest.mark.broker_has(*capabilities)
     return mark
 
 
 def broker_lacks(*capabilities: str) -> Callable[[T], T]:
-    """The statement is about a broker that has none of these capabilities."""
+    """Mark a statement about brokers that have none of these capabilities."""
     mark: Callable[[T], T] = pytest.mark.broker_lacks(*capabilities)
     return mark
 
 
 class Statements:
-    """Base of every class of statements. A subclass may add tests; it may replace one only with a strict xfail.
+    """Base of every class of statements. A subclass may add tests, and may replace a test only with a strict xfail.
 
     Attributes:
-        broker: the plugin's name, or a harness; None: every broker that the command line names, or that is installed.
+        broker: the plugin's name, or a harness; None: the brokers that the command line names, else all installed ones.
     """
 
     broker: ClassVar[str | Harness | None] = None
@@ -57,7 +54,7 @@ class Statements:
 
 
 def quiet_marks(items: Iterable[pytest.Item]) -> list[str]:
-    """The statements that are marked so that they cannot fail, each as a sentence."""
+    """Return one sentence per statement whose mark would prevent it from failing."""
     return [
         f"{item.nodeid} is marked {mark.name}: a statement may only be marked xfail(strict=True, reason=...)"
         for item in items

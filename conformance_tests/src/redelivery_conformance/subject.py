@@ -1,7 +1,7 @@
-"""`Subject`: the broker under test, as the statements use it. One is made for each test.
+"""`Subject`: the broker under test, as the statements use it. Each test gets one.
 
-It keeps the bookkeeping of sending and comparing out of the statements. This file must not state anything itself,
-besides what sending rests on: a batch is settled once, by its deadline.
+It keeps the bookkeeping of sending and comparing out of the statements. It asserts only what sending relies on: a
+batch is settled once, by its deadline.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from redelivery_conformance.harness import CannotShow, Harness, Outage, Place, R
 
 R = TypeVar("R", bound=Role)
 
-#: How late a settlement may be told, in seconds: a busy machine is not a broken broker.
+#: How late a settlement may be reported, in seconds: a busy machine is not a broken broker.
 GRACE = 1.0
 #: See `Subject.brief`.
 BRIEF = 1.5
 
 
 class NotApplicable(Exception):
-    """A statement does not apply, for a reason that the capabilities give."""
+    """A statement does not apply; the capabilities give the reason."""
 
 
 class Subject:
-    """A broker under test at a fresh place. Whatever is opened through it is closed at the end."""
+    """A broker under test at a fresh place. It closes everything that a test opens through it."""
 
     def __init__(self, harness: Harness, runtime: Runtime, place: Place) -> None:
         self.harness = harness
@@ -46,29 +46,29 @@ class Subject:
         self._numbers = iter(range(1, 1_000_000))
 
     def close(self) -> None:
-        """Close what was opened, last first."""
+        """Close everything that was opened, last first."""
         self._stack.close()
 
     @property
     def capabilities(self) -> Capabilities:
-        """What the broker says of itself, less what this stand-in for it lacks."""
+        """Return the broker's capabilities without those that its stand-in lacks."""
         return replace(self.broker.capabilities, **dict.fromkeys(self.runtime.absent, Support.NONE))  # type: ignore[arg-type]
 
     # --- opening ---
 
     def connect(self, url: str | None = None, options: Mapping[str, str] | None = None) -> Broker:
-        """A broker for the place, or for another URL, with the place's options and these."""
+        """Open a broker for the place, or for another URL, with the place's options and these."""
         both = {**self.place.options, **(options or {})}
         return self.keep(self.harness.connect(self._url if url is None else url, both))
 
     def expect_outages(self) -> None:
-        """From now on reach the place by the way that an outage can cut."""
+        """Reach the place through the URL that an outage can cut off, from now on."""
         self._url = self.place.outage_url
         self.broker = self.connect()
 
     @contextmanager
     def outage(self, *kinds: Outage) -> Iterator[None]:
-        """The first of these kinds of outage that the place can show. Raises CannotShow, NotApplicable."""
+        """Start the first of these kinds of outage that the place can show. Raises CannotShow, NotApplicable."""
         with ExitStack() as stack:
             reason = CannotShow()
             for kind in kinds:
@@ -85,20 +85,20 @@ class Subject:
             yield
 
     def keep(self, role: R) -> R:
-        """Close this role at the end, if the test has not."""
+        """Close this role at the end of the test."""
         self._stack.callback(role.close)
         return role
 
     def sender(self, url: str | None = None) -> Sender:
-        """A new sender."""
+        """Open a new sender."""
         return self.keep((self.broker if url is None else self.connect(url)).sender())
 
     def dead_letters(self, *, direct: bool) -> DeadLetters:
-        """A new dead letters role."""
+        """Open a new dead letters role."""
         return self.keep(self.broker.dead_letters(direct=direct))
 
     def provision(self) -> None:
-        """Make the place, where that takes more than sending to it."""
+        """Provision the place, if sending does not create it."""
         if self.capabilities.provision:
             with self.broker.admin() as admin:
                 admin.provision(DeliverySpec())
@@ -106,20 +106,20 @@ class Subject:
     # --- sending ---
 
     def batch(self, messages: Sequence[Message], *, isolate: bool = False, ordered: bool = False) -> Batch:
-        """A batch with its own number."""
+        """Return a batch with its own number."""
         return Batch.of(messages, number=next(self._numbers), isolate=isolate, ordered=ordered)
 
     def deadline(self, seconds: float | None = None) -> float:
-        """A deadline from now; a patient one if nothing is said."""
+        """Return a deadline from now; the default is the place's patience."""
         return time.monotonic() + (self.place.patience if seconds is None else seconds)
 
     @property
     def brief(self) -> float:
-        """Seconds after which to give up what no broker answers: a longer wait shows nothing more."""
+        """Return a short time for batches that no broker answers, in seconds. A longer wait shows nothing more."""
         return min(self.place.patience, BRIEF)
 
     def settle(self, sender: Sender, *batches: Batch, deadline: float | None = None) -> dict[int, Settled]:
-        """Hand batches over and collect until each is settled: exactly once, by the deadline, and no other."""
+        """Send batches and collect until each is settled: exactly once, by the deadline, and no other batch."""
         deadline = self.deadline() if deadline is None else deadline
         settled: dict[int, Settled] = {}
         for batch in batches:
@@ -129,7 +129,7 @@ class Subject:
 
     @staticmethod
     def hand_over(sender: Sender, batch: Batch, settled: dict[int, Settled], *, deadline: float) -> None:
-        """Send a batch; one that is refused as a whole is settled."""
+        """Send a batch. A batch that is refused as a whole counts as settled."""
         try:
             sender.send(batch, deadline=deadline)
         except BrokerError as error:
@@ -138,7 +138,7 @@ class Subject:
     def collect(
         self, sender: Sender, settled: dict[int, Settled], *batches: Batch, deadline: float
     ) -> dict[int, Settled]:
-        """Collect until each batch that was handed over is settled: exactly once, by the deadline, and no other."""
+        """Collect until each sent batch is settled: exactly once, by the deadline, and no other batch."""
         while len(settled) < len(batches):
             left = deadline - time.monotonic()
             assert left > -GRACE, f"{len(batches) - len(settled)} of {len(batches)} batches unsettled at the deadline"
@@ -146,7 +146,7 @@ class Subject:
         return settled
 
     def send(self, *messages: Message, isolate: bool = False, sender: Sender | None = None) -> Settled:
-        """Send messages as one batch and return how it was settled."""
+        """Send messages as one batch and return its settlement."""
         batch = self.batch(messages, isolate=isolate)
         if sender is not None:
             return self.settle(sender, batch)[batch.number]
@@ -154,7 +154,7 @@ class Subject:
             return self.settle(own, batch)[batch.number]
 
     def deliver(self, *messages: Message, url: str | None = None, options: Mapping[str, str] | None = None) -> None:
-        """Send messages that must all be taken."""
+        """Send messages that must all be accepted."""
         with self.connect(url, options) as broker, broker.sender() as sender:
             settled = self.send(*messages, sender=sender)
         assert settled.error is None, f"a good batch was refused: {settled.error!r}"
@@ -171,24 +171,24 @@ class Subject:
     # --- reading ---
 
     def values(self, destination: str | None = None) -> Counter[bytes | None]:
-        """What is stored, as the independent reader counts it: values and how often."""
+        """Count the stored values, as the independent reader sees them."""
         return Counter(message.value for message in self.place.stored(destination))
 
     def browse(self, *, direct: bool) -> list[Letter]:
-        """What the dead letters role shows."""
+        """Return the letters that the dead letters role shows."""
         with self.broker.dead_letters(direct=direct) as letters:
             return list(letters.browse())
 
     def returns(self, *messages: Message) -> None:
-        """Assert that exactly these messages come back unchanged: to the independent reader, and by browsing."""
+        """Assert that exactly these messages come back unchanged, from the independent reader and from browsing."""
         _same(self.place.stored(), messages, "the independent reader")
         if self.capabilities.browse:
             _same([letter.message for letter in self.browse(direct=True)], messages, "browsing")
 
-    # --- what some brokers cannot ---
+    # --- features that some brokers lack ---
 
     def kept_or_refused(self, message: Message) -> None:
-        """Assert that a message comes back unchanged, or is refused as Permanent with its neighbours stored."""
+        """Assert that a message comes back unchanged, or is refused as Permanent while its neighbours are stored."""
         before, after = Message(value=b"before"), Message(value=b"after")
         settled = self.send(before, message, after, isolate=True)
         if settled.failures:
@@ -199,14 +199,14 @@ class Subject:
             self.returns(before, message, after)
 
     def refuses_alone(self, message: Message) -> None:
-        """Assert that a message is refused as Permanent, and its neighbours are stored."""
+        """Assert that a message is refused as Permanent and its neighbours are stored."""
         settled = self.send(Message(value=b"before"), message, Message(value=b"after"), isolate=True)
         self.refused(settled, 1)
         assert self.values() == Counter([b"before", b"after"])
 
     @staticmethod
     def refused(settled: Settled, *indexes: int) -> None:
-        """Assert that exactly these rows were refused for good, each told once."""
+        """Assert that exactly these rows are refused as Permanent, each once."""
         assert settled.error is None, f"all rows failed: {settled.error!r}"
         assert sorted(each.index for each in settled.failures) == sorted(indexes), settled.failures
         for each in settled.failures:
@@ -214,25 +214,25 @@ class Subject:
 
     @staticmethod
     def is_unsupported(ask: Callable[[], object]) -> None:
-        """Assert that asking for something raises Unsupported, with a text."""
+        """Assert that a call raises Unsupported with a text."""
         with pytest.raises(Unsupported, match=r"\w"):
             ask()
 
     def poison(self) -> Message:
-        """A message that the broker refuses for good."""
+        """Return a message that the broker always refuses."""
         message = self.place.poison(self.capabilities)
         if message is None:
             raise CannotShow("a message that this broker refuses: its harness knows none")
         return message
 
     def other_processes(self) -> None:
-        """Go on only where other processes reach the broker."""
+        """Continue only if other processes reach the broker."""
         if not self.runtime.across_processes:
             raise NotApplicable("this broker lives within one process")
 
 
 def confirmed(batch: Batch, settled: Settled) -> list[Message]:
-    """The rows of a batch that its settlement says are stored."""
+    """Return the rows of a batch that are stored according to its settlement."""
     if settled.error is not None:
         return []
     failed = {each.index for each in settled.failures}
@@ -240,19 +240,19 @@ def confirmed(batch: Batch, settled: Settled) -> list[Message]:
 
 
 def unattributed(settled: Settled) -> bool:
-    """Whether a batch failed as a whole, nothing stored, its culprit unknown."""
+    """Return whether a batch failed as a whole: nothing is stored and the cause is not a known row."""
     return isinstance(settled.error, Unattributed) and not settled.failures
 
 
 def has(capabilities: Capabilities, name: str) -> bool:
-    """Whether a capability is there; `limits.<name>` asks for a limit."""
+    """Return whether a capability is supported; `limits.<name>` asks for a limit."""
     if name.startswith("limits."):
         return getattr(capabilities.limits, name.removeprefix("limits.")) is not None
     return bool(getattr(capabilities, name))
 
 
 def check_applies(item: pytest.Item, capabilities: Capabilities, absent: Mapping[str, str]) -> None:
-    """Raises NotApplicable, with the capability's own word, where a statement speaks of another kind of broker."""
+    """Raise NotApplicable, naming the capability, if a statement is about another kind of broker."""
     for mark in item.iter_markers():
         lacking = [name for name in mark.args if name in absent] if mark.name in {"broker_has", "broker_lacks"} else []
         if lacking:
@@ -268,7 +268,7 @@ def check_applies(item: pytest.Item, capabilities: Capabilities, absent: Mapping
 
 
 def _same(found: Iterable[Message], wanted: Iterable[Message], who: str) -> None:
-    """Assert that both are the same, in any order. An id or a timestamp that was not given may be the broker's own."""
+    """Assert that both are the same, in any order. A missing id or timestamp may be replaced by the broker's own."""
     found, wanted = sorted(found, key=_order), sorted(wanted, key=_order)
     assert len(found) == len(wanted), f"{who} found {len(found)} of {len(wanted)} messages"
     for there, sent in zip(found, wanted, strict=True):

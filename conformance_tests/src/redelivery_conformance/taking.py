@@ -1,7 +1,7 @@
 """`Taker`: a receiver under test, as the statements use it.
 
-It keeps the bookkeeping of leasing, waiting and settling out of the statements. This file must not state anything
-itself, besides what receiving rests on: as many messages as were asked for, and one answer for each outcome.
+It keeps the bookkeeping of leasing, waiting and settling out of the statements. It asserts only what receiving relies
+on: as many messages as requested, and one answer per outcome.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from redelivery_conformance.subject import Subject
 
 #: A lease that does not run out within a test.
 LONG = 30.0
-#: How long nothing must come, in seconds, where nothing is to come.
+#: How long to watch that no message arrives, in seconds.
 QUIET = 0.15
-#: How much later than told a lease may truly end, in seconds.
+#: How much later than reported a lease may end, in seconds.
 _LATER = 0.4
-#: How long one call waits, in seconds.
+#: How long one call to receive waits, in seconds.
 _LOOK = 0.1
 
 
 class Taker:
-    """Its own receiver, of its own broker, at the subject's place.
+    """A receiver of its own broker at the subject's place.
 
     Args:
-        lease: seconds; a long one if nothing is said.
-        options: client options besides the place's.
-        broker: in place of one of its own.
+        lease: duration in seconds; long by default.
+        options: client options in addition to the place's.
+        broker: the broker to use; by default the taker opens its own.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Taker:
         self.receiver: Receiver = subject.keep(broker.receiver(lease=timedelta(seconds=lease)))
 
     def take(self, count: int = 1, *, within: float | None = None) -> list[Received]:
-        """Lease exactly so many; more do not come at once, and they come within a patient time."""
+        """Lease exactly this many messages within a patient time. One call must not return more."""
         end = time.monotonic() + (self.patience if within is None else within)
         taken: list[Received] = []
         while len(taken) < count:
@@ -65,13 +65,13 @@ class Taker:
         return received
 
     def drain(self, quiet: float = QUIET) -> list[Received]:
-        """Lease whatever comes, until nothing has come for a while; it must end within a patient time."""
+        """Lease messages until none has arrived for a while. That must happen within a patient time."""
         taken: list[Received] = []
         last = time.monotonic() + quiet + self.patience
         end = time.monotonic() + quiet
         while time.monotonic() < end:
             more = self.receiver.receive(100, wait=max(0.0, min(_LOOK, end - time.monotonic())))
-            if not self.subject.capabilities.leases_as_asked:  # what comes again, its lease over meanwhile, is not news
+            if not self.subject.capabilities.leases_as_asked:  # a message whose lease ended may come again
                 there = {each.position for each in taken}
                 more = [each for each in more if each.position not in there]
             if more:
@@ -81,14 +81,14 @@ class Taker:
         return taken
 
     def nothing(self, seconds: float = QUIET) -> None:
-        """Assert that nothing comes for so long."""
+        """Assert that no message arrives for this long."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             came = self.receiver.receive(100, wait=min(_LOOK, left))
             assert not came, f"{len(came)} messages came, of {values(came)[:5]}, where none was to come"
 
     def answers(self, *outcomes: tuple[Received, Outcome]) -> Sequence[LeaseLost | BrokerError | None]:
-        """Settle; there is one answer each, of a kind that the contract knows."""
+        """Settle, and assert one answer per outcome, of a kind that the contract allows."""
         answers = self.receiver.settle(outcomes)
         assert len(answers) == len(outcomes), f"{len(answers)} answers to {len(outcomes)} outcomes"
         for answer in answers:
@@ -96,25 +96,25 @@ class Taker:
         return answers
 
     def settle(self, outcome: Outcome, *received: Received) -> None:
-        """Settle messages that must still be ours."""
+        """Settle messages whose leases must still be valid."""
         answers = self.answers(*((each, outcome) for each in received))
         assert not any(answers), f"a good lease was not settled: {answers}"
 
     def is_lost(self, received: Received, outcome: Outcome) -> None:
-        """Assert that a message is no longer ours to settle."""
+        """Assert that the lease of a message is lost."""
         (answer,) = self.answers((received, outcome))
         assert isinstance(answer, LeaseLost), f"{answer!r} in place of LeaseLost"
 
     def lapse(self, *received: Received) -> None:
-        """Let leases end: by waiting, or by closing where they last as long as the connection."""
+        """Let leases end: wait, or close the receiver if leases last as long as the connection."""
         ends = [each.expires for each in received if each.expires is not None]
         if len(ends) < len(received):
             self.receiver.close()
-        # The broker's own count begins when it has the request: a little later than a careful plugin's.
+        # The broker starts to count when it has the request: a little later than a careful plugin.
         wait_until(max(ends) + _LATER if ends else 0.0)
 
     def make_way(self) -> None:
-        """Let another receiver have what is not under lease here: by closing, where one owns whole partitions."""
+        """Let another receiver get the messages not leased here. Close, if a receiver owns whole partitions."""
         if not self.subject.capabilities.competing_consumers:
             self.receiver.close()
 
@@ -130,11 +130,11 @@ class Taker:
 
 
 def wait_until(moment: float) -> None:
-    """Sleep until a monotonic time has passed."""
+    """Sleep until a monotonic time."""
     while (left := moment - time.monotonic()) >= 0:
         time.sleep(left + 0.001)
 
 
 def values(received: Sequence[Received]) -> list[bytes | None]:
-    """The values of received messages, in order."""
+    """Return the values of received messages, in order."""
     return [each.message.value for each in received]

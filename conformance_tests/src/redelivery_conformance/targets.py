@@ -1,6 +1,6 @@
-"""Which brokers are under test, how each is had here, and what is said of it at the end.
+"""Choose the brokers under test, start each one, and report on them at the end.
 
-This file must not know pytest's hooks (`plugin.py`), nor any broker.
+The hooks of pytest are in `plugin.py`.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from redelivery_conformance.harness import GROUP, Harness, NotHere, Runtime, Run
 
 
 class NoHarness(Exception):
-    """A broker is named whose plugin brings no harness; the text says how one is registered."""
+    """The plugin of a named broker has no harness; the text says how to register one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One broker under test: its harness (None: there is none available), and the URL or kind where one was given."""
+    """One broker under test: its harness (None: not available), and the URL or kind if one was given."""
 
     harness: Harness | None
     url: str | None = None
@@ -29,7 +29,7 @@ class Target:
 
     @property
     def id(self) -> str:
-        """Names it in a test's id."""
+        """Return the target's name for the id of a test."""
         if self.harness is None:
             return "no-broker"
         kind = "url" if self.url else self.kind
@@ -37,7 +37,7 @@ class Target:
 
     @property
     def plugin(self) -> int | None:
-        """Says of two targets whether they are of one plugin."""
+        """Return a value that is equal for two targets of one plugin."""
         if self.harness is None:
             return None
         with suppress(KeyError):
@@ -47,7 +47,7 @@ class Target:
 
 @dataclass(slots=True)
 class Account:
-    """What was under test, for the report."""
+    """The brokers under test and their results, for the report."""
 
     target: Target
     runtime: Runtime | None = None
@@ -58,7 +58,7 @@ class Account:
     gaps: dict[str, list[str]] = field(default_factory=dict)
 
     def lines(self) -> list[str]:
-        """The account as text."""
+        """Return the account as text."""
         if self.runtime is None:
             return [f"{self.target.id}: none: {self.why_not}"]
         out = [f"{self.target.id}: {self.runtime.kind}: {redact(self.runtime.description)}; {self.ran} statements ran"]
@@ -73,14 +73,14 @@ class Account:
 
 
 class Targets:
-    """The brokers under test in one session. Each is started when the first statement asks for it, once.
+    """The brokers under test in one session. Each is started once, when the first statement needs it.
 
     Args:
-        urls: explicit ones; each is given to the harness of its scheme.
+        urls: explicit URLs; the harness of its scheme gets each.
         names: plugins to test; empty: all.
         options: client options for explicit URLs.
-        kinds: of runtime, each its own target where a harness starts it; empty: the first available.
-        scratch: makes a folder for a runtime.
+        kinds: kinds of runtime; each that a harness can start is its own target; empty: the first available.
+        scratch: creates a folder for a runtime.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Targets:
         self.accounts: dict[tuple[int, str | None, RuntimeKind | None], Account] = {}
 
     def of(self, broker: str | Harness | None) -> list[Target]:
-        """The targets of a class of statements, by what its `broker` says. Raises NoHarness."""
+        """Return the targets of a class of statements, from its `broker`. Raises NoHarness."""
         if broker is None:
             named = [scheme_of(url) for url in self._urls] or self._names or self._installed()
             found = [target for name in dict.fromkeys(named) for target in self.of(name)]
@@ -118,11 +118,11 @@ class Targets:
         return found or [Target(harness)]
 
     def wanted(self, target: Target) -> bool:
-        """Whether the command line leaves this target in."""
+        """Return whether the command line includes this target."""
         return not self._names or target.harness is None or target.harness.name in self._names
 
     def runtime(self, target: Target) -> Runtime:
-        """The running broker of a target. Raises NotHere, each time alike."""
+        """Return the running broker of a target. Raises NotHere, with the same text each time."""
         account = self.account(target)
         if account.runtime is None and not account.why_not:
             try:
@@ -134,11 +134,11 @@ class Targets:
         return account.runtime
 
     def account(self, target: Target) -> Account:
-        """What is kept for the report."""
+        """Return the account for the report."""
         return self.accounts.setdefault((id(target.harness), target.url, target.kind), Account(target))
 
     def close(self) -> None:
-        """Stop what was started."""
+        """Stop the started brokers."""
         for account in self.accounts.values():
             if account.runtime is not None:
                 account.runtime.close()
@@ -171,7 +171,7 @@ class Targets:
 
 
 def _few(names: Sequence[str]) -> str:
-    """The statements' names, each once; only how many where they would fill the screen."""
+    """Return the statements' names, each once, or only their number if they would fill the screen."""
     distinct = list(dict.fromkeys(name.partition("[")[0] for name in names))
     most = 3
     return ", ".join(distinct) if len(distinct) <= most else f"{len(distinct)} statements (-rs names them)"

@@ -1,4 +1,4 @@
-"""What `pytest --pyargs redelivery_conformance` runs: the suite against every broker that is named or installed."""
+"""The suite against every named or installed broker: `pytest --pyargs redelivery_conformance` runs this module."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from redelivery_conformance.suite import BrokerSuite
 
 
 class TestBroker(BrokerSuite):
-    """The brokers of `--broker-url` or `--broker`; without either, every installed one that brings a harness."""
+    """The brokers of `--broker-url` or `--broker`; without either, every installed one that has a harness."""

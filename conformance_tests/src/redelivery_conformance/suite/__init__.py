@@ -1,4 +1,4 @@
-"""The statements, in classes by capability. `BrokerSuite` is all of them."""
+"""The statements, in one class per capability. `BrokerSuite` combines them."""
 
 from __future__ import annotations
 
@@ -86,4 +86,4 @@ class BrokerSuite(
     Copies,
     SparkWrites,
 ):
-    """Every statement. A plugin's test names its broker: `broker = "carrier"`."""
+    """All statements. A plugin's test class names its broker: `broker = "carrier"`."""

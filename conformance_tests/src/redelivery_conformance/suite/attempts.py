@@ -1,4 +1,4 @@
-"""Attempts and retries: how often a message was given, since when, and not before its delay."""
+"""Attempts and retries: the count of deliveries, the time of the first one, and delays."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from redelivery_conformance.suite.letters import original
 from redelivery_conformance.suite.receiving import numbered
 from redelivery_conformance.taking import LONG, QUIET, Taker, values
 
-#: A delay that is long enough to tell early from late, in seconds.
+#: A delay long enough to distinguish early from late, in seconds.
 DELAY = 0.3
 
 
@@ -34,7 +34,7 @@ def _close(taker: Taker, received: Received) -> None:
     taker.lapse(received)
 
 
-#: The ways in which a delivery can end without the message being handled, that count.
+#: How a delivery can end without the message being handled, where the delivery counts.
 ENDS: dict[str, Callable[[Taker, Received], None]] = {"lease-ran-out": _lapse, "retry": _retry, "restart": _close}
 
 
@@ -44,10 +44,10 @@ class Attempts(Statements):
     @broker_has("receive", "send", "attempts")
     @pytest.mark.parametrize("end", ENDS)
     def test_attempts_count_the_deliveries(self, subject: Subject, end: str) -> None:
-        """1, 2, 3; where they are a lower bound they may be too low, and never too high."""
+        """They are 1, 2, 3. Where the count is a lower bound it may be too low, but never too high."""
         subject.deliver(Message(value=b"v"))
         for truth in (1, 2, 3):
-            # A lease that runs out is short; one that is settled must not.
+            # A lease that is to run out is short; a lease that is settled must not run out.
             taker = Taker(subject, lease=LONG if end == "retry" else subject.place.lease)
             received = taker.one()
             self._counts(subject, received, truth)
@@ -68,7 +68,7 @@ class Attempts(Statements):
 
     @broker_has("receive", "send", "attempts")
     def test_what_is_given_back_never_counts_more_than_once(self, subject: Subject) -> None:
-        """Nor less than its deliveries that were not given back. Not counting it is better, where the broker can."""
+        """It counts at least the deliveries that were not released. Better brokers do not count released ones."""
         subject.deliver(Message(value=b"v"))
         taker = Taker(subject)
         taker.settle(Retry(), taker.one())
@@ -89,7 +89,7 @@ class Attempts(Statements):
 
     @broker_has("receive", "send", "first_delivery")
     def test_the_first_delivery_is_told_and_stays_the_first(self, subject: Subject) -> None:
-        """By the clock of the wall, give or take what two machines differ by."""
+        """The time is wall-clock time; a difference between the clocks of two machines is allowed."""
         subject.deliver(Message(value=b"v"))
         taker = Taker(subject)
         before = time.time_ns() // 1_000_000
@@ -131,7 +131,7 @@ class Retrying(Statements):
 
     @broker_has("receive", "send", "delay")
     def test_a_retry_is_never_early_and_not_much_later(self, subject: Subject) -> None:
-        """For any receiver; early by the resolution that the capabilities say, at most."""
+        """This holds for any receiver. The retry may be early by the resolution in the capabilities, at most."""
         subject.deliver(Message(value=b"v"))
         taker, other = Taker(subject), Taker(subject)
         received = taker.one()
@@ -145,7 +145,7 @@ class Retrying(Statements):
 
     @broker_has("receive", "send", "delay")
     def test_each_retry_keeps_its_own_delay(self, subject: Subject) -> None:
-        """A long one in front does not hold up the short ones behind it."""
+        """A long delay does not hold up shorter delays behind it."""
         subject.deliver(*numbered(3))
         taker = Taker(subject)
         received = taker.take(3)
@@ -171,7 +171,7 @@ class Retrying(Statements):
 
     @broker_has("receive", "send", "delay")
     def test_a_delay_outlives_its_receiver(self, subject: Subject) -> None:
-        """It neither ends with the connection nor is lost with it."""
+        """The delay neither ends with the connection nor is lost with it."""
         subject.deliver(Message(value=b"v"))
         with Taker(subject) as taker:
             received = taker.one()
@@ -185,7 +185,7 @@ class Retrying(Statements):
 
     @broker_has("receive", "send")
     def test_a_retried_message_comes_as_it_was(self, subject: Subject) -> None:
-        """Byte for byte, under its own id, however often."""
+        """It is identical byte for byte, with its own id, after any number of retries."""
         subject.deliver(original(subject))
         taker = Taker(subject)
         first = taker.one()
@@ -197,7 +197,7 @@ class Retrying(Statements):
 
     @broker_has("receive", "send", "delay", "limits.delay_max")
     def test_a_delay_over_the_longest_is_refused_or_kept_as_far_as_it_can_be(self, subject: Subject) -> None:
-        """It never means none. Where it is refused, the lease is still ours."""
+        """It never means no delay. If it is refused, the lease stays valid."""
         longest = subject.capabilities.limits.delay_max
         assert longest is not None
         subject.deliver(*numbered(2))
@@ -226,7 +226,7 @@ class Retrying(Statements):
         subject.deliver(Message(value=b"v"))
         taker = Taker(subject)
         taker.settle(Retry(timedelta(seconds=DELAY)), taker.one())
-        # Looks that find nothing must not count; where a look takes its time, one of them finds it.
+        # A look that finds nothing must not count. Where each look takes its time, one of them finds the message.
         looks = [each for _ in range(3) for each in taker.receiver.receive(1, wait=0.0)]
         received = looks[0] if looks else taker.one(within=DELAY + subject.place.patience)
         if subject.capabilities.attempts is Support.LOWER_BOUND:

@@ -1,4 +1,4 @@
-"""Closing, and who else is there: other senders, other threads, other processes."""
+"""Closing, and use beside other senders, other threads and other processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from redelivery_conformance.taking import Taker
 
 
 class Closing(Statements):
-    """Roles end by themselves, whenever they are asked to."""
+    """Roles close at any time, and only themselves."""
 
     def test_closing_twice_does_nothing(self, subject: Subject) -> None:
         subject.provision()
@@ -50,7 +50,7 @@ class Closing(Statements):
 
     @broker_has("send")
     def test_a_closed_sender_takes_nothing(self, subject: Subject) -> None:
-        """It says so by an error of ours, raised or settled, and nothing is stored behind it."""
+        """It raises or settles with one of our errors, and stores nothing."""
         sender = subject.sender()
         sender.close()
         batch = subject.batch([Message(value=b"v")])
@@ -76,7 +76,7 @@ class Closing(Statements):
 
     @broker_has("send")
     def test_two_senders_at_once_harm_neither(self, subject: Subject) -> None:
-        """In two threads, each with its own; a refusal for want of room is allowed, a loss or a double is not."""
+        """Each thread has its own sender. A refusal for lack of room is allowed; a loss or a duplicate is not."""
         sure: list[Counter[bytes | None]] = []
         problems: list[BaseException] = []
 
@@ -96,7 +96,7 @@ class Closing(Statements):
 
     @broker_has("send")
     def test_a_fork_with_an_open_sender_harms_neither_side(self, subject: Subject) -> None:
-        """Python workers are forked. The child makes its own sender from the broker that it inherited."""
+        """Python workers are forked. The child opens its own sender from the inherited broker."""
         sender = subject.sender()
         subject.send(Message(value=b"parent 1"), sender=sender)
 
@@ -112,7 +112,7 @@ class Closing(Statements):
 
     @broker_has("send")
     def test_closing_an_inherited_role_in_a_fork_does_not_disturb_its_owner(self, subject: Subject) -> None:
-        """A child closes what it has inherited: at its end, or by a `with` block. The connection is the parent's."""
+        """A child closes inherited roles when it ends or leaves a `with` block. The parent owns the connection."""
         sender = subject.sender()
         subject.send(Message(value=b"before"), sender=sender)
         taker = Taker(subject, broker=subject.broker) if subject.capabilities.receive else None
@@ -136,7 +136,7 @@ class Closing(Statements):
 
     @broker_has("send")
     def test_a_broker_used_in_another_thread_serves_it(self, subject: Subject) -> None:
-        """The engine makes and uses a sender in its own thread; it may be closed from another."""
+        """The engine opens and uses a sender in its own thread. Another thread may close it."""
         problems: list[BaseException] = []
         sender = subject.sender()
         _in_threads(lambda value: _one(subject, value, sender), (b"v",), problems)
@@ -152,12 +152,12 @@ def _one(subject: Subject, value: bytes, sender: object) -> None:
 
 
 def _in_threads(work: Callable[[bytes], None], names: tuple[bytes, ...], problems: list[BaseException]) -> None:
-    """Run the work once a name, at the same time, to its end."""
+    """Run the work once per name, concurrently, and wait for the end."""
 
     def guarded(name: bytes) -> None:
         try:
             work(name)
-        except BaseException as error:  # noqa: BLE001 - told by the statement, in its own thread
+        except BaseException as error:  # noqa: BLE001 - the statement raises it in its own thread
             problems.append(error)
 
     threads = [threading.Thread(target=guarded, args=(name,)) for name in names]

@@ -1,4 +1,4 @@
-"""Codes: the same bad input has the same code on every broker, so that people can filter by it."""
+"""Codes: the same bad input gives the same code on every broker, so users can filter by it."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from redelivery_conformance.statements import Statements, broker_has
 from redelivery_conformance.subject import NotApplicable, Subject
 from redelivery_conformance.suite.failures import over
 
-#: A name that nothing can have, and the name of nothing: which of them it is, not every broker tells.
+#: An invalid name and the name of a missing object. Not every broker distinguishes them.
 NO_TARGET: Final = {Code.NO_SUCH_DESTINATION, Code.INVALID_DESTINATION}
-#: Some brokers answer a wrong password as they answer a missing right, so that nobody can try out names.
+#: Some brokers answer a wrong password like a missing permission, so that names cannot be guessed.
 NO_LOGIN: Final = {Code.NOT_AUTHENTICATED, Code.NOT_AUTHORIZED}
-#: What a client says of a broker that does not answer depends on what it was waiting for.
+#: If a broker does not answer, the client's error depends on the request that it was waiting for.
 NO_ANSWER: Final = {Code.CONNECTION_LOST, Code.DEADLINE_EXCEEDED, Code.UNAVAILABLE}
-#: Where the broker is a file, nothing but its folder can be missing.
+#: If the broker is a file, only its folder can be missing.
 NO_FILE: Final = NO_ANSWER | {Code.NO_SUCH_DESTINATION}
 
-#: A client's own word is a word, not a sentence.
+#: A client's native code is one word, not a sentence.
 WORD: Final = 100
 
 
@@ -67,12 +67,12 @@ class Codes(Statements):
         options = subject.place.wrong_login()
         if options is None:
             raise NotApplicable("nobody logs in here")
-        sender = lambda: subject.keep(subject.connect(options=options).sender())  # noqa: E731 - as the others
+        sender = lambda: subject.keep(subject.connect(options=options).sender())  # noqa: E731 - like the others
         _say(NO_LOGIN, _errors(subject, sender, Message(value=b"stranger")))
 
     @broker_has("send")
     def test_a_deadline_that_has_passed_says_so(self, subject: Subject) -> None:
-        """A broker that stores at once may store the row all the same."""
+        """A broker that stores at once may still store the row."""
         sender = subject.sender()
         subject.send(Message(value=b"warm"), sender=sender)
         batch = subject.batch([Message(value=b"late")])
@@ -94,7 +94,7 @@ class Codes(Statements):
 
     @broker_has("send", "order", "keys")
     def test_what_is_kept_back_is_not_sent(self, subject: Subject) -> None:
-        """Only where the sender itself keeps rows back. `Ordering` says of which rows it must."""
+        """This applies if the sender itself holds rows back. `Ordering` states for which rows it must."""
         rows = [replace(subject.poison(), key=b"k"), Message(value=b"k1", key=b"k")]
         sender = subject.sender()
         batch = subject.batch(rows, isolate=True, ordered=True)
@@ -124,7 +124,7 @@ def _nowhere(subject: Subject) -> str:
 def _errors(
     subject: Subject, make: Callable[[], Sender], message: Message, *, seconds: float | None = None
 ) -> list[BrokerError]:
-    """What a sender says of a message that it cannot send, whether it says so at once or of the row."""
+    """Return the errors for a message that cannot be sent, whether `send` raises or the row is reported."""
     batch, deadline = subject.batch([message], isolate=True), subject.deadline(seconds)
     try:
         settled = subject.settle(make(), batch, deadline=deadline)[batch.number]

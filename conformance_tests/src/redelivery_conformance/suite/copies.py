@@ -1,4 +1,4 @@
-"""Copies: several subscribers of one destination, each under its own name, each with every message."""
+"""Copies: several named subscribers of one destination, of which each gets every message."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Copies(Statements):
 
     @broker_has("subscriptions", "send", "dead_letter", "browse", "headers")
     def test_what_one_name_gives_up_does_not_disturb_the_other(self, subject: Subject) -> None:
-        """It lies among the dead letters once, says for whom, and the other name has its own copy still."""
+        """The dead letters contain it once, with the name that gave up, and the other name still has its copy."""
         url = subject.place.for_several()
         billing, audit = (_provisioned(subject, url, name) for name in SUBSCRIBERS[:2])
         subject.deliver(Message(value=b"lost"), url=url)
@@ -76,7 +76,7 @@ class Copies(Statements):
 
     @broker_has("subscriptions", "send", "delay")
     def test_what_one_name_retries_comes_again_to_it_alone(self, subject: Subject) -> None:
-        """Whatever keeps it away meanwhile: a copy that is sent to the destination would reach every name."""
+        """This holds however it is delayed: a copy that is sent to the destination would reach every name."""
         url = subject.place.for_several()
         billing, audit = (_provisioned(subject, url, name) for name in SUBSCRIBERS[:2])
         subject.deliver(Message(value=b"v"), url=url)
@@ -88,12 +88,12 @@ class Copies(Statements):
 
     @broker_has("subscriptions", "provision")
     def test_receiving_makes_no_subscription(self, subject: Subject) -> None:
-        """What a name needs is made by provisioning: a mistyped name would gather copies that nobody takes."""
+        """Only provisioning creates a subscription: a mistyped name would collect copies without a reader."""
         url = subject.place.for_several()
         there = subject.connect(subject.connect(url).subscription(SUBSCRIBERS[2]))
         with there.admin() as admin:
             before = admin.plan(DeliverySpec())
-        with suppress(BrokerError), there.receiver() as receiver:  # it may be missing, or nothing need be there
+        with suppress(BrokerError), there.receiver() as receiver:  # it may be missing, or may need nothing
             receiver.receive(1, wait=0.2)
         with there.admin() as admin:
             assert admin.plan(DeliverySpec()) == before, "receiving made something"
@@ -120,7 +120,7 @@ class Copies(Statements):
 
 
 def _provisioned(subject: Subject, url: str, name: str) -> Broker:
-    """A broker for a subscription that has what it needs."""
+    """Return a broker for a provisioned subscription."""
     broker = subject.connect(subject.connect(url).subscription(name))
     if subject.capabilities.provision:
         with broker.admin() as admin:

@@ -1,4 +1,4 @@
-"""Destinations: a row may name a target other than the URL's."""
+"""Destinations: a row may name another target than the URL's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from redelivery_conformance.subject import NotApplicable, Subject
 
 
 class Destinations(Statements):
-    """Rows go where they say."""
+    """Rows go to the destination that they name."""
 
     @broker_has("send", "destinations")
     def test_each_row_goes_to_its_own_destination(self, subject: Subject) -> None:
@@ -23,7 +23,7 @@ class Destinations(Statements):
 
     @broker_has("send", "destinations")
     def test_a_row_whose_destination_cannot_be_is_refused_alone(self, subject: Subject) -> None:
-        """A row's own missing target is permanent; only the URL's own is fatal."""
+        """A missing target of one row is Permanent; only the URL's missing target is Fatal."""
         nowhere = subject.place.impossible_destination()
         if nowhere is None:
             raise NotApplicable("any destination can be")

@@ -1,4 +1,4 @@
-"""Failures: the right row, the right class, told once; neighbours unharmed; an outage blames nobody."""
+"""Failures: each names the right row and class, once. Other rows are stored. An outage blames no row."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from redelivery_conformance.subject import GRACE, NotApplicable, Subject, confir
 
 
 def over(name: str, limit: int) -> Message:
-    """A message that is over one limit and, as far as can be, under all others."""
+    """Return a message that exceeds one limit and, as far as possible, no other."""
     match name:
         case "message_bytes":
             return Message(value=bytes(limit + 1))
@@ -41,7 +41,7 @@ def over(name: str, limit: int) -> Message:
 
 
 class Failures(Statements):
-    """What is said of rows that were not stored."""
+    """Reports about rows that were not stored."""
 
     @broker_has("send")
     @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ class Failures(Statements):
 
     @broker_has("send")
     def test_a_failure_says_why_and_survives_pickling(self, subject: Subject) -> None:
-        """It travels from a worker to the driver, with text and class."""
+        """The error travels from a worker to the driver with its text and class."""
         (failure,) = subject.send(subject.poison(), isolate=True).failures
         again = pickle.loads(pickle.dumps(failure.error))  # noqa: S301 - our own
         assert str(failure.error).strip()
@@ -99,7 +99,7 @@ class Failures(Statements):
 
     @broker_has("send")
     def test_an_unreachable_broker_is_told_by_the_deadline_and_blames_no_row(self, subject: Subject) -> None:
-        """As a BrokerError, from `sender`, `send` or `collect`; never as the client's own error."""
+        """`sender`, `send` or `collect` reports it as a BrokerError, never as the client's own error."""
         began = time.monotonic()
         deadline = subject.deadline(subject.brief)
         batch = subject.batch([Message(value=b"a"), Message(value=b"b")])
@@ -117,7 +117,7 @@ class Failures(Statements):
 
     @broker_has("send", "destinations")
     def test_rows_for_a_url_whose_target_is_not_there_fail_as_fatal(self, subject: Subject) -> None:
-        """Also where nobody has checked: as soon as the broker says so, not as ambiguous at the deadline."""
+        """Without a check too: they fail as soon as the broker reports it, and not as ambiguous at the deadline."""
         nowhere = subject.place.impossible_destination()
         if nowhere is None:
             raise NotApplicable("any destination can be")
@@ -136,7 +136,7 @@ class Failures(Statements):
 
     @broker_has("send")
     def test_an_outage_loses_nothing_that_was_confirmed(self, subject: Subject) -> None:
-        """Whatever is said during an outage, of a new sender and of an open one, holds when it is over."""
+        """Every settlement during an outage, by a new sender or an open one, is still true after it."""
         subject.expect_outages()
         subject.deliver(Message(value=b"before"))
         sender = subject.sender()
@@ -163,9 +163,9 @@ class Failures(Statements):
 
     @broker_has("send")
     def test_a_silent_broker_is_told_by_the_deadline_and_what_is_said_holds(self, subject: Subject) -> None:
-        """No answer comes and no connection ends: only the deadline ends the wait. Then what is in flight is cut off.
+        """No answer arrives and no connection ends: only the deadline ends the wait. Then rows in flight are cut off.
 
-        Neither is retriable: the rows may have arrived, and here they have.
+        Neither error is retriable: the rows may have arrived, and here they have.
         """
         subject.expect_outages()
         waiting, lost = subject.sender(), subject.sender()
@@ -193,9 +193,9 @@ class Failures(Statements):
 
     @broker_has("send")
     def test_the_account_explains_every_duplicate_of_an_outage(self, subject: Subject) -> None:
-        """Invariant 3: of a job that goes on through one, no reader finds more of them than ambiguous attempts.
+        """Invariant 3: a job that continues through an outage has no more duplicates than ambiguous attempts.
 
-        It is a silent one in which every connection is cut, where the place can show it.
+        If the place can show it, the outage is silent and every connection is cut.
         """
         subject.expect_outages()
         attempt = timedelta(seconds=subject.brief)
@@ -218,8 +218,8 @@ class Failures(Statements):
                 engine.take(Batch.of([Message(value=value) for value in rows[40:]]))
                 engine.turn(0.05)
                 with suppress(CannotShow), subject.place.outage("reset"):
-                    pass  # what was in flight has arrived, and its answers are lost
-                # A sender that is open already may not notice: a folder that is moved away is still its folder.
+                    pass  # rows in flight have arrived, and their answers are lost
+                # An open sender may not notice: it still has the folder that was moved away.
                 turn_until(lambda: engine.report.record_failures or engine.idle)
             turn_until(lambda: engine.idle)
         found, report = subject.values(), engine.report
@@ -229,7 +229,7 @@ class Failures(Statements):
 
     @broker_has("send")
     def test_a_target_that_disappears_under_an_open_sender_blames_no_row(self, subject: Subject) -> None:
-        """It ends fatal, or rows lie in a target that sending made again; a client may take a moment to learn of it."""
+        """It ends as Fatal, or sending creates the target again. A client may notice after a moment."""
         sender = subject.sender()
         subject.send(Message(value=b"warm"), sender=sender)
         subject.place.vanish()
@@ -254,7 +254,7 @@ def _blames_no_row(errors: list[BrokerError | None]) -> None:
 
 
 def _ambiguous(batch: Batch, settled: Settled) -> list[bytes | None]:
-    """Values of the rows of which a settlement says that they may be stored."""
+    """Return the values of the rows that may be stored according to a settlement."""
     failures = {each.index: each.error for each in settled.failures}
     rows = [(batch.row(index).value, failures.get(index, settled.error)) for index in range(batch.length)]
     return [value for value, error in rows if isinstance(error, Ambiguous)]

@@ -1,4 +1,4 @@
-"""Headers: names and bytes come back as they were, or the row is refused; they are never rewritten."""
+"""Headers: names and bytes come back unchanged, or the row is refused. They are never rewritten."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from redelivery.contract.message import Message
 from redelivery_conformance.statements import Statements, broker_has, broker_lacks
 from redelivery_conformance.subject import Subject
 
-#: What a broker may refuse, but never change.
+#: Headers that a broker may refuse, but must not change.
 ODD_HEADERS: dict[str, Pairs] = {
     "repeated-name": (("n", b"1"), ("m", b"2"), ("n", b"3"), ("n", b"3")),
     "names-that-differ-in-case": (("Name", b"1"), ("name", b"2")),
@@ -49,7 +49,7 @@ class Headers(Statements):
 
     @broker_has("send", "headers")
     def test_rows_keep_their_own_headers(self, subject: Subject) -> None:
-        """A row with none between rows with some, in one batch."""
+        """A row without headers stays without, between rows with headers in one batch."""
         all_headers: list[Pairs] = [(("a", b"1"),), (), (("a", b"2"), ("b", b"3")), ()]
         messages = [Message(value=b"%d" % at, headers=headers) for at, headers in enumerate(all_headers)]
         subject.deliver(*messages)
@@ -57,7 +57,7 @@ class Headers(Statements):
 
     @broker_has("send", "headers")
     def test_as_many_headers_as_the_limits_allow_come_back(self, subject: Subject) -> None:
-        """A hundred, or fewer where the broker says so."""
+        """That is a hundred, or fewer if the limits of the broker are lower."""
         count = min(100, subject.capabilities.limits.header_count or 100)
         message = Message(value=b"v", headers=tuple((f"header-{at}", b"%d" % at) for at in range(count)))
         subject.deliver(message)
@@ -65,7 +65,7 @@ class Headers(Statements):
 
     @broker_has("send", "headers")
     def test_as_long_a_header_as_the_limits_allow_comes_back(self, subject: Subject) -> None:
-        """64 KiB, or less where the broker says so."""
+        """That is 64 KiB, or less if the limits of the broker are lower."""
         limits = subject.capabilities.limits
         bounds = (64 << 10, limits.header_value_bytes, limits.headers_bytes and limits.headers_bytes - 1)
         message = Message(value=b"v", headers=(("h", b"x" * min(each for each in bounds if each)),))

@@ -1,4 +1,4 @@
-"""Hostile options, URLs and names: one short line, in time linear in what is given, and nothing of this machine."""
+"""Hostile options, URLs and names: each gives one short line, in linear time, and reveals nothing of this machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from redelivery.errors import ConfigurationError, RedeliveryError
 from redelivery_conformance.statements import Statements, broker_has
 from redelivery_conformance.subject import Subject
 
-#: What somebody may give any option.
+#: Values that an attacker may give any option.
 HOSTILE = {
     "empty": "",
     "long": "x" * 100_000,
@@ -32,21 +32,21 @@ HOSTILE = {
     "deep": "[" * 50_000,
     "digits": "\u0663",
 }
-#: What an error may say at most. Characters.
+#: The longest error text, in characters.
 SHORT = 2000
-#: Characters of the first and of the last text of a series.
+#: Length of the first and of the last text of a series, in characters.
 FIRST, LAST = 1 << 12, 1 << 17
-#: A quadratic look at the second takes seconds: nobody waits minutes for the last.
+#: Quadratic work on the second text takes seconds, so the test fails there and does not take minutes for the last.
 SERIES = (FIRST, 1 << 14, LAST)
-#: Processor seconds for a series: a linear look takes a hundredth, a quadratic one of its last text alone minutes.
+#: Processor seconds for a series. Linear work takes a hundredth; quadratic work on the last text takes minutes.
 QUICK = 5.0
-#: What a series is made of: marks of URLs, of pairs, of JSON and of escapes.
+#: The parts of a series: delimiters of URLs, of pairs, of JSON and of escapes.
 PIECES = ("a", "/", ":", "@", "a://b:", "%41", "%", "?a=", "&a=b", ",", ";a=b", "[", "{", ".", "\\", '"', " ", "-a")
 
 
 @contextmanager
 def quick(what: str) -> Iterator[None]:
-    """Assert that little of the processor's time goes by."""
+    """Assert that the block takes little processor time."""
     began = time.process_time()
     yield
     took = time.process_time() - began
@@ -54,7 +54,7 @@ def quick(what: str) -> Iterator[None]:
 
 
 def one_short_line(error: BaseException) -> None:
-    """Assert that an error is readable, and drives no terminal."""
+    """Assert that an error is readable and contains no control characters for terminals."""
     text = str(error)
     assert text.strip(), f"{type(error).__name__} says nothing"
     assert len(text) <= SHORT, f"an error of {len(text)} characters: {text[:200]}..."
@@ -62,12 +62,12 @@ def one_short_line(error: BaseException) -> None:
 
 
 class Hostility(Statements):
-    """What others may write: whoever may set options, name a place, or send a message."""
+    """Input from others: people who may set options, name a place or send a message."""
 
     @pytest.mark.local
     @pytest.mark.parametrize("value", HOSTILE)
     def test_a_hostile_option_is_taken_or_refused_in_one_short_line(self, subject: Subject, value: str) -> None:
-        """By an error of ours, each option for itself; no value makes anything slow."""
+        """Our own error refuses each option separately. No value makes anything slow."""
         plugin = subject.harness.plugin()
         for name in plugin.options:
             options = {**subject.place.options, f"{plugin.name}.{name}": HOSTILE[value]}
@@ -92,7 +92,7 @@ class Hostility(Statements):
     def test_no_option_but_a_secret_reads_a_file_or_a_variable(
         self, subject: Subject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Nor is anything of them told."""
+        """Nor does an error reveal any part of their content."""
         plugin = subject.harness.plugin()
         planted = tmp_path / "planted"
         planted.write_text("7171717171")
@@ -119,7 +119,7 @@ class Hostility(Statements):
     @pytest.mark.local
     @pytest.mark.parametrize("piece", PIECES)
     def test_what_others_name_is_read_in_time_linear_in_it(self, subject: Subject, piece: str) -> None:
-        """URLs, names of places and of subscriptions, options."""
+        """These are URLs, names of places and of subscriptions, and options."""
         plugin, place, broker = subject.harness.plugin(), subject.place, subject.broker
         scheme = place.url.partition(":")[0]
         asked: dict[str, Callable[[str], object]] = {
@@ -141,7 +141,7 @@ class Hostility(Statements):
     @broker_has("send")
     @pytest.mark.parametrize("piece", PIECES)
     def test_hostile_rows_are_stored_or_refused_in_time_linear_in_them(self, subject: Subject, piece: str) -> None:
-        """Headers, ids, keys and destinations: what a refusal quotes of them is looked through too."""
+        """These are headers, ids, keys and destinations. A refusal that quotes them is checked too."""
         has, sender = subject.capabilities, subject.sender()
         for size in (FIRST, LAST):
             text = piece * (size // len(piece))

@@ -1,4 +1,4 @@
-"""Ids and de-duplication: an id comes back as it was, and what is recognised within the window is stored once."""
+"""Ids and deduplication: an id comes back unchanged, and a duplicate within the window is not stored again."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ ODD_IDS = {
     "controls": "a\nb",
     "case": "AbC",
 }
-#: Those that differ in one place only are told apart; that a broker takes no such id says nothing of an identity.
+#: Identities that differ in one place only must differ. A broker that refuses such an id may accept the identity.
 ODD_IDENTITIES = ("größe-大きさ-📏", "x" * 2_000 + "a", "x" * 2_000 + "b", "a b", "a\nb", "case", "CASE", "../i", "i")
 
 
 class Ids(Statements):
-    """Ids travel, and repeat nothing."""
+    """Ids travel and prevent duplicates."""
 
     @broker_has("send", "ids")
     @pytest.mark.parametrize("name", ODD_IDS)
@@ -47,13 +47,13 @@ class Ids(Statements):
     @broker_has("send")
     @broker_lacks("ids")
     def test_without_ids_a_row_with_one_is_stored(self, subject: Subject) -> None:
-        """An id is metadata: where it cannot travel the row goes without it."""
+        """An id is metadata: if it cannot travel, the row is stored without it."""
         subject.deliver(Message(value=b"v", id="i"))
         assert subject.values() == Counter([b"v"])
 
     @broker_has("send", "deduplicate")
     def test_an_id_that_was_taken_is_taken_again_but_not_stored_again(self, subject: Subject) -> None:
-        """By another sender too: what a retried task or a resent ambiguous batch rests on."""
+        """Another sender may send it too: retried tasks and resent ambiguous batches rely on this."""
         subject.deliver(Message(value=b"first", id="i"))
         settled = subject.send(Message(value=b"new", id="j"), Message(value=b"first", id="i"))
         assert settled.error is None
@@ -69,7 +69,7 @@ class Ids(Statements):
 
     @broker_has("send", "deduplicate")
     def test_a_refused_row_leaves_its_id_free(self, subject: Subject) -> None:
-        """Only what was stored counts as taken: else a mended row would be lost."""
+        """Only a stored id counts as taken. Otherwise a corrected row would be lost."""
         poison = subject.poison()
         if poison.id is not None:
             raise CannotShow("a refused row with its own id: its harness's poison is the id")
@@ -85,7 +85,7 @@ class Ids(Statements):
 
     @broker_has("send", "deduplicate")
     def test_messages_of_one_id_and_different_identity_are_all_stored_under_that_id(self, subject: Subject) -> None:
-        """Letters of one row's id, events of one id and different source: no id is overloaded to tell them apart."""
+        """Examples are letters of one row, or events with one id and different sources. Their ids stay as they were."""
         names = ("a", "b", None)
         messages = [Message(value=b"%d" % at, id="the-same", identity=name) for at, name in enumerate(names)]
         subject.deliver(*messages)
@@ -93,7 +93,7 @@ class Ids(Statements):
 
     @broker_has("send", "deduplicate")
     def test_an_identity_that_was_taken_is_taken_again_but_not_stored_again(self, subject: Subject) -> None:
-        """Whatever the id: in one batch, and by another sender."""
+        """The id does not matter. This holds within one batch and for another sender."""
         subject.deliver(*(Message(value=b"v", id=id_, identity="one") for id_ in ("i", "i", "j")))
         settled = subject.send(*(Message(value=b"v", id=id_, identity="one") for id_ in ("i", None)))
         assert settled.error is None
@@ -103,7 +103,7 @@ class Ids(Statements):
 
     @broker_has("send", "deduplicate")
     def test_an_identity_may_be_any_text_of_any_length(self, subject: Subject) -> None:
-        """It need not come back, so what a broker cannot hold is replaced by a digest."""
+        """It need not come back, so a plugin replaces an identity that the broker cannot hold by a digest."""
         messages = [Message(value=b"%d" % at, id="i", identity=name) for at, name in enumerate(ODD_IDENTITIES)]
         subject.deliver(*messages)
         subject.deliver(*messages)
@@ -119,7 +119,7 @@ class Ids(Statements):
 
     @broker_has("send", "deduplicate", "browse", "remove")
     def test_an_id_stays_taken_when_its_message_is_removed(self, subject: Subject) -> None:
-        """Within the window: what was consumed must not come a second time."""
+        """Within the window a consumed message must not arrive a second time."""
         subject.deliver(Message(value=b"v", id="i"))
         with subject.broker.dead_letters(direct=True) as letters:
             assert letters.remove([letter.position for letter in letters.browse()]) == 1

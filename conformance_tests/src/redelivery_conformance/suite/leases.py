@@ -1,4 +1,4 @@
-"""Leases: a message is one receiver's until it is settled or its lease has run out; a lost lease changes nothing."""
+"""Leases: one receiver holds a message until it settles it or the lease ends. A lost lease changes nothing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OUTCOMES: dict[str, Callable[[Received], Outcome]] = {
 
 
 def ending(subject: Subject, name: str, received: Received) -> Outcome:
-    """An outcome by name."""
+    """Return an outcome by name."""
     if name == "terminate" and not subject.capabilities.terminate:
         raise NotApplicable("capability terminate is none")
     return OUTCOMES[name](received)
@@ -86,7 +86,7 @@ class Leases(Statements):
     @broker_has("receive", "send")
     @pytest.mark.parametrize("name", OUTCOMES)
     def test_a_lost_lease_leaves_the_message_to_its_new_holder(self, subject: Subject, name: str) -> None:
-        """The slow one wakes up while the other works: it must not end the other's lease."""
+        """The slow receiver wakes up while the other one works. It must not end the other's lease."""
         subject.deliver(Message(value=b"v"))
         slow, other = Taker(subject, lease=subject.place.lease), Taker(subject)
         lost = slow.one()
@@ -103,7 +103,7 @@ class Leases(Statements):
     @broker_has("receive", "send")
     @pytest.mark.parametrize("name", OUTCOMES)
     def test_settling_twice_is_a_lost_lease(self, subject: Subject, name: str) -> None:
-        """Also when what ended it first has the message given again."""
+        """This also holds if the first outcome makes the broker deliver the message again."""
         subject.provision()
         subject.deliver(Message(value=b"v"))
         taker = Taker(subject)
@@ -169,7 +169,7 @@ class Leases(Statements):
 
     @broker_has("receive", "send", "settle_any_order")
     def test_settling_one_message_is_not_cumulative(self, subject: Subject) -> None:
-        """The last of three is accepted: the two before it are still to come."""
+        """If the last of three messages is accepted, the two before it still arrive."""
         subject.deliver(*numbered(3))
         taker = Taker(subject, lease=subject.place.lease)
         received = taker.take(3)
@@ -189,7 +189,7 @@ class Leases(Statements):
 
     @broker_has("receive", "send")
     def test_what_is_given_back_comes_again_soon(self, subject: Subject) -> None:
-        """It need not wait for the lease, and it is the same."""
+        """It need not wait for the lease, and it is unchanged."""
         subject.deliver(*numbered(3))
         taker = Taker(subject)
         received = taker.take(3)
@@ -231,7 +231,7 @@ class Leases(Statements):
 
 
 class Extending(Statements):
-    """Prolonging a lease."""
+    """Extending a lease."""
 
     @broker_has("receive", "send", "extend")
     def test_a_prolonged_lease_outlasts_its_first_end(self, subject: Subject) -> None:
@@ -262,7 +262,7 @@ class Extending(Statements):
 
     @broker_has("receive", "send", "extend")
     def test_a_lease_is_prolonged_from_now_and_not_from_its_end(self, subject: Subject) -> None:
-        """So a lease can be cut short, too."""
+        """So a lease can be shortened, too."""
         subject.deliver(Message(value=b"v"))
         taker, other = Taker(subject, lease=LONG), Taker(subject)
         self._extend(taker, taker.one(), subject.place.lease)
@@ -303,7 +303,7 @@ class Extending(Statements):
 
     @staticmethod
     def _near_its_end(subject: Subject, *received: Received) -> None:
-        """Where a lease lasts as long as its place says, only then does prolonging it make a difference."""
+        """Wait until a lease is near its end. If the place sets its duration, extending it has no effect before."""
         if not subject.capabilities.leases_as_asked:
             wait_until(min(each.expires or 0.0 for each in received) - subject.place.lease / 4)
 
