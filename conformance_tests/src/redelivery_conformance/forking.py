@@ -11,7 +11,7 @@ import pytest
 
 from redelivery_conformance.subject import Subject
 
-#: What a child says by its exit: it was killed where it was to be.
+#: Exit code of a child that was killed at the chosen point.
 KILLED: Final = 9
 #: Seconds that a child may take in addition to the place's patience.
 _MORE = 10.0

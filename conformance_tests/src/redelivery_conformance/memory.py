@@ -198,7 +198,7 @@ class MemoryAdmin(Admin):
         return (spec.sink_partitions, spec.sink_replication_factor) if is_place else (None, None)
 
     def _subscription(self) -> tuple[str, str, str]:
-        """Return the queue that this one copies, the separator and the subscription's name; empty if there is none."""
+        """Return the queue that this one copies, the separator and the subscription's name, or empty texts."""
         queue = self.broker.queue
         return ("", "", "") if queue == self.broker.dead_letter_queue else queue.rpartition(COPY)
 

@@ -26,7 +26,7 @@ _LOOK = 0.1
 
 
 class Taker:
-    """A receiver of its own broker at the subject's place.
+    """A receiver, with its own broker, at the subject's place.
 
     Args:
         lease: duration in seconds; long by default.

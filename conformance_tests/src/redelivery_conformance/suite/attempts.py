@@ -214,7 +214,7 @@ class Retrying(Statements):
     @broker_has("receive", "send")
     @broker_lacks("delay")
     def test_without_delays_asking_for_one_is_unsupported(self, subject: Subject) -> None:
-        """And it changes nothing: the message is still ours."""
+        """It changes nothing: the lease stays valid."""
         subject.deliver(Message(value=b"v"))
         taker = Taker(subject)
         received = taker.one()

@@ -1,4 +1,4 @@
-"""Dead letters: a letter keeps the original whole and its context equal; browsing shows and never takes."""
+"""Dead letters: a letter keeps the whole original and its context. Browsing never removes letters."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from redelivery_conformance.statements import Statements, broker_has, broker_lac
 from redelivery_conformance.subject import Subject
 from redelivery_conformance.suite.headers import ODD_HEADERS
 
-#: Signs letters.
+#: The key that signs letters.
 KEY = b"a key that signs letters"
-#: Seconds between letters that must be told apart by age: a broker's clock may be as coarse as this.
+#: Seconds between letters of different age: a broker's clock may be as coarse as this.
 TICK = 0.02
 
 CONTEXT = ErrorContext(
@@ -50,7 +50,7 @@ CONTEXT = ErrorContext(
 
 
 _BYTES = bytes(range(256))
-#: Rows that one broker takes and another does not.
+#: Rows that some brokers accept and others refuse.
 HOSTILE: Mapping[str, Message] = {
     **{f"header {name}": Message(value=b"v", headers=headers) for name, headers in ODD_HEADERS.items()},
     "headers that some broker has for itself": Message(
@@ -70,7 +70,7 @@ HOSTILE: Mapping[str, Message] = {
 
 
 def original(subject: Subject) -> Message:
-    """A message that uses what this broker carries."""
+    """Return a message that uses all parts that this broker carries."""
     has = subject.capabilities
     return Message(
         value=b'{"n": 1}\0\xff',
@@ -82,7 +82,7 @@ def original(subject: Subject) -> Message:
 
 
 class DeadLetterPlaces(Statements):
-    """Letters sent to a sink come back whole."""
+    """Letters sent to a sink come back complete."""
 
     @broker_has("send", "browse", "headers")
     @pytest.mark.parametrize("dialect", dialects.NAMES)
@@ -98,7 +98,7 @@ class DeadLetterPlaces(Statements):
     @broker_has("send", "browse", "headers")
     @pytest.mark.parametrize("row", [pytest.param(row, id=name) for name, row in HOSTILE.items()])
     def test_what_any_broker_can_take_is_storable_here_wrapped(self, subject: Subject, row: Message) -> None:
-        """What a sink refuses is sent once more as an event that stands for it, and is given back as it was."""
+        """A letter that the sink refuses is sent again, wrapped in an event, and comes back unchanged."""
         has = subject.capabilities
         letter = dialects.attach(
             row,
@@ -111,7 +111,7 @@ class DeadLetterPlaces(Statements):
         subject.deliver(letter)
         (found,) = subject.browse(direct=True)
         given = dialects.strip(found.message)
-        # A broker may tell columns of its own besides, as the group that a row was put into.
+        # A broker may add its own columns, as the group of a row.
         assert replace(given, extra={}) == replace(dialects.strip(letter), extra={})
         assert (given.value, given.key, given.id, given.timestamp_ms) == (row.value, row.key, row.id, row.timestamp_ms)
         assert given.headers[: len(row.headers)] == row.headers
@@ -124,7 +124,7 @@ class DeadLetterPlaces(Statements):
     def test_a_row_that_is_refused_for_what_it_holds_is_kept_at_the_native_place(
         self, subject: Subject, row: Message
     ) -> None:
-        """Where it is taken it is delivered; either way the job goes on."""
+        """If the broker accepts it, it is delivered. In both cases the job continues."""
         subject.provision()
         spec = DeliverySpec(tolerance="all", dead_letter_sink=(Sink(uri=NATIVE),))
         with Delivery.open(
@@ -139,7 +139,7 @@ class DeadLetterPlaces(Statements):
             given = dialects.strip(found.message)
             assert (given.value, given.key, given.id) == (row.value, row.key, row.id)
             kept = given.headers[: len(row.headers)]
-            # A plugin may take a letter as it is by writing as an escape what its client has no way to hold in a name.
+            # A plugin may accept a letter by escaping the characters that its client cannot hold in a name.
             escaped = tuple((name.replace("\0", "\\0"), value) for name, value in row.headers)
             assert kept in (row.headers, escaped)
 
@@ -153,7 +153,7 @@ class DeadLetterPlaces(Statements):
 
     @broker_has("send", "browse")
     def test_letters_of_one_id_sent_to_a_sink_by_url_are_all_kept(self, subject: Subject) -> None:
-        """Of two runs, or two jobs: each is the only trace of its row."""
+        """They come from two runs or two jobs. Each is the only trace of its row."""
         self._keeps_letters_of_one_id(subject, subject.place.url, direct=True)
 
     @broker_has("send", "browse", "dead_letter")
@@ -163,14 +163,14 @@ class DeadLetterPlaces(Statements):
 
     @broker_has("send", "browse", "deduplicate")
     def test_the_very_same_letter_sent_again_is_one(self, subject: Subject) -> None:
-        """By a retried task, or after an answer that never came."""
+        """A retried task sends it again, or a sender that never got an answer."""
         for _ in range(2):
             subject.deliver(self._letter_of_run(subject, b"v", "run-1"))
         assert [each.message.value for each in subject.browse(direct=True)] == [b"v"]
 
     @broker_has("send", "browse", "deduplicate")
     def test_a_place_of_letters_is_a_destination_for_others(self, subject: Subject) -> None:
-        """A row is not taken for the letter of another row of its id, nor that for the row."""
+        """A row and the letter of another row with the same id are not mistaken for each other."""
         row = Message(value=b"row", id=original(subject).id)
         subject.deliver(
             self._letter_of_run(subject, b"first", "run-1"), row, self._letter_of_run(subject, b"second", "run-1"), row
@@ -186,7 +186,7 @@ class DeadLetterPlaces(Statements):
 
     @broker_has("send", "browse", "dead_letter")
     def test_a_native_place_opened_by_its_own_url_is_that_very_place(self, subject: Subject) -> None:
-        """It has no dead letter place of its own, which nobody would look into."""
+        """It has no further dead letter queue, which would have no reader."""
         subject.provision()
         place = subject.broker.native_sink()
         subject.deliver(Message(value=b"letter"), url=place)
@@ -201,13 +201,13 @@ class DeadLetterPlaces(Statements):
 
     @broker_has("send", "browse", "dead_letter", "destinations")
     def test_a_native_place_that_is_not_there_is_told_before_any_row_or_takes_letters(self, subject: Subject) -> None:
-        """By `native_sink`, with the command that makes it, or by the sender's check: no letter is lost there."""
+        """`native_sink` reports it with the command that creates it, or the sender's check does. No letter is lost."""
         broker = subject.connect(subject.broker.sibling(subject.place.destination("not-provisioned")))
         try:
             place = broker.native_sink()
             with subject.connect(place).sender() as sender:
                 sender.check(deadline=subject.deadline())
-        except (ConfigurationError, Fatal):  # anything else would say that another try may mend it
+        except (ConfigurationError, Fatal):  # any other error would mean that a retry may help
             return
         subject.deliver(Message(value=b"letter"), url=place)
         with broker.dead_letters() as letters:
@@ -227,7 +227,7 @@ class DeadLetterPlaces(Statements):
 
     @staticmethod
     def _letter_of_run(subject: Subject, value: bytes, run: str) -> Message:
-        """A letter as core sends it, without the headers that a broker may not have."""
+        """Return a letter as core sends it, without the headers that a broker may lack."""
         failed = replace(original(subject), value=value)
         return replace(failed, identity=identity.of_letter(failed, replace(CONTEXT, run=run), None))
 
@@ -250,7 +250,7 @@ class DeadLetterPlaces(Statements):
 
 
 class Browsing(Statements):
-    """The dead letters role. It is asked about the URL's own target, so that it is tested without a native place."""
+    """The dead letters role. It browses the URL's own target, so that no native place is needed."""
 
     @broker_has("send", "browse")
     def test_browsing_shows_the_oldest_first(self, subject: Subject) -> None:
@@ -279,7 +279,7 @@ class Browsing(Statements):
 
     @broker_has("send", "browse")
     def test_browsing_ends_at_what_was_there_when_it_began(self, subject: Subject) -> None:
-        """Else a redrive that fails into the same place would never end."""
+        """Otherwise a redrive that fails into the same place would never end."""
         subject.deliver(*(Message(value=b"%d" % at) for at in range(5)))
         sender = subject.sender()
         shown = 0
@@ -294,7 +294,7 @@ class Browsing(Statements):
     def test_many_letters_are_each_shown_once(self, subject: Subject) -> None:
         count = min(1_000, subject.place.many)
         values = [b"%d" % at for at in range(count)]
-        keys = subject.capabilities.keys  # where letters lie behind others, those are of one key
+        keys = subject.capabilities.keys  # letters that wait behind others share one key
         subject.deliver(*(Message(value=value, key=value if keys else None) for value in values))
         found = subject.browse(direct=True)
         assert Counter(letter.message.value for letter in found) == Counter(values)
@@ -302,7 +302,7 @@ class Browsing(Statements):
 
     @broker_has("send", "browse", "remove")
     def test_removing_what_is_shown_again_and_again_empties_a_place(self, subject: Subject) -> None:
-        """Also where letters of one key lie behind each other; the oldest are shown before."""
+        """This includes letters of one key that wait behind each other. Older letters are shown first."""
         values = [b"%d" % at for at in range(25)]
         key = b"k" if subject.capabilities.keys else None
         for value in values:

@@ -1,4 +1,4 @@
-"""Opening: what a plugin says of itself, URLs, options, secrets, and no I/O before a role is asked for."""
+"""Opening: a plugin's description, URLs, options and secrets, and no I/O before a role is opened."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from redelivery.formats import dialects
 from redelivery_conformance.statements import Statements, broker_has, broker_lacks
 from redelivery_conformance.subject import GRACE, NotApplicable, Subject
 
-#: What Python tells of, that is I/O with something outside of this process or a change to the file system.
+#: Audit events for I/O outside of this process and for changes to the file system.
 IO = {"socket.connect", "socket.getaddrinfo", "socket.bind", "subprocess.Popen", "os.mkdir", "os.rename", "os.link"}
 
 _watched: list[str] | None = None
@@ -43,8 +43,8 @@ def _audit(event: str, arguments: tuple[object, ...]) -> None:
 
 @contextmanager
 def io_watched() -> Iterator[list[str]]:
-    """The I/O that happens while entered, as far as Python sees it."""
-    global _watched  # noqa: PLW0603 - audit hooks are the process's, and cannot be removed
+    """Record the I/O within the `with` block, as far as Python sees it."""
+    global _watched  # noqa: PLW0603 - audit hooks belong to the process and cannot be removed
     if not getattr(io_watched, "hooked", False):
         sys.addaudithook(_audit)
         io_watched.hooked = True  # type: ignore[attr-defined]
@@ -57,7 +57,7 @@ def io_watched() -> Iterator[list[str]]:
 
 
 def _refs(kind: str, name: str) -> Iterator[Ref]:
-    """References of a kind as capabilities name it, in several versions where it has any."""
+    """Return references of a kind as capabilities name it, in several versions if it has versions."""
     kind, _, group = kind.partition(".")
     for version in ("v1", "v1beta2") if group else ():
         yield Ref(api_version=f"{group}/{version}", kind=kind, name=name)
@@ -98,7 +98,7 @@ class Opening(Statements):
         assert has.dead_letter or not has.terminate, "terminating moves a message to the native place"
 
     def test_a_broker_claims_no_more_than_its_plugin(self, subject: Subject) -> None:
-        """The plugin's static capabilities are what options and plans are checked against."""
+        """Options and plans are checked against the plugin's static capabilities."""
         static = subject.harness.plugin().capabilities
         for name in static.__dataclass_fields__:
             said = getattr(static, name)
@@ -120,7 +120,7 @@ class Opening(Statements):
         name = f"{plugin.name}.{known}x" if known else f"{plugin.name}.nonsense"
         options = {**subject.place.options, name: "1"}
         with pytest.raises(UnknownOption if not plugin.open_options else ConfigurationError) as caught:
-            # A client that checks its own settings does so when it is made.
+            # A client that checks its own settings does so in its constructor.
             subject.keep(subject.keep(subject.harness.connect(subject.place.url, options)).sender())
         assert name in str(caught.value)
         if known:
@@ -153,7 +153,7 @@ class Opening(Statements):
 
     @broker_has("send")
     def test_opening_and_checking_tell_of_a_broker_that_is_not_reached(self, subject: Subject) -> None:
-        """Before any row, by the deadline, and as what it is: one that is down may come back."""
+        """They report it before any row, by the deadline, and as retriable: a broker that is down may come back."""
         began = time.monotonic()
         with pytest.raises(BrokerError) as caught, subject.connect(subject.place.unreachable()).sender() as sender:
             sender.check(deadline=subject.deadline())
@@ -162,7 +162,7 @@ class Opening(Statements):
 
     @broker_has("send", "destinations")
     def test_opening_and_checking_tell_of_a_target_that_is_not_there(self, subject: Subject) -> None:
-        """Before any row: a job that cannot work is not begun."""
+        """They report it before any row: a job that cannot work does not start."""
         nowhere = subject.place.impossible_destination()
         if nowhere is None:
             raise NotApplicable("any destination can be")
@@ -184,7 +184,7 @@ class Opening(Statements):
 
     @broker_has("ref_kinds")
     def test_a_reference_of_a_known_kind_names_another_place(self, subject: Subject) -> None:
-        """Each kind is written `Kind`, where no apiVersion is needed, or `Kind.group`; the version does not matter."""
+        """A kind is written `Kind` if it needs no apiVersion, else `Kind.group`. The version does not matter."""
         for each in subject.capabilities.ref_kinds:
             found = {subject.broker.resolve(ref) for ref in _refs(each, "elsewhere")}
             assert len(found) == 1, f"{each}: another version is another place"
@@ -194,7 +194,7 @@ class Opening(Statements):
     @broker_has("ref_kinds")
     @pytest.mark.parametrize("at_fault", ["kind", "group", "namespace"])
     def test_a_reference_to_what_is_not_known_is_refused(self, subject: Subject, at_fault: str) -> None:
-        """Nobody's service may become a queue of that name."""
+        """Another product's service must not become a queue of that name."""
         for each in subject.capabilities.ref_kinds:
             ref = next(_refs(each, "elsewhere"))
             other = {

@@ -1,4 +1,4 @@
-"""Order: messages of one key are received in the order in which they were sent, and a failed one holds up its own."""
+"""Order: messages of one key are received in the order sent. A failed message holds up its key only."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Ordering(Statements):
 
     @broker_has("receive", "send", "order")
     def test_messages_of_a_key_are_received_in_the_order_sent(self, subject: Subject) -> None:
-        """Within a batch and from batch to batch, one after another and many at once, keys side by side."""
+        """This holds within a batch and across batches, for single messages and many at once, with several keys."""
         sender, taker = subject.sender(), Taker(subject)
         for at in range(6):
             batch = subject.batch([self._row(subject, key, 10 * at + n) for n in range(10) for key in b"ab"])
@@ -28,7 +28,7 @@ class Ordering(Statements):
         seen: dict[bytes | None, list[int]] = {}
         for count in [1, 1, 2, 5, 50, 61]:
             left = count
-            while left:  # a broker may keep the next ones of a key back while some are under lease
+            while left:  # a broker may hold back the next messages of a key while some are leased
                 received = [taker.one()]
                 received += taker.receiver.receive(left - 1, wait=0.0) if left > 1 else []
                 left -= len(received)
@@ -42,7 +42,7 @@ class Ordering(Statements):
 
     @broker_has("receive", "send", "order")
     def test_what_is_given_back_does_not_let_its_successors_pass_again(self, subject: Subject) -> None:
-        """A stop gives all back; the next receiver begins where this one did."""
+        """A stop releases all messages. The next receiver begins where this one did."""
         subject.deliver(*(self._row(subject, b"a"[0], at) for at in range(5)))
         with Taker(subject) as taker:
             received = taker.take(3)
@@ -51,7 +51,7 @@ class Ordering(Statements):
 
     @broker_has("send", "order", "keys")
     def test_a_failed_row_keeps_back_the_later_rows_of_its_key(self, subject: Subject) -> None:
-        """They fail as NotSent; rows of other keys go on. In a batch behind, they may be stored already."""
+        """They fail as NotSent, and rows of other keys continue. Rows of a later batch may be stored already."""
         self._native(subject)
         rows = [
             Message(value=b"k1", key=b"k"),
@@ -77,7 +77,7 @@ class Ordering(Statements):
 
     @broker_has("send", "order", "keys")
     def test_what_was_kept_back_can_be_sent_again(self, subject: Subject) -> None:
-        """In its order, behind what was stored: the sender does not hold the failure against the key forever."""
+        """It is stored in order, behind the earlier rows: the sender must not block the key forever."""
         self._native(subject)
         sender = subject.sender()
         rows = [Message(value=b"1", key=b"k"), replace(subject.poison(), key=b"k"), Message(value=b"2", key=b"k")]
@@ -99,7 +99,7 @@ class Ordering(Statements):
 
     @staticmethod
     def _native(subject: Subject) -> None:
-        """Go on only where the sender keeps `Batch.ordered`; else the engine keeps one unsettled row a key."""
+        """Continue only if the sender obeys `Batch.ordered`; else the engine keeps one unsettled row per key."""
         if subject.capabilities.order != Support.NATIVE:
             raise NotApplicable(f"capability order is {subject.capabilities.order}")
 

@@ -1,4 +1,4 @@
-"""Provisioning: planning reads, provisioning makes what is missing, and what differs is told and never altered."""
+"""Provisioning: a plan only reads. Provisioning creates what is missing and only reports drift."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NATIVE_SINK = DeliverySpec(dead_letter_sink=(Sink(uri=NATIVE),))
 
 
 def _made_and_compared(subject: Subject, field: str, number: int) -> None:
-    """Assert that a place which is missing is made as a field of the spec says, and that another number is told of."""
+    """Assert that a missing place is created as a field of the spec says, and that another number is reported."""
     asked, other = ({field: each} for each in (number, number + 1))
     admin = subject.keep(subject.broker.admin())
     assert [item.action for item in admin.plan(replace(NATIVE_SINK, **asked)).objects].count("create")  # type: ignore[arg-type]
@@ -34,7 +34,7 @@ def _made_and_compared(subject: Subject, field: str, number: int) -> None:
 
 
 def _is_refused(subject: Subject, spec: DeliverySpec) -> None:
-    """Assert that a job with this spec is refused, before anything is sent or made."""
+    """Assert that a job with this spec is refused before anything is sent or created."""
 
     @contextmanager
     def borrowed(url: str, options: Mapping[str, str]) -> Iterator[Broker]:
@@ -86,7 +86,7 @@ class Provisioning(Statements):
 
     @broker_has("provision", "send")
     def test_a_destination_that_was_sent_to_is_provisioned_without_loss(self, subject: Subject) -> None:
-        """Where sending makes the target, provisioning comes after it and finds messages there."""
+        """If sending creates the target, provisioning runs later and finds messages in it."""
         subject.provision()
         subject.deliver(Message(value=b"v"))
         subject.provision()
@@ -125,7 +125,7 @@ class Provisioning(Statements):
 
     @broker_has("provision")
     def test_a_spec_without_a_sink_has_none_in_its_status(self, subject: Subject) -> None:
-        """The place for what the broker itself dead-letters may be made; no message that fails goes there."""
+        """The place for the broker's own dead letters may be created. Failed messages do not go there."""
         admin = subject.keep(subject.broker.admin())
         assert admin.plan(SPEC).status == admin.provision(SPEC) == DeliveryStatus()
 

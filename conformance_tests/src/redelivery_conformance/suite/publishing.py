@@ -1,4 +1,4 @@
-"""Publishing: what is confirmed is stored, once, byte for byte, as an independent reader sees it."""
+"""Publishing: a confirmed row is stored once, byte for byte, as an independent reader sees it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from redelivery.contract.message import Batch, Column, Message
 from redelivery_conformance.statements import Statements, broker_has, broker_lacks
 from redelivery_conformance.subject import NotApplicable, Subject
 
-#: Bytes that a text column, a line format or a C string would change: every one of them, and the usual traps.
+#: Bytes that a text column, a line format or a C string would change: all byte values, and the usual traps.
 ALL_BYTES = bytes(range(256))
 ODD_VALUES = {
     "every-byte": ALL_BYTES,
@@ -27,7 +27,7 @@ MEBI = 1 << 20
 
 
 class Publishing(Statements):
-    """The sender stores what it was given."""
+    """The sender stores the rows of its batches."""
 
     @broker_has("send")
     def test_a_confirmed_message_is_stored_once(self, subject: Subject) -> None:
@@ -36,7 +36,7 @@ class Publishing(Statements):
 
     @broker_has("send")
     def test_a_row_is_stored_by_the_time_it_is_confirmed(self, subject: Subject) -> None:
-        """Counted while the sender is still open: not early, not only at its close."""
+        """Rows are counted while the sender is open: a confirmation is not early, and needs no close."""
         sender = subject.sender()
         for count in (1, 2, 3):
             settled = subject.send(*(Message(value=b"%d" % each) for each in range(count)), sender=sender)
@@ -46,7 +46,7 @@ class Publishing(Statements):
 
     @broker_has("send")
     def test_every_row_of_a_large_batch_is_stored_once(self, subject: Subject) -> None:
-        """10,000 rows, where the place does not say fewer."""
+        """The batch has 10,000 rows, or fewer if the place says so."""
         rows = [b"row %d" % number for number in range(subject.place.many)]
         subject.deliver(*(Message(value=row) for row in rows))
         assert subject.values() == Counter(rows)
@@ -131,13 +131,13 @@ class Publishing(Statements):
     def test_a_timestamp_at_or_before_the_epoch_comes_back_or_is_refused_alone(
         self, subject: Subject, stamp: int
     ) -> None:
-        """Some clients mean "now" or "none" by these: a broker refuses what it would change."""
+        """Some clients take these for "now" or "none". A broker refuses a timestamp that it would change."""
         subject.kept_or_refused(Message(value=b"v", timestamp_ms=stamp))
 
     @broker_has("send")
     @broker_lacks("timestamps")
     def test_without_timestamps_a_row_with_one_is_stored(self, subject: Subject) -> None:
-        """A timestamp is metadata: where it cannot travel the row goes without it."""
+        """A timestamp is metadata: if it cannot travel, the row is stored without it."""
         subject.deliver(Message(value=b"v", timestamp_ms=1_700_000_000_123))
         assert subject.values() == Counter([b"v"])
 

@@ -1,4 +1,4 @@
-"""Receiving: what was sent comes, once at a time, as it was; and what is accepted is gone."""
+"""Receiving: each message arrives unchanged, for one receiver at a time. An accepted message is gone."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from redelivery_conformance.taking import Taker, values, wait_until
 
 
 def numbered(count: int) -> list[Message]:
-    """Messages with values of their own."""
+    """Return messages with different values."""
     return [Message(value=b"%d" % at) for at in range(count)]
 
 
 class Receiving(Statements):
-    """The receiver gives and forgets."""
+    """The receiver delivers messages and removes accepted ones."""
 
     @broker_has("receive", "send")
     def test_a_message_is_received_as_it_was_sent(self, subject: Subject) -> None:
@@ -48,7 +48,7 @@ class Receiving(Statements):
 
     @broker_has("receive", "send", "competing_consumers")
     def test_no_more_are_received_than_were_asked_for(self, subject: Subject) -> None:
-        """The rest is neither leased nor lost: another receiver gets it at once."""
+        """The others are neither leased nor lost: another receiver gets them at once."""
         subject.deliver(*numbered(7))
         first = Taker(subject).take(3)
         rest = Taker(subject).take(4)
@@ -68,7 +68,7 @@ class Receiving(Statements):
 
     @broker_has("receive", "send")
     def test_an_accepted_message_is_gone_for_good(self, subject: Subject) -> None:
-        """Also when the lease that it had would have run out, and for another receiver."""
+        """It does not return when its lease would have ended, nor for another receiver."""
         subject.deliver(Message(value=b"v"))
         taker = Taker(subject, lease=subject.place.lease)
         received = taker.one()
@@ -97,7 +97,7 @@ class Receiving(Statements):
 
     @broker_has("receive", "send")
     def test_receiving_does_not_wait_when_something_is_there(self, subject: Subject) -> None:
-        """Nor for as many as were asked for."""
+        """Nor does it wait until it has the requested number."""
         subject.deliver(*numbered(3))
         taker = Taker(subject)
         began = time.monotonic()
@@ -136,7 +136,7 @@ class Receiving(Statements):
     @broker_has("receive", "send")
     @broker_lacks("competing_consumers")
     def test_a_receiver_that_closes_leaves_its_partitions_to_the_next(self, subject: Subject) -> None:
-        """Which waits meanwhile, and gets what was not settled."""
+        """The next receiver waits, and then gets the unsettled messages."""
         subject.deliver(*numbered(4))
         first = Taker(subject)
         received = first.take(3)
@@ -150,7 +150,7 @@ class Receiving(Statements):
 
     @broker_has("receive", "send", "competing_consumers")
     def test_two_receivers_share_without_doubling(self, subject: Subject) -> None:
-        """In two threads, each with its own broker; each message is given to one of them."""
+        """They run in two threads, each with its own broker. Each message goes to one of them."""
         subject.deliver(*numbered(100))
         seen: list[Counter[bytes | None]] = []
         problems: list[BaseException] = []
@@ -211,7 +211,7 @@ class Receiving(Statements):
 
     @broker_has("receive", "send")
     def test_a_position_that_is_said_to_last_is_there_when_its_message_is_given_again(self, subject: Subject) -> None:
-        """By it a letter is recognised whose subscription was killed before its message was settled."""
+        """If a subscription is killed before it settles a message, the letter is recognised by this position."""
         subject.deliver(*numbered(3))
         first = Taker(subject)
         given = {each.message.value: each for each in first.take(3)}
@@ -224,7 +224,7 @@ class Receiving(Statements):
 
 
 class ReceivingEnds(Statements):
-    """Closing a receiver, and what is not there."""
+    """Closing a receiver, and missing targets."""
 
     @broker_has("receive", "send")
     def test_closing_with_work_in_hand_does_not_hang_and_it_comes_back(self, subject: Subject) -> None:
@@ -265,7 +265,7 @@ class ReceivingEnds(Statements):
 
     @broker_has("receive", "send")
     def test_a_lease_that_a_cut_connection_ended_is_never_settled_quietly(self, subject: Subject) -> None:
-        """A client that connects again by itself must not hide it: what is told as accepted never comes again."""
+        """A client that reconnects must not hide this: a message reported as accepted never comes again."""
         subject.expect_outages()
         subject.deliver(*numbered(3))
         taker = Taker(subject, lease=subject.place.lease)
@@ -294,9 +294,9 @@ class ReceivingEnds(Statements):
     @broker_has("receive", "send")
     @pytest.mark.parametrize("kind", ["refused", "silent"])
     def test_an_outage_loses_nothing_that_was_in_hand(self, subject: Subject, kind: Outage) -> None:
-        """What cannot be settled is told as an error of ours; the messages are there when it is over.
+        """Our own error reports what cannot be settled. The messages exist when the outage is over.
 
-        Where nobody answers, that a request could be written says nothing.
+        If the broker does not answer, a request that was written proves nothing.
         """
         subject.expect_outages()
         subject.deliver(*numbered(3))
@@ -308,12 +308,12 @@ class ReceivingEnds(Statements):
                 (answer,) = taker.answers((received[0], Accept()))
             except BrokerError as error:
                 answer = error
-            if kind == "refused":  # the time that a client waits for an answer is spent once
+            if kind == "refused":  # the client's timeout is spent only once
                 with suppress(BrokerError):
                     taker.receiver.receive(1, wait=0.0)
         assert answer is not None, "confirmed while the broker was out"
         taker.lapse(*received)
-        # What is ambiguous may have been accepted: a broker that was frozen goes on with what it had been sent.
+        # An ambiguous message may have been accepted: a thawed broker continues with the requests that it received.
         sure = Counter(m.value for m in numbered(3))
         unsure = Counter(values(received[:1])) if isinstance(answer, Ambiguous) else Counter[bytes | None]()
         again = Taker(subject)
@@ -340,7 +340,7 @@ class ReceivingEnds(Statements):
 
     @broker_has("receive", "send", "competing_consumers")
     def test_a_fork_with_an_open_receiver_harms_neither_side(self, subject: Subject) -> None:
-        """The child makes its own receiver from the broker that it inherited, and ends."""
+        """The child opens its own receiver from the inherited broker, and ends."""
         subject.deliver(*numbered(3))
         taker = Taker(subject, broker=subject.broker)
         held = taker.one()
@@ -357,5 +357,5 @@ class ReceivingEnds(Statements):
 
 
 def _end(received: list[Received]) -> float:
-    """When the last of these leases has run out by itself."""
+    """Return when the last of these leases ends by itself."""
     return max((each.expires for each in received if each.expires is not None), default=0.0)

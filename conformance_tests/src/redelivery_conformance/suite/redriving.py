@@ -1,4 +1,4 @@
-"""Redrive: a letter goes back to work under its own id, is confirmed there, and only then leaves its place."""
+"""Redrive: a letter is sent back under its own id, confirmed there, and only then removed from its place."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from redelivery_conformance.suite.letters import CONTEXT, original
 from redelivery_conformance.suite.receiving import numbered
 from redelivery_conformance.taking import Taker
 
-#: What a place of letters must have for redrive.
+#: The capabilities that redrive needs at a place of letters.
 NEEDS = ("send", "browse", "remove", "dead_letter", "headers")
 
 
 class Killed(Retriable):
-    """Stands for a process that ends here."""
+    """Stands for the death of the process."""
 
 
 def _die(*_: object) -> None:
@@ -46,7 +46,7 @@ class Redriving(Statements):
 
     @broker_has(*NEEDS)
     def test_a_redriven_letter_is_back_at_work_and_gone_from_its_place(self, subject: Subject) -> None:
-        """As it was sent: its bytes, key and own headers, without the context that we wrote."""
+        """It returns as it was sent, with its bytes, key and own headers, and without our context."""
         self._bury(subject, original(subject))
         with self._box(subject) as dlq:
             report = dlq.redrive()
@@ -84,7 +84,7 @@ class Redriving(Statements):
 
     @broker_has(*NEEDS, "receive", "terminate", "deduplicate")
     def test_a_redriven_letter_is_not_taken_for_the_message_that_it_was(self, subject: Subject) -> None:
-        """Its id is still remembered: under that id it would be taken, and dropped."""
+        """The broker still remembers its id: under that id it would drop the redriven message as a duplicate."""
         subject.provision()
         subject.deliver(original(subject))
         taker = Taker(subject)
@@ -106,7 +106,7 @@ class Redriving(Statements):
 
     @broker_has(*NEEDS)
     def test_a_letter_is_removed_only_after_it_was_stored(self, subject: Subject) -> None:
-        """As the independent reader sees it at the moment of removing."""
+        """The independent reader checks this at the moment of the removal."""
         self._bury(subject, original(subject))
         seen: list[Counter[bytes | None]] = []
         with self._box(subject, before_removing=lambda: seen.append(subject.values())) as dlq:
@@ -115,7 +115,7 @@ class Redriving(Statements):
 
     @broker_has(*NEEDS)
     def test_killed_before_it_removes_a_redrive_leaves_the_letter_in_both_places(self, subject: Subject) -> None:
-        """And the next one sends it under the same id, so that it is found once where ids are compared."""
+        """The next redrive sends it under the same id, so a reader that compares ids finds it once."""
         self._bury(subject, original(subject))
 
         def die() -> None:
@@ -138,7 +138,7 @@ class Redriving(Statements):
     def test_a_killed_redrive_loses_no_letter_and_the_next_one_goes_on_by_its_ledger(
         self, subject: Subject, tmp_path: Path, when: str
     ) -> None:
-        """Killed between any two steps: sent and confirmed, noted, removed. What was noted is not sent again."""
+        """It is killed between two steps: confirm, note in the journal, remove. A noted letter is not sent again."""
         rows = [replace(row, id=f"n{at}" if subject.capabilities.ids else None) for at, row in enumerate(numbered(3))]
         values = Counter(message.value for message in rows)
         self._bury(subject, *rows)
@@ -154,7 +154,7 @@ class Redriving(Statements):
         assert in_a_fork(subject, child) == KILLED, "the child did not get as far"
         left, end = 2 if when == "after-it-is-removed" else 3, subject.deadline()
         while len(letters := subject.browse(direct=False)) < left and time.monotonic() < end:
-            time.sleep(0.2)  # the broker gives up the dead process's connection, or its hold on what it looked at
+            time.sleep(0.2)  # the broker drops the dead process's connection, or its lock on the letters
         assert len(letters) == left
         assert subject.values().total() == 1
         assert subject.values() | Counter(letter.message.value for letter in letters) == values, "one is in no place"
@@ -210,7 +210,7 @@ class Redriving(Statements):
 
     @broker_has(*NEEDS, "redrive")
     def test_a_broker_moves_all_letters_back_by_itself(self, subject: Subject) -> None:
-        """As they are, and only those of the place; it is done when the call returns."""
+        """It moves them unchanged, and only those of the place. The move is complete when the call returns."""
         self._bury(subject, *(Message(value=b"%d" % at) for at in range(12)))
         subject.deliver(Message(value=b"live"))
         with self._box(subject) as dlq:
@@ -227,9 +227,9 @@ class Redriving(Statements):
 
     @broker_has(*NEEDS)
     def test_many_letters_are_redriven_each_once(self, subject: Subject) -> None:
-        """More than are sent at a time; while it goes on, the place is browsed and letters leave it."""
+        """There are more letters than one batch. While the redrive browses the place, letters leave it."""
         count = min(1_200, subject.place.many)
-        keys = subject.capabilities.keys  # where letters lie behind others, those are of one key
+        keys = subject.capabilities.keys  # letters that wait behind others share one key
         rows = [Message(value=b"%d" % at, key=b"%d" % at if keys else None) for at in range(count)]
         self._bury(subject, *rows)
         with self._box(subject) as dlq:
@@ -239,7 +239,7 @@ class Redriving(Statements):
 
     @broker_has(*NEEDS, "receive", "expiry", "destinations")
     def test_what_the_broker_gave_up_is_forwarded_with_its_reason(self, subject: Subject) -> None:
-        """A sink has it with a context that anybody can read, and its place has it no more."""
+        """The sink has it with a readable context, and it is gone from its place."""
         subject.provision()
         subject.deliver(original(subject), options=subject.place.expiring(0.2))
         time.sleep(0.3)
@@ -260,7 +260,7 @@ class Redriving(Statements):
         assert context.kind == "expired"
 
     def _bury(self, subject: Subject, first: Message, *rest: Message | ErrorContext) -> None:
-        """Put messages into the native place as letters, with a context where one is given."""
+        """Put messages into the native place as letters, with their context if given."""
         subject.provision()
         context = next((each for each in rest if isinstance(each, ErrorContext)), replace(CONTEXT, hops=0))
         messages = [first, *(each for each in rest if isinstance(each, Message))]
@@ -291,7 +291,7 @@ class Redriving(Statements):
 
 
 class Watched(Broker):
-    """A broker whose removing is watched."""
+    """A broker whose removals are watched."""
 
     def __init__(self, broker: Broker, *watches: Callable[[], object]) -> None:
         self.name = broker.name
@@ -309,11 +309,11 @@ class Watched(Broker):
         return WatchedLetters(self._broker.dead_letters(direct=direct), *self._watches)
 
     def close(self) -> None:
-        """It is the borrower's."""
+        """Do nothing: the borrower closes the broker."""
 
 
 class WatchedLetters(DeadLetters):
-    """Letters that tell before and after they are removed."""
+    """Letters that call back before and after a removal."""
 
     def __init__(self, letters: DeadLetters, before: Callable[[], object], after: Callable[[], object]) -> None:
         self._letters = letters

@@ -1,4 +1,4 @@
-"""Secrecy: whatever fails, no secret shows: in no error, repr, log line, warning, nor on standard error."""
+"""Secrecy: no failure reveals a secret in an error, repr, log line or warning, or on standard error."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from redelivery.errors import ConfigurationError, RedeliveryError
 from redelivery_conformance.statements import Statements
 from redelivery_conformance.subject import NotApplicable, Subject
 
-#: Of characters that a URL, JSON and base64 write in other ways. Nothing about it looks like a secret.
+#: It contains characters that URLs, JSON and base64 encode differently. Nothing about it looks like a secret.
 CANARY = "yellow bird/38+chirp~of=dawn"
 #: A host that no resolver knows (RFC 2606).
 UNKNOWN_HOST = "nowhere.invalid"
@@ -33,7 +33,7 @@ _HERE = re.compile(r"(?<=//)(?:localhost|127\.0\.0\.1)|(?<=://)\[::1\]|(?<=%3A//
 
 
 def spellings() -> set[str]:
-    """The canary as it may show: as it is, URL-encoded, and what base64 makes of it wherever it begins."""
+    """Return the canary's spellings: plain, URL-encoded, and base64 at each offset."""
     found = {CANARY, quote(CANARY), quote(CANARY, safe=""), quote_plus(CANARY)}
     for before in range(3):
         text = base64.b64encode(bytes(before) + CANARY.encode()).decode()
@@ -42,31 +42,31 @@ def spellings() -> set[str]:
 
 
 class Told:
-    """What anybody could have seen."""
+    """All texts that a user could have seen."""
 
     def __init__(self, *, frames: bool) -> None:
         self.texts: list[tuple[str, str]] = []
         self._frames = frames
 
     def add(self, what: str, *things: object) -> None:
-        """Note what is shown of these things."""
+        """Record the texts of these objects."""
         self.texts += [(what, each if isinstance(each, str) else f"{each!r}\n{each}") for each in things]
 
     def error(self, error: BaseException) -> None:
-        """Note an error with all that led to it; of a configuration error also what its frames hold."""
+        """Record an error with its causes; for a configuration error also the variables of its frames."""
         self.add("an error", *traceback.format_exception(error), repr(error))
         if self._frames and isinstance(error, ConfigurationError):
             self.add("the frames of an error", *_held(error.__traceback__))
 
     def hides_it(self) -> None:
-        """Assert that the canary is nowhere."""
+        """Assert that no text contains the canary."""
         for what, text in self.texts:
             for each in spellings():
                 assert each not in text, f"{what} shows the secret: {_around(text, each)}"
 
 
 def _held(trace: TracebackType | None) -> Iterator[str]:
-    """What the frames below the suite's own hold, as a tool that reports errors writes it."""
+    """Return the variables of the frames below the suite's own, as an error reporting tool writes them."""
     while trace is not None:
         if Path(trace.tb_frame.f_code.co_filename).parent != Path(__file__).parent:
             yield repr(trace.tb_frame.f_locals)
@@ -79,7 +79,7 @@ def _around(text: str, part: str) -> str:
 
 
 def _use(subject: Subject, told: Told, connect: Callable[[], Broker], *, whole: bool = True) -> None:
-    """Open a broker and really send; with `whole` also receive, plan and browse, each of which may take its time."""
+    """Open a broker and really send; with `whole` also receive, plan and browse, which may be slow."""
     try:
         broker = connect()
     except RedeliveryError as error:
@@ -128,9 +128,10 @@ def _browse(subject: Subject, told: Told, broker: Broker) -> None:  # noqa: ARG0
 def watched(
     caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str], *, frames: bool = False
 ) -> Iterator[Told]:
-    """Whatever is logged at DEBUG by anybody, warned of or written while entered is noted; then the canary sought.
+    """Record all logs (at DEBUG), warnings and output of the `with` block; then search them for the canary.
 
-    With `frames` what those of a configuration error hold is looked at too: not where the caller's own hold it.
+    With `frames` the variables in the frames of a configuration error are searched too. Leave it out if the caller's
+    own frames contain the canary.
     """
     told = Told(frames=frames)
     with caplog.at_level(logging.DEBUG), warnings.catch_warnings(record=True) as warned:
@@ -173,7 +174,7 @@ WAYS: Mapping[str, Callable[[Subject], str]] = {
 
 
 class Secrecy(Statements):
-    """A secret that is given as an option or in a URL, and each way of failing that there is."""
+    """A secret in an option or in a URL, with each way of failing."""
 
     @pytest.mark.parametrize("way", WAYS)
     @pytest.mark.parametrize("given", ["reference", "literal"])
@@ -186,7 +187,7 @@ class Secrecy(Statements):
         caplog: pytest.LogCaptureFixture,
         capfd: pytest.CaptureFixture[str],
     ) -> None:
-        """Each secret option alone, and each way to log in that the harness knows."""
+        """This tests each secret option alone, and each login of the harness."""
         ways = _logins(subject)
         if not ways:
             raise NotApplicable("it has no secret option")
@@ -205,7 +206,7 @@ class Secrecy(Statements):
     def test_a_password_in_a_url_shows_nowhere_when_all_fails(
         self, subject: Subject, at: str, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
     ) -> None:
-        """Where the scheme takes none, refusing it must not show it either."""
+        """If the scheme accepts no password, its refusal must not show it either."""
         url = subject.place.secret_url(quote(CANARY, safe=""))
         if at == "wrong-credentials":
             login = f"://someone:{quote(CANARY, safe='')}@"
@@ -230,7 +231,7 @@ class Secrecy(Statements):
         with watched(caplog, capfd, frames=True) as told:
             for options, names in ways:
                 if any(each in options[name] for name in options.keys() - set(names) for each in spellings()):
-                    continue  # what the caller wrote out stands in the caller's own frames
+                    continue  # the caller's own frames contain a literal password
                 monkeypatch.setenv(VARIABLE, options[names[0]])
                 for name in plugin.options:
                     full = f"{plugin.name}.{name}"
@@ -245,7 +246,7 @@ class Secrecy(Statements):
     def test_a_secret_that_cannot_be_read_is_told_without_any_of_it(
         self, subject: Subject, tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
     ) -> None:
-        """A file that holds no text, and a file in an option that is not a secret."""
+        """This tests a file without text, and a file in an option that is not a secret."""
         plugin = subject.harness.plugin()
         planted = tmp_path / "planted"
         planted.write_bytes(b"\xff" + CANARY.encode())
@@ -258,7 +259,7 @@ class Secrecy(Statements):
 
 
 def _logins(subject: Subject) -> list[tuple[dict[str, str], list[str]]]:
-    """Options that hold the canary, with the names of those that do."""
+    """Return options that contain the canary, with their names."""
     plugin, place = subject.harness.plugin(), subject.place
     secret = [f"{plugin.name}.{name}" for name in plugin.options if holds_secret(name)]
     ways: list[tuple[dict[str, str], list[str]]] = [({**place.options, name: CANARY}, [name]) for name in secret]

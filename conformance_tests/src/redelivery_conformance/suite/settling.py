@@ -1,4 +1,4 @@
-"""Settling: each batch is settled exactly once, by its deadline, and `collect` never holds the engine up."""
+"""Settling: each batch is settled exactly once, by its deadline, and `collect` never blocks the engine."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from redelivery.errors import Ambiguous
 from redelivery_conformance.statements import Statements, broker_has
 from redelivery_conformance.subject import GRACE, Subject, confirmed
 
-#: What a call that returns at once may take on a busy machine, in seconds.
+#: How long a call that returns at once may take on a busy machine, in seconds.
 AT_ONCE = 0.5
 
 
 class Settling(Statements):
-    """The rhythm of `send` and `collect`."""
+    """The timing of `send` and `collect`."""
 
     @broker_has("send")
     def test_every_batch_is_settled_exactly_once(self, subject: Subject) -> None:
@@ -28,7 +28,7 @@ class Settling(Statements):
 
     @broker_has("send")
     def test_several_batches_in_flight_are_all_stored(self, subject: Subject) -> None:
-        """Handed over one after another before any is collected; settled in any order."""
+        """All are sent before any is collected. They may be settled in any order."""
         sender = subject.sender()
         batches = [subject.batch([Message(value=b"%d.%d" % (a, b)) for b in range(10)]) for a in range(8)]
         for batch in batches:
@@ -46,7 +46,7 @@ class Settling(Statements):
 
     @broker_has("send")
     def test_a_settlement_names_its_own_batch(self, subject: Subject) -> None:
-        """Numbers are the engine's: neither in sequence, nor from 0."""
+        """The engine chooses the numbers. They need not be consecutive or start at 0."""
         sender = subject.sender()
         for number in (41, 7, 10**12):
             batch = subject.batch([Message(value=b"%d" % number)])
@@ -55,7 +55,7 @@ class Settling(Statements):
 
     @broker_has("send")
     def test_a_batch_is_settled_by_its_deadline(self, subject: Subject) -> None:
-        """`settle` asserts it; an engine that waits for a settlement that never comes would hang."""
+        """`settle` asserts it. An engine would hang if a settlement never came."""
         sender = subject.sender()
         deadline = subject.deadline()
         subject.settle(sender, subject.batch([Message(value=b"v")]), deadline=deadline)
@@ -63,7 +63,7 @@ class Settling(Statements):
 
     @broker_has("send")
     def test_a_batch_past_its_deadline_is_accounted_for_at_once(self, subject: Subject) -> None:
-        """Taken, refused, or ambiguous: what is said of it holds."""
+        """It is accepted, refused or ambiguous, and the report is true."""
         sender = subject.sender()
         batch = subject.batch([Message(value=b"%d" % at) for at in range(3)])
         began = time.monotonic()
@@ -99,7 +99,7 @@ class Settling(Statements):
 
     @broker_has("send")
     def test_a_good_batch_is_sent_once_and_without_a_pause(self, subject: Subject) -> None:
-        """No warm-up, no backing off, no polling interval in the way: twenty single rows, one after another."""
+        """Twenty single rows in a row show that no warm-up, backoff or polling interval delays them."""
         sender = subject.sender()
         subject.send(Message(value=b"first"), sender=sender)
         began = time.monotonic()
@@ -110,7 +110,7 @@ class Settling(Statements):
 
     @broker_has("send")
     def test_a_refused_row_is_tried_once(self, subject: Subject) -> None:
-        """Retrying is core's: a refusal is told at once, not after attempts of the plugin's own."""
+        """Core retries. A plugin reports a refusal at once and does not try again itself."""
         poison = subject.poison()
         sender = subject.sender()
         subject.send(Message(value=b"first"), sender=sender)

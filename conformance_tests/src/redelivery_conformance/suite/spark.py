@@ -1,4 +1,4 @@
-"""Spark: what a job writes to this broker through the data source is stored, as the independent reader counts it."""
+"""Spark: rows that a job writes through the data source are stored, as the independent reader counts them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from redelivery_conformance.subject import Subject
 
 @cache
 def session() -> Any:
-    """A local Spark of two cores, started once. It ends with the process: other tests may share it."""
+    """Return a local Spark session with two cores, started once. It ends with the process: other tests may share it."""
     if importlib.util.find_spec("pyspark") is None:
         raise CannotShow("Spark: pip install 'redelivery-core[spark]'")
     from redelivery.spark import register  # noqa: PLC0415 - pyspark is an extra
@@ -33,7 +33,7 @@ def session() -> Any:
 
 
 class SparkWrites(Statements):
-    """`df.write.format("redelivery")` to this broker. It must be an installed plugin, reached by other processes."""
+    """`df.write.format("redelivery")` to this broker, an installed plugin that other processes can reach."""
 
     @broker_has("send")
     @pytest.mark.spark

@@ -1,4 +1,4 @@
-"""Subscriptions, end to end: what a handler raises for is given again, then dead-lettered, and never lost."""
+"""Subscriptions, end to end: if the handler raises, a message is retried, then dead-lettered, and never lost."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Subscribing(Statements):
 
         delay = timedelta(milliseconds=50)
         spec = self._spec(retry=2, backoff_policy="linear", backoff_delay=delay)
-        dead = self._run(subject, handler, spec).dead_lettered  # though a queue whose messages all wait looks empty
+        dead = self._run(subject, handler, spec).dead_lettered  # a queue looks empty while all its messages wait
         assert (calls.count(original(subject).value), calls.count(b"good")) == (3, 1)
         assert dead == 1
         (letter,) = subject.browse(direct=False)
@@ -81,7 +81,7 @@ class Subscribing(Statements):
 
     @broker_has("receive", "send")
     def test_what_a_handler_gives_up_without_a_sink_stays(self, subject: Subject) -> None:
-        """A terminal nack is a configuration error there, and never a lost message, though skipping is allowed."""
+        """There a terminal nack is a configuration error. No message is lost, although skipping is allowed."""
         subject.provision()
         subject.deliver(Message(value=b"v"))
         spec = DeliverySpec(tolerance="all", allow_skip=True)
@@ -91,7 +91,7 @@ class Subscribing(Statements):
 
     @broker_has("receive", "send", "extend")
     def test_a_slow_handler_keeps_its_message(self, subject: Subject) -> None:
-        """Its lease is prolonged for as long as it works: nobody else gets it."""
+        """Its lease is extended while the handler works, so no other receiver gets it."""
         subject.deliver(Message(value=b"v"))
         handled: list[bytes | None] = []
         lease = subject.place.lease * 2
@@ -107,10 +107,10 @@ class Subscribing(Statements):
     @broker_has("receive", "send", "dead_letter", "browse", "headers")
     @pytest.mark.parametrize("when", ["before-the-acknowledgement", "after-the-acknowledgement"])
     def test_a_subscription_killed_as_it_dead_letters_loses_nothing(self, subject: Subject, when: str) -> None:
-        """The sink has confirmed and the process dies: the message is found once or twice, never not at all."""
+        """The process dies after the sink has confirmed. The message exists once or twice, and is never lost."""
         subject.provision()
         subject.deliver(original(subject))
-        sink = subject.broker.native_sink()  # by its URL: a sink of another broker is killed in the same place
+        sink = subject.broker.native_sink()  # opened by its URL, it fails where a sink of another broker would
 
         def child() -> None:
             spec = DeliverySpec(dead_letter_sink=(Sink(uri=sink),))
@@ -161,7 +161,7 @@ def _gives_up(_message: Message) -> None:
 
 
 class Mortal(Broker):
-    """A broker whose process dies as it acknowledges."""
+    """A broker whose process dies while it acknowledges."""
 
     def __init__(self, broker: Broker, when: str) -> None:
         self.name = broker.name
@@ -179,11 +179,11 @@ class Mortal(Broker):
         return self._broker.native_sink()
 
     def close(self) -> None:
-        """It is the borrower's."""
+        """Do nothing: the borrower closes the broker."""
 
 
 class MortalReceiver(Receiver):
-    """Dies before it settles, or behind it."""
+    """A receiver that dies before or after it settles."""
 
     def __init__(self, receiver: Receiver, when: str) -> None:
         self._receiver = receiver

@@ -1,4 +1,4 @@
-"""Terminating: a letter appears in the dead letter place as its message goes, whole, with its reason."""
+"""Terminating: the message goes, and its complete letter appears in the dead letter queue with the reason."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from redelivery_conformance.suite.receiving import numbered
 from redelivery_conformance.taking import LONG, QUIET, Taker, values
 
 REASON = "no such airport"
-#: Deliveries that a native limit is set to.
+#: The native limit of deliveries.
 DELIVERIES = 3
 
 
 def letter_of(subject: Subject, received: Received) -> Message:
-    """The letter of a received message, as core makes it."""
+    """Return the letter of a received message, as core makes it."""
     has = subject.capabilities
     return dialects.attach(
         received.message,
@@ -58,7 +58,7 @@ class Terminating(Statements):
 
     @broker_has("receive", "send", "terminate", "browse")
     def test_a_terminated_message_is_gone_when_its_letter_is_there(self, subject: Subject) -> None:
-        """By the time that `settle` returns: in one of the places, in no time in none."""
+        """When `settle` returns, it is done. At every moment the message is in at least one of the two places."""
         subject.provision()
         subject.deliver(*numbered(3))
         taker = Taker(subject, lease=subject.place.lease)
@@ -91,7 +91,7 @@ class Terminating(Statements):
 
     @broker_has("receive", "send", "terminate", "browse", "ids")
     def test_two_letters_of_one_id_are_both_kept(self, subject: Subject) -> None:
-        """A letter is not a message sent again: no window of ids may swallow it."""
+        """A letter is not a duplicate of its message: deduplication must not drop it."""
         subject.provision()
         taker = Taker(subject)
         for value in (b"first", b"second"):
@@ -117,7 +117,7 @@ class Terminating(Statements):
 
     @broker_has("receive", "send", "terminate", "browse", "reason")
     def test_the_native_place_keeps_the_reason(self, subject: Subject) -> None:
-        """Also where the letter itself says nothing."""
+        """It does so even if the letter itself has no reason."""
         subject.provision()
         subject.deliver(Message(value=b"v"))
         taker = Taker(subject)
@@ -143,7 +143,7 @@ class Terminating(Statements):
     @broker_has("receive", "send")
     @broker_lacks("terminate")
     def test_without_terminating_asking_for_it_is_unsupported(self, subject: Subject) -> None:
-        """And it changes nothing: the message is still ours."""
+        """It changes nothing: the lease stays valid."""
         subject.deliver(Message(value=b"v"))
         taker = Taker(subject)
         received = taker.one()
@@ -156,12 +156,12 @@ class Terminating(Statements):
 
 
 class Limiting(Statements):
-    """What the broker dead-letters by itself: what was given too often, and what is too old."""
+    """Messages that the broker itself dead-letters: delivered too often, or expired."""
 
     @broker_has("receive", "send", "delivery_limit", "browse", "dead_letter")
     @pytest.mark.parametrize("end", ["lease-ran-out", "retry"])
     def test_a_message_given_too_often_goes_to_the_dead_letters(self, subject: Subject, end: str) -> None:
-        """After as many deliveries as the limit says, or one more: brokers count from 0 or from 1."""
+        """That happens at the limit of deliveries, or one later: brokers count from 0 or from 1."""
         subject.provision()
         options = subject.place.limiting(DELIVERIES)
         subject.deliver(original(subject), Message(value=b"neighbour"), options=options)
@@ -216,7 +216,7 @@ class Limiting(Statements):
 
 
 def _same_original(subject: Subject, letters: list[Letter], kind: str) -> None:
-    """Assert that the one letter is the original, and that the broker's own word for why is the agreed one."""
+    """Assert that the only letter is the original, and that its native reason is mapped to the agreed code."""
     (letter,) = letters
     why = letter.context
     assert why is not None or not subject.capabilities.reason, "the broker gave it up, and does not say so"
