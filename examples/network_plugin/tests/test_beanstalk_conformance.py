@@ -1,0 +1,5 @@
+from redelivery_conformance import BrokerSuite
+
+
+class TestBeanstalk(BrokerSuite):
+    broker = "beanstalk"
