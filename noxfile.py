@@ -131,6 +131,8 @@ nox.options.sessions = ["lint", "types", "tests", "seeds", "stranger"]
 STRANGER = "examples/third_party_plugin"
 #: The same plugin, written without the kit: it shows that a plugin does not need it.
 WITHOUT_KIT = "examples/plugin_without_kit"
+#: Another plugin that is not ours, on a server.
+NETWORK = "examples/network_plugin"
 PLUGINS = sorted(path.parent.name for path in ROOT.glob("plugins/*/pyproject.toml"))
 #: Plugins with a server of ours that stands in for their broker in tests: a distribution in the plugin's folder.
 STANDINS = [name for name in PLUGINS if (ROOT / "plugins" / name / "standin").is_dir()]
@@ -144,6 +146,7 @@ DISTRIBUTIONS = [
     "pyproject.toml",
     "conformance_tests/pyproject.toml",
     f"{STRANGER}/pyproject.toml",
+    f"{NETWORK}/pyproject.toml",
     *(f"plugins/{name}/pyproject.toml" for name in PLUGINS),
     *(f"plugins/{name}/standin/pyproject.toml" for name in STANDINS),
 ]
@@ -397,14 +400,19 @@ def plugin(session: nox.Session) -> None:
 
 @nox.session(reuse_venv=False)
 def stranger(session: nox.Session) -> None:
-    """A plugin that is not ours, and the tutorial on it, in a fresh environment with nothing editable."""
-    plugins = (f"./{STRANGER}[testing]", f"./{WITHOUT_KIT}")
+    """Plugins that are not ours, and the tutorials on them, in a fresh environment with nothing editable."""
+    plugins = (f"./{STRANGER}[testing]", f"./{WITHOUT_KIT}", f"./{NETWORK}[testing]")
     install(session, "./core[spark]", "./conformance_tests", *plugins, groups=("test", "types"))
     provide_spark(session)
     for folder in (STRANGER, WITHOUT_KIT):
         with session.chdir(folder):
             session.run("mypy", "src")
             session.run(*PYTEST, "--require-brokers", *session.posargs)
+    with session.chdir(NETWORK):
+        session.run("mypy", "src")
+        command = [*PYTEST, "--require-brokers", *NO_SPARK]  # the first one has shown Spark
+        parts = [f"--broker-part={number}/{SLOTS}" for number in range(1, SLOTS + 1)]
+        side_by_side(session, [Run("stranger", [*command, part, *session.posargs]) for part in parts])
 
 
 @nox.session
@@ -419,6 +427,7 @@ def constraints(session: nox.Session) -> None:
         "redelivery-core",
         "redelivery-conformance",
         "redelivery-lmdb",
+        "redelivery-beanstalk",
         *(f"redelivery-{name}" for name in PLUGINS),
         *(f"redelivery-{name}-standin" for name in STANDINS),
     ):
