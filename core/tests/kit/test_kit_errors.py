@@ -4,7 +4,17 @@ import pickle
 
 import pytest
 
-from redelivery.errors import Ambiguous, BrokerError, Fatal, Permanent, Retriable, Throttled, Unattributed
+from redelivery.errors import (
+    Ambiguous,
+    BrokerError,
+    Fatal,
+    LeaseLost,
+    MissingSecret,
+    Permanent,
+    Retriable,
+    Throttled,
+    Unattributed,
+)
 from redelivery.kit.errors import BUG, ClientError, Code, ErrorTable, Rule
 
 LOST = Rule(Ambiguous, Code.CONNECTION_LOST, "it may have been stored or not")
@@ -139,6 +149,14 @@ def test_while_doing_lets_other_errors_pass() -> None:
         raise ZeroDivisionError
     with pytest.raises(Fatal, match="ZeroDivisionError"), TABLE.while_doing("sending", also=(ZeroDivisionError,)):
         raise ZeroDivisionError
+
+
+def test_while_doing_lets_redeliverys_own_errors_pass_though_one_is_a_value_error() -> None:
+    table = ErrorTable("carrier", by_class={ValueError: LOST})
+    for own in (MissingSecret("env:X is not set"), LeaseLost("gone"), Fatal("no")):
+        with pytest.raises(type(own)) as passed, table.while_doing("sending"):
+            raise own
+        assert passed.value is own
 
 
 def test_an_error_survives_pickling() -> None:

@@ -23,7 +23,16 @@ from typing import Any, Final
 from redelivery.base.secrets import guard_loggers
 from redelivery.base.urls import nearest, quoted, redact
 from redelivery.contract.codes import Code
-from redelivery.errors import Ambiguous, BrokerError, Fatal, Permanent, Retriable, Throttled, Unattributed
+from redelivery.errors import (
+    Ambiguous,
+    BrokerError,
+    Fatal,
+    Permanent,
+    RedeliveryError,
+    Retriable,
+    Throttled,
+    Unattributed,
+)
 
 __all__ = [
     "BUG",
@@ -168,13 +177,13 @@ class ErrorTable:
         needs: str = "",
         also: tuple[type[BaseException], ...] = (),
     ) -> Iterator[None]:
-        """Raise redelivery's error for whatever the client raises inside, chained. A BrokerError passes.
+        """Raise redelivery's error for whatever the client raises inside, chained. Errors of redelivery pass.
 
         The arguments are those of `error`; `also` are further classes to catch.
         """
         try:
             yield
-        except BrokerError:
+        except RedeliveryError:  # an error of configuration is a ValueError too
             raise
         except (*self.catches, *also) as error:
             raise self.error(error, doing, safe=safe, rows=rows, own_target=own_target, needs=needs) from error
