@@ -10,7 +10,7 @@ from typing import Final
 
 
 class Code(StrEnum):
-    """Why something failed. The error class says what may be done about it; the same code can come in several."""
+    """Why something failed. The error class says what may be done about it; several classes can share a code."""
 
     # the message
     TOO_LARGE = "TOO_LARGE"
@@ -19,7 +19,7 @@ class Code(StrEnum):
     # where it should go
     NO_SUCH_DESTINATION = "NO_SUCH_DESTINATION"
     INVALID_DESTINATION = "INVALID_DESTINATION"
-    # who asks
+    # the caller
     NOT_AUTHENTICATED = "NOT_AUTHENTICATED"
     NOT_AUTHORIZED = "NOT_AUTHORIZED"
     TLS_FAILED = "TLS_FAILED"
@@ -51,7 +51,7 @@ class Code(StrEnum):
     UNKNOWN = "UNKNOWN"
 
 
-#: What each code means, in one line.
+#: The meaning of each code, in one line.
 MEANINGS: Final[dict[Code, str]] = {
     Code.TOO_LARGE: "The message, its headers or its key exceed a limit of the broker.",
     Code.INVALID_MESSAGE: "The message has content that the broker or the event format does not allow.",
@@ -86,12 +86,12 @@ MEANINGS: Final[dict[Code, str]] = {
 
 
 def code_of(text: object) -> Code | None:
-    """The code that a text spells; None where it is not in the vocabulary."""
+    """Return the code that a text spells; None where it is not in the vocabulary."""
     return Code.__members__.get(text) if isinstance(text, str) else None
 
 
 def label(code: Code | None, native_code: str | None) -> str:
-    """Both in one text, for lists and counts: `TOO_LARGE (MSG_SIZE_TOO_LARGE)`; empty where neither is known."""
+    """Return both as one text, for lists and counts: `TOO_LARGE (MSG_SIZE_TOO_LARGE)`; empty where both are unknown."""
     if code is None or code is Code.UNKNOWN:
         return native_code or code or ""
     return code if native_code in (None, "", code) else f"{code} ({native_code})"

@@ -1,7 +1,7 @@
-"""Provisioning: what a delivery spec needs at a broker, made and compared, with what an operator should know.
+"""Provisioning: creates and compares the objects that a delivery spec needs at a broker, and warns the operator.
 
-The broker's own part is its admin role's; here is what is true of every broker: loops, sinks that the job itself reads,
-and how well each part of the spec is done.
+The admin role does the broker's own part. This module holds the rules of every broker: loops, sinks that the job itself
+reads, and how well each part of the spec is supported.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from redelivery.policy.backoff import cap_of
 from redelivery.sending import support
 from redelivery.sending.connector import refuse_destination, sink_options, sink_url, true_url
 
-#: The parts of the vocabulary, and the capability that does each.
+#: The parts of the vocabulary, and the capability that supports each.
 _PARTS: Final[Mapping[str, str]] = {
     "a dead letter place of the destination's own": "dead_letter",
     "moving a received message there": "terminate",
@@ -38,16 +38,16 @@ _PARTS: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provisioning:
-    """What a spec means at one destination.
+    """The meaning of a spec at one destination.
 
     Attributes:
         url: the destination, redacted.
         plan: the broker's own part.
-        fields: each field that the spec says, and each default that is in force, by written name.
-        support: how well each part of the vocabulary is done there.
-        warnings: what an operator should see to.
-        ends_within: seconds after which a task that writes has ended though nothing is accepted any more; infinite
-            where the spec asks for retries without an end.
+        fields: each field that the spec gives, and each default that applies, by written name.
+        support: how well the destination supports each part of the vocabulary.
+        warnings: what an operator should look at.
+        ends_within: seconds after which a writing task has ended even if nothing is accepted any more; infinite where
+            the spec asks for endless retries.
     """
 
     url: str
@@ -61,16 +61,16 @@ class Provisioning:
 def plan(
     url: str, spec: DeliverySpec, *, options: Mapping[str, str] | None = None, reads: Sequence[str] = ()
 ) -> Provisioning:
-    """Compare what a spec needs with what there is. Reads only.
+    """Compare the objects that a spec needs with those that exist. Reads only.
 
     Args:
         url: the destination.
-        spec: how it is delivered to.
+        spec: how rows are delivered to it.
         options: client options, with their plugin's prefix.
         reads: URLs that the job itself reads.
 
     Raises:
-        ConfigurationError: a sink is the destination itself, or the destination cannot do what the spec asks.
+        ConfigurationError: a sink is the destination itself, or the destination cannot do what the spec requires.
         BrokerError, Unsupported
     """
     own = registry.own_options(url, options or {})
@@ -101,7 +101,7 @@ def plan(
 
 
 def apply(url: str, spec: DeliverySpec, *, options: Mapping[str, str] | None = None) -> DeliveryStatus:
-    """Make what is missing; what exists is never altered. Idempotent.
+    """Create missing objects; existing ones are never altered. Idempotent.
 
     Raises:
         ConfigurationError, BrokerError, Unsupported
@@ -116,10 +116,10 @@ def apply(url: str, spec: DeliverySpec, *, options: Mapping[str, str] | None = N
 
 
 def _sinks(url: str, spec: DeliverySpec, broker: Broker, options: Mapping[str, str]) -> list[str]:
-    """The URLs of a spec's sinks. Raises ConfigurationError where one is the destination."""
+    """Return the URLs of a spec's sinks. Raises ConfigurationError where one is the destination."""
     sinks = []
     for sink in spec.dead_letter_sink:
-        if sink.uri == NATIVE:  # it may not be there yet
+        if sink.uri == NATIVE:  # it may not exist yet
             sinks.append(NATIVE)
             continue
         named = sink_url(sink, broker)
@@ -138,14 +138,14 @@ def _sinks(url: str, spec: DeliverySpec, broker: Broker, options: Mapping[str, s
 
 
 def _resolved(spec: DeliverySpec, sinks: Sequence[str]) -> DeliverySpec:
-    """The spec with its refs resolved."""
+    """Return the spec with its refs resolved."""
     given = zip(spec.dead_letter_sink, sinks, strict=True)
     resolved = (sink if sink.ref is None else replace(sink, uri=url, ref=None) for sink, url in given)
     return replace(spec, dead_letter_sink=tuple(resolved))
 
 
 def _status(spec: DeliverySpec, sinks: Sequence[str], told: DeliveryStatus) -> DeliveryStatus:
-    """What the first sink is resolved to; `told` is what the admin says of it."""
+    """Return where the first sink leads; `told` is the admin's status of it."""
     if not sinks:
         return DeliveryStatus()
     if sinks[0] == NATIVE:
@@ -181,7 +181,7 @@ def _of_spec(spec: DeliverySpec, can: Capabilities) -> Iterator[str]:
 
 
 def _cut(spec: DeliverySpec, can: Capabilities) -> Iterator[str]:
-    """Waits of a subscription that are longer than the destination can keep a message away."""
+    """Return the waits of a subscription that are longer than the destination can delay a message."""
     most = can.limits.delay_max
     if can.delay and most is not None and (spec.retry or spec.retry_timeout) and cap_of(spec) > most:
         yield f"a subscription's waits are {durations.write(most)} at most: longer ones this destination does not know"

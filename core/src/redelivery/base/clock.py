@@ -7,16 +7,16 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """What the engines need of time."""
+    """The clock functions that the engines need."""
 
     def monotonic(self) -> float:
-        """Seconds that never go back; for deadlines and due times."""
+        """Return seconds that never go back; for deadlines and due times."""
 
     def wall_ms(self) -> int:
-        """Milliseconds since the epoch; for contexts and reports."""
+        """Return milliseconds since the epoch; for contexts and reports."""
 
     def sleep(self, seconds: float) -> None:
-        """Let time pass."""
+        """Wait for so many seconds."""
 
 
 class SystemClock:

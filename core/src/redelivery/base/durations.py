@@ -1,7 +1,7 @@
 """ISO-8601 durations as the delivery vocabulary has them: a fixed length, not negative.
 
-Parsing itself is isodate's. This file must not know which field a duration belongs to: whoever does puts the field's
-name before the error's sentence.
+Parsing itself is isodate's. Must not know which field a duration belongs to: the caller puts the field's name before
+the error's sentence.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from redelivery.errors import InvalidSpec
 #: Longer texts are not durations, and long runs of digits cost time.
 _LONGEST: Final = 100
 _EXAMPLES: Final = "as in 'PT5S' (5 seconds), 'PT0.3S' or 'PT1H30M'"
-#: isodate takes these for 0, which is hardly what was meant.
+#: isodate takes these for 0, which the user hardly meant.
 _UNFINISHED: Final = re.compile(r"P(.*T)?", re.DOTALL)
 
 
 def parse(text: str) -> timedelta:
-    """The duration that an ISO-8601 text names, to the microsecond.
+    """Return the duration that an ISO-8601 text names, to the microsecond.
 
     Raises:
         InvalidSpec: no such text, or negative, or in years or months, whose length is not fixed. The sentence names
@@ -45,7 +45,7 @@ def parse(text: str) -> timedelta:
 
 
 def write(duration: timedelta) -> str:
-    """The canonical ISO-8601 text of a duration; `parse` reads exactly the same duration back.
+    """Return the canonical ISO-8601 text of a duration; `parse` reads exactly the same duration back.
 
     Raises:
         InvalidSpec: it is negative.
@@ -56,7 +56,7 @@ def write(duration: timedelta) -> str:
 
 
 def shown(text: str) -> str:
-    """A value as an error may quote it: redacted, and not longer than people want to read."""
+    """Return a value as an error may quote it: redacted, and not longer than people want to read."""
     if text.lstrip().startswith(("{", "[")):
         return "a JSON text"  # too deep to be redacted for sure
     if len(text) > _LONGEST * 10:

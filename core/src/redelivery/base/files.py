@@ -1,4 +1,4 @@
-"""Files of ours: readable by their owner alone, made exclusively, and never through somebody else's link."""
+"""Our files: readable by their owner alone, created exclusively, and never through another user's link."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _FLAGS = os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_
 
 
 def make_private(path: Path) -> bool:
-    """Make an empty file with mode 0600 where none exists; returns whether it was made.
+    """Create an empty file with mode 0600 where none exists; return whether it was created.
 
     Raises:
-        OSError: it cannot be made; ELOOP where a link stands in its place that leads nowhere.
+        OSError: it cannot be created; ELOOP where a dangling link stands in its place.
     """
     try:
         os.close(os.open(path, os.O_WRONLY | _FLAGS, _OWNER_ONLY))
@@ -27,13 +27,13 @@ def make_private(path: Path) -> bool:
 
 
 def refuse_link(path: Path) -> None:
-    """Raise OSError (ELOOP) where a path is a symbolic link: whoever planted it chose what we would write."""
+    """Raise OSError (ELOOP) where a path is a symbolic link: its creator would choose what we overwrite."""
     if path.is_symlink():
         raise OSError(errno.ELOOP, "it is a symbolic link; name the file itself")
 
 
 def make_private_folder(path: Path) -> None:
-    """Make a folder with mode 0700, its missing parents too; one that exists stays as it is. Raises OSError."""
+    """Create a folder with mode 0700, its missing parents too; an existing one is not changed. Raises OSError."""
     for each in [*reversed(path.parents), path]:
         with contextlib.suppress(FileExistsError):
             if not each.exists():
@@ -41,5 +41,5 @@ def make_private_folder(path: Path) -> None:
 
 
 def open_private(path: Path) -> int:
-    """A new file with mode 0600, open for writing, as a descriptor. Raises OSError, FileExistsError among them."""
+    """Create a file with mode 0600 and return its descriptor, open for writing. Raises OSError (FileExistsError)."""
     return os.open(path, os.O_WRONLY | _FLAGS, _OWNER_ONLY)

@@ -1,6 +1,6 @@
-"""JSON digit for digit: a number that a float cannot hold is read as a decimal, and written as it was.
+"""JSON digit for digit: a number that a float cannot hold is read as a decimal, and written unchanged.
 
-One whose exponent is beyond a decimal's (18 digits) is read as its text.
+A number whose exponent is beyond a decimal's (18 digits) is read as text.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 
 
 def loads(document: str | bytes) -> Any:
-    """What JSON text means: floats where exact, else decimals. Raises ValueError where it is no JSON."""
+    """Return the value of JSON text: floats where exact, else decimals. Raises ValueError: it is not JSON."""
     return json.loads(document, parse_float=_number)
 
 
 def dumps(value: Any) -> str:
-    """JSON text without blanks, decimals as numbers. Raises TypeError where a value has no such form."""
+    """Return JSON text without blanks, decimals as numbers. Raises TypeError where a value has no such form."""
     try:
         return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     except TypeError:
@@ -26,7 +26,7 @@ def dumps(value: Any) -> str:
 
 
 def is_exact(number: str) -> bool:
-    """Whether a float is the very number that this text says."""
+    """Whether a float is exactly the number that this text gives."""
     value = float(number)
     try:
         return math.isfinite(value) and Decimal(repr(value)) == Decimal(number)

@@ -1,4 +1,4 @@
-"""Foreign text as one may show it: what would drive a terminal, or forge a line of a log, is written out."""
+"""Foreign text that is safe to show: characters that drive a terminal, or forge a log line, are escaped."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _HARMFUL: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 
 
 def harmless(text: str, *, keep: str = "") -> str:
-    """Text that shows itself and does nothing: escape sequences, controls and marks of direction are written out."""
+    """Return text that has no effect when shown: escape sequences, controls and marks of direction are escaped."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(

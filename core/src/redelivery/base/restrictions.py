@@ -1,4 +1,4 @@
-"""`Restrictions`: what a deployment lets any job do, whoever writes its options.
+"""`Restrictions`: what a deployment allows every job to do, whatever its options say.
 
 A file of the machine, `/etc/redelivery/restrictions.toml`, that jobs cannot choose::
 
@@ -8,8 +8,8 @@ A file of the machine, `/etc/redelivery/restrictions.toml`, that jobs cannot cho
     plugins   = ["carrier", "sqlite"] # which plugins may open a URL
     strict    = true                  # refuse insecure connections
 
-A key that is left out restricts nothing. The variable REDELIVERY_RESTRICTIONS names a second file; both hold, so it can
-only take away.
+A key that is left out restricts nothing. The variable REDELIVERY_RESTRICTIONS names a second file. Both apply, so the
+second can only restrict further.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _Rules:
 
 @dataclass(frozen=True, slots=True)
 class Restrictions:
-    """The rules of every file that is in force; each check raises ConfigurationError for what one of them forbids."""
+    """The rules of all files that apply; each check raises ConfigurationError for what one of them forbids."""
 
     rules: Sequence[_Rules] = ()
 
@@ -73,7 +73,7 @@ class Restrictions:
                 raise _refused(f"the plugin {name!r}", rules)
 
     def check_hosts(self, hosts: Iterable[str] | None, plugin: str) -> None:
-        """Check the hosts that a broker connects to; None: its plugin does not tell."""
+        """Check the hosts that a broker connects to; None: its plugin does not report them."""
         for rules in self.rules:
             if rules.hosts is None:
                 continue
@@ -85,23 +85,23 @@ class Restrictions:
 
 
 def restrictions() -> Restrictions:
-    """The restrictions of this machine, read again when a file changes.
+    """Return the restrictions of this machine, read again when a file changes.
 
     Raises:
-        ConfigurationError: a file cannot be read or understood; then nothing is allowed.
+        ConfigurationError: a file cannot be read or parsed; then nothing is allowed.
     """
     named = os.environ.get(VARIABLE)
     return Restrictions([_read(path, _stamp(path)) for path in [*_system(), *([Path(named)] if named else [])]])
 
 
 def _system() -> list[Path]:
-    """The machine's own file, where there is one: a link to nowhere, or one that may not be looked at, counts."""
+    """Return the machine's own file, if it exists: a dangling link, or a file without permission to look, counts."""
     try:
         SYSTEM_FILE.lstat()
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError:
-        pass  # reading it says why
+        pass  # reading it gives the reason
     return [SYSTEM_FILE]
 
 

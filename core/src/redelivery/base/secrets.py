@@ -1,8 +1,8 @@
 """Secrets: references that are resolved where they are used, and redaction of every text that leaves the process.
 
 A secret is written as a reference, `env:NAME` or `file:PATH`. Its value is a `Secret`, whose `repr` shows nothing. Each
-value that is resolved, or written out in a URL that is opened, is remembered; `redact` replaces it wherever it
-stands. Patterns find the secrets that nobody has told us of. Every function here takes time linear in its text.
+value that is resolved, or written out in a URL that is opened, is remembered; `redact` replaces it wherever it appears.
+Patterns find other secrets. Every function here takes time linear in its text.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from redelivery.base.restrictions import restrictions
 from redelivery.errors import ConfigurationError, InvalidURL, MissingSecret
 
 REDACTED: Final = "***"
-#: Longer texts are cut before they are searched: nobody reads so much, and searching takes time. Characters.
+#: Longer texts are cut before the search, which takes time; people do not read so much. Characters.
 LONGEST: Final = 256 * 1024
-#: Shorter secrets are not looked for by value: they stand in too many words. Characters.
+#: Shorter secrets are not searched for by value: they appear in too many words. Characters.
 SHORTEST: Final = 6
 #: Values that are remembered; the oldest are forgotten first.
 REMEMBERED: Final = 1000
 #: A file with more than this is not a secret. Bytes.
 LARGEST: Final = 1 << 20
-#: What is quoted of a reference. Characters.
+#: How much of a reference an error quotes. Characters.
 _SHOWN: Final = 200
-#: A line of a key, which has several. Characters.
+#: Shorter lines of a multi-line key are not searched for. Characters.
 _LONG_LINE: Final = 12
 
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _WORD: Final = re.compile(r"\S+")
 _URL_WORD: Final = re.compile(r"(?<![A-Za-z0-9+.-])[A-Za-z][A-Za-z0-9+.-]*+://[^\s\"\'<>{}]+")
-#: A reference, and nothing besides; a percent sign may stand for its colon in a URL.
+#: A reference, and nothing else; in a URL a percent sign may stand for its colon.
 _REFERENCE: Final = re.compile(r"(?:env|file)(?::|%3[Aa])[\w./~%-]+")
 #: `sas` counts where it is a word: `sasl_plaintext` is a protocol.
 _WORDS: Final = (
@@ -47,7 +47,7 @@ _WORDS: Final = (
     r"(?<![a-z])sas(?![a-z])|connection.?string|jaas|oauthbearer\.config"
 )
 _SECRET_NAME: Final = re.compile(f"(?i:{_WORDS})")
-#: Names of options whose value is a secret: fewer. Hiding too much harms nobody; refusing too much does.
+#: Names of options whose value is a secret: fewer. Hiding too much does no harm; refusing too much does.
 _SECRET_OPTION: Final = re.compile(
     r"(?i)passw|passphrase|secret$|client.?secret|(?:access|private|sas).?key$|key\.pem$|(?:session|sas).?token$|"
     r"signature$|connection.?string|jaas|external.?id$|oauthbearer\.config$|(?:^|\.)token$"
@@ -58,7 +58,7 @@ _PAIR: Final = re.compile(
     rf"(?P<name>(?<![A-Za-z0-9_.-])[A-Za-z0-9_.-]*?(?i:{_WORDS})[A-Za-z0-9_.-]{{0,64}}+)"
     rf"(?P<sign>[\"']?\s*+[=:]\s*+)(?P<value>{_VALUE})"
 )
-#: An XML element, as services answer in: what stands in it up to the next tag.
+#: An XML element, as services answer in: its text up to the next tag.
 _ELEMENT: Final = re.compile(rf"<(?P<name>[A-Za-z0-9_.:-]*?(?i:{_WORDS})[A-Za-z0-9_.:-]{{0,64}}+)>(?P<value>[^<]+)")
 _AUTHORIZATION: Final = re.compile(r"\b(?P<how>(?i:bearer|basic))\s+(?=[^\s,;\"']*[0-9A-Z=])[^\s,;\"']{8,}")
 
@@ -78,13 +78,13 @@ class Secret(str):
 
 
 class Redacted(str):
-    """A text that is redacted already, in its parts: what is guarded logs it whole."""
+    """A text that is already redacted, in its parts: `guard` logs it whole."""
 
     __slots__ = ()
 
 
 class _Remembered:
-    """Secret values that this process has seen, each with its spellings; the one seen last is the last."""
+    """Secret values that this process has seen, each with its spellings; the most recent is the last."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -113,9 +113,9 @@ _remembered = _Remembered()
 
 
 def remember(value: str) -> Secret:
-    """Have `redact` replace this very value, and each secret within it, from now on. Returns it as a `Secret`.
+    """Have `redact` replace this exact value, and each secret within it, from now on. Return it as a `Secret`.
 
-    A value of fewer than `SHORTEST` characters is not looked for: `guest` stands in too many texts.
+    A value of fewer than `SHORTEST` characters is not searched for: `guest` appears in too many texts.
     """
     for each in (str(value), *_within(value), *_lines(value)):
         if len(each) >= SHORTEST:
@@ -124,7 +124,7 @@ def remember(value: str) -> Secret:
 
 
 def _within(text: str) -> Iterator[str]:
-    """Secrets within a text: those of its pairs and its URLs. A client may show them without the rest."""
+    """Return the secrets within a text: those of its pairs and its URLs. A client may show them without the rest."""
     for pair in _PAIR.finditer(text):
         value = pair["value"].strip("\"'")
         own = holds_secret(value)  # a signature's text begins with its own name
@@ -136,13 +136,13 @@ def _within(text: str) -> Iterator[str]:
 
 
 def _lines(text: str) -> Iterator[str]:
-    """The lines of a key, which has several."""
+    """Return the lines of a key that has several."""
     lines = text.splitlines()
     yield from (each.strip() for each in lines if len(lines) > 1 and len(each) >= _LONG_LINE and "-----" not in each)
 
 
 def _spellings(value: str) -> Iterator[str]:
-    """The value as texts may show it: plain, URL-encoded, within JSON or a Python literal, and within base64."""
+    """Return the value as texts may show it: plain, URL-encoded, within JSON or a Python literal, and within base64."""
     yield from (
         value,
         quote(value, safe="", errors="replace"),
@@ -152,7 +152,7 @@ def _spellings(value: str) -> Iterator[str]:
         repr(value)[1:-1],
     )
     data = value.encode("utf-8", "surrogateescape" if value.isascii() else "replace")
-    for before in range(3):  # base64 spells three bytes at a time: what it makes of these depends on where they begin
+    for before in range(3):  # base64 spells three bytes at a time: their spelling depends on where they begin
         first, end = -(-before * 4 // 3), (before + len(data)) * 4 // 3
         for encode in (base64.b64encode, base64.urlsafe_b64encode):
             found = encode(bytes(before) + data).decode("ascii")[first:end]
@@ -174,7 +174,7 @@ def is_reference(value: str) -> bool:
 
 
 def resolve_secret(value: str) -> str:
-    """Return the value behind `env:NAME` or `file:PATH`; any other value as it is.
+    """Return the value behind `env:NAME` or `file:PATH`; return any other value unchanged.
 
     Raises:
         MissingSecret: the variable is not set, or the file cannot be read.
@@ -185,7 +185,7 @@ def resolve_secret(value: str) -> str:
         return value
     try:
         return remember(_variable(name) if kind == "env" else _file(Path(name.removeprefix("//"))))
-    except (OSError, ValueError, KeyError) as error:  # the last two: no name at all, no text
+    except (OSError, ValueError, KeyError) as error:  # the last two: the name is empty, or invalid
         if isinstance(error, ConfigurationError):
             raise
         why = {"env": "names a variable that is not set on this machine"}.get(
@@ -209,14 +209,14 @@ def _file(path: Path) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A reference as an error quotes it."""
+    """Return a reference as an error quotes it."""
     return repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...").encode("ascii", "backslashreplace").decode()
 
 
 def resolve_secrets(options: Mapping[str, str]) -> dict[str, str]:
     """Return options with each secret's reference replaced by its value. Call it only where the client is made.
 
-    Only an option that is secret by its name is resolved: no other one can make us read a file or a variable.
+    Only an option whose name marks a secret is resolved: no other option can make us read a file or a variable.
 
     Raises:
         ConfigurationError: as `resolve_secret`.
@@ -238,9 +238,10 @@ def resolve_secrets(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def literal_secrets(url: str) -> Iterator[str]:
-    """The secrets that are written out in a URL, as they stand there: a password, values of secret parameters.
+    """Return the secrets written out in a URL, exactly as written: a password, values of secret parameters.
 
-    Found by the URL's own marks, so white space or an `@` in a password hides nothing. References are not secrets.
+    The URL's own delimiters find them, so white space or an `@` in a password hides nothing. References are not
+    secrets.
     """
     found = _userinfo(url)
     if found is not None:
@@ -264,11 +265,11 @@ def refuse_password(url: str, *, shown: str = "Spark would show in plans and log
     """Refuse a secret written out in a URL.
 
     Args:
-        url: any text; one that is not a URL holds none.
+        url: any text; one that is not a URL holds no secret.
         shown: where others would see it, for the error.
 
     Raises:
-        InvalidURL: it holds one that is not a reference.
+        InvalidURL: it holds a secret that is not a reference.
     """
     if next(literal_secrets(url), None) is not None:
         raise InvalidURL(f"the URL {redact_url(url)!r} holds a password, which {shown}; {_WRITE_A_REFERENCE}")
@@ -280,7 +281,7 @@ def refuse_literal(name: str, value: str, *, shown: str = "Spark would show in p
     Raises:
         ConfigurationError: the text does not show the value.
     """
-    # A value that we know is not looked for: a user may be called what the password is.
+    # The search leaves out values that we know: a user may have the same name as the password.
     if (holds_secret(name) and not is_reference(value)) or _without_patterns(value) != value:
         raise ConfigurationError(f"the option {name!r} holds a secret, which {shown}; {_WRITE_A_REFERENCE}")
 
@@ -299,7 +300,7 @@ def _is_reference_in_url(text: str) -> bool:
 
 
 def _userinfo(url: str) -> tuple[int, int] | None:
-    """Where the password of a URL stands: behind the first colon of what precedes the last `@`."""
+    """Return where the password of a URL is: behind the first colon of what precedes the last `@`."""
     scheme = _SCHEME.match(url)
     if scheme is None:
         return None
@@ -314,7 +315,7 @@ def _userinfo(url: str) -> tuple[int, int] | None:
 
 
 def _parameters(url: str) -> Iterator[tuple[int, int]]:
-    """Where the values of secret parameters stand, in the query and in the fragment."""
+    """Return where the values of secret parameters are, in the query and in the fragment."""
     start = min((at for at in (url.find("?"), url.find("#")) if at >= 0), default=len(url))
     for pair in re.finditer(r"[^?#&;]+", url[start:]):
         name, sign, value = pair[0].partition("=")
@@ -335,7 +336,7 @@ def redact(text: str) -> str:
 
 
 def _without_patterns(text: str) -> str:
-    """Text without the secrets that show by what stands around them."""
+    """Return text without the secrets that the text around them reveals."""
     if _SCHEME.match(text) and "\n" not in text and not re.search(r"\s", text[text.rfind("@") + 1 :]):
         text = redact_url(text)  # the whole of it is a URL, whose password may hold white space
     elif "://" in text:
@@ -376,9 +377,9 @@ def _redact_record(record: logging.LogRecord) -> None:
 
 
 def guard_loggers(*packages: str) -> None:
-    """Have what these packages log redacted before any handler sees it, by their loggers of now and of later.
+    """Redact the log records of these packages before any handler sees them, from existing and later loggers.
 
-    For a client that writes credentials into its log; call it where the client is made. A second call changes nothing.
+    For a client that writes credentials into its log. Call it where the client is made. A second call changes nothing.
     """
     if not _guarded:
         logging.setLogRecordFactory(_guard(logging.getLogRecordFactory()))
@@ -394,7 +395,7 @@ def redact_options(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def _hidden(value: str) -> str:
-    """A value that is not shown; its quotes stay, so that JSON remains JSON."""
+    """Return the replacement of a hidden value; its quotes stay, so that JSON remains JSON."""
     if _is_reference_in_url(value):
         return value
     quote_ = value[-1] if value[-1:] in {'"', "'"} and len(value) > 1 else ""
@@ -402,7 +403,7 @@ def _hidden(value: str) -> str:
 
 
 def _cut(text: str) -> str:
-    """A text of at most `LONGEST` characters, cut between words: half a secret would not be found."""
+    """Return at most `LONGEST` characters of a text, cut between words: half a secret would not be found."""
     if len(text) <= LONGEST:
         return text
     kept = text[:LONGEST]
@@ -411,7 +412,7 @@ def _cut(text: str) -> str:
 
 
 def _without_password(word: re.Match[str]) -> str:
-    """A word without the passwords of the URLs in it: each ends at the word's last `@`."""
+    """Return a word without the passwords of the URLs in it: each ends at the word's last `@`."""
     text = word[0]
     at, begin = text.rfind("@"), text.find("://")
     while 0 <= begin < at:

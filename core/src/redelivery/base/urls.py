@@ -44,10 +44,10 @@ _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*):")
 
 
 def scheme_of(url: str) -> str:
-    """The lower-case scheme of a URL.
+    """Return the lower-case scheme of a URL.
 
     Raises:
-        InvalidURL: there is none; the message shows what one looks like.
+        InvalidURL: it has no scheme; the message shows an example.
     """
     match = _SCHEME.match(url)
     if match is None:
@@ -57,16 +57,16 @@ def scheme_of(url: str) -> str:
 
 
 def has_scheme(url: str) -> bool:
-    """Whether this begins like a URL; a bare name of a queue or topic does not."""
+    """Whether a text begins like a URL; a bare name of a queue or topic does not."""
     return _SCHEME.match(url) is not None
 
 
 def split_url(url: str, *, several_hosts: bool = False) -> SplitResult:
-    """`urlsplit`, with a clear error in place of Python's own.
+    """Split a URL by `urlsplit`, with a clear error in place of Python's own.
 
     Args:
         url: what a user wrote.
-        several_hosts: the URL may list them, with commas between; then its port is not looked at.
+        several_hosts: the URL may list several hosts, separated by commas; then its port is not checked.
 
     Raises:
         InvalidURL: it does not parse. The URL is shown redacted.
@@ -89,19 +89,19 @@ def is_local(host: str) -> bool:
 
 
 def quoted(text: str, most: int = 200) -> str:
-    """A name as an error quotes it: its `repr`, of a long one the beginning. `most` is in characters."""
+    """Return a name as an error quotes it: its `repr`, of a long one the beginning. `most` is in characters."""
     return repr(text) if len(text) <= most else f"{text[:most]!r}... ({len(text)} characters)"
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name nearest to `name`, without regard to case; None where nothing is near."""
+    """Return the known name nearest to `name`, without regard to case; None where nothing is near."""
     by_lower = {candidate.lower(): candidate for candidate in known}
     found = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)
     return by_lower[found[0]] if found else None
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> UnknownOption:
-    """The error for an unknown name: says the nearest known one, or else lists them."""
+    """Return the error for an unknown name: it gives the nearest known name, or else lists them."""
     known = sorted(known)
     near = nearest(name, known)
     hint = f"did you mean {near!r}?" if near else f"known are: {', '.join(known) or 'none'}"

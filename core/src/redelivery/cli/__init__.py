@@ -1,7 +1,7 @@
 """The command `redelivery`: parses its arguments, runs one subcommand, and turns our errors into one line.
 
-A subcommand is a module here with `add(subparsers)`, which sets `run` to a function of the parsed arguments. This file
-must not know what a subcommand does.
+A subcommand is a module here with `add(subparsers)`, which sets `run` to a function of the parsed arguments. This
+module must not know what a subcommand does.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from redelivery.cli.arguments import SHOWN
 from redelivery.cli.output import HarmlessFormatter, say
 from redelivery.errors import Declined, RedeliveryError
 
-#: Exit status: something the caller wrote, or a broker, does not let the command do what was asked.
+#: Exit status: the input, or a broker, does not let the command do what was requested.
 FAILED = 2
-#: Exit status: whoever was asked said no.
+#: Exit status: the person who was asked said no.
 DECLINED = 1
-#: Exit status: whoever read the output has gone before the command was done; as of what dies of SIGPIPE.
+#: Exit status: the reader of the output left before the command was done; like a program that dies of SIGPIPE.
 UNREAD = 141
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command. Returns the exit status: the command's own; 1 (declined) or 2 (failed) with a line on stderr.
+    """Run the command. Return the exit status: the command's own; 1 (declined) or 2 (failed) with a line on stderr.
 
     Args:
-        arguments: instead of those of the process.
+        arguments: used in place of those of the process.
     """
     parser = argparse.ArgumentParser(
         prog="redelivery", description="Write from PySpark to any message broker, and account for every row."
@@ -46,14 +46,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = parser.parse_args(arguments)
     command: Callable[[argparse.Namespace], int] = parsed.run
     status = UNREAD
-    if logging.lastResort is not None:  # who shows warnings where nobody has asked for logs
+    if logging.lastResort is not None:  # which shows warnings where logs are not configured
         logging.lastResort.setFormatter(HarmlessFormatter())
-    if isinstance(sys.stdout, io.TextIOWrapper):  # what its encoding has no character for is written out
+    if isinstance(sys.stdout, io.TextIOWrapper):  # characters that its encoding lacks are escaped
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         _refuse_secrets(parsed)
         status = command(parsed)
-        if sys.stdout is not None:  # somebody may have closed it
+        if sys.stdout is not None:  # it may have been closed
             sys.stdout.flush()
     except Declined as error:
         say(f"redelivery: {error}", error=True)
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _refuse_secrets(parsed: argparse.Namespace) -> None:
-    """No URL on the command line holds a secret. Raises InvalidURL."""
+    """Check that no URL on the command line holds a secret. Raises InvalidURL."""
     for name in ("url", "sink", "to"):
         given = getattr(parsed, name, None)
         if isinstance(given, str):
@@ -79,5 +79,5 @@ def _refuse_secrets(parsed: argparse.Namespace) -> None:
 
 
 def _leave_output() -> None:
-    """The reader (`| head`) has gone, or the disk is full. Python would complain once more when it flushes at exit."""
+    """The reader (`| head`) has left, or the disk is full. Python would complain again when it flushes at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

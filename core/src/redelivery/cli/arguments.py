@@ -20,7 +20,7 @@ SHOWN: Final = "every user of this host can see (ps)"
 
 
 def add_spec(parser: argparse.ArgumentParser) -> None:
-    """`--spec` and `--option`."""
+    """Add `--spec` and `--option`."""
     parser.add_argument(
         "--spec", type=Path, help="a delivery spec: YAML or JSON as Knative writes it, or Connect's .properties"
     )
@@ -28,7 +28,7 @@ def add_spec(parser: argparse.ArgumentParser) -> None:
 
 
 def add_client(parser: argparse.ArgumentParser) -> None:
-    """`--option` for the client alone."""
+    """Add `--option` for the client alone."""
     _add_option(parser, "an option of the client, <plugin>.<name>=VALUE; a secret as env:NAME; may be repeated")
 
 
@@ -37,14 +37,14 @@ def _add_option(parser: argparse.ArgumentParser, text: str) -> None:
 
 
 def add_subscription(parser: argparse.ArgumentParser) -> None:
-    """`--subscription`."""
+    """Add `--subscription`."""
     parser.add_argument(
         "--subscription", metavar="NAME", help="of the destination, the subscription of this name, with its own copy"
     )
 
 
 def add_place(parser: argparse.ArgumentParser, *, with_spec: bool = False) -> None:
-    """The place that is looked at, and with a spec: how its letters are moved."""
+    """Add the queue that is read, and with a spec: how its letters are moved."""
     parser.add_argument("url", help="the destination whose dead letters are meant")
     add_subscription(parser)
     parser.add_argument("--sink", metavar="URL", help="where its letters went, if not to its native place")
@@ -58,7 +58,7 @@ def add_place(parser: argparse.ArgumentParser, *, with_spec: bool = False) -> No
 
 
 def add_where(parser: argparse.ArgumentParser) -> None:
-    """Which letters are meant."""
+    """Add the arguments that select letters."""
     parser.add_argument(
         "--where",
         action="append",
@@ -71,12 +71,12 @@ def add_where(parser: argparse.ArgumentParser) -> None:
 
 
 def client_of(arguments: argparse.Namespace) -> dict[str, str]:
-    """The client's options. Raises ConfigurationError."""
+    """Return the client's options. Raises ConfigurationError."""
     return dict(_pairs(arguments))
 
 
 def destination_of(arguments: argparse.Namespace, client: Mapping[str, str]) -> str:
-    """URL of the destination, or of its subscription. Raises ConfigurationError, Unsupported."""
+    """Return the URL of the destination, or of its subscription. Raises ConfigurationError, Unsupported."""
     url: str = arguments.url
     if arguments.subscription is None:
         return url
@@ -84,7 +84,7 @@ def destination_of(arguments: argparse.Namespace, client: Mapping[str, str]) -> 
 
 
 def spec_and_client(arguments: argparse.Namespace) -> tuple[DeliverySpec, dict[str, str]]:
-    """The spec, and the client's options. Raises ConfigurationError."""
+    """Return the spec, and the client's options. Raises ConfigurationError."""
     spec_options: dict[str, str] = {}
     client: dict[str, str] = {}
     for name, value in _pairs(arguments):
@@ -113,7 +113,7 @@ def _pairs(arguments: argparse.Namespace) -> list[tuple[str, str]]:
 
 
 def _properties(text: str) -> dict[str, str]:
-    """Lines NAME=VALUE as Connect's worker files have them; `#` and `!` begin comments."""
+    """Parse lines NAME=VALUE as in Connect's worker files; `#` and `!` begin comments."""
     found: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip() or line.lstrip().startswith(("#", "!")):
@@ -128,12 +128,12 @@ def _properties(text: str) -> dict[str, str]:
 
 
 def opened(arguments: argparse.Namespace, client: Mapping[str, str] | None = None) -> DeadLetterQueue:
-    """The place that the arguments name; the client's options are read here where they are not given."""
+    """Open the queue that the arguments name; read the client's options here where they are not given."""
     options = client_of(arguments) if client is None else client
     return dead_letters(destination_of(arguments, options), sink=arguments.sink, options=options, key=arguments.key)
 
 
 def selection_of(arguments: argparse.Namespace) -> Selection:
-    """The letters that the arguments mean."""
+    """Return the selection that the arguments give."""
     where = Selection.parse(*arguments.where)
     return where.of(arguments.id) if arguments.id else where

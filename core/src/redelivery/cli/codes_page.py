@@ -29,5 +29,5 @@ sent, and `ambiguous` where the message may have been stored. A letter of an ear
 
 
 def as_markdown() -> str:
-    """The page."""
+    """Return the page."""
     return _HEAD + "\n".join(f"| `{code}` | {meaning} |" for code, meaning in MEANINGS.items())

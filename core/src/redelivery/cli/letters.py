@@ -1,4 +1,4 @@
-"""`redelivery dead-letters list|show|stats|export URL`: look at dead letters; nothing here moves one.
+"""`redelivery dead-letters list|show|stats|export URL`: look at dead letters; these commands move none.
 
 The commands that move them are in `redrive.py`.
 """
@@ -38,7 +38,7 @@ _UNKNOWN: Final = "unknown"
 
 
 def add(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the subcommand and its own ones."""
+    """Add the subcommand and its own subcommands."""
     parser = commands.add_parser(
         "dead-letters",
         help="look at dead letters, send them back, remove them",
@@ -156,7 +156,7 @@ def _show(arguments: argparse.Namespace) -> int:
 
 
 def _head(found: dict[str, Any]) -> None:
-    """Where the letter lies, and why."""
+    """Return where the letter is stored, and why it was dead-lettered."""
     for name in ("position", "id", "destination", "timestamp_ms", "dead_lettered_ms"):
         if name in found:
             _field(name, found[name])
@@ -276,7 +276,7 @@ def _export(arguments: argparse.Namespace) -> int:
 
 
 def _write(output: Path, lines: Iterator[str]) -> int:
-    """Write into a file beside, for its owner alone, which takes the name only when it is whole."""
+    """Write into a temporary file beside it, for its owner alone; it gets the name only when it is complete."""
     beside = output.with_name(f".{output.name}.{secrets.token_hex(8)}.part")
     try:
         with os.fdopen(open_private(beside), "w", encoding="utf-8") as file:

@@ -1,6 +1,6 @@
-"""`redelivery plugins --options`: every option there is, as the page `docs/options.md`.
+"""`redelivery plugins --options`: all options, as the page `docs/options.md`.
 
-It is made of what the code itself accepts: the forms' table, the data source's, and each plugin's.
+It comes from what the code itself accepts: the table of spec fields, the data source's options, and each plugin's.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ table's names: those that Knative knows at the top, the others within an object 
 
 
 def as_markdown(found: Registry) -> str:
-    """The page: a table for the delivery spec, for writes, for reads, and for each plugin."""
+    """Return the page: a table for the delivery spec, for writes, for reads, and for each plugin."""
     return "\n".join(_lines(found)).rstrip()
 
 

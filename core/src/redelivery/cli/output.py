@@ -1,4 +1,4 @@
-"""All that the command shows goes through here: no text of others can drive a terminal, or forge a line of a log."""
+"""All output of the command: no foreign text can drive a terminal, or forge a line of a log."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from typing import Any, Final
 
 from redelivery.base.rendering import harmless
 
-#: Bytes of a body that are shown unless all are asked for.
+#: Bytes of a body that are shown unless all are requested.
 SHOWN: Final = 4096
 _HEX_ROW: Final = 16
 
 
 def columns() -> int:
-    """How wide the terminal is; 80 where there is none."""
+    """Return the width of the terminal; 80 where the output is not a terminal."""
     return max(40, shutil.get_terminal_size((80, 24)).columns)
 
 
 def say(text: str = "", *, error: bool = False, end: str = "\n") -> None:
-    """Print one line, harmless; a line break within the text is written out.
+    """Print one line, made harmless; a line break within the text is escaped.
 
     Args:
         text: what to print.
-        error: to stderr.
-        end: what follows it.
+        error: print to stderr.
+        end: printed after it.
     """
     print(harmless(text, keep="\t"), end=end, file=sys.stderr if error else sys.stdout, flush=error)
 
@@ -40,7 +40,7 @@ def say_json(value: Any, *, indent: int | None = None) -> None:
 
 
 def json_line(value: Any, *, indent: int | None = None) -> str:
-    """A value as JSON that does nothing to a terminal."""
+    """Return a value as JSON that has no effect on a terminal."""
     return json.dumps(value, indent=indent).replace("\x7f", "\\u007f")  # only text can hold it
 
 
@@ -51,7 +51,7 @@ def overwrite(text: str) -> None:
 
 
 class HarmlessFormatter(logging.Formatter):
-    """A log record as one line, and its traceback as lines that are indented: no text of others begins a line."""
+    """Return a log record as one line, and its traceback as indented lines: no foreign text begins a line."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name in `logging`
         return harmless(super().formatMessage(record))
@@ -71,7 +71,7 @@ def _indented(text: str) -> str:
 
 
 def one_line(text: str, width: int) -> str:
-    """Harmless text on one line, cut to so many columns; wide characters count two."""
+    """Return harmless text on one line, cut to so many columns; wide characters count two."""
     text = harmless(" ".join(text.split()))
     if _width(text) <= width:
         return text
@@ -85,12 +85,12 @@ def one_line(text: str, width: int) -> str:
 
 
 def padded(text: str, width: int) -> str:
-    """Text filled up to so many columns."""
+    """Return text padded to so many columns."""
     return text + " " * max(0, width - _width(text))
 
 
 def body(value: bytes | None, *, most: int | None = SHOWN) -> Iterator[str]:
-    """A body as lines: text where it is text, else hexadecimal beside what can be shown of it."""
+    """Return a body as lines: text where it is text, else hexadecimal beside its printable characters."""
     if value is None:
         yield "(null)"
         return
@@ -105,7 +105,7 @@ def body(value: bytes | None, *, most: int | None = SHOWN) -> Iterator[str]:
 
 
 def _text(value: bytes, *, cut: bool) -> str | None:
-    """The text that bytes are, or None; where they were cut within a character, they are still text."""
+    """Return the text that bytes are, or None; bytes cut within a character are still text."""
     try:
         text = value.decode("utf-8")
     except UnicodeDecodeError as error:

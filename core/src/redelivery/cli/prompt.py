@@ -1,4 +1,4 @@
-"""Asking before something is gone for good. Without a terminal nothing is asked, and nothing is done."""
+"""Confirmation before something is lost permanently. Without a terminal, no question is asked, and nothing is done."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from redelivery.errors import ConfigurationError, Declined
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Go on only where the answer is yes.
+    """Return only if the answer is yes.
 
     Raises:
         Declined: the answer is another one.
-        ConfigurationError: there is no terminal to ask at.
+        ConfigurationError: no terminal exists to ask at.
     """
     if yes:
         return

@@ -1,6 +1,6 @@
-"""`redelivery plan|apply|drift URL`: what a delivery spec needs at a broker: shown, made, compared.
+"""`redelivery plan|apply|drift URL`: show, create and compare the objects that a delivery spec needs at a broker.
 
-This file must not decide anything about a broker: `provisioning.py` does, with the plugin.
+It decides nothing about a broker: `provisioning.py` does, with the plugin.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def _apply(arguments: argparse.Namespace) -> int:
 
 
 def as_dict(found: Provisioning) -> dict[str, object]:
-    """A JSON-ready form of a plan."""
+    """Return a JSON-ready form of a plan."""
     return {
         "url": found.url,
         "drift": found.plan.drift,
@@ -112,7 +112,7 @@ def as_dict(found: Provisioning) -> dict[str, object]:
 
 
 def as_text(found: Provisioning) -> Iterator[str]:
-    """A plan for people, 80 columns wide but for names that are longer."""
+    """Return a plan for people, 80 columns wide unless names are longer."""
     yield f"{found.url}"
     for item in found.plan.objects:
         yield from _object(item)

@@ -1,6 +1,6 @@
-"""`redelivery dead-letters redrive|forward|remove|purge URL`: what takes letters out of their place.
+"""`redelivery dead-letters redrive|forward|remove|purge URL`: the commands that take letters out of their queue.
 
-Ctrl-C lets what is in flight be settled; what is not yet sent stays.
+Ctrl-C lets letters in flight be settled; letters that are not yet sent stay.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from redelivery.errors import ConfigurationError
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
-#: Exit status where not all that was meant could be moved.
+#: Exit status where not all selected letters could be moved.
 INCOMPLETE: Final = 1
 
 
@@ -142,14 +142,14 @@ def _interval(seconds: float) -> timedelta:
 
 
 def _spec(arguments: argparse.Namespace) -> tuple[DeliverySpec | None, dict[str, str]]:
-    """The spec, None where nothing of one is said, and the client's options. Raises ConfigurationError."""
+    """Return the spec, None where no field of it is given, and the client's options. Raises ConfigurationError."""
     spec, client = spec_and_client(arguments)
     return None if spec == DeliverySpec() else spec, client
 
 
 @contextmanager
 def _settings(arguments: argparse.Namespace) -> Iterator[RedriveSettings]:
-    """How far and how fast; the first Ctrl-C stops gently, the second at once. Progress is shown at a terminal."""
+    """Return how far and how fast. The first Ctrl-C stops gently, the second at once. A terminal shows progress."""
     asked: list[int] = []
 
     def stop(number: int, _: FrameType | None) -> None:

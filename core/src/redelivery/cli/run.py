@@ -1,6 +1,6 @@
 """`redelivery run URL MODULE:HANDLER`: a subscription, from a terminal or a container.
 
-SIGTERM and Ctrl-C stop it gracefully: what is under lease is settled or given back.
+SIGTERM and Ctrl-C stop it gracefully: leased messages are settled or released.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _handler(name: str) -> Handler:
-    """The function that `module:handler` names; modules are looked for in the working folder too."""
+    """Return the function that `module:handler` names; modules are also searched for in the working folder."""
     module, sign, path = name.partition(":")
     if not sign or not module or not path:
         raise ConfigurationError(f"{name!r}: a handler is written MODULE:HANDLER, as in 'billing.handlers:charge'")

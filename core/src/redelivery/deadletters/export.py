@@ -15,7 +15,7 @@ from redelivery.contract.context import ErrorContext
 
 
 def as_json(letter: Letter) -> dict[str, Any]:
-    """A letter with its whole context. What is unset is left out; times are milliseconds since the epoch.
+    """Return a letter with its whole context. Unset fields are left out; times are milliseconds since the epoch.
 
     `value`, `key` and header values are text where they are UTF-8, else `value_base64` and so on; a null value is null.
     """
@@ -37,7 +37,7 @@ def as_json(letter: Letter) -> dict[str, Any]:
 
 
 def context_as_json(context: ErrorContext) -> dict[str, Any]:
-    """What a context says."""
+    """Return the fields of a context."""
     said = {each.name: getattr(context, each.name) for each in fields(context)}
     return {
         name: dict(value) if name == "extra" else value for name, value in said.items() if value not in (None, "", {})

@@ -1,8 +1,8 @@
-"""`Journal`: what a redrive has sent and not yet removed, on disk, so that one that was killed goes on where it was.
+"""`Journal`: the letters that a redrive has sent and not yet removed, on disk, so that a killed run can continue.
 
-A letter is written here after its destination has confirmed it and before it is removed: what is found here at the next
-start is removed and not sent again, if it is still that letter: hence the digest. An SQLite file, for its durable
-transactions, and for a lock that a killed process does not keep.
+A letter is written here after its destination has confirmed it and before it is removed. At the next start, letters
+found here are removed and not sent again, if they are still the same letters: hence the digest. An SQLite file, for its
+durable transactions, and for a lock that a killed process does not keep.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _BUSY: Final = 0.5
 
 
 def default_path(source: str) -> Path:
-    """Where the journal of a dead letter place lies if nothing else is said: the user's state folder.
+    """Return the default path of a dead letter queue's journal: in the user's state folder.
 
-    One place has one file, so two redrives of it by one user of one host meet there.
+    One place has one file, so two redrives of it by one user of one host use the same one.
 
     Raises:
-        ConfigurationError: the user has none.
+        ConfigurationError: the user has no state folder.
     """
     try:
         state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
@@ -40,14 +40,14 @@ def default_path(source: str) -> Path:
 
 
 class Journal:
-    """The journal of one dead letter place, locked for as long as it is open.
+    """The journal of one dead letter queue, locked for as long as it is open.
 
     Args:
-        path: made where it is missing, with its folder, for its owner alone; not a symbolic link.
-        source: redacted URL of the place that is redriven.
+        path: created if it is missing, with its folder, for its owner alone; must not be a symbolic link.
+        source: redacted URL of the dead letter queue.
 
     Raises:
-        ConfigurationError: the file is another place's journal, or no journal.
+        ConfigurationError: the file is another queue's journal, or is not a journal.
         JournalError: it is in use by another redrive, or cannot be opened.
     """
 
@@ -96,7 +96,7 @@ class Journal:
         run("COMMIT")
 
     def sent(self, letters: Mapping[str, str]) -> None:
-        """These letters, digests by position, are confirmed at their destination. Durable when this returns.
+        """Note that these letters, digests by position, are confirmed at their destination. Durable on return.
 
         Raises:
             JournalError: it cannot be written.
@@ -104,7 +104,7 @@ class Journal:
         self._write("INSERT OR REPLACE INTO letter VALUES (?, ?)", list(letters.items()))
 
     def removed(self, positions: Sequence[str]) -> None:
-        """These letters are no longer in their place. Raises as `sent`."""
+        """Note that these letters have been removed. Raises as `sent`."""
         self._write("DELETE FROM letter WHERE position = ?", [(each,) for each in positions])
 
     def _write(self, statement: str, rows: Sequence[tuple[str, ...]]) -> None:
@@ -119,7 +119,7 @@ class Journal:
             raise JournalError(text) from error
 
     def pending(self) -> dict[str, str]:
-        """What a redrive that was killed had sent and, as far as it knew, not yet removed.
+        """Return the letters that a killed redrive had sent and, as far as it knew, not yet removed.
 
         Raises:
             JournalError: the file is damaged.
@@ -131,7 +131,7 @@ class Journal:
             raise JournalError(f"{text}: move it away, or name another file") from error
 
     def close(self) -> None:
-        """Give the lock back."""
+        """Release the lock."""
         self._file.close()
 
     def __enter__(self) -> Self:

@@ -1,6 +1,6 @@
-"""How letters are carried: back to work over one send queue, or on down a chain of sinks.
+"""Senders of letters: back to their destination over one send queue, or forward to a chain of sinks.
 
-What is confirmed is told letter by letter, also where carrying ends with an error.
+Each confirmed letter is reported, even where sending ends with an error.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _ORIGIN: Final = Origin(run="redrive")
 
 
 class LetterSender(ABC):
-    """Carries letters, some at a time.
+    """Sends letters, some at a time.
 
     Attributes:
-        confirmed: what has arrived; whoever takes note of it clears it.
+        confirmed: letters that have arrived; the reader clears it.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -37,23 +37,23 @@ class LetterSender(ABC):
 
     @abstractmethod
     def carry(self, letters: Sequence[tuple[Letter, Message]]) -> None:
-        """Send the messages of these letters, and return when each is confirmed or refused for good.
+        """Send the messages of these letters, and return when each is confirmed or refused permanently.
 
         Raises:
-            BrokerError, DeliveryFailed: nothing more will be taken.
+            BrokerError, DeliveryFailed: the destination takes no more messages.
         """
 
     def beat(self) -> None:
-        """Keep the connections alive while there is nothing to carry. Raises BrokerError."""
+        """Keep the connections alive while nothing is sent. Raises BrokerError."""
         self._engine.turn(0.0)
 
 
 class RedriveSender(LetterSender):
-    """Back to work, as fresh messages of one destination."""
+    """Sends letters back, as fresh messages of one destination."""
 
     def __init__(self, send_queue: SendQueue, spec: DeliverySpec, clock: Clock) -> None:
         self._rows: list[int] = []
-        # Letters come in the order of their deaths; a refusal must not turn round those of one key.
+        # Letters come in the order of their deaths; a refusal must not reorder those of one key.
         flow = Flow(ordering="key" if send_queue.capabilities.order is Support.NATIVE else "none")
         super().__init__(
             Engine([send_queue], spec, _ORIGIN, clock, random_module.random, flow, delivered=self._rows.extend)
@@ -70,7 +70,7 @@ class RedriveSender(LetterSender):
 
 
 class _Forwarded(Owner):
-    """A letter on its way to a sink: its broker gave it up, and says why."""
+    """A letter on its way to a sink: its broker gave it up, and reports why."""
 
     def __init__(self, context: ErrorContext, handled: Callable[[], None]) -> None:
         self.context = context
@@ -81,12 +81,12 @@ class _Forwarded(Owner):
 
 
 class ForwardSender(LetterSender):
-    """On to the first sink that takes a letter, in that sink's form, with the context that the broker knows.
+    """Sends letters to the first sink that takes them, in that sink's form, with the context that the broker knows.
 
     Args:
-        place: where the letters lie; nothing is sent there.
-        sinks: in turn.
-        spec: its format and its budgets.
+        place: where the letters are stored; nothing is sent there.
+        sinks: tried in turn.
+        spec: sets the format and the budgets.
     """
 
     def __init__(self, place: SendQueue, sinks: Sequence[SendQueue], spec: DeliverySpec, clock: Clock) -> None:
@@ -107,7 +107,7 @@ class ForwardSender(LetterSender):
             raise first
 
     def _handled(self, letter: Letter) -> None:
-        """A sink has confirmed it; or none would take it, and it stays where it is."""
+        """A sink has confirmed it; or none would take it, and it stays in place."""
         if self._engine.report.skipped > self._skipped:
             self._skipped = self._engine.report.skipped
         else:

@@ -1,6 +1,6 @@
-"""Operations on letters: what is done with one, as which message it is sent, and why it stays.
+"""Operations on a letter: as which message it is sent, and why it stays.
 
-A letter is sent back to work (redrive), or on to a sink (forward).
+A letter is sent back to its destination (redrive), or on to a sink (forward).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from redelivery.contract.message import Message
 from redelivery.deadletters.trust import Targets, context_of
 from redelivery.formats import dialects, events, identity
 
-#: A letter that was sent back this often is not sent again unless told to.
+#: A letter that was sent back this often is sent again only on request.
 HOP_LIMIT: Final = 5
 #: Separates an id from the number of its hop.
 HOP_MARK: Final = "~"
@@ -23,13 +23,13 @@ HOP_MARK: Final = "~"
 
 @dataclass(frozen=True, slots=True)
 class LetterOperation:
-    """What is done with letters: sent back to work, or forwarded.
+    """An operation on letters: redrive or forward.
 
     Attributes:
         name: for messages.
-        prepare: a letter as the message that is sent, to a destination of these capabilities.
-        target: where a letter goes, if not to the destination itself; None where it does.
-        why_left: why a letter is not sent to a destination of these capabilities; None where it is.
+        prepare: returns the message of a letter, for a destination of these capabilities.
+        target: returns the letter's own target; None where it goes to the destination itself.
+        why_left: returns why a letter is not sent to a destination of these capabilities; None where it is sent.
     """
 
     name: str
@@ -39,15 +39,15 @@ class LetterOperation:
 
 
 def sent_back(letter: Letter, there: Capabilities, *, targeted: bool = True) -> Message:
-    """The message of a letter as it is sent again: without our context, one hop further, to its own target.
+    """Return the message of a letter as it is sent again: without our context, one hop further, to its own target.
 
-    Its id is `<id>~<hop>`, so that no broker takes it for the message that died; where the message may have been
-    delivered, it is the one that it was sent under.
+    Its id is `<id>~<hop>`, so that no broker takes it for the message that died. Where the message may have been
+    delivered, the id is the one under which it was sent.
 
     Args:
-        letter: as it lies.
-        there: the destination's; what the message had of its own columns is restored.
-        targeted: its target was allowed (`Targets`); without, it goes to the destination itself.
+        letter: as stored.
+        there: the destination's capabilities; values of its own columns are restored.
+        targeted: its target was allowed (`Targets`); otherwise it goes to the destination itself.
     """
     context = context_of(letter)
     columns = {name: kind for name, kind in there.columns.items() if targeted or name not in there.routes}
@@ -55,7 +55,7 @@ def sent_back(letter: Letter, there: Capabilities, *, targeted: bool = True) -> 
     hop = dialects.history(message).hops
     name = message.id
     if context.maybe_delivered:
-        name = name or context.message_id  # as it was sent: whoever has it already can tell
+        name = name or context.message_id  # as it was sent: a consumer that has it already can tell
     elif name is None and context.message_id is not None:
         # Not the letter's own: another letter may have it, and must not be taken for the same message.
         name = f"{context.message_id}{HOP_MARK}{letter.position}"
@@ -71,22 +71,22 @@ def sent_back(letter: Letter, there: Capabilities, *, targeted: bool = True) -> 
 
 
 def _restored(texts: Mapping[str, str], columns: Mapping[str, type]) -> dict[str, Any]:
-    """The values of the broker's own columns, from their texts in a context."""
+    """Return the values of the broker's own columns, from their texts in a context."""
     extra: dict[str, Any] = {}
     for name, text in texts.items():
         if name in columns and columns[name] is not bytes:
-            with contextlib.suppress(ValueError):  # another program wrote it: the message goes without
+            with contextlib.suppress(ValueError):  # another program wrote it: the message is sent without it
                 extra[name] = columns[name](text)
     return extra
 
 
 def original_id(name: str, hop: int) -> str:
-    """An id without the mark of its last hop."""
+    """Return an id without the mark of its last hop."""
     return name.removesuffix(f"{HOP_MARK}{hop}") if hop > 0 else name
 
 
 def why_left(letter: Letter, hop_limit: int) -> str | None:
-    """Why a letter is not sent back; None where it is."""
+    """Return why a letter is not sent back; None where it is sent."""
     if dialects.history(letter.message).hops >= hop_limit:
         return f"it was sent back {hop_limit} times already"
     if events.to_event(dialects.strip(letter.message)).get_type() == events.UNDELIVERABLE:
@@ -95,14 +95,14 @@ def why_left(letter: Letter, hop_limit: int) -> str | None:
 
 
 def why_not_forwarded(letter: Letter, _there: Capabilities) -> str | None:
-    """Why a letter is not forwarded; None where it is."""
+    """Return why a letter is not forwarded; None where it is forwarded."""
     if dialects.read(letter.message) is not None or letter.context is None:
         return "it was not put there by the broker itself"
     return None
 
 
 def redrive_operation(targets: Targets, hop_limit: int) -> LetterOperation:
-    """Letters are sent back to work, those with another target only where that is allowed."""
+    """Return the redrive operation: letters with another target are sent only where that is allowed."""
 
     def why(letter: Letter, there: Capabilities) -> str | None:
         refused = targets.refused(letter, there)
@@ -115,7 +115,7 @@ def redrive_operation(targets: Targets, hop_limit: int) -> LetterOperation:
     )
 
 
-#: Letters of the broker's own are sent on as they are; the sender to each sink puts their context into its form.
+#: Messages that the broker itself gave up are sent on unchanged; each sink's sender writes their context in its form.
 FORWARD: Final = LetterOperation(
     "forward",
     lambda letter, _there: replace(letter.message, identity=identity.of_forwarded(letter)),

@@ -1,7 +1,7 @@
-"""Dead letters of any broker: look at them, send them back, forward, remove them.
+"""Dead letters of any broker: browse, send back, forward, remove.
 
-This file opens a place and hands it to people; how letters are moved is in `redriving.py`, which of them in
-`selection.py`. It must not know any broker or dialect.
+This module opens a dead letter queue for users. `redrive.py` moves letters, `selection.py` selects them. Must not know
+any broker or dialect.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ from redelivery.sending.connector import (
 )
 from redelivery.sending.send_queue import Bounds, SendQueue
 
-#: How a letter is sent where nothing else is said; one that fails for good stays in its place.
+#: The default spec for sending a letter; a letter that fails permanently stays in place.
 _SPEC: Final = DeliverySpec(retry=3, tolerance="all", allow_skip=True, log_enable=False)
-#: A letter that fails for good fails no run, however many do.
+#: Letters that fail permanently never fail a run, however many they are.
 _TOLERANT: Final[Mapping[str, Any]] = {
     "tolerance": "all",
     "tolerance_limit": None,
@@ -77,30 +77,30 @@ class DeadLetterQueue:
         self._direct = direct
 
     def __iter__(self) -> Iterator[Letter]:
-        """Oldest first, left in place, each with its whole context."""
+        """Return the letters, oldest first, left in place, each with its whole context."""
         for letter in self._letters.browse():
             yield replace(letter, context=context_of(letter))
 
     def select(self, where: Selection | None = None) -> Iterator[Letter]:
-        """Those that a selection means, oldest first, left in place, each with its whole context."""
+        """Return the letters of a selection, oldest first, left in place, each with its whole context."""
         now_ms = self._connector.clock.wall_ms()
         return (letter for letter in self if where is None or where.admits(letter, now_ms))
 
     @property
     def place(self) -> str:
-        """URL of the place that the letters are in, redacted. Raises BrokerError, ConfigurationError."""
+        """The URL of the dead letter queue, redacted. Raises BrokerError, ConfigurationError."""
         return redact(self._place())
 
     def remove(self, ids: Collection[str]) -> int:
-        """Remove letters by message id or position; returns how many."""
+        """Remove letters by message id or position; return how many."""
         return self.remove_at([letter.position for letter in self.select(Selection().of(ids))])
 
     def remove_at(self, positions: Sequence[str]) -> int:
-        """Remove letters by position alone; returns how many existed."""
+        """Remove letters by position alone; return how many existed."""
         return self._letters.remove(positions) if positions else 0
 
     def purge(self) -> int:
-        """Remove all; returns how many."""
+        """Remove all letters; return how many."""
         return self._letters.purge()
 
     def redrive(
@@ -115,26 +115,26 @@ class DeadLetterQueue:
         hop_limit: int = HOP_LIMIT,
         allow_targets: Collection[str] = (),
     ) -> RedriveReport:
-        """Send letters back to work; each is removed once the destination has confirmed it.
+        """Send letters back to their destination; each is removed once the destination has confirmed it.
 
-        A letter starts again at attempt 1, under `<id>~<hop>`; its attempt total and hops survive, the error context
-        that we wrote does not.
+        A letter starts again at attempt 1, under `<id>~<hop>`. Its attempt total and its hops are kept; the error
+        context that we wrote is removed.
 
         Args:
-            ids: message ids or positions; None: all that lie there now.
-            to: another destination; it is that of letters with another target too. None: where they failed.
-            where: of these, only those that it means.
+            ids: message ids or positions; None: all letters that exist now.
+            to: another destination, also for letters with another target. None: the destination where they failed.
+            where: of these, only the selected ones.
             settings: limit, rate, dry run, and when to stop.
-            journal: a file that lets a run that was killed go on where it was, and keeps a second run away.
-            spec: how they are sent: its retries, backoff and timeouts. A letter that fails for good stays where it is.
-            hop_limit: letters sent back so often already are left.
+            journal: a file that lets a killed run continue, and prevents a second run at the same time.
+            spec: retries, backoff and timeouts of sending. A letter that fails permanently stays in place.
+            hop_limit: letters that were sent back so often stay.
             allow_targets: targets that letters may go to, if their headers name one other than the destination: names,
-                or patterns as of a shell (`orders-*`; for a column of the broker's that routes `column=value`). A
-                letter with another target stays, unless it is signed: a header alone must not choose where it goes.
+                or patterns as in a shell (`orders-*`; for a routing column of the broker `column=value`). A letter with
+                another target stays, unless it is signed: a header alone must not choose where it goes.
 
         Raises:
-            ConfigurationError: it is not clear where to, or that is the dead letter place itself, or the journal is
-                another place's.
+            ConfigurationError: no destination is known, or it is the dead letter queue itself, or the journal belongs
+                to another queue.
             JournalError: the journal is in use, or cannot be read or written.
             BrokerError: the destination or the place cannot be used; letters not removed are still there.
         """
@@ -161,17 +161,17 @@ class DeadLetterQueue:
         return self._transfer(redrive_operation(targets, hop_limit), opened, spec, meant, settings, journal)
 
     def move_back(self, *, wait: float = 300.0) -> int:
-        """Have the broker itself move all letters back to work, as they are; returns how many.
+        """Have the broker itself move all letters back to the source, unchanged; return how many.
 
-        Faster than `redrive`, and without its account: a letter keeps the error context that we wrote, and no hop is
-        counted, so nothing ends its returns but you.
+        Faster than `redrive`, and without its account: a letter keeps the error context that we wrote, and hops are not
+        counted, so the hop limit does not end its returns.
 
         Args:
             wait: how long it may take, in seconds.
 
         Raises:
             ConfigurationError: this is a sink named by its URL.
-            Unsupported: the broker has no such thing.
+            Unsupported: the broker does not offer this.
             BrokerError: see `redelivery.contract.broker.DeadLetters.move_back`.
         """
         if self._direct:
@@ -192,22 +192,23 @@ class DeadLetterQueue:
         """Move what the broker itself dead-lettered (expired, delivered too often) to a sink, with its context.
 
         Each letter goes to the first of the sinks that takes it, in that sink's form and in the spec's format, and is
-        removed once the sink has confirmed it; one that none takes stays.
+        removed once the sink has confirmed it. A letter that no sink takes stays.
 
         Args:
-            to: the only sink; None: those of `spec`, but for the place itself.
-            where: only those that it means.
+            to: the only sink; None: those of `spec`, except the queue itself.
+            where: only the selected letters.
             settings: limit, rate, dry run, and when to stop.
-            journal: as `redrive` has it.
+            journal: as for `redrive`.
             spec: its sinks, format, retries, backoff and timeouts.
-            follow: go on with what the broker gives up later, until `settings.stop` says so or the limit is reached.
-                Letters that stay are counted as the last look found them.
-            interval: between two looks.
+            follow: continue with messages that the broker gives up later, until `settings.stop` returns True or the
+                limit is reached. Letters that stay are counted as the last look found them.
+            interval: the time between two looks.
 
         Raises:
-            ConfigurationError: no sink is named, or one is the destination itself, or the journal is another place's.
+            ConfigurationError: no sink is named, or one is the destination itself, or the journal belongs to another
+                queue.
             JournalError: the journal is in use, or cannot be read or written.
-            BrokerError: no sink, or not the place, can be used; letters not removed are still there.
+            BrokerError: no sink, or not the queue, can be used; letters not removed are still in place.
         """
         settings = settings or RedriveSettings(max_returns=None)
         if interval <= timedelta(0):
@@ -270,14 +271,14 @@ class DeadLetterQueue:
             return transfer.run(letter_sender)
 
     def _destination(self, connector: Connector, to: str | None) -> Broker:
-        """Where letters go back to. Raises ConfigurationError."""
+        """Return where letters go back to. Raises ConfigurationError."""
         broker = self._broker if to is None or to == self._place() else connector.connect()
         self._check_elsewhere("redrive", to or self._connector.url, broker)
         return broker
 
     def _is_own(self, target: str) -> bool:
-        """Whether a target of this name is the destination itself, however it is spelled."""
-        with contextlib.suppress(RedeliveryError):  # no such name there, so it is another place
+        """Return whether a target of this name is the destination itself, however it is spelled."""
+        with contextlib.suppress(RedeliveryError):  # such a name does not exist there, so it is another place
             url = self._broker.sibling(target)
             return self._broker.canonical_url == url or connect(url, self._connector.options).is_at(self._broker)
         return False
@@ -288,7 +289,7 @@ class DeadLetterQueue:
             raise ConfigurationError(f"{doing}: {redact(url)} is the place that the letters are in; say where to")
 
     def _sinks(self, connector: Connector, to: str | None, spec: DeliverySpec) -> Iterator[tuple[Sink, str, Broker]]:
-        """Each sink that letters are forwarded to, its URL and broker. Raises ConfigurationError, BrokerError."""
+        """Return URL and broker of each sink that letters are forwarded to. Raises ConfigurationError, BrokerError."""
         place = self._place()
         for sink in spec.dead_letter_sink if to is None else (Sink(uri=to),):
             url = sink_url(sink, self._broker)
@@ -305,7 +306,7 @@ class DeadLetterQueue:
             yield sink, url, there
 
     def _place(self) -> str:
-        """Not as it was written: a relative path is another place in another folder."""
+        """Return an absolute form: a relative path is another place in another folder."""
         if self._direct:
             return self._broker.canonical_url or self._connector.url
         return self._broker.native_sink()
@@ -319,15 +320,16 @@ def dead_letters(
     connection_factory: ConnectionFactory | None = None,
     key: str | None = None,
 ) -> DeadLetterQueue:
-    """The dead letters of a destination.
+    """Return the dead letters of a destination.
 
     Args:
-        url: the destination; its native dead letter place is read.
-        sink: URL of the sink that its letters went to, where that was not the native place.
-        options: client options, with their plugin's prefix; also of the plugins that letters are sent to.
+        url: the destination; its native dead letter queue is read.
+        sink: URL of the sink that its letters went to, where that was not the native queue.
+        options: client options, with their plugin's prefix; also those of the plugins that letters are sent to.
         connection_factory: opens a connection to a broker; by default `connected`.
-        key: references of the keys that letters were signed with (`letterKey`), with commas between. Of a letter that
-            none of them has signed only what its broker says is believed; the target of one that is signed is followed.
+        key: references of the keys that letters were signed with (`letterKey`), separated by commas. Of a letter that
+            none of them has signed, only the broker's own report is believed; the target of a signed letter is
+            followed.
 
     Raises:
         ConfigurationError, Unsupported, BrokerError
@@ -344,7 +346,7 @@ def dead_letters(
             resources=resources,
         )
         broker = connector.connect()
-        # A destination without a dead letter place of its own is nothing but such a place itself.
+        # A destination without its own dead letter queue is itself such a queue.
         direct = sink is not None or not broker.capabilities.dead_letter
         letters = broker.dead_letters(direct=direct)
         resources.callback(letters.close)

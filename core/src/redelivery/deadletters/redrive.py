@@ -1,7 +1,7 @@
-"""Moving letters out of their place: back to work (redrive), or on to a sink (forward).
+"""Moves letters out of their queue: back to their destination (redrive), or on to a sink (forward).
 
-A letter is sent, then confirmed by where it goes, then noted in the journal, then removed: killed between any two of
-these it is in one of both places, or in both under one id, never in none.
+A letter is sent, then confirmed by its destination, then noted in the journal, then removed. If the process is killed
+between any two steps, the letter is in one of both places, or in both under one id, never in none.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MAX_RETURNS: Final = 100
 #: Letters that are sent and then removed together: so many, or fewer that have so many bytes.
 _CHUNK: Final = 500
 _CHUNK_BYTES: Final = 16 * 1024 * 1024
-#: Looking for letters that came back takes this part of the time at most, and no look comes sooner than that.
+#: Looking for letters that came back takes at most this part of the time, and looks are at least so far apart.
 _LOOKING: Final = 0.1
 _LOOK_AFTER: Final = 1.0
 _INTERRUPTED: Final = "it was interrupted"
@@ -43,19 +43,19 @@ _NAP: Final = 0.2
 
 @dataclass(slots=True, kw_only=True)
 class RedriveReport:
-    """The account of a redrive. `considered == redriven + failed + sum(left.values())`, but for a dry run.
+    """The account of a redrive. `considered == redriven + failed + sum(left.values())`, except after a dry run.
 
     Attributes:
-        considered: letters that were meant, as far as the run came.
-        selected: of those, letters that were sent, or would have been in a dry run.
+        considered: selected letters, as far as the run came.
+        selected: of those, letters that were sent, or would have been sent in a dry run.
         redriven: confirmed at their destination.
-        removed: of those, removed from the dead letter place; fewer only where somebody else was faster.
+        removed: of those, removed from the dead letter queue; fewer only where another process was faster.
         failed: refused by the destination; they stay.
         left: letters that were not sent, by reason; they stay. At most `MAX_REASONS` reasons, then `OTHER`.
         targets: of those selected, letters that go to an allowed target, by its name; bounded likewise.
         resumed: letters that had been sent before (by an earlier run, as a rule), and were removed now.
         returned: letters that are dead again since the run began.
-        stopped: why it ended before all were considered; None where it did not.
+        stopped: why it ended before it had considered all letters; None where it considered all.
     """
 
     considered: int = 0
@@ -70,21 +70,21 @@ class RedriveReport:
     stopped: str | None = None
 
     def look_again(self) -> None:
-        """Forget what stays: the next look finds it again."""
+        """Forget the letters that stay: the next look finds them again."""
         self.considered -= self.failed + sum(self.left.values())
         self.selected -= self.failed
         self.failed = 0
         self.left.clear()
 
     def leave(self, why: str | None) -> bool:
-        """Count a letter that is not sent; False where there is no reason for that."""
+        """Count a letter that is not sent; return False where no reason holds it back."""
         if why is not None:
             _count(self.left, why)
         return why is not None
 
 
 def _count(counts: dict[str, int], name: str) -> None:
-    """Count one; names are others' words, so there may be any number of them."""
+    """Count one name. The number of names is bounded, because others choose them."""
     name = name if name in counts or len(counts) < MAX_REASONS else OTHER
     counts[name] = counts.get(name, 0) + 1
 
@@ -94,11 +94,11 @@ class RedriveSettings:
     """How far and how fast letters are moved.
 
     Attributes:
-        limit: letters that are sent, at most.
-        rate: letters a second, at most.
+        limit: the most letters that are sent.
+        rate: the most letters per second.
         dry_run: send and remove nothing.
-        max_returns: stop when more than so many were refused or came back; None: go on whatever happens.
-        stop: asked again and again; True ends the run, what is in flight settled.
+        max_returns: stop when more letters than this were refused or came back; None: never stop for that.
+        stop: called again and again; True ends the run after the letters in flight are settled.
         on_progress: called with the report as it grows.
     """
 
@@ -118,18 +118,18 @@ class RedriveSettings:
 
 
 class Transfer:
-    """One run over the letters of a place.
+    """One run over the letters of a queue.
 
     Args:
-        letters: the place.
-        look: opens the place again, to see what came back.
-        selection: which letters are meant.
-        operation: what is done with them.
-        there: what the destination can do.
+        letters: the queue.
+        look: opens the queue again, to see which letters came back.
+        selection: which letters are moved.
+        operation: redrive or forward.
+        there: the destination's capabilities.
         settings: how far and how fast.
-        journal: remembers what was sent and not yet removed; None: nothing does.
-        follow: look again after so many seconds, until it is stopped; None: one look is all.
-        partial: the place shows some letters only when those before them are gone.
+        journal: remembers letters that were sent and not yet removed; None: no journal.
+        follow: look again after so many seconds, until stopped; None: look once.
+        partial: the queue shows some letters only when earlier ones are gone.
     """
 
     def __init__(
@@ -158,9 +158,9 @@ class Transfer:
         self._follow = follow
         self._partial = partial
         self._stay: set[str] = set()
-        #: Letters that are confirmed where they went and not known to be removed: digests by position.
+        #: Letters that are confirmed at their destination and not known to be removed: digests by position.
         self._pending: dict[str, str] = {}
-        #: Of those, what is shown again.
+        #: Of those, the letters that the queue shows again.
         self._again: list[str] = []
         self._began_ms = self._looked_ms = clock.wall_ms()
         self._next_look = clock.monotonic() + _LOOK_AFTER
@@ -181,7 +181,7 @@ class Transfer:
         return self.report
 
     def _pass(self, letter_sender: LetterSender | None, rate: RateLimit) -> None:
-        """Move what lies there now."""
+        """Move the letters that exist now."""
         again = True
         while again:
             removed = self.report.removed
@@ -193,11 +193,11 @@ class Transfer:
                 self._settings.on_progress(self.report)
                 self._must_stop()
             self._resume()
-            # What was behind those that are gone is shown now.
+            # Letters behind those that are gone are visible now.
             again = self._partial and not self.report.stopped and self.report.removed > removed
 
     def _look_anew(self, letter_sender: LetterSender | None, rate: RateLimit) -> None:
-        """One more look. What stays is counted as the last look finds it; a broker that is away comes back."""
+        """Look again. Letters that stay are counted as the last look finds them; a broker that is away comes back."""
         self.report.look_again()
         self._stay.clear()
         self._again.clear()
@@ -209,7 +209,7 @@ class Transfer:
             log.warning("%s: the letters cannot be looked at now, and later again: %s", self._operation.name, error)
 
     def _waited(self, seconds: float, letter_sender: LetterSender | None) -> bool:
-        """Wait for the next look; False where the run is stopped meanwhile."""
+        """Wait for the next look; return False where the run is stopped in the meantime."""
         end = self._clock.monotonic() + seconds
         while (left := end - self._clock.monotonic()) > 0 and not self._settings.stop():
             if letter_sender is not None:
@@ -242,7 +242,7 @@ class Transfer:
     def _send(self, letter_sender: LetterSender, going: Sequence[Letter]) -> None:
         try:
             letter_sender.carry([(letter, self._operation.prepare(letter, self._there)) for letter in going])
-        except BaseException as error:  # what is confirmed is removed, whatever becomes of its neighbours
+        except BaseException as error:  # confirmed letters are removed, even if others fail
             try:
                 self._account(going, letter_sender.confirmed)
             except RedeliveryError as second:
@@ -251,7 +251,7 @@ class Transfer:
         self._account(going, letter_sender.confirmed)
 
     def _account(self, going: Sequence[Letter], confirmed: list[Letter]) -> None:
-        """Count what was sent, note what is confirmed, and remove that."""
+        """Count sent letters, note the confirmed ones in the journal, and remove them."""
         self.report.redriven += len(confirmed)
         self.report.failed += len(going) - len(confirmed)
         sent = {letter.position: _digest(letter) for letter in confirmed}
@@ -262,11 +262,11 @@ class Transfer:
         try:
             if self._journal is not None:
                 self._journal.sent(sent)
-        finally:  # without a note it has all the more to be removed
+        finally:  # without a note it must be removed all the more
             self.report.removed += self._remove(list(sent))
 
     def _remove(self, positions: Sequence[str]) -> int:
-        """Remove what is confirmed; what was not there to be removed, or in somebody's hand, is not sent again."""
+        """Remove confirmed letters. One that could not be removed, or that a consumer holds, is not sent again."""
         removed = self._letters.remove(positions)
         if removed == len(positions):
             self._forget(positions)
@@ -283,7 +283,7 @@ class Transfer:
         known = self._pending.get(letter.position)
         if known is None:
             return False
-        if known != _digest(letter):  # the place was made again, and counts again
+        if known != _digest(letter):  # the queue was created again, and counts again
             self._forget([letter.position])
             return False
         self._again.append(letter.position)
@@ -292,13 +292,13 @@ class Transfer:
         return True
 
     def _resume(self) -> None:
-        """Remove what was sent before and is still there."""
+        """Remove letters that were sent before and still exist."""
         some, self._again = self._again, []
         if some:
             self.report.resumed += self._remove(some)
 
     def _may_send(self, rate: RateLimit, count: int) -> bool:
-        """Wait for the rate's turn; False where the run is stopped meanwhile."""
+        """Wait for the rate limit; return False where the run is stopped in the meantime."""
         while (left := rate.next(self._clock.monotonic()) - self._clock.monotonic()) > 0:
             if self._settings.stop():
                 self.report.selected -= count
@@ -338,7 +338,7 @@ class Transfer:
 
 
 def _taken(letters: Iterator[Letter], most: int) -> list[Letter]:
-    """The next letters: at most so many, and no more once they have `_CHUNK_BYTES`."""
+    """Return the next letters: at most so many, and no more once they have `_CHUNK_BYTES`."""
     taken: list[Letter] = []
     weight = 0
     for letter in itertools.islice(letters, most):
@@ -351,7 +351,7 @@ def _taken(letters: Iterator[Letter], most: int) -> list[Letter]:
 
 def _digest(letter: Letter) -> str:
     message = letter.message
-    # With its headers: the letter of a later failure of the same message tells another time.
+    # With its headers: the letter of a later failure of the same message has another time in them.
     said = (message.id, message.key, message.timestamp_ms, message.headers)
     found = hashlib.blake2b(repr(said).encode(errors="surrogatepass"), digest_size=12)
     found.update(message.value or b"")

@@ -1,4 +1,4 @@
-"""`Selection`: which dead letters are meant, as conditions that people write and that all must hold.
+"""`Selection`: which dead letters are selected, by conditions that must all hold.
 
     kind=permanent   code!=TOO_LARGE   reason~timed?.out   age>PT2H   attempts>=3   header.tenant=acme   id=order-7
 
@@ -23,7 +23,7 @@ from redelivery.contract.broker import Letter
 from redelivery.contract.context import ErrorContext, moment_ms
 from redelivery.errors import ConfigurationError, InvalidSpec
 
-#: What a condition can be about, besides `header.<name>`: how it is read from a letter with its whole context.
+#: What a condition can compare, besides `header.<name>`: how it is read from a letter with its whole context.
 TEXTS: Final[Mapping[str, Callable[[Letter, ErrorContext], str | None]]] = {
     "id": lambda letter, context: letter.message.id or context.message_id,
     "position": lambda letter, _: letter.position,
@@ -70,7 +70,7 @@ _EXAMPLE: Final = "write NAME=VALUE, as in 'kind=permanent', 'reason~timeout' or
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One thing that must be true of a letter. `text` is how it was written."""
+    """A condition that a letter must meet. `text` is the condition as written."""
 
     text: str
     holds: Callable[[Letter, int], bool]
@@ -78,21 +78,21 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The letters of which all conditions are true; without any, all letters."""
+    """The letters that meet all conditions; without conditions, all letters."""
 
     conditions: tuple[Condition, ...] = ()
 
     @classmethod
     def parse(cls, *texts: str) -> Selection:
-        """The selection that these conditions make.
+        """Return the selection with these conditions.
 
         Raises:
-            ConfigurationError: a condition does not parse, or is about nothing that a letter has.
+            ConfigurationError: a condition does not parse, or names an unknown field.
         """
         return cls(tuple(Condition(text, _condition(text)) for text in texts))
 
     def of(self, ids: Collection[str]) -> Selection:
-        """These letters only, by position or id: their own, or else the one that their context tells."""
+        """Select only these letters, by position or id: their own id, else the id in their context."""
         named = frozenset(ids)
 
         def holds(letter: Letter, _: int) -> bool:
@@ -101,11 +101,11 @@ class Selection:
         return Selection((*self.conditions, Condition(f"{len(named)} ids", holds)))
 
     def admits(self, letter: Letter, now_ms: int) -> bool:
-        """Whether this letter is meant.
+        """Return whether this letter is selected.
 
         Args:
             letter: with its whole context (`deadletters.context_of`).
-            now_ms: what its age is counted to, milliseconds since the epoch.
+            now_ms: the time to which its age is computed, milliseconds since the epoch.
         """
         return all(each.holds(letter, now_ms) for each in self.conditions)
 
@@ -114,7 +114,7 @@ class Selection:
 
 
 def dead_since_ms(letter: Letter) -> int | None:
-    """When a letter was given up, as far as anybody knows."""
+    """Return when a letter was given up, as far as known."""
     context = letter.context or ErrorContext()
     known = (letter.dead_lettered_ms, context.last_failure_ms, letter.message.timestamp_ms)
     return next((each for each in known if moment_ms(each) is not None), None)
@@ -142,7 +142,7 @@ def _condition(text: str) -> Callable[[Letter, int], bool]:
 
 
 def _check_code(text: str, value: str) -> None:
-    """Codes are a closed vocabulary, so a condition about any other is a mistake. Raises ConfigurationError."""
+    """Refuse an unknown code: codes are a closed vocabulary, so it is a mistake. Raises ConfigurationError."""
     if code_of(value) is None:
         near = nearest(value, Code.__members__)
         hint = f"did you mean {near!r}? " if near else ""
@@ -172,7 +172,7 @@ def _of_text(
 
 
 def _search(text: str, value: str) -> Callable[[str], bool]:
-    """Whether a text matches a regular expression: in time linear in the text, whoever wrote either of them."""
+    """Return whether a text matches a regular expression: in time linear in the text, as both may be hostile."""
     options = re2.Options()
     options.log_errors = False
     try:

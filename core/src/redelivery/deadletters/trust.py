@@ -1,6 +1,6 @@
-"""What of a letter is believed: why it is there, and where it says that it goes.
+"""Which claims of a letter are believed: why it was dead-lettered, and which target it names.
 
-A header is its writer's word.
+Anyone who can write a letter can write its headers.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _DESTINATION: Final = "destination"
 
 
 def context_of(letter: Letter) -> ErrorContext:
-    """Why a letter is there: what its headers say, and what only its broker knows.
+    """Return why a letter was dead-lettered: from its headers, and from what only its broker knows.
 
-    Of a letter that none of the reader's keys has signed, no header counts.
-    Where the broker itself has given the message up, its word counts more than any header: a header may be forged.
+    The headers of a letter that none of the reader's keys has signed do not count. Where the broker itself gave the
+    message up, its report counts more than any header: a header may be forged.
     """
     native = letter.context
     if letter.signed is False:
@@ -43,14 +43,14 @@ def context_of(letter: Letter) -> ErrorContext:
 class Targets:
     """Which targets of letters are followed, by a redrive and by a row that is read to be written again.
 
-    What a header says never chooses where a message goes, unless one of the reader's keys has signed it. A target is a
-    place other than the destination itself: a letter's own destination, and each of the broker's text columns that
-    routes (`Capabilities.routes`), written `column=value`.
+    A header never chooses where a message goes, unless one of the reader's keys has signed it. A target is a place
+    other than the destination itself: a letter's own destination, and each of the broker's text columns that route
+    (`Capabilities.routes`), written `column=value`.
 
     Attributes:
-        allowed: names, or patterns as of a shell (`orders-*`).
+        allowed: names, or patterns as in a shell (`orders-*`).
         is_own: whether a destination of this name is the redrive's own.
-        none: no target is followed, and none holds a letter back: the operator has named where to.
+        none: targets are not followed, and hold no letter back: the operator has named the destination.
     """
 
     allowed: tuple[str, ...] = ()
@@ -58,17 +58,17 @@ class Targets:
     none: bool = False
 
     def of(self, letter: Letter, there: Capabilities) -> str | None:
-        """The targets of a letter that count, in one text; None where it has none."""
+        """Return the targets of a letter that count, as one text; None where it has none."""
         return ", ".join(_written(*each) for each in self._named(letter, there).items()) or None
 
     def refused(self, letter: Letter, there: Capabilities) -> str | None:
-        """A target of a letter that may not be followed; None where it has none such."""
+        """Return a target of a letter that may not be followed; None where no such target exists."""
         named = self._named(letter, there).items()
         signed = _signed_targets(letter)
         return next((_written(*each) for each in named if each not in signed and not self._admits(*each)), None)
 
     def columns(self, letter: Letter, there: Capabilities) -> dict[str, str | None]:
-        """The targets of a letter by the column that they are of a row; one that is not allowed is None."""
+        """Return the targets of a letter by the row's column they belong to; one that is not allowed is None."""
         named = self._named(letter, there).items()
         signed = _signed_targets(letter)
         unsaid = dict.fromkeys((_DESTINATION, *_text_routes(there)))
@@ -88,7 +88,7 @@ class Targets:
 
 
 def _signed_targets(letter: Letter) -> set[tuple[str, str]]:
-    """The targets that one of the reader's keys has signed: who has such a key may say where a message goes."""
+    """Return the targets that one of the reader's keys has signed: holders of a key may choose where a message goes."""
     context = dialects.read(letter.message) if letter.signed else None
     if context is None:
         return set()
@@ -96,12 +96,12 @@ def _signed_targets(letter: Letter) -> set[tuple[str, str]]:
 
 
 def _written(column: str, name: str) -> str:
-    """A target as people write it."""
+    """Return a target as people write it."""
     return name if column == _DESTINATION else f"{column}={name}"
 
 
 def _routed(letter: Letter, there: Capabilities) -> dict[str, str]:
-    """The broker's text columns of a letter that say where it goes, wherever they were kept."""
+    """Return the broker's text columns of a letter that route it, wherever they were stored."""
     given = {**context_of(letter).extra, **letter.message.extra}
     return {name: str(given[name]) for name in _text_routes(there) if given.get(name) not in {None, ""}}
 

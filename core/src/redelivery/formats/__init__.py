@@ -1,1 +1,1 @@
-"""How messages, events, error contexts and delivery specs are written down and read back."""
+"""Writes and reads messages, events, error contexts and delivery specs."""

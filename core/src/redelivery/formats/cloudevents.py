@@ -1,7 +1,7 @@
 """One CloudEvent: its attributes, its JSON form and its two content modes. The lower half of `events.py`.
 
-The `cloudevents` package makes, checks, reads and writes events; what is here is what it leaves open: recognising an
-event in a message, sentences for people, and attributes as header text.
+The `cloudevents` package makes, checks, reads and writes events. This module adds what it lacks: recognising an event
+in a message, sentences for people, and attributes as header text.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ STRUCTURED: Final = JSONFormat.CONTENT_TYPE
 _REQUIRED: Final = ("id", "source", "type")
 _NAME: Final = re.compile(r"[a-z0-9]+")
 _RFC3339: Final = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)")
-#: What a CloudEvents string may not hold: control characters, lone surrogates, noncharacters.
+#: Characters that a CloudEvents string may not hold: control characters, lone surrogates, noncharacters.
 _FORBIDDEN: Final = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
 _JSON: Final = JSONFormat()
 _JSON_TYPE: Final = JSONFormat.JSON_CONTENT_TYPE_PATTERN
-#: What the text of an attribute must be, and what to do where it is not.
+#: What the text of an attribute must be, and how to correct it.
 _SYNTAX: Final[Mapping[str, tuple[Callable[[str], bool], str]]] = {
     "source": (is_uri_reference, "must be a URI reference, as in /orders or https://example.org/orders (RFC 3986)"),
     "dataschema": (is_uri, "must be a URI, as in https://example.org/order.json (RFC 3986)"),
@@ -48,7 +48,7 @@ _SYNTAX: Final[Mapping[str, tuple[Callable[[str], bool], str]]] = {
 
 
 class Moment(datetime):
-    """A time that keeps the text it was read from, which may say more than microseconds.
+    """A time that keeps the text it was read from, which may be more precise than microseconds.
 
     Attributes:
         text: RFC 3339.
@@ -58,7 +58,7 @@ class Moment(datetime):
 
     @classmethod
     def read(cls, text: str) -> Moment:
-        """The time that text says. Raises ValueError where it says none."""
+        """Return the time that a text gives. Raises ValueError where it gives no time."""
         moment = cls.fromisoformat(text.upper())
         moment.text = text
         return moment
@@ -68,14 +68,14 @@ class Moment(datetime):
 
 
 def validate(attributes: Mapping[str, Any]) -> None:
-    """Check the attributes of an event to be; attributes that are None count as absent.
+    """Check the attributes of a future event; attributes that are None count as absent.
 
     Args:
         attributes: names and values; `time` is RFC 3339 text or a datetime with a time zone. `specversion`
             may be absent.
 
     Raises:
-        Permanent: with a sentence for people; its `code` groups what is wrong (`missing-id`, `invalid-time`, ...).
+        Permanent: with a sentence for people; its `code` groups the mistakes (`missing-id`, `invalid-time`, ...).
     """
     given = {name: value for name, value in attributes.items() if value is not None}
     require(given)
@@ -102,10 +102,10 @@ def validate(attributes: Mapping[str, Any]) -> None:
 
 
 def require(attributes: Mapping[str, Any]) -> None:
-    """Check that what every event needs is there.
+    """Check that the required attributes exist.
 
     Raises:
-        Permanent: it is not.
+        Permanent: one is missing.
     """
     for name in _REQUIRED:
         value = attributes.get(name)
@@ -125,7 +125,7 @@ def require(attributes: Mapping[str, Any]) -> None:
 
 
 def text(value: Any) -> str:
-    """An attribute's value in its canonical text form."""
+    """Return an attribute's value in its canonical text form."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, datetime):
@@ -136,7 +136,7 @@ def text(value: Any) -> str:
 
 
 def rfc3339(moment: datetime) -> str:
-    """A time as RFC 3339 text, as it was read where it was; one without a time zone is taken as UTC."""
+    """Return a time as RFC 3339 text, unchanged where it was read from text; without a time zone it is UTC."""
     if isinstance(moment, Moment):
         return moment.text
     aware = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
@@ -144,12 +144,12 @@ def rfc3339(moment: datetime) -> str:
 
 
 def clean(value: str) -> str:
-    """Text that a CloudEvents attribute may hold: white space becomes a space, what is forbidden U+FFFD."""
+    """Return text that an attribute may hold: white space becomes a space, forbidden characters U+FFFD."""
     return _FORBIDDEN.sub("\ufffd", re.sub(r"[\t\r\n]+", " ", value))
 
 
 def binary_headers(attributes: Mapping[str, Any], prefix: str) -> Headers:
-    """Attributes as headers of the binary mode: `<prefix><name>`, and `content-type` for `datacontenttype`.
+    """Return attributes as headers of the binary mode: `<prefix><name>`, and `content-type` for `datacontenttype`.
 
     Values are canonical text in UTF-8 (`time` as RFC 3339); None is left out; `specversion` is added.
     """
@@ -164,17 +164,17 @@ def binary_headers(attributes: Mapping[str, Any], prefix: str) -> Headers:
 
 
 def to_json(event: BaseCloudEvent) -> dict[str, Any]:
-    """An event as its JSON form: a mapping that `json.dumps` takes."""
+    """Return the JSON form of an event: a mapping that `json.dumps` takes."""
     form: dict[str, Any] = json.loads(_JSON.write(event))
     moment = event.get_attributes().get("time")
     return form | {"time": rfc3339(moment)} if moment is not None else form
 
 
 def from_json(form: Mapping[str, Any]) -> CloudEvent:
-    """The event that a JSON form means.
+    """Return the event of a JSON form.
 
     Raises:
-        Permanent: it means none; `code` and text say why.
+        Permanent: it is not an event; `code` and text say why.
     """
     try:
         return _read(dumps(dict(form)))
@@ -187,7 +187,7 @@ def from_json(form: Mapping[str, Any]) -> CloudEvent:
 
 
 def _read(document: str | bytes) -> CloudEvent:
-    # Not by the package: it cuts times to microseconds, and takes NaN, which is no JSON.
+    # Not by the package: it cuts times to microseconds, and accepts NaN, which is not JSON.
     form = json.loads(document, parse_constant=_refuse)
     attributes = {name: value for name, value in form.items() if name not in ("data", "data_base64")}
     if attributes.get("time") is not None:
@@ -199,10 +199,10 @@ def _read(document: str | bytes) -> CloudEvent:
 
 
 def build(attributes: dict[str, Any], data: Any) -> CloudEvent:
-    """An event with these attributes and no others (None: absent): the package would make up an id and a time.
+    """Return an event with these attributes only (None: absent): the package would make up an id and a time.
 
     Raises:
-        Permanent: they make no event.
+        Permanent: they do not form an event.
     """
     require(attributes)
     had_time = attributes.get("time") is not None
@@ -223,7 +223,7 @@ def build(attributes: dict[str, Any], data: Any) -> CloudEvent:
 
 
 def event_in(message: Message) -> CloudEvent | None:
-    """The event that a message is, in either mode; None for a raw message and for a malformed event."""
+    """Return the event that a message is, in either mode; None for a raw message and for a malformed event."""
     try:
         if is_structured(message):
             return _read(message.value or b"")
@@ -234,28 +234,28 @@ def event_in(message: Message) -> CloudEvent | None:
 
 
 def is_json(content_type: str | None) -> bool:
-    """Whether data of this type is JSON; data without a type is."""
+    """Whether data of this type is JSON; data without a type is JSON."""
     return bool(_JSON_TYPE.match(content_type or JSONFormat.DEFAULT_CONTENT_TYPE))
 
 
 def is_text(content_type: str | None) -> bool:
-    """Whether data of this type is text by its very name."""
+    """Whether the name of this type marks its data as text."""
     return (content_type or "").strip().lower().startswith("text/")
 
 
 def is_structured(message: Message) -> bool:
-    """Whether a message says that its body is an event in JSON."""
+    """Whether a message declares its body to be an event in JSON."""
     return _content_type(message.headers).partition(";")[0].strip().lower() == STRUCTURED
 
 
 def prefix_in(message: Message) -> str | None:
-    """The header prefix of an event in binary mode; None where the message is none."""
+    """Return the header prefix of an event in binary mode; None where the message is not such an event."""
     names = {name for name, _ in message.headers}
     return next((p for p in PREFIXES if all(p + each in names for each in ("specversion", *_REQUIRED))), None)
 
 
 def to_structured(message: Message, event: CloudEvent) -> Message:
-    """A binary event as JSON; the message's other headers stay."""
+    """Return a binary event as JSON; the message's other headers stay."""
     prefix = prefix_in(message)
     if prefix is None:
         return message
@@ -266,7 +266,7 @@ def to_structured(message: Message, event: CloudEvent) -> Message:
 
 
 def to_binary(message: Message, event: CloudEvent, prefix: str) -> Message:
-    """A structured event as headers and body; the message's other headers stay."""
+    """Return a structured event as headers and body; the message's other headers stay."""
     form: dict[str, Any] = loads(message.value or b"{}")
     data = event.get_data() if "data_base64" in form else form.get("data")
     if isinstance(data, bytes) or data is None:
@@ -294,7 +294,7 @@ def _from_binary(message: Message, prefix: str) -> CloudEvent:
 
 
 def _data(body: bytes | None, content_type: str) -> Any:
-    """A binary event's data as JSON can show it; as bytes, where showing it would lose anything but white space."""
+    """Return a binary event's data as JSON shows it; as bytes, where more than white space would be lost."""
     if body is None:
         return None
     try:
@@ -325,7 +325,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _texts(headers: Headers, prefix: str) -> dict[str, str]:
-    """The attributes in headers. Raises ValueError where one is no text, or there twice."""
+    """Return the attributes in headers. Raises ValueError where one is not text, or repeats."""
     pairs = [(name.removeprefix(prefix), (value or b"").decode()) for name, value in headers if name.startswith(prefix)]
     return _unique(pairs)
 

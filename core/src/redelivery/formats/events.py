@@ -1,4 +1,4 @@
-"""CloudEvents for the rest of the library: any message as an event and back, content modes, rows that became none.
+"""CloudEvents for the rest of the library: any message as an event and back, content modes, rows without a message.
 
 Recognising and checking one event is `cloudevents.py`, whose words are re-exported here.
 """
@@ -80,9 +80,9 @@ _SAFE: Final = "/._~!$&'()*+,;=@-"
 
 
 def to_event(message: Message) -> CloudEvent:
-    """A message as an event, so that `from_event` gives back the same message.
+    """Return a message as an event, so that `from_event` returns the same message.
 
-    A message that is an event (structured or binary) becomes that event; any other, a malformed event among them, is
+    A message that is an event (structured or binary) becomes that event. Any other message, and a malformed event, is
     wrapped: its value is the data, as text where it is UTF-8. What the event alone would lose (key, headers, exact
     bytes, ...) goes into one extension attribute. Never raises.
     """
@@ -101,9 +101,9 @@ def to_event(message: Message) -> CloudEvent:
 
 
 def from_event(event: CloudEvent) -> Message:
-    """The message that an event stands for; an event that stands for none becomes a structured message.
+    """Return the message that an event stands for; an event that stands for no message becomes a structured message.
 
-    An event that was changed since `to_event` (mended by hand) is taken as it is now, with the key and the other
+    An event that was changed since `to_event` (repaired by hand) is taken with its changes, with the key and the other
     headers of its message.
     """
     try:
@@ -114,9 +114,9 @@ def from_event(event: CloudEvent) -> Message:
 
 
 def reformat(message: Message, event_format: EventFormat, prefix: str | None) -> Message:
-    """An event message in another content mode: "json" is structured, "binary" takes the header prefix.
+    """Return an event message in another content mode: "json" is structured, "binary" takes the header prefix.
 
-    A raw message, a malformed event, and "binary" where a broker has no prefix for it: unchanged. Never raises.
+    A raw message and a malformed event are unchanged, as is any message for "binary" without a prefix. Never raises.
     """
     event = event_in(message)
     if event is None:
@@ -130,13 +130,13 @@ def reformat(message: Message, event_format: EventFormat, prefix: str | None) ->
 
 
 def source_of(message: Message) -> str | None:
-    """The source of the event that a message is; None for a raw message and for a malformed event. Never raises."""
+    """Return the source of the event that a message is; None for a raw message and a malformed event. Never raises."""
     event = event_in(message) if message.headers else None
     return None if event is None else event.get_source()
 
 
 def wrapped(message: Message) -> Message:
-    """A message as a structured event that stands for it, in ASCII, with no other header. Never raises."""
+    """Return a message as a structured event that stands for it, in ASCII, with no other header. Never raises."""
     body = json.dumps(to_json(_wrap(message)), separators=(",", ":")).encode()
     return Message(value=body, headers=((CONTENT_TYPE, STRUCTURED.encode()),), identity=message.identity)
 
@@ -210,7 +210,7 @@ def _body(event: CloudEvent, *, binary: bool) -> bytes | None:
 
 
 def _describe(message: Message) -> dict[str, Any]:
-    """All of a message but its value, as far as it is there."""
+    """Return all of a message except its value, as far as it exists."""
     kept: dict[str, Any] = {}
     if message.headers:
         kept["headers"] = [[name, _show(value)] for name, value in message.headers]
@@ -225,7 +225,7 @@ def _describe(message: Message) -> dict[str, Any]:
 
 
 def _show(value: bytes | None) -> Any:
-    """Bytes as JSON: text where they are UTF-8, so that people can read it, else base64."""
+    """Return bytes as JSON: text where they are UTF-8, so that people can read it, else base64."""
     if value is None:
         return None
     try:
@@ -249,7 +249,7 @@ def _unshow_any(shown: Any) -> Any:
 
 
 def _digest(message: Message) -> str:
-    """A stable id for a message that has none."""
+    """Return a stable id for a message without one."""
     parts = [_describe(message), _show(message.value)]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
@@ -273,16 +273,16 @@ def undeliverable(
     headers: Headers = (),
     source: str = "redelivery",
 ) -> Message:
-    """The structured event that stands for a row which could not become a message.
+    """Return the structured event that stands for a row which could not become a message.
 
     Args:
         row: the row by column name, written as JSON (see `jsonable`); or bytes, written as base64.
-        id: stable, so that a repeated job says the same; also the message's id.
+        id: stable, so that a repeated job gives the same; also the message's id.
         error: why; its text (redacted) and codes become the attributes `reason`, `code` and `nativecode`.
         key: kept as the message's own.
-        headers: the same. A `content-type` among the headers must give way to the event's and
-            becomes the attribute `rowcontenttype`.
-        source: the event's source; what a URI cannot hold of it is percent-encoded.
+        headers: kept as the message's own. A `content-type` among the headers must give way to the event's and becomes
+            the attribute `rowcontenttype`.
+        source: the event's source; characters that a URI cannot hold are percent-encoded.
     """
     attributes: dict[str, Any] = {
         "specversion": "1.0",
@@ -309,10 +309,10 @@ def undeliverable(
 
 @singledispatch
 def jsonable(value: Any) -> Any:
-    """A value of a row as JSON can hold it, without losing what it says.
+    """Return a value of a row as JSON can hold it, without losing its meaning.
 
-    Bytes become base64, Decimal its text, times ISO 8601, NaN and infinities their names as text; what JSON has no
-    form for becomes its text.
+    Bytes become base64, Decimal its text, times ISO 8601, NaN and infinities their names as text; a value without a
+    JSON form becomes its text.
     """
     if hasattr(value, "tolist"):  # a NumPy scalar or array
         return jsonable(value.tolist())

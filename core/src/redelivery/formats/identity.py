@@ -1,9 +1,9 @@
-"""By what a de-duplicating broker recognises a message, where its id is not enough: pure functions of what it says.
+"""How a de-duplicating broker recognises a message, where its id is not enough: pure functions of its content.
 
-An id is the user's: consumers see it, it comes back unchanged, and two things that differ may share it. An identity is
-ours: two messages of one identity are one message, sent again. It is stable when the same thing is sent again (an
-ambiguous answer, a retried task, a replayed micro-batch, a process killed before it could note what it did), so it is
-never made of times, attempts, or the text of an error.
+An id belongs to the user: consumers see it, it comes back unchanged, and two different messages may share it. An
+identity is ours: two messages of one identity are one message, sent again. It is the same whenever the same message is
+sent again (an ambiguous answer, a retried task, a replayed micro-batch, a process killed before it could note its
+work). So it never depends on times, attempts, or the text of an error.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _BYTES: Final = 16
 
 
 def of_event(source: str, id_: str) -> str:
-    """The identity of a CloudEvent: source and id together; the length tells where the one ends."""
+    """Return the identity of a CloudEvent: source and id together; the length separates them."""
     return f"{len(source)} {source} {id_}"
 
 
 def of_message(message: Message) -> str | None:
-    """The identity of a message as it is first sent: an event's is of its source too; None: its id is enough."""
+    """Return the identity of a message as first sent: an event's includes its source; None: its id is enough."""
     if message.identity is not None or message.id is None:
         return message.identity
     source = source_of(message)
@@ -38,9 +38,9 @@ def of_message(message: Message) -> str | None:
 
 
 def identified(batch: Batch) -> Batch:
-    """The batch with the identities of its messages, computed when a plugin asks for them.
+    """Return the batch with the identities of its messages, computed when a plugin reads them.
 
-    An event says in a header that it is one: without headers there is none, and rows cost nothing.
+    An event declares itself in a header: without headers no row is an event, and rows cost nothing.
     """
     if batch.identity is not None or batch.id is None or batch.headers is None:
         return batch
@@ -49,7 +49,7 @@ def identified(batch: Batch) -> Batch:
 
 
 def of_letter(message: Message, context: ErrorContext, received: Received | None) -> str:
-    """The identity of a letter: what failed, where, for whom, in which run, from where, and in which life.
+    """Return the identity of a letter: what failed, where, for whom, in which run, from where, after which redrive.
 
     Args:
         message: what failed, as it was first sent or received.
@@ -61,7 +61,7 @@ def of_letter(message: Message, context: ErrorContext, received: Received | None
         # A retried task may get its rows in another order: what has an id is the same row wherever it stands.
         come: tuple[object, ...] = () if message.id is not None else (context.partition, context.position)
     elif message.id is None and received.source is None and not received.lasting:
-        return uuid.uuid4().hex  # nothing tells it from another: rather twice than not at all
+        return uuid.uuid4().hex  # nothing tells it from another: better a duplicate than a loss
     else:
         source = received.source
         come = () if source is None else (source.topic, source.partition, source.offset)
@@ -70,26 +70,26 @@ def of_letter(message: Message, context: ErrorContext, received: Received | None
 
 
 def of_redriven(message: Message) -> str | None:
-    """The identity of a letter that is sent back, under the id that it is sent under; None: it has no id.
+    """Return the identity of a letter sent back under the id given; None: it has no id.
 
-    Two letters of one id that differ are two; one that is sent again, as its redrive was killed before it was noted, is
-    one.
+    Two different letters of one id are two messages. A letter that is sent again, because its redrive was killed before
+    it could note it, is one message.
     """
     return None if message.id is None else _digest("redriven", message.destination, *_content(message))
 
 
 def of_unchanged(message: Message, context: ErrorContext) -> str | None:
-    """The identity of a letter that is sent back under the id that it was sent under first.
+    """Return the identity of a letter that is sent back under the id that it was first sent under.
 
-    For one whose attempts were ambiguous: the broker may have it, and must be able to recognise it.
+    For a letter whose attempts were ambiguous: the broker may have it, and must be able to recognise it.
     """
-    if context.truncated:  # what is left of it may be another's: rather twice than not at all
+    if context.truncated:  # the rest may equal another's: better a duplicate than a loss
         return _digest("redriven", message.destination, *_content(message))
     return context.identity or of_message(message)
 
 
 def of_forwarded(letter: Letter) -> str:
-    """The identity of what a broker itself dead-lettered, on its way to a sink: the letter at this position."""
+    """Return the identity of a message that a broker itself dead-lettered, on its way to a sink: by its position."""
     reason = "" if letter.context is None else letter.context.reason
     return _digest("forwarded", letter.position, letter.dead_lettered_ms, reason, *_content(letter.message))
 
@@ -108,7 +108,7 @@ def _content(message: Message) -> tuple[object, ...]:
 
 
 def _digest(kind: str, *parts: object) -> str:
-    """A digest of parts, each with its type and length before it, so that no two lists of parts are written alike."""
+    """Return a digest of parts, each preceded by its type and length, so that different lists never look alike."""
     digest = hashlib.blake2b(digest_size=_BYTES)
     for each in _written((kind, *parts)):
         digest.update(each)

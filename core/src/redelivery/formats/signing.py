@@ -1,7 +1,6 @@
-"""Keys of letters: which letters of a place were signed by somebody who has one of them.
+"""Keys of letters: which letters of a queue were signed with one of them.
 
-How a signature is made is in `dialects/`; where a key is written, as a reference, is said by `letterKey` (a delivery
-spec's) and by who reads.
+`dialects/` makes the signatures. A delivery spec's `letterKey`, and an option of readers, gives the reference of a key.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ SHORTEST: Final = 16
 
 @lru_cache(maxsize=64)
 def key(reference: str) -> bytes:
-    """The key behind a reference, read once a process.
+    """Return the key behind a reference, read once per process.
 
     Raises:
         MissingSecret: it is not on this machine.
@@ -36,7 +35,7 @@ def key(reference: str) -> bytes:
 
 
 def references(text: str | None) -> tuple[str, ...]:
-    """References with commas between, as who reads gives them. Raises ConfigurationError; no value is shown."""
+    """Split references separated by commas, as readers give them. Raises ConfigurationError; no value is shown."""
     found = tuple(each.strip() for each in (text or "").split(",") if each.strip())
     for each in found:
         _check(each)
@@ -49,11 +48,11 @@ def _check(reference: str) -> None:
 
 
 class Verified(DeadLetters):
-    """The letters of a place, each told whether one of these keys has signed it.
+    """The letters of a queue, each marked by whether one of these keys has signed it.
 
     Args:
-        letters: the place.
-        keys: as `key` gives them; none: nothing is told.
+        letters: the queue.
+        keys: as `key` returns them; without keys, letters are not marked.
     """
 
     def __init__(self, letters: DeadLetters, keys: Sequence[bytes]) -> None:

@@ -17,7 +17,7 @@ _REST: Final = rf"(?:\?(?:[{_PLAIN}:@/?]|{_ESCAPE})*+)?(?:#(?:[{_PLAIN}:@/?]|{_E
 _PLACE: Final = rf"(?://{_AUTHORITY}(?:/{_SEGMENTS})?|(?!//){_SEGMENTS}){_REST}"
 _SCHEME: Final = "[A-Za-z][A-Za-z0-9+.-]*+:"
 _URI: Final = re.compile(_SCHEME + _PLACE)
-#: Before its first slash a relative reference has no colon: what precedes one is a scheme.
+#: Before its first slash a relative reference has no colon: text before a colon is a scheme.
 _RELATIVE: Final = re.compile(rf"(?![^/?#:]*+:){_PLACE}")
 _WORD: Final = r"[A-Za-z0-9!#$%&'*+.^_`|~{}-]++"
 _QUOTED: Final = r'"(?:[^"\\\x00-\x1f\x7f]|\\[^\x00-\x1f\x7f])*+"'

@@ -1,4 +1,4 @@
-"""What a subscription's spec asks and its broker cannot do, said before any message is taken."""
+"""Compares a subscription's spec with its broker's capabilities, before any message is received."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from redelivery.errors import ConfigurationError, RedeliveryError, Unsupported
 
 
 def refuse_own_letters(broker: Broker, url: str) -> None:
-    """A dead letter place is its own native one: what dies here would be received again, without an end.
+    """Refuse a dead letter queue that is its own native one: messages that die here would be received again, endlessly.
 
     Raises:
         ConfigurationError
     """
     place = None
-    with contextlib.suppress(RedeliveryError):  # not provisioned, or nothing that a sender could name
+    with contextlib.suppress(RedeliveryError):  # not provisioned, or a sender cannot name it
         place = broker.native_sink()
     if place is not None and place in {url, broker.canonical_url}:
         raise ConfigurationError(
@@ -28,7 +28,7 @@ def refuse_own_letters(broker: Broker, url: str) -> None:
 
 
 def check_retries(broker: Broker, spec: DeliverySpec) -> None:
-    """Retries need a broker that keeps a message away for a while; a timeout, one that tells when it first came.
+    """Refuse retries where the broker cannot delay a message; refuse a timeout where it hides the first delivery.
 
     Raises:
         Unsupported

@@ -49,7 +49,7 @@ _MAX_OVERRUN: Final = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What a run needs to know of its subscription.
+    """The settings of a run, from its subscription.
 
     Attributes:
         name, handler, spec, prefetch, rename_type, clock, random: as `Subscription` has them.
@@ -77,7 +77,7 @@ class RunningSubscription:
         workers: run the handler.
         engine: sends letters to the sinks.
         report: the account of the subscription.
-        stopping: set where the run shall end.
+        stopping: set when the run is to end.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class RunningSubscription:
     # --- from any thread ---
 
     def terminate(self, message: Message | str, reason: str) -> Future[None]:
-        """Give up one leased message. As `Subscription.terminate`."""
+        """Give up one leased message. See `Subscription.terminate`."""
         leased = self._named(message)
         if not self._settings.spec.dead_letter_sink:
             stays = without_sink(self._settings.name, message)
@@ -115,7 +115,7 @@ class RunningSubscription:
         return future
 
     def _named(self, message: Message | str) -> LeasedMessage | None:
-        """The leased message of this name. Raises ConfigurationError: several have it."""
+        """Return the leased message of this name. Raises ConfigurationError: several have it."""
         there = [leased for leased in self._leases if not leased.decided]
         if not isinstance(message, str):
             return next((leased for leased in there if leased.received.message is message), None)
@@ -129,7 +129,7 @@ class RunningSubscription:
     # --- the loop ---
 
     def run(self, *, until_empty: bool) -> None:
-        """Handle messages until told to stop, or until none is left. Raises as `Subscription.run`."""
+        """Handle messages until stopped, or until none is left. Raises as `Subscription.run`."""
         try:
             self._loop(until_empty=until_empty)
         except BaseException as error:
@@ -168,7 +168,7 @@ class RunningSubscription:
         return time.monotonic() > self._stop_by or not under_way
 
     def _is_empty(self, looked: float | None) -> bool:
-        """Whether nothing is leased, and a look at this time, which found nothing, was the last one needed."""
+        """Whether nothing is leased, and no message is expected after a look at this time that found none."""
         return not self._leases and looked is not None and self._leases.delayed_retries.is_over(looked)
 
     def _begin(self, leased: LeasedMessage) -> None:
@@ -180,7 +180,7 @@ class RunningSubscription:
             self._give_up(leased, Permanent(undecodable, code=Code.UNDECODABLE), "it cannot be decoded")
 
     def _take_requests(self) -> None:
-        """Carry out what `terminate` asked for."""
+        """Carry out the requests of `terminate`."""
         while not self._requests.empty():
             leased, reason = self._requests.get()
             if leased.decided or leased not in self._leases:
@@ -201,7 +201,7 @@ class RunningSubscription:
                 outcome = Accept() if error is None else self._after(leased, error)
                 if outcome is not None:
                     outcomes.append((leased, outcome))
-        except BaseException:  # whatever ends the subscription, the results of its neighbours hold
+        except BaseException:  # the results of its neighbours count, even if this one ends the subscription
             with contextlib.suppress(BrokerError):
                 self._leases.settle([each for each in outcomes if isinstance(each[1], Accept)])
             raise
@@ -226,7 +226,7 @@ class RunningSubscription:
     # --- failures ---
 
     def _after(self, leased: LeasedMessage, error: BaseException) -> Outcome | None:
-        """What follows when a handler raised; None where the message goes down the sinks first."""
+        """Return what follows when a handler raised; None where the message goes to the sinks first."""
         if not isinstance(error, Exception):  # SystemExit, KeyboardInterrupt: the program wants to end
             raise error
         self._report.failures += 1
@@ -263,7 +263,7 @@ class RunningSubscription:
         raise failed
 
     def _note(self) -> None:
-        """Count a failure of a message, be it for good or not."""
+        """Count a failure of a message, final or not."""
         self._engine.report.record_failures += 1
         self._engine.report.last_error_ms = self._settings.clock.wall_ms()
 
@@ -274,7 +274,7 @@ class RunningSubscription:
         self._give_up(leased, error, "its handler gave it up")
 
     def _give_up(self, leased: LeasedMessage, error: BrokerError, why: str) -> None:
-        """Send the message down the sinks; its lease is ended only when one has confirmed it."""
+        """Send the message to the sinks; its lease ends only when one of them has confirmed it."""
         leased.decided = True
         received = leased.received
         now_ms = self._settings.clock.wall_ms()
@@ -295,7 +295,7 @@ class RunningSubscription:
 
 
 class _LeaseOwner(Owner):
-    """A leased message on its way to a sink: its lease is ended only when a sink has confirmed it."""
+    """A leased message on its way to a sink: its lease ends only when a sink has confirmed it."""
 
     def __init__(self, settings: Settings, leased: LeasedMessage, leases: Leases, report: SubscriptionReport) -> None:
         self.subscriber = settings.name
@@ -336,7 +336,7 @@ def _retriable(error: Exception) -> Retriable:
 
 
 def not_leased(message: Message | str) -> NotTerminated:
-    """The error of `terminate` for a message that is not leased."""
+    """Return the error of `terminate` for a message that is not leased."""
     return NotTerminated(f"terminate: {label(message)} is not leased (settled already, or never received)")
 
 
@@ -348,6 +348,6 @@ def without_sink(name: str, message: Message | str) -> ConfigurationError:
 
 
 def label(message: Message | str) -> str:
-    """A message as errors name it."""
+    """Return a message's name for errors."""
     name = message if isinstance(message, str) else message.id
     return f"message {name!r}"

@@ -1,8 +1,8 @@
 """The receiving engine: receive, handle, then accept, retry or give up, by one delivery spec.
 
 A message travels: `Receiver.receive` (a lease) -> a worker thread runs the handler -> `policy.decide` turns its result
-into an outcome -> `Receiver.settle`. A message that is given up goes down the sinks first, and its lease is ended only
-when one of them has confirmed it. Leases are kept alive while a handler runs. A lost lease is never settled.
+into an outcome -> `Receiver.settle`. A message that is given up goes to the sinks first, and its lease ends only when
+one of them has confirmed it. Leases are prolonged while a handler runs. A lost lease is never settled.
 """
 
 from __future__ import annotations
@@ -42,32 +42,32 @@ log = logging.getLogger("redelivery.subscription")
 #: Called with each message. Returning accepts it; raising retries it; raising TerminalNack gives it up.
 Handler: TypeAlias = Callable[[Message], object]
 
-#: Of a subscription that is given no name.
+#: The name of a subscription without one.
 DEFAULT_NAME: Final = "default"
 
 _running: weakref.WeakValueDictionary[tuple[int, str], Subscription] = weakref.WeakValueDictionary()
 
 
 class Subscription:
-    """Handles what arrives at one destination.
+    """Handles the messages of one destination.
 
     Args:
         url: where messages come from.
         handler: see `Handler`. Called on worker threads, `workers` of them at a time.
-        name: names the subscription in letters and metrics; one of a name may run in a process.
-        own_copy: receive a copy of each message under this name, where the destination is for several (an exchange, a
-            topic); what that needs is made by `redelivery apply --subscription NAME`. Otherwise messages are shared
-            with all who receive there, whatever their names.
+        name: names the subscription in letters and metrics; a process may run one subscription of a name.
+        own_copy: receive a copy of each message under this name, where the destination has several readers (an
+            exchange, a topic); `redelivery apply --subscription NAME` creates the necessary objects. Otherwise messages
+            are shared with all who receive there, whatever their names.
         spec: retries, backoff, sinks. `timeout` is how long a handler may take: then the attempt has failed.
         options: client options with their plugin's prefix.
         workers: handlers side by side.
         prefetch: messages leased ahead of the handlers.
         lease: how long a message is ours without being prolonged.
-        terminal: the handler gives messages up (`TerminalNack`, `terminate`): without a sink that is refused at once,
-            and not only when it does, which ends the subscription and leaves the message unsettled.
-        rename_type: the type under which an event is reposted to a sink that has none of its own; None: the spec's
+        terminal: the handler gives messages up (`TerminalNack`, `terminate`): a spec without a sink is then refused at
+            once. Otherwise the first such message ends the subscription and stays unsettled.
+        rename_type: the type under which an event is reposted to a sink that has no type; None: the spec's
             `dead_letter_type`.
-        stop_timeout: how long a stop waits for handlers before their messages are given back.
+        stop_timeout: how long a stop waits for handlers before it releases their messages.
         connection_factory, clock, random: for tests.
 
     Raises:
@@ -117,19 +117,19 @@ class Subscription:
         self._running: RunningSubscription | None = None
         self._stopping = threading.Event()
 
-    # --- what anyone may call ---
+    # --- public ---
 
     def run(self, *, until_empty: bool = False) -> SubscriptionReport:
         """Handle messages until `stop`, or until none is left.
 
         Args:
-            until_empty: end when nothing has arrived for a moment and everything under lease is settled. What this run
-                gave back to come again after a delay is waited for, if nobody else takes it; other delayed messages
-                are not.
+            until_empty: end when nothing has arrived for a moment and everything under lease is settled. The run waits
+                for the messages that it released to come again after a delay, unless another consumer takes them; it
+                does not wait for other delayed messages.
 
         Raises:
             DeliveryFailed: a message could neither be handled nor dead-lettered; it stays unsettled at the broker.
-            ConfigurationError: also where a handler gave a message up and there is no sink; it stays likewise.
+            ConfigurationError: also where a handler gave a message up and no sink exists; the message stays, too.
             BrokerError, ConfigurationError, Unsupported
         """
         key = (os.getpid(), self.name)
@@ -148,18 +148,18 @@ class Subscription:
         self._stopping.set()
 
     def terminate(self, message: Message | str, reason: str = "") -> Future[None]:
-        """Give up one message under lease: it is dead-lettered and settled, whatever its handler still says.
+        """Give up one message under lease: it is dead-lettered and settled, whatever its handler returns later.
 
         Args:
             message: the message as the handler got it, or its id, or its position (`Received.position`).
             reason: kept in its context.
 
         Returns:
-            What ends when the letter is confirmed and the lease over, or with what came in its way. A handler may wait
-            for it.
+            A future that completes when the letter is confirmed and the lease over, or with the error that prevented
+            it. A handler may wait for it.
 
         Raises:
-            ConfigurationError: the subscription has no dead letter sink, and so the message is not given up, nor
+            ConfigurationError: the subscription has no dead letter sink, so the message is neither given up nor
                 skipped; or several leased messages have this name.
             NotTerminated: no such message is under lease.
         """
@@ -216,7 +216,7 @@ class Subscription:
         return RunningSubscription(settings, leases, workers, engine, self.report, self._stopping)
 
     def _engine(self, connector: Connector, broker: Broker, receiver: Receiver) -> Engine:
-        """What sends letters to the sinks. Nothing is sent to the destination itself."""
+        """Return the engine that sends letters to the sinks. It sends nothing to the destination itself."""
         send_queues = [SendQueue(redact(self._url), broker, self._spec, Bounds(), self._clock)]
         for sink in self._spec.dead_letter_sink:
             if sink.uri == NATIVE and broker.capabilities.terminate:

@@ -1,6 +1,6 @@
-"""`TerminatingQueue`: the sink of a subscription whose broker moves a leased message to its dead letter place itself.
+"""`TerminatingQueue`: the sink of a subscription whose broker itself moves a leased message to its dead letter queue.
 
-Where a broker can do that, nothing is produced and nothing can be found twice: the lease ends as the letter appears.
+Nothing is produced, and no duplicate can appear: the lease ends in the same step in which the letter is stored.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class TerminatingQueue(SendQueue):
         self._receiver = receiver
 
     def open(self) -> None:
-        """There is nothing to open: the receiver is."""
+        """Do nothing: the receiver is open."""
 
     def send(self, batch: Batch, records: Sequence[Record] | None = None) -> None:
         now = self._clock.monotonic()

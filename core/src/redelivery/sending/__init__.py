@@ -1,8 +1,8 @@
 """The sending engine: batches in, an account out.
 
 A row travels: `Delivery.write` (the caller's thread) -> `Engine` (one thread per task) -> a `SendQueue` (of the
-destination, then of each sink) -> `Sender.send` / `collect` -> settled, waiting for a retry, or handed to the next one.
-`redelivery.policy` decides what follows from an error.
+destination, then of each sink) -> `Sender.send` / `collect`. Then it is settled, waits for a retry, or goes to the next
+queue. `redelivery.policy` decides what follows from an error.
 """
 
 from redelivery.sending.connector import ConnectionFactory, connected

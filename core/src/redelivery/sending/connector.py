@@ -1,4 +1,4 @@
-"""Opening a destination and its sinks as send queues, so that what can never work is said before any row is sent."""
+"""Opens a destination and its sinks as send queues. Reports before any row is sent what can never work."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ConnectionFactory: TypeAlias = Callable[[str, Mapping[str, str]], AbstractContex
 
 
 class Resources(ExitStack):
-    """What is given back at the end. Closing never hides the error that it closes for: that one is raised."""
+    """Releases everything at the end. An error while closing never hides the error that led to it."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -48,18 +48,18 @@ class NotCheckable(Exception):
 
 @contextlib.contextmanager
 def connected(url: str, options: Mapping[str, str]) -> Iterator[Broker]:
-    """The plain way to have a connection: made now, closed at the end."""
+    """The default way to obtain a connection: open it now, close it at the end."""
     with registry.connect(url, options) as broker:
         yield broker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connector:
-    """What it takes to open one destination and its sinks.
+    """Opens one destination and its sinks.
 
     Attributes:
         url, spec, options, bounds, clock, connection_factory: as `Delivery.open` takes them.
-        resources: gives everything back.
+        resources: closes everything at the end.
     """
 
     url: str
@@ -71,7 +71,7 @@ class Connector:
     resources: Resources
 
     def connect(self) -> Broker:
-        """The destination's broker. Raises ConfigurationError: it cannot do what the spec asks."""
+        """Return the destination's broker. Raises ConfigurationError: it cannot do what the spec requires."""
         warning = policy.retries_that_do_not_fit(self.spec)
         if warning:
             log.warning("%s", warning)
@@ -83,27 +83,27 @@ class Connector:
         return broker
 
     def _check_key(self) -> None:
-        """That the key of letters is missing is said before any row is sent. Raises ConfigurationError."""
+        """Check that the key of letters exists, before any row is sent. Raises ConfigurationError."""
         if self.spec.letter_key is not None:
             signing.key(self.spec.letter_key)
 
     def destination(self, broker: Broker) -> SendQueue:
-        """The destination's send queue, open. Raises BrokerError, Unsupported."""
+        """Return the destination's send queue, open. Raises BrokerError, Unsupported."""
         send_queue = self._send_queue(self.url, broker, self.spec)
         send_queue.open()
         return send_queue
 
     def sink(self, sink: Sink, broker: Broker) -> SendQueue:
-        """The send queue of one of the destination's sinks. Raises ConfigurationError, BrokerError, Unsupported."""
+        """Return the send queue of a sink of the destination. Raises ConfigurationError, BrokerError, Unsupported."""
         return self._opened(self._sink_queue(sink, broker))
 
     def letters(self, url: str, there: Broker, rename_type: str | None) -> SendQueue:
-        """The send queue to a sink that is connected, with its own type of events. Raises BrokerError, Unsupported."""
+        """Return the send queue to a connected sink, with its own type of events. Raises BrokerError, Unsupported."""
         return self._opened(self._send_queue(url, there, policy.for_sink(self.spec), rename_type))
 
     @staticmethod
     def _opened(send_queue: SendQueue) -> SendQueue:
-        # A sink that is down may be up again when it is needed; one that can never work is said now.
+        # A sink that is down may be up again when it is needed. One that can never work is reported now.
         with contextlib.suppress(Retriable, Ambiguous):
             send_queue.open()
         return send_queue
@@ -112,12 +112,12 @@ class Connector:
         """Find out whether rows could be sent to the destination, or letters to one of its sinks. Sends nothing.
 
         Args:
-            sink: one of the destination's; None: the destination itself.
+            sink: one of the destination's sinks; None: the destination itself.
             deadline: monotonic seconds.
-            shared_mount: a place of one host lies on a mount, which this machine need not have.
+            shared_mount: a place of one host lies on a mount, which this machine may not have.
 
         Raises:
-            NotCheckable: it cannot be found out on this machine.
+            NotCheckable: this machine cannot find out.
             ConfigurationError, BrokerError, Unsupported
         """
         broker = self.resources.enter_context(self.connection_factory(self.url, self.options))
@@ -127,7 +127,7 @@ class Connector:
         send_queue.check(deadline)
 
     def _sink_queue(self, sink: Sink, broker: Broker) -> SendQueue:
-        """The send queue of one of the sinks, not open. Raises ConfigurationError, BrokerError, Unsupported."""
+        """Return the send queue of a sink, not open. Raises ConfigurationError, BrokerError, Unsupported."""
         url, options = sink_url(sink, broker), sink_options(sink, broker, self.options)
         there = self.resources.enter_context(self.connection_factory(url, options))
         refuse_destination(url, there, self.url, broker)
@@ -141,11 +141,13 @@ class Connector:
 
 
 def sink_url(sink: Sink, broker: Broker) -> str:
-    """URL of a destination's sink: a ref, and a uri without a scheme, name another place at the destination's broker.
+    """Return the URL of a destination's sink.
+
+    A ref, or a uri without a scheme, names another place at the destination's broker.
 
     Raises:
-        ConfigurationError: the native place has not been provisioned, a ref is of a kind that is not known there, or a
-            uri relative to a ref means no other place there.
+        ConfigurationError: the native place has not been provisioned, the broker does not know the kind of a ref, or a
+            uri relative to a ref names no other place there.
         BrokerError, Unsupported
     """
     if sink.ref is not None:
@@ -157,11 +159,11 @@ def sink_url(sink: Sink, broker: Broker) -> str:
 
 
 def _relative(uri: str, base: str) -> str:
-    """The URL that a relative uri means, by RFC 3986, section 5.
+    """Return the URL that a relative uri means, by RFC 3986, section 5.
 
     Raises:
         ConfigurationError: it means another host, which would get the destination's credentials; the base itself; or a
-            place without what the base says in its query, as of its queue or region.
+            place without the base's query parameters, such as a queue or region.
     """
     scheme, _, rest = base.partition(":")
     # Python resolves by the rules of http alone, and writes an authority, if only an empty one, before any path.
@@ -188,12 +190,12 @@ def _relative(uri: str, base: str) -> str:
 
 
 def true_url(sink: Sink, url: str, there: Broker) -> str:
-    """A sink's URL as it is opened: its own client options may say another server than `url` does."""
+    """Return a sink's URL as it will be opened: its own client options may name another server than `url` does."""
     return (there.canonical_url or url) if sink.options else url
 
 
 def refuse_destination(url: str, there: Broker, destination: str, broker: Broker) -> None:
-    """Refuse a sink that is the destination itself. The URLs alone do not say it where options name the server.
+    """Refuse a sink that is the destination itself. URLs alone do not show it where options name the server.
 
     Raises:
         ConfigurationError
@@ -203,7 +205,7 @@ def refuse_destination(url: str, there: Broker, destination: str, broker: Broker
 
 
 def sink_options(sink: Sink, broker: Broker, options: Mapping[str, str]) -> Mapping[str, str]:
-    """A sink's client options; one at the destination's broker shares those of the destination."""
+    """Return a sink's client options. A sink at the destination's broker shares the destination's options."""
     if sink.ref is not None or sink.uri == NATIVE or not has_scheme(sink.uri):
         return {**options, **prefixed(sink.options, broker.name)}
     own = prefixed(sink.options, registry.installed().by_url(sink.uri).name) if sink.options else {}
@@ -211,10 +213,10 @@ def sink_options(sink: Sink, broker: Broker, options: Mapping[str, str]) -> Mapp
 
 
 def prefixed(options: Mapping[str, str], plugin: str) -> dict[str, str]:
-    """A sink's client options under its plugin's prefix: Connect's `producer.*` properties have none.
+    """Return a sink's client options under its plugin's prefix, which Connect's `producer.*` properties lack.
 
     Raises:
-        ConfigurationError: one is given with the prefix and without it.
+        ConfigurationError: an option is given with the prefix and without it.
     """
     prefix = f"{plugin}."
     found: dict[str, str] = {}

@@ -1,7 +1,7 @@
-"""`Delivery`: the engine on its own thread, fed by the caller's.
+"""`Delivery`: the engine on its own thread, fed by the caller's thread.
 
-The caller's row iterator may block for as long as it likes: settled batches, due retries and heartbeats go on. This
-file holds all there is of threads in the sending path.
+The caller's row iterator may block for as long as it likes: the engine goes on with settled batches, due retries and
+heartbeats. This module holds all thread handling of the sending path.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ log = logging.getLogger("redelivery.delivery")
 
 #: The engine looks at everything at least this often, in seconds.
 _TICK: Final = 0.5
-#: While more rows could be sent, settled batches are waited for no longer than this, in seconds.
+#: While more rows could be sent, the engine waits for settled batches no longer than this, in seconds.
 _GLANCE: Final = 0.02
 
 
 class Delivery:
-    """One task's delivery. Use it as a context manager: leaving it by an exception gives up what is under way."""
+    """One task's delivery. Use it as a context manager: an exception inside gives up the rows in flight."""
 
     def __init__(self, engine: Engine, send_queues: list[SendQueue], resources: Resources) -> None:
         self.capabilities: Capabilities = send_queues[0].capabilities
@@ -78,10 +78,10 @@ class Delivery:
 
         Args:
             url: where rows go.
-            spec: how.
+            spec: how rows are delivered.
             options: the destination's client options, with their plugin's prefix.
             origin: where the rows come from.
-            bounds: what may be held in memory.
+            bounds: how much may be held in memory.
             flow: in which order, and how fast.
             connection_factory: opens a connection to a broker; by default `connected`.
 
@@ -112,11 +112,11 @@ class Delivery:
 
     @property
     def so_far(self) -> DeliveryReport:
-        """The account so far; after a failure, of what was settled before it."""
+        """The account so far; after a failure, of the rows that were settled before it."""
         return self._engine.report
 
     def write(self, batch: Batch) -> None:
-        """Hand rows over; waits while there is no room.
+        """Hand rows over; wait while there is no room.
 
         Raises:
             DeliveryFailed, BrokerError, ContractViolation: the delivery has failed, now or earlier.
@@ -158,11 +158,11 @@ class Delivery:
         return report
 
     def close(self) -> None:
-        """Give up what is under way, and give the connections back. Closing twice does nothing."""
+        """Give up the rows in flight, and release the connections. Closing twice does nothing."""
         self._close(self._failure)
 
     def _close(self, error: BaseException | None) -> None:
-        """Close; whoever lent a connection is told of the error, so that it is not used again."""
+        """Close. The lender of a connection is notified of the error, so that the connection is not used again."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
@@ -189,7 +189,7 @@ class Delivery:
             self._changed.notify_all()
 
     def _wait_for(self, condition: Callable[[], bool]) -> None:
-        """Wait, with the lock held, until the condition holds; never forever on a plugin that hangs."""
+        """Wait, with the lock held, until the condition holds; never forever, even on a plugin that hangs."""
         while True:
             if self._failure is not None:
                 raise self._failure
@@ -223,12 +223,12 @@ class Delivery:
             self._resources.__exit__(type(given_up), given_up, None)
 
     def _beat(self, url: str) -> None:
-        """The engine is alive: it is about to call the plugin of this destination."""
+        """Note that the engine is alive: it is about to call the plugin of this destination."""
         self._calling = url
         self._alive = time.monotonic()
 
     def _turn(self) -> bool:
-        """One round; False when all is done."""
+        """Run one round; return False when all is done."""
         self._beat(self._engine.report.primary)
         taken = False
         with self._changed:
@@ -242,7 +242,7 @@ class Delivery:
                 self._changed.notify_all()
         busy = self._engine.busy
         self._engine.turn(0.0 if taken or not busy else _GLANCE)
-        if taken or busy or self._engine.busy:  # what was settled may have made room
+        if taken or busy or self._engine.busy:  # settled batches may have made room
             return True
         with self._changed:
             if self._engine.idle and self._finishing and not self._inbox:

@@ -1,7 +1,7 @@
 """`Engine`: moves rows through the send queues, one turn at a time, and keeps the account.
 
-Single-threaded and without its own clock, so that a test can drive it turn by turn against a model. What follows
-from an error is `policy.decide`'s to say; the engine carries it out.
+Single-threaded and without its own clock, so that a test can drive it turn by turn against a model. `policy.decide`
+decides what follows from an error; the engine carries it out.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Flow:
     Attributes:
         ordering: "key": rows of one key in their order; "none".
         park_successors: with ordering "key", rows behind a dead-lettered one of their key are dead-lettered too.
-        rows_per_second: of one task, retries not counted; None: as fast as it goes.
+        rows_per_second: of one task, retries not counted; None: unlimited.
     """
 
     ordering: Literal["none", "key"] = "none"
@@ -47,16 +47,16 @@ class Flow:
 
 
 class Engine:
-    """Delivers batches to the first send queue; what fails there for good goes down the others, which are its sinks.
+    """Delivers batches to the first send queue. Rows that fail there permanently go to the others, which are its sinks.
 
     Args:
         send queues: the destination, then the sinks in the order in which they are tried.
         spec: the job's spec.
         origin: where the rows come from.
         clock: the time.
-        random: gives a number in [0, 1), for jitter.
+        random: returns a number in [0, 1), for jitter.
         flow: in which order, and how fast.
-        delivered: told the positions of rows that the destination has confirmed, where somebody wants to know.
+        delivered: called with the positions of rows that the destination has confirmed; None: not reported.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Engine:
 
     @property
     def next_due(self) -> float | None:
-        """When there is something to do that nobody tells of, monotonic seconds: a record is due, or a debt is paid."""
+        """When the next timed work is due, monotonic seconds: a record is due, or the rate limit's debt is paid."""
         now = self._clock.monotonic()
         paid = self._rate.next(now)
         times = [send_queue.next_due for send_queue in self._send_queues] + [paid if paid > now else None]
@@ -107,7 +107,7 @@ class Engine:
         return any(send_queue.busy for send_queue in self._send_queues)
 
     def can_take(self, batch: Batch) -> bool:
-        """Whether there is room for a batch: among all that is held, and under the rate limit."""
+        """Whether another batch may be taken: within the bounds of memory, and under the rate limit."""
         destination, now = self._send_queues[0], self._clock.monotonic()
         if self._order is not None and destination.refused:
             return False
@@ -129,7 +129,7 @@ class Engine:
 
     @property
     def crowded(self) -> bool:
-        """Whether so much waits that nothing more may be taken."""
+        """Whether so much waits that no more rows may be taken."""
         waiting = self._order.waiting if self._order is not None else 0
         return waiting >= self._send_queues[0].bounds.waiting_records or any(
             send_queue.crowded for send_queue in self._send_queues
@@ -158,7 +158,7 @@ class Engine:
             self._park(self._fresh(batch, index))
 
     def _fresh(self, batch: Batch, index: int) -> Record:
-        """A row that no attempt was made for."""
+        """Return the context of a row that was never tried."""
         message = batch.row(index)
         return Record(message=message, outgoing=message, position=batch.first + index)
 
@@ -166,8 +166,8 @@ class Engine:
         self._send_queues[0].wait(record, self._clock.monotonic())
 
     def _park(self, record: Record) -> None:
-        """A row whose predecessor by key is dead goes where that one went."""
-        record.sent = record.attempts - record.untried  # some were made, where it was kept back only then
+        """Dead-letter a row whose predecessor by key is dead: it goes where that one went."""
+        record.sent = record.attempts - record.untried  # some were made, where it was held back only then
         record.last_failure_ms = self._clock.wall_ms()
         record.first_failure_ms = record.first_failure_ms or record.last_failure_ms
         self.give_up(record, Permanent("an earlier row of its key is dead-lettered", code=Code.PARKED), "it is parked")
@@ -176,10 +176,10 @@ class Engine:
         """Account for a row that could not become a message: `message` stands for it on its way to the sinks.
 
         Args:
-            message: see above.
+            message: the message that stands for the row.
             error: why.
             stage: where.
-            component: fully qualified name of what could not make it one.
+            component: fully qualified name of the code that failed to convert it.
         """
         now_ms = self._clock.wall_ms()
         record = Record(
@@ -197,7 +197,7 @@ class Engine:
         self.give_up(record, error, "it cannot become a message")
 
     def give_up(self, record: Record, error: BrokerError, why: str) -> None:
-        """A record failed for good: tolerate it and hand it to the sinks, or fail the job.
+        """A record failed permanently: tolerate it and hand it to the sinks, or fail the job.
 
         Raises:
             DeliveryFailed
@@ -217,7 +217,7 @@ class Engine:
             self._park(successor)
 
     def turn(self, wait: float) -> None:
-        """Send what is due, then settle what has been settled, waiting up to `wait` seconds for the first of it.
+        """Send what is due, then handle the settled batches, waiting up to `wait` seconds for the first of them.
 
         Raises:
             DeliveryFailed, BrokerError (a fatal one), ContractViolation: the job must fail.
@@ -232,7 +232,7 @@ class Engine:
                 wait = 0.0
 
     def drain(self) -> None:
-        """Turn until every row is accounted for; for who has nothing else to do meanwhile. Raises as `turn`."""
+        """Turn until every row is accounted for, for callers that only wait. Raises as `turn`."""
         while not self.idle:
             self.turn(_DRAIN_WAIT)
             due = self.next_due
@@ -262,7 +262,7 @@ class Engine:
             self._failed(index, send_queue, self._record(result, row), error, tried=result.tried)
 
     def _settle_rows(self, result: BatchResult) -> None:
-        """Tell of rows that were delivered, and let go of their keys. Only where somebody asks for single rows."""
+        """Report delivered rows, and release their keys. Only where single rows are asked for."""
         sent = result.sent
         good = [row for row in range(len(sent.batch)) if row not in result.failures]
         records = sent.records
@@ -278,7 +278,7 @@ class Engine:
             self._order.delivered(sent.batch.key.values[row] for row in good)
 
     def _record(self, result: BatchResult, row: int) -> Record:
-        """The record of a failed row, made now if this was its first attempt."""
+        """Return the record of a failed row, made now if this was its first attempt."""
         sent = result.sent
         if sent.records is not None:
             return sent.records[row]
@@ -309,13 +309,13 @@ class Engine:
             self._handled(record)
 
     def _handled(self, record: Record) -> None:
-        """The record is accounted for."""
+        """Close the account of a record."""
         if self._order is not None:
             self._order.done(record)
         record.owner.handled()
 
     def _failed(self, index: int, send_queue: SendQueue, record: Record, error: BrokerError, *, tried: bool) -> None:
-        """One attempt of one record failed: carry out what the policy decides."""
+        """Carry out what the policy decides about one failed attempt of one record."""
         if isinstance(error, NotSent) and self._order is not None:
             self._kept_back(record, self._order)
             return
@@ -371,7 +371,7 @@ class Engine:
         record.last_failure_ms = self.report.last_error_ms = self._clock.wall_ms()
 
     def _kept_back(self, record: Record, order: KeyOrder) -> None:
-        """A row was not even tried, because an earlier one of its key failed: no attempt was made."""
+        """Put back a row that was not even tried, because an earlier row of its key failed: no attempt was made."""
         record.attempts -= record.counted
         if order.is_parked(record):
             self._park(record)
@@ -381,7 +381,7 @@ class Engine:
     # --- giving up ---
 
     def _send_to_sink(self, record: Record, index: int) -> None:
-        """Hand the record to the sink at `index`, or the first one behind it that works."""
+        """Hand the record to the sink at `index`, or to the first one behind it that works."""
         for send_queue in self._send_queues[index:]:
             if send_queue.broken is not None:
                 record.sink_errors.append(f"{send_queue.url}: {send_queue.broken}")
@@ -397,7 +397,7 @@ class Engine:
         self._handled(record)
 
     def _enter(self, record: Record, send_queue: SendQueue, *, wrapped: bool = False) -> None:
-        """Hand the record to a sink as a letter; wrapped where the sink has refused what it holds."""
+        """Hand the record to a sink as a letter; wrapped where the sink has refused its content."""
         record.letter_context = self._context(record)
         letter = record.letter(
             record.letter_context,
@@ -412,7 +412,7 @@ class Engine:
         send_queue.wait(record, self._clock.monotonic())
 
     def _failure(self, record: Record, what: str) -> DeliveryFailed:
-        """The primary error as a failure of the job, its text telling all; what the sinks said as notes too."""
+        """Return the primary error as a failure of the job. Its text holds all; the sinks' errors are also notes."""
         self._log_end(record, what)
         failure = DeliveryFailed(f"{self._story(record)}; {what}")
         failure.__cause__ = record.primary
@@ -430,12 +430,12 @@ class Engine:
         return redact(story)
 
     def _log_end(self, record: Record, why: str) -> None:
-        """Log the failure that fails the job, which nothing else has; for people its error tells it."""
+        """Log the failure that fails the job, which nothing else logs; people read it in the job's error."""
         if self._spec.log_enable:
             fate = f"the job fails: {why}"
             self.report.errors_logged += self._errors.write(record, self._context(record), fate, self._story(record))
 
     def _context(self, record: Record) -> ErrorContext:
-        """Why a record is given up, as letters and the log say it."""
+        """Return why a record is given up, in the words of letters and the log."""
         first = self._send_queues[0]
         return record.context(self._origin, broker=first.name, component=first.component, destination=first.url)

@@ -1,6 +1,6 @@
 """`ErrorLog`: failures as KIP-298 logs them, one JSON object each, where `errors.log.enable` asks for it.
 
-Unset, the first few are logged as lines for people; the report counts all.
+If the option is unset, the first few failures are logged as lines for people; the report counts all.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _MOST_WARNINGS: Final = 5
 
 
 class ErrorLog:
-    """Logs what failed for good.
+    """Logs permanent failures.
 
     Args:
-        spec: says what is logged.
+        spec: sets what is logged.
         origin: its options are written where the spec includes them.
     """
 
@@ -35,12 +35,12 @@ class ErrorLog:
         self._warnings = 0
 
     def write(self, record: Record, context: ErrorContext, fate: str, story: str) -> bool:
-        """Log one failure; False where the spec keeps it out of the log.
+        """Log one failure; return False where the spec excludes it from the log.
 
         Args:
             record: what failed.
             context: why.
-            fate: what becomes of it.
+            fate: what happens to it next.
             story: the same for people, redacted.
         """
         spec = self._spec

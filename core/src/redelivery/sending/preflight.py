@@ -1,6 +1,6 @@
 """Preflight: ask a destination and its sinks once whether they could ever work, before a job begins.
 
-Each place is asked by its own thread, so that one that does not answer holds up nothing for longer than the bound.
+Each place is asked by its own thread, so that a place that does not answer delays nothing for longer than the bound.
 Nothing is sent, and no connection is kept.
 """
 
@@ -47,16 +47,16 @@ def preflight(
 
     Args:
         url: where rows go.
-        spec: how.
+        spec: how rows are delivered.
         options: the destination's client options, with their plugin's prefix.
-        shared_mount: places of one host lie on a mount, which this machine need not have.
+        shared_mount: places of one host lie on a mount, which this machine may not have.
         connection_factory: opens a connection to a broker; by default `connected`.
 
     Returns:
-        What remains in doubt: a place that is down now, that this machine has no secret for, that did not answer.
+        Doubts that remain: places that are down now, for which this machine has no secret, or that did not answer.
 
     Raises:
-        RedeliveryError: a place can never work: credentials, a missing target, a wrong URL. The first of them is told.
+        RedeliveryError: a place can never work: wrong credentials, a missing target, a wrong URL. The first error only.
     """
     deadline = time.monotonic() + min(policy.attempt_timeout(spec), LONGEST)
     questions = [
@@ -75,7 +75,7 @@ def preflight(
 
 
 class _Check(threading.Thread):
-    """One place, asked once. A thread that has no answer in time is left behind: it closes what it opened."""
+    """One place, asked once. A thread without an answer in time is left behind: it closes what it opened."""
 
     def __init__(
         self,

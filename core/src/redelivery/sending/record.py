@@ -1,6 +1,6 @@
-"""`Record`: one row off the happy path. Rows that are delivered at once never become one.
+"""`Record`: one row that failed or has to wait. Rows that are delivered at once never become a record.
 
-Holds what happened to the row; decides nothing.
+It holds what happened to the row, and decides nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from redelivery.formats import dialects, events, identity, signing
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Where rows come from, as letters and reports say it.
+    """Where rows come from, as letters and reports show it.
 
     Attributes:
         run: names the job; the same for all its tasks and their retries.
@@ -38,12 +38,12 @@ class Origin:
 
 
 class Owner:
-    """Who handed a row over: knows more of it than the engine, and is told of its end. This one does neither.
+    """Who handed a row over: knows more of it than the engine, and is notified of its end. The base does nothing.
 
     Attributes:
         subscriber: the named subscription that gave the row up.
         rename_type: the type under which an event is reposted to a sink.
-        context: why the row was given up, where that is not ours to say: its broker did it.
+        context: why the row was given up, where its broker decided that.
         lost: another consumer has the message now.
     """
 
@@ -79,21 +79,21 @@ class Record:
         message: the row as it was sent first, never altered.
         outgoing: what this send queue sends: the message itself, or its letter.
         attempts, first_attempt: in this send queue.
-        isolated: to be sent alone.
+        isolated: must be sent alone.
         isolating: the next attempt only finds the culprit, and does not count.
-        counted: the last attempt was.
-        untried: attempts that were answered for without being made, because the destination accepted nothing.
+        counted: the last attempt counted.
+        untried: attempts that counted although none was made, because the destination accepted nothing.
         position: among all rows that the engine has taken.
         holds: its key is held because of it (`KeyOrder`).
-        component: fully qualified name of what failed it; None: the destination's sender.
+        component: fully qualified name of the code that failed it; None: the destination's sender.
         sent: attempts at the job's own destination.
         ambiguous: one of them ended ambiguous.
-        seconds: how long those attempts took, the waits between them included.
-        letter_context: why it was given up, once it has been.
-        primary: the error that it was given up for; None as long as it has not been.
-        sink_errors: what each sink said that could not take it.
-        owner: who handed it over, and is told of its end.
-        wrapped: its send queue gets it as an event that stands for it, after having refused what it holds.
+        seconds: how long those attempts took, including the waits between them.
+        letter_context: why it was given up; None before.
+        primary: the error for which it was given up; None before.
+        sink_errors: the errors of the sinks that could not take it.
+        owner: who handed it over, and is notified of its end.
+        wrapped: its send queue gets an event that stands for it, because the queue has refused its content.
     """
 
     message: Message
@@ -122,7 +122,7 @@ class Record:
     wrapped: bool = False
 
     def enter(self, outgoing: Message, *, wrapped: bool = False) -> None:
-        """Begin anew in the next send queue, or in the same one in another form."""
+        """Begin again in the next send queue, or in the same one in another form."""
         self.outgoing = outgoing
         self.wrapped = wrapped
         self.attempts = self.untried = 0
@@ -140,12 +140,12 @@ class Record:
 
     @property
     def reason(self) -> str:
-        """What the account groups it by: the code with the client's own word, or the error class."""
+        """The reason under which the account groups it: the code with the client's own word, or the error class."""
         error = self.primary
         return "" if error is None else error.label
 
     def context(self, origin: Origin, *, broker: str, component: str, destination: str) -> ErrorContext:
-        """Why the row was given up, for its letter.
+        """Return why the row was given up, for its letter.
 
         Args:
             origin: where the row comes from.
@@ -189,7 +189,7 @@ class Record:
             source_offset=None if source is None else source.offset,
             source_timestamp_type=None if source is None else source.timestamp_type,
             subscriber=self.owner.subscriber,
-            # What was received does not lie where it came from any more.
+            # A received message is no longer where it came from.
             maybe_delivered=self.ambiguous or (history.maybe_delivered and received is None),
             extra=extra,
         )
@@ -205,15 +205,15 @@ class Record:
         rename_type: str | None = None,
         wrapped: bool = False,
     ) -> Message:
-        """The message with its context, in the form that a sink takes, with its own identity.
+        """Return the message with its context, in the form that a sink takes, with its own identity.
 
         Args:
             context: why.
-            spec: the job's.
+            spec: the job's spec.
             capabilities: of the sink.
             configs: the job's options, redacted.
             moved: the broker moves the message itself: its body stays, unless the spec asks for another.
-            rename_type: the sink's own, before the record's and the spec's.
+            rename_type: the sink's own type, which takes precedence over the record's and the spec's.
             wrapped: as an event that stands for the message.
         """
         kept = capabilities.columns.keys() - capabilities.routes

@@ -22,7 +22,7 @@ class DestinationReport:
 
     Attributes:
         delivered: rows that the broker has confirmed.
-        duplicates: of those, rows that it recognised by id and did not store again, where it tells.
+        duplicates: of those, rows that the broker recognised by id and did not store again, if it reports them.
         bytes: of what was confirmed.
     """
 
@@ -38,14 +38,14 @@ class DeliveryReport:
     Attributes:
         rows: rows taken in.
         retried: rows that needed more than one attempt.
-        ambiguous: attempts at the destination of which nobody knows whether the row was stored. No reader finds more
-            duplicates there than so many, task retries apart.
+        ambiguous: attempts at the destination for which it is unknown whether the row was stored. A reader finds at
+            most so many duplicates there, task retries apart.
         dead_lettered: rows that a sink has confirmed.
         skipped: rows given up without a sink (only with allowSkip).
         reasons: dead-lettered and skipped rows by reason; at most MAX_REASONS, then OTHER.
         destinations: by redacted URL.
         run: names the job; letters carry it.
-        seconds: wall time of the job; of a task, its own.
+        seconds: wall time of the job, or of the task.
         tasks: how many tasks it adds up.
     The eight metrics of KIP-298 are `metrics()`:
         record_failures: every failed try; record_errors: final ones; retries; errors_logged;
@@ -87,7 +87,7 @@ class DeliveryReport:
         return self.rows == self.delivered + self.dead_lettered + self.skipped
 
     def at(self, destination: str) -> DestinationReport:
-        """The account of one destination, made where there is none yet."""
+        """Return the account of one destination; create it if it does not exist."""
         return self.destinations.setdefault(destination, DestinationReport())
 
     def because(self, reason: str, count: int = 1) -> None:
@@ -96,7 +96,7 @@ class DeliveryReport:
         self.reasons[reason if known else OTHER] += count
 
     def metrics(self) -> dict[str, int]:
-        """The eight metrics of KIP-298 under their own names; the timestamp is 0 where nothing failed."""
+        """Return the eight metrics of KIP-298 under their own names; the timestamp is 0 where nothing failed."""
         return {
             "total-record-failures": self.record_failures,
             "total-record-errors": self.record_errors,
@@ -110,7 +110,7 @@ class DeliveryReport:
 
     @classmethod
     def total(cls, parts: Iterable[DeliveryReport], *, run: str = "", seconds: float = 0.0) -> DeliveryReport:
-        """Adds up the reports of a job's tasks; `seconds` is the job's own wall time."""
+        """Add up the reports of a job's tasks; `seconds` is the job's own wall time."""
         out = cls(run=run, seconds=seconds, tasks=0)
         for part in parts:
             out.primary = out.primary or part.primary
@@ -129,7 +129,7 @@ class DeliveryReport:
         return out
 
     def to_dict(self) -> dict[str, Any]:
-        """A JSON-ready form; `from_dict` reads it back."""
+        """Return a JSON-ready form; `from_dict` reads it back."""
         return {
             "run": self.run,
             "primary": self.primary,
@@ -152,7 +152,7 @@ class DeliveryReport:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> DeliveryReport:
-        """Reads what `to_dict` wrote."""
+        """Return the report that `to_dict` wrote."""
         metrics = data["metrics"]
         return cls(
             rows=data["rows"],
@@ -183,15 +183,15 @@ class SubscriptionReport:
     Attributes:
         name: the subscription.
         received: messages leased, each delivery counted.
-        accepted: handled (a message given up is ended by `dead_lettered` or `skipped`).
+        accepted: handled. Messages that are given up count in `dead_lettered` or `skipped`.
         failures: handler runs that raised.
         retried: given back to come again after a delay.
-        dead_lettered: a sink has confirmed them; those that a handler terminated included.
+        dead_lettered: a sink has confirmed them; includes those that a handler terminated.
         skipped: given up and removed, as the spec has no sink and allows that.
-        terms: terminal nacks, apart from what ran out of retries.
-        lost: leases that ran out or were revoked; whoever has them now answers for them.
+        terms: terminal nacks; messages that ran out of retries are not counted.
+        lost: leases that ran out or were revoked; another consumer is responsible for the message now.
         given_back: not handled when the subscription stopped.
-        delivery: what the sinks said: the eight metrics of KIP-298 are its `metrics()`.
+        delivery: the account of the sinks: the eight metrics of KIP-298 are its `metrics()`.
     """
 
     name: str = ""
@@ -223,10 +223,11 @@ _SUMMED = (
 
 
 def settle_job(spec: DeliverySpec, tasks: Iterable[DeliveryReport], *, run: str, seconds: float) -> DeliveryReport:
-    """Add up the tasks of a job, and hold the job to the limit that each of its tasks was held to.
+    """Add up the tasks of a job, and hold the job to the limit that applied to each of its tasks.
 
     Raises:
-        ToleranceExceeded: the job as a whole failed more records than the spec tolerates. What was delivered stays so.
+        ToleranceExceeded: the job as a whole failed more records than the spec tolerates. Rows already delivered stay
+            delivered.
     """
     report = DeliveryReport.total(tasks, run=run, seconds=seconds)
     limit = limit_of(spec.tolerance_limit)

@@ -1,4 +1,4 @@
-"""`SendQueue`: one destination with what is in flight to it and what waits to be sent again.
+"""`SendQueue`: one destination with its batches in flight and its records that wait to be sent again.
 
 Checks that the plugin keeps its contract. Decides nothing, and never waits by itself.
 """
@@ -25,7 +25,7 @@ from redelivery.sending.record import Record
 
 #: Records that are sent again in one batch, at most.
 RESEND: Final = 1000
-#: A plugin that takes more than this part of an attempt's time to be handed a batch has waited in vain, most likely.
+#: If handing over a batch takes more than this part of an attempt's time, the plugin most likely waited in vain.
 _LONG: Final = 0.5
 
 
@@ -34,12 +34,12 @@ class Bounds:
     """What a task may hold in memory: rows that it has taken and that are not accounted for yet.
 
     They are in flight to the destination, wait for their next attempt or behind their key, or are letters on their way
-    to a sink: all count together, so no outage makes them more. What a row costs besides its bytes, about 1.5 KiB when
-    it has failed, is bounded by their number.
+    to a sink. All count together, so an outage does not increase their number. A row costs about 1.5 KiB besides its
+    bytes when it has failed; the bound on their number limits that.
 
     Attributes:
         in_flight_records, in_flight_bytes: of all together. One batch is always let through.
-        waiting_records: of those that have failed, in each send queue, or that wait behind their key; beyond it no new
+        waiting_records: records that have failed, in each send queue, or that wait behind their key; beyond it no new
             rows are taken.
     """
 
@@ -54,9 +54,9 @@ class SentBatch:
 
     Attributes:
         batch: what was sent.
-        records: what its rows are; None for a batch of fresh rows.
+        records: the records of its rows; None for a batch of fresh rows.
         sent_at, deadline: monotonic seconds.
-        blocked: it could not be handed over, or that took most of its time.
+        blocked: it could not be handed over, or the hand-over took most of its time.
     """
 
     batch: Batch
@@ -68,10 +68,10 @@ class SentBatch:
 
 @dataclass(frozen=True, slots=True)
 class BatchResult:
-    """A flight that is over: how each row fared.
+    """A batch that is settled: the result of each row.
 
     Attributes:
-        flight: what was sent.
+        flight: the batch as it was sent.
         failures: the error of each row that failed, by its index.
         duplicates: rows that the broker recognised.
         tried: False where nothing was sent, because the destination accepts nothing.
@@ -88,9 +88,9 @@ class SendQueue:
 
     Args:
         url: redacted, as reports and letters show it.
-        broker: opened destination; its sender is made by `open`.
-        spec: what governs attempts here.
-        bounds: what may be held.
+        broker: opened destination; `open` makes its sender.
+        spec: the spec that applies to attempts here.
+        bounds: how much may be held.
         clock: the time.
         rename_type: the type that events get here; None: as the spec says.
     """
@@ -140,7 +140,7 @@ class SendQueue:
         return self._order is not None
 
     def keep_order(self, order: KeyOrder) -> None:
-        """Send rows in the order of their keys, which `order` knows."""
+        """Send rows in the order of their keys, which `order` tracks."""
         self._order = order
 
     def watch(self, called: Callable[[], None]) -> None:
@@ -148,12 +148,12 @@ class SendQueue:
         self._watch = called
 
     def beat(self) -> None:
-        """Tell the watcher that there is work, and no call that hangs."""
+        """Tell the watcher that the engine works, and that no call hangs."""
         self._watch()
 
     @property
     def component(self) -> str:
-        """Fully qualified name of what sends here."""
+        """Fully qualified name of the class that sends here."""
         return qualified(type(self._sender or self._broker))
 
     @property
@@ -163,7 +163,7 @@ class SendQueue:
 
     @property
     def refused(self) -> bool:
-        """Whether the broker refused a batch that `collect` has not told of yet."""
+        """Whether the broker refused a batch that `collect` has not reported yet."""
         return bool(self._refused)
 
     @property
@@ -192,13 +192,14 @@ class SendQueue:
         return self._waiting[0][0] if self._waiting else None
 
     def may_begin(self, now: float) -> bool:
-        """Whether fresh rows may come; in an outage not before what is here has fared, unless they will be refused."""
+        """Whether fresh rows may come. In an outage they wait for the try in flight, unless they will be refused."""
         return not self.outage.on or self.idle or self.outage.over(now) is not None
 
     def has_room(self, records: int, nbytes: int) -> bool:
         """Whether so much more may be in flight. A broker that settles at quiescence is drained at the bound.
 
-        One that has blocked is asked first how that went, and one that accepts nothing gets one batch at a time.
+        After a call that blocked, its result is awaited first. A destination that accepts nothing gets one batch at a
+        time.
         """
         if self._slow or (self.outage.on and self.busy):
             return False
@@ -242,7 +243,7 @@ class SendQueue:
             raise self._violation(f"check() raised {type(error).__name__}, not a BrokerError: {error}") from error
 
     def send(self, batch: Batch, records: Sequence[Record] | None = None) -> None:
-        """Hand a batch to the broker; a refusal is told by `collect`, like every failure."""
+        """Hand a batch to the broker; `collect` reports a refusal, like every failure."""
         now = self._clock.monotonic()
         batch = replace(batch, number=next(self._numbers))
         sent = SentBatch(batch, records, now, now + policy.attempt_timeout(self.spec))
@@ -273,7 +274,7 @@ class SendQueue:
         self._refused.append(BatchResult(sent, dict.fromkeys(range(len(sent.batch)), error), tried=False))
 
     def _over(self, result: BatchResult) -> BatchResult:
-        """Learn from a flight that is over."""
+        """Learn from a settled batch."""
         sent, failures = result.sent, result.failures
         first = sent.records is None or any(record.attempts <= 1 for record in sent.records)
         self.outage.heard(
@@ -288,7 +289,7 @@ class SendQueue:
         return result
 
     def _targets(self, batch: Batch) -> frozenset[Hashable]:
-        """Where the rows of a batch go: to the destination itself, or to targets of their own."""
+        """Return the targets of a batch's rows: the destination itself, or the targets that rows name."""
         columns = [batch.destination, *(batch.extra.get(name) for name in self._routes)]
         values = [itertools.repeat(None) if column is None else column.values for column in columns]
         return frozenset(itertools.islice(zip(*values, strict=False), len(batch)))
@@ -301,14 +302,14 @@ class SendQueue:
         self._waiting_bytes += record.outgoing.nbytes
 
     def resend_due(self) -> None:
-        """Send what is due, as far as there is room. In an outage the last try may answer for it at once."""
+        """Send what is due, as far as there is room. In an outage the last try may count for it at once."""
         now = self._clock.monotonic()
         while self._waiting and self._waiting[0][0] <= now:
             answered = self._is_answered(now)
             if not answered and not self.has_room(1, self._waiting[0][2].outgoing.nbytes):
                 return
             if not answered and self.ordered and self._refused:
-                return  # what was refused must not be overtaken by what comes behind it
+                return  # later rows must not overtake refused ones
             records = [
                 each
                 for each in self._take_due(now, answered=answered)
@@ -325,7 +326,7 @@ class SendQueue:
                 self.send(batch, records)
 
     def _is_answered(self, now: float) -> bool:
-        """Whether the first waiting record is answered for by the last try."""
+        """Whether the last try counts for the first waiting record."""
         due, _, record = self._waiting[0]
         if not self.outage.on:
             return False
@@ -337,7 +338,7 @@ class SendQueue:
         return self.outage.answers(due, last=last)
 
     def _take_due(self, now: float, *, answered: bool) -> Iterator[Record]:
-        """Due records of one kind (alone, or not; answered for, or not), as many as make a batch within the bounds."""
+        """Return due records of one kind (alone or not; last try counts or not), as many as fit one batch."""
         isolated = self._waiting[0][2].isolated
         nbytes = 0
         for taken in range(RESEND):
@@ -355,7 +356,7 @@ class SendQueue:
     # --- settling ---
 
     def collect(self, wait: float) -> list[BatchResult]:
-        """What has been settled, waiting up to `wait` seconds for the first of it."""
+        """Return the settled batches, waiting up to `wait` seconds for the first of them."""
         result, self._refused = self._refused, []
         self._slow = False
         if self._sender is None:
@@ -393,13 +394,13 @@ class SendQueue:
         return self._over(BatchResult(sent, failures, settled.duplicates))
 
     def _abandon(self, error: BrokerError) -> list[BatchResult]:
-        """The sender itself failed: the fate of everything in flight is what its error says."""
+        """The sender itself failed: its error decides the fate of everything in flight."""
         sent_batches, self._in_flight = list(self._in_flight.values()), {}
         self._in_flight_records = self._in_flight_bytes = 0
         return [self._over(BatchResult(sent, dict.fromkeys(range(len(sent.batch)), error))) for sent in sent_batches]
 
     def close(self) -> None:
-        """Close the sender; what it still says is of no use to anyone."""
+        """Close the sender; later results are of no use."""
         if self._sender is not None:
             sender, self._sender = self._sender, None
             sender.close()

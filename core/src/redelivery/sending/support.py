@@ -1,7 +1,7 @@
-"""What becomes of each field of a delivery spec at a destination: what is refused, and what has no effect.
+"""Which fields of a delivery spec a destination refuses, and which have no effect there.
 
-Refusing goes by capabilities alone, so it is done before anything is sent, on the driver where there is one. This file
-must not know any broker, nor do I/O.
+Refusals depend on capabilities alone, so they come before anything is sent, on the driver where one exists. Must not
+know any broker, nor do I/O.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from redelivery.errors import ConfigurationError
 from redelivery.formats.specs.fields import written
 from redelivery.policy.backoff import cap_of
 
-#: Fields that a destination honours only with the capability of the same name. What makes sinks is provisioning alone.
+#: Fields that a destination honours only with the capability of the same name. They apply to provisioning alone.
 PROVISIONED: Final = ("sink_partitions", "sink_replication_factor")
 
 _WAITS: Final = (
@@ -45,7 +45,7 @@ _LIMITS: Final = ("tolerance_limit", "tolerance_rate_limit", "tolerance_rate_dur
 
 
 def check(spec: DeliverySpec, can: Capabilities, broker: str) -> None:
-    """Refuse what a destination cannot do of a spec.
+    """Refuse fields of a spec that a destination cannot honour.
 
     Args:
         spec: the spec.
@@ -68,7 +68,7 @@ def check(spec: DeliverySpec, can: Capabilities, broker: str) -> None:
 
 
 def without_effect(spec: DeliverySpec) -> Iterator[str]:
-    """The fields that a spec says and that change nothing beside its other fields; a sentence each, field first."""
+    """Return the fields that a spec gives but that have no effect beside its other fields; one sentence each."""
     for name in said(spec):
         why = _idle(spec, name)
         if why is not None:
@@ -76,21 +76,21 @@ def without_effect(spec: DeliverySpec) -> Iterator[str]:
 
 
 def left_to_provisioning(spec: DeliverySpec) -> Iterator[str]:
-    """The fields that a job or a subscription leaves to provisioning; a sentence each, field first."""
+    """Return the fields that a job or a subscription leaves to provisioning; one sentence each, field first."""
     for name in PROVISIONED:
         if getattr(spec, name) is not None:
             yield f"{name_of(name)}: is for `redelivery apply`, which makes sinks; what delivers makes none"
 
 
 def said(spec: DeliverySpec) -> Iterator[str]:
-    """The fields that a spec says, by attribute."""
+    """Return the fields that a spec gives, by attribute."""
     for each in fields(DeliverySpec):
         if getattr(spec, each.name) != each.default:
             yield each.name
 
 
 def understood(spec: DeliverySpec) -> Mapping[str, str]:
-    """Each field that a spec says, and each default that is in force, by written name; redacted."""
+    """Return each field that a spec gives, and each default that applies, by written name; redacted."""
     found = dict(written(name, getattr(spec, name)) for name in said(spec))
     for name, value in _defaults(spec):
         if getattr(spec, name) is None:
@@ -99,7 +99,7 @@ def understood(spec: DeliverySpec) -> Mapping[str, str]:
 
 
 def name_of(attribute: str) -> str:
-    """A field's written name, as people know it."""
+    """Return a field's written name, as people know it."""
     return written(attribute, None)[0]
 
 
@@ -116,12 +116,12 @@ def _defaults(spec: DeliverySpec) -> Iterator[tuple[str, Any]]:
 
 
 def _retries(spec: DeliverySpec) -> bool:
-    """Whether anything is ever sent again: a sink has retries of its own, unless the spec says 0."""
+    """Whether anything is ever sent again: a sink has its own retries, unless the spec says 0."""
     return spec.retry != 0 and bool(spec.retry or spec.retry_timeout or spec.dead_letter_sink)
 
 
 def _idle(spec: DeliverySpec, name: str) -> str | None:  # noqa: PLR0911 - a table reads best as one return a rule
-    """Why a field that is said changes nothing; None where it does."""
+    """Return why a given field has no effect; None where it has one."""
     if name in _OF_LETTERS and not spec.dead_letter_sink:
         return "no deadLetterSink is set"
     if name in _OF_CONTEXT and spec.sink_context_headers is False:

@@ -15,24 +15,24 @@ _SPACE = b" \t\r\n"
 
 @dataclass(frozen=True, slots=True)
 class Inserted:
-    """Where in the body what we wrote begins, and its bytes."""
+    """Where in the body our text begins, and its bytes."""
 
     offset: int
     length: int
 
 
 def insert(body: bytes, attributes: Mapping[str, Any]) -> tuple[bytes, Inserted]:
-    """The body of an event with these attributes, which it must not have yet; it has others."""
+    """Return the body of an event with these attributes added. It must not have them yet; it has others."""
     at = len(body.rstrip(_SPACE)) - 1
     piece = b"," + json.dumps(dict(attributes), separators=(",", ":")).encode()[1:-1]
     return body[:at] + piece + body[at:], Inserted(at, len(piece))
 
 
 def remove(body: bytes, names: Iterable[str], where: Inserted | None) -> bytes:
-    """The body as it was before `insert`.
+    """Return the body as it was before `insert`.
 
-    Where somebody has changed the body since, these attributes are removed and the rest is written anew. A body that is
-    no longer JSON stays as it is.
+    If the body has been changed since, these attributes are removed and the rest is written again. A body that is no
+    longer JSON is not changed.
     """
     names = frozenset(names)
     if where is not None and where.offset >= 0 and where.length > 0:
@@ -47,7 +47,7 @@ def remove(body: bytes, names: Iterable[str], where: Inserted | None) -> bytes:
 
 
 def attributes(body: bytes | None) -> dict[str, Any]:
-    """What is in a body; empty where it is no JSON object."""
+    """Return the members of a body; empty where it is not a JSON object."""
     return _parse(body or b"") or {}
 
 

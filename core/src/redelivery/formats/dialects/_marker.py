@@ -1,6 +1,6 @@
-"""The marker: one header on every letter that says what we wrote into it, and what survives of its lives.
+"""The marker: one header on every letter that lists what we wrote into it, and keeps its counts over redrives.
 
-A redriven message keeps a marker with its lives only.
+A redriven message keeps a marker with its counts only.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ _MEMBERS: Final = ("dialect", "headers", "attributes", "attempts_total", "hops",
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Marker:
-    """What the marker says.
+    """The content of the marker.
 
     Attributes:
-        dialect: in which the context was written, with commas between several; None: this is not a letter any more.
-        headers: names that we wrote, besides the marker.
+        dialect: in which the context was written, several separated by commas; None: no longer a letter.
+        headers: names of headers that we wrote, besides the marker.
         attributes: extension attributes that we wrote into a structured event's body, at `inserted`.
-        attempts_total, hops: over all lives.
+        attempts_total, hops: over all redrives.
         truncated: the context was cut.
-        maybe_delivered: the message may lie at its destination, by this life or one before.
+        maybe_delivered: the destination may hold the message, by an attempt before or after a redrive.
         retyped: an event's type before it was reposted under another.
         wrapped: the letter is an event that stands for the message (`events.wrapped`).
         mac: signs all of this, what we wrote, and the message (`dialects._signature`).
@@ -56,11 +56,11 @@ class Marker:
 
     @property
     def says_anything(self) -> bool:
-        """Whether there is anything in it that must not be lost."""
+        """Whether it holds anything that must not be lost."""
         return self != Marker()
 
     def dump(self) -> bytes:
-        """The marker's value: what differs from nothing."""
+        """Return the marker's value: the fields that differ from their defaults."""
         form: dict[str, Any] = {}
         for name in _MEMBERS:
             value = getattr(self, name)
@@ -76,7 +76,7 @@ class Marker:
 
 
 def find(headers: Headers) -> tuple[int, Marker] | None:
-    """The marker among headers and where it is. A header of that name which is none is a user's own."""
+    """Return the marker among headers and its index. A header of that name with other content belongs to the user."""
     for index, (name, value) in enumerate(headers):
         if name in NAMES:
             form = json_context.parse(value)
@@ -87,13 +87,13 @@ def find(headers: Headers) -> tuple[int, Marker] | None:
 
 
 def free_name(headers: Headers) -> str | None:
-    """A name for the marker that no header has; None where there is none."""
+    """Return a name for the marker that no header has; None where all are taken."""
     taken = {name.lower() for name, _ in headers}
     return next((name for name in NAMES if name not in taken), None)
 
 
 def _read(form: Mapping[str, Any]) -> Marker | None:
-    """The mark, as far as it is one: a name or number that we would not have written makes it somebody else's."""
+    """Return the marker if we could have written it: with an unknown name or number it belongs to another program."""
     dialect = form.get("dialect")
     names = [form.get("headers", []), form.get("attributes", [])]
     numbers = [form.get("attempts_total", 0), form.get("hops", 0)]
@@ -124,7 +124,7 @@ def _read(form: Mapping[str, Any]) -> Marker | None:
 
 
 def _is_retyped(parts: list[Any]) -> bool:
-    """Whether these are the parts of a `Retyped`: a type of half a character is none."""
+    """Whether these are the parts of a `Retyped`: a type with half a character is not valid."""
     texts = [each for each in parts if isinstance(each, str)]
     return [type(each) for each in parts] == [str, str, int, str] and all(map(_is_unicode, texts))
 

@@ -1,4 +1,4 @@
-"""An event under another type, in the same content mode, and back to the byte.
+"""Gives an event another type, in the same content mode, and restores it to the byte.
 
 Of a structured event only the characters of the type itself are replaced, so that nothing else of its body changes.
 """
@@ -20,13 +20,13 @@ _DECODER: Final = json.JSONDecoder()
 
 @dataclass(frozen=True, slots=True)
 class Retyped:
-    """What an event's type was, and is.
+    """The type that an event had, and the one that it has.
 
     Attributes:
         original: before.
         now: since.
         offset: where the type stands in a structured event's body, in bytes.
-        token: how the original is written there, where that is not as we would write it; else empty.
+        token: how the body writes the original, where that differs from our spelling; else empty.
     """
 
     original: str
@@ -36,7 +36,7 @@ class Retyped:
 
 
 def rename(message: Message, event_type: str) -> tuple[Message, Retyped] | None:
-    """The event under this type, and its type before; None for no event, or one of that type. Never raises.
+    """Return the event under this type, and its old type; None where it is no event or has the type. Never raises.
 
     Args:
         message: any.
@@ -60,7 +60,7 @@ def rename(message: Message, event_type: str) -> tuple[Message, Retyped] | None:
 
 
 def restore(message: Message, retyped: Retyped) -> Message:
-    """The event under the type that it had; where somebody has given it a third one, as it is. Never raises."""
+    """Return the event under its old type; unchanged where it has been given a third type. Never raises."""
     event = event_in(message)
     if event is None or event.get_type() != retyped.now:
         return message
@@ -94,7 +94,7 @@ def _means(token: str, value: str) -> bool:
 
 
 def _token(body: bytes) -> tuple[int, bytes] | None:
-    """Where the type stands in a JSON object, in bytes, and how; None where that cannot be told."""
+    """Return where the type is in a JSON object, in bytes, and how it is written; None where that is unknown."""
     try:
         text = body.decode()
         start, end = _span(text)
@@ -104,7 +104,7 @@ def _token(body: bytes) -> tuple[int, bytes] | None:
 
 
 def _span(text: str) -> tuple[int, int]:
-    """Where the value of the member begins and ends. Raises ValueError, IndexError: there is no one such member."""
+    """Return where the value of the member begins and ends. Raises ValueError, IndexError: not exactly one exists."""
     at = _skip(text, 0)
     if text[at] != "{":
         raise ValueError("no object")

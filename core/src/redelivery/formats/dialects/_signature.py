@@ -1,7 +1,7 @@
 """A letter's signature: HMAC-SHA256 over what we wrote and the message that it is about.
 
-It is of what a letter means, not of where it stands: a broker may reorder headers, or give events another prefix. This
-file must not know any header.
+It covers the meaning of a letter, not the place of its parts: a broker may reorder headers, or give events another
+prefix. Must not know any header.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from typing import Final
 
 from redelivery.contract.message import Message
 
-#: So that no other use of the same key ever signs the same bytes.
+#: Prevents another use of the same key from signing the same bytes.
 _DOMAIN: Final = b"redelivery letter 1\0"
 
 
 def of(key: bytes, marker: bytes, texts: Mapping[str, str], documents: Sequence[bytes], message: Message) -> str:
-    """The signature, 43 characters.
+    """Return the signature, 43 characters.
 
     Args:
         key: the secret.
         marker: without a signature.
-        texts: the context by name, as it is read.
+        texts: the context by name, as read.
         documents: the context in JSON.
-        message: without all this; its key and value are signed.
+        message: the message without these; its key and value are signed.
     """
     parts = [
         marker.decode("ascii"),

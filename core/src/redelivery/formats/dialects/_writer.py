@@ -1,7 +1,7 @@
-"""A letter made of a message: the context rendered in one dialect or several, cut until it fits.
+"""Makes a letter of a message: renders the context in one dialect or several, and cuts it until it fits.
 
-What is cut, in this order: the record, the settings, the stack trace, the exception text, the dialects beside the
-first, all optional fields, the whole context but for the marker.
+Parts are cut in this order: the record, the settings, the stack trace, the exception text, the dialects after the
+first, all optional fields, the whole context except the marker.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from redelivery.formats.dialects import _body, _marker, json_context
 from redelivery.formats.dialects._fields import BOOKKEEPING, shortened, without
 from redelivery.formats.dialects._marker import Marker
 
-#: The header of what a dialect has no name for, and the name it takes where a user's own header has the first.
+#: The header for fields that a dialect has no name for, and its name where a user's own header has the first.
 CONTEXT: Final = ("redelivery-context", "redelivery-context-2")
 
-#: The least that is worth keeping of a text, in bytes, and how finely its room is searched for.
+#: The shortest text that is worth keeping, in bytes, and how finely its room is searched for.
 _LEAST: Final = 64
 _SEARCHES: Final = 10
 _MOST: Final = 2**31 - 1
@@ -34,8 +34,8 @@ class Dialect:
     Attributes:
         name: as capabilities and options spell it.
         names: every header or extension attribute that it may write.
-        write: the pairs for a context, what matters most first.
-        read: the fields that such pairs give.
+        write: returns the pairs for a context, the most important first.
+        read: returns the fields of such pairs.
         extensions: its names are CloudEvents extension attributes: they go into the body of a structured event, and
             get the broker's prefix elsewhere.
         whole: the JSON header holds the whole context, not only what the dialect has no name for.
@@ -50,7 +50,7 @@ class Dialect:
 
 
 def combined(dialects: Sequence[Dialect], texts: Mapping[str, str]) -> dict[str, Any]:
-    """The fields that several dialects give; what an earlier one says counts.
+    """Return the fields that several dialects give; the first dialect that gives a field counts.
 
     Args:
         dialects: each reads its own names.
@@ -67,12 +67,12 @@ class Letter:
 
     Args:
         message: without any context or marker of ours.
-        lives: what its marker said before.
-        dialects: how; the first is the last to be cut.
-        prefix: of CloudEvents headers at the broker; None where it has none.
+        lives: the counts of its marker.
+        dialects: the dialects to write; the first is the last to be cut.
+        prefix: of CloudEvents headers at the broker; None where the broker has no prefix.
         limits: the broker's.
         include_message, configs: see `json_context.document`.
-        sign: gives the signature of a letter with this marker; None: it gets none.
+        sign: returns the signature of a letter with this marker; None: the letter is not signed.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Letter:
         self._prefix = prefix_in(message) or prefix or ""
 
     def fit(self, context: ErrorContext) -> Message | None:
-        """The letter with as much of the context as the limits let through; None where not even a marker fits."""
+        """Return the letter with as much of the context as the limits allow; None where not even a marker fits."""
         return next((letter for letter in self._smaller_and_smaller(context) if self._fits(letter)), None)
 
     def _smaller_and_smaller(self, context: ErrorContext) -> Iterator[Message]:
@@ -145,7 +145,7 @@ class Letter:
         yield self._with((), Marker(truncated=True, retyped=self._lives.retyped, wrapped=self._lives.wrapped))
 
     def _cut(self, context: ErrorContext, field: str) -> Iterator[Message]:
-        """The letter with as much of one text as fits, found by halving."""
+        """Return the letter with as much of one text as fits, found by halving."""
         whole = len((getattr(context, field) or "").encode())
         low, high, best = _LEAST, whole, None
         for _ in range(_SEARCHES):
@@ -161,7 +161,7 @@ class Letter:
             yield best
 
     def _render(self, context: ErrorContext, *, named: int | None = None, rest: bool = True) -> Message:
-        """The letter with this context: at most `named` fields by name, and the `rest` in the JSON header."""
+        """Return the letter with this context: at most `named` fields by name, and the `rest` in the JSON header."""
         marker = self._marker(context)
         message = self._message
         headers: list[Header] = []
@@ -229,7 +229,7 @@ class Letter:
         return replace(letter, headers=(*letter.headers, (name, marker.dump())))
 
     def _room(self) -> int:
-        """How many headers may be added."""
+        """Return how many headers may be added."""
         most = self._limits.header_count
         return 1000 if most is None else most - len(self._message.headers)
 

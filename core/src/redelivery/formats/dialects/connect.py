@@ -9,7 +9,7 @@ from redelivery.contract.context import STAGES, ErrorContext
 from redelivery.formats.dialects._fields import printable, whole
 
 _PREFIX: Final = "__connect.errors."
-#: Header and field, what matters most first: where a broker takes few headers the last ones go.
+#: Header and field, the most important first: where a broker takes few headers the last ones are left out.
 _TEXTS: Final = {
     "exception.message": "reason",
     "exception.class.name": "exception",
@@ -36,13 +36,13 @@ NAMES: Final = frozenset(_PREFIX + name for name in _ORDER)
 
 
 def write(context: ErrorContext) -> list[tuple[str, str | int]]:
-    """The headers for what is known."""
+    """Return the headers for the known fields."""
     fields = {name: getattr(context, field) for name, field in (_TEXTS | _NUMBERS).items()}
     return [(_PREFIX + name, printable(str(fields[name]))) for name in _ORDER if fields[name] not in (None, "")]
 
 
 def read(found: Mapping[str, str]) -> dict[str, Any]:
-    """The fields that these headers give; a `class.name` that is none is the plugin's, as version 0.1 wrote it."""
+    """Return the fields of these headers; a `class.name` that is not one is the plugin, as version 0.1 wrote it."""
     out: dict[str, Any] = {}
     for name, field in _TEXTS.items():
         if _PREFIX + name in found:

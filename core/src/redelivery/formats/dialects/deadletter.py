@@ -1,4 +1,4 @@
-"""The CloudEvents extensions of Knative's delivery design: who did not take it, why, and after how many attempts."""
+"""The CloudEvents extensions of Knative's delivery design: who refused it, why, and after how many attempts."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ NAMES: Final = frozenset({_URI, _REASON, _RETRY})
 
 
 def write(context: ErrorContext) -> list[tuple[str, str | int]]:
-    """The extension attributes for what is known."""
+    """Return the extension attributes for the known fields."""
     known = [(_REASON, clean(context.reason)), (_RETRY, context.attempts), (_URI, subscriber_uri(context))]
     return [(name, value) for name, value in known if value is not None and value != ""]
 
 
 def read(found: Mapping[str, str]) -> dict[str, Any]:
-    """The fields that these attributes give."""
+    """Return the fields of these attributes."""
     out: dict[str, Any] = {}
     if _REASON in found:
         out["reason"] = found[_REASON]

@@ -23,7 +23,7 @@ _DATA_BYTES: Final = DATA_CHARACTERS // 4 * 3
 
 
 def write(context: ErrorContext) -> list[tuple[str, str | int]]:
-    """The extension attributes for what is known."""
+    """Return the extension attributes for the known fields."""
     out: list[tuple[str, str | int]] = []
     native = context.native_code or ""
     number = whole(native)
@@ -40,7 +40,7 @@ def write(context: ErrorContext) -> list[tuple[str, str | int]]:
 
 
 def read(found: Mapping[str, str]) -> dict[str, Any]:
-    """The fields that these attributes give; data that was cut is read as far as it goes."""
+    """Return the fields of these attributes; data that was cut is read as far as it goes."""
     out: dict[str, Any] = {}
     if _DEST in found:
         out["destination"] = found[_DEST]
@@ -52,5 +52,5 @@ def read(found: Mapping[str, str]) -> dict[str, Any]:
         try:
             out["reason"] = base64.b64decode(data[: len(data) // 4 * 4], validate=True).decode(errors="replace")
         except (binascii.Error, ValueError):
-            out["reason"] = data  # somebody wrote it in plain text
+            out["reason"] = data  # written as plain text
     return out

@@ -4,6 +4,6 @@
 - `connect.py`: `errors.*` properties; what Connect has no word for goes under `redelivery.*`
 - `options.py`: one flat mapping that takes all of both, in any case, as Spark gives it
 
-Each reads what it writes, for every spec. Tolerance unsaid is written out, with the meaning that it has, where the
-form's own default differs.
+Each reads what it writes, for every spec. Tolerance that is not given is written explicitly, with the meaning that it
+has, where the form's own default differs.
 """

@@ -2,15 +2,15 @@
 
 - `errors.deadletterqueue.topic.name` becomes `Sink(uri=name)`: a name without a scheme is a sibling of the job's
   destination, a queue or topic at the same broker, which the destination's plugin turns into a URL. A URL may stand
-  there too, and `native` for the destination's own dead letter place. `errors.deadletterqueue.producer.*` become
+there too, and `native` for the destination's own dead letter queue. `errors.deadletterqueue.producer.*` become
   the sink's `options`, spelled as given.
-- Tolerance keeps Connect's default, "none": a named sink alone tolerates nothing. The older text's limits speak for it.
+- Tolerance keeps Connect's default, "none": a named sink alone tolerates nothing. The older text's limits imply it.
 - `errors.deadletterqueue.enable` unset means enabled where a name is given (the final text); false turns the sink off.
-- The context headers are the one default not kept: unset, they are written, for a letter without its reason is mute.
+- The context headers are the one default not kept: unset, they are written, as a letter must give its reason.
 - What Connect has no word for is read and written with the prefix `redelivery.`: `redelivery.backoffDelay=PT5S`,
   `redelivery.allowSkip=true`, and `redelivery.deadLetterSink` for a chain or a ref.
 
-This file must not accept a connector's other properties: what is not about errors is refused, never ignored.
+Other properties of a connector are refused, never ignored.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _EXTENSION_LOWER: Final = {name.lower() for name in _KNOWN if name.startswith(_O
 
 
 def read(properties: Mapping[str, str]) -> DeliverySpec:
-    """The spec that properties say. Names are read in any case.
+    """Return the spec that properties give. Names are read in any case.
 
     Raises:
         UnknownOption: names the nearest known property.
-        InvalidSpec: a malformed value, one thing said under two names, or values that contradict each other.
+        InvalidSpec: a malformed value, one field under two names, or values that contradict each other.
     """
     said = []
     for name, value in properties.items():
@@ -51,10 +51,10 @@ def read(properties: Mapping[str, str]) -> DeliverySpec:
 
 
 def write(spec: DeliverySpec) -> dict[str, str]:
-    """The properties that `read` reads back. Never log them: a sink's settings may hold secrets.
+    """Return the properties that `read` reads back. Never log them: a sink's settings may hold secrets.
 
     Raises:
-        InvalidSpec: a value that no property can say, as a retry timeout of half a millisecond.
+        InvalidSpec: a value that no property can express, as a retry timeout of half a millisecond.
     """
     sinks_of = spec.dead_letter_sink
     plain = len(sinks_of) == 1 and sinks_of[0].ref is None and sinks_of[0].type is None

@@ -1,6 +1,6 @@
 """How single values are written: numbers, milliseconds, durations, words and flags, as text and back.
 
-Sentences name no field and end with a right example; whoever knows the field puts its name before.
+Sentences name no field and end with a right example; the caller puts the field's name before them.
 """
 
 from __future__ import annotations
@@ -38,10 +38,9 @@ _FLAGS: Final = {"true": True, "false": False}
 class FieldType:
     """One way of writing a value.
 
-    Attributes:
-        json: the type that it has in YAML and JSON.
+        json: its type in YAML and JSON.
         read: text to value; raises InvalidSpec.
-        write: value to its YAML and JSON form; raises InvalidSpec where this way cannot say it.
+        write: value to its YAML and JSON form; raises InvalidSpec where this way cannot express it.
     """
 
     json: type[int | bool | str]
@@ -50,10 +49,10 @@ class FieldType:
 
 
 def as_text(value: object) -> str:
-    """The text of a value that may have come as a number or flag.
+    """Return the text of a value that may also be a number or flag.
 
     Raises:
-        InvalidSpec: it is neither that nor text.
+        InvalidSpec: it is of another type.
     """
     if isinstance(value, bool):
         return str(value).lower()
@@ -63,10 +62,10 @@ def as_text(value: object) -> str:
 
 
 def as_typed(kind: FieldType, value: object) -> str:
-    """The text of a value that must have its YAML type.
+    """Return the text of a value that must have its YAML type.
 
     Raises:
-        InvalidSpec: it has another one.
+        InvalidSpec: it has another type.
     """
     if type(value) is not kind.json:
         word = {int: "a whole number", bool: "true or false", str: "text"}[kind.json]
@@ -84,7 +83,7 @@ def _type(value: object) -> str:
 
 
 def whole(least: int, most: int) -> FieldType:
-    """A whole number within bounds; -1 as the lower one means: no limit."""
+    """A whole number within bounds; -1 as the lower bound means: unlimited."""
     no_limit = " (-1: no limit)" if least == UNLIMITED else ""
     must = f"must be a whole number from {least} to {most}{no_limit}, as in '{max(least, 3)}'"
 
@@ -142,7 +141,7 @@ def _read_text(text: str) -> str:
 
 
 def words(*known: str) -> FieldType:
-    """Some of a few words, each once, with commas between."""
+    """Some of a few words, each once, separated by commas."""
     must = f"must be some of {', '.join(known)}, each once, with commas between, as in '{known[0]},{known[1]}'"
 
     def read(text: str) -> tuple[str, ...]:

@@ -1,10 +1,10 @@
 """The one table of a delivery spec's written names, and the reading and writing that all forms share.
 
-A field may have a name in each dialect; said in two of them it is an error, even where both agree.
+A field may have a name in each dialect; giving it in two dialects is an error, even where both agree.
 
-Tolerance unsaid: where the sink is named by Connect's own property, Connect's default holds, "none". Connect's older
-text has no `errors.tolerance`, only limits: there, and wherever no deadLetterSink speaks for it, a limit of 0 means
-"none" and any other "all".
+Where tolerance is not given: if Connect's own property names the sink, Connect's default holds, "none". Connect's older
+text has no `errors.tolerance`, only limits. There, and wherever no deadLetterSink implies it, a limit of 0 means "none"
+and any other "all".
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from redelivery.formats.specs.field_types import (
     words,
 )
 
-#: Connect's names for a sink, and its older examples' for names that it kept.
+#: Connect's names for a sink, and the names of its older examples for properties that it kept.
 TOPIC: Final = "errors.deadletterqueue.topic.name"
 ENABLE: Final = "errors.deadletterqueue.enable"
 PRODUCER: Final = "errors.deadletterqueue.producer."
@@ -44,7 +44,7 @@ _OLDER: Final = {"errors.dlq.": "errors.deadletterqueue.", "errors.retries.": "e
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One written name: of which attribute of `DeliverySpec`, how, and what for."""
+    """One written name: its attribute of `DeliverySpec`, its type, and its help."""
 
     name: str
     attribute: str
@@ -167,7 +167,7 @@ _LIMITS: Final = ("tolerance_limit", "tolerance_rate_limit")
 
 @dataclass(frozen=True, slots=True)
 class GivenField:
-    """One thing that a user wrote: its name in the table's spelling or any case, its value, and what to call it."""
+    """One value that a user wrote: its name in the table's spelling or any case, its value, and the name for errors."""
 
     name: str
     value: object
@@ -175,7 +175,7 @@ class GivenField:
 
 
 def canonical(name: str) -> str:
-    """The name in the table's spelling; a client setting of the sink keeps its own. An unknown name as it is."""
+    """Return the name in the table's spelling. A sink's client setting and an unknown name are unchanged."""
     lower = name.lower()
     for older, newer in _OLDER.items():
         if lower.startswith(older):
@@ -189,7 +189,7 @@ def canonical(name: str) -> str:
 
 
 def written(attribute: str, value: Any) -> tuple[str, str]:
-    """One field's name and value as people know them, in the first dialect that can say it, Knative's before Connect's.
+    """Return one field's name and value as people know them, in the first dialect that can express it, Knative's first.
 
     Args:
         attribute: of `DeliverySpec`.
@@ -207,13 +207,13 @@ def written(attribute: str, value: Any) -> tuple[str, str]:
 
 
 def kind_of(name: str) -> FieldType | None:
-    """How the value of a canonical name is written; None for the names of sinks."""
+    """Return how the value of a canonical name is written; None for the names of sinks."""
     field = _BY_NAME.get(name.lower())
     return field.kind if field else None
 
 
 def read(said: Iterable[GivenField], *, what: str, known: Collection[str]) -> DeliverySpec:
-    """The spec that was written.
+    """Return the spec that was written.
 
     Args:
         said: what was written, in any dialect.
@@ -222,7 +222,7 @@ def read(said: Iterable[GivenField], *, what: str, known: Collection[str]) -> De
 
     Raises:
         UnknownOption: names the nearest known name.
-        InvalidSpec: a malformed value, one thing said twice, or values that contradict each other.
+        InvalidSpec: a malformed value, one field given twice, or values that contradict each other.
     """
     by_thing: dict[str, GivenField] = {}
     values: dict[str, Any] = {}
@@ -246,7 +246,7 @@ def read(said: Iterable[GivenField], *, what: str, known: Collection[str]) -> De
 
 
 def write(spec: DeliverySpec, *dialects: Iterable[Field], default_none: bool = False) -> dict[str, int | bool | str]:
-    """Every field that the spec says, the sinks apart, by name, in the first dialect that can say it.
+    """Return every field of the spec, except the sinks, by name, in the first dialect that can express it.
 
     Args:
         spec: the spec.
@@ -254,7 +254,7 @@ def write(spec: DeliverySpec, *dialects: Iterable[Field], default_none: bool = F
         default_none: the form writes the sink by Connect's name, so unsaid tolerance would be read as "none".
 
     Raises:
-        InvalidSpec: a value that no dialect can say, or one thing said in two dialects.
+        InvalidSpec: a value that no dialect can express, or one field given in two dialects.
     """
     if spec.backoff_max is not None and spec.retry_delay_max is not None:
         raise InvalidSpec("backoffMax and errors.retry.delay.max.ms both cap one wait; keep one of them")
@@ -281,7 +281,7 @@ def labelled(label: str, function: Any, *arguments: Any) -> Any:
 
 
 def _in_older_names(name: str, known: Collection[str]) -> list[str]:
-    """The known names as somebody spells them who writes in Connect's older names."""
+    """Return the known names in the spelling of a user who writes Connect's older names."""
     return [
         older + each.removeprefix(newer)
         for older, newer in _OLDER.items()

@@ -1,9 +1,9 @@
-"""`deadLetterSink` as it is written: Knative's destination, our chain of them, and their text in an option.
+"""Reads and writes `deadLetterSink`: Knative's destination, our chain of them, and their text in an option.
 
 A destination is `{uri}`, `{ref: {apiVersion, kind, name, namespace}}`, or both: then the uri is relative to what the
 ref resolves to. Ours beyond that: plain text stands for `{uri}`; a list of destinations is a chain, tried in turn;
 `options` holds the sink's own client settings, spelled as the client spells them; `type` is the one under which events
-are reposted there; the uri `native` is the destination's own dead letter place; a uri without a scheme and without a
+are reposted there; the uri `native` is the destination's own dead letter queue; a uri without a scheme and without a
 ref names a sibling of the job's destination, another queue or topic at the same broker.
 
 Sentences begin after the field's name; errors never quote options.
@@ -30,9 +30,9 @@ _NEEDED: Final = ("kind", "name")
 
 
 def read_text(value: str) -> tuple[Sink, ...]:
-    """The sinks in an option: one URL or name; several URLs with spaces between; or JSON, as Knative writes it.
+    """Return the sinks in an option: one URL or name; several URLs separated by spaces; or JSON, as Knative writes it.
 
-    Spaces separate because commas are part of some brokers' URLs; a space within a URL is written %20.
+    Spaces separate them because commas are part of some brokers' URLs; a space within a URL is written %20.
 
     Raises:
         InvalidSpec, UnknownOption
@@ -54,7 +54,7 @@ def read_text(value: str) -> tuple[Sink, ...]:
 
 
 def write_text(sinks: Sequence[Sink]) -> str:
-    """The text that `read_text` reads back."""
+    """Return the text that `read_text` reads back."""
     plain = all(sink.ref is None and not sink.options and sink.type is None for sink in sinks)
     named = all(sink.uri == NATIVE or _absolute(sink.uri) for sink in sinks) or len(sinks) == 1
     joined = " ".join(sink.uri for sink in sinks)
@@ -66,7 +66,7 @@ def write_text(sinks: Sequence[Sink]) -> str:
 
 
 def read(value: object) -> tuple[Sink, ...]:
-    """The sinks in a YAML or JSON value: a destination or a list of them.
+    """Return the sinks in a YAML or JSON value: a destination or a list of them.
 
     Raises:
         InvalidSpec, UnknownOption
@@ -75,7 +75,7 @@ def read(value: object) -> tuple[Sink, ...]:
 
 
 def write(sinks: Sequence[Sink]) -> dict[str, Any] | list[dict[str, Any]]:
-    """Knative's destination for one sink, a list for a chain.
+    """Return Knative's destination for one sink, a list for a chain.
 
     Raises:
         InvalidSpec: a uri that could not be read back.
@@ -99,7 +99,7 @@ def read_ref(value: object) -> Ref:
 
 
 def write_ref(ref: Ref) -> dict[str, str]:
-    """A KReference as a mapping; what is empty is left out."""
+    """Return a KReference as a mapping; empty fields are left out."""
     return {name: getattr(ref, attribute) for name, attribute in _REF.items() if getattr(ref, attribute)}
 
 
