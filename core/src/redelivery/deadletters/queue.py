@@ -306,7 +306,7 @@ class DeadLetterQueue:
             yield sink, url, there
 
     def _place(self) -> str:
-        """Return an absolute form: a relative path is another place in another folder."""
+        """Return the queue's canonical URL: a relative path means another place in another folder."""
         if self._direct:
             return self._broker.canonical_url or self._connector.url
         return self._broker.native_sink()

@@ -28,7 +28,7 @@ def refuse_own_letters(broker: Broker, url: str) -> None:
 
 
 def check_retries(broker: Broker, spec: DeliverySpec) -> None:
-    """Refuse retries where the broker cannot delay a message; refuse a timeout where it hides the first delivery.
+    """Refuse retries where the broker cannot delay messages, and a timeout where it reports no first delivery.
 
     Raises:
         Unsupported

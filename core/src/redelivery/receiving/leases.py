@@ -1,6 +1,6 @@
-"""`Leases`: the messages under our lease. Settles them, keeps their leases alive, gives them back.
+"""`Leases`: the messages under our lease. Settles them, prolongs their leases, releases them.
 
-A lost lease is never settled. Decides nothing but when to try a settlement again, which is `policy.decide`'s to say.
+A lost lease is never settled. `policy.decide` decides when a settlement is tried again, and this module nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from redelivery.sending.report import SubscriptionReport
 
 log = logging.getLogger("redelivery.subscription")
 
-#: Seconds that a message may come later than it was put off for, before it counts as taken by somebody else.
+#: Seconds that a delayed message may be late before it counts as taken by another consumer.
 LATE: Final = 3.0
 #: Why a termination came too late.
 SETTLED: Final = "terminate: the message was settled before it could be given up"
@@ -36,12 +36,12 @@ class LeasedMessage:
     Attributes:
         received: with the lease as last prolonged.
         began: when its handler began, monotonic seconds; None: it has not.
-        ended: its handler has come back.
-        overran: its handler took too long, and another thread has the place of its own.
-        decided: what becomes of it is under way; what its handler still says no longer matters.
+        ended: its handler has returned.
+        overran: its handler took too long, and another thread has replaced its own.
+        decided: the decision is made and under way; later results of its handler no longer matter.
         dead: it was given up, and a sink has confirmed it.
-        stays: why it is not given up, though its handler asked for that: whatever follows, it is not skipped.
-        termination: ends as its termination does; None where nobody has asked for one.
+        stays: why it is not given up, though its handler asked for that: it is never skipped.
+        termination: completed with the termination; None where no termination was requested.
     """
 
     received: Received
@@ -54,14 +54,14 @@ class LeasedMessage:
     termination: Future[None] | None = None
 
     def ask(self) -> Future[None]:
-        """What ends as its termination does."""
+        """The future that completes with its termination."""
         if self.termination is None:
             self.termination = Future()
-            self.termination.set_running_or_notify_cancel()  # what is asked for cannot be taken back
+            self.termination.set_running_or_notify_cancel()  # a requested termination cannot be cancelled
         return self.termination
 
     def end(self, error: BaseException | None = None) -> None:
-        """Tell whoever waits for its termination: done, or what came in its way."""
+        """Complete the future of its termination: done, or the error that prevented it."""
         if self.termination is None or self.termination.done():
             return
         if error is None:
@@ -78,12 +78,12 @@ class LeasedMessage:
 
 @dataclass(slots=True)
 class DelayedRetries:
-    """What was given back to come again after a delay: how many, and when the last of it is due.
+    """The messages that were released to come again after a delay: how many, and when the last of them is due.
 
     Attributes:
-        count: those that have not come again yet; somebody else may have them by now.
+        count: those that have not come again yet; another consumer may have them by now.
         due: monotonic seconds.
-        overdue: from then on nothing of it is waited for.
+        overdue: monotonic seconds after which none of them is waited for.
     """
 
     count: int = 0
@@ -91,17 +91,17 @@ class DelayedRetries:
     overdue: float = float("-inf")
 
     def add(self, now: float, delay: float) -> None:
-        """One more. Behind a longer delay it may come late, by less than its own."""
+        """Add one. Behind a longer delay it may come late, by less than its own delay."""
         self.count += 1
         self.due = max(self.due, now + delay)
         self.overdue = max(self.overdue, now + delay + max(LATE, delay))
 
     def came(self, received: Received) -> None:
-        """One has come, which may be one of them."""
+        """Count one that has come: it may be one of them."""
         self.count -= received.attempt > 1 and self.count > 0
 
     def is_over(self, looked: float) -> bool:
-        """Whether a look at this time that found nothing means that nothing comes any more."""
+        """Whether no message will come any more, given that a look at this time found none."""
         return looked >= (self.overdue if self.count else self.due)
 
 
@@ -117,7 +117,7 @@ class _Pending:
 
 
 class Leases:
-    """What one receiver has leased.
+    """The messages that one receiver has leased.
 
     Args:
         receiver: the broker's.
@@ -164,7 +164,7 @@ class Leases:
         return taken
 
     def settle(self, outcomes: Sequence[tuple[LeasedMessage, Outcome]]) -> None:
-        """End leases. What cannot be ended now is tried again by `tend`. Raises a fatal BrokerError."""
+        """End leases. Those that cannot be ended now are tried again by `tend`. Raises a fatal BrokerError."""
         now = self._clock.monotonic()
         self._settle([_Pending(now, 1, now, leased, outcome) for leased, outcome in outcomes])
 
@@ -178,33 +178,33 @@ class Leases:
         self._prolong(now)
 
     def lose(self, leased: LeasedMessage) -> None:
-        """The lease is gone: whoever has the message now answers for it."""
+        """Note that a lease is gone: another consumer may have the message now."""
         self._report.lost += leased in self._held
         leased.decided = True
         self._part(leased, LeaseLost("the lease is lost: another consumer may have the message now"))
 
     def forget(self, leased: LeasedMessage) -> None:
-        """The broker has ended the lease by itself, as its letter was stored."""
+        """Note that the broker has ended the lease by itself, when it stored the letter."""
         self._part(leased)
 
     def _part(self, leased: LeasedMessage, error: BaseException | None = None) -> None:
-        """A message is under lease no more; who waits for its termination is told. The lock is not held for that."""
+        """Drop a message that is no longer leased, and complete its termination. Must be called without the lock."""
         with self._lock:
             self._held.pop(leased, None)
         leased.end(error)
 
     def ask(self, leased: LeasedMessage) -> Future[None] | None:
-        """A future that ends with the termination of a leased message; None: its lease is over. For any thread."""
+        """Return a future for the termination of a leased message; None: its lease is over. Safe from any thread."""
         with self._lock:
             return leased.ask() if leased in self._held else None
 
     def abandon(self, error: BaseException) -> None:
-        """Tell who waits for terminations what ended the subscription."""
+        """Complete all requested terminations with the error that ended the subscription."""
         for leased in self:
             leased.end(error)
 
     def give_back(self) -> None:
-        """Give back everything. Never raises: a lease that cannot be ended runs out."""
+        """Release everything. Never raises: a lease that cannot be ended runs out."""
         with self._lock:
             held = list(self._held)
             self._held.clear()
@@ -271,7 +271,7 @@ class Leases:
         try:
             answers = self.receiver.extend([leased.received for leased in short], self._lease)
         except Unsupported:
-            self._can_prolong = False  # they last as long as they last
+            self._can_prolong = False  # their length cannot be changed
             return
         except Fatal:
             raise

@@ -1,6 +1,6 @@
 """`Workers`: handlers side by side, each on its own thread.
 
-Runs them and tells what they said; decides nothing.
+Runs them and returns their results; decides nothing.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Workers:
         self._todo.put(leased)
 
     def results(self, wait: float = 0.0) -> list[tuple[LeasedMessage, BaseException | None]]:
-        """What handlers have said since, waiting up to `wait` seconds for the first of it."""
+        """Return the new results of handlers, waiting up to `wait` seconds for the first of them."""
         said = []
         try:
             said.append(self._done.get(timeout=wait) if wait > 0 else self._done.get_nowait())
@@ -54,7 +54,7 @@ class Workers:
             return said
 
     def drop(self) -> None:
-        """Let nothing more begin."""
+        """Start no more handlers."""
         with self._lock:
             self._stopped = True
         try:
@@ -64,7 +64,7 @@ class Workers:
             return
 
     def replace(self, leased: LeasedMessage) -> None:
-        """One thread more, in place of the one whose handler has overrun its time; that one ends when it comes back."""
+        """Add a thread in place of one whose handler has overrun its time; that one ends when its handler returns."""
         with self._lock:
             if leased.ended:
                 return
@@ -73,12 +73,12 @@ class Workers:
         self.start_worker()
 
     def start_worker(self) -> None:
-        """One thread more."""
+        """Add a thread."""
         self._threads += 1
         threading.Thread(target=self._work, name=f"redelivery-{self._name}", daemon=True).start()
 
     def dismiss(self) -> None:
-        """Let every thread end when it is free. Not waited for: a handler may never come back."""
+        """Let every thread end when it is free. Does not wait: a handler may never return."""
         self.drop()
         for _ in range(self._threads):
             self._todo.put(None)
@@ -94,7 +94,7 @@ class Workers:
                 self._handler(leased.received.message)
             except BaseException as error:  # noqa: BLE001 - told to the loop, which decides what follows
                 said = error
-            if os.getpid() != self._pid:  # a handler that forked comes back twice; only the parent settles
+            if os.getpid() != self._pid:  # a handler that forked returns twice; only the parent settles
                 os._exit(0 if said is None else 1)
             with self._lock:
                 leased.ended = True

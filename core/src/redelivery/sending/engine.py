@@ -158,7 +158,7 @@ class Engine:
             self._park(self._fresh(batch, index))
 
     def _fresh(self, batch: Batch, index: int) -> Record:
-        """Return the context of a row that was never tried."""
+        """Return the record of a row that was never tried."""
         message = batch.row(index)
         return Record(message=message, outgoing=message, position=batch.first + index)
 

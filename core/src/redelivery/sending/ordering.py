@@ -1,8 +1,8 @@
 """`KeyOrder`: rows of one key reach the destination in the order in which they came.
 
-A key is *held* while a row of it is off the happy path (it failed and waits, or goes to the sinks), and, where the
-broker itself keeps no order, while any row of it is unsettled. Rows of a held key wait behind it, in their order;
-waiting there spends no budget. Rows without a key are in no order.
+A key is *held* while one of its rows has failed and waits, or goes to the sinks. Where the broker itself keeps no
+order, a key is also held while any of its rows is unsettled. Rows of a held key wait behind it, in their order; waiting
+there spends no budget. Rows without a key have no order.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from redelivery.contract.message import Batch
 from redelivery.errors import DeliveryFailed
 from redelivery.sending.record import Record
 
-#: Keys that may be parked in one task; past it this is an outage, and not poison.
+#: Keys that may be parked in one task; more mean an outage, and not poison.
 MAX_PARKED: Final = 100_000
 
 
@@ -42,10 +42,10 @@ class KeyOrder:
     """Keeps the order of one destination's keys.
 
     Args:
-        native: the broker keeps the order of what is in flight to it, and answers `NotSent` for the rows behind a
+        native: the broker keeps the order of the rows in flight to it, and answers `NotSent` for the rows behind a
             failed one (`Batch.ordered`).
-        park: when a row is dead-lettered, its successors are too, instead of going on.
-        release: hands a row on to be sent.
+        park: when a row is dead-lettered, its successors are dead-lettered too; False: they are delivered.
+        release: passes a row on to be sent.
     """
 
     def __init__(self, *, native: bool, park: bool, release: Callable[[Record], None]) -> None:
@@ -74,7 +74,7 @@ class KeyOrder:
         return admitted
 
     def begin(self, record: Record) -> None:
-        """An admitted row goes by itself and not with its batch."""
+        """Note that an admitted row is sent alone and not with its batch."""
         key = record.message.key
         record.holds = key is not None
         if key is not None and self._native:
@@ -82,13 +82,13 @@ class KeyOrder:
         self._release(record)
 
     def delivered(self, keys: Iterable[bytes | None]) -> None:
-        """Fresh rows were delivered at once."""
+        """Note that fresh rows were delivered at once."""
         if not self._native:
             for key in keys:
                 self._settle(key)
 
     def failed(self, record: Record) -> None:
-        """A row has failed: its key is held until the row is done."""
+        """Note that a row has failed: its key is held until the row is done."""
         key = record.message.key
         if key is None or record.holds:
             return
@@ -97,12 +97,12 @@ class KeyOrder:
             self._held.setdefault(key, _Held()).under_way += 1
 
     def waits(self, record: Record) -> None:
-        """A row of a held key waits to be sent, now or later."""
+        """Note that a row of a held key waits to be sent, now or later."""
         if record.holds and record.message.key is not None:
             self._held[record.message.key].waiting.add(record.position)
 
     def may_go(self, record: Record) -> bool:
-        """Whether a row that is due may be sent; where an earlier one of its key still waits, it is put behind it."""
+        """Return whether a due row may be sent; where an earlier row of its key still waits, put it behind that one."""
         held = self._held.get(record.message.key) if record.message.key is not None else None
         if held is None:
             return True
@@ -114,12 +114,12 @@ class KeyOrder:
         return False
 
     def is_parked(self, record: Record) -> bool:
-        """Whether an earlier row of its key is dead, and this one must follow it."""
+        """Return whether an earlier row of its key is dead, and this one must follow it."""
         key = record.message.key
         return key in self._parked and record.position > self._parked[key]
 
     def wait(self, record: Record) -> None:
-        """A row must wait behind its key: it came for a held one, or was not sent."""
+        """Put a row behind its key: the key was held when the row came, or the row was not sent."""
         key = record.message.key
         if key is None:
             self._release(record)
@@ -134,13 +134,13 @@ class KeyOrder:
         self._go_on(key, held)
 
     def done(self, record: Record) -> None:
-        """A row is delivered, or a sink has confirmed it: the next of its key may go."""
+        """Note that a row is delivered, or that a sink has confirmed it: the next row of its key may go."""
         if record.holds:
             record.holds = False
             self._settle(record.message.key)
 
     def given_up(self, record: Record) -> list[Record]:
-        """A row goes to the sinks. With `park`, returns its successors, which must go there too."""
+        """Note that a row goes to the sinks. With `park`, return its successors, which must go there too."""
         key = record.message.key
         if key is None or not self._park:
             return []
@@ -164,7 +164,7 @@ class KeyOrder:
             self._go_on(key, held)
 
     def _go_on(self, key: bytes, held: _Held) -> None:
-        """Let the next go where nothing of the key is under way: all of them where the broker keeps their order."""
+        """Release the next row if none of its key is under way; all of them where the broker keeps their order."""
         if held.under_way > 0:
             return
         if not held.behind:
