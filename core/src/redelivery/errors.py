@@ -3,35 +3,35 @@
 ::
 
     RedeliveryError
-     x ConfigurationError (also a ValueError)     something the caller wrote is wrong; nothing was sent
+     x ConfigurationError (also a ValueError)     the caller wrote something wrong; nothing was sent
        + InvalidURL
        + UnknownScheme
        + UnknownOption
        + InvalidSpec
        + MissingSecret
      x Unsupported                                 the broker says by its capabilities that it cannot
-     x PluginError                                 a plugin did not load, or claims what it may not
+     x PluginError                                 a plugin did not load, or claims a name that it may not
      x ContractViolation                           a plugin broke `redelivery.contract.broker`
-     x BrokerError                                 what a broker answered, in one of five classes
+     x BrokerError                                 a broker's answer, in one of five classes
        + Retriable                                 nothing happened; try again
          . Throttled                               ... not before `retry_after` seconds
-         . NotSent                                 ... kept back, because an earlier message of its key failed
+         . NotSent                                 ... held back, because an earlier message of its key failed
        + Ambiguous                                 it may have happened; resend under the same id
-       + Permanent                                 this message never will
+       + Permanent                                 this message will never be accepted
          . Terminated                              ... because a handler said so
        + Unattributed                              a whole client batch failed, the culprit is unknown, nothing stored
-       + Fatal                                     no message will
+       + Fatal                                     no message will be accepted
      x LeaseLost                                   a received message is no longer ours to settle
      x DeliveryFailed                              the engine gave up: the job must fail
        + ToleranceExceeded                         more errors than the spec tolerates
-     x JournalError                                a redrive cannot use its journal; what it has confirmed stays so
-     x ExportFailed                                letters could not be written to a file; they are where they were
-     x Declined                                    somebody was asked and said no; nothing was done
-     x NotTerminated                               a message that was to be given up is not: it was settled before
+     x JournalError                                a redrive cannot use its journal; confirmed letters stay confirmed
+     x ExportFailed                                letters could not be written to a file; they are still in place
+     x Declined                                    a person was asked and said no; nothing was done
+     x NotTerminated                               a message could not be given up as asked: it was settled before
      x TerminalNack                                raised by a handler: a terminal nack
 
 A plugin maps every error of its client library to a `BrokerError` in one place and chains the original.
-This file must not know any broker, nor decide what follows from an error: that is `redelivery.policy`.
+Errors do not know any broker, nor decide what follows: `redelivery.policy` does that.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ _E = TypeVar("_E", bound="BrokerError")
 
 
 class RedeliveryError(Exception):
-    """Base class of everything this library raises on purpose."""
+    """Base class of all errors that this library raises on purpose."""
 
 
 class ConfigurationError(RedeliveryError, ValueError):
-    """Something the caller wrote is wrong; raised before anything is sent."""
+    """The caller wrote something wrong; raised before anything is sent."""
 
 
 class InvalidURL(ConfigurationError):
-    """A destination URL does not parse, or holds what it must not (a password, under Spark)."""
+    """A destination URL does not parse, or holds something forbidden (a password, under Spark)."""
 
 
 class UnknownScheme(ConfigurationError):
@@ -60,23 +60,23 @@ class UnknownScheme(ConfigurationError):
 
 
 class UnknownOption(ConfigurationError):
-    """An option or field that nobody knows; the message names the nearest known one."""
+    """An unknown option or field; the message names the nearest known one."""
 
 
 class InvalidSpec(ConfigurationError):
-    """A delivery spec holds a value out of range, or one thing set twice in two dialects."""
+    """A delivery spec holds a value out of range, or gives one field twice in two dialects."""
 
 
 class MissingSecret(ConfigurationError):
-    """A secret reference cannot be resolved on this machine; another one may have it."""
+    """A secret reference cannot be resolved on this machine; another machine may have it."""
 
 
 class Unsupported(RedeliveryError):
-    """The broker's capabilities say `none` for what was asked."""
+    """The broker's capabilities say `none` for the feature that was requested."""
 
 
 class PluginError(RedeliveryError):
-    """A plugin failed to load, has another contract version, or claims a scheme already taken."""
+    """A plugin failed to load, has another contract version, or claims a scheme that is already taken."""
 
 
 class ContractViolation(RedeliveryError):
@@ -84,11 +84,11 @@ class ContractViolation(RedeliveryError):
 
 
 class BrokerError(RedeliveryError):
-    """What a broker or its client answered, sorted into one of five classes.
+    """The answer of a broker or its client, sorted into one of five classes.
 
     Attributes:
-        code: why, in the words that all brokers share; what letters are grouped by. A class that means one thing
-            has its own default, the others `Code.UNKNOWN`.
+        code: why, in the words that all brokers share; letters are grouped by it. A class with a single meaning has its
+            own default, the others `Code.UNKNOWN`.
         native_code: the client's own short name or number for it; never holds a secret.
     """
 
@@ -103,11 +103,11 @@ class BrokerError(RedeliveryError):
 
     @property
     def label(self) -> str:
-        """The code and the native code in one text; the class, where neither is known."""
+        """The code and the native code as one text; the class, where neither is known."""
         return label(None if self.code is Code.UNKNOWN else self.code, self.native_code) or self.kind
 
     def reclassified(self, kind: type[_E], message: str | None = None) -> _E:
-        """The same error, by its codes, in another class; chain it from the original.
+        """Return the same error, by its codes, in another class; chain it from the original.
 
         Args:
             kind: the class.
@@ -121,7 +121,7 @@ class BrokerError(RedeliveryError):
 
 
 def thrown(error: BaseException) -> BaseException:
-    """What was really thrown: the client's or handler's own error, which a `BrokerError` is chained from."""
+    """The error that was really raised: the client's or handler's own, from which a `BrokerError` is chained."""
     while isinstance(error, BrokerError) and error.__cause__ is not None:
         error = error.__cause__
     return error
@@ -158,13 +158,13 @@ class NotSent(Retriable):
 
 
 class Ambiguous(BrokerError):
-    """It may have happened: what is sent again must carry the same id."""
+    """It may have happened: a message that is sent again must carry the same id."""
 
     kind = "ambiguous"
 
 
 class Permanent(BrokerError):
-    """This message never will be taken, however often it is sent; its neighbours are not concerned."""
+    """The broker will never accept this message, however often it is sent; its neighbours are not affected."""
 
     kind = "permanent"
 
@@ -186,7 +186,7 @@ class Unattributed(BrokerError):
 
 
 class Fatal(BrokerError):
-    """No message will be taken: credentials, a missing target named by the URL, a corrupt store."""
+    """The broker will accept no message: wrong credentials, a missing target named by the URL, a corrupt store."""
 
     kind = "fatal"
 
@@ -196,7 +196,7 @@ class LeaseLost(RedeliveryError):
 
 
 class DeliveryFailed(RedeliveryError):
-    """The engine gave up, so the job must fail. The text holds the primary error and what the sinks said."""
+    """The engine gave up, so the job must fail. The text holds the primary error and the errors of the sinks."""
 
 
 class ToleranceExceeded(DeliveryFailed):
@@ -208,11 +208,11 @@ class JournalError(RedeliveryError):
 
 
 class ExportFailed(RedeliveryError):
-    """The file that dead letters were to be written to could not be written; the letters are where they were."""
+    """The file for dead letters could not be written; the letters are still in place."""
 
 
 class Declined(RedeliveryError):
-    """A person was asked for consent and did not give it; nothing was done."""
+    """A person was asked for consent and refused; nothing was done."""
 
 
 class NotTerminated(RedeliveryError):

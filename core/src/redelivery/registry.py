@@ -1,6 +1,6 @@
 """Finding plugins: the hook, discovery by entry point, and `connect(url)`.
 
-One plugin that fails to load is reported by name with its cause and harms no other.
+A plugin that fails to load is reported by name with its cause, and does not affect the others.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from redelivery.contract.hooks import GROUP, HeaderDialect, Hooks
 from redelivery.errors import ConfigurationError, PluginError, UnknownScheme
 from redelivery.formats import dialects
 
-#: The option of every plugin: refuse what is insecure.
+#: The option that every plugin has: refuse insecure connections.
 STRICT = "redelivery.strict"
-#: Characters of an error about options: a list of all that a plugin knows is shorter.
+#: Characters of an error about options; a list of all options of a plugin is shorter.
 _LINE = 1600
 
 log = logging.getLogger("redelivery.plugins")
@@ -41,7 +41,7 @@ class FailedPlugin:
 
 @dataclass(frozen=True, slots=True)
 class Registry:
-    """What is installed: plugins by name and by scheme, those that failed, and header dialects by name."""
+    """The installed plugins by name and by scheme, those that failed, and header dialects by name."""
 
     plugins: Mapping[str, BrokerPlugin]
     schemes: Mapping[str, BrokerPlugin]
@@ -49,10 +49,11 @@ class Registry:
     dialects: Mapping[str, HeaderDialect] = field(default_factory=dict)
 
     def by_url(self, url: str) -> BrokerPlugin:
-        """The plugin that opens a URL.
+        """Return the plugin that opens a URL.
 
         Raises:
-            InvalidURL: no scheme. UnknownScheme: no plugin for it; names those there are and what to install.
+            InvalidURL: it has no scheme. UnknownScheme: no plugin opens it; names the known schemes and what to
+                install.
         """
         scheme = scheme_of(url)
         if scheme in self.schemes:
@@ -71,7 +72,7 @@ class Registry:
 
 
 def discover(entry_points: Iterable[importlib.metadata.EntryPoint] | None = None) -> Registry:
-    """Load every installed plugin; never raises for one that fails.
+    """Load every installed plugin; never raises for a plugin that fails.
 
     Args:
         entry_points: instead of the installed ones, for tests.
@@ -103,7 +104,7 @@ def discover(entry_points: Iterable[importlib.metadata.EntryPoint] | None = None
 
 @cache
 def installed() -> Registry:
-    """What is installed, discovered once a process. From then on letters are read by its header dialects too."""
+    """Return the installed plugins, discovered once per process. Letters are then read by their dialects too."""
     found = discover()
     dialects.recognise(found.dialects.values())
     return found
@@ -115,7 +116,7 @@ def connect(url: str, options: Mapping[str, str] | None = None) -> Broker:
     Args:
         url: `<scheme>:...`; the plugin's README says what follows.
         options: client options with their `<plugin name>.` prefix; values may be secret references. With
-            `redelivery.strict` set to true an insecure connection is refused, and not only warned of.
+            `redelivery.strict` set to true, an insecure connection is refused; otherwise it causes a warning.
 
     Raises:
         InvalidURL, UnknownScheme, UnknownOption, ConfigurationError: the last also where this deployment does not allow
@@ -127,8 +128,8 @@ def connect(url: str, options: Mapping[str, str] | None = None) -> Broker:
 def open_broker(plugin: BrokerPlugin, url: str, options: Mapping[str, str] | None = None) -> Broker:
     """Open a URL by this plugin. As `connect`; for a plugin that is not installed as a distribution.
 
-    An error is one short line without secrets, whatever the plugin says; the frames that it came through are emptied,
-    since tools that report errors write what is in them, and options stand there resolved.
+    An error is one short line without secrets, whatever the plugin raises. The frames that it passed are cleared,
+    because error-reporting tools write their variables, which hold resolved options.
     """
     guard_loggers(GROUP, str(getattr(plugin.connect, "__module__", GROUP)).partition(".")[0])
     try:
@@ -146,7 +147,7 @@ def open_broker(plugin: BrokerPlugin, url: str, options: Mapping[str, str] | Non
 
 
 def _line(text: str) -> str:
-    """A plugin's text as one line without secrets; of a long one its beginning and its end."""
+    """Return a plugin's text as one line without secrets; of a long text its beginning and its end."""
     text = harmless(redact(text))
     if len(text) <= _LINE:
         return text
@@ -180,18 +181,18 @@ def _is_text(value: str) -> bool:
 
 
 def common_options(options: Mapping[str, str]) -> dict[str, str]:
-    """Of client options, those that hold for every plugin. Raises UnknownOption."""
+    """Return the client options that apply to every plugin. Raises UnknownOption."""
     return _divided(options)[0]
 
 
 def is_client_option(name: str) -> bool:
-    """Whether an option is for a plugin, or for all of them: `<plugin>.<name>`, `redelivery.<name>`."""
+    """Whether an option belongs to a plugin, or to all of them: `<plugin>.<name>`, `redelivery.<name>`."""
     prefix, dot, _ = name.lower().partition(".")
     return bool(dot) and (prefix == GROUP or prefix in installed().plugins)
 
 
 def _divided(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Client options that hold for every plugin, and the others."""
+    """Divide client options into those that apply to every plugin, and the others."""
     common = {name.lower(): value for name, value in options.items() if name.lower().startswith(f"{GROUP}.")}
     for name in common:
         if name != STRICT:
@@ -212,15 +213,15 @@ def _warn_once(text: str) -> None:
 
 
 def subscription_url(url: str, name: str, options: Mapping[str, str] | None = None) -> str:
-    """URL of a named subscription to a destination: what it receives, needs and has dead-lettered is that URL's.
+    """Return the URL of a named subscription to a destination: its messages, objects and dead letters belong to it.
 
     Args:
-        url: the destination, one that is for several (an exchange, a topic).
+        url: a destination with several readers (an exchange, a topic).
         name: the subscription's; it has its own copy of each message.
         options: the destination's client options, with their prefix.
 
     Raises:
-        Unsupported: no name has its own copy there; the text says why.
+        Unsupported: the destination has no separate copy for a name; the text says why.
         InvalidURL, UnknownScheme, UnknownOption, ConfigurationError
     """
     with connect(url, options) as broker:
@@ -228,7 +229,7 @@ def subscription_url(url: str, name: str, options: Mapping[str, str] | None = No
 
 
 def own_options(url: str, options: Mapping[str, str]) -> dict[str, str]:
-    """Of the client options of several plugins, those of the one that opens a URL; all with their prefix.
+    """Return, of several plugins' client options, those of the plugin that opens a URL; all with their prefix.
 
     Raises:
         InvalidURL, UnknownScheme, UnknownOption: the prefix is not a plugin's.
@@ -248,10 +249,10 @@ def own_options(url: str, options: Mapping[str, str]) -> dict[str, str]:
 
 
 def client_options(plugin: BrokerPlugin, options: Mapping[str, str]) -> dict[str, str]:
-    """The options of one plugin, without their prefix; case is restored to the plugin's own spelling.
+    """Return the options of one plugin, without their prefix; case is restored to the plugin's own spelling.
 
     Raises:
-        UnknownOption: one that the plugin does not know, or that has another prefix.
+        UnknownOption: the plugin does not know an option, or it has another prefix.
     """
     spelling = {name.lower(): name for name in plugin.options}
     own: dict[str, str] = {}
@@ -264,7 +265,7 @@ def client_options(plugin: BrokerPlugin, options: Mapping[str, str]) -> dict[str
 
 
 def _extras() -> Sequence[str]:
-    """The plugins that the distribution `redelivery` itself offers; nothing else is named to be installed."""
+    """Return the plugins that the distribution `redelivery` itself offers; error texts suggest only these."""
     try:
         return importlib.metadata.metadata("redelivery").get_all("Provides-Extra") or ()
     except importlib.metadata.PackageNotFoundError:
@@ -272,7 +273,7 @@ def _extras() -> Sequence[str]:
 
 
 def _load(entry_point: importlib.metadata.EntryPoint) -> tuple[BrokerPlugin | None, HeaderDialect | None]:
-    """Import one plugin's module and call its hooks, apart from all others."""
+    """Import one plugin's module and call its hooks, isolated from all others."""
     manager = pluggy.PluginManager(GROUP)
     manager.add_hookspecs(Hooks)
     manager.register(entry_point.load(), entry_point.name)

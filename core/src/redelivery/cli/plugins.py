@@ -1,4 +1,4 @@
-"""`redelivery plugins`: what is installed, what each plugin can do, and what failed to load.
+"""`redelivery plugins`: the installed plugins, what each can do, and which failed to load.
 
 Everything shown comes from the plugins' own capabilities.
 """
@@ -21,7 +21,7 @@ from redelivery.registry import Registry, installed
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
-#: Columns of a terminal that the table keeps within.
+#: The width of the table in columns of a terminal.
 WIDTH = 80
 
 _GAP = "  "
@@ -63,7 +63,7 @@ def _say_lines(page: str) -> None:
 
 
 def as_dict(found: Registry) -> dict[str, Any]:
-    """A JSON-ready form: `contract`, `plugins`, `failed`. Durations are ISO-8601, sizes bytes, null is no limit."""
+    """Return JSON-ready data: `contract`, `plugins`, `failed`. Durations are ISO-8601, sizes bytes; null: unlimited."""
     return {
         "contract": CONTRACT_VERSION,
         "plugins": [
@@ -82,7 +82,7 @@ def as_dict(found: Registry) -> dict[str, Any]:
 
 
 def as_table(found: Registry) -> str:
-    """Plain text, at most WIDTH columns wide but for a single word that is longer."""
+    """Return plain text, at most WIDTH columns wide unless a single word is longer."""
     plugins = list(found.plugins.values())
     lines = list(_aligned([("PLUGIN", "VERSION", "CONTRACT", "SCHEMES"), *map(_identity, plugins)]))
     if not plugins:
@@ -97,7 +97,7 @@ def as_table(found: Registry) -> str:
 
 
 def as_markdown(found: Registry) -> str:
-    """The table of capabilities for the README: one row per capability, one column per plugin."""
+    """Return the table of capabilities for the README: one row per capability, one column per plugin."""
     head, *rows = _matrix(list(found.plugins.values()))
     ruler = ["---"] * len(head)
     return "\n".join("| " + " | ".join(row) + " |" for row in [head, ruler, *rows])
@@ -108,7 +108,7 @@ def _identity(plugin: BrokerPlugin) -> tuple[str, ...]:
 
 
 def _matrix(plugins: Sequence[BrokerPlugin]) -> list[tuple[str, ...]]:
-    """What each can do, one row per capability; rows that say something of no plugin here are left out."""
+    """Return what each can do, one row per capability; rows that are empty for every plugin here are left out."""
     all_of = [plugin.capabilities for plugin in plugins]
     rows: list[tuple[str, ...]] = [("capability", *(plugin.name for plugin in plugins))]
     rows += [(_words(name), *(_support(getattr(each, name)) for each in all_of)) for name in FEATURES]
@@ -124,7 +124,7 @@ def _matrix(plugins: Sequence[BrokerPlugin]) -> list[tuple[str, ...]]:
 
 
 def _blocks(plugins: Sequence[BrokerPlugin]) -> Iterator[list[BrokerPlugin]]:
-    """As many plugins side by side as fit into WIDTH."""
+    """Return as many plugins side by side as fit into WIDTH."""
     block: list[BrokerPlugin] = []
     for plugin in plugins:
         if block and max(map(len, _aligned(_matrix([*block, plugin])))) > WIDTH:
@@ -157,7 +157,7 @@ def _limit(value: float | timedelta | None) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A capability as JSON has it."""
+    """Return a capability as JSON has it."""
     if isinstance(value, Capabilities | Limits):
         return {item.name: _plain(getattr(value, item.name)) for item in fields(value)}
     if isinstance(value, timedelta):

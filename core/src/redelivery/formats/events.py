@@ -1,6 +1,6 @@
 """CloudEvents for the rest of the library: any message as an event and back, content modes, rows without a message.
 
-Recognising and checking one event is `cloudevents.py`, whose words are re-exported here.
+`cloudevents.py` recognises and checks one event; its names are re-exported here.
 """
 
 from __future__ import annotations

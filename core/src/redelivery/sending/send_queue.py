@@ -192,7 +192,7 @@ class SendQueue:
         return self._waiting[0][0] if self._waiting else None
 
     def may_begin(self, now: float) -> bool:
-        """Whether fresh rows may come. In an outage only while nothing is in flight or waits, or if they will be refused."""
+        """Whether fresh rows may come. In an outage only while this queue is idle, or if they will be refused."""
         return not self.outage.on or self.idle or self.outage.over(now) is not None
 
     def has_room(self, records: int, nbytes: int) -> bool:

@@ -1,10 +1,10 @@
 """Header dialects: how an `ErrorContext` is written into a letter, read back, and taken out again.
 
-One small module a dialect: `connect`, `deadletter`, `knativeerror`, `json_context`. Each maps fields to its own names;
-what a dialect has no name for goes into one JSON header beside it, so that every dialect gives back the whole context.
-Several may be written into one letter (`chosen` says which).
-What other software writes is read by the dialects that plugins bring (`HeaderDialect`, passed in by `recognise`).
-A marker header lists what we wrote: a user's own header is never overwritten, nor removed.
+One small module per dialect: `connect`, `deadletter`, `knativeerror`, `json_context`. Each maps fields to its own
+names. Fields that a dialect has no name for go into one JSON header beside it, so that every dialect returns the whole
+context. One letter may hold several dialects (`chosen` says which). Plugins bring the dialects that read other
+software's headers (`HeaderDialect`, passed in by `recognise`). A marker header lists what we wrote: a user's own header
+is never overwritten, nor removed.
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ _DIALECTS: Final[Mapping[str, Dialect]] = {
 }
 #: Dialects of other software (`recognise`).
 _others: Final[list[HeaderDialect]] = []
-#: The headers that a message which was ever a letter has one of.
+#: Every message that was ever a letter has one of these headers.
 MARKERS: Final = _marker.NAMES
-#: The dialects that there are.
+#: All dialects.
 NAMES: Final = tuple(_DIALECTS)
 
-#: An id that every broker takes.
+#: An id that every broker accepts.
 _PLAIN: Final = re.compile(r"[0-9A-Za-z_.~:-]{1,100}")
 
 #: What Knative's code writes today, and what its design names.
@@ -80,12 +80,12 @@ _EXTENSIONS: Final = frozenset().union(*(each.names for each in _DIALECTS.values
 
 @dataclass(frozen=True, slots=True)
 class DeliveryHistory:
-    """What survives of a message's lives.
+    """What a message keeps over its redrives.
 
     Attributes:
-        attempts_total: attempts in all lives that are over.
+        attempts_total: attempts before the last redrive.
         hops: how often it was redriven.
-        maybe_delivered: an attempt in one of them ended ambiguous, and it was not received since.
+        maybe_delivered: one of those attempts ended ambiguous, and the message has not been received since.
     """
 
     attempts_total: int = 0
@@ -106,26 +106,26 @@ def attach(
     wrapped: bool = False,
     key: bytes | None = None,
 ) -> Message:
-    """The letter: the message with its context, within the limits.
+    """Return the letter: the message with its context, within the limits.
 
-    A context that we wrote before is replaced, so that letters do not grow. What does not fit is cut and marked; where
-    nothing fits, the message goes without a context rather than not at all. Never raises for what the message or the
-    context holds.
+    A context that we wrote before is replaced, so that letters do not grow. A context that does not fit is cut and
+    marked. If nothing fits, the message is sent without a context rather than not at all. Never raises for what the
+    message or the context holds.
 
     Args:
-        message: what is dead-lettered.
+        message: the message to dead-letter.
         context: why; secrets are redacted here.
-        dialect: one of `NAMES`, or several, the first being the last to be cut.
+        dialect: one of `NAMES`, or several; the first is the last to be cut.
         limits: the sink's.
-        prefix: the sink's prefix of CloudEvents headers; None where it has none.
+        prefix: the sink's prefix of CloudEvents headers; None where the sink has no prefix.
         include_message: write the record into the JSON header.
         configs: settings to write into the JSON header, redacted.
-        rename_type: the type that an event gets; the marker keeps its own, which `strip` and `redriven` give back.
-        wrapped: as an event that stands for the message, for a sink that refuses what the message holds (see `wrap`).
-        key: signs the letter, so that who has it can tell it from a forged one (`is_signed`).
+        rename_type: the type that an event gets; the marker keeps its own type, which `strip` and `redriven` restore.
+        wrapped: write an event that stands for the message, for a sink that refuses its content (see `wrap`).
+        key: signs the letter, so that a holder of the key can tell it from a forged one (`is_signed`).
 
     Raises:
-        ContractViolation: no such dialect.
+        ContractViolation: the dialect does not exist.
     """
     names = (dialect,) if isinstance(dialect, str) else tuple(dict.fromkeys(dialect))
     for name in names or ("",):
@@ -137,7 +137,7 @@ def attach(
         plain = stripped if found is None else replace(stripped, headers=_at(stripped.headers, found[0], None))
         marker = Marker() if found is None else found[1]
         sign = None if key is None else lambda letter, marker: _signature.of(key, *_signed_parts(letter, marker))
-        ways = [(plain, marker)]  # where there is no room for what its type was, it keeps that
+        ways = [(plain, marker)]  # without room to note its old type, it keeps that type
         renamed = _retype.rename(plain, rename_type) if rename_type and not wrapped else None
         if renamed is not None:
             ways.insert(0, (renamed[0], replace(marker, retyped=renamed[1])))
@@ -163,12 +163,12 @@ def attach(
 
 
 def chosen(asked: Sequence[str] | None, own: str, message: Message) -> tuple[str, ...]:
-    """In which dialects a letter's context is written.
+    """Return the dialects in which a letter's context is written.
 
     Args:
-        asked: by the spec (`deadLetterDialects`); None: the sink's own, and Knative's beside it for an event.
+        asked: by the spec (`deadLetterDialects`); None: the sink's own, and also Knative's for an event.
         own: the sink's own.
-        message: the letter to be.
+        message: the message that becomes the letter.
     """
     if asked is None:
         return (own, *(each for each in _KNATIVE if each != own)) if event_in(message) is not None else (own,)
@@ -178,7 +178,7 @@ def chosen(asked: Sequence[str] | None, own: str, message: Message) -> tuple[str
 def document(
     message: Message, context: ErrorContext, *, include_message: bool, configs: Mapping[str, str] | None
 ) -> dict[str, Any]:
-    """A context as KIP-298's JSON object, with all of ours under `redelivery`; secrets are redacted.
+    """Return a context as KIP-298's JSON object, with our own fields under `redelivery`; secrets are redacted.
 
     Args:
         message: what failed, without a context; only its coordinates are written, unless it is included.
@@ -191,7 +191,7 @@ def document(
 
 
 def included(message: Message) -> dict[str, Any]:
-    """The record and the stages with their settings, where a letter of ours was asked to hold them."""
+    """Return the record and the stages with their settings, where our letter was asked to hold them."""
     found = _marker.find(message.headers)
     names = () if found is None else found[1].headers
     forms = [json_context.parse(value) or {} for name, value in message.headers if name in CONTEXT and name in names]
@@ -199,9 +199,9 @@ def included(message: Message) -> dict[str, Any]:
 
 
 def read(message: Message) -> ErrorContext | None:
-    """The context of a letter, whichever dialect wrote it; None where there is none. Never raises.
+    """Return the context of a letter, whichever dialect wrote it; None where it has no context. Never raises.
 
-    Of a letter that we wrote, only what we wrote counts. Others' headers are read as far as they can be.
+    In a letter that we wrote, only our headers count. Other headers are read as far as possible.
     """
     found = _marker.find(message.headers)
     if found is not None and _is_letter(found[1]):
@@ -214,9 +214,9 @@ def read(message: Message) -> ErrorContext | None:
 
 
 def is_signed(message: Message, keys: Sequence[bytes]) -> bool:
-    """Whether a message is a letter that one of these keys has signed, and nothing that was signed has changed.
+    """Whether a message is a letter that one of these keys has signed, and no signed part has changed.
 
-    Signed are the marker, the context as `read` gives it, and the message's key and value. Never raises.
+    The signature covers the marker, the context as `read` returns it, and the message's key and value. Never raises.
     """
     found = _marker.find(message.headers)
     marker = Marker() if found is None else found[1]
@@ -227,18 +227,18 @@ def is_signed(message: Message, keys: Sequence[bytes]) -> bool:
 
 
 def _signed_parts(message: Message, marker: Marker) -> tuple[bytes, dict[str, str], list[bytes], Message]:
-    """What a signature is of: the marker, the texts and the JSON that a context is read from, the bare message."""
+    """Return the signed parts: the marker, the texts and the JSON that a context is read from, the bare message."""
     unsigned = replace(marker, mac=None)
     return unsigned.dump(), _written_texts(message, marker), _written_json(message, marker), _bare(message, marker)
 
 
 def recognise(others: Iterable[HeaderDialect]) -> None:
-    """Read letters by these dialects of other software too, in place of those given before."""
+    """Also read letters by these dialects of other software, in place of those given before."""
     _others[:] = others
 
 
 def _read_others(message: Message) -> ErrorContext | None:
-    """What the dialects of other software make of a message."""
+    """Return what the dialects of other software read from a message."""
     for dialect in _others if message.headers else ():
         there = {name: value for name, value in message.headers if name in dialect.names and value is not None}
         try:
@@ -252,11 +252,11 @@ def _read_others(message: Message) -> ErrorContext | None:
 
 
 def strip(message: Message, *, keep_type: bool = False) -> Message:
-    """The message without the context that we wrote; its lives stay in the marker. Any other message as it is.
+    """Return the message without the context that we wrote; other messages are unchanged. The marker keeps the counts.
 
     Args:
         message: any.
-        keep_type: an event that was given another type keeps it, and the marker goes on saying what it was.
+        keep_type: an event that was given another type keeps it, and the marker still notes the old type.
     """
     found = _marker.find(message.headers)
     if found is None:
@@ -277,9 +277,9 @@ def strip(message: Message, *, keep_type: bool = False) -> Message:
 
 
 def wrap(message: Message) -> Message:
-    """The message as an event that stands for it, with a marker that says so; `strip` and `redriven` give it back.
+    """Return the message as an event that stands for it, with a marker that notes it; `strip` and `redriven` undo it.
 
-    Key, headers, id and time are in the body: whatever they hold, a broker takes it. Its lives stay in the marker.
+    Key, headers, id and time are in the body: any broker takes them, whatever they hold. The marker keeps the counts.
 
     Args:
         message: without an error context.
@@ -292,7 +292,7 @@ def wrap(message: Message) -> Message:
 
 
 def _unwrapped(message: Message) -> Message:
-    """The message that an event stands for. Where it goes is not the event's to say: anyone may have written it."""
+    """Return the message that an event stands for, without a destination: anyone may have written the event."""
     event = event_in(message)
     if event is None or event.get_type() != events.WRAPPED:
         return message
@@ -301,13 +301,13 @@ def _unwrapped(message: Message) -> Message:
 
 
 def renamed(message: Message, event_type: str) -> Message:
-    """An event under another type, for good: where no header may say what it was. Any other message as it is."""
+    """Return an event under another type, permanently: headers cannot hold the old type. Others are unchanged."""
     found = _retype.rename(message, event_type)
     return message if found is None else found[0]
 
 
 def redriven(message: Message) -> Message:
-    """The message as it is sent again: stripped, and one hop further."""
+    """Return the message as it is sent again: stripped, and one hop further."""
     stripped = strip(message)
     found = _marker.find(stripped.headers)
     marker = Marker() if found is None else found[1]
@@ -315,7 +315,7 @@ def redriven(message: Message) -> Message:
 
 
 def history(message: Message) -> DeliveryHistory:
-    """What the message's marker says of its lives; nothing where it has none."""
+    """Return the counts in the message's marker; zero without a marker."""
     found = _marker.find(message.headers)
     return (
         DeliveryHistory()
@@ -344,7 +344,7 @@ def _known(marker: Marker) -> list[Dialect]:
 
 
 def _written_texts(message: Message, marker: Marker) -> dict[str, str]:
-    """Of the names that the marker lists, their text, wherever they stand now."""
+    """Return the text of each name that the marker lists, wherever it is now."""
     written = {_extension(name) or name for name in marker.headers} | set(marker.attributes)
     found = (pair for dialect in _known(marker) for pair in _texts(message, dialect).items())
     return {name: value for name, value in found if name in written}
@@ -355,7 +355,7 @@ def _written_json(message: Message, marker: Marker) -> list[bytes]:
 
 
 def _texts(message: Message, dialect: Dialect) -> dict[str, str]:
-    """The dialect's names that a message has, wherever they stand, with their text."""
+    """Return those of the dialect's names that a message has, wherever they are, with their text."""
     found: dict[str, str] = {}
     for name, value in message.headers:
         known = _extension(name) if dialect.extensions else name
@@ -368,14 +368,14 @@ def _texts(message: Message, dialect: Dialect) -> dict[str, str]:
 
 
 def _extension(header: str) -> str | None:
-    """The extension attribute of ours that a header carries, whatever its prefix."""
+    """Return the extension attribute of ours that a header carries, whatever its prefix."""
     return next((header.removeprefix(p) for p in ("", *PREFIXES) if header.removeprefix(p) in _EXTENSIONS), None)
 
 
 def _bare(message: Message, marker: Marker) -> Message:
-    """Without what the marker lists; a name that no dialect writes is not ours, whatever a marker says.
+    """Return the message without what the marker lists. A name that no dialect writes is not ours, and stays.
 
-    An event may have changed its content mode or prefix since: what was a header is then in the body, or elsewhere.
+    An event may have changed its content mode or prefix since: a former header is then in the body, or elsewhere.
     """
     there = {name for name, _ in message.headers}
     moved = {attribute for name in marker.headers if name not in there and (attribute := _extension(name))}
@@ -398,7 +398,7 @@ def _ours(name: str) -> bool:
 
 
 def _remark(message: Message, marker: Marker) -> Message:
-    """The message with another marker in the place of the one it has; without one that would say nothing."""
+    """Return the message with its marker replaced; without a marker if the new one would be empty."""
     found = _marker.find(message.headers)
     if found is not None:
         return replace(message, headers=_at(message.headers, found[0], marker))
@@ -407,6 +407,6 @@ def _remark(message: Message, marker: Marker) -> Message:
 
 
 def _at(headers: Headers, index: int, marker: Marker | None) -> Headers:
-    """Headers with the marker at `index` replaced, or removed."""
+    """Return headers with the marker at `index` replaced, or removed."""
     kept = () if marker is None or not marker.says_anything else ((headers[index][0], marker.dump()),)
     return (*headers[:index], *kept, *headers[index + 1 :])

@@ -11,10 +11,10 @@ from urllib.parse import quote
 from redelivery.base.urls import has_scheme, redact
 from redelivery.contract.context import DEFAULTS, ErrorContext
 
-#: What a letter's marker says for every dialect.
+#: Fields that a letter's marker holds for every dialect.
 BOOKKEEPING: Final = ("attempts_total", "hops", "truncated", "maybe_delivered")
 
-#: Most that any context holds, whatever the broker would take: a trace must not make a letter too large for the next
+#: The most that any context holds, whatever the broker accepts: a trace must not make a letter too large for the next
 #: sink. Bytes of UTF-8, and entries of `extra`.
 STACKTRACE_BYTES: Final = 32 * 1024
 REASON_BYTES: Final = 8 * 1024
@@ -27,7 +27,7 @@ _URI_CHARACTERS: Final = "-._~:/?#[]@!$&'()*+,;=%"
 _SURROGATES: Final = re.compile("[\ud800-\udfff]")
 _CONTROLS: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f]")
 _TYPES: Final = {item.name: str(item.type) for item in fields(ErrorContext)}
-#: Names by which a thing is found again: a secret is not looked for in them.
+#: Names that identify things: redaction by pattern leaves them alone.
 _NAMES: Final = frozenset(
     {
         "message_id",
@@ -46,12 +46,12 @@ _NAMES: Final = frozenset(
 
 
 def bounded(context: ErrorContext) -> ErrorContext:
-    """The context as any dialect may hold it: secrets redacted, no lone surrogates, nothing without bounds."""
+    """Return the context as any dialect may hold it: secrets redacted, no lone surrogates, everything bounded."""
     changes: dict[str, Any] = {}
     for name in _TYPES:
         value = getattr(context, name)
         if isinstance(value, str) and name != "code":
-            # Looking for secrets in what is cut away anyway takes time; twice the room, since a cut may hide a secret.
+            # Searching for secrets in text that is cut anyway takes time. Twice the room, as a cut may hide a secret.
             safe = _SURROGATES.sub("\ufffd", value)
             safe = tail(safe, 2 * STACKTRACE_BYTES) if name == "stacktrace" else head(safe, 2 * REASON_BYTES)
             changes[name] = safe if name in _NAMES else redact(safe)
@@ -65,7 +65,7 @@ def bounded(context: ErrorContext) -> ErrorContext:
 def shortened(
     context: ErrorContext, *, stacktrace: int = STACKTRACE_BYTES, reason: int = REASON_BYTES, text: int = TEXT_BYTES
 ) -> ErrorContext:
-    """The context with its texts cut to so many bytes of UTF-8 each, and marked where anything was cut."""
+    """Return the context with its texts cut to so many bytes of UTF-8 each, and marked where anything was cut."""
     changes: dict[str, Any] = {"extra": {name: head(value, text) for name, value in context.extra.items()}}
     for name in _TYPES:
         value = getattr(context, name)
@@ -78,7 +78,7 @@ def shortened(
 
 
 def head(text: str, limit: int) -> str:
-    """The beginning of a text, at most `limit` bytes of UTF-8; an ellipsis shows the cut where there is room."""
+    """Return the beginning of a text, at most `limit` bytes of UTF-8; an ellipsis shows the cut if it fits."""
     encoded = text.encode()
     if len(encoded) <= limit:
         return text
@@ -89,7 +89,7 @@ def head(text: str, limit: int) -> str:
 
 
 def tail(text: str, limit: int) -> str:
-    """The end of a text, where a stack trace names the error; at most `limit` bytes of UTF-8."""
+    """Return the end of a text, where a stack trace names the error; at most `limit` bytes of UTF-8."""
     encoded = text.encode()
     if len(encoded) <= limit:
         return text
@@ -98,17 +98,17 @@ def tail(text: str, limit: int) -> str:
 
 
 def printable(text: str) -> str:
-    """Text without control characters other than tab and newline: they become U+FFFD."""
+    """Return text without control characters other than tab and newline: they become U+FFFD."""
     return _CONTROLS.sub("\ufffd", text)
 
 
 def uri(text: str) -> str:
-    """Text as a URI-reference (RFC 3986): what one may not hold is percent-encoded."""
+    """Return text as a URI-reference (RFC 3986): characters that it may not hold are percent-encoded."""
     return quote(_SURROGATES.sub("\ufffd", text), safe=_URI_CHARACTERS)
 
 
 def subscriber_uri(context: ErrorContext) -> str | None:
-    """Who did not take it: the destination, and as its fragment the subscription; None where neither is known."""
+    """Return who refused it: the destination, with the subscription as its fragment; None where neither is known."""
     name, place = context.subscriber, context.destination
     if not name:
         return uri(place) if place else None
@@ -118,7 +118,7 @@ def subscriber_uri(context: ErrorContext) -> str | None:
 
 
 def without(context: ErrorContext, known: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that `known` does not already give, as JSON values."""
+    """Return the fields that `known` lacks, as JSON values."""
     out: dict[str, Any] = {}
     for name in _TYPES:
         value = getattr(context, name)
@@ -128,5 +128,5 @@ def without(context: ErrorContext, known: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def whole(text: str | None) -> int | None:
-    """A whole number out of header text; None where it is none."""
+    """Return a whole number from header text; None where it is not one."""
     return int(text) if text is not None and re.fullmatch(r"-?[0-9]{1,18}", text) else None

@@ -1,4 +1,4 @@
-"""The JSON error context: KIP-298's older text (record, stages, exception, attempt, ...) and all of ours beside it."""
+"""The JSON error context: KIP-298's older text (record, stages, exception, attempt, ...) and our own fields."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ def document(
     include_message: bool,
     configs: Mapping[str, str] | None,
 ) -> dict[str, Any]:
-    """The whole context as one JSON object.
+    """Return the whole context as one JSON object.
 
     Args:
-        context: what KIP-298's members are made of.
+        context: the source of KIP-298's members.
         fields: our own fields.
         message: the record: its coordinates, and with `include_message` its payload.
-        include_message: a payload may hold secrets, so it is written only where asked for.
+        include_message: a payload may hold secrets, so it is written only on request.
         configs: settings of the failing stage; redacted here.
     """
     own = dict(fields)
     trace = own.pop("stacktrace", None)
     if trace is None:
-        own["stacktrace"] = None  # so that `exception` is not taken for one
+        own["stacktrace"] = None  # so that `exception` is not mistaken for one
     known = {
         **included(context, message, include_message=include_message, configs=configs),
         "exception": trace or f"{context.exception or context.kind}: {context.reason}",
@@ -49,12 +49,12 @@ def document(
 def included(
     context: ErrorContext, message: Message, *, include_message: bool, configs: Mapping[str, str] | None
 ) -> dict[str, Any]:
-    """The record and the stages, which hold what was asked for; arguments as of `document`."""
+    """Return the record and the stages, with what was requested; arguments as of `document`."""
     return {"record": _record(context, message, include_message=include_message), **_stages(context, configs)}
 
 
 def asked_for(form: Mapping[str, Any]) -> dict[str, Any]:
-    """Of such an object, the record where it holds the message, and the stages where they hold settings."""
+    """Return, of such an object, the record if it holds the message, and the stages if they hold settings."""
     record, stages = form.get("record"), form.get("stages")
     found: dict[str, Any] = {}
     if isinstance(record, dict) and "value" in record:
@@ -65,7 +65,7 @@ def asked_for(form: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read(found: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that such an object gives, whoever wrote it, unchecked."""
+    """Return the fields of such an object, whoever wrote it, unchecked."""
     out: dict[str, Any] = {}
     stages, index = found.get("stages"), found.get("index")
     if isinstance(stages, list) and isinstance(index, int) and 0 <= index < len(stages):
@@ -80,13 +80,13 @@ def read(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def ours(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Our own fields in such an object, unchecked."""
+    """Return our own fields of such an object, unchecked."""
     own = found.get(OURS)
     return own if isinstance(own, dict) else {}
 
 
 def parse(value: bytes | None) -> dict[str, Any] | None:
-    """The object in a header, or None: anyone may have written it."""
+    """Return the object in a header, or None: anyone may have written it."""
     try:
         found = json.loads(value or b"")
     except (ValueError, RecursionError):
@@ -95,7 +95,7 @@ def parse(value: bytes | None) -> dict[str, Any] | None:
 
 
 def dump(form: Mapping[str, Any]) -> bytes:
-    """An object as header text: ASCII only, which every broker and client takes."""
+    """Return an object as header text: ASCII only, which every broker and client accepts."""
     return json.dumps(form, separators=(",", ":")).encode()
 
 

@@ -38,6 +38,7 @@ _FLAGS: Final = {"true": True, "false": False}
 class FieldType:
     """One way of writing a value.
 
+    Attributes:
         json: its type in YAML and JSON.
         read: text to value; raises InvalidSpec.
         write: value to its YAML and JSON form; raises InvalidSpec where this way cannot express it.

@@ -1,14 +1,14 @@
 """A delivery spec, and a delivery status, as Knative writes them: YAML or JSON text, or a mapping.
 
 A spec stands alone, under `delivery:` or under `spec.delivery` (a Knative object). Names are Knative's, to the letter.
-Ours beyond them:
+These are ours beyond them:
 
 - `deadLetterSink` may be a list, a chain tried in turn; text instead of `{uri}`; and a sink may have `options`
   (see `sinks.py`);
-- what Knative has no word for stands under `redelivery:`, named as in options: `errors.*`, `backoffProfile`,
+- fields that Knative has no word for are under `redelivery:`, named as in options: `errors.*`, `backoffProfile`,
   `allowSkip`. Endless retries too: `redelivery: {errors.retry.limit: -1}`.
 
-This file must not resolve a ref or a relative uri: provisioning does.
+Must not resolve a ref or a relative uri: provisioning does that.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _CHANNEL: Final = "deadLetterChannel"
 
 
 def read(document: Mapping[str, Any] | str) -> DeliverySpec:
-    """The spec in YAML or JSON text, or in a mapping; an empty value (null) counts as not said.
+    """Return the spec in YAML or JSON text, or in a mapping; an empty value (null) counts as not given.
 
     Raises:
         UnknownOption: an unknown field; names the nearest known one.
         InvalidSpec: text that does not parse, a value of the wrong type or out of range (the error names the field),
-            one thing said twice, or values that contradict each other.
+            one field given twice, or values that contradict each other.
     """
     written = _delivery(text.load(document) if isinstance(document, str) else document)
     said = []
@@ -54,10 +54,10 @@ def read(document: Mapping[str, Any] | str) -> DeliverySpec:
 
 
 def write(spec: DeliverySpec) -> dict[str, Any]:
-    """The mapping that `read` reads back, ready for YAML or JSON. Never log it: a sink's settings may hold secrets.
+    """Return the mapping that `read` reads back, for YAML or JSON. Never log it: sinks' settings may hold secrets.
 
     Raises:
-        InvalidSpec: a value that the form cannot say, as a retry timeout of half a millisecond.
+        InvalidSpec: a value that the form cannot express, as a retry timeout of half a millisecond.
     """
     written: dict[str, Any] = {}
     if spec.dead_letter_sink:
@@ -72,7 +72,7 @@ def write(spec: DeliverySpec) -> dict[str, Any]:
 
 
 def status_to_dict(status: DeliveryStatus) -> dict[str, Any]:
-    """A status as a mapping, in both texts' names; what is unset is left out. The URI is redacted."""
+    """Return a status as a mapping, in both texts' names; unset fields are left out. The URI is redacted."""
     written: dict[str, Any] = {}
     if status.dead_letter_sink_uri is not None:
         written[_SINK_URI] = redact(status.dead_letter_sink_uri)
@@ -82,7 +82,7 @@ def status_to_dict(status: DeliveryStatus) -> dict[str, Any]:
 
 
 def status_from_dict(written: Mapping[str, Any]) -> DeliveryStatus:
-    """The status in a mapping.
+    """Return the status in a mapping.
 
     Raises:
         UnknownOption, InvalidSpec
@@ -98,7 +98,7 @@ def status_from_dict(written: Mapping[str, Any]) -> DeliveryStatus:
 
 
 def _delivery(document: object) -> Mapping[str, Any]:
-    """The bare spec in a document that may hold more."""
+    """Return the bare spec in a document that may hold more."""
     path = ""
     outer = _mapping(document, "a delivery spec")
     for name in ("spec", "delivery"):

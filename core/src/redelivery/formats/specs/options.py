@@ -1,8 +1,8 @@
 """A delivery spec as one flat mapping of options, as Spark gives them: every name of both dialects, in any case.
 
 Knative's fields in camelCase, Connect's `errors.*` (its older names too), and ours (`backoffProfile`, `allowSkip`).
-`deadLetterSink` is `native`, one URL or name, several URLs with spaces between (a space within one is written %20), or
-JSON as Knative writes it, the only way to give a ref or a sink's own client settings.
+`deadLetterSink` is `native`, one URL or name, several URLs separated by spaces (a space within one is written %20), or
+JSON as Knative writes it. Only JSON can give a ref or a sink's own client settings.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ def is_spec_option(name: str) -> bool:
 
 
 def read(options: Mapping[str, str]) -> DeliverySpec:
-    """The spec that options say; numbers and flags may come as such.
+    """Return the spec that options give; numbers and flags may be given as such.
 
     Raises:
         UnknownOption: names the nearest known option.
-        InvalidSpec: a malformed value, one thing said in two dialects, or values that contradict each other.
+        InvalidSpec: a malformed value, one field given in two dialects, or values that contradict each other.
     """
     said = [fields.GivenField(name, value, name) for name, value in options.items()]
     return fields.read(said, what="option", known=OPTIONS)
 
 
 def write(spec: DeliverySpec) -> dict[str, str]:
-    """The options that `read` reads back, Knative's names first. Never log them: a sink's settings may hold secrets.
+    """Return the options that `read` reads back, Knative's names first. Never log them: sinks may hold secrets.
 
     Raises:
-        InvalidSpec: a value that no option can say, as a retry timeout of half a millisecond.
+        InvalidSpec: a value that no option can express, as a retry timeout of half a millisecond.
     """
     written = fields.write(spec, fields.KNATIVE, fields.CONNECT, fields.OURS)
     texts = {name: as_text(value) for name, value in written.items()}

@@ -1,4 +1,4 @@
-"""YAML and JSON text into plain values, strictly: nothing may be said twice."""
+"""Reads YAML and JSON text into plain values, strictly: no key may be given twice."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from redelivery.errors import InvalidSpec
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses what YAML forbids and PyYAML lets pass: one key twice in a mapping."""
+    """Refuses a key that repeats in a mapping, which YAML forbids and PyYAML accepts."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002 - PyYAML's signature
         names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
@@ -21,10 +21,10 @@ class _Loader(yaml.SafeLoader):
 
 
 def load(text: str) -> Any:
-    """The one document in a YAML or JSON text.
+    """Return the one document in a YAML or JSON text.
 
     Raises:
-        InvalidSpec: it does not parse; says where, and never quotes the text around, which may hold secrets.
+        InvalidSpec: it does not parse; says where, and never quotes the text around it, which may hold secrets.
     """
     try:
         if text.lstrip().startswith(("{", "[")):
