@@ -187,6 +187,30 @@ def test_every_module_that_a_text_names_is_there() -> None:
     assert [each for each in found if not any(path.endswith(f"/{each[1]}") for path in there)] == []
 
 
+def described(docstring: str) -> set[str]:
+    """The names of a docstring's sections on arguments and attributes."""
+    sections = re.findall(r"(?m)^(?:Args|Attributes):\n((?: {4}.*\n|\n)+)", f"{docstring}\n")
+    lines = [each for section in sections for each in re.findall(r"(?m)^ {4}(\w[\w, ]*):(?: |$)", section)]
+    return {name.strip() for line in lines for name in line.split(",")}
+
+
+def mentioned(tree: ast.AST) -> set[str]:
+    """The names of arguments, attributes, variables and functions anywhere in a class or function."""
+    named = ((ast.arg, "arg"), (ast.Attribute, "attr"), (ast.Name, "id"), (ast.FunctionDef, "name"))
+    return {getattr(each, name) for each in ast.walk(tree) for kind, name in named if isinstance(each, kind)}
+
+
+def test_every_argument_and_attribute_that_a_docstring_describes_is_there() -> None:
+    found = [
+        (str(path.relative_to(ROOT)), each.name, name)
+        for path in SOURCES
+        for each in ast.walk(ast.parse(text(path)))
+        if isinstance(each, ast.ClassDef | ast.FunctionDef)
+        for name in sorted(described(ast.get_docstring(each) or "") - mentioned(each))
+    ]
+    assert found == []
+
+
 def test_core_names_no_broker() -> None:
     brokers = re.compile(r"kafka|rabbit|amqp|sqs|boto|service.?bus", re.IGNORECASE)
     found = {

@@ -50,7 +50,7 @@ class Engine:
     """Delivers batches to the first send queue. Rows that fail there permanently go to the others, which are its sinks.
 
     Args:
-        send queues: the destination, then the sinks in the order in which they are tried.
+        send_queues: the destination, then the sinks in the order in which they are tried.
         spec: the job's spec.
         origin: where the rows come from.
         clock: the time.

@@ -71,7 +71,7 @@ class BatchResult:
     """A batch that is settled: the result of each row.
 
     Attributes:
-        flight: the batch as it was sent.
+        sent: the batch as it was sent.
         failures: the error of each row that failed, by its index.
         duplicates: rows that the broker recognised.
         tried: False where nothing was sent, because the destination accepts nothing.
