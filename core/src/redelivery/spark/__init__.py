@@ -1,6 +1,6 @@
-"""What a Spark job sees: the data source `redelivery`, `deliver()` and helpers.
+"""The Spark side: the data source `redelivery`, `deliver()` and helpers.
 
-Importing this package does not import pyspark: that happens with the first use of one of its names.
+Importing this package does not import pyspark: the first use of one of its names does.
 """
 
 from __future__ import annotations

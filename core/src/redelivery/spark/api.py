@@ -1,6 +1,6 @@
-"""What a job calls: `register`, `deliver`, `events`, `undelivered`, `rows`. Works on classic Spark and on Connect.
+"""The functions that a job calls: `register`, `deliver`, `events`, `undelivered`, `rows`.
 
-This file only puts together what the others do.
+They work on classic Spark and on Spark Connect. This module only combines the others.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 FORMAT: Final = "redelivery"
-#: Options of a read that hold for any place.
+#: Options of a read that apply to any place.
 _READ: Final = {name.lower() for name in READ} - {"url", "deadletters", "deadlettersink"}
 #: Name of the column that holds the rest of the row, encoded by Spark itself.
 _VALUE: Final = "value"
@@ -42,7 +42,7 @@ _UNENCODED: Final = "redelivery_unencoded"
 def register(spark: SparkSession) -> None:
     """Make `format("redelivery")` known to a session.
 
-    Spark finds it by itself where `redelivery` is installed, unless another package named `pyspark_*` is broken.
+    Spark finds it by itself where `redelivery` is installed, unless another package named `pyspark_*` fails to import.
     """
     from redelivery.spark.writer import RedeliveryDataSource  # noqa: PLC0415 - needs no session to be imported
 
@@ -50,12 +50,12 @@ def register(spark: SparkSession) -> None:
 
 
 def deliver(df: DataFrame, url: str, spec: DeliverySpec | None = None, **options: Any) -> DeliveryReport:
-    """Deliver every row, and return the account. Looking at the report never sends again.
+    """Deliver every row, and return the account. Reading the report never sends again.
 
     Args:
         df: columns as for `df.write.format("redelivery")`; without a `value` column Spark encodes the row as JSON.
         url: where rows go.
-        spec: how; instead of spec options.
+        spec: how rows are delivered; in place of spec options.
         options: as for `df.write`, by keyword, or `**{"errors.tolerance": "all"}`.
 
     Returns:
@@ -70,7 +70,7 @@ def deliver(df: DataFrame, url: str, spec: DeliverySpec | None = None, **options
     spark = df.sparkSession
     jobs.refuse_one_host(url, _conf(spark, "spark.master"), shared_mount=settings.shared_mount)
     job = jobs.Job.plan(settings, df.schema)
-    if not is_remote():  # on Connect this is the client's machine, which need not reach what the driver reaches
+    if not is_remote():  # on Connect this is the client's machine, which may not reach what the driver reaches
         jobs.preflight(settings)
     df, layout = _encode_rows(df, job.layout)
     job = replace(job, layout=layout)
@@ -101,25 +101,25 @@ def events(
     key: Column | str | None = None,
     data: Sequence[str] | None = None,
 ) -> DataFrame:
-    """A DataFrame as CloudEvents, its data in JSON: built by Spark itself on the JVM.
+    """Return a DataFrame as CloudEvents, its data in JSON. Spark itself builds it on the JVM.
 
     Args:
         df: any DataFrame.
-        type: text that all rows have, or a column: `col("kind")`.
+        type: the text for all rows, or a column: `col("kind")`.
         source: the same.
         subject: a column, or its name; null where an event has none.
         time: the same; a timestamp, or RFC 3339 text.
         id: the same; derived where null.
         dataschema: the same.
-        key: the same; what places and orders the message.
+        key: the same; it orders and places the message.
         extensions: a column of type map<string,string>.
         data: names of the columns that are the data; None: all.
 
     Returns:
-        The columns that a write takes: `value`, `datacontenttype`, `type`, `source`, and those given.
+        The columns that a write takes: `value`, `datacontenttype`, `type`, `source`, and the optional ones given.
 
     Raises:
-        ConfigurationError: a column is not there, or has no JSON form; a `type` or `source` that no event can have.
+        ConfigurationError: a column does not exist, or has no JSON form; a `type` or `source` that no event can have.
     """
     _check_literals(type, source)
     names = list(df.columns if data is None else data)
@@ -152,17 +152,17 @@ def undelivered(
     url: str | None = None,
     **options: Any,
 ) -> DataFrame:
-    """The rows of one run that were dead-lettered, read from the sink. Looking at it twice never sends twice.
+    """Return the dead-lettered rows of one run, read from the sink. Reading them twice never sends twice.
 
     Args:
         spark: the session.
         report: of the run.
-        spec: that it ran with; its first sink is read.
-        url: the sink, instead of `spec`: a URL that letters were sent to.
+        spec: the run's spec; its first sink is read.
+        url: the sink, in place of `spec`: a URL that letters were sent to.
         options: client options, as for reading.
 
     Raises:
-        ConfigurationError: no sink was named, so nothing was kept.
+        ConfigurationError: no sink was named, so no letter was kept.
     """
     sink = url
     if sink is None and spec is not None and spec.dead_letter_sink:
@@ -174,12 +174,12 @@ def undelivered(
     for name, value in _texts(options).items():
         read = read.option(name, value)
     read = read.option("url", report.primary) if sink == NATIVE else read.option("deadLetterSink", sink)
-    # A sink that has received nothing need not exist, and a place that does not exist is an error to read.
+    # A sink that has received nothing may not exist, and reading a place that does not exist is an error.
     return read.load() if report.dead_lettered else read.load().limit(0)
 
 
 def _first_sink(spec: DeliverySpec, primary: str, options: Mapping[str, str]) -> tuple[str, dict[str, str]]:
-    """URL of the first sink of a job's destination (or NATIVE), and its client options as options of a read."""
+    """Return the URL of the first sink of a job's destination (or NATIVE), and its client options for a read."""
     first, found = spec.dead_letter_sink[0], registry.installed()
     sink, home = first.uri, found.by_url(primary)
     if first.ref is not None or not (sink == NATIVE or has_scheme(sink)):
@@ -191,13 +191,13 @@ def _first_sink(spec: DeliverySpec, primary: str, options: Mapping[str, str]) ->
 
 
 def dead_letters(spark: SparkSession, *urls: str, **options: Any) -> DataFrame:
-    """The dead letters of several destinations, of any brokers, as one DataFrame with the same columns.
+    """Return the dead letters of several destinations, of any brokers, as one DataFrame with the same columns.
 
-    A column that only some brokers have is null for the others. Which place a letter is in, `_error.destination` says.
+    A column that only some brokers have is null for the others. `_error.destination` names the place of a letter.
 
     Args:
         spark: the session.
-        urls: destinations, whose native places are read.
+        urls: destinations, whose native dead letter queues are read.
         options: as for reading; client options of any of the plugins, by keyword, or `**{"<plugin>.<name>": ...}`.
 
     Raises:
@@ -216,23 +216,23 @@ def dead_letters(spark: SparkSession, *urls: str, **options: Any) -> DataFrame:
 
 
 def rows(letters: DataFrame, schema: StructType | str) -> DataFrame:
-    """The rows that letters of type `redelivery.undeliverable` stand for, to be mended and written.
+    """Return the rows that letters of type `redelivery.undeliverable` stand for, to be repaired and written.
 
     Such a letter is a row that could not become a message; its `value` is that row as JSON. Other letters are left out.
 
     Args:
-        letters: as `spark.read.format("redelivery").option("deadLetters", True)` gives them.
-        schema: of the rows that were written: `df.schema`, or as in "id string, amount int".
+        letters: as `spark.read.format("redelivery").option("deadLetters", True)` returns them.
+        schema: of the rows that were written: `df.schema`, or text such as "id string, amount int".
 
     Returns:
-        The columns of the schema, and `_error` and `_position` of the letter, which are to be dropped before writing.
-        A column that the row does not have is null. Leave `destination`, and what else routes, out of the schema unless
-        you trust who may write letters there: a row is its writer's word. Of a letter with the native code `not-utf8`
-        text is base64.
+        The columns of the schema, and `_error` and `_position` of the letter, which are to be dropped before writing. A
+        column that the row does not have is null. Leave `destination`, and other routing columns, out of the schema
+        unless you trust everyone who may write letters there: anyone may have written the row. In a letter with the
+        native code `not-utf8`, text is base64.
 
     Raises:
         ConfigurationError: these are not letters, or they have no types: they were not read as dead letters.
-        pyspark.errors.SparkRuntimeException: by the action that follows: a value is no such row.
+        pyspark.errors.SparkRuntimeException: by the action that follows: a value is not such a row.
     """
     needed = ("type", _VALUE, *READ_ONLY)
     if not {*needed} <= {*letters.columns}:
@@ -246,7 +246,7 @@ def rows(letters: DataFrame, schema: StructType | str) -> DataFrame:
 
 
 def _encode_rows(df: DataFrame, layout: Layout) -> tuple[DataFrame, Layout]:
-    """Have Spark itself encode the rows as JSON, where there is no `value` column."""
+    """Let Spark itself encode the rows as JSON, where the DataFrame has no `value` column."""
     if not layout.row:
         return df, layout
     encoded, bad = jsonform.encoded([layout.names[position] for position in layout.row], df.schema)
@@ -258,7 +258,7 @@ def _encode_rows(df: DataFrame, layout: Layout) -> tuple[DataFrame, Layout]:
     moved = {position: index for index, position in enumerate(kept)}
     columns = [f.col(jsonform.quoted(name)) for name in layout.names]
     made = [encoded.alias(_VALUE)]
-    if bad is not None:  # such a row goes along as it is, so that the task can tell what it was
+    if bad is not None:  # such a row is kept unencoded, so that the task can show it
         made = [f.when(~bad, encoded).alias(_VALUE), f.when(bad, f.struct(*columns)).alias(_UNENCODED)]
     return df.select(*(columns[position] for position in kept), *made), replace(
         layout,
@@ -276,7 +276,7 @@ def _encode_rows(df: DataFrame, layout: Layout) -> tuple[DataFrame, Layout]:
 
 
 def _check_literals(kind: Column | str, source: Column | str) -> None:
-    """What all rows would be refused for is said here. Raises ConfigurationError."""
+    """Report errors that would refuse every row. Raises ConfigurationError."""
     given = {name: value for name, value in (("type", kind), ("source", source)) if isinstance(value, str)}
     try:
         validate({"id": "1", "type": "t", "source": "/s", **given})
@@ -297,7 +297,7 @@ def _conf(spark: SparkSession, name: str) -> str | None:
 
 
 def _texts(options: Mapping[str, Any]) -> dict[str, str]:
-    """Options as text; one that is None is not set."""
+    """Return options as text; an option that is None is not set."""
     texts = {name: str(value) for name, value in options.items() if value is not None}
     return {name: text.lower() if isinstance(options[name], bool) else text for name, text in texts.items()}
 

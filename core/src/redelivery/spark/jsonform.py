@@ -1,6 +1,6 @@
 """A row as JSON, the part that needs no data: which types have a JSON form, and Spark's own expression for it.
 
-The form itself is described in `rowjson.py`. This file must not import an Arrow library: it runs in each of the short
+`rowjson.py` describes the form itself. Must not import an Arrow library: this module runs in each of the short
 processes in which Spark plans a write.
 """
 
@@ -18,7 +18,7 @@ from redelivery.errors import ConfigurationError
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
-#: Options of Spark's `to_json` that give it the meaning that `rowjson.py` describes.
+#: Options of Spark's `to_json` for the form that `rowjson.py` describes.
 TO_JSON: Final = {
     "ignoreNullFields": "false",
     "timeZone": "UTC",
@@ -27,7 +27,7 @@ TO_JSON: Final = {
     "dateFormat": "yyyy-MM-dd",
 }
 
-#: What Spark writes for bytes that are no character.
+#: The character that Spark writes for bytes that are not a character.
 _REPLACED: Final = "\ufffd"
 _NOT_UTF8: Final = (
     "redelivery: a text column of a row is not UTF-8, so the row has no JSON form; write it by "
@@ -77,9 +77,9 @@ def check(name: str, kind: t.DataType) -> None:
 
 
 def expression(names: Sequence[str], schema: t.StructType) -> Column:
-    """The row as JSON text, made by Spark itself. It fails the task where text is not UTF-8.
+    """Return the row as JSON text, made by Spark itself. It fails the task where text is not UTF-8.
 
-    Spark would put another character in place of what is none, without a word.
+    Spark alone would silently replace invalid bytes by another character.
     """
     from pyspark.sql import functions as f  # noqa: PLC0415 - not needed on the workers
 
@@ -88,7 +88,7 @@ def expression(names: Sequence[str], schema: t.StructType) -> Column:
 
 
 def encoded(names: Sequence[str], schema: t.StructType) -> tuple[Column, Column | None]:
-    """The row as JSON text, made by Spark itself, and whether that is wrong, because text of the row is not UTF-8.
+    """Return the row as JSON text, made by Spark itself, and whether it is wrong, because text is not UTF-8.
 
     Returns:
         The text, and a condition; None where no column holds text.
@@ -114,5 +114,5 @@ def _holds_text(kind: t.DataType) -> bool:
 
 
 def quoted(name: str) -> str:
-    """A column name as Spark takes it literally, dots and all."""
+    """Return a column name as Spark takes it literally, including dots."""
     return "`" + name.replace("`", "``") + "`"

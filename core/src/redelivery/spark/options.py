@@ -1,6 +1,6 @@
-"""Options of the data source: every one of them, checked before anything is sent.
+"""The options of the data source, all checked before anything is sent.
 
-Spark lower-cases option names, so all are known in any case.
+Spark lower-cases option names, so names are read in any case.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ContentMode: TypeAlias = Literal["raw", "binary", "structured"]
 #: CloudEvents attributes that may be columns; `extensions` is a map of any others.
 ATTRIBUTES: Final = ("specversion", "type", "source", "subject", "time", "datacontenttype", "dataschema")
 EXTENSIONS: Final = "extensions"
-#: A map: how `data` and extensions are written in structured mode (json, string, base64), where it is not plain.
+#: A map: how `data` and extensions are written in structured mode (json, string, base64), where the default is wrong.
 ENCODINGS: Final = "encodings"
 
 #: Options of both directions.
@@ -79,19 +79,19 @@ SINK_PREFIX: Final = "sink."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteSettings:
-    """What a write was asked for; plain data that travels to the workers.
+    """The settings of a write; plain data that travels to the workers.
 
     Attributes:
         url: where rows go.
-        spec: how; its sinks hold their client options.
+        spec: how rows are delivered; its sinks hold their client options.
         client: client options of the destination, with their prefix; secrets are references.
-        content_mode: None: as the columns say.
+        content_mode: None: derived from the columns.
         require_attributes: CloudEvents attributes that must not be null.
         write_id: names the write across reruns.
-        report_path: where the report goes.
-        bounds: what a task may hold.
+        report_path: where the report is written.
+        bounds: how much a task may hold in memory.
         flow: in which order, and how fast, a task sends.
-        configs: all options as they may be shown.
+        configs: all options in the form that may be shown.
         shared_mount: a one-host destination may be used on a cluster.
         preflight: the driver opens destination and sinks before any task does.
     """
@@ -111,16 +111,17 @@ class WriteSettings:
 
     @property
     def plugin(self) -> BrokerPlugin:
-        """The plugin that opens the destination."""
+        """Return the plugin that opens the destination."""
         return registry.installed().by_url(self.url)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadSettings:
-    """What a read of dead letters was asked for.
+    """The settings of a read of dead letters.
 
     Attributes:
-        url: the place that is read: the destination's native one, or with `direct` the very place that the URL names.
+        url: the place that is read: the destination's native queue, or with `direct` the exact place that the URL
+            names.
         client: client options, with their prefix.
         run: only letters of this run.
         allow_targets: targets of letters that may become columns.
@@ -142,10 +143,10 @@ def read_write_options(options: Mapping[str, str], *, spec: DeliverySpec | None 
 
     Args:
         options: names in any case.
-        spec: given as an object; then no option may say a part of it.
+        spec: given as an object; then no option may set a part of it.
 
     Raises:
-        ConfigurationError: one is unknown (the nearest known one is named), malformed or missing.
+        ConfigurationError: an option is unknown (the nearest known one is named), malformed or missing.
     """
     own, spec_options, client, sink_client = _sort(options, WRITE, with_spec=True)
     url = _url(own)
@@ -206,7 +207,7 @@ def read_read_options(options: Mapping[str, str]) -> ReadSettings:
 def _sort(
     options: Mapping[str, str], known: Mapping[str, str], *, with_spec: bool
 ) -> tuple[dict[str, str], dict[str, str], dict[str, str], dict[str, str]]:
-    """Options by whom they are for: ours, the spec's, the destination's client's, the sinks' clients'."""
+    """Divide options by owner: ours, the spec's, the destination's client's, the sinks' clients'."""
     spelling = {name.lower(): name for name in known}
     spec_spelling = {name.lower(): name for name in forms.OPTIONS}
     own: dict[str, str] = {}
@@ -258,10 +259,10 @@ def _check_url(url: str) -> None:
 def _client_options(
     url: str, plugin: BrokerPlugin, client: Mapping[str, str], own: Mapping[str, str], *, known: Iterable[str]
 ) -> dict[str, str]:
-    """Check one plugin's client options, and the URL with them, as far as that goes without the secrets.
+    """Check one plugin's client options, and the URL with them, as far as possible without the secrets.
 
     Returns:
-        Them, and of our own options what holds for every plugin.
+        The client options, and those of our own options that apply to every plugin.
     """
     for name in client:
         if name.partition(".")[0].lower() != plugin.name:
@@ -281,7 +282,7 @@ def _refuse_literal_secrets(plugin: BrokerPlugin, client: Mapping[str, str]) -> 
 
 
 def _with_sinks(spec: DeliverySpec, destination: BrokerPlugin, sink_client: Mapping[str, str]) -> DeliverySpec:
-    """The spec, each sink with the client options that are its plugin's. Raises ConfigurationError."""
+    """Return the spec, each sink with the client options of its plugin. Raises ConfigurationError."""
     support.check(spec, destination.capabilities, destination.name)
     unused = dict(sink_client)
     sinks = []

@@ -1,10 +1,10 @@
-"""Dead letters as a DataFrame: the original columns unchanged, `_error` (why) and `_position` (where it lies).
+"""Dead letters as a DataFrame: the original columns unchanged, `_error` (why) and `_position` (where it is stored).
 
-What the writer packs, this unpacks: an event's attributes are columns and its data is `value`; a plain message has no
-`specversion`. So rows can be mended with ordinary DataFrame code and written again without `_error` and `_position`: a
-redelivery, one hop further. So `id` is `<id>~<hop>`, the id of that hop; the first one is `_error.message_id`. Where a
-letter says that it goes is `_error.target`; columns say it only where the reader has allowed that target. Reading
-leaves the letters in place.
+The reader reverses the writer: an event's attributes are columns and its data is `value`; a plain message has no
+`specversion`. So rows can be repaired with ordinary DataFrame code and written again without `_error` and `_position`:
+a redelivery, one hop further. So `id` is `<id>~<hop>`, the id of that hop; the first id is `_error.message_id`. A
+letter's own target is in `_error.target`; columns hold it only where the reader has allowed that target. Reading leaves
+the letters in place.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def schema(settings: ReadSettings) -> t.StructType:
 
 
 class DeadLetterReader(DataSourceReader):
-    """Reads one dead letter place, oldest first."""
+    """Reads one dead letter queue, oldest first."""
 
     def __init__(self, settings: ReadSettings, wanted: t.StructType) -> None:
         known = {each.name for each in schema(settings).fields}
@@ -141,12 +141,12 @@ class DeadLetterReader(DataSourceReader):
 
 
 def unpack(letter: Letter, targets: Targets, there: Capabilities) -> dict[str, Any]:
-    """One letter as the columns of a row.
+    """Return one letter as the columns of a row.
 
     Args:
-        letter: as it lies.
-        targets: which of them may become columns, so that a row which is written again goes there.
-        there: what the broker can do.
+        letter: as stored.
+        targets: targets that may become columns, so that a row which is written again goes there.
+        there: the broker's capabilities.
     """
     context = context_of(letter)
     message = dialects.redriven(letter.message)
@@ -172,9 +172,9 @@ def unpack(letter: Letter, targets: Targets, there: Capabilities) -> dict[str, A
 
 
 def _event(message: Message, *, unwrap: bool = True) -> tuple[dict[str, Any], Message]:
-    """The attributes of the event that a message is, and the message without them; none for a plain message.
+    """Return the attributes of the event that a message is, and the message without them; none for a plain message.
 
-    What an event stands for is looked at once: anyone may have written one that stands for itself.
+    An event that stands for a message is unwrapped only once: anyone may have written one that stands for itself.
     """
     if events.is_structured(message):
         try:
@@ -204,12 +204,12 @@ def _event(message: Message, *, unwrap: bool = True) -> tuple[dict[str, Any], Me
 
 
 def _unwrapped(inner: Message, outer: Message) -> Message:
-    """A plain message that was wrapped for its sink; what the sink's broker carried by itself wins."""
+    """Return a plain message that was wrapped for its sink; what the sink's broker carried natively wins."""
     return replace(inner, key=outer.key or inner.key) if not events.is_structured(inner) else inner
 
 
 def _data(form: Mapping[str, Any]) -> tuple[bytes | None, dict[str, str]]:
-    """The data of an event in JSON as bytes, and how it was written where a write would not do so by itself."""
+    """Return the data of a JSON event as bytes, and how it was written if a write would not do so by default."""
     kind = str(form.get("datacontenttype") or "")
     data = form.get("data")
     if data is None:
@@ -230,13 +230,13 @@ def _columns(attributes: Mapping[str, Any], ways: dict[str, str]) -> dict[str, A
     ways |= {name: "json" for name, value in others.items() if not isinstance(value, str)}
     if columns.get("time") is not None:
         columns["time"], exact = _moment(str(columns["time"]))
-        if not exact:  # not one that Spark has: kept as it is written
+        if not exact:  # not one that Spark has: kept unchanged
             extensions["time"] = str(attributes["time"])
     return {**columns, "id": attributes.get("id"), EXTENSIONS: extensions or None, ENCODINGS: ways or None}
 
 
 def _moment(text: str) -> tuple[int | None, bool]:
-    """RFC 3339 as microseconds since the epoch, None where it is none; and whether they are all that it says."""
+    """Return RFC 3339 as microseconds since the epoch, or None, and whether they are exactly what the text says."""
     try:
         moment = dt.datetime.fromisoformat(text.upper())
         micros = (moment - _EPOCH) // dt.timedelta(microseconds=1) if moment.tzinfo else None
@@ -270,7 +270,7 @@ def _error(context: ErrorContext, dead_lettered_ms: int | None) -> dict[str, Any
 
 
 def _micros(millis: int | None) -> int | None:
-    """A time as its column holds it; null where it is none that a date can be."""
+    """Return a time as its column holds it; null where it is outside the range of dates."""
     return None if millis is None or not _FIRST_MS <= millis <= LAST_MS else millis * 1000
 
 
@@ -282,7 +282,7 @@ def _array(values: list[Any], kind: Any) -> Any:
 
 
 def _fitting(value: Any, kind: Any) -> Any:
-    """A value that its column can hold: half a character is replaced, what does not fit at all is null."""
+    """Return a value that its column can hold: half a character is replaced, a value that does not fit is null."""
     whole = _whole(value)
     try:
         pa.array([whole], kind)

@@ -23,10 +23,10 @@ from redelivery.spark import vectors
 
 
 def encode(columns: Mapping[str, Any]) -> Any:
-    """Rows as JSON text, made from Arrow arrays a column at a time.
+    """Return rows as JSON text, made from Arrow arrays a column at a time.
 
     Args:
-        columns: arrays of equal length, by name; not none.
+        columns: arrays of equal length, by name; at least one.
 
     Returns:
         An Arrow array of text.
@@ -40,7 +40,7 @@ def encode(columns: Mapping[str, Any]) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """A value that holds no others as JSON-ready data. Decimals stay what they are."""
+    """Return a value that holds no others as JSON-ready data. Decimals are unchanged."""
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, bytes):
@@ -51,7 +51,7 @@ def _plain(value: Any) -> Any:
 
 
 def quote(array: Any) -> Any:
-    """Text as JSON strings; null stays null. Quick where no character needs escaping."""
+    """Return text as JSON strings; null stays null. Quick where no character needs escaping."""
     # binary_join_element_wise and the regular expression work on the bytes, so nothing is decoded.
     risky = pc.match_substring_regex(array, r'[\x00-\x1f"\\]')
     if pc.any(risky).as_py():
@@ -69,7 +69,7 @@ def _instant(value: dt.datetime) -> str:
 
 
 def timestamps(array: Any) -> Any:
-    """Timestamps as text: with a time zone RFC 3339 in UTC, without one no offset."""
+    """Return timestamps as text: with a time zone RFC 3339 in UTC, without one no offset."""
     zone = "" if array.type.tz is None else "Z"
     naive = array.cast(pa.timestamp("us", array.type.tz)).cast(pa.int64()).cast(pa.timestamp("us"))
     text = pc.replace_substring(_signed(naive.cast(pa.string())), " ", "T", max_replacements=1)
@@ -77,12 +77,12 @@ def timestamps(array: Any) -> Any:
 
 
 def dates(array: Any) -> Any:
-    """Dates as ISO 8601 text."""
+    """Return dates as ISO 8601 text."""
     return _signed(array.cast(pa.string()))
 
 
 def _signed(texts: Any) -> Any:
-    """Dates with a sign where the year has more than four digits, as ISO 8601 and Spark write them."""
+    """Return dates with a sign where the year has more than four digits, as ISO 8601 and Spark write them."""
     late = pc.match_substring_regex(texts, "^[0-9]{5}")
     if not pc.any(late).as_py():
         return texts
@@ -90,7 +90,7 @@ def _signed(texts: Any) -> Any:
 
 
 def _fragments(array: Any) -> Any:
-    """Each value as JSON text, nulls as `null`."""
+    """Return each value as JSON text, nulls as `null`."""
     kind = array.type
     if pa.types.is_null(kind):
         return pa.array(["null"] * len(array), pa.string())
@@ -117,14 +117,14 @@ def _fragments(array: Any) -> Any:
 
 
 def in_quotes(array: Any) -> Any:
-    """Text that needs no escaping as JSON strings; null stays null."""
+    """Return text that needs no escaping as JSON strings; null stays null."""
     marker = pa.scalar('"')
     return pc.binary_join_element_wise(marker, array, marker, "")
 
 
 def _float_fragments(array: Any) -> Any:
     text = array.cast(pa.string())
-    # Arrow writes 3 for 3.0; a reader that tells whole numbers from others shall see no difference.
+    # Arrow writes 3 for 3.0; a reader that distinguishes whole numbers from others must see no difference.
     whole = pc.match_substring_regex(text, "^-?[0-9]+$")
     text = pc.if_else(whole, pc.binary_join_element_wise(text, pa.scalar(".0"), ""), text)
     finite = pc.fill_null(pc.is_finite(array), pa.scalar(value=True))
@@ -137,7 +137,7 @@ def _float_fragments(array: Any) -> Any:
 
 
 def plain_scalar(scalar: Any) -> Any:
-    """An Arrow value as JSON-ready data, as `plain_of`; also with dates and timestamps past those that Python has."""
+    """Return an Arrow value as JSON-ready data, as `plain_of`; also dates and timestamps beyond Python's range."""
     kind = scalar.type
     try:
         return plain_of(scalar.as_py(), kind)
@@ -153,7 +153,7 @@ def plain_scalar(scalar: Any) -> Any:
 
 
 def plain_of(value: Any, kind: Any) -> Any:
-    """A value from `to_pylist` as JSON-ready data of the same meaning, told by its Arrow type. Decimals stay."""
+    """Return a value from `to_pylist` as JSON-ready data of the same meaning, by its Arrow type. Decimals stay."""
     if value is None:
         return None
     if pa.types.is_map(kind):

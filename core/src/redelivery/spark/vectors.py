@@ -1,6 +1,6 @@
-"""Arrow arrays into the lists and digests that a batch is made of, a column at a time.
+"""Turns Arrow arrays into the lists and digests that a batch is made of, a column at a time.
 
-Nothing here is called for a single row.
+None of these functions is called for a single row.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ CONTROL = r"[\x00-\x1f\x7f]"
 
 
 def as_array(column: Any) -> Any:
-    """A chunked array as one array; any other as it is."""
+    """Return a chunked array as one array; any other unchanged."""
     return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
 
 
 def as_binary(array: Any) -> Any:
-    """Text as its UTF-8 bytes, without copying; bytes as they are."""
+    """Return text as its UTF-8 bytes, without copying; bytes unchanged."""
     return array if pa.types.is_binary(array.type) else array.cast(pa.binary())
 
 
 def to_list(array: Any) -> list[Any]:
-    """Text or bytes as a list; nulls are None. Five times faster than `to_pylist` for bytes."""
+    """Return text or bytes as a list; nulls are None. Five times faster than `to_pylist` for bytes."""
     values: list[Any] = array.to_numpy(zero_copy_only=False).tolist()
     return values
 
 
 def plain(array: Any) -> Any:
-    """An array as everything here expects it: timestamps with a zone in UTC, text and bytes of Arrow's plain types.
+    """Return an array in the expected form: timestamps with a zone in UTC, text and bytes of Arrow's plain types.
 
-    Spark gives the session's time zone, which is another one elsewhere, and large types where it is told to.
+    Spark uses the session's time zone, which varies, and large types where it is configured so.
     """
     kind = _plain_type(array.type)
     if kind == array.type:
         return array
-    if pa.types.is_timestamp(kind):  # by way of numbers: some zones that Spark knows, Arrow does not
+    if pa.types.is_timestamp(kind):  # through numbers: Arrow lacks some zones that Spark knows
         return array.cast(pa.int64()).cast(kind)
     return array.cast(kind)
 
@@ -65,29 +65,29 @@ _SMALL = {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}
 
 
 def text_column(array: Any) -> Column[str | None]:
-    """A text array as a column."""
+    """Return a text array as a column."""
     return Column(len(array), lambda: to_list(array), arrow=array)
 
 
 def bytes_column(array: Any) -> Column[bytes | None]:
-    """A bytes or text array as a column of bytes."""
+    """Return a bytes or text array as a column of bytes."""
     binary = as_binary(array)
     return Column(len(array), lambda: to_list(binary), arrow=binary)
 
 
 def any_column(array: Any) -> Column[Any]:
-    """An array of whatever type as a column of Python's own values."""
+    """Return an array of any type as a column of Python's own values."""
     return Column(len(array), array.to_pylist, arrow=array)
 
 
 def timestamp_column(array: Any) -> Column[int | None]:
-    """Timestamps as milliseconds since the epoch, rounded down."""
+    """Return timestamps as milliseconds since the epoch, rounded down."""
     millis = pc.cast(pc.floor_temporal(array, unit="millisecond"), pa.timestamp("ms", array.type.tz)).cast(pa.int64())
     return Column(len(array), millis.to_pylist, arrow=millis)
 
 
 def header_parts(array: Any) -> tuple[Any, Any, Any]:
-    """Names, values (as bytes) and row bounds of a column `array<struct<key, value>>`.
+    """Return names, values (as bytes) and row bounds of a column `array<struct<key, value>>`.
 
     Returns:
         The headers' names and values, all rows' one after the other, and `bounds`: row i has those from
@@ -100,7 +100,7 @@ def header_parts(array: Any) -> tuple[Any, Any, Any]:
 
 
 def headers_column(array: Any) -> Column[Headers]:
-    """Spark's headers as (name, bytes) pairs."""
+    """Return Spark's headers as (name, bytes) pairs."""
 
     def load() -> list[Headers]:
         names, values, bounds = header_parts(array)
@@ -111,7 +111,7 @@ def headers_column(array: Any) -> Column[Headers]:
 
 
 def bad_headers(array: Any, pattern: str) -> Any:
-    """A mask (numpy) of the rows with a header that is null, has no name, or one that matches a regular expression."""
+    """Return a mask (numpy) of the rows with a header that is null, has no name, or whose name matches the pattern."""
     names, _, bounds = header_parts(array)
     bad = pc.fill_null(pc.match_substring_regex(names, pattern), _TRUE)
     if not pc.any(bad).as_py():
@@ -121,7 +121,7 @@ def bad_headers(array: Any, pattern: str) -> Any:
 
 
 def rows_with_header(array: Any, wanted: Collection[str]) -> list[int]:
-    """The rows of a column of headers that have one of these names, ascending."""
+    """Return the rows of a column of headers that have one of these names, ascending."""
     names, _, bounds = header_parts(array)
     found = np.flatnonzero(pc.is_in(names, value_set=pa.array(wanted, pa.string())).to_numpy(zero_copy_only=False))
     rows: list[int] = np.unique(np.searchsorted(bounds, found, side="right") - 1).tolist()
@@ -129,7 +129,7 @@ def rows_with_header(array: Any, wanted: Collection[str]) -> list[int]:
 
 
 def unreadable(array: Any) -> Any:
-    """A mask (numpy) of the rows whose text is not UTF-8, which Spark allows; None where all is well."""
+    """Return a mask (numpy) of the rows whose text is not UTF-8, which Spark allows; None where all rows are good."""
     try:
         array.validate(full=True)
     except pa.ArrowInvalid:
@@ -146,7 +146,7 @@ def _is_unreadable(row: Any) -> bool:
 
 
 def text_as_bytes(kind: Any) -> Any:
-    """An Arrow type with binary in place of text, however deep."""
+    """Return an Arrow type with binary in place of text, at any depth."""
     if pa.types.is_string(kind):
         return pa.binary()
     if pa.types.is_list(kind):
@@ -159,7 +159,7 @@ def text_as_bytes(kind: Any) -> Any:
 
 
 def digests(arrays: list[Any]) -> Any:
-    """A 64-bit digest of each row over several columns: text, bytes, headers, timestamps; one uint64 a row.
+    """Return a 64-bit digest of each row over several columns: text, bytes, headers, timestamps; one uint64 per row.
 
     Nulls differ from empty values, and a value moved to the next column makes another digest.
     """
@@ -191,7 +191,7 @@ def _digest(array: Any) -> Any:
 
 
 def _list_digest(array: Any) -> Any:
-    """Digest of each row's list of (key, value) pairs, their order included."""
+    """Return the digest of each row's list of (key, value) pairs, including their order."""
     names, values, bounds = header_parts(array)
     lengths = np.diff(bounds)
     if not len(names):
@@ -204,7 +204,7 @@ def _list_digest(array: Any) -> Any:
 
 
 def hexadecimal(numbers: Any) -> Any:
-    """64-bit numbers as an Arrow array of 16 hexadecimal digits each."""
+    """Return 64-bit numbers as an Arrow array of 16 hexadecimal digits each."""
     digits = numbers.astype(">u8").tobytes().hex().encode()
     offsets = np.arange(0, len(digits) + 1, 16, dtype=np.int32)
     return pa.StringArray.from_buffers(len(numbers), pa.py_buffer(offsets.tobytes()), pa.py_buffer(digits))

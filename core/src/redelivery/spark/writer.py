@@ -1,7 +1,7 @@
 """The data source `redelivery`, as Spark sees it: `df.write.format("redelivery")`, and `writeStream` alike.
 
-Everything that can be wrong with what a user wrote is said by `writer()` and `streamWriter()`, where Spark shows it
-well; the rest is in `job.py`.
+`writer()` and `streamWriter()` report every mistake that a user can make, because Spark shows it well there; the rest
+is in `job.py`.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ log = logging.getLogger("redelivery.spark")
 _SPARKS_OWN: Final = {"checkpointlocation", "queryname"}
 
 
-#: Options of the queries whose places this process has looked at: Spark plans all micro-batches of a query in one.
+#: Options of the queries whose places this process has checked: Spark plans all micro-batches of a query in one.
 _looked: Final[list[dict[str, str]]] = []
-#: Spark commits micro-batches in another process, which makes the writer anew; this module is only there.
+#: Spark commits micro-batches in another process, which makes the writer again; this module exists only there.
 _COMMITS: Final = "pyspark.sql.worker.python_streaming_sink_runner"
 
 
@@ -109,7 +109,7 @@ def _refuse_overwrite(*, overwrite: bool) -> None:
 
 @dataclass
 class TaskDone(WriterCommitMessage):
-    """What a task tells the driver: its account."""
+    """A task's message to the driver: its account."""
 
     report: DeliveryReport
     speculation: bool
@@ -149,8 +149,8 @@ class RedeliveryWriter(DataSourceArrowWriter):
 class RedeliveryStreamWriter(DataSourceStreamArrowWriter):
     """One micro-batch of a stream.
 
-    Made anew for each batch, and once more for its commit: so a batch is named by what Spark tells its tasks, and what
-    the commit needs to know of them comes with their accounts.
+    Created for each batch, and once more for its commit. So a batch is named by what Spark passes to its tasks, and the
+    accounts carry what the commit needs to know of them.
     """
 
     def __init__(self, job: Job) -> None:
@@ -182,7 +182,7 @@ class RedeliveryStreamWriter(DataSourceStreamArrowWriter):
 
 
 def _done(messages: list[WriterCommitMessage | None]) -> list[TaskDone]:
-    """The accounts of the tasks that ended well."""
+    """Return the accounts of the tasks that succeeded."""
     return [each for each in messages if isinstance(each, TaskDone)]
 
 
@@ -193,7 +193,7 @@ def _log_abort(messages: list[WriterCommitMessage | None], job: Job, run: str) -
 
 
 def _abort_warning(done: list[TaskDone], tasks: int, job: Job, run: str) -> str:
-    """What is known of a write that failed: a task that failed leaves no account but its error."""
+    """Log what is known of a write that failed: a failed task leaves no account but its error."""
     where, failed = redact(job.settings.url), tasks - len(done)
     unknown = f"what {failed} of its {tasks} tasks delivered before they ended is not known here: see their errors"
     if not done:
@@ -205,7 +205,7 @@ def _abort_warning(done: list[TaskDone], tasks: int, job: Job, run: str) -> str:
 
 
 def _log_to_stderr() -> None:
-    """The driver-side helper process has no logging of its own; its stderr is Spark's."""
+    """Write to stderr: the driver-side helper process has no logging, and its stderr is Spark's."""
     if not log.hasHandlers():
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
