@@ -1,6 +1,6 @@
-"""redelivery's dead letter sink of plain files: one JSON line a letter.
+"""redelivery's dead letter sink of plain files: one JSON line per letter.
 
-This module is the plugin: its capabilities, and the broker that makes the roles. `from_env` puts the same folder behind
+This module is the plugin: its capabilities, and the broker that opens the roles. `from_env` puts the same folder behind
 any sender.
 """
 
@@ -54,15 +54,15 @@ class FileBroker(Broker):
     def admin(self) -> Admin:
         return FileAdmin(self.address)
 
-    def dead_letters(self, *, direct: bool = False) -> DeadLetters:  # noqa: ARG002 - the folder is the place, either way
+    def dead_letters(self, *, direct: bool = False) -> DeadLetters:  # noqa: ARG002 - the folder is the place in both cases
         return FileDeadLetters(self.address)
 
     def close(self) -> None:
-        """Nothing to give back: each role has a descriptor of its own."""
+        """Do nothing: each role has its own descriptor."""
 
 
 def connect(url: str, options: Mapping[str, str]) -> Broker:
-    """A broker for a URL. No I/O.
+    """Return a broker for a URL, without I/O.
 
     Raises:
         InvalidURL, UnknownOption
@@ -74,7 +74,7 @@ def connect(url: str, options: Mapping[str, str]) -> Broker:
 
 @hookimpl
 def redelivery_plugin() -> BrokerPlugin:
-    """What this distribution brings."""
+    """Return this distribution's plugin."""
     return BrokerPlugin(
         name="file",
         schemes=("file",),

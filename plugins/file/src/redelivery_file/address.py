@@ -18,7 +18,7 @@ class Address:
     """One folder of letters.
 
     Attributes:
-        path: of the folder.
+        path: path of the folder.
         context: whether letters have the third member, `context`.
     """
 
@@ -27,12 +27,12 @@ class Address:
 
     @property
     def url(self) -> str:
-        """The URL that names the folder, whatever is written into it."""
+        """Return the URL of the folder, without parameters."""
         return f"file://{quote(str(self.path.absolute()))}"
 
     @property
     def place(self) -> str:
-        """The folder, for errors."""
+        """Return the folder's name for errors."""
         return f"the folder {str(self.path)!r}"
 
     @classmethod

@@ -16,7 +16,7 @@ from redelivery_file.errors import TABLE
 
 
 class FileAdmin(Resource, Admin):
-    """Makes the folder of `address`."""
+    """Creates the folder of `address`."""
 
     def __init__(self, address: Address) -> None:
         super().__init__("file", address.place)

@@ -1,6 +1,6 @@
-"""What a letter holds: one line, `{"event": <CloudEvent JSON>, "error": "<message>"}`, and back.
+"""Encode a message as a letter and back: one line, `{"event": <CloudEvent JSON>, "error": "<message>"}`.
 
-A third member, `context`, only where it was asked for.
+The third member, `context`, is optional.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ def encode(message: Message, *, error: str | None = None, context: bool = False)
     """Return the event's id, and the line.
 
     Args:
-        message: with or without an error context in its headers; the event is written without it.
-        error: the primary error; None: the reason that the context gives.
-        context: write the third member, with the record and the settings where the letter holds them.
+        message: may have an error context in its headers; the event is written without it.
+        error: the primary error; None: the reason in the context.
+        context: write the third member, with the record and the settings if the letter has them.
 
     Raises:
-        Permanent: it cannot be written as JSON.
+        Permanent: the message cannot be written as JSON.
     """
     known = letters.read(message)
     if error is None:
@@ -42,10 +42,10 @@ def encode(message: Message, *, error: str | None = None, context: bool = False)
 
 
 def decode(data: bytes) -> tuple[Message, ErrorContext]:
-    """Return the message and what is known of why it is here.
+    """Return the message and its error context, as far as known.
 
     Raises:
-        ValueError: it is torn, or not a letter; says why.
+        ValueError: the line is truncated, or is not a letter; the text says why.
     """
     line = json.loads(data)
     if not isinstance(line, dict) or not isinstance(line.get("event"), dict) or not isinstance(line.get("error"), str):
@@ -56,7 +56,7 @@ def decode(data: bytes) -> tuple[Message, ErrorContext]:
 
 
 def _context_to_dict(context: ErrorContext) -> dict[str, Any]:
-    """What differs from the defaults."""
+    """Return the fields that differ from the defaults."""
     out = {}
     for item in fields(context):
         value = getattr(context, item.name)

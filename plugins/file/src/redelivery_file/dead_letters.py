@@ -1,4 +1,4 @@
-"""The dead letters role: the letters in a folder. A file that is not a letter is left alone, with a warning."""
+"""The dead letters role: the letters in a folder. It warns of other files and leaves them alone."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class FileDeadLetters(Resource, DeadLetters):
                 with TABLE.while_doing(f"reading the letter {name!r} in {str(self._folder.path)!r}"):
                     data = self._read(name)
                 if data is None:
-                    continue  # removed meanwhile
+                    continue  # removed since
                 message, context = codec.decode(data)
             except (ValueError, RecursionError) as error:
                 logger.warning("%s: left out, it is torn or no letter of ours: %s", self._folder.path / name, error)

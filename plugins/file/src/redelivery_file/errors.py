@@ -1,4 +1,4 @@
-"""Every error of the operating system as one of redelivery's."""
+"""Map each error of the operating system to one of redelivery's."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _path(advice: str) -> Rule:
     return Rule(Fatal, Code.INVALID_DESTINATION, advice)
 
 
-#: By errno. What is missing here counts as fatal.
+#: By errno. Other numbers are fatal.
 BY_ERRNO: Final[dict[int, Rule]] = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), _ROOM),
     errno.EROFS: Rule(Fatal, Code.NOT_AUTHORIZED, "the file system is mounted read-only: choose a folder on another"),
@@ -47,7 +47,7 @@ BY_ERRNO: Final[dict[int, Rule]] = {
     **dict.fromkeys((errno.ENOMEM, errno.EAGAIN, errno.EINTR, errno.EBUSY, errno.ETIMEDOUT), _AGAIN),
     errno.ESTALE: Rule(Retriable, Code.UNAVAILABLE, "the network file system lost the folder; it may come back"),
     **dict.fromkeys((errno.EMLINK, errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP), _LINK),
-    # A name that is taken (EEXIST) is answered where it is met, by the next name.
+    # An existing name (EEXIST) is handled where it occurs: the writer tries the next name.
     **dict.fromkeys((errno.EINVAL, errno.EBADF, errno.EFAULT, errno.EEXIST), _UNFORESEEN),
     **dict.fromkeys((errno.EISDIR, errno.ENXIO, errno.ENODEV), _UNFORESEEN),
 }
@@ -64,6 +64,6 @@ TABLE: Final = ErrorTable(
 
 
 def unconfirmed(error: OSError, doing: str) -> BrokerError:
-    """Return the error of the last step, after a letter was put in its place: it may not outlive a crash."""
+    """Return the error of the last step, after a letter was stored: it may not survive a crash."""
     text = "the letter is in its place, but may not outlive a crash"
     return TABLE.error(error, doing, rule=Rule(Ambiguous, Code.UNCONFIRMED, text))

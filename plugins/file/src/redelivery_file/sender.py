@@ -1,4 +1,4 @@
-"""The sender role: one file for each message, stored within `send`."""
+"""The sender role: `send` stores one file per message."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class FileSender(Resource, Sender):
                 failures = {**dict.fromkeys(range(batch.length), unconfirmed(error, self._doing)), **failures}
         self._settled.add(batch, failures)
 
-    def collect(self, wait: float) -> Sequence[Settled]:  # noqa: ARG002 - nothing is ever waited for
+    def collect(self, wait: float) -> Sequence[Settled]:  # noqa: ARG002 - it never waits
         return self._settled.take()
 
     def _release(self) -> None:

@@ -1,6 +1,6 @@
-"""redelivery to a durable queue in one SQLite file: the embedded default and the reference broker.
+"""redelivery to a durable queue in one SQLite file, the embedded default and the reference broker.
 
-This module is the plugin: its capabilities, and the broker that makes the roles.
+This module is the plugin: its capabilities, and the broker that opens the roles.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from redelivery_sqlite.options import Settings
 from redelivery_sqlite.receiver import SqliteReceiver
 from redelivery_sqlite.sender import SqliteSender
 
-#: SQLite's own bound for a row (SQLITE_LIMIT_LENGTH), less what we put beside the message.
+#: SQLite's limit for a row (SQLITE_LIMIT_LENGTH), minus the size of the other columns.
 _ROW_BYTES: Final = 1_000_000_000 - 65_536
 
 CAPABILITIES: Final = Capabilities(
@@ -101,20 +101,20 @@ class SqliteBroker(Broker):
         return SqliteDeadLetters(self._store(), address)
 
     def close(self) -> None:
-        """Nothing to give back: each role has a connection of its own."""
+        """Do nothing: each role has its own connection."""
 
     def _store(self) -> Store:
         return Store(self.address.path, self.settings)
 
 
 def connect(url: str, options: Mapping[str, str]) -> Broker:
-    """A broker for a URL and this plugin's options. No I/O."""
+    """Return a broker for a URL and this plugin's options, without I/O."""
     return SqliteBroker(Address.parse(url), Settings.parse(options))
 
 
 @hookimpl
 def redelivery_plugin() -> BrokerPlugin:
-    """What this distribution brings."""
+    """Return this distribution's plugin."""
     return BrokerPlugin(
         name="sqlite",
         schemes=("sqlite",),

@@ -24,32 +24,32 @@ class Address:
 
     @property
     def url(self) -> str:
-        """The URL that names it."""
+        """Return the URL of the queue."""
         slashes = "//" if self.path.is_absolute() else ""
         return f"sqlite:{slashes}{quote(str(self.path))}?queue={quote(self.queue, safe='')}"
 
     @property
     def is_dead_letters(self) -> bool:
-        """Whether it is a dead letter queue: nothing expires there, and no number of deliveries is too many."""
+        """Return whether it is a dead letter queue: nothing expires there, and deliveries have no limit."""
         return _NAMES.is_dead_letters(self.queue)
 
     @property
     def dead_letters(self) -> Address:
-        """Its dead letter queue: itself, if it is one."""
+        """Return its dead letter queue; a dead letter queue returns itself."""
         return self.at(_NAMES.of(self.queue))
 
     @property
     def source(self) -> Address:
-        """The queue whose dead letters are kept here: itself, if it is no dead letter queue."""
+        """Return the queue whose dead letters this one holds; any other queue returns itself."""
         return self.at(_NAMES.source(self.queue))
 
     @property
     def other(self) -> Address:
-        """Its dead letter queue; of a dead letter queue, its source."""
+        """Return its dead letter queue; for a dead letter queue, its source."""
         return self.source if self.is_dead_letters else self.dead_letters
 
     def at(self, queue: str) -> Address:
-        """Another queue of the same file."""
+        """Return another queue of the same file."""
         return replace(self, queue=queue)
 
     @classmethod
@@ -57,7 +57,7 @@ class Address:
         """Read a URL.
 
         Raises:
-            InvalidURL: no path, a host, a fragment, a parameter given twice. UnknownOption: an unknown parameter.
+            InvalidURL: no path, a host, a fragment, a repeated parameter. UnknownOption: an unknown parameter.
         """
         parts = split_url(url)
         where = f"sqlite: {redact(url)!r}"
@@ -67,5 +67,5 @@ class Address:
         if path == ":memory:":
             raise InvalidURL(f"{where}: a queue in memory would not be durable; {_EXAMPLE}")
         queue = url_parameters(parts.query, ["queue"], where).get("queue", "default")
-        # Absolute: a relative path names another file in another folder, also to whoever keeps the URL.
+        # Absolute: a relative path names another file in another folder, also for a reader of a stored URL.
         return cls(Path(path).absolute(), queue)

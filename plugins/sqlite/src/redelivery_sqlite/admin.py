@@ -1,6 +1,6 @@
 """The admin role: the file, the queue and its dead letter queue.
 
-A queue's limit of deliveries that nobody has set counts as missing.
+If a queue has no limit of deliveries yet, the limit counts as missing.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from redelivery_sqlite.client.schema import APPLICATION_ID, SCHEMA_VERSION, WITH
 from redelivery_sqlite.client.store import Store
 from redelivery_sqlite.errors import TABLE
 
-#: What a queue is called in a `ref`.
+#: The kind of a queue in a `ref`.
 KIND = "Queue"
 
 
 class SqliteAdmin(Resource, Admin):
-    """Makes and checks the file and the two queues of one address."""
+    """Creates and checks the file and the two queues of one address."""
 
     def __init__(self, store: Store, address: Address) -> None:
         super().__init__("sqlite", f"queue {address.queue!r} of {str(address.path)!r}")
@@ -49,7 +49,7 @@ class SqliteAdmin(Resource, Admin):
     def provision(self, spec: DeliverySpec) -> DeliveryStatus:
         self.check_open("provisioning")
         if self._is_of_the_version_before():
-            self._store.connection()  # which brings it up to date
+            self._store.connection()  # which migrates the file
         plan = self.plan(spec)
         plan.refuse_differences(f"sqlite: {str(self._address.path)!r}")
         doing = f"provisioning {str(self._address.path)!r}"
@@ -83,7 +83,7 @@ class SqliteAdmin(Resource, Admin):
 
     @contextmanager
     def _look(self) -> Iterator[sqlite3.Connection]:
-        """The file as it is, read only: opening it otherwise would set what is looked for."""
+        """Open the file read-only: any other way to open it would set the properties that are compared."""
         name = f"file:{quote(str(self._address.path.absolute()))}?mode=ro"
         wait = self._store.settings.busy_timeout
         doing = f"looking at {str(self._address.path)!r}"
@@ -105,7 +105,7 @@ class SqliteAdmin(Resource, Admin):
         return replace(compared("queue", name, wanted, found), attributes={})
 
     def _limit(self, spec: DeliverySpec, connection: sqlite3.Connection | None) -> list[NativeObject]:
-        """The limit of deliveries that the spec's retries need; none where it says nothing of them."""
+        """Return the limit of deliveries that the spec's retries need; None if the spec does not set them."""
         if spec.retry is None or self._address.is_dead_letters:
             return []
         name = self._address.queue

@@ -1,7 +1,7 @@
-"""A message as the columns of its row, and back; and which messages no file could hold.
+"""Convert a message to the columns of its row and back, and find messages that no file can store.
 
-Headers are one JSON array of [name, value] pairs, readable by people and by SQLite's JSON functions: a value is text
-where its bytes are UTF-8, `{"base64": ...}` where not, null where there is none.
+Headers are one JSON array of [name, value] pairs, readable by people and by SQLite's JSON functions. A value is text if
+its bytes are UTF-8, else `{"base64": ...}`, and null if it is missing.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from redelivery.errors import Permanent
 from redelivery.kit.errors import Code
 from redelivery.kit.packing import from_portable, portable
 
-#: What `decode` takes, behind the row's number; the table is called m. Text is read as bytes, so that a damaged row is
-#: told and harms no other.
+#: The columns for `decode`, after the row's number, of a table named m. Text is read as bytes, so that a damaged row is
+#: reported and harms no other row.
 COLUMNS = "m.seq, CAST(m.id AS BLOB), m.timestamp_ms, m.key, CAST(m.headers AS BLOB), m.value"
 
 _INT64 = range(-(2**63), 2**63)
-#: Names are few, so each is written once.
+#: Names repeat, so each is encoded only once.
 _name = lru_cache(maxsize=1024)(_quote)
 
 
 def encode_headers(headers: Headers | None) -> str | None:
-    """Return headers as their column holds them; None for none."""
+    """Return the headers as stored in their column; None if there are no headers."""
     if not headers:
         return None
     try:
-        # Half the time of a json.dumps for all of them (measured): this runs once a row.
+        # Half the time of one json.dumps for all (measured). This runs once per row.
         return "[[" + "],[".join([f"{_name(name)},{_quote(value.decode())}" for name, value in headers]) + "]]"  # type: ignore[union-attr]
     except (AttributeError, UnicodeDecodeError):
         return json.dumps([(name, portable(value)) for name, value in headers], separators=(",", ":"))
@@ -38,7 +38,7 @@ def encode_headers(headers: Headers | None) -> str | None:
 def decode(
     id_: bytes | None, timestamp_ms: int | None, key: bytes | None, headers: bytes | None, value: bytes | None
 ) -> tuple[Message, str | None]:
-    """Return the message of a row, and what of it could not be decoded: that part is missing from it, or replaced."""
+    """Return the message of a row, and the part that could not be decoded: the message lacks or replaces it."""
     fault: str | None = None
     found: Headers = ()
     if headers is not None:
@@ -57,7 +57,7 @@ def decode(
 
 
 def unstorable(message: Message, *, message_bytes: int) -> Permanent | None:
-    """Return why a message cannot be stored; None where it can."""
+    """Return why a message cannot be stored; None if it can."""
     found = (
         _text_fault("id", message.id)
         or _text_fault("identity", message.identity)
@@ -72,7 +72,7 @@ def unstorable(message: Message, *, message_bytes: int) -> Permanent | None:
 
 
 def has_odd_timestamps(batch: Batch) -> bool:
-    """Whether a timestamp is no integer: a NaN would be stored as null without a word."""
+    """Return whether a timestamp is not an integer: SQLite would silently store NaN as null."""
     column = batch.timestamp_ms
     return column is not None and not set(map(type, column.values)) <= {int, type(None)}
 

@@ -1,6 +1,6 @@
 """The dead letters role: browse, remove, purge the messages of one queue.
 
-Every read is short, so that an open iterator never keeps the write-ahead log from being emptied.
+Every read is short, so that an open iterator never prevents a checkpoint of the write-ahead log.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from redelivery_sqlite.client import removal
 from redelivery_sqlite.client.store import Store, now_ms
 from redelivery_sqlite.errors import TABLE
 
-#: Letters, and at most about so many bytes, that one read takes.
+#: Maximum number of letters, and approximate maximum of bytes, of one read.
 _PAGE = 200
 _PAGE_BYTES = 4 << 20
 _WHY = "r.kind, r.reason, r.description, r.queue, r.message_id, r.attempts, r.first_ms"
@@ -69,7 +69,7 @@ class SqliteDeadLetters(Resource, DeadLetters):
 
     def purge(self) -> int:
         count = 0
-        # In pages, each its own transaction: a purge of millions neither holds up other writers nor needs their room.
+        # One transaction per page: a purge of millions neither blocks other writers nor needs disk space for all.
         while page := self._positions():
             count += self.remove(page)
         return count
@@ -111,7 +111,7 @@ class SqliteDeadLetters(Resource, DeadLetters):
         return letters
 
     def _context(self, dead_ms: int, why: Sequence[Any]) -> ErrorContext:
-        """Return what `removal` wrote of a letter, by the columns of `_WHY`."""
+        """Return the context that `removal` wrote for a letter, from the columns of `_WHY`."""
         kind, reason, description, queue, message_id, attempts, first_ms = why
         context = given_up(
             "sqlite",
@@ -127,9 +127,9 @@ class SqliteDeadLetters(Resource, DeadLetters):
         return replace(context, kind=kind)  # a later version may have others
 
     def _sweep(self) -> None:
-        """Move what has expired in the queue that these letters come from: nobody may be receiving there."""
+        """Move expired messages of the source queue here: it may have no receiver to do it."""
         source = self._address.source.queue
-        with suppress(BrokerError):  # a letter less is shown; a reader without the right to write sees the others
+        with suppress(BrokerError):  # without write permission a reader still sees the other letters
             number = self._store.number(source) if source != self._queue and self._store.exists else None
             if number is None or not removal.has_expired(self._store.connection(), number, now_ms()):
                 return

@@ -1,4 +1,4 @@
-"""Every error of the sqlite3 module, and of the file system below it, as one of redelivery's."""
+"""Map each error of the sqlite3 module, and of the file system, to one of redelivery's."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ _TABLES: Final = Rule(
     "the file's tables are not as redelivery-sqlite makes them (its plan shows how), or this is an error of ours",
 )
 
-#: By result code: the extended ones that differ, and the primary ones. A missing primary code is one that SQLite grew
-#: later: a test says so.
+#: By result code: all primary codes, and the extended ones that differ. A test reports a primary code that a later
+#: SQLite adds.
 BY_CODE: Final[dict[int, Rule]] = {
     sqlite3.SQLITE_IOERR_CORRUPTFS: _DAMAGED,
     getattr(sqlite3, "SQLITE_IOERR_DATA", -1): _DAMAGED,
@@ -77,12 +77,12 @@ BY_CODE: Final[dict[int, Rule]] = {
     **dict.fromkeys((sqlite3.SQLITE_MISUSE, sqlite3.SQLITE_FORMAT, sqlite3.SQLITE_RANGE), _BROKEN),
 }
 
-#: What Python itself raises for a value that cannot be bound: lone surrogates, integers over 64 bits, 2 GiB and more.
+#: Python's own errors for a value that cannot be bound: lone surrogates, integers over 64 bits, 2 GiB and more.
 VALUE_ERRORS: Final = (UnicodeEncodeError, OverflowError)
-#: Whatever a statement may raise.
+#: All errors that a statement may raise.
 ERRORS: Final = (sqlite3.Error, sqlite3.Warning, *VALUE_ERRORS)
 
-#: By exception class, where the error carries no code: the module's own, not the library's.
+#: By exception class, if the error has no code: errors of the Python module, not of the library.
 BY_CLASS: Final[dict[type[BaseException], Rule]] = {
     **dict.fromkeys(VALUE_ERRORS, _UNBINDABLE),
     sqlite3.DataError: _TOO_LARGE,
@@ -90,16 +90,16 @@ BY_CLASS: Final[dict[type[BaseException], Rule]] = {
     sqlite3.InterfaceError: Rule(Permanent, Code.INVALID_MESSAGE, "a value is of a type that SQLite cannot store"),
     **dict.fromkeys((sqlite3.ProgrammingError, sqlite3.NotSupportedError, sqlite3.InternalError), _BROKEN),
     **dict.fromkeys((sqlite3.OperationalError, sqlite3.DatabaseError, sqlite3.Error, sqlite3.Warning), _BROKEN),
-    OSError: _DENIED,  # of a path that is looked at
+    OSError: _DENIED,  # for a path
 }
 
-#: What to do about a path that the system refuses; else permissions are missing.
+#: Advice for a path that the system refuses; otherwise permissions are missing.
 _BY_ERRNO: Final[dict[str, Rule]] = {
     "EFBIG": Rule(Fatal, Code.FULL, "no file may be so large here: raise the limit (ulimit -f), or remove messages"),
     "ELOOP": Rule(Fatal, Code.MISCONFIGURED, "remove the link, or name the file itself"),
     "ENAMETOOLONG": Rule(Fatal, Code.INVALID_DESTINATION, "correct the URL"),
 }
-#: What the reserve is refused for where the disk is as good as full.
+#: Errors of the reserve that mean a full disk.
 _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO})
 
 
@@ -117,9 +117,9 @@ TABLE: Final = ErrorTable(
 
 
 def commit_error(error: Exception, doing: str) -> BrokerError:
-    """Return the error of a COMMIT: where the disk failed in the middle of it, it may be stored or not.
+    """Return the error of a COMMIT. If the disk failed in the middle of it, the transaction may be stored or not.
 
-    The commit record may be in the write-ahead log, though its fsync failed: after a crash it would be found there.
+    The commit record may be in the write-ahead log although its fsync failed. After a crash it would be found there.
     """
     rule = TABLE.rule(error)
     if rule is _DISK:
@@ -129,7 +129,7 @@ def commit_error(error: Exception, doing: str) -> BrokerError:
 
 
 def reserve_error(error: OSError, doing: str) -> BrokerError:
-    """Return the error of taking the reserve: the disk is as good as full, or the folder cannot be written to."""
+    """Return the error of creating the reserve: the disk is nearly full, or the folder is not writable."""
     if error.errno not in _NO_ROOM:
         return TABLE.error(error, doing)
     text = "no room left but what draining needs; nothing was stored; make room on the disk, or remove messages"
@@ -137,6 +137,6 @@ def reserve_error(error: OSError, doing: str) -> BrokerError:
 
 
 def denied(doing: str, path: str) -> Fatal:
-    """Return the error of a file or folder that may not be written to."""
+    """Return the error of a file or folder without write permission."""
     text = f"sqlite: {doing}: {path} may not be written to; {_DENIED.advice}"
     return Fatal(text, code=_DENIED.code, native_code="EACCES")

@@ -10,7 +10,7 @@ from redelivery.kit.options import Options, flag, integer, seconds
 
 @dataclass(frozen=True, slots=True)
 class Settings(Options, broker="sqlite"):
-    """The client options, read."""
+    """The parsed client options."""
 
     busy_timeout: float = seconds(
         5, "seconds to wait for another process's write lock before the batch counts as failed"
@@ -36,10 +36,10 @@ class Settings(Options, broker="sqlite"):
 
     @property
     def window_ms(self) -> int:
-        """The de-duplication window in milliseconds."""
+        """Return the deduplication window in milliseconds."""
         return round(self.deduplication_window * 1000)
 
     @property
     def ttl_ms(self) -> int:
-        """How long a message lives, in milliseconds; 0: forever."""
-        return math.ceil(round(self.message_ttl * 1000, 3))  # of 1.1 a float makes 1100.0000000000002
+        """Return how long a message lives, in milliseconds; 0: forever."""
+        return math.ceil(round(self.message_ttl * 1000, 3))  # as a float, 1.1 gives 1100.0000000000002

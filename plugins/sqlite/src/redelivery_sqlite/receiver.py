@@ -1,8 +1,8 @@
 """The receiver role: leases are rows of `lease_<n>`, and every step is one transaction.
 
-Lowest number first among all that may be delivered, so messages of one key come in the order in which they were sent.
-Times in the file are wall-clock, so that they outlive a process; see the README for what a jump of the clock does.
-A message is moved to the dead letters here only where it expired or the queue's limit says so.
+The visible message with the lowest number is delivered first, so messages of one key arrive in the order sent. Times in
+the file are wall-clock times, so that they survive a process; the README describes the effects of a clock that jumps.
+The receiver dead-letters a message by itself only if it has expired or has reached the queue's limit of deliveries.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from redelivery_sqlite.client.removal import DeadMessage
 from redelivery_sqlite.client.store import Store
 from redelivery_sqlite.errors import TABLE
 
-#: Seconds between looks for a first message: doubled from the first to the last.
+#: Seconds between two looks for a first message: the first value, doubled up to the last.
 _LOOK_FIRST: Final = 0.001
 _LOOK_LAST: Final = 0.02
-#: Bytes that one call leases, at most, beyond its first message.
+#: Maximum number of bytes that one call leases after its first message.
 _BYTES: Final = 64 << 20
-#: Seconds that moving expired messages may take before a call gives what it has: nothing.
+#: Seconds that a call may move expired messages before it returns without messages.
 _MOVING: Final = 5.0
 _MILLISECOND: Final = timedelta(milliseconds=1)
 
-#: seq, attempts, first_ms, expires_ms, and what `codec.decode` takes.
+#: seq, attempts, first_ms, expires_ms, and the columns for `codec.decode`.
 _Row = tuple[int, int, int | None, int | None, bytes | None, int | None, bytes | None, bytes | None, bytes | None]
 
 
@@ -45,11 +45,11 @@ class SqliteReceiver(Resource, Receiver):
     """Leases and settles the messages of one queue.
 
     Args:
-        store: a connection of its own.
+        store: the receiver's own connection.
         address: the queue.
         lease: how long a lease lasts.
-        message_bytes: what a letter may have.
-        clock: for tests.
+        message_bytes: maximum size of a letter.
+        clock: replaces the clock in tests.
     """
 
     def __init__(
@@ -114,13 +114,13 @@ class SqliteReceiver(Resource, Receiver):
         return answer_extend(leases, ends, self._lost)
 
     def _release(self) -> None:
-        """What is leased stays so until its lease ends: somebody may still be handling it."""
+        """Keep leases until they end: a handler may still be working."""
         self._store.close()
 
     # --- receiving ---
 
     def _is_something_there(self) -> bool:
-        """Whether taking the write lock is worth it: this only reads."""
+        """Return whether a message may be visible. This only reads, to avoid needless write locks."""
         doing = self.doing("receiving from")
         number = self._store.existing(self._address, doing)
         if number is None:
@@ -140,16 +140,16 @@ class SqliteReceiver(Resource, Receiver):
         return not self._address.is_dead_letters and removal.has_expired(connection, number, now)
 
     def _take(self, connection: sqlite3.Connection, most: int) -> tuple[list[Received], int]:
-        """Lease what may be delivered; also how many messages were moved to the dead letters."""
+        """Lease visible messages; return them, and how many were moved to the dead letters."""
         number = self._store.number(self._address.queue)
-        if number is None:  # it was there a moment ago
+        if number is None:  # the queue existed a moment ago
             return [], 0
         monotonic, now = self._clock.monotonic(), self._clock.wall_ms()
         next_, head, clock_ms, limit = connection.execute(
             "SELECT next, head, clock_ms, max_deliveries FROM queue WHERE number = ?", (number,)
         ).fetchone()
         if now < clock_ms:
-            # The clock went back. No lease or delay may last longer than it was given for, counted from now.
+            # The clock went back. No lease or delay may last longer than its full length, counted from now.
             connection.execute(
                 f"UPDATE lease_{number} SET visible_ms = ? + visible_ms - since_ms, since_ms = ? "  # noqa: S608 - a number
                 "WHERE visible_ms > 0 AND since_ms > ?",
@@ -176,7 +176,7 @@ class SqliteReceiver(Resource, Receiver):
 
     @staticmethod
     def _end_leases(connection: sqlite3.Connection, number: int, monotonic: float, now: int) -> None:
-        """Make visible whose lease or delay has ended; but not what this process still holds, if the clock jumped."""
+        """Make messages visible whose lease or delay has ended, except those that this process still holds."""
         ended = f"lease_{number} WHERE visible_ms BETWEEN 1 AND ?"
         named = connection.execute(f"SELECT seq, lease FROM {ended} AND lease IS NOT NULL", (now,)).fetchall()  # noqa: S608 - a number
         still = [(seq, mine) for seq, token in named if (mine := held(token, monotonic)) is not None]
@@ -192,7 +192,7 @@ class SqliteReceiver(Resource, Receiver):
     def _leased(
         self, connection: sqlite3.Connection, number: int, chosen: Sequence[_Row], monotonic: float, now: int
     ) -> list[Received]:
-        """Write the leases of these rows; the messages under them."""
+        """Write the leases of these rows; return the leased messages."""
         prefix = secrets.token_hex(8)
         expires = monotonic + self._lease
         visible = now + _ms(self._lease)
@@ -261,7 +261,7 @@ class SqliteReceiver(Resource, Receiver):
         return call.answers
 
     def _valid(self, connection: sqlite3.Connection, number: int, received: Sequence[Received]) -> dict[int, str]:
-        """The tokens of those messages that are still leased to the caller, by number."""
+        """Return the tokens of the messages that the caller still leases, by number."""
         monotonic = self._clock.monotonic()
         given = [each.lease for each in received if isinstance(each.lease, Lease) and each.lease.is_valid(monotonic)]
         found: Mapping[int, str] = dict(
@@ -274,7 +274,7 @@ class SqliteReceiver(Resource, Receiver):
 
     @staticmethod
     def _note_time(connection: sqlite3.Connection, number: int, now: int) -> None:
-        """Keep the latest time that a row holds: an earlier one, later, shows that the clock went back."""
+        """Store the latest time that any row uses. If the clock is earlier later on, it went back."""
         connection.execute("UPDATE queue SET clock_ms = max(clock_ms, ?) WHERE number = ?", (now, number))
 
     def _lost(self, received: Received) -> LeaseLost:
@@ -290,12 +290,12 @@ _FRESH: Final = f"SELECT m.seq, 0, NULL, {_COLUMNS} FROM message_{{n}} m WHERE m
 
 
 class _Chosen:
-    """The rows that one call leases, and those found to be dead on the way.
+    """The rows that one call leases, and dead rows found while choosing.
 
     Args:
-        most: rows to lease.
-        now: by when a row has expired; None: it never does.
-        limit: deliveries; 0: none.
+        most: maximum number of rows to lease.
+        now: rows that expire before this time are dead; None: rows do not expire.
+        limit: limit of deliveries; 0: no limit.
     """
 
     def __init__(self, most: int, now: int | None, limit: int) -> None:
@@ -308,7 +308,7 @@ class _Chosen:
         self._bytes = 0
 
     def take(self, cursor: Iterator[Any]) -> bool:
-        """Take from a cursor what there is room for; whether that was all of it."""
+        """Take rows from a cursor up to the limits; return whether the cursor is exhausted."""
         while self._bytes < _BYTES and len(self.rows) < self._most and len(self.dead) < removal.MOST:
             row: _Row | None = next(cursor, None)
             if row is None:
@@ -326,15 +326,15 @@ class _Chosen:
 
 
 def _is_among(lease: object, valid: Mapping[int, str]) -> bool:
-    """Whether a lease is among these, by number and token."""
+    """Return whether a lease is among these, by number and token."""
     return isinstance(lease, Lease) and valid.get(lease.seq) == lease.token
 
 
 def _ms(seconds: float) -> int:
-    """Whole milliseconds, never too few: both ends of a span are cut to them."""
+    """Return whole milliseconds, rounded so that a span is never too short: both of its ends are truncated."""
     return max(1, int(-(-seconds * 1000 // 1)) + 1)
 
 
 def _due(now: int, outcome: Retry) -> int:
-    """From when a message may come again; 0: at once."""
+    """Return the time from which a message may be delivered again; 0: at once."""
     return 0 if outcome.delay <= timedelta(0) else now - (-outcome.delay // _MILLISECOND) + 1

@@ -1,7 +1,7 @@
-"""The sender role: a batch is one transaction, stored whole except for rows that no file could hold.
+"""The sender role: a batch is one transaction. It is stored completely, except for rows that no file can store.
 
-Storing is done within `send`, so nothing is in flight but what `collect` has yet to tell: a thread of its own would
-fight the engine for the interpreter's lock at every row.
+`send` stores the batch itself, and `collect` only reports the result. A separate thread would compete with the engine
+for the interpreter lock at every row.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from redelivery_sqlite.client.schema import KNOWN_BY
 from redelivery_sqlite.client.store import Store, now_ms
 from redelivery_sqlite.errors import TABLE, VALUE_ERRORS
 
-#: What one row can cause, and what leaves the transaction open.
+#: Errors that one row can cause and that leave the transaction open.
 _ROW_ERRORS = (*VALUE_ERRORS, sqlite3.DataError, sqlite3.IntegrityError, sqlite3.ProgrammingError, Permanent)
 
 
@@ -37,7 +37,7 @@ class SqliteSender(Resource, Sender):
         self._store = store
         self._address = address
         self._message_bytes = message_bytes
-        self._headers: list[str | None] | None = None  # of the batch at hand, as they are stored
+        self._headers: list[str | None] | None = None  # of the current batch, encoded
         self._settled = SettledBatches()
         self._failed_keys = FailedKeys("sqlite")
 
@@ -63,7 +63,7 @@ class SqliteSender(Resource, Sender):
         self._settled.add(batch, failures, duplicates=duplicates)
         self._failed_keys.remember(batch, failures)
 
-    def collect(self, wait: float) -> Sequence[Settled]:  # noqa: ARG002 - nothing is ever waited for
+    def collect(self, wait: float) -> Sequence[Settled]:  # noqa: ARG002 - it never waits
         self._failed_keys.clear()
         return self._settled.take()
 
@@ -71,20 +71,20 @@ class SqliteSender(Resource, Sender):
         self._store.close()
 
     def _load(self, batch: Batch) -> None:
-        """Do all that can be done before the write lock is held, which only one process has at a time."""
+        """Do all work that is possible before the write lock, which only one process can hold."""
         for column in (batch.value, batch.key, batch.id, batch.identity, batch.destination, batch.timestamp_ms):
             if column is not None:
                 _ = column.values
         self._headers = None
         if batch.headers is not None:
-            with suppress(*VALUE_ERRORS):  # the row concerned is found when the batch is stored
+            with suppress(*VALUE_ERRORS):  # storing the batch finds the row
                 self._headers = [codec.encode_headers(each) for each in batch.headers.values]
 
     def _whole(self, connection: sqlite3.Connection, batch: Batch) -> tuple[dict[int, BrokerError], int]:
-        """Store all rows; where that fails, find the rows that no file could hold and store the others.
+        """Store all rows. If that fails, find the rows that no file can store, and store the others.
 
         Returns:
-            The failures, and how many rows the file had already.
+            The failures, and the number of duplicates.
         """
         connection.execute("SAVEPOINT batch")
         is_plain = not (batch.ordered and self._failed_keys) and not codec.has_odd_timestamps(batch)
@@ -102,7 +102,7 @@ class SqliteSender(Resource, Sender):
         return failures, self._store_rows(connection, batch, good) if good else 0
 
     def _isolated(self, connection: sqlite3.Connection, batch: Batch) -> tuple[dict[int, BrokerError], int]:
-        """Store each row within a savepoint of its own, so that an error is its own; returns as `_whole`."""
+        """Store each row in its own savepoint, so that an error concerns one row; return the same as `_whole`."""
         failures = self._faults(batch)
         duplicates = 0
         for index in [each for each in range(batch.length) if each not in failures]:
@@ -119,7 +119,7 @@ class SqliteSender(Resource, Sender):
         return failures, duplicates
 
     def _faults(self, batch: Batch) -> dict[int, BrokerError]:
-        """Return which rows no file could hold, or must wait behind an earlier one of their key."""
+        """Return the rows that no file can store, and those that must wait behind an earlier row of their key."""
         found: dict[int, BrokerError] = {}
         for index, message in enumerate(batch.rows()):
             error = codec.unstorable(message, message_bytes=self._message_bytes)
@@ -130,7 +130,7 @@ class SqliteSender(Resource, Sender):
         return self._failed_keys.keep_back(batch, found)
 
     def _store_rows(self, connection: sqlite3.Connection, batch: Batch, indexes: Sequence[int] | None) -> int:
-        """Store these rows (None: all), each in its queue; returns how many the file had already."""
+        """Store these rows (None: all), each in its queue; return the number of duplicates."""
         if batch.destination is None:
             return self._insert(connection, None, batch, indexes)
         names = batch.destination.values
@@ -175,12 +175,12 @@ class SqliteSender(Resource, Sender):
             into += f" ON CONFLICT ({KNOWN_BY}) WHERE {KNOWN_BY} IS NOT NULL DO NOTHING"
         stored = connection.executemany(into, zip(*columns.values(), strict=False)).rowcount
         connection.execute("UPDATE queue SET next = ? WHERE number = ?", (first + count, number))
-        if known and not dead:  # a letter that is gone may come again: rather twice than not at all
+        if known and not dead:  # a removed letter may be sent again: a duplicate is better than a loss
             stored -= self._take_back(connection, number, first)
         return count - stored
 
     def _take_back(self, connection: sqlite3.Connection, number: int, first: int) -> int:
-        """Remove what was stored from `first` on and is recognised as removed within the window; returns how many."""
+        """Remove rows stored from `first` on that repeat a message removed within the window; return how many."""
         if connection.execute(f"SELECT 1 FROM taken_{number} LIMIT 1").fetchone() is None:  # noqa: S608 - a number
             return 0
         taken = f"SELECT id FROM taken_{number} WHERE id = known AND removed_ms >= ?"  # noqa: S608 - a number

@@ -1,1 +1,1 @@
-"""What only this plugin needs: the folder, and a sender that keeps in it what another could not send."""
+"""The folder, and a sender that stores in it the messages that another sender could not send."""

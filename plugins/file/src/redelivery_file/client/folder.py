@@ -1,7 +1,7 @@
-"""The folder: letters are files in it, put in place whole or not at all, and never outside of it.
+"""The folder of letters. Each letter is one file, stored completely or not at all, and never outside of the folder.
 
-A letter is written to a hidden file, fsynced, linked to its name without replacing what is there, and the folder
-fsynced. All of it goes by the open folder's descriptor and by names without a slash.
+A letter is written to a hidden file, fsynced and linked to its name without replacing an existing file; then the folder
+is fsynced. All calls use the open folder's descriptor and names without a slash.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from pathlib import Path
 from redelivery_file.address import Address
 from redelivery_file.errors import TABLE
 
-#: Bytes that a file name may have on every common file system.
+#: Length of a file name that every common file system allows, in bytes.
 _NAME_MAX = 255
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 _LETTER = re.compile(r"[0-9]{1,20}-[A-Za-z0-9._-]*\.jsonl")
-#: Names that one look at the folder keeps.
+#: Names that one read of the folder keeps.
 _PAGE = 10_000
 
-#: Bytes of one letter that are read. A longer file was not written by any sender that we know.
+#: Maximum size of a letter in bytes. No known sender writes a longer file.
 MOST_BYTES = 1 << 28
 
 logger = logging.getLogger("redelivery.file")
@@ -39,12 +39,12 @@ _lock = threading.Lock()
 
 
 def now_millis() -> int:
-    """Milliseconds since the epoch."""
+    """Return milliseconds since the epoch."""
     return time.time_ns() // 1_000_000
 
 
 def file_name(millis: int, event_id: str) -> str:
-    """`<millis>-<event id>.jsonl`, every character outside [A-Za-z0-9._-] as `_`; an over-long id is cut and hashed."""
+    """Return `<millis>-<event id>.jsonl`. Characters outside [A-Za-z0-9._-] become `_`; a long id is cut and hashed."""
     safe = _UNSAFE.sub("_", event_id)
     room = _NAME_MAX - len(f"{millis}-.jsonl")
     if len(safe) > room:
@@ -54,16 +54,16 @@ def file_name(millis: int, event_id: str) -> str:
 
 
 def is_letter(name: str) -> bool:
-    """Whether a name is one that `file_name` makes."""
+    """Return whether `file_name` could have made this name."""
     return _LETTER.fullmatch(name) is not None
 
 
 class Folder:
-    """An existing folder, opened. Raises OSError throughout.
+    """An existing folder, opened. Every method raises OSError.
 
     Args:
-        path: of the folder.
-        clock: milliseconds since the epoch; the time in a name never goes back within a process, whatever it says.
+        path: path of the folder.
+        clock: milliseconds since the epoch. The time in names never goes back within a process, even if the clock does.
     """
 
     def __init__(self, path: Path, *, clock: Callable[[], int] = now_millis) -> None:
@@ -75,13 +75,13 @@ class Folder:
             logger.warning("%s: every user of this host may write letters here; take the right away (chmod o-w)", path)
 
     def close(self) -> None:
-        """Give the descriptor back."""
+        """Close the descriptor."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
 
     def write(self, event_id: str, data: bytes) -> str:
-        """Put a letter in its place; returns its name. It outlives a crash once `sync` has returned."""
+        """Store a letter and return its name. It survives a crash once `sync` has returned."""
         hidden = self._write_hidden(data)
         try:
             return self._link(hidden, event_id)
@@ -90,15 +90,15 @@ class Folder:
                 os.unlink(hidden, dir_fd=self._fd)
 
     def sync(self) -> None:
-        """Make what was put in place outlive a crash."""
+        """Make the stored letters survive a crash."""
         os.fsync(self._fd)
 
     def probe(self) -> None:
-        """Write and remove a hidden file: whether letters could be written here."""
+        """Write and remove a hidden file, to check that letters can be written."""
         os.unlink(self._write_hidden(b""), dir_fd=self._fd)
 
     def names(self) -> Iterator[str]:
-        """Names that do not start with a dot, in their order, those there at the beginning; in bounded memory."""
+        """Yield the names that exist at the start and have no leading dot, in order, with bounded memory."""
         last = max(self._listed(), default=None)
         after = ""
         while last is not None:
@@ -109,10 +109,10 @@ class Folder:
             after = page[-1]
 
     def read(self, name: str) -> bytes:
-        """What a letter holds.
+        """Return the content of a letter.
 
         Raises:
-            ValueError: it is not a regular file, or too large; a symbolic link is never followed.
+            ValueError: it is not a regular file, or is too large. A symbolic link is never followed.
         """
         found = os.stat(name, dir_fd=self._fd, follow_symlinks=False)
         if not stat.S_ISREG(found.st_mode):
@@ -123,7 +123,7 @@ class Folder:
             return file.read()
 
     def remove(self, name: str) -> bool:
-        """Remove a letter; whether it was there."""
+        """Remove a letter; return whether it existed."""
         try:
             os.unlink(name, dir_fd=self._fd)
         except FileNotFoundError:
@@ -131,7 +131,7 @@ class Folder:
         return True
 
     def _listed(self) -> Iterator[str]:
-        # A descriptor of its own: scandir shares the position of the one it is given.
+        # A separate descriptor: scandir changes the position of the one that it gets.
         fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._fd)
         try:
             with os.scandir(fd) as entries:
@@ -154,9 +154,9 @@ class Folder:
         return name
 
     def _link(self, hidden: str, event_id: str) -> str:
-        global _last_millis  # noqa: PLW0603 - one clock a process, whatever number of folders
+        global _last_millis  # noqa: PLW0603 - one clock per process for all folders
         with _lock:
-            millis = max(self._clock(), _last_millis + 1)  # so that names sort as letters came
+            millis = max(self._clock(), _last_millis + 1)  # so that names sort in order of arrival
             while True:
                 name = file_name(millis, event_id)
                 try:
@@ -169,7 +169,7 @@ class Folder:
 
 
 def open_folder(address: Address) -> Folder:
-    """Return the folder, opened.
+    """Open the folder.
 
     Raises:
         BrokerError

@@ -1,8 +1,8 @@
-"""A sender that keeps what another could not send: the dead letter sink as a wrapper around any sender.
+"""A dead letter sink as a wrapper around any sender: it stores the messages that the sender could not send.
 
-Written: the caller is told success, the file has taken responsibility. Not written: the same primary error comes out,
-with the sink's error as a note. Whatever the inner sender gives up is written, so put it around a sender that has had
-its retries.
+If a message is stored, the caller gets a success: the file is responsible for it now. If not, the caller gets the
+primary error, with the sink's error as a note. The wrapper stores every message that the inner sender fails to send, so
+wrap a sender that has done its retries.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from redelivery_file import codec
 from redelivery_file.client.folder import Folder
 from redelivery_file.errors import TABLE
 
-#: Names the folder; where it is unset, empty, missing or unwritable, there is no sink.
+#: The variable that names the folder. No sink is used if it is unset or empty, or the folder cannot be written to.
 VARIABLE = "REDELIVERY_DLQ_DIR"
 logger = logging.getLogger("redelivery.file")
 
 
 def from_env(sender: Sender) -> Sender:
-    """The sender with a dead letter folder behind it, as `REDELIVERY_DLQ_DIR` says; decided once, here.
+    """Wrap a sender with the dead letter folder of `REDELIVERY_DLQ_DIR`. The variable is read once, here.
 
     Returns:
-        The same sender where the variable is unset or empty, or (with a warning) where its folder cannot be used.
+        The same sender if the variable is unset or empty, or (with a warning) if its folder cannot be used.
     """
     name = os.environ.get(VARIABLE, "")
     if not name:
@@ -48,7 +48,7 @@ def from_env(sender: Sender) -> Sender:
 
 
 class WithDeadLetterFolder(Sender):
-    """Sends by another sender, and writes what it fails to send into a folder."""
+    """Sends with another sender, and writes messages that fail into a folder."""
 
     def __init__(self, sender: Sender, folder: Folder) -> None:
         self._sender = sender
@@ -90,7 +90,7 @@ class WithDeadLetterFolder(Sender):
         return Settled(batch=settled.batch, failures=failures, duplicates=settled.duplicates)
 
     def _keep(self, batch: Batch, failed: Iterable[tuple[int, Exception]]) -> list[int]:
-        """Write these rows; returns the indexes of those that could not be, their errors given a note."""
+        """Write these rows; return the indexes of those that failed, and add a note to their errors."""
         written: list[tuple[int, str, Exception]] = []
         unwritten: list[int] = []
         for index, primary in failed:
@@ -98,7 +98,7 @@ class WithDeadLetterFolder(Sender):
             try:
                 event_id, line = codec.encode(batch.row(index), error=redact(str(primary)))
                 self._folder.write(event_id, line)
-            except Exception as error:  # noqa: BLE001 - whatever keeps it from being written, the primary error comes first
+            except Exception as error:  # noqa: BLE001 - on any failure to write, the primary error comes first
                 unwritten.append(index)
                 self._tell(event_id, primary, error)
             else:

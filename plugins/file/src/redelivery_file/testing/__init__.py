@@ -1,6 +1,6 @@
-"""How this broker is had for a test: a folder in a scratch folder. It needs the extra `testing`.
+"""The test harness: a folder in a scratch folder. It needs the extra `testing`.
 
-What is stored is read here as JSON files, not with the plugin's code; what an event stands for is core's to say.
+It reads the stored letters as JSON files, without the plugin's code. Core decodes the events.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from redelivery_conformance.harness import CannotShow, Harness, Outage, Place, R
 
 
 class FilePlace(Place):
-    """A folder of its own."""
+    """One new folder."""
 
     options: Mapping[str, str] = {}
-    many = 1_000  # each is a file that is forced to the disk
+    many = 1_000  # each message is a file with its own fsync
 
     def __init__(self, path: Path) -> None:
         self.path = path
         path.mkdir(parents=True)
-        # With the third member, so that a whole context comes back and not its reason alone.
+        # With the third member, so that the whole context comes back, and not only its reason.
         self.url = f"file://{quote(str(path))}?context=true"
 
     def stored(self, destination: str | None = None) -> Sequence[Message]:  # noqa: ARG002 - a folder has no others
@@ -44,7 +44,7 @@ class FilePlace(Place):
 
     @contextmanager
     def outage(self, kind: Outage = "refused") -> Iterator[None]:
-        """The folder is gone for those that come to open it."""
+        """Move the folder away, so that it cannot be opened."""
         if kind != "refused":
             raise CannotShow(f"an outage, {kind}: a file has no connections")
         away = self.path.with_name(f"{self.path.name}-away")
@@ -58,7 +58,7 @@ class FilePlace(Place):
         shutil.rmtree(self.path)
 
     def alter(self) -> None:
-        """A file in the folder's place."""
+        """Replace the folder by a file."""
         self.path.rmdir()
         self.path.write_bytes(b"not a folder")
 
@@ -78,7 +78,7 @@ class FileRuntime(Runtime):
 
 
 class FileHarness(Harness):
-    """The folder itself: it is no stand-in."""
+    """The real folder, not a stand-in."""
 
     name = "file"
 

@@ -1,1 +1,1 @@
-"""What only SQLite needs: the file and its schema, leases of this process, and how messages leave a queue."""
+"""SQLite's own parts: the file and its schema, leases of this process, and the removal of messages."""

@@ -1,4 +1,4 @@
-"""Room kept on the disk beside the file, so that a queue on a full disk can still be drained.
+"""Disk space reserved beside the file, so that a queue on a full disk can still be drained.
 
 SQLite cannot delete without writing: on a full disk a queue could not empty itself.
 """
@@ -12,11 +12,11 @@ _LEAST = 1 << 20
 
 
 class DiskReserve:
-    """A file that is given up when room is needed. It grows with what may have to be drained.
+    """A file that is deleted when space is needed. It grows with the size of the queue's file.
 
     Args:
-        path: where it is.
-        most: bytes that it takes at most; 0: none.
+        path: path of the reserve.
+        most: its maximum size in bytes; 0: no reserve.
     """
 
     def __init__(self, path: Path, most: int) -> None:
@@ -24,10 +24,10 @@ class DiskReserve:
         self._most = most
 
     def keep(self, stored: int) -> None:
-        """Take the room that draining `stored` bytes may need, unless it is taken already.
+        """Reserve the space that draining `stored` bytes may need, unless it is reserved already.
 
         Raises:
-            OSError: there is no room for it, or a link is in its place.
+            OSError: the disk is full, or a link has its name.
         """
         wanted = min(self._most, max(_LEAST, 1 << (stored - 1).bit_length()) if stored else _LEAST)
         if wanted <= size_of(self._path):
@@ -39,7 +39,7 @@ class DiskReserve:
             os.close(fd)
 
     def give_up(self) -> bool:
-        """Give the room back to the disk; return whether it had some."""
+        """Delete the reserve; return whether it held space."""
         try:
             self._path.unlink()
         except OSError:
@@ -48,7 +48,7 @@ class DiskReserve:
 
 
 def size_of(path: Path) -> int:
-    """Return the bytes of a file; 0 where it does not exist. Raises OSError."""
+    """Return the size of a file in bytes; 0 if it does not exist. Raises OSError."""
     try:
         return path.stat().st_size
     except (FileNotFoundError, NotADirectoryError):

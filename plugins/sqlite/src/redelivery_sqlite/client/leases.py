@@ -1,6 +1,6 @@
-"""Which leases this process holds.
+"""The leases that this process holds.
 
-The file counts leases in wall-clock time, which may jump; this process counts its own by the monotonic clock.
+The file stores leases in wall-clock time, which may jump. This process counts its own leases by the monotonic clock.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ class Lease(leases.Lease):
 
     Args:
         seq: the message's number in its queue.
-        token: what `lease_<n>` holds for this delivery and no other.
-        expires: monotonic seconds.
+        token: the value in `lease_<n>`, unique to this delivery.
+        expires: end of the lease, in monotonic seconds.
     """
 
     __slots__ = ("seq", "token")
@@ -32,11 +32,11 @@ class Lease(leases.Lease):
         return f"Lease({self.seq}, {self.token!r})"
 
 
-#: A lease lasts here as long as somebody could still settle it.
+#: An entry stays until its lease cannot be settled any more.
 _held: weakref.WeakValueDictionary[str, Lease] = weakref.WeakValueDictionary()
 
 
 def held(token: str, monotonic: float) -> Lease | None:
-    """Return the lease that this process still holds under a token, whatever the file's time says."""
+    """Return the lease that this process still holds under a token, independent of the time in the file."""
     lease = _held.get(token)
     return lease if lease is not None and lease.is_valid(monotonic) else None

@@ -1,4 +1,4 @@
-"""Messages leave a queue: they are removed, and remembered, or moved to a dead letter queue with the reason.
+"""Remove messages from a queue and remember their ids, or move them to a dead letter queue with the reason.
 
 Every function works within the caller's transaction.
 """
@@ -19,21 +19,21 @@ from redelivery_sqlite.client.store import Store
 from redelivery_sqlite.codec import encode_headers
 from redelivery_sqlite.options import Settings
 
-#: Messages that one transaction moves, at most: other writers wait for it.
+#: Maximum number of messages that one transaction moves: other writers wait for it.
 MOST = 1000
 
-#: An identity that nothing else has.
+#: A unique identity.
 _UNKNOWN = "lower(hex(randomblob(16)))"
 
 
 @dataclass(frozen=True, slots=True)
 class DeadMessage:
-    """One message to be moved.
+    """One message to move.
 
     Attributes:
         seq: its number in its queue.
         code, reason, description: kept in `reason_<n>`.
-        letter: what is stored in its stead; None: itself, untouched.
+        letter: stored instead of the message; None: the message itself, unchanged.
     """
 
     seq: int
@@ -44,12 +44,12 @@ class DeadMessage:
 
 
 def remove(connection: sqlite3.Connection, number: int, seqs: Sequence[int], now: int, settings: Settings) -> int:
-    """Remove messages and remember what they were recognised by; return how many existed."""
+    """Remove messages and remember their identities; return how many existed."""
     if not seqs:
         return 0
     these = (json.dumps(seqs),)
     among = "IN (SELECT value FROM json_each(?))"
-    # REPLACE gives a repeated name a new number, so that numbers ascend with time and the oldest can be found by them.
+    # REPLACE gives a repeated name a new number, so numbers ascend with time and find the oldest entries.
     connection.execute(
         f"INSERT OR REPLACE INTO taken_{number} (id, removed_ms) SELECT {KNOWN_BY}, {now} FROM message_{number} "  # noqa: S608 - our own names
         f"WHERE seq {among} AND {KNOWN_BY} IS NOT NULL",
@@ -66,10 +66,10 @@ def dead_letter(
 ) -> None:
     """Move messages of the queue `source` to `place`, which may be the same.
 
-    A letter whose identity exists there is that very letter, and stays as it is.
+    If a letter with the same identity exists there, it is the same letter and is not changed.
 
     Raises:
-        Fatal: `place` does not exist, and may not be made.
+        Fatal: `place` does not exist, and must not be created.
     """
     if not dead:
         return
@@ -106,12 +106,12 @@ def dead_letter(
 
 
 def has_expired(connection: sqlite3.Connection, number: int, now: int) -> bool:
-    """Whether `dead_letter_expired` would find something."""
+    """Return whether `dead_letter_expired` would find a message."""
     return connection.execute(_expired(number, 1), (now, now)).fetchone() is not None
 
 
 def dead_letter_expired(connection: sqlite3.Connection, store: Store, source: str, place: str, now: int) -> int:
-    """Move the messages that have expired and are not leased, MOST at a time; return how many."""
+    """Move expired messages that are not leased, MOST at a time; return how many."""
     number = store.number(source)
     if number is None:
         return 0
@@ -121,7 +121,7 @@ def dead_letter_expired(connection: sqlite3.Connection, store: Store, source: st
 
 
 def expired(seq: int, expires_ms: int) -> DeadMessage:
-    """A message that nobody handled in its time."""
+    """Return the dead letter for a message that expired before it was handled."""
     return DeadMessage(seq, Code.EXPIRED, f"nobody handled it before it expired, at {expires_ms} ms since the epoch")
 
 
@@ -136,7 +136,7 @@ def _expired(number: int, most: int) -> str:
 def _known(
     connection: sqlite3.Connection, number: int, seqs: Sequence[int]
 ) -> dict[int, tuple[str | None, int, int | None]]:
-    """Id, attempts and first delivery of messages, by their numbers."""
+    """Return id, attempts and first delivery of messages, by their numbers."""
     rows: Iterable[tuple[int, bytes | None, int, int | None]] = connection.execute(
         f"SELECT m.seq, CAST(m.id AS BLOB), coalesce(l.attempts, 0), l.first_ms FROM message_{number} m "  # noqa: S608 - numbers
         f"LEFT JOIN lease_{number} l ON l.seq = m.seq WHERE m.seq IN (SELECT value FROM json_each(?))",
@@ -162,12 +162,12 @@ def _columns(seq: int, letter: Message, now: int) -> dict[str, object]:
 
 
 def _text(text: str) -> str:
-    """Text that can be stored: a lone surrogate has no form in UTF-8."""
+    """Return text that can be stored: a lone surrogate has no form in UTF-8."""
     return text.encode(errors="backslashreplace").decode()
 
 
 def _forget(connection: sqlite3.Connection, number: int, before: int, most: int) -> None:
-    """Forget what was removed before a time, the oldest first."""
+    """Forget messages that were removed before a time, the oldest first."""
     oldest = connection.execute(f"SELECT removed_ms FROM taken_{number} ORDER BY number LIMIT 1").fetchone()  # noqa: S608 - a number
     if oldest is not None and oldest[0] < before:
         connection.execute(

@@ -1,17 +1,17 @@
-"""The schema of the file: what its tables hold, and its versions.
+"""The schema of the file: its tables and its versions.
 
-A queue has tables of its own, so that no queue's backlog slows another's reader:
+Each queue has its own tables, so that no queue's backlog slows another's reader:
 
-- `message_<n>`: what was sent, in the order of arrival, never altered. `seq` comes from `queue.next` and is never used
-  twice (cheaper than AUTOINCREMENT, which looks its counter up at every row; measured, see the README). A message is
-  recognised by its `identity`, where it has one, else by its `id`: `KNOWN_BY`, of which the index is. What the broker
-  itself moves has a random identity, so that it is recognised as nothing else.
+- `message_<n>`: the messages in order of arrival, never changed. `seq` comes from `queue.next` and is never reused
+  (cheaper than AUTOINCREMENT, which looks up its counter at every row; measured, see the README). Duplicates are
+  recognised by `identity` if it is set, else by `id`; the index is on this expression, `KNOWN_BY`. A message that the
+  broker itself moves gets a random identity, so that it is no duplicate of another.
 - `lease_<n>`: the messages that were delivered at least once, with their attempts and the time from which they may be
-  delivered again (lease end or delay; 0: now). What was never delivered lies past `queue.head`, so that messages need
-  no index for it, and leasing rewrites no body. `since_ms` says when `visible_ms` was set: a time to come there, or in
-  `queue.clock_ms`, shows that the clock went back.
-- `reason_<n>`: why a letter that this broker moved lies here.
-- `taken_<n>`: by what removed messages were recognised, for as long as a sender may repeat them.
+  delivered again (lease end or delay; 0: now). Messages that were never delivered lie past `queue.head`, so they need
+  no index for it, and leasing rewrites no body. `since_ms` is the time at which `visible_ms` was set. If it, or
+  `queue.clock_ms`, lies in the future, the clock went back.
+- `reason_<n>`: why this broker moved a letter here.
+- `taken_<n>`: the identities of removed messages, for as long as a sender may repeat them.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from __future__ import annotations
 import sqlite3
 
 SCHEMA_VERSION = 3
-#: The version before, without identities: such a file is brought up to date as it is opened.
+#: The previous version, without identities. Such a file is migrated when it is opened.
 WITHOUT_IDENTITY = 2
-#: By what a message is recognised; null: by nothing.
+#: The identity of a message; null: it has none.
 KNOWN_BY = "coalesce(identity, id)"
-#: Marks the file as ours ("rdlv"), so that no other program's database is written to.
+#: Marks the file as ours ("rdlv"), so that we never write to another program's database.
 APPLICATION_ID = 0x72646C76
 
-# STRICT refuses a value of another type in place of storing it as something else; SQLite has it from 3.37.
+# STRICT refuses a value of the wrong type instead of converting it; SQLite supports it from 3.37.
 _STRICT = " STRICT" if sqlite3.sqlite_version_info >= (3, 37) else ""
 
 FILE_SCHEMA = f"""
@@ -40,7 +40,7 @@ CREATE TABLE queue (
     max_deliveries INTEGER
 ){_STRICT}"""
 
-#: What a queue consists of, by name.
+#: The parts of a queue, by name.
 _QUEUE_SCHEMA = {
     "message_{n}": """
 CREATE TABLE message_{n} (
@@ -52,7 +52,7 @@ CREATE TABLE message_{n} (
     key BLOB,
     headers TEXT,
     value BLOB
-, identity TEXT)""",  # written as ALTER TABLE leaves a table of the version before
+, identity TEXT)""",  # formatted as ALTER TABLE leaves a table of the previous version
     "message_{n}_identity": (
         f"CREATE UNIQUE INDEX message_{{n}}_identity ON message_{{n}} ({KNOWN_BY}) WHERE {KNOWN_BY} IS NOT NULL"
     ),
@@ -90,7 +90,7 @@ CREATE TABLE taken_{n} (
 
 
 def queue_schema(number: int) -> dict[str, str]:
-    """The statements that make a queue's tables and indexes, by name."""
+    """Return the statements that create a queue's tables and indexes, by name."""
     strict = {True: _STRICT, False: ""}
     return {
         name.format(n=number): text.format(n=number).strip() + strict["CREATE TABLE" in text]

@@ -1,4 +1,4 @@
-"""The file: how it is opened, its transactions, and which tables hold which queue (`schema.py`)."""
+"""The file: opening, transactions, and the numbers of each queue's tables (`schema.py`)."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ from redelivery_sqlite.options import Settings
 
 T = TypeVar("T")
 
-#: Larger pages than SQLite's own 4096: measured, see the README.
+#: Larger pages than SQLite's default of 4096: measured, see the README.
 _PAGE_SIZE = 8192
-#: Pages in the write-ahead log before it is moved into the file: 8 MB.
+#: Pages in the write-ahead log before a checkpoint moves them into the file: 8 MB.
 _CHECKPOINT_PAGES = 1000
 _CACHE_KIB = 16_384
-#: Queues that an error names, at most.
+#: Maximum number of queues that an error names.
 _NAMES = 10
 
 
 def now_ms() -> int:
-    """Milliseconds since the epoch."""
+    """Return milliseconds since the epoch."""
     return time.time_ns() // 1_000_000
 
 
@@ -51,8 +51,8 @@ _all_stores = threading.Lock()
 
 
 def _renew_lock() -> None:
-    """Another thread may have held it when this process was forked."""
-    global _all_stores  # noqa: PLW0603 - there is one a process
+    """Replace the lock: another thread may have held it when this process was forked."""
+    global _all_stores  # noqa: PLW0603 - one per process
     _all_stores = threading.Lock()
 
 
@@ -60,15 +60,15 @@ os.register_at_fork(after_in_child=_renew_lock)
 
 
 def _close_inherited() -> None:
-    """Close every connection that came over a fork, before this process opens one of its own.
+    """Close every connection inherited over a fork, before this process opens its own.
 
-    While one is open SQLite takes the parent's locks for this process's own, and the parent, closing last as it
-    believes, deletes the write-ahead log with what was committed here since (seen: the transactions were gone).
+    While an inherited one is open, SQLite mistakes the parent's locks for this process's own. The parent then believes
+    that it closes the last connection, and deletes the write-ahead log with this process's commits (seen: all lost).
     """
     with _all_stores:
         stores = list(_stores)
     for store in stores:
-        if store._pid not in {0, os.getpid()}:  # noqa: SLF001 - its own module
+        if store._pid not in {0, os.getpid()}:  # noqa: SLF001 - same module
             store.close()
 
 
@@ -93,16 +93,16 @@ class Store:
 
     @property
     def exists(self) -> bool:
-        """Whether the file is there; an empty one is still to be made.
+        """Return whether the file exists; an empty file counts as missing.
 
         Raises:
-            Fatal: its folder may not be looked into.
+            Fatal: no permission to read its folder.
         """
         with TABLE.while_doing(f"looking for {str(self.path)!r}"):
             return size_of(self.path) > 0
 
     def connection(self, wait: float | None = None) -> sqlite3.Connection:
-        """The open connection, whose statements wait up to `wait` seconds for a lock (None: the option's).
+        """Return the open connection. Its statements wait up to `wait` seconds for a lock (None: the option's value).
 
         Raises:
             BrokerError
@@ -110,7 +110,7 @@ class Store:
         wait = self.settings.busy_timeout if wait is None else max(0.0, min(wait, self.settings.busy_timeout))
         if self._connection is None or self._pid != os.getpid():
             _close_inherited()
-            self._pid = os.getpid()  # before: another thread must not take it for inherited
+            self._pid = os.getpid()  # set first: another thread must not mistake it for inherited
             self._connection = self._open(wait)
             self._timeout = wait
         if wait != self._timeout:
@@ -119,7 +119,7 @@ class Store:
         return self._connection
 
     def check(self, wait: float) -> None:
-        """Find out whether the file can be written to, or made; it is not made now.
+        """Check whether the file can be written to or created, without creating it.
 
         Raises:
             BrokerError
@@ -134,10 +134,10 @@ class Store:
 
     @contextmanager
     def writing(self, doing: str, wait: float | None = None) -> Iterator[sqlite3.Connection]:
-        """A transaction that holds the write lock from its first moment, and leaves nothing behind if it fails.
+        """Run a transaction that holds the write lock from its start and is rolled back if it fails.
 
         Raises:
-            BrokerError: Ambiguous only where the disk failed during the commit.
+            BrokerError: Ambiguous only if the disk failed during the commit.
         """
         connection = self.connection(wait)
         with TABLE.while_doing(doing):
@@ -152,7 +152,7 @@ class Store:
         try:
             connection.execute("COMMIT")
         except ERRORS as error:
-            undone = connection.in_transaction  # then nothing was committed, and that is certain
+            undone = connection.in_transaction  # if so, nothing was committed for certain
             self._rollback(connection)
             raise (TABLE.error if undone else commit_error)(error, doing) from error
         if self._identity() != self._opened:
@@ -161,7 +161,7 @@ class Store:
             raise Fatal(f"sqlite: {doing}: {text}", code=Code.CORRUPT)
 
     def _identity(self) -> tuple[int, int] | None:
-        """Which file lies at the path, or None: one that was removed, but is open, goes on taking what it is given."""
+        """Return which file is at the path, or None. A file that was removed while open still accepts writes."""
         try:
             found = self.path.stat()
         except OSError:
@@ -169,7 +169,7 @@ class Store:
         return found.st_dev, found.st_ino
 
     def draining(self, doing: str, work: Callable[[sqlite3.Connection], T]) -> T:
-        """What `work` returns, done within `writing`; on a full disk once more, after the reserve was given up.
+        """Run `work` within `writing` and return its result. On a full disk delete the reserve and run it once more.
 
         Raises:
             BrokerError: as `writing`.
@@ -184,20 +184,20 @@ class Store:
             return work(connection)
 
     def keep_reserve(self, doing: str) -> None:
-        """Take the room that draining needs, before more is stored.
+        """Reserve the space that draining needs, before more is stored.
 
         Raises:
-            BrokerError: there is no room for it.
+            BrokerError: the disk is full.
         """
         try:
             if not self.path.parent.is_dir():
-                return  # opening says what is wrong
+                return  # opening the file reports the error
             self._reserve.keep(size_of(self.path) + size_of(self._log))
         except OSError as error:
             raise reserve_error(error, doing) from error
 
     def drain(self, doing: str) -> bool:
-        """After a failure for want of room: give up the reserve, empty the write-ahead log; whether that was done."""
+        """On a full disk delete the reserve and empty the write-ahead log; return whether that was done."""
         if not self._reserve.give_up():
             return False
         with TABLE.while_doing(doing):
@@ -205,7 +205,7 @@ class Store:
         return True
 
     def number(self, queue: str, *, create: bool | None = None) -> int | None:
-        """The number of a queue's tables; None where there is none. Inside `writing` where it may be made."""
+        """Return the number of a queue's tables; None if the queue is missing. Creating it needs `writing`."""
         if queue in self._numbers:
             return self._numbers[queue]
         connection = self.connection()
@@ -217,15 +217,15 @@ class Store:
             number = int(cursor.lastrowid or 0)
             for statement in queue_schema(number).values():
                 connection.execute(statement)
-            return number  # not remembered yet: the transaction may still be rolled back
+            return number  # not cached yet: the transaction may still be rolled back
         self._numbers[queue] = int(row[0])
         return self._numbers[queue]
 
     def existing(self, address: Address, doing: str) -> int | None:
-        """The number of a queue that is read; None where of it and its dead letter place only the other is made yet.
+        """Return the number of a queue to read; None if so far only its dead letter queue, or only its source, exists.
 
         Raises:
-            Fatal: there is no such file, or no such queue in it: a mistyped name must not look like an empty queue.
+            Fatal: the file, or the queue in it, does not exist. A mistyped name must not look like an empty queue.
         """
         if not self.exists:
             raise Fatal(f"sqlite: {doing}: there is no such file; {_advice(address)}", code=Code.NO_SUCH_DESTINATION)
@@ -250,14 +250,14 @@ class Store:
         self._connection = None
 
     def _rollback(self, connection: sqlite3.Connection) -> None:
-        self._numbers.clear()  # a queue made in it is gone
+        self._numbers.clear()  # a queue created in the transaction is gone
         if connection.in_transaction:
             try:
                 connection.execute("ROLLBACK")
             except ERRORS:
                 self.close()
         else:
-            self.close()  # SQLite itself gave the transaction up: start afresh
+            self.close()  # SQLite itself rolled the transaction back: reconnect
 
     def _open(self, wait: float) -> sqlite3.Connection:
         self._numbers.clear()
@@ -265,11 +265,11 @@ class Store:
         self._refuse_path(doing)
         name = f"file:{quote(str(self.path.absolute()))}"
         try:
-            make_private(self.path)  # SQLite gives the files beside it the same mode
-        except OSError as error:  # any other one SQLite meets too, and says it in its own words
+            make_private(self.path)  # SQLite gives its files beside this one the same mode
+        except OSError as error:  # SQLite meets every other error too, and reports it itself
             if error.errno == errno.ELOOP:
                 raise TABLE.error(error, doing) from error
-        self._opened = self._identity()  # before: one that is replaced from now on is noticed
+        self._opened = self._identity()  # set first: a later replacement of the file is noticed
         with TABLE.while_doing(doing):
             connection = sqlite3.connect(
                 name, uri=True, timeout=wait, isolation_level=None, check_same_thread=False, cached_statements=32
@@ -283,7 +283,7 @@ class Store:
         return connection
 
     def _refuse_path(self, doing: str) -> None:
-        """Refuse a path that can hold no file of ours. Raises Fatal."""
+        """Refuse a path that cannot be a file of ours. Raises Fatal."""
         with TABLE.while_doing(doing):
             in_folder, is_folder = self.path.parent.is_dir(), self.path.is_dir()
         if not in_folder:
@@ -323,9 +323,9 @@ class Store:
 
     @staticmethod
     def _add_identities(connection: sqlite3.Connection) -> None:
-        """Bring a file of the version before up to date: its messages stay recognised by their ids."""
+        """Migrate a file of the previous version: its messages are still recognised by their ids."""
         with _transaction(connection):
-            if connection.execute("PRAGMA user_version").fetchone()[0] == WITHOUT_IDENTITY:  # nobody else was faster
+            if connection.execute("PRAGMA user_version").fetchone()[0] == WITHOUT_IDENTITY:  # no other was faster
                 for (number,) in connection.execute("SELECT number FROM queue").fetchall():
                     index = f"message_{number}_identity"
                     connection.execute(f"ALTER TABLE message_{number} ADD COLUMN identity TEXT")
@@ -337,7 +337,7 @@ class Store:
     def _create(connection: sqlite3.Connection, doing: str) -> None:
         connection.execute(f"PRAGMA page_size = {_PAGE_SIZE}")
         with _transaction(connection):
-            if connection.execute("PRAGMA user_version").fetchone()[0] == 0:  # nobody else was faster
+            if connection.execute("PRAGMA user_version").fetchone()[0] == 0:  # no other process was faster
                 if connection.execute("SELECT 1 FROM sqlite_master").fetchone() is not None:
                     _refuse_foreign(doing)
                 connection.execute(FILE_SCHEMA)
@@ -347,7 +347,7 @@ class Store:
 
 @contextmanager
 def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """A transaction that makes or changes the schema. SQLite's own errors are left to whoever opens the file."""
+    """Run a transaction that creates or changes the schema. It does not map SQLite's own errors."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield

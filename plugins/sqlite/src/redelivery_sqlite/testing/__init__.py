@@ -1,6 +1,6 @@
-"""How this broker is had for a test: a file in a scratch folder. It needs the extra `testing`.
+"""The test harness: a file in a scratch folder. It needs the extra `testing`.
 
-What is stored is read here with sqlite3 alone, not with the plugin's code.
+It reads the stored messages with sqlite3 alone, without the plugin's code.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from redelivery_conformance.harness import CannotShow, Harness, Outage, Place, R
 
 
 class SqlitePlace(Place):
-    """A queue of its own in a file of its own."""
+    """One new queue in a new file."""
 
-    # The reserve would be 16 MiB a test, and another process's lock is waited for as long as the option says.
+    # The reserve would take 16 MiB per test, and the option sets how long to wait for another process's lock.
     options: Mapping[str, str] = {"sqlite.reserve": "0", "sqlite.busy_timeout": "1"}
 
     def __init__(self, path: Path, queue: str) -> None:
@@ -54,7 +54,7 @@ class SqlitePlace(Place):
 
     @contextmanager
     def outage(self, kind: Outage = "refused") -> Iterator[None]:
-        """Another process holds the write lock."""
+        """Hold the write lock from another connection."""
         if kind != "refused":
             raise CannotShow(f"an outage, {kind}: a file has no connections")
         with closing(sqlite3.connect(self.path, isolation_level=None)) as other:
@@ -76,7 +76,7 @@ class SqlitePlace(Place):
         return {"sqlite.message_ttl": str(seconds)}
 
     def limiting(self, deliveries: int) -> Mapping[str, str]:
-        with closing(sqlite3.connect(self.path)) as connection:  # what provisioning set counts, not the option
+        with closing(sqlite3.connect(self.path)) as connection:  # the limit set by provisioning counts, not the option
             connection.execute("UPDATE queue SET max_deliveries = NULL WHERE name = ?", (self.queue,))
             connection.commit()
         return {"sqlite.max_deliveries": str(deliveries)}
@@ -102,7 +102,7 @@ class SqlitePlace(Place):
 
 
 class SqliteRuntime(Runtime):
-    """Files in one folder, or queues beside the one that a URL names."""
+    """Files in one folder, or queues beside the queue of a URL."""
 
     cannot_show = ("power loss: no test cuts it", "several hosts: a file is one host's")
 
@@ -119,7 +119,7 @@ class SqliteRuntime(Runtime):
 
 
 class SqliteHarness(Harness):
-    """The embedded broker itself: it is no stand-in."""
+    """The real embedded broker, not a stand-in."""
 
     name = "sqlite"
 
