@@ -141,8 +141,10 @@ class Subject:
         """Collect until each sent batch is settled: exactly once, by the deadline, and no other batch."""
         while len(settled) < len(batches):
             left = deadline - time.monotonic()
-            assert left > -GRACE, f"{len(batches) - len(settled)} of {len(batches)} batches unsettled at the deadline"
             self.look(sender, settled, *batches, wait=max(0.0, min(left, 0.1)))
+            # Of a look that began in time, a busy machine may make a long one: only one that began late has to tell.
+            late = left < -GRACE and len(settled) < len(batches)
+            assert not late, f"{len(batches) - len(settled)} of {len(batches)} batches unsettled at the deadline"
         return settled
 
     def send(self, *messages: Message, isolate: bool = False, sender: Sender | None = None) -> Settled:

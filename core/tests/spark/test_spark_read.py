@@ -269,7 +269,7 @@ def test_a_row_of_every_type_comes_back_as_it_was(spark, shelf):
 
 def test_the_condition_in_the_readme_finds_what_was_too_large(spark, shelf, undeliverable):
     readme = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
-    (condition,) = re.findall(r'letters\.where\("(.*?)"\)\.withColumn', readme)
+    (condition,) = re.findall(r'letters\.where\("(_error\.code .*?)"\)', readme)
     assert undeliverable.where(condition).count() == 0
     deliver(spark.sql("SELECT 'large' AS value"), shelf.url(), deadLetterSink="native")
     assert [row["value"] for row in undeliverable.where(condition).collect()] == [b"large"]

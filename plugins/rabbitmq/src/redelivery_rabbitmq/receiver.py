@@ -241,7 +241,7 @@ def _copied(received: Received) -> tuple[bytes, BasicProperties]:
 
 def _small_context(outcome: Terminate) -> dict[str, str | bytes | None]:
     """Return headers with no more than the reason."""
-    context = ErrorContext(reason=outcome.description or outcome.reason, kind=outcome.reason.lower())
+    context = ErrorContext(reason=outcome.description or outcome.reason, kind="terminated")
     empty = Message(value=None)
     return _added_headers(empty, attach(empty, context, dialect="json", limits=_SMALL_CONTEXT, prefix=None))
 

@@ -44,14 +44,16 @@ class LetterProducer:
         try:
             self._partitions = self._partitions or self._sender.partitions(deadline=deadline)
             rows = [self._row(*each) for each in letters.values()]
-            self._sender.send(Batch.of(rows, number=next(self._numbers)), deadline=deadline)
-            while not (settled := self._sender.collect(1.0)):
-                pass
+            number = next(self._numbers)
+            self._sender.send(Batch.of(rows, number=number), deadline=deadline)
+            settled = None
+            while settled is None:  # a call that was interrupted may have left another batch
+                settled = next((each for each in self._sender.collect(1.0) if each.batch == number), None)
         except BrokerError as error:
             failed = dict.fromkeys(letters, error)
         else:
             places = list(letters)
-            failed = {places[each.index]: _of_letter(each.error) for each in settled[0].failures}
+            failed = {places[each.index]: _of_letter(each.error) for each in settled.failures}
         if failed:
             self._partitions = 0  # the topic may have changed
         return failed
