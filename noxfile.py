@@ -1,13 +1,13 @@
 """Every task a contributor runs, as nox sessions; `nox --list` names them.
 
-Run as a script it needs nothing but Python 3.11 or later: it puts nox and uv into `.nox/tools` and runs the sessions
+As a script this file needs only Python 3.11 or later. It installs nox and uv into `.nox/tools` and runs the sessions
 named on its command line, or the default ones::
 
     python3 noxfile.py demo
     python3 noxfile.py
-    python3 noxfile.py plugin -- sqlite      # whatever follows `--` is the session's own
+    python3 noxfile.py plugin -- sqlite      # arguments after `--` go to the session
 
-Sessions install what `constraints.txt` pins, into environments in `.nox` that the next run finds ready.
+Sessions install the versions in `constraints.txt` into environments in `.nox`, which later runs reuse.
 """
 
 import concurrent.futures
@@ -27,12 +27,12 @@ ROOT = Path(__file__).resolve().parent
 CONSTRAINTS = ROOT / "constraints.txt"
 
 
-# --- as a script: only the standard library is there ---------------------------------------------------------------
+# --- as a script: standard library only ----------------------------------------------------------------------------
 
 
 def bootstrap(arguments: list[str]) -> int:
-    """Run nox in an environment of its own, made where it is missing; `nox -s` may be left out."""
-    if sys.version_info < (3, 11):  # noqa: UP036 - whoever runs this has not read pyproject.toml
+    """Run nox in its own environment, which is created if missing; `nox -s` may be left out."""
+    if sys.version_info < (3, 11):  # noqa: UP036 - a script does not read pyproject.toml
         return _refuse(f"this is Python {sys.version.split()[0]}; redelivery needs 3.11 or later")
     tools = ROOT / ".nox" / "tools"
     python = tools / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
@@ -52,19 +52,19 @@ def bootstrap(arguments: list[str]) -> int:
 
 
 def _make_tools(tools: Path, python: Path) -> str:
-    """Make the environment anew; returns what is wrong with this machine, or nothing."""
+    """Recreate the environment; return what is wrong with this machine, or an empty text."""
     has_pip, has_ensurepip = (importlib.util.find_spec(name) is not None for name in ("pip", "ensurepip"))
     if importlib.util.find_spec("venv") is None or not (has_pip or has_ensurepip):
         return (
             f"{sys.executable} has neither pip nor ensurepip. Install what your system leaves out of Python "
             "(Debian, Ubuntu: apt install python3-venv) and run this again"
         )
-    # An environment's own pip works with every pip; `pip --python` serves a Python whose ensurepip was left out.
+    # The environment's own pip always works; `pip --python` is for a Python without ensurepip.
     shutil.rmtree(tools, ignore_errors=True)
     without = [] if has_ensurepip else ["--without-pip"]
     pip = [str(python), "-m", "pip"] if has_ensurepip else [sys.executable, "-m", "pip", "--python", str(python)]
     install = [*pip, "install", "--quiet", "--disable-pip-version-check"]
-    # pip takes no hashes from constraints: it installs uv alone by its hashes, and uv the rest by theirs.
+    # pip does not read hashes from constraints: it installs uv alone with hashes, and uv installs the rest with hashes.
     nox = [str(python), "-m", "uv", "pip", "install", "--quiet", "--constraint", str(CONSTRAINTS), "nox"]
     if _pip_has_its_own_index(python):
         nox = [*install, "--constraint", str(pinned("plain")), "nox"]
@@ -79,7 +79,7 @@ def _make_tools(tools: Path, python: Path) -> str:
 
 
 def _pip_has_its_own_index(python: Path) -> bool:
-    """Whether pip is told of another package index and uv, which does not read pip's settings, is not."""
+    """Return whether only pip is configured for another package index: uv does not read pip's settings."""
     if any(name.startswith("UV_") and "INDEX" in name for name in os.environ):
         return False
     if importlib.util.find_spec("pip") is not None:
@@ -90,12 +90,12 @@ def _pip_has_its_own_index(python: Path) -> bool:
 
 
 def pinned(name: str, *, only: str | None = None, built: str | None = None) -> Path:
-    """A part of `constraints.txt`, written into `.nox`: without hashes ("plain"), or with them.
+    """Write a part of `constraints.txt` into `.nox`, without hashes ("plain") or with them; return its path.
 
     Args:
-        name: of the file.
-        only: this package alone.
-        built: this package without hashes: it was built here, of the source whose hash was checked.
+        name: part of the file's name.
+        only: write this package alone.
+        built: write this package without hashes: it was built here from a source whose hash was checked.
     """
     entries = re.split(r"\n(?=[A-Za-z0-9])", CONSTRAINTS.read_text(encoding="utf-8").strip())
     kept = []
@@ -120,23 +120,23 @@ if __name__ == "__main__":
 
 # --- the sessions --------------------------------------------------------------------------------------------------
 
-import nox  # noqa: E402 - what runs as a script has no nox yet
+import nox  # noqa: E402 - a script has no nox yet
 
 nox.needs_version = ">=2025.2.9"
 nox.options.default_venv_backend = os.environ.get("NOX_DEFAULT_VENV_BACKEND", "uv|virtualenv")
 nox.options.reuse_venv = "yes"
 nox.options.sessions = ["lint", "types", "tests", "seeds", "stranger"]
 
-#: A plugin that is not ours: outside the workspace, as its author would have it.
+#: A third-party plugin, outside the workspace like that of any other author.
 STRANGER = "examples/third_party_plugin"
-#: The same plugin, written without the kit: it shows that a plugin does not need it.
+#: The same plugin without the kit: it shows that a plugin does not need the kit.
 WITHOUT_KIT = "examples/plugin_without_kit"
 #: Another plugin that is not ours, on a server.
 NETWORK = "examples/network_plugin"
 PLUGINS = sorted(path.parent.name for path in ROOT.glob("plugins/*/pyproject.toml"))
-#: Plugins with a server of ours that stands in for their broker in tests: a distribution in the plugin's folder.
+#: Plugins with our own stand-in for their broker in tests: a distribution in the plugin's folder.
 STANDINS = [name for name in PLUGINS if (ROOT / "plugins" / name / "standin").is_dir()]
-#: What is shipped to users.
+#: The code that is shipped to users.
 SOURCES = [
     "core/src",
     *(f"plugins/{name}/src" for name in PLUGINS),
@@ -151,25 +151,25 @@ DISTRIBUTIONS = [
     *(f"plugins/{name}/standin/pyproject.toml" for name in STANDINS),
 ]
 GROUPS = nox.project.load_toml("pyproject.toml")
-#: Spark comes as half a gigabyte of source. Not every index lets an installer keep what it built, so it is built here.
+#: Spark's source is half a gigabyte. With some indexes an installer cannot cache its build, so it is built here.
 WHEELS = ROOT / ".nox" / "wheels"
-#: Which tests passed: a folder for each session that runs them, made anew by each run. `seeds` reads them.
+#: The passed tests: one folder per session, recreated by each run. `seeds` reads them.
 PASSED = ROOT / ".nox" / "passed"
-#: Without deadlines for single examples, which say how busy a machine is.
+#: Without deadlines for single examples, which would only measure how busy the machine is.
 PYTEST = ["pytest", "--hypothesis-profile=ci", "--durations=15", "--durations-min=1"]
 NO_SPARK = ["-m", "not spark"]
-#: Where brokers are said to be there, as in the continuous integration, one that is missing is a failure.
+#: If brokers are required, as in continuous integration, a missing one is a failure.
 REQUIRED = ["--require-brokers"] if os.environ.get("REDELIVERY_REQUIRE_BROKERS") else []
-#: Test processes that run at a time. Most of a broker's tests is waiting, so they are more than processors.
+#: Test processes at a time. A broker's tests mostly wait, so there are more processes than processors.
 SLOTS = 5
-#: How many processes share each suite of a broker whose tests wait longest: each has a broker of its own.
+#: How many processes share the suite of a broker whose tests wait longest. Each process has its own broker.
 PARTS = {"kafka": 3, "servicebus": 3, "sqs": 3, "rabbitmq": 2}
-#: What the default run takes though newer versions are here, as the newest does not pass yet (docs/decisions/0034).
+#: Versions for the default run instead of newer ones, because the newest does not pass yet (docs/decisions/0034).
 HELD_BACK = {"rabbitmq": "3.10"}
 
 
 def install(session: nox.Session, *what: str, groups: tuple[str, ...] = ()) -> None:
-    """Install packages and dependency groups as `constraints.txt` pins them."""
+    """Install packages and dependency groups in the versions of `constraints.txt`."""
     wanted = nox.project.dependency_groups(GROUPS, *groups) if groups else ()
     by_uv = getattr(session.virtualenv, "venv_backend", "") == "uv"
     pins = ["--constraint", str(pinned("session", built="pyspark") if by_uv else pinned("plain"))]
@@ -180,12 +180,12 @@ def install(session: nox.Session, *what: str, groups: tuple[str, ...] = ()) -> N
             source = ["--requirement", str(pinned("spark", only="pyspark"))]  # by its hash
             session.run("python", "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(WHEELS), *source)
         pins += ["--find-links", str(WHEELS)]
-    # Without this uv takes what is named here as not editable from the workspace, editable.
+    # Without this uv installs the workspace's packages as editable, even if they are named here as not editable.
     session.install(*pins, *what, *wanted, env={"UV_NO_SOURCES": "1"})
 
 
 def install_project(session: nox.Session, *groups: str) -> None:
-    """Install every distribution of the workspace, editable, and what Spark needs; once for what they declare now."""
+    """Install every distribution of the workspace as editable, and Spark's needs; again if a declaration changes."""
     declared = [
         CONSTRAINTS,
         ROOT / "pyproject.toml",
@@ -208,10 +208,10 @@ class Run:
     """One process of tests.
 
     Attributes:
-        passed: folder in `PASSED` for its account; `seeds` asks for `unit` and `conformance`.
-        command: what is run.
-        variables: of its environment.
-        computes: it starts Spark.
+        passed: folder in `PASSED` for its results; `seeds` reads `unit` and `conformance`.
+        command: the command line.
+        variables: environment variables.
+        computes: whether it starts Spark.
     """
 
     passed: str
@@ -221,7 +221,7 @@ class Run:
 
 
 def side_by_side(session: nox.Session, runs: list[Run], *, slots: int = SLOTS) -> None:
-    """Run processes some at a time, in this order; print what each says when it ends. None is repeated."""
+    """Run processes in this order, several at a time; print the output of each when it ends. None is repeated."""
     environment = {**os.environ, **{name: value for name, value in session.env.items() if value is not None}}
     environment["PATH"] = os.pathsep.join([*(session.bin_paths or []), environment.get("PATH", os.defpath)])
     numbers, began = itertools.count(1), time.monotonic()
@@ -231,7 +231,7 @@ def side_by_side(session: nox.Session, runs: list[Run], *, slots: int = SLOTS) -
     def run(each: Run) -> bool:
         number, started = next(numbers), time.monotonic()
         command = [*each.command]
-        if command[0] == "pytest":  # a cache of their own: they would write one file at the same time
+        if command[0] == "pytest":  # separate caches: they would write to one file at the same time
             cache = session.cache_dir / f"{session.name}-{number}"
             command += [f"--junit-xml={PASSED / each.passed / f'{number}.xml'}", "-o", f"cache_dir={cache}"]
         done = subprocess.run(
@@ -253,7 +253,7 @@ def side_by_side(session: nox.Session, runs: list[Run], *, slots: int = SLOTS) -
 
 
 def provide_spark(session: nox.Session) -> None:
-    """See to Spark's Python and Java."""
+    """Provide Python and Java for Spark."""
     python = shutil.which("python", path=session.bin)
     session.env["PYSPARK_PYTHON"] = session.env["PYSPARK_DRIVER_PYTHON"] = python
     find = "from redelivery.spark.java import ensure_java; print(ensure_java())"
@@ -270,7 +270,7 @@ def lint(session: nox.Session) -> None:
     install(session, groups=("lint",))
     session.run("ruff", "check", *session.posargs, ".")
     session.run("ruff", "format", *([] if "--fix" in session.posargs else ["--check"]), ".")
-    # From medium severity on: what is below, ruff's own rules S judge line by line.
+    # From medium severity on: ruff's rules S cover lower severities line by line.
     session.run(
         "bandit",
         "--quiet",
@@ -300,7 +300,7 @@ def quick(session: nox.Session) -> None:
     chosen = session.run("python", ".ci/changed.py", *session.posargs, silent=True, log=False).split()
     session.log(f"tests: {' '.join(chosen)}")
     path = {"PYTHONPATH": os.pathsep.join(["conformance_tests/src", *SOURCES])}
-    nowhere = {"DOCKER_HOST": "unix:///none"}  # whatever needs a container is skipped
+    nowhere = {"DOCKER_HOST": "unix:///none"}  # tests that need a container are skipped
     checks = [["ruff", "check", "."], ["ruff", "format", "--check", "."], ["lint-imports"]]
     runs = [Run("quick", [*PYTEST, "--maxfail=5", "-m", "not spark", "--broker-kind=embedded", *chosen], nowhere)]
     runs += [Run("quick", ["mypy", *_typed()]), *(Run("quick", each, path) for each in checks)]
@@ -312,7 +312,7 @@ def tests(session: nox.Session) -> None:
     """All of `unit` and `conformance`, in one go."""
     install_project(session, "test")
     runs = [*_conformance(session), *_unit()]
-    # The longest first. Spark computes, brokers are waited for: one Spark beside them, as far as that goes.
+    # The longest first. Spark computes and brokers wait, so one Spark runs beside brokers if possible.
     waiting = [each for each in runs if not each.computes]
     waiting.sort(key=lambda each: not any(f"plugins/{name}/" in " ".join(each.command) for name in PARTS))
     for at, each in enumerate(each for each in runs if each.computes):
@@ -417,7 +417,7 @@ def stranger(session: nox.Session) -> None:
 
 @nox.session
 def constraints(session: nox.Session) -> None:
-    """Pin anew what every session installs. `-- --upgrade` takes the newest."""
+    """Pin the versions that every session installs again. `-- --upgrade` takes the newest."""
     command = ["uv", "pip", "compile", "--quiet", "--universal", "--python-version", "3.11", "--all-extras"]
     command += ["--generate-hashes"]
     command += ["--no-header", "--no-annotate", "--no-emit-index-url", "--no-emit-find-links"]
@@ -445,7 +445,7 @@ def _unit() -> list[Run]:
     """The longest first."""
     own = [*PYTEST, *NO_SPARK, *REQUIRED, "--ignore-glob=*_conformance.py"]
     spark = "core/tests/spark"
-    # Those with their own Sparks.
+    # Tests that start their own Spark.
     apart = [f"{spark}/test_spark_{name}.py" for name in ("stream_killed", "connect", "cluster")]
     commands = [[*own, spark, *(f"--ignore={path}" for path in apart)], [*own, *apart]]
     runs = [Run("unit", each, _newest(), computes=True) for each in commands]
@@ -457,11 +457,11 @@ def _unit() -> list[Run]:
 def _conformance(session: nox.Session) -> list[Run]:
     """The longest first."""
     rest = session.posargs
-    # Spark takes half a minute to start, so all that needs it is in one process.
+    # Spark takes half a minute to start, so all tests that need it share one process.
     tests = [*(f"plugins/{name}/tests" for name in PLUGINS), "conformance_tests/tests"]
     spark = Run("conformance", [*_suite(), "-m", "spark", *tests, *rest], _newest(), computes=True)
     commands = [[*_suite(), *NO_SPARK, "conformance_tests/tests", *rest]]
-    # A plugin's own module has all that it is tested as: kinds of queues, besides kinds of runtime.
+    # A plugin's own module has all its variants under test: kinds of queues, and kinds of runtime.
     for name in sorted(PLUGINS, key=lambda name: -PARTS.get(name, 0)):
         parts = [f"--broker-part={number + 1}/{PARTS[name]}" for number in range(PARTS.get(name, 0))]
         commands += [[*_suite(), *NO_SPARK, part, _module(name), *rest] for part in parts or ["--broker-part=1/1"]]
@@ -481,12 +481,12 @@ def _image(name: str) -> str:
 
 
 def _versions(name: str) -> list[str]:
-    """Images of a broker that are here, oldest first."""
+    """Return the images of a broker on this machine, oldest first."""
     return os.environ.get(f"{_image(name)}S", "").split()
 
 
 def _newest() -> dict[str, str]:
-    """The image that the default run takes of each broker with several: the newest, or what is held back."""
+    """Return the default run's image of each broker with several: the newest, or the one that is held back."""
     found = {}
     for name in PLUGINS:
         held = [each for each in _versions(name) if each.rpartition(":")[2] == HELD_BACK.get(name)]

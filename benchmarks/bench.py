@@ -29,10 +29,10 @@ class Way:
     """One way to write a DataFrame.
 
     Attributes:
-        name: as the table shows it.
+        name: name in the table.
         write: writes a DataFrame to a fresh target in the given folder.
-        count: rows that are then stored there, counted without our code; None where nothing is stored.
-        to: name of the way that its ratio is to.
+        count: counts the rows stored there, without our code; None if nothing is stored.
+        to: name of the way that its ratio refers to.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Way:
 
 
 class Ways(Protocol):
-    """What a module `ways_<broker>` holds; MEMORY (few rows, many) and `target` where memory is measured."""
+    """The interface of a module `ways_<broker>`; MEMORY (few rows, many) and `target` only if memory is measured."""
 
     ROWS: int
     MEMORY: tuple[int, int]
@@ -87,7 +87,7 @@ def main() -> int:
 
 
 def through_spark(module: Ways, count: int, repeat: int) -> list[Result]:
-    """Rows/s of every way: medians of `repeat` runs in turns, after a warm-up each."""
+    """Measure rows/s of every way: medians of `repeat` runs in turns, after one warm-up each."""
     times: dict[str, list[float]] = {}
     config = module.config() if hasattr(module, "config") else None
     with contextlib.closing(_Session(local_session("bench", master="local[2]", config=config))) as session:
@@ -118,7 +118,7 @@ class _Session:
 
 
 def run(broker: str, *args: str) -> dict[str, float]:
-    """What `inprocess.py` finds, in its own process."""
+    """Run `inprocess.py` in its own process and return its result."""
     command = [sys.executable, str(HERE / "inprocess.py"), broker, *args]
     out = subprocess.run(command, check=True, capture_output=True, text=True)  # noqa: S603 - our own file
     found: dict[str, float] = json.loads(out.stdout)
@@ -126,7 +126,7 @@ def run(broker: str, *args: str) -> dict[str, float]:
 
 
 def in_process(broker: str) -> list[Result]:
-    """The engine's part, and receiving."""
+    """Measure the engine's share, and receiving."""
     each = run(broker, "overhead")
     plugin = Result("plugin alone, no Spark", int(each["rows"]), round(each["plugin"]), 1.0, "plugin alone, no Spark")
     engine = Result(
@@ -146,7 +146,7 @@ def in_process(broker: str) -> list[Result]:
 
 
 def memory(broker: str, module: Ways) -> list[Result]:
-    """How the peak memory of a process that sends grows between a few rows and many; a broker's count is verified."""
+    """Measure how a sending process's peak memory grows from few to many rows; verify the broker's count."""
     found = []
     for rows in module.MEMORY:
         with tempfile.TemporaryDirectory() as folder:
@@ -163,7 +163,7 @@ def memory(broker: str, module: Ways) -> list[Result]:
 
 
 def outage(broker: str, rows: int, seconds: float) -> list[Result]:
-    """The peak memory of a task whose destination is a black hole for so long, beside that of one whose is not."""
+    """Compare the peak memory of a task in an outage of this length with that of a task without an outage."""
     without, within = (run(broker, "outage", str(rows), str(each)) for each in (0.0, seconds))
     grown = (within["peak"] - without["peak"]) / 2**20
     name = f"memory in an outage of {seconds:g} s: {within['peak'] / 2**20:.0f} MiB, which is {grown:.0f} more"

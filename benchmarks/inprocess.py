@@ -1,8 +1,8 @@
-"""Without Spark, in its own process.
+"""Measurements without Spark, in their own process.
 
 `inprocess.py BROKER overhead | memory ROWS [URL] | outage ROWS SECONDS [RECORDS] | receive`
 
-Prints one JSON object. The rows are made beforehand as Arrow batches, as Spark would hand them over.
+Prints one JSON object. The rows are prepared as Arrow batches, as Spark would pass them.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ VALUE = 300
 
 
 def url(broker: str, folder: str) -> str:
-    """A fresh destination."""
+    """Return a fresh destination."""
     if broker == "null":
-        import null_plugin  # noqa: PLC0415 - only where it is asked for
+        import null_plugin  # noqa: PLC0415 - only if it is measured
 
         null_plugin.install(Path(folder))
         return "null:"
@@ -41,14 +41,14 @@ def url(broker: str, folder: str) -> str:
 
 
 def batches(rows: int, tag: str) -> Iterator[Batch]:
-    """Batches over Arrow columns, as the Spark writer makes them; every id is new."""
+    """Make batches over Arrow columns, as the Spark writer does, with new ids."""
     for first in range(0, rows, BATCH):
         value = pa.array([b"%0*d" % (VALUE, n) for n in range(first, first + BATCH)], pa.binary())
         yield batch_of(value, [f"{tag}-{n}" for n in range(first, first + BATCH)])
 
 
 def batch_of(value: Any, ids: list[str]) -> Batch:
-    """One batch; its columns are loaded when the plugin asks."""
+    """Make one batch; its columns are loaded when the plugin reads them."""
     return Batch(
         number=1,
         length=len(value),
@@ -59,7 +59,7 @@ def batch_of(value: Any, ids: list[str]) -> Batch:
 
 
 def plugin_alone(target: str, made: list[Batch]) -> float:
-    """Seconds that the plugin takes by itself: send, collect, one batch after the other."""
+    """Return the seconds that the plugin takes alone to send and collect one batch after the other."""
     with registry.connect(target) as broker, broker.sender() as sender:
         began = time.perf_counter()
         for batch in made:
@@ -70,7 +70,7 @@ def plugin_alone(target: str, made: list[Batch]) -> float:
 
 
 def through_engine(target: str, made: list[Batch]) -> float:
-    """Seconds that the same batches take through the engine."""
+    """Return the seconds that the same batches take through the engine."""
     with Delivery.open(target, DeliverySpec(), origin=Origin(run="bench")) as delivery:
         began = time.perf_counter()
         for batch in made:
@@ -80,7 +80,7 @@ def through_engine(target: str, made: list[Batch]) -> float:
 
 
 def overhead(broker: str) -> dict[str, float]:
-    """The engine's part: medians of interleaved runs on the same batches."""
+    """Measure the engine's share: medians of interleaved runs on the same batches."""
     rows = 200_000
     alone: list[float] = []
     engine: list[float] = []
@@ -96,7 +96,7 @@ def overhead(broker: str) -> dict[str, float]:
 
 
 def memory(broker: str, rows: int, target: str | None = None) -> dict[str, float]:
-    """Peak resident bytes of a process that sends `rows` rows, to this URL or a fresh destination."""
+    """Return the peak resident bytes of a process that sends `rows` rows to this URL or a fresh destination."""
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
         with Delivery.open(target or url(broker, folder), DeliverySpec(), origin=Origin(run="bench")) as delivery:
@@ -112,13 +112,13 @@ def memory(broker: str, rows: int, target: str | None = None) -> dict[str, float
 
 
 def outage(broker: str, rows: int, seconds: float, records: int | None = None) -> dict[str, float]:
-    """Peak resident bytes of a process whose destination is a black hole at first; then all rows are delivered.
+    """Return the peak resident bytes of a process whose destination is a black hole before it accepts all rows.
 
     Args:
         broker: "null".
-        rows: how many are sent.
-        seconds: how long the black hole lasts.
-        records: how many rows the task may hold; None: as many as by default.
+        rows: number of rows.
+        seconds: duration of the black hole.
+        records: maximum number of rows that the task holds; None: the default.
     """
     spec = DeliverySpec(
         retry=10, timeout=timedelta(seconds=2), backoff_policy="linear", backoff_delay=timedelta(seconds=0.5)
@@ -139,7 +139,7 @@ def outage(broker: str, rows: int, seconds: float, records: int | None = None) -
 
 
 def receive(broker: str) -> dict[str, float]:
-    """Messages/s through a subscription, against the same leases taken and ended by hand, 100 at a time."""
+    """Compare messages/s of a subscription with those of hand-written code that leases and settles 100 at a time."""
     rows = 30_000
     hand_times: list[float] = []
     our_times: list[float] = []
@@ -161,12 +161,12 @@ def receive(broker: str) -> dict[str, float]:
 
 
 def subscribed(target: str, seen: list[bytes | None]) -> None:
-    """Ours: one handler, its outcomes settled together as they come."""
+    """Our subscription with one handler; it settles available outcomes together."""
     Subscription(target, lambda message: seen.append(message.value)).run(until_empty=True)
 
 
 def by_hand(target: str, seen: list[bytes | None]) -> None:
-    """What people write: lease some, handle each, end all leases; no retry, no account, no lease kept alive."""
+    """A typical hand-written loop: lease some, handle each, settle all; no retries, accounts or lease extension."""
     with registry.connect(target) as broker, broker.receiver() as receiver:
         while leased := receiver.receive(100, wait=0.5):
             seen.extend(received.message.value for received in leased)

@@ -1,6 +1,6 @@
-"""A plugin that does nothing: what is left is the framework and the engine. Installed for one run by `install`.
+"""A plugin that does nothing, to measure the framework and the engine. `install` installs it for one run.
 
-`null:?dead=SECONDS` is a black hole for so long: it takes each batch, and tells nothing of it until its deadline.
+`null:?dead=SECONDS` is a black hole for this time: it accepts each batch and reports nothing until the deadline.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from redelivery.errors import Ambiguous
 
 
 class NullSender(Sender):
-    """Settles at once and never looks at a row; but what is sent before `back` fails at its deadline."""
+    """Settles at once and never reads a row. Batches that are sent before `back` fail at their deadline."""
 
     def __init__(self, back: float = 0.0) -> None:
         self._back = back
@@ -41,7 +41,7 @@ class NullSender(Sender):
         return done
 
     def _tell(self) -> None:
-        """Each row with its own error, as clients do."""
+        """Report each row with its own error, as clients do."""
         while self._lost and self._lost[0][0] <= time.monotonic():
             _, batch = self._lost.pop(0)
             failures = [
@@ -54,7 +54,7 @@ class NullSender(Sender):
 
 
 class NullBroker(Broker):
-    """Takes everything and keeps nothing."""
+    """Accepts everything and stores nothing."""
 
     name = "null"
     capabilities = Capabilities(send=Support.NATIVE, keys=Support.NATIVE, headers=Support.NATIVE)
@@ -70,21 +70,21 @@ class NullBroker(Broker):
 
 
 def connect(url: str, _options: Mapping[str, str]) -> Broker:
-    """The null broker."""
+    """Return the null broker."""
     _, _, dead = url.partition("?dead=")
     return NullBroker(float(dead or 0))
 
 
 @hookimpl
 def redelivery_plugin() -> BrokerPlugin:
-    """The hook."""
+    """Return the plugin."""
     return BrokerPlugin(
         name="null", schemes=("null",), version="0", capabilities=NullBroker.capabilities, connect=connect
     )
 
 
 def install(folder: Path) -> None:
-    """Make this file a distribution in a folder that this process and Spark's workers look into."""
+    """Turn this file into a distribution in a folder on the path of this process and of Spark's workers."""
     shutil.copy(__file__, folder / "redelivery_null.py")
     info = folder / "redelivery_null-0.dist-info"
     info.mkdir()

@@ -1,6 +1,6 @@
 """`kafka:` against Spark's own JVM sink and a loop by hand, acks=all for all: without headers, with, and as events.
 
-The broker comes from the plugin's harness. Spark's sink needs Maven, once, for its jars; without it, it is left out.
+The plugin's harness starts the broker. Spark's sink needs Maven once, for its jars; without Maven it is left out.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _TUNED = {"kafka.linger.ms": "20", "kafka.batch.size": "1048576", "kafka.buffer.
 
 
 def config() -> Mapping[str, str]:
-    """What Spark's session needs besides: the jars of its own sink."""
+    """Return additional settings for Spark's session: the jars of its own sink."""
     return {"spark.jars": ",".join(_jars())} if _jars() else {}
 
 
@@ -65,7 +65,7 @@ def floor(df: DataFrame, _folder: Path) -> None:
 
 
 def by_hand(df: DataFrame, folder: Path) -> None:
-    """A loop over the client by hand: errors are told, and whose they are is not."""
+    """A hand-written loop over the client. It reports errors, but not their rows."""
     topic, bootstrap = _made(folder), _bootstrap()
 
     def write(batches: Iterator[Any]) -> Iterator[Any]:
@@ -105,7 +105,7 @@ def jvm(df: DataFrame, folder: Path, options: Mapping[str, str]) -> None:
 
 
 def ours(df: DataFrame, folder: Path) -> None:
-    """Our writer, as it comes."""
+    """Our writer with its defaults."""
     df.write.format("redelivery").option("url", target(folder)).mode("append").save()
 
 
@@ -115,7 +115,7 @@ def target(folder: Path) -> str:
 
 
 def three(df: DataFrame) -> DataFrame:
-    """The rows with three headers each, one of which differs from row to row."""
+    """The rows with three headers each; one header differs in every row."""
     return df.withColumn("headers", _headers({"source": f.lit("bench"), "kind": f.lit("row"), "number": f.col("key")}))
 
 
@@ -126,7 +126,7 @@ def events(df: DataFrame) -> DataFrame:
 
 
 def events_by_hand(df: DataFrame) -> DataFrame:
-    """The same events as headers made by hand, for Spark's own sink."""
+    """The same events as hand-made headers, for Spark's own sink."""
     attributes = {
         "type": f.lit("bench.row"),
         "source": f.lit("/bench"),
@@ -138,7 +138,7 @@ def events_by_hand(df: DataFrame) -> DataFrame:
 
 
 def count(folder: Path) -> int:
-    """Rows in the topic, by its end offsets; the topic is then removed, since many of them fill a disk."""
+    """Count the rows of the topic by its end offsets, then delete it: many topics fill the disk."""
     topic = _topic(folder)
     consumer = Consumer({"bootstrap.servers": _bootstrap(), "group.id": "bench"})
     ends = [consumer.get_watermark_offsets(TopicPartition(topic, at), timeout=30) for at in range(PARTITIONS)]
@@ -206,7 +206,7 @@ def _admin() -> AdminClient:
 
 @cache
 def _jars() -> tuple[str, ...]:
-    """Paths of the jars of Spark's own sink; none where they cannot be had, which is said."""
+    """Return the paths of the jars of Spark's own sink; if Maven cannot download them, print why and return none."""
     found = []
     for name in _JARS:
         _, artifact, version = name.split(":")

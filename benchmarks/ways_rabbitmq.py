@@ -1,7 +1,7 @@
 """`rabbitmq:` against loops by hand and RabbitMQ's own PerfTest: 200-byte persistent rows, confirmed.
 
-The broker comes from the plugin's harness. PerfTest needs Maven, once, for its jars; without it, it is left out. What
-it says of itself, without the start of its Java, and one by one, of a few rows, are written beside the table.
+The plugin's harness starts the broker. PerfTest needs Maven once, for its jars; without Maven it is left out. Two
+figures are printed beside the table: PerfTest's own, without the start of Java, and that of a few rows sent one by one.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from redelivery_rabbitmq.testing import RabbitmqHarness, RabbitmqRuntime
 ROWS: Final = 150_000
 MEMORY: Final = (100_000, 1_000_000)
 KINDS: Final = ("quorum", "classic")
-#: Rows that a loop by hand has unconfirmed at a time, and PerfTest too.
+#: Maximum number of unconfirmed rows, in hand-written loops and in PerfTest.
 WINDOW: Final = 1_000
-#: One by one is so slow that it is measured with a few rows.
+#: Number of rows for sending one by one, which is very slow.
 FEW: Final = 2_000
 
 _VALUE: Final = b"x" * 200
@@ -81,7 +81,7 @@ def sender(df: DataFrame, folder: Path, kind: str) -> None:
 
 
 def pipelined(df: DataFrame, folder: Path, kind: str) -> None:
-    """By hand, pika's public calls: rows are published without waiting, confirms are counted as they come."""
+    """A hand-written loop over pika's public calls: it publishes without waiting and counts arriving confirms."""
     queue, count = _made(folder, kind), _count(df)
     loop = IOLoop()
     state = {"sent": 0, "confirmed": 0}
@@ -118,7 +118,7 @@ def pipelined(df: DataFrame, folder: Path, kind: str) -> None:
 
 
 def perf_test(df: DataFrame, folder: Path, kind: str) -> None:
-    """RabbitMQ's own load generator, one producer; the start of its Java is part of it."""
+    """RabbitMQ's own load generator with one producer, including the start of Java."""
     there = _parameters()
     options = {
         "--uri": f"amqp://guest:guest@{there.host}:{there.port}/%2f",
@@ -140,11 +140,11 @@ def perf_test(df: DataFrame, folder: Path, kind: str) -> None:
 
 
 def stored(folder: Path) -> int:
-    """Rows in the queue, as the broker counts them; it is removed then."""
+    """Return the broker's count of rows in the queue, then delete the queue."""
     queue = (folder / "queue").read_text()
     cluster = _runtime().cluster
     previous = -1
-    while (found := cluster.count(queue) or 0) != previous:  # a quorum queue counts a moment later
+    while (found := cluster.count(queue) or 0) != previous:  # a quorum queue's count is late
         previous = found
         time.sleep(0.2)
     cluster.remove(queue)
@@ -173,7 +173,7 @@ def ways() -> list[Way]:
 
 @cache
 def _one_by_one(kind: str) -> None:
-    """By hand, pika's blocking channel, each row confirmed before the next: measured once, and told."""
+    """Measure once, and print, pika's blocking channel with each row confirmed before the next."""
     properties = pika.BasicProperties(delivery_mode=2)  # type: ignore[no-untyped-call]
     queue = f"bench-one-by-one-{kind}"
     _runtime().cluster.make(queue, {"x-queue-type": kind})
@@ -196,7 +196,7 @@ def _count(df: DataFrame) -> int:
 
 
 def _made(folder: Path, kind: str) -> str:
-    """A fresh queue; its name is kept for `stored`."""
+    """Create a fresh queue and keep its name for `stored`."""
     queue = f"bench-{next(_numbers)}"
     (folder / "queue").write_text(queue)
     _runtime().cluster.make(queue, {"x-queue-type": kind})
@@ -229,7 +229,7 @@ def _runtime() -> RabbitmqRuntime:
 
 @cache
 def _perf_test() -> str:
-    """The class path of PerfTest; nothing where it cannot be had, which is said."""
+    """Return the class path of PerfTest; if Maven cannot download it, print why and return nothing."""
     listed = _CACHE / "classpath"
     if not listed.exists():
         _CACHE.mkdir(parents=True, exist_ok=True)

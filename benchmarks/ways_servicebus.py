@@ -1,6 +1,6 @@
-"""`servicebus:` against loops over the SDK by hand, on the plugin's stand-in: from Spark, and in this process alone.
+"""`servicebus:` against hand-written loops over the SDK, on the plugin's stand-in: from Spark, and in this process.
 
-The stand-in runs in its own process. It is not Azure: only ratios count, and of a network's waits it shows none.
+The stand-in runs in its own process. It is not Azure: only ratios matter, and it has no network latency.
 """
 
 from __future__ import annotations
@@ -72,13 +72,13 @@ def rows(spark: SparkSession, count: int) -> DataFrame:
 
 
 def one_by_one(values: Iterable[bytes], sender: ServiceBusSender) -> None:
-    """A request a row."""
+    """Send one row per request."""
     for value in values:
         sender.send_messages(ServiceBusMessage(value))
 
 
 def full_batches(values: Iterable[bytes], sender: ServiceBusSender) -> None:
-    """As many rows a request as the link takes."""
+    """Send as many rows per request as the link accepts."""
     group = sender.create_message_batch()
     for value in values:
         message = ServiceBusMessage(value)
@@ -97,7 +97,7 @@ def _by_hand(send: Send, values: Iterable[bytes], connection_string: str, queue:
 
 
 def from_spark(send: Send, df: DataFrame, folder: Path) -> None:
-    """A loop by hand in each task."""
+    """Run a hand-written loop in each task."""
     text, queue = _server()[0], _queue(folder)
 
     def write(batches: Iterator[Any]) -> Iterator[Any]:
@@ -110,7 +110,7 @@ def from_spark(send: Send, df: DataFrame, folder: Path) -> None:
 
 
 def ours(df: DataFrame, folder: Path) -> None:
-    """Our writer, as it comes: an id a row, and an account of each."""
+    """Our writer with its defaults: an id and an account for each row."""
     writer = df.write.format("redelivery").option("url", _url(_queue(folder)))
     writer.options(**_options()).mode("append").save()
 
@@ -120,12 +120,12 @@ def _values(df: DataFrame) -> Iterable[bytes]:
 
 
 def alone(send: Send, df: DataFrame, folder: Path) -> None:
-    """A loop by hand in this process; of Spark only the number of rows."""
+    """A hand-written loop in this process, without Spark."""
     _by_hand(send, _values(df), _server()[0], _queue(folder))
 
 
 def alone_ours(df: DataFrame, folder: Path) -> None:
-    """Our sender in this process, without the engine; an id a row, as the engine gives one."""
+    """Our sender in this process, without the engine; each row has an id, as from the engine."""
     iterator = iter(_values(df))
     chunks = iter(lambda: list(islice(iterator, _AT_ONCE)), [])
     with connect(_url(_queue(folder)), _options()) as broker, broker.sender() as sender:
@@ -139,7 +139,7 @@ def alone_ours(df: DataFrame, folder: Path) -> None:
 
 
 def count(folder: Path) -> int:
-    """Messages in the queue, as the server counts them; then the queue is removed."""
+    """Return the server's count of messages in the queue, then delete the queue."""
     name = f"bench-{folder.name}"
     text, certificate = _server()
     with ServiceBusAdministrationClient.from_connection_string(text, connection_verify=certificate) as admin:
@@ -149,7 +149,7 @@ def count(folder: Path) -> int:
 
 
 def ways() -> list[Way]:
-    """By hand one by one and in full batches; ours from Spark and alone, each to the fastest of its kind."""
+    """Hand-written loops, one by one and in full batches; ours from Spark and alone, each against its fastest peer."""
     hand, lone = "SDK, full batches", "SDK, full batches, no Spark"
     return [
         Way("SDK, one by one", partial(from_spark, one_by_one), count, hand),

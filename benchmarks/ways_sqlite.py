@@ -1,4 +1,4 @@
-"""`sqlite:` against what people write by hand, at the same durability (WAL, synchronous=FULL)."""
+"""`sqlite:` against hand-written loops, at the same durability (WAL, synchronous=FULL)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _open(path: Path) -> sqlite3.Connection:
 
 
 def row_by_row(df: DataFrame, folder: Path) -> None:
-    """foreachPartition, an INSERT a row, 1,000 rows a transaction."""
+    """Use foreachPartition, one INSERT per row, 1,000 rows per transaction."""
     path = folder / "queue.db"
     with closing(_open(path)):
         pass
@@ -53,7 +53,7 @@ def row_by_row(df: DataFrame, folder: Path) -> None:
 
 
 def executemany(df: DataFrame, folder: Path) -> None:
-    """ForeachPartition with executemany, 10,000 rows a transaction."""
+    """Use foreachPartition with executemany, 10,000 rows per transaction."""
     path = folder / "queue.db"
     with closing(_open(path)):
         pass
@@ -70,7 +70,7 @@ def executemany(df: DataFrame, folder: Path) -> None:
 
 
 def ours(df: DataFrame, folder: Path) -> None:
-    """Our writer: ids, de-duplication and an account included."""
+    """Our writer, with ids, deduplication and an account."""
     df.write.format("redelivery").option("url", f"sqlite://{folder}/queue.db?queue=q").mode("append").save()
 
 

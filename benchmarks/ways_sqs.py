@@ -1,6 +1,6 @@
-"""`sqs:` against loops over boto3 by hand, on ElasticMQ: from Spark, and in this process alone.
+"""`sqs:` against hand-written loops over boto3, on ElasticMQ: from Spark, and in this process alone.
 
-The server comes from the plugin's harness. It is the limit of the fastest ways, so they are compared with each other.
+The plugin's harness starts the server. It limits the fastest ways, so they are compared with each other.
 """
 
 from __future__ import annotations
@@ -79,19 +79,19 @@ def _sent(answer: Any) -> None:
 
 
 def one_by_one(values: Iterable[bytes], client: Any, url: str) -> None:
-    """A request a row."""
+    """Send one row per request."""
     for value in values:
         client.send_message(QueueUrl=url, MessageBody=value.decode())
 
 
 def in_sequence(values: Iterable[bytes], client: Any, url: str) -> None:
-    """Ten rows a request, one request after another."""
+    """Send ten rows per request, one request after another."""
     for entries in _tens(values):
         _sent(client.send_message_batch(QueueUrl=url, Entries=entries))
 
 
 def by_threads(values: Iterable[bytes], client: Any, url: str) -> None:
-    """Ten rows a request, each thread taking the next ten: the fastest loop that we could make."""
+    """Send ten rows per request; each thread takes the next ten. We found no faster loop."""
     lock, tens = threading.Lock(), _tens(values)
     errors: list[Exception] = []
 
@@ -146,7 +146,7 @@ def _queue(folder: Path) -> str:
 
 
 def from_spark(send: Send, df: DataFrame, folder: Path) -> None:
-    """A loop by hand in each task."""
+    """Run a hand-written loop in each task."""
     options = dict(_runtime().options)
     url = f"{options['sqs.endpoint_url']}/000000000000/{_queue(folder)}"
 
@@ -160,7 +160,7 @@ def from_spark(send: Send, df: DataFrame, folder: Path) -> None:
 
 
 def ours(df: DataFrame, folder: Path) -> None:
-    """Our writer, as it comes: an id a row, and an account of each."""
+    """Our writer with its defaults: an id and an account for each row."""
     writer = df.write.format("redelivery").option("url", _runtime().address(_queue(folder)).url)
     writer.options(**_runtime().options).mode("append").save()
 
@@ -170,7 +170,7 @@ def _values(df: DataFrame) -> Iterable[bytes]:
 
 
 def alone(send: Send, df: DataFrame, folder: Path) -> None:
-    """A loop by hand in this process; of Spark only the number of rows."""
+    """A hand-written loop in this process, without Spark."""
     options = dict(_runtime().options)
     send(_values(df), _client(options), f"{options['sqs.endpoint_url']}/000000000000/{_queue(folder)}")
 
@@ -181,7 +181,7 @@ def alone_ours(df: DataFrame, folder: Path) -> None:
 
 
 def count(folder: Path) -> int:
-    """Messages in the queue, as the server counts them; then the queue is removed."""
+    """Return the server's count of messages in the queue, then delete the queue."""
     sqs = _runtime().sqs
     url = sqs.get_queue_url(QueueName=_queue(folder))["QueueUrl"]
     name = "ApproximateNumberOfMessages"
@@ -191,7 +191,7 @@ def count(folder: Path) -> int:
 
 
 def ways() -> list[Way]:
-    """By hand one by one, in sequence, by threads; ours from Spark and alone, each to the fastest of its kind."""
+    """Hand-written: one by one, in sequence, by threads; ours from Spark and alone, each against its fastest peer."""
     one, hand, lone = "boto3, one by one", "boto3, tens, 16 threads", "boto3, tens, 16 threads, no Spark"
     return [
         Way(one, partial(from_spark, one_by_one), count, one),

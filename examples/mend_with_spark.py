@@ -1,11 +1,11 @@
 """Dead letters of a consumer, mended with Spark and sent back, on a real broker and real data.
 
-Three days of a blizzard: many flights from New York never left, and of some nobody wrote down the aircraft. Spark
-writes them all to a queue. A consumer that needs to know the aircraft gives those up, with a reason: dead letters.
-Spark reads them as a DataFrame, finds the aircraft that usually flies that number, and writes the rows back: that is
-a redelivery, its hops and attempts counted. What cannot be mended stays where it is.
+During a blizzard of three days many flights from New York were cancelled, and the aircraft of some is unknown. Spark
+writes them all to a queue. A consumer that needs the aircraft gives those up with a reason: they become dead letters.
+Spark reads them as a DataFrame, finds the aircraft that usually flies that number, and writes the rows back. That is a
+redelivery, with its hops and attempts counted. Letters that cannot be mended stay in their queue.
 
-    python3 noxfile.py mend                      # on Kafka in a container, or what else of it is available here
+    python3 noxfile.py mend                      # on Kafka in a container, or another kind of Kafka
     python3 noxfile.py mend -- --broker rabbitmq
     python3 noxfile.py mend -- --url sqlite:mend.db?queue=flights
 """
@@ -72,7 +72,7 @@ def run(url: str, options: Mapping[str, str]) -> int:
     show("can be mended", mended.count())
     back = mended.drop("_error", "_position")
     back.write.format("redelivery").options(**settings).mode("append").save()
-    # Only now: the write has returned, so what was mended is confirmed.
+    # Only now: the write has returned, so the mended rows are confirmed.
     with redelivery.dead_letters(url, options=options) as box:
         removed = box.remove([row[0] for row in mended.select("_position").collect()])
         left = sum(1 for _ in box)
@@ -94,7 +94,7 @@ def run(url: str, options: Mapping[str, str]) -> int:
 
 
 def consume(url: str, options: Mapping[str, str]) -> Counter[int]:
-    """Handle what is there; how many were handled, by how often they had been sent back."""
+    """Handle the messages in the queue; return how many were handled, by the number of times they were sent back."""
     handled: Counter[int] = Counter()
 
     def handle(message: Message) -> None:
@@ -108,7 +108,7 @@ def consume(url: str, options: Mapping[str, str]) -> Counter[int]:
 
 
 def mend(letters: DataFrame, flights: DataFrame) -> DataFrame:
-    """The letters whose aircraft can be guessed, with it, and all other columns as they were."""
+    """Return the letters whose aircraft can be guessed, with the aircraft and all other columns unchanged."""
     from pyspark.sql import functions as f  # noqa: PLC0415
 
     usual = flights.groupBy("carrier", "flight").agg(f.mode("tailnum").alias("usual")).where("usual IS NOT NULL")
@@ -120,11 +120,11 @@ def mend(letters: DataFrame, flights: DataFrame) -> DataFrame:
 
 @contextmanager
 def destination(arguments: argparse.Namespace) -> Iterator[tuple[str, Mapping[str, str]]]:
-    """The URL that was given, with its options; or a fresh place at a broker that its harness starts."""
+    """Return the given URL with its options, or a fresh place at a broker that its harness starts."""
     if arguments.url is not None:
         yield arguments.url, dict(option.split("=", 1) for option in arguments.option)
         return
-    from redelivery_conformance.harness import GROUP, start  # noqa: PLC0415 - only where a broker must be had
+    from redelivery_conformance.harness import GROUP, start  # noqa: PLC0415 - only to start a broker
 
     (harness,) = entry_points(group=GROUP, name=arguments.broker)
     with tempfile.TemporaryDirectory() as scratch:
@@ -138,7 +138,7 @@ def destination(arguments: argparse.Namespace) -> Iterator[tuple[str, Mapping[st
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--broker", default="kafka", help="the plugin whose broker is started (default kafka)")
     parser.add_argument("--url", help="a destination that is there, in place of one that is started")

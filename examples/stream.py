@@ -1,7 +1,7 @@
 """A stream into a queue, stopped and started again: what a micro-batch has sent once it never sends as something else.
 
-Spark's own rate source makes orders for a few seconds; every tenth has no customer and is dead-lettered. Press Ctrl-C
-at any moment, or kill it, and run it again: it goes on where it was, and nothing is lost or doubled.
+Spark's own rate source makes orders for a few seconds. Every tenth has no customer and is dead-lettered. Press Ctrl-C
+at any moment, or kill it, and run it again: it continues where it stopped, and no order is lost or duplicated.
 
     python examples/stream.py --seconds 20
 """
@@ -22,7 +22,7 @@ FOLDER = Path(".redelivery", "stream").absolute()
 
 
 def main() -> None:
-    """Run the stream, then add up the accounts of all its micro-batches, earlier runs' too."""
+    """Run the stream, then add up the accounts of all its micro-batches, including those of earlier runs."""
     parser = argparse.ArgumentParser(description="A stream into a queue.")
     parser.add_argument("--seconds", type=int, default=20)
     seconds = parser.parse_args().seconds

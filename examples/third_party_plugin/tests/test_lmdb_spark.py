@@ -1,4 +1,4 @@
-"""A Spark job that knows this plugin by its URL alone, and its result counted by LMDB itself."""
+"""A Spark job that uses this plugin only by its URL; LMDB itself counts the result."""
 
 import lmdb
 import pytest
@@ -17,7 +17,7 @@ def spark():
 
 
 def keys(folder):
-    """The keys in the file, each a queue's name, a zero and the message's place."""
+    """Return the keys in the file: a queue's name, a zero and the message's position."""
     with lmdb.open(str(folder), readonly=True) as environment, environment.begin() as transaction:
         return [key.partition(b"\0")[0].decode() for key in transaction.cursor().iternext(values=False)]
 

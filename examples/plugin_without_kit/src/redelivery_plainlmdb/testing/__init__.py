@@ -1,4 +1,4 @@
-"""The harness of the other form of this plugin: both write the same records."""
+"""The harness of `third_party_plugin`, reused: both plugins write the same records."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from redelivery_lmdb.testing import LmdbHarness
 
 
 class PlainLmdbHarness(LmdbHarness):
-    """What the entry point `plainlmdb` of the group `redelivery_testing` names."""
+    """The harness that the entry point `plainlmdb` of the group `redelivery_testing` names."""
 
     name = "plainlmdb"

@@ -1,6 +1,6 @@
-"""LMDB for the conformance suite: a folder for each test, read by LMDB itself and not by the plugin.
+"""LMDB for the conformance suite: one folder per test, read with LMDB itself and not with the plugin.
 
-A process may open a file once only, and the plugin has it open; so it is a copy of the file that is read here.
+A process may open a file only once, and the plugin has it open, so the harness reads a copy of the file.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ with lmdb.open(sys.argv[1]).begin(write=True) as transaction:
 
 
 class LmdbPlace(Place):
-    """Its own folder."""
+    """One new folder."""
 
-    patience = 3.0  # an outage is waited for twice as long
+    patience = 3.0  # the outage statement waits twice as long
 
     def __init__(self, scheme: str, folder: Path) -> None:
         self.folder = folder
@@ -72,7 +72,7 @@ class LmdbPlace(Place):
         shutil.rmtree(self.folder)
 
     def damage(self) -> None:
-        command = [sys.executable, "-c", DAMAGE, str(self.folder)]  # another process: this one may have the file open
+        command = [sys.executable, "-c", DAMAGE, str(self.folder)]  # in another process: this one may have the file open
         subprocess.run(command, check=True)  # noqa: S603 - it is our own code
 
     def close(self) -> None:
@@ -80,7 +80,7 @@ class LmdbPlace(Place):
 
 
 class LmdbRuntime(Runtime):
-    """Nothing has to be started."""
+    """A runtime that starts nothing."""
 
     kind: RuntimeKind = "embedded"
     description = f"LMDB {'.'.join(map(str, lmdb.version()))}, in this process"
@@ -94,7 +94,7 @@ class LmdbRuntime(Runtime):
 
 
 class LmdbHarness(Harness):
-    """What the entry point `lmdb` of the group `redelivery_testing` names."""
+    """The harness that the entry point `lmdb` of the group `redelivery_testing` names."""
 
     name = "lmdb"
 

@@ -1,6 +1,6 @@
-"""The administration endpoint: queues, topics, subscriptions as ATOM entries over https, as the client wants them.
+"""The administration endpoint: queues, topics and subscriptions as ATOM entries over https, as the client expects.
 
-It must not touch the store without the lock, nor know AMQP.
+It uses the store only under the lock.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ ATOM: Final = "http://www.w3.org/2005/Atom"
 BUS: Final = "http://schemas.microsoft.com/netservices/2010/10/servicebus/connect"
 COUNTS: Final = "http://schemas.microsoft.com/netservices/2011/06/servicebus"
 INSTANCE: Final = "http://www.w3.org/2001/XMLSchema-instance"
-#: What Service Bus calls "without end".
+#: Service Bus's value for an unlimited duration.
 FOREVER: Final = "P10675199DT2H48M5.4775807S"
 _BODY: Final = 1 << 20
 _SUBSCRIPTION: Final = re.compile(rf"(?P<topic>.+){SUBSCRIPTIONS}(?P<name>[^/]*)", re.IGNORECASE)
 _SUBSCRIPTION_NAME: Final = re.compile(r"(?=.{1,50}$)[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
-#: Attributes of queues that are not of others.
+#: Attributes of queues that other entities lack.
 _LACKS: Final[Mapping[str, frozenset[str]]] = {
     "Topic": frozenset((
         "LockDuration", "RequiresSession", "DeadLetteringOnMessageExpiration", "MaxDeliveryCount", "MessageCount",
@@ -46,7 +46,7 @@ _LACKS: Final[Mapping[str, frozenset[str]]] = {
 
 
 class Refused(Exception):
-    """An HTTP status and why."""
+    """A refused request: an HTTP status and the reason."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -54,7 +54,7 @@ class Refused(Exception):
 
 
 class Administration:
-    """Answers requests on the connections that it is given."""
+    """Answers requests on the connections that it gets."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Administration:
         self._open: set[socket.socket] = set()
 
     def serve(self, accepted: socket.socket) -> None:
-        """Serve a connection in another thread."""
+        """Serve a connection in a new thread."""
         self._open.add(accepted)
         threading.Thread(target=self._run, args=(accepted,), name="servicebus-stand-in-admin", daemon=True).start()
 
@@ -88,9 +88,9 @@ class Administration:
             accepted.settimeout(60)
             with self._tls.wrap_socket(accepted, server_side=True) as secured:
                 self._open.add(secured)
-                _Handler(secured, ("", 0), self)  # type: ignore[arg-type] # it only keeps its server
+                _Handler(secured, ("", 0), self)  # type: ignore[arg-type] # the handler only stores its server
                 self._open.discard(secured)
-        except OSError:  # the client went away, or does not trust the certificate
+        except OSError:  # the client disconnected, or does not trust the certificate
             pass
         finally:
             self._open.discard(accepted)
@@ -238,7 +238,7 @@ class Administration:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    server: Administration  # type: ignore[assignment] # there is no socketserver behind it
+    server: Administration  # type: ignore[assignment] # no socketserver is used
 
     def _answer(self) -> None:
         body = self.rfile.read(min(int(self.headers.get("Content-Length") or 0), _BODY))
@@ -257,7 +257,7 @@ class _Handler(BaseHTTPRequestHandler):
     do_GET = do_PUT = do_DELETE = do_POST = _answer  # noqa: N815 - the names http.server looks for
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - its name in http.server
-        """Quiet."""
+        """Log nothing."""
 
 
 def _raise(error: Exception) -> Any:

@@ -1,6 +1,6 @@
-"""One client's AMQP connection: its bytes through proton, its links to the store.
+"""One client's AMQP connection. It passes the client's bytes through proton, and connects its links to the store.
 
-All of it runs with the server's lock held. What queues mean is `store.py`; nothing here waits.
+All of it runs under the server's lock, and nothing here waits. `store.py` implements the queues.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class Namespace(Protocol):
     keys: Mapping[str, Key]
 
     def admit(self) -> None:
-        """A client sends. Raises StoreError where it is throttled."""
+        """Let a client send. Raises StoreError if it is throttled."""
 
 
 class Connection:
-    """Bytes in, bytes out."""
+    """The connection: bytes in, bytes out."""
 
     def __init__(self, namespace: Namespace) -> None:
         self._namespace = namespace
@@ -68,7 +68,7 @@ class Connection:
     # --- bytes
 
     def receive(self, data: bytes) -> None:
-        """Take bytes of the client and do what they say."""
+        """Process bytes from the client."""
         self._frames.feed(data)
         while data:
             capacity = self._transport.capacity()
@@ -79,22 +79,22 @@ class Connection:
             self._process()
 
     def pending(self) -> bytes:
-        """Bytes for the client, not yet taken."""
+        """Return the bytes for the client that are not sent yet."""
         self._process()
         size = self._transport.pending()
         return bytes(self._transport.peek(size) or b"") if size > 0 else b""
 
     def sent(self, size: int) -> None:
-        """So many of them are on their way."""
+        """Drop this many pending bytes: they have been sent."""
         self._transport.pop(size)
 
     def tick(self, now: float) -> None:
-        """Heartbeats."""
+        """Send heartbeats."""
         self._transport.tick(now)
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more will be sent."""
+        """Return whether nothing more will be sent."""
         return self._transport.pending() < 0
 
     def _process(self) -> None:
@@ -115,7 +115,7 @@ class Connection:
         path = entity_path(address)
         try:
             link.node = self._node(link, path)
-        except StoreError as error:  # with no terminus of ours: it was never there
+        except StoreError as error:  # without a terminus of ours: the link never existed
             (link.target if link.is_receiver else link.source).type = Terminus.UNSPECIFIED
             (link.source if link.is_receiver else link.target).copy(
                 link.remote_source if link.is_receiver else link.remote_target
@@ -165,12 +165,12 @@ class Connection:
     def refuse(self, link: Link, error: StoreError) -> None:
         """Detach with an error."""
         link.condition = _condition(error)
-        link.node = None  # what the client still sends or grants on it comes too late: nothing may be locked for it
+        link.node = None  # the client's later messages and credit on it are ignored: no message may be locked for it
         self._outgoing = [each for each in self._outgoing if each.link != link]
         link.close()
 
     def detach_all(self) -> None:
-        """End every link to a queue, as Azure does after ten unused minutes."""
+        """Detach every link to a queue, as Azure does after ten idle minutes."""
         link = self._endpoint.link_head(Endpoint.LOCAL_ACTIVE)
         while link is not None:
             following = link.next(Endpoint.LOCAL_ACTIVE)
@@ -180,20 +180,20 @@ class Connection:
             link = following
 
     def allowed(self, path: str, claim: Claim) -> bool:
-        """Whether a token put on this connection gives this claim."""
+        """Return whether a token on this connection grants this claim."""
         return allowed(self._grants.values(), path, claim, self._store.clock())
 
     def grant(self, token: str) -> None:
-        """Remember what a token allows. Raises Unauthorized."""
+        """Store the rights of a token. Raises Unauthorized."""
         grant = check_token(token, self._namespace.keys, self._store.clock())
         self._grants[grant.path] = grant
 
     def find(self, path: str) -> tuple[Queue, Box]:
-        """Raises StoreError."""
+        """Return the queue and the box of a path. Raises StoreError."""
         return self._store.find(path)
 
     def answer(self, request_link: Link, path: str, reply_to: str | None, encoded: bytes) -> None:
-        """Send a reply on the link that waits for it: of this node, best of this session and by this name."""
+        """Send a reply on the waiting link of this node, preferably in this session and with this name."""
         candidates = [link for link, node in self._replies if node == path.lower()]
         candidates.sort(
             key=lambda link: (
@@ -202,7 +202,7 @@ class Connection:
             )
         )
         if candidates:
-            delivery = candidates[-1].delivery(_tag())  # type: ignore[arg-type] # bytes are what it wants
+            delivery = candidates[-1].delivery(_tag())  # type: ignore[arg-type] # it needs bytes
             candidates[-1].send(encoded)
             candidates[-1].advance()
             delivery.settle()
@@ -210,7 +210,7 @@ class Connection:
     # --- messages
 
     def deliver(self) -> None:
-        """Send every waiting receiver its messages."""
+        """Send messages to every waiting receiver."""
         for outgoing in list(self._outgoing):
             self._pump(outgoing.link)
 
@@ -256,20 +256,20 @@ class Connection:
 
 
 class Node(Protocol):
-    """Where a client's messages go."""
+    """The target of a client's messages."""
 
     def take(self, encoded: bytes, *, batch: bool) -> None:
         """Raises Malformed, StoreError."""
 
 
 class Incoming:
-    """A queue that a client sends to."""
+    """A link on which a client sends to a queue."""
 
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
 
     def take(self, encoded: bytes, *, batch: bool) -> None:
-        """Store a message, or all of a batch, or none."""
+        """Store a message, or all messages of a batch, or none."""
         if len(encoded) > MAX_MESSAGE:
             text = f"The received message ({len(encoded)} bytes) exceeds the limit ({MAX_MESSAGE} bytes) on the link."
             raise StoreError("amqp:link:message-size-exceeded", 413, text)
@@ -277,7 +277,7 @@ class Incoming:
 
 
 class Outgoing:
-    """A box that a client receives from."""
+    """A link on which a client receives from a box."""
 
     def __init__(self, link: Link, queue: Queue, box: Box) -> None:
         queue.admit_receiver()
@@ -295,7 +295,7 @@ class Outgoing:
         self._delete = link.remote_snd_settle_mode == Link.SND_SETTLED
 
     def pump(self) -> None:
-        """Send what there is credit for. Raises StoreError when the queue is gone or disabled."""
+        """Send as many messages as the credit allows. Raises StoreError if the queue is deleted or disabled."""
         self._queue.admit_receiver()
         link = self.link
         if link.credit > 0:
@@ -311,7 +311,7 @@ class Outgoing:
             link.drained()
 
     def settle(self, delivery: Delivery) -> None:
-        """Do what the client decided, and tell it so: the same outcome again, or that the lock is lost."""
+        """Apply the client's outcome, and confirm it with the same outcome or report that the lock is lost."""
         state, token = delivery.remote_state, delivery.token
         remote = delivery.remote
         try:
@@ -338,14 +338,14 @@ class Outgoing:
 
 
 class Tokens:
-    """`$cbs`: where tokens are put."""
+    """The node `$cbs`, which receives tokens."""
 
     def __init__(self, connection: Connection, link: Link) -> None:
         self._connection = connection
         self._link = link
 
     def take(self, encoded: bytes, *, batch: bool) -> None:  # noqa: ARG002 - part of the protocol
-        """Check a token, and answer."""
+        """Check a token and answer."""
         request = Request.parse(encoded)
         try:
             self._connection.grant(str(request.body))

@@ -1,6 +1,6 @@
-"""Who may do what: shared access keys, their claims, and the signed tokens made with them.
+"""Authorization: shared access keys, their claims, and tokens signed with them.
 
-It must not keep a token, nor show one in an error.
+Tokens are neither stored nor shown in errors.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ALL: Final[frozenset[Claim]] = frozenset(("Send", "Listen", "Manage"))
 
 
 class Unauthorized(Exception):
-    """A token or a claim that does not do; the text says why, without the token."""
+    """A token or a claim is not sufficient; the text says why, without the token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """The rights of a checked token: these claims, at and below a path ("" is the namespace), until a time."""
+    """The rights of a valid token: these claims, at and below a path ("" is the namespace), until a time."""
 
     path: str
     claims: frozenset[Claim]
@@ -40,14 +40,14 @@ class Grant:
 
 
 def entity_path(address: str | None) -> str:
-    """The entity that an address names: scheme, host and port stripped."""
+    """Return the entity of an address, without scheme, host and port."""
     address = address or ""
     path = urlsplit(address).path if "://" in address else address
     return unquote(path).strip("/")
 
 
 def sign(resource: str, key: Key, expires: float) -> str:
-    """A shared access signature."""
+    """Return a shared access signature."""
     named, until = quote_plus(resource), int(expires)
     signature = _signature(key, f"{named}\n{until}")
     return f"SharedAccessSignature sr={named}&sig={quote_plus(signature)}&se={until}&skn={quote_plus(key.name)}"
@@ -75,7 +75,7 @@ def check_token(token: str, keys: Mapping[str, Key], now: float) -> Grant:
 
 
 def allowed(grants: Iterable[Grant], path: str, claim: Claim, now: float) -> bool:
-    """Whether one of the grants gives this claim on this entity."""
+    """Return whether one of the grants includes this claim on this entity."""
     path = path.lower()
     return any(
         claim in grant.claims

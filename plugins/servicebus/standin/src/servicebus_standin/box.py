@@ -1,6 +1,6 @@
-"""The messages under one address and what time does to them: locks, expiry, schedules, delivery counts.
+"""The messages under one address, with locks, expiry, schedules and delivery counts.
 
-Pure: the clock is given, and nothing here waits. It must not know AMQP, HTTP, threads, nor any other box.
+This module is pure: callers pass the time, and nothing here waits.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class StoreError(Exception):
 
     Attributes:
         condition: the AMQP error condition.
-        status: the same in HTTP's numbers, as management answers it.
+        status: the corresponding HTTP status, for answers of management.
     """
 
     def __init__(self, condition: str, status: int, text: str) -> None:
@@ -30,33 +30,33 @@ class StoreError(Exception):
 
 
 def lock_lost() -> StoreError:
-    """The answer to a token that locks nothing."""
+    """Return the error for a token without a lock."""
     text = "The lock supplied is invalid. Either the lock expired, or the message has already been removed."
     return StoreError("com.microsoft:message-lock-lost", 410, text)
 
 
 def missing(numbers: Sequence[int]) -> StoreError:
-    """The answer to sequence numbers that are not there."""
+    """Return the error for unknown sequence numbers."""
     return StoreError(
         "com.microsoft:message-not-found", 404, f"Failed to lock one or more specified messages: {numbers}"
     )
 
 
 class Storable(Protocol):
-    """A content, as far as the store reads it."""
+    """The parts of a content that the store reads."""
 
     @property
     def ttl(self) -> float | None:
-        """Seconds to live, where the sender said so."""
+        """Return the time to live in seconds, if the sender set it."""
 
     @property
     def size(self) -> int:
-        """Bytes that it takes of the quota."""
+        """Return the bytes that count towards the quota."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """A queue's attributes; durations in seconds, `None` without end. Short ones are allowed, for tests."""
+    """A queue's attributes. Durations are in seconds, `None` is unlimited; short ones are allowed for tests."""
 
     lock_duration: float = 60.0
     max_delivery_count: int = 10
@@ -74,7 +74,7 @@ class Settings:
 
 @dataclass(slots=True, eq=False)
 class Stored:
-    """A message in a box; `sequence` names it there, `origin` where it was first taken."""
+    """A message in a box; `sequence` is its number there, `origin` its number where it was stored first."""
 
     sequence: int
     content: Any
@@ -94,7 +94,7 @@ class Stored:
 
 
 class Box:
-    """Messages under one address: a queue's own, or those in its dead-letter sub-queue."""
+    """Messages under one address: those of a queue, or of its dead-letter sub-queue."""
 
     def __init__(self, path: str, settings: Callable[[], Settings], clock: Callable[[], float]) -> None:
         self.path = path
@@ -114,7 +114,7 @@ class Box:
     # --- coming
 
     def add(self, message: Stored) -> int:
-        """Take a message as a new one of this box."""
+        """Store a message as a new one of this box."""
         self._number(message)
         message.origin = message.origin or message.sequence
         self.bytes += message.content.size
@@ -133,7 +133,7 @@ class Box:
         self.messages[message.sequence] = message
 
     def _activate(self, message: Stored) -> None:
-        if message.state == "scheduled":  # its number was good for as long as it was; it comes as what is sent now
+        if message.state == "scheduled":  # its number ends with the schedule; now it is a new message
             del self.messages[message.sequence]
             self._number(message)
         message.state = "active"
@@ -141,7 +141,7 @@ class Box:
             message.enqueued, message.due = max(message.enqueued, message.due), None
         message.expires = None
         ttl = self._lifetime(message)
-        if self.bury is not None and ttl is not None:  # in a dead-letter sub-queue nothing expires
+        if self.bury is not None and ttl is not None:  # messages in a dead-letter sub-queue do not expire
             message.expires = message.enqueued + ttl
             self._watch(message.expires, message)
         if not self.forward(message):
@@ -157,7 +157,7 @@ class Box:
         heapq.heappush(self._timers, (when, message.sequence))
 
     def remove(self, message: Stored) -> Stored:
-        """Take a message out."""
+        """Remove a message."""
         del self.messages[message.sequence]
         self.bytes -= message.content.size
         if message.token is not None:
@@ -167,7 +167,7 @@ class Box:
     # --- time
 
     def advance(self) -> float | None:
-        """Do what is due: unlock, expire, enqueue what was scheduled. Returns when the next thing may be."""
+        """Unlock, expire and enqueue messages that are due. Return when the next one may be due."""
         now = self._clock()
         while self._timers and self._timers[0][0] <= now:
             _, sequence = heapq.heappop(self._timers)
@@ -194,7 +194,7 @@ class Box:
     # --- going
 
     def take(self, count: int, *, delete: bool = False) -> list[Stored]:
-        """The next active messages, oldest first: locked, or removed."""
+        """Lock or remove the next active messages, oldest first, and return them."""
         found: list[Stored] = []
         while self._ready and len(found) < count:
             message = self.messages.get(heapq.heappop(self._ready))
@@ -203,7 +203,7 @@ class Box:
         return found
 
     def take_deferred(self, sequences: Sequence[int], *, delete: bool = False) -> list[Stored]:
-        """Deferred messages by their sequence numbers: all of them, or StoreError."""
+        """Return deferred messages by their sequence numbers. Raises StoreError if one is missing."""
         found = [self.messages.get(sequence) for sequence in sequences]
         deferred = [message for message in found if message is not None and message.state == "deferred"]
         if len(deferred) < len(sequences):
@@ -244,24 +244,24 @@ class Box:
     # --- settling
 
     def locked(self, token: UUID) -> Stored:
-        """The message that this token locks."""
+        """Return the message that this token locks."""
         message = self._locks.get(token)
         if message is None or message.locked_until is None or message.locked_until <= self._clock():
             raise lock_lost()
         return message
 
     def complete(self, token: UUID) -> None:
-        """Forget the message."""
+        """Remove the message."""
         self.remove(self.locked(token))
 
     def abandon(self, token: UUID, properties: Mapping[str, Any] | None = None, *, failed: bool = True) -> None:
-        """Back to its place; one more delivery unless not `failed`."""
+        """Return the message to its place. If `failed`, the delivery counts."""
         message = self.locked(token)
         message.properties.update(properties or {})
         self._unlock(message, failed=failed)
 
     def defer(self, token: UUID, properties: Mapping[str, Any] | None = None) -> None:
-        """Kept aside, until asked for by its sequence number."""
+        """Set the message aside until it is requested by its sequence number."""
         message = self.locked(token)
         message.properties.update(properties or {})
         message.was_deferred = True
@@ -270,7 +270,7 @@ class Box:
     def dead_letter(
         self, token: UUID, reason: str | None, description: str | None, properties: Mapping[str, Any] | None = None
     ) -> None:
-        """To the dead-letter sub-queue."""
+        """Move the message to the dead-letter sub-queue."""
         message = self.locked(token)
         if self.bury is None:
             raise StoreError("amqp:not-allowed", 400, "A message of a dead-letter queue cannot be dead-lettered.")
@@ -279,18 +279,18 @@ class Box:
         self.bury(message, reason or "", description or "")
 
     def renew(self, token: UUID) -> float:
-        """Lock it for another lock duration from now; returns until when."""
+        """Lock the message for one lock duration from now; return the end of the lock."""
         return self._lease(self.locked(token))
 
     # --- looking
 
     def peek(self, first: int, count: int) -> list[Stored]:
-        """Messages of any state from this sequence number on, in order."""
+        """Return messages of any state from this sequence number on, in order."""
         numbers = sorted(number for number in self.messages if number >= first)[:count]
         return [self.messages[number] for number in numbers]
 
     def cancel(self, sequences: Sequence[int]) -> None:
-        """Forget scheduled messages: all of them, or StoreError."""
+        """Remove scheduled messages. Raises StoreError if one is missing."""
         found = [self.messages.get(sequence) for sequence in sequences]
         scheduled = [message for message in found if message is not None and message.state == "scheduled"]
         if len(scheduled) < len(sequences):
@@ -299,5 +299,5 @@ class Box:
             self.remove(message)
 
     def count(self, state: State) -> int:
-        """How many messages are in this state."""
+        """Return how many messages are in this state."""
         return sum(message.state == state for message in self.messages.values())

@@ -1,4 +1,4 @@
-"""A certificate for localhost, a new one for each stand-in: the administration client speaks https only."""
+"""Make a certificate for localhost, a new one per stand-in: the administration client supports only https."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import trustme
 
 
 def make(folder: Path) -> tuple[Path, ssl.SSLContext]:
-    """The file of its authority's certificate, for clients to trust, and the context of a server that has it."""
+    """Return the file of the authority's certificate, which clients must trust, and the server's TLS context."""
     authority, public = trustme.CA(), folder / "certificate.pem"
     authority.cert_pem.write_to_path(str(public))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -1,9 +1,9 @@
-"""The little of AMQP 1.0's encoding that a broker needs: walk it, read it, write it; and a message cut into sections.
+"""The parts of AMQP 1.0's encoding that a broker needs: skip, read and write values, and split messages into sections.
 
-A body is never decoded: it comes back byte for byte.
+Bodies are never decoded: they come back byte for byte.
 """
 
-# ruff: noqa: PLR2004 - the numbers are AMQP's type codes, best read beside the specification's table
+# ruff: noqa: PLR2004 - the numbers are AMQP's type codes, as in the specification's table
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NULL: Final = b"\x40"
 
 
 class Malformed(Exception):
-    """These bytes are not an AMQP encoding."""
+    """The bytes are not valid AMQP."""
 
 
 class Symbol(str):
@@ -42,7 +42,7 @@ _WIDTH: Final = {0x4: 0, 0x5: 1, 0x6: 2, 0x7: 4, 0x8: 8, 0x9: 16}
 
 
 def skip(data: bytes, at: int) -> int:
-    """Where the value that begins here ends."""
+    """Return the end of the value that begins here."""
     try:
         code = data[at]
         if code == 0:
@@ -64,7 +64,7 @@ def skip(data: bytes, at: int) -> int:
 
 
 def items(data: bytes, at: int = 0) -> list[bytes]:
-    """The elements of a list or map, each still encoded."""
+    """Return the elements of a list or map, each still encoded."""
     code = data[at]
     if code == 0x45:
         return []
@@ -82,13 +82,13 @@ def items(data: bytes, at: int = 0) -> list[bytes]:
 
 
 def pairs(data: bytes, at: int = 0) -> dict[bytes, bytes]:
-    """A map's entries, still encoded."""
+    """Return a map's entries, still encoded."""
     flat = items(data, at)
     return dict(zip(flat[::2], flat[1::2], strict=True))
 
 
 def read(data: bytes, at: int = 0) -> Any:
-    """One value as Python; timestamps are integers of milliseconds, a described value is its value."""
+    """Return one value as Python. A timestamp becomes an integer of milliseconds, a described value its inner value."""
     reader = _READERS.get(data[at])
     if reader is None:
         raise Malformed(f"type {data[at]:#x} is not read here")
@@ -169,7 +169,7 @@ def write(value: Any) -> bytes:
 
 
 def compound(code: int, encoded: Sequence[bytes]) -> bytes:
-    """A list (0xd0) or map (0xd1) of encoded elements."""
+    """Encode a list (0xd0) or map (0xd1) of encoded elements."""
     body = b"".join(encoded)
     return bytes((code,)) + (len(body) + 4).to_bytes(4) + len(encoded).to_bytes(4) + body
 
@@ -194,28 +194,28 @@ _WRITERS: Final[Mapping[type, Callable[[Any], bytes]]] = {
 
 
 def uint(value: int) -> Raw:
-    """As AMQP uint."""
+    """Encode as AMQP uint."""
     return Raw(struct.pack(">BI", 0x70, value))
 
 
 def int32(value: int) -> Raw:
-    """As AMQP int."""
+    """Encode as AMQP int."""
     return Raw(struct.pack(">Bi", 0x71, value))
 
 
 def timestamp(seconds: float) -> Raw:
-    """As AMQP timestamp, of seconds since the epoch."""
+    """Encode seconds since the epoch as AMQP timestamp."""
     return Raw(struct.pack(">Bq", 0x83, int(seconds * 1000)))
 
 
 def array(code: int, encoded: Sequence[bytes]) -> Raw:
-    """An array of values of one type, given with their code."""
+    """Encode an array of values of one type, which `code` names."""
     body = bytes((code,)) + b"".join(each[1:] for each in encoded)
     return Raw(b"\xf0" + (len(body) + 4).to_bytes(4) + len(encoded).to_bytes(4) + body)
 
 
 def section(code: int, encoded: bytes) -> bytes:
-    """A section of a message."""
+    """Encode a section of a message."""
     return bytes((0x00, 0x53, code)) + encoded
 
 
@@ -223,7 +223,7 @@ def section(code: int, encoded: bytes) -> bytes:
 
 
 def sections(data: bytes) -> Iterator[tuple[int, int, int, int]]:
-    """The sections of a message: code, and where it begins, where its value begins, where it ends."""
+    """Return the sections of a message: code, begin, begin of the value, end."""
     at = 0
     while at < len(data):
         value = skip(data, at + 1) if data[at] == 0 else at
@@ -236,20 +236,20 @@ def sections(data: bytes) -> Iterator[tuple[int, int, int, int]]:
 
 
 def unpack_batch(data: bytes) -> list[bytes]:
-    """The messages that a transfer in the batch format carries: each data section holds one."""
+    """Return the messages of a transfer in the batch format: each data section holds one."""
     return [read(data, value) for code, _, value, _ in sections(data) if code == DATA]
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """A message as it was sent, cut where a broker changes it.
+    """A message as it was sent, split where a broker changes it.
 
     Attributes:
         header: durable, priority and ttl, encoded.
         annotations, application: entries, encoded.
         properties: fields, encoded, with a message id.
-        body: body sections and footer, untouched.
-        ttl: seconds, where the sender set it.
+        body: body sections and footer, unchanged.
+        ttl: time to live in seconds, if the sender set it.
     """
 
     header: tuple[bytes, bytes, bytes]
@@ -261,7 +261,7 @@ class Content:
 
     @classmethod
     def parse(cls, data: bytes) -> Content:
-        """Cut a message into sections; give it a message id if it has none."""
+        """Split a message into sections; add a message id if it lacks one."""
         header = [NULL, NULL, NULL]
         annotations: Mapping[bytes, bytes] = {}
         application: Mapping[bytes, bytes] = {}
@@ -293,7 +293,7 @@ class Content:
         )  # fmt: skip
 
     def encode(self, deliveries: int, annotations: Mapping[str, Any], properties: Mapping[str, Any]) -> bytes:
-        """The message with its delivery count, and with these annotations and application properties set."""
+        """Encode the message with its delivery count and with these annotations and application properties."""
         known = {write(Symbol(name)): write(value) for name, value in annotations.items()}
         merged = {**self.annotations, **known}
         application = {**self.application, **{write(name): write(value) for name, value in properties.items()}}
@@ -308,25 +308,25 @@ class Content:
 
     @property
     def size(self) -> int:
-        """Bytes, about as they were sent."""
+        """Return the approximate size of the sent message in bytes."""
         return len(self.body) + sum(
             map(len, (*self.properties, *self.application, *self.application.values(), *self.annotations))
         )
 
     def property(self, index: int) -> Any:
-        """A field of the properties section, as Python."""
+        """Return a field of the properties section, as Python."""
         return read(self.properties[index]) if index < len(self.properties) else None
 
     def annotation(self, name: str) -> Any:
-        """A message annotation, as Python."""
+        """Return a message annotation, as Python."""
         encoded = self.annotations.get(write(Symbol(name)))
         return None if encoded is None else read(encoded)
 
     def application_properties(self) -> dict[str, Any]:
-        """The application properties, as Python."""
+        """Return the application properties, as Python."""
         return {str(read(name)): read(value) for name, value in self.application.items()}
 
     def data(self) -> bytes | None:
-        """The bytes of the body's data sections; None where the body is a value or a sequence."""
+        """Return the bytes of the body's data sections; None if the body is a value or a sequence."""
         parts = [read(self.body, value) for code, _, value, _ in sections(self.body) if code == DATA]
         return b"".join(parts) if parts else None

@@ -1,6 +1,6 @@
-"""Which deliveries came in the batch format: proton does not tell, so transfer frames are looked at before it has them.
+"""Find deliveries in the batch format. Proton does not report them, so this reads transfer frames before proton does.
 
-It alters nothing. A batch is known by its message format alone, whatever its body looks like.
+It changes nothing. Only the message format marks a batch, not its body.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _PREFIX: Final = 8
 
 
 class FrameReader:
-    """Follows one connection's incoming bytes."""
+    """Reads one connection's incoming bytes."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -25,11 +25,11 @@ class FrameReader:
         self._batches: dict[str, deque[bool]] = {}
 
     def is_batch(self, link: str) -> bool:
-        """Whether the next delivery of this link, in order of arrival, is a batch; asked once a delivery."""
+        """Return whether the next delivery of this link, in order of arrival, is a batch. Call it once per delivery."""
         return self._batches[link].popleft()
 
     def feed(self, data: bytes) -> None:
-        """More bytes of the connection."""
+        """Read more bytes of the connection."""
         self._buffer += data
         buffer = self._buffer
         at = 0

@@ -1,6 +1,6 @@
-"""The requests that a client makes of an entity's `$management` node, and of `$cbs`. Request in, reply out.
+"""A client's requests to an entity's `$management` node and to `$cbs`: request in, reply out.
 
-It must not know links: `amqp.py` finds the one to answer on.
+`amqp.py` finds the link for the reply.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from servicebus_standin.box import Box, Stored, StoreError
 from servicebus_standin.codec import NULL, Content, Malformed, array, int32, timestamp, write
 from servicebus_standin.store import Queue
 
-#: A reply that peeks holds no more bytes than this, but one message at least.
+#: Maximum size of a reply to a peek in bytes; it holds at least one message.
 PEEK_BYTES: Final = 256 * 1024
 
 
@@ -41,7 +41,7 @@ class Request:
 
 
 def reply(request: Request, properties: Mapping[str, Any], body: Any = None) -> bytes:
-    """An encoded answer; its correlation id is the request's message id, in the type it had."""
+    """Return an encoded reply. Its correlation id is the request's message id, with the same type."""
     fields = [NULL] * 5 + [request.message_id]
     return b"".join((
         codec.section(codec.PROPERTIES, codec.compound(0xD0, fields)),
@@ -51,7 +51,7 @@ def reply(request: Request, properties: Mapping[str, Any], body: Any = None) -> 
 
 
 def answer(request: Request, queue: Queue, box: Box, allowed: Callable[[Claim], bool]) -> bytes:
-    """Do what is asked of an entity, and encode the answer."""
+    """Process a request to an entity and encode the reply."""
     try:
         body = _operation(request, allowed)(request.body, queue, box)
     except StoreError as error:

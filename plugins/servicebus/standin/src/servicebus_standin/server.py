@@ -1,6 +1,6 @@
-"""One port for all: AMQP connections in one thread, and TLS ones handed to the administration endpoint.
+"""One port for both protocols: it serves AMQP in one thread, and passes TLS to the administration endpoint.
 
-It must not know what the bytes mean. Everything that touches the store, from any thread, does it under `lock`.
+Every thread uses the store only under `lock`.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _log = logging.getLogger(__name__)
 
 
 class Server:
-    """Listens from its making on, until it is closed; what is in the store outlives it.
+    """Listens from its construction until it is closed. The store survives it.
 
     Args:
-        store: what it serves.
-        keys: who may do what.
-        lock: guards the store.
-        port: 0 takes a free one.
-        secure: is given each TLS connection, to keep.
+        store: the store to serve.
+        keys: the shared access keys.
+        lock: protects the store.
+        port: port to listen on; 0: a free one.
+        secure: called with each TLS connection, which it then owns.
     """
 
     def __init__(
@@ -68,23 +68,23 @@ class Server:
         self._thread.start()
 
     def wake(self) -> None:
-        """Look at the store now: another thread has changed it."""
+        """Read the store now: another thread has changed it."""
         with contextlib.suppress(BlockingIOError):
             self._bell.send(b"!")
 
     def admit(self) -> None:
-        """Let a client send. Raises StoreError where it is throttled."""
+        """Let a client send. Raises StoreError if it is throttled."""
         if self.busy > 0:
             self.busy -= 1
             raise StoreError("com.microsoft:server-busy", 503, "The entity is being throttled. Error code: 50009.")
 
     def detach_all(self) -> None:
-        """End every link of every connection; with the lock held."""
+        """Detach every link of every connection. The caller holds the lock."""
         for connection in self._connections.values():
             connection.detach_all()
 
     def close(self) -> None:
-        """Cut every connection, without a word to the clients, and listen no more."""
+        """Cut every connection without notice to the clients, and stop listening."""
         self._running = False
         self.wake()
         self._thread.join()
@@ -114,7 +114,7 @@ class Server:
                     for each, connection in list(self._connections.items()):
                         self._guard(each, partial(self._write, each, connection))
             if self.paused:
-                threading.Event().wait(0.05)  # sockets that are not read stay readable
+                threading.Event().wait(0.05)  # unread sockets stay readable
 
     def _accept(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -132,7 +132,7 @@ class Server:
             self._guard(each, lambda: self._feed(each, connection))
 
     def _meet(self, each: socket.socket) -> None:
-        """A new connection has said its first byte."""
+        """Handle a new connection after its first byte."""
         if each.recv(1, socket.MSG_PEEK) == TLS:
             self._selector.unregister(each)
             each.settimeout(None)
@@ -160,12 +160,12 @@ class Server:
         self._selector.modify(each, selectors.EVENT_READ | (selectors.EVENT_WRITE if blocked else 0))
 
     def _guard(self, each: socket.socket, step: Callable[[], None]) -> None:
-        """A connection that breaks harms no other."""
+        """Close a connection that fails, so that it harms no other."""
         try:
             step()
         except BlockingIOError:
             return
-        except Exception as error:  # noqa: BLE001 - whatever the bytes did to us, the other connections go on
+        except Exception as error:  # noqa: BLE001 - on any error the other connections continue
             if not isinstance(error, OSError | ProtonException):
                 _log.warning("the stand-in cut a connection: %r", error, exc_info=True)
             self._connections.pop(each, None)

@@ -1,6 +1,6 @@
 """`StandIn`: a small server that speaks Service Bus's protocols, for tests of jobs that use it. It is not Azure.
 
-The README of this distribution lists what it does not show and what it assumes of Azure.
+The README of this distribution lists its limits and its assumptions about Azure.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ROOT_KEY = "RootManageSharedAccessKey"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """A message as it lies there, for tests; see `Stored`."""
+    """A stored message, for tests; see `Stored`."""
 
     sequence: int
     message_id: str
@@ -50,24 +50,24 @@ class Seen:
 
     @property
     def reason(self) -> str | None:
-        """Why it was dead-lettered."""
+        """Return why it was dead-lettered."""
         return self.application_properties.get("DeadLetterReason")
 
     @property
     def description(self) -> str | None:
-        """Why, at length."""
+        """Return the description of the reason."""
         return self.application_properties.get("DeadLetterErrorDescription")
 
 
 class StandIn:
-    """A namespace on a port of localhost, from `start` to `stop`; a second `start` takes the same port again.
+    """A namespace on a port of localhost, from `start` to `stop`. A second `start` uses the same port.
 
     Args:
-        port: 0 takes a free one.
-        clock: seconds since the epoch.
+        port: port to listen on; 0: a free one.
+        clock: returns seconds since the epoch.
 
     Attributes:
-        certificate: file that the administration client has to trust (its `connection_verify`).
+        certificate: file that the administration client must trust (its `connection_verify`).
     """
 
     def __init__(self, port: int = 0, *, clock: Any = time.time) -> None:
@@ -84,7 +84,7 @@ class StandIn:
     # --- running
 
     def start(self) -> Self:
-        """Listen."""
+        """Start to listen."""
         if self._server is None:
             self._server = Server(self.store, self._keys, self.lock, self.port, self._administration.serve)
             self.port = self._server.port
@@ -92,7 +92,7 @@ class StandIn:
         return self
 
     def stop(self) -> None:
-        """Cut all connections and listen no more; queues, messages and locks stay."""
+        """Cut all connections and stop listening. Queues, messages and locks stay."""
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -100,7 +100,7 @@ class StandIn:
 
     @contextmanager
     def stopped(self) -> Iterator[None]:
-        """While entered, nothing listens."""
+        """Stop for the length of the `with` block."""
         self.stop()
         try:
             yield
@@ -109,7 +109,7 @@ class StandIn:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """While entered, connections stay open and nothing is answered."""
+        """Answer nothing for the length of the `with` block; connections stay open."""
         self._pause(on=True)
         try:
             yield
@@ -117,13 +117,13 @@ class StandIn:
             self._pause(on=False)
 
     def throttle(self, requests: int) -> None:
-        """Refuse so many requests to send with `com.microsoft:server-busy`; nothing of them is stored."""
+        """Refuse this many requests to send with `com.microsoft:server-busy`, without storing their messages."""
         with self.lock:
             if self._server is not None:
                 self._server.busy = requests
 
     def detach_links(self) -> None:
-        """Detach every link, as Service Bus does with those that were idle for ten minutes; connections stay."""
+        """Detach every link, as Service Bus does after ten idle minutes; connections stay open."""
         with self.lock:
             if self._server is not None:
                 self._server.detach_all()
@@ -144,16 +144,16 @@ class StandIn:
 
     @property
     def namespace(self) -> str:
-        """Host and port."""
+        """Return host and port."""
         return f"localhost:{self.port}"
 
     @property
     def connection_string(self) -> str:
-        """For the clients of queues, and for the administration client too."""
+        """Return the connection string for clients of queues and for the administration client."""
         return self.connection(ROOT_KEY)
 
     def connection(self, key: str, *, secret: str | None = None) -> str:
-        """The connection string with another key."""
+        """Return the connection string with another key."""
         secret = self._keys[key].secret if secret is None else secret
         return (
             f"Endpoint=sb://{self.namespace};SharedAccessKeyName={key};SharedAccessKey={secret};"
@@ -161,11 +161,11 @@ class StandIn:
         )
 
     def token(self, path: str = "", *, key: str = ROOT_KEY, seconds: float = 3600.0) -> str:
-        """A shared access signature for an entity, or for all."""
+        """Return a shared access signature for one entity or for all."""
         return sign(f"sb://{self.namespace}/{path}", self._keys[key], self.store.clock() + seconds)
 
     def add_key(self, name: str, *claims: Claim) -> str:
-        """A key with these claims only; returns its connection string."""
+        """Add a key with only these claims; return its connection string."""
         with self.lock:
             self._keys[name] = Key(name, secrets.token_urlsafe(32), frozenset(claims) or ALL)
         return self.connection(name)
@@ -173,50 +173,50 @@ class StandIn:
     # --- queues
 
     def create_queue(self, name: str, **settings: Any) -> None:
-        """A new queue; the settings are those of `Settings`, durations in seconds, fractions allowed."""
+        """Create a queue with settings as in `Settings`; durations are in seconds and may be fractions."""
         with self.lock:
             self.store.create(name, Settings(**settings))
 
     def alter_queue(self, name: str, **settings: Any) -> None:
-        """Change settings behind everybody's back; a subscription's by its path."""
+        """Change a queue's settings without notice to clients; name a subscription by its path."""
         with self.lock:
             self.store.alter(name, **settings)
         self._wake()
 
     def delete_queue(self, name: str) -> None:
-        """Remove a queue with all that is in it."""
+        """Delete a queue with its messages."""
         with self.lock:
             self.store.delete(name)
         self._wake()
 
     def create_topic(self, name: str, **settings: Any) -> None:
-        """A new topic; the settings are those of a queue that a topic has."""
+        """Create a topic; its settings are those of a queue that topics have too."""
         with self.lock:
             self.store.create(name, Settings(**settings), Topic)
 
     def create_subscription(self, topic: str, name: str, **settings: Any) -> None:
-        """A new subscription, named `<topic>/Subscriptions/<name>` from then on; without filters."""
+        """Create a subscription without filters. Its path is `<topic>/Subscriptions/<name>`."""
         with self.lock:
             self.store.subscribe(topic, name, Settings(**settings))
 
     def delete_topic(self, name: str) -> None:
-        """Remove a topic with its subscriptions."""
+        """Delete a topic with its subscriptions."""
         self.delete_queue(name)
 
     def queue_names(self) -> list[str]:
-        """Names of all queues."""
+        """Return the names of all queues."""
         with self.lock:
             return sorted(queue.name for queue in self.store.queues.values() if queue.kind == "Queue")
 
     def messages(self, path: str) -> list[Seen]:
-        """Return the messages of an address (`q`, `q/$DeadLetterQueue`) by sequence number, and leave them there."""
+        """Return the messages of an address (`q`, `q/$DeadLetterQueue`) by sequence number, without removing them."""
         with self.lock:
             self.store.advance()
             _, box = self.store.find(path)
             return [_seen(message) for message in box.peek(0, len(box.messages))]
 
     def put(self, name: str, encoded: bytes) -> None:
-        """Put an encoded AMQP message there, as a client would have."""
+        """Store an encoded AMQP message, as if a client had sent it."""
         with self.lock:
             wire.take(self.store.queue(name), encoded)
         self._wake()

@@ -1,6 +1,6 @@
-"""Queues: a box of messages, a dead-letter box, the ids that were seen, and where messages are forwarded to. Topics.
+"""Queues and topics. A queue has a box of messages, a dead-letter box, the ids it has seen, and a forwarding target.
 
-Pure: the clock is given, and nothing here waits. The caller holds the lock.
+This module is pure: callers pass the time, and nothing here waits. The caller holds the lock.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from typing import Any, ClassVar, Final
 from servicebus_standin.box import Box, Settings, Storable, Stored, StoreError
 
 DEAD: Final = "/$deadletterqueue"
-#: Between the names of a topic and of its subscription.
+#: Joins the names of a topic and its subscription.
 SUBSCRIPTIONS: Final = "/Subscriptions/"
 REASON, DESCRIPTION = "DeadLetterReason", "DeadLetterErrorDescription"
-#: So often a message is forwarded at most.
+#: Maximum number of times that a message is forwarded.
 MAX_HOPS: Final = 4
 
 
 def not_found(what: str) -> StoreError:
-    """The answer to a name that no queue has."""
+    """Return the error for an unknown queue."""
     return StoreError("amqp:not-found", 404, f"The messaging entity '{what}' could not be found.")
 
 
 class Queue:
     """A queue: its box, its dead-letter box, its settings, and the ids it has seen."""
 
-    #: Its name in what the administration endpoint reads and writes.
+    #: Its name at the administration endpoint.
     kind: ClassVar = "Queue"
 
     def __init__(self, name: str, settings: Settings, store: Store) -> None:
@@ -45,7 +45,7 @@ class Queue:
         )
 
     def admit(self, size: int = 0) -> None:
-        """Whether messages of so many bytes may come. Raises StoreError."""
+        """Check that messages of this many bytes are accepted. Raises StoreError."""
         self._exists()
         if self.settings.status in ("Disabled", "SendDisabled"):
             raise self._disabled("Send")
@@ -54,13 +54,13 @@ class Queue:
             raise StoreError("amqp:resource-limit-exceeded", 403, text)
 
     def admit_receiver(self) -> None:
-        """Whether messages may be taken. Raises StoreError."""
+        """Check that messages may be received. Raises StoreError."""
         self._exists()
         if self.settings.status in ("Disabled", "ReceiveDisabled"):
             raise self._disabled("Receive")
 
     def _exists(self) -> None:
-        if self._store.queues.get(self.name.lower()) is not self:  # deleted, though a link still holds it
+        if self._store.queues.get(self.name.lower()) is not self:  # deleted while a link still refers to it
             raise not_found(self.name)
 
     def _disabled(self, what: str) -> StoreError:
@@ -68,7 +68,7 @@ class Queue:
         return StoreError("com.microsoft:entity-disabled", 403, text)
 
     def enqueue(self, content: Storable, message_id: str, due: float | None = None) -> int | None:
-        """Take a message; None where its id was seen within the window. Raises StoreError."""
+        """Store a message; None if its id was seen within the window. Raises StoreError."""
         self.admit(content.size)
         now = self._store.clock()
         if self.seen(message_id, now):
@@ -76,7 +76,7 @@ class Queue:
         return self.main.add(Stored(0, content, now, message_id, 0, due=due))
 
     def seen(self, message_id: str, now: float) -> bool:
-        """Whether this id came within the window; from now on it did."""
+        """Return whether this id was seen within the window, and record it."""
         if not self.settings.requires_duplicate_detection:
             return False
         forgotten = now - self.settings.duplicate_detection_history_time_window
@@ -94,7 +94,7 @@ class Queue:
         self.dead.add(message)
 
     def _forward(self, box: Box, message: Stored, target: str | None) -> bool:
-        """Where a target is set and takes it, a message goes on; else it stays."""
+        """Forward a message if a target is set and accepts it; else keep it."""
         queue = None if target is None else self._store.queues.get(target.lower())
         if queue is None or message.hops >= MAX_HOPS:
             return False
@@ -119,7 +119,7 @@ class Subscription(Queue):
 
 
 class Topic(Queue):
-    """A topic: what comes is copied to each of its subscriptions at once; what is scheduled, when it is due."""
+    """A topic. It copies a message to each subscription at once, and a scheduled message when it is due."""
 
     kind: ClassVar = "Topic"
 
@@ -142,7 +142,7 @@ class Store:
         self.queues: dict[str, Queue] = {}
 
     def create(self, name: str, settings: Settings | None = None, kind: type[Queue] = Queue) -> Queue:
-        """A new queue, or topic. Raises StoreError."""
+        """Create a queue or a topic. Raises StoreError."""
         if name.lower() in self.queues:
             text = f"The messaging entity '{name}' already exists."
             raise StoreError("com.microsoft:entity-already-exists", 409, text)
@@ -150,14 +150,14 @@ class Store:
         return queue
 
     def subscribe(self, topic: str, name: str, settings: Settings) -> Queue:
-        """A new subscription. Raises StoreError."""
+        """Create a subscription. Raises StoreError."""
         found = self.queues.get(topic.lower())
         if not isinstance(found, Topic):
             raise not_found(topic)
         return self.create(f"{found.name}{SUBSCRIPTIONS}{name}", settings, Subscription)
 
     def subscriptions(self, topic: Queue) -> list[Queue]:
-        """All of a topic."""
+        """Return all subscriptions of a topic."""
         prefix = f"{topic.name}{SUBSCRIPTIONS}".lower()
         return [each for path, each in self.queues.items() if path.startswith(prefix)]
 
@@ -168,19 +168,19 @@ class Store:
         queue.updated = self.clock()
 
     def delete(self, name: str) -> None:
-        """Forget a queue and all that is in it, a topic with its subscriptions. Raises StoreError."""
+        """Delete a queue with its messages, or a topic with its subscriptions. Raises StoreError."""
         for each in (self.queue(name), *self.subscriptions(self.queue(name))):
             del self.queues[each.name.lower()]
 
     def queue(self, name: str) -> Queue:
-        """A queue by its name. Raises StoreError."""
+        """Return a queue by its name. Raises StoreError."""
         queue = self.queues.get(name.lower())
         if queue is None:
             raise not_found(name)
         return queue
 
     def find(self, path: str) -> tuple[Queue, Box]:
-        """What an address names: a queue, or its dead-letter sub-queue. Raises StoreError."""
+        """Return the queue of an address and its box, or its dead-letter sub-queue's. Raises StoreError."""
         if path.lower().endswith(DEAD):
             queue = self.queue(path[: -len(DEAD)])
             return queue, queue.dead
@@ -188,11 +188,11 @@ class Store:
         return queue, queue.main
 
     def boxes(self) -> Iterator[Box]:
-        """Every box."""
+        """Return every box."""
         for queue in list(self.queues.values()):
             yield queue.main
             yield queue.dead
 
     def advance(self) -> float | None:
-        """Do what is due everywhere; returns when the next thing may be."""
+        """Advance every box; return when the next message may be due."""
         return min((when for box in self.boxes() if (when := box.advance()) is not None), default=None)

@@ -1,6 +1,6 @@
-"""A stored message as its receiver gets it: annotations, lock and counts, as Service Bus writes them.
+"""Encode a stored message for its receiver, with annotations, lock and counts as Service Bus writes them.
 
-It must not change what is stored.
+The stored message does not change.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _STATES: Final = {"deferred": 1, "scheduled": 2}
 
 
 def take(queue: Queue, *encoded: bytes, scheduled: bool = False) -> list[int]:
-    """Put encoded messages into a queue, all or none; returns their sequence numbers, 0 for a duplicate.
+    """Store all encoded messages in a queue, or none; return their sequence numbers, with 0 for a duplicate.
 
     Raises:
         Malformed, StoreError
@@ -41,7 +41,7 @@ def _parse(queue: Queue, encoded: bytes) -> Content:
 
 
 def give(message: Stored) -> bytes:
-    """The message as it goes over the wire."""
+    """Return the message as sent over the wire."""
     content: Content = message.content
     annotations: dict[str, Any] = {
         "x-opt-sequence-number": message.sequence,
