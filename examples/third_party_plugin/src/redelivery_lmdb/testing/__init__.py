@@ -72,7 +72,7 @@ class LmdbPlace(Place):
         shutil.rmtree(self.folder)
 
     def damage(self) -> None:
-        command = [sys.executable, "-c", DAMAGE, str(self.folder)]  # in another process: this one may have the file open
+        command = [sys.executable, "-c", DAMAGE, str(self.folder)]  # another process: this one may have the file open
         subprocess.run(command, check=True)  # noqa: S603 - it is our own code
 
     def close(self) -> None:
