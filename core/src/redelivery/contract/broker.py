@@ -538,7 +538,7 @@ class Broker(Role):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerPlugin:
-    """What a plugin's hook returns.
+    """A plugin, as its hook returns it.
 
     Attributes:
         name: short, lower case; also the prefix of its client options (`<name>.`).

@@ -1,4 +1,4 @@
-"""What is sent: `Message` (one, for people and for the receiving side) and `Batch` (columns, for the sending path).
+"""Messages: `Message` (one, for people and for the receiving side) and `Batch` (columns, for the sending path).
 
 A column that comes from Arrow is given as a function that loads it, so that this module needs no Arrow library.
 """
@@ -18,7 +18,7 @@ Headers = tuple[Header, ...]
 #: Shared by all rows without columns of the broker's own.
 _NO_EXTRA: Mapping[str, Any] = {}
 
-#: What a row costs apart from its bytes, when bytes in flight are bounded.
+#: The cost of a row apart from its bytes, when bytes in flight are bounded.
 ROW_OVERHEAD = 64
 
 

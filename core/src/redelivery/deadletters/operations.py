@@ -46,7 +46,7 @@ def sent_back(letter: Letter, there: Capabilities, *, targeted: bool = True) -> 
 
     Args:
         letter: as stored.
-        there: the destination's capabilities; values of its own columns are restored.
+        there: the destination's capabilities; values of its columns are restored.
         targeted: its target was allowed (`Targets`); otherwise it goes to the destination itself.
     """
     context = context_of(letter)

@@ -39,7 +39,7 @@ _RFC3339: Final = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+
 _FORBIDDEN: Final = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
 _JSON: Final = JSONFormat()
 _JSON_TYPE: Final = JSONFormat.JSON_CONTENT_TYPE_PATTERN
-#: What the text of an attribute must be, and how to correct it.
+#: The required form of an attribute's text, and how to correct it.
 _SYNTAX: Final[Mapping[str, tuple[Callable[[str], bool], str]]] = {
     "source": (is_uri_reference, "must be a URI reference, as in /orders or https://example.org/orders (RFC 3986)"),
     "dataschema": (is_uri, "must be a URI, as in https://example.org/order.json (RFC 3986)"),

@@ -72,7 +72,7 @@ UNDELIVERABLE: Final = "redelivery.undeliverable"
 #: The extension attribute that holds what an event alone would lose of its message.
 _ENVELOPE: Final = "redeliverymessage"
 _REASON_CHARACTERS: Final = 1024
-#: What a path may hold besides letters and digits; not ":", before which a scheme would be.
+#: Characters that a path may hold besides letters and digits; not ":", before which a scheme would be.
 _SAFE: Final = "/._~!$&'()*+,;=@-"
 
 

@@ -75,7 +75,7 @@ _NOTHING_CHANGED: Final = "nothing was changed, so it may be tried again"
 
 @dataclass(frozen=True, slots=True)
 class ClientError:
-    """What a client library's error says.
+    """A client library's error, read.
 
     Attributes:
         text: what it says.

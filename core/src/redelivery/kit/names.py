@@ -11,7 +11,7 @@ __all__ = ["DeadLetterNames"]
 class DeadLetterNames:
     """The rule by which a plugin names dead letter queues: the name of the queue, and a suffix.
 
-    A dead letter queue has none of its own: it is its own dead letter queue.
+    A dead letter queue is its own dead letter queue.
 
     Attributes:
         suffix: what is added.

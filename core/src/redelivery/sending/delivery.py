@@ -116,7 +116,7 @@ class Delivery:
         return self._engine.report
 
     def write(self, batch: Batch) -> None:
-        """Hand rows over; wait while there is no room.
+        """Hand rows over; wait while the queue is full.
 
         Raises:
             DeliveryFailed, BrokerError, ContractViolation: the delivery has failed, now or earlier.

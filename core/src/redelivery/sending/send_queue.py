@@ -31,7 +31,7 @@ _LONG: Final = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """What a task may hold in memory: rows that it has taken and that are not accounted for yet.
+    """The bounds of a task's memory: rows that it has taken and that are not accounted for yet.
 
     They are in flight to the destination, wait for their next attempt or behind their key, or are letters on their way
     to a sink. All count together, so an outage does not increase their number. A row costs about 1.5 KiB besides its

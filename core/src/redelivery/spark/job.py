@@ -1,7 +1,7 @@
-"""One write as plain data (`Job`), and what each task of it does (`deliver_partition`).
+"""One write as plain data (`Job`), and the work of each of its tasks (`deliver_partition`).
 
-The same for `df.write`, `deliver()` and micro-batches. This file must not know how Spark calls it, nor import what only
-tasks need: Spark plans and commits each write in its own short process.
+The same for `df.write`, `deliver()` and micro-batches. Must not know how Spark calls it, nor import what only tasks
+need: Spark plans and commits each write in its own short process.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Job:
     """One write, as it travels to its tasks.
 
     Attributes:
-        settings: what was asked for.
-        layout: what the columns mean.
+        settings: the options of the write.
+        layout: the meaning of the columns.
         run: names the job in letters, reports and ids; survives task retries. A micro-batch's name is known to its
             tasks only (`as_micro_batch`); until then it is empty.
         started: `time.time()` when it began.
@@ -85,7 +85,7 @@ class Job:
         return cls(settings=settings, layout=layout, run="" if stream else settings.write_id or uuid.uuid4().hex)
 
     def as_micro_batch(self) -> Job:
-        """The job of the micro-batch that the running task belongs to; the same again when the batch is replayed."""
+        """Return the job of the micro-batch that the running task belongs to; the same when the batch is replayed."""
         query, batch = local_property("sql.streaming.queryId"), local_property("streaming.sql.batchId")
         if query is None or batch is None:
             raise ConfigurationError("Spark does not tell which micro-batch this is; write it by foreachBatch")
@@ -93,12 +93,12 @@ class Job:
 
 
 def preflight(settings: WriteSettings) -> None:
-    """Before any task: open the destination and its sinks, and close them again. Nothing is sent.
+    """Open the destination and its sinks before any task, and close them again. Sends nothing.
 
-    A place that is only down now, or that the driver has no secret for, is logged: the tasks try it by the spec.
+    A place that is only down now, or for which the driver has no secret, is logged: the tasks try it by the spec.
 
     Raises:
-        RedeliveryError: one can never work.
+        RedeliveryError: a place can never work.
     """
     if not settings.preflight:
         return
@@ -115,12 +115,12 @@ def preflight(settings: WriteSettings) -> None:
 
 
 def plain(error: RedeliveryError, more: str = "") -> RedeliveryError:
-    """An error anew, without the way it took: Spark shows that in full, and what is chained or noted a second time."""
+    """Return an error without traceback and chain: Spark shows those in full, and chained or noted errors twice."""
     return type(error)(f"{error}; {more}" if more else str(error))
 
 
 def deliver_partition(job: Job, batches: Iterable[Any]) -> DeliveryReport:
-    """Deliver one partition, on the worker that has it. Nothing is opened for a partition without rows.
+    """Deliver one partition, on the worker that has it. Opens nothing for a partition without rows.
 
     Args:
         job: the write.
@@ -130,7 +130,7 @@ def deliver_partition(job: Job, batches: Iterable[Any]) -> DeliveryReport:
         The account of this task.
 
     Raises:
-        RedeliveryError: the task must fail; the text says all, this task's own account included.
+        RedeliveryError: the task must fail; the text holds everything, including this task's own account.
     """
     opened: list[Delivery] = []
     try:
@@ -140,7 +140,7 @@ def deliver_partition(job: Job, batches: Iterable[Any]) -> DeliveryReport:
 
 
 def _deliver(job: Job, batches: Iterable[Any], opened: list[Delivery]) -> DeliveryReport:
-    """As `deliver_partition`; `opened` is told the delivery, once there is one."""
+    """Deliver as `deliver_partition` does; call `opened` with the delivery, once it exists."""
     settings = job.settings
     rows = _pieces(
         batches,
@@ -192,7 +192,7 @@ def _deliver(job: Job, batches: Iterable[Any], opened: list[Delivery]) -> Delive
 
 
 def _account_of(opened: Iterable[Delivery]) -> str:
-    """What a task that fails has done, for the one line that its user reads."""
+    """Return what a failed task has delivered, for the one line that its user reads."""
     for delivery in opened:
         report = delivery.so_far
         return (
@@ -205,16 +205,16 @@ def _account_of(opened: Iterable[Delivery]) -> str:
 def finish(
     job: Job, reports: Iterable[DeliveryReport], *, speculation: bool, about: Mapping[str, Any] | None = None
 ) -> DeliveryReport:
-    """End a job whose tasks have all ended well: add up, log, write the report, hold it to its limits.
+    """End a job whose tasks have all succeeded: add up, log, write the report, apply the job's limits.
 
     Args:
         job: the write.
         reports: of its tasks.
         speculation: whether Spark may have run a task twice.
-        about: what the written report says besides.
+        about: further members of the written report.
 
     Raises:
-        ToleranceExceeded: too many records of the job failed. What was delivered stays so.
+        ToleranceExceeded: too many records of the job failed. Rows already delivered stay delivered.
     """
     parts = list(reports)
     seconds = time.time() - job.started
@@ -233,7 +233,7 @@ def finish(
 
 
 def summary(report: DeliveryReport) -> str:
-    """A report in one line for a log."""
+    """Return a report as one line for a log."""
     ambiguous = f"{report.ambiguous} attempts ambiguous, " if report.ambiguous else ""
     reasons = "".join(f"; {count} for {reason}" for reason, count in report.reasons.most_common(5))
     return (
@@ -259,7 +259,7 @@ def refuse_one_host(url: str, master: str | None, *, shared_mount: bool) -> None
 
 
 def local_property(name: str) -> str | None:
-    """A setting of the running job, as Spark hands it to its tasks; None outside a task."""
+    """Return a setting of the running job, as Spark passes it to its tasks; None outside a task."""
     context = TaskContext.get()
     value: str | None = None if context is None else context.getLocalProperty(name)
     return value
@@ -277,7 +277,7 @@ def _origin(job: Job) -> Origin:
 
 
 def _pieces(batches: Iterable[Any], *, most_bytes: int, most_rows: int) -> Iterator[Any]:
-    """Batches that have rows, cut to about `most_bytes`, and to `most_rows`."""
+    """Return batches that have rows, cut to about `most_bytes`, and to `most_rows`."""
     for batch in batches:
         rows = batch.num_rows
         size = max(1, min(rows // max(1, -(-batch.nbytes // max(1, most_bytes))), most_rows))
@@ -286,7 +286,7 @@ def _pieces(batches: Iterable[Any], *, most_bytes: int, most_rows: int) -> Itera
 
 
 def _report_file(path: Path, run: str) -> Path:
-    """Where a report goes: into a folder under its run's name, else to the very file."""
+    """Return where a report goes: into a folder under its run's name, else to the given file."""
     return path / f"{re.sub('[^A-Za-z0-9._-]', '_', run)}.json" if path.is_dir() else path
 
 

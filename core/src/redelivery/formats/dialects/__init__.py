@@ -80,7 +80,7 @@ _EXTENSIONS: Final = frozenset().union(*(each.names for each in _DIALECTS.values
 
 @dataclass(frozen=True, slots=True)
 class DeliveryHistory:
-    """What a message keeps over its redrives.
+    """The counts that a message keeps over its redrives.
 
     Attributes:
         attempts_total: attempts before the last redrive.

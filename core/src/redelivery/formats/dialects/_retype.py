@@ -36,7 +36,7 @@ class Retyped:
 
 
 def rename(message: Message, event_type: str) -> tuple[Message, Retyped] | None:
-    """Return the event under this type, and its old type; None where it is no event or has the type. Never raises.
+    """Return the event under this type, and its old type; None where it is not an event or has the type. Never raises.
 
     Args:
         message: any.
