@@ -12,7 +12,7 @@ from redelivery.errors import BrokerError, LeaseLost, Permanent
 from redelivery.kit import leases as kit
 from redelivery_beanstalk import codec
 from redelivery_beanstalk.address import Address
-from redelivery_beanstalk.client.asking import Asking, until
+from redelivery_beanstalk.client.asking import ROUND_TRIP, Asking, until
 from redelivery_beanstalk.client.connection import Answer, Connection, put
 from redelivery_beanstalk.errors import TABLE, Refused
 from redelivery_beanstalk.options import Settings
@@ -77,9 +77,9 @@ class BeanstalkReceiver(Asking, Receiver):
     def _take(self, connection: Connection, most: int, seconds: int) -> list[Received]:
         asked = time.monotonic()
         first, rest = b"reserve-with-timeout %d" % seconds, [b"reserve-with-timeout 0"] * (most - 1)
-        answers = connection.ask([first, *rest], until())
+        answers = connection.ask([first, *rest], until(seconds + ROUND_TRIP))
         jobs = [each for each in answers if each.expect("RESERVED", "TIMED_OUT", "DEADLINE_SOON").word == "RESERVED"]
-        told = connection.ask([b"stats-job %d" % each.job for each in jobs], until())
+        told = connection.ask([b"stats-job %d" % each.job for each in jobs], until(ROUND_TRIP))
         return [
             self._received(job, statistics, asked, connection)
             for job, statistics in zip(jobs, told, strict=True)

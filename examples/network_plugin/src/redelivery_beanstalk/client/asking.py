@@ -14,6 +14,7 @@ from redelivery_beanstalk.errors import TABLE
 from redelivery_beanstalk.options import Settings
 
 PATIENCE = 10.0  # seconds to wait for answers, where the contract gives no deadline
+ROUND_TRIP = 3.0  # seconds to wait for one, where the contract gives little time
 
 
 class Asking(Resource):
@@ -58,6 +59,6 @@ class Asking(Resource):
             connection.close()
 
 
-def until() -> float:
-    """When to stop waiting for an answer, monotonic seconds."""
-    return time.monotonic() + PATIENCE
+def until(seconds: float = PATIENCE) -> float:
+    """When to stop waiting for answers, monotonic seconds."""
+    return time.monotonic() + seconds

@@ -12,6 +12,8 @@ from redelivery_beanstalk.errors import Refused
 
 #: Words that are followed by a body, whose size is the last number of the line.
 WITH_BODY = frozenset({"RESERVED", "FOUND", "OK"})
+#: Commands that are written before their answers are read.
+AT_ONCE = 100
 
 
 class Answer(NamedTuple):
@@ -72,10 +74,13 @@ class Connection:
         return Answer(word, tuple(numbers), body)
 
     def ask(self, commands: Iterable[bytes], until: float) -> list[Answer]:
-        """Write commands all at once; return their answers."""
-        lines = list(commands)
-        self.write(b"".join(line + b"\r\n" for line in lines), until)
-        return [self.answer(until) for _ in lines]
+        """Write commands, 100 at once, and return their answers. More would fill the buffers of both sides."""
+        lines, answers = list(commands), []
+        for start in range(0, len(lines), AT_ONCE):
+            part = lines[start : start + AT_ONCE]
+            self.write(b"".join(line + b"\r\n" for line in part), until)
+            answers += [self.answer(until) for _ in part]
+        return answers
 
     def end(self) -> None:
         """End the connection, so that a thread that waits for an answer learns of it."""
