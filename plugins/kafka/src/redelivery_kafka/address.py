@@ -130,7 +130,7 @@ class Address:
 
 
 def topic_fault(name: str) -> str | None:
-    """Return why no topic can have this name; None where one can."""
+    """Return why no topic can have this name; None if one can."""
     if not name:
         return "the topic has an empty name"
     if len(name) > TOPIC_LENGTH:

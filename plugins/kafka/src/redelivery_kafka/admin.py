@@ -155,7 +155,7 @@ class KafkaAdmin(Resource, Admin):
         return list(dict.fromkeys(found)), urls
 
     def _sink(self, sink: Sink) -> Address | None:
-        """Return the topic that a sink is; None where it is at another cluster or broker."""
+        """Return the topic that a sink is; None if it is at another cluster or broker."""
         if sink.uri == NATIVE:
             url = self._address.dead_letters.url
         elif not has_scheme(sink.uri):
@@ -171,7 +171,7 @@ class KafkaAdmin(Resource, Admin):
         return self._address.at(address.topic) if address.bootstrap == self._address.bootstrap else None
 
     def _status(self, spec: DeliverySpec) -> DeliveryStatus:
-        """Return what the first sink is; empty where it is not at this cluster."""
+        """Return the status of the first sink; empty if it is not at this cluster."""
         address = self._sink(spec.dead_letter_sink[0]) if spec.dead_letter_sink else None
         if address is None:
             return DeliveryStatus()
@@ -179,7 +179,7 @@ class KafkaAdmin(Resource, Admin):
         return DeliveryStatus(dead_letter_sink_uri=redact(address.url), dead_letter_channel=reference)
 
     def _compare(self, address: Address, spec: DeliverySpec, topic: _Topic | None) -> NativeObject:
-        """Compare a dead letter topic with what it should be."""
+        """Compare a dead letter topic with its wanted settings."""
         found = self._describe(address)
         if found is not None:
             return NativeObject.compared("topic", address.topic, {}, list(_differences(found, spec, topic)))
@@ -223,7 +223,7 @@ class KafkaAdmin(Resource, Admin):
     # --- the cluster ---
 
     def _describe(self, address: Address) -> _Topic | None:
-        """Return an existing topic; None where it does not exist."""
+        """Return an existing topic; None if it does not exist."""
         doing = f"reading the settings of topic {address.topic!r}"
         replicas = self._replicas(address, doing)
         if replicas is None:
@@ -235,7 +235,7 @@ class KafkaAdmin(Resource, Admin):
         return _Topic(len(replicas), min(replicas), {n: e.value for n, e in config.items() if e.value is not None})
 
     def _replicas(self, address: Address, doing: str) -> list[int] | None:
-        """Return how many replicas each partition has; None where the topic does not exist."""
+        """Return how many replicas each partition has; None if the topic does not exist."""
         with self._asking(doing) as client:
             found = client.list_topics(address.topic, timeout=self._request).topics[address.topic]
             if found.error is not None and found.error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
@@ -245,7 +245,7 @@ class KafkaAdmin(Resource, Admin):
             return [len(each.replicas) for each in found.partitions.values()]
 
     def _create(self, item: NativeObject) -> bool:
-        """Create a topic, and wait until it can be used. Return False where another process just created it."""
+        """Create a topic, and wait until it can be used. Return False if another process just created it."""
         doing = f"creating topic {item.name!r}"
         config = dict(item.attributes)
         partitions, replicas = int(config.pop("partitions", -1)), int(config.pop("replication.factor", -1))

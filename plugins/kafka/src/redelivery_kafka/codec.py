@@ -180,7 +180,7 @@ def position(topic: str, partition: int, offset: int) -> str:
 
 
 def parse_position(text: str, topic: str) -> tuple[int, int] | None:
-    """Return partition and offset that a position names; None where it names no record of this topic."""
+    """Return partition and offset that a position names; None if it names no record of this topic."""
     named, partition, offset = (["", "", *text.split("/")])[-3:]
     return (int(partition), int(offset)) if named == topic and _is_number(partition) and _is_number(offset) else None
 

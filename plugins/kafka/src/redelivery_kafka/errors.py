@@ -189,7 +189,7 @@ _RULES: Final = {
 
 
 def kafka_error(error: object) -> KafkaError | None:
-    """Return the client's error with its code; None where the client raised something else."""
+    """Return the client's error with its code; None if the client raised something else."""
     found = error.args[0] if isinstance(error, KafkaException) and error.args else error
     return found if isinstance(found, KafkaError) else None
 

@@ -17,7 +17,7 @@ from redelivery.kit.address import redact, split_url, unknown
 from redelivery.kit.names import DeadLetterNames
 
 SCHEME: Final = "servicebus"
-#: How the queue is named that a queue's dead letters are forwarded to.
+#: The name of the queue that a queue's dead letters are forwarded to.
 DEAD_LETTERS: Final = DeadLetterNames(ignores_case=True)
 #: The sub-queue that every queue has. It can be received from, and not sent to.
 SUB_QUEUE: Final = "/$DeadLetterQueue"
@@ -39,7 +39,7 @@ _EXAMPLE = "write it as in 'servicebus://orders.servicebus.windows.net/incoming'
 
 
 def why_invalid(name: str) -> str | None:
-    """Return why no queue can have this name; None where one can."""
+    """Return why no queue can have this name; None if one can."""
     if not name:
         return "the name of the queue is missing"
     if "/subscriptions/" in name.lower():
@@ -58,8 +58,8 @@ class Address:
     """One queue or topic of a namespace, or one subscription.
 
     Attributes:
-        namespace: host, and port where it is not the usual one.
-        queue: what is sent to and received from. It may be a topic, which can only be sent to.
+        namespace: host, and port if it is not the usual one.
+        queue: the queue to send to and receive from. It may be a topic, which only accepts messages.
         topic: of a subscription: the topic whose messages are forwarded to `queue`; else "".
         name: of a subscription: its name in the URL.
     """

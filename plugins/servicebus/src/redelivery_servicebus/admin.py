@@ -1,6 +1,6 @@
 """The admin role: the queue, its dead letter queue, the forwarding between them, and a subscription's forwarding.
 
-It needs the claim Manage; without it, it says what could not be checked. It never alters existing objects.
+It needs the claim Manage; without it, it reports the checks that were not possible. It never alters existing objects.
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ class ServicebusAdmin(Resource, Admin):
     def _get_or_plan(
         self, address: Address, wanted: dict[str, str], notes: list[str]
     ) -> QueueProperties | NativeObject:
-        """Return a queue; the plan of it where it does not exist, or where the claim Manage is missing."""
+        """Return a queue, or its plan if it does not exist or if the claim Manage is missing."""
         try:
             found = self._get(address)
             return compared("queue", address.queue, wanted, None) if found is None else found
@@ -245,9 +245,9 @@ class ServicebusAdmin(Resource, Admin):
     def _ask(
         self, doing: str, ask: Callable[[ServiceBusAdministrationClient], _Found], other: str = _IS_TOPIC
     ) -> _Found:
-        """Read something of the namespace. Raises BrokerError, with the text `other` where it is of another kind.
+        """Read an object of the namespace. Raises BrokerError, with the text `other` if it is of another kind.
 
-        The SDK takes the answer for one of the kind that it asked for, and raises AttributeError where it is not.
+        The SDK does not check the kind in the answer, and raises AttributeError if it is another one.
         """
         client = self._connected()
         with TABLE.while_doing(doing, safe=True, needs=MANAGE):

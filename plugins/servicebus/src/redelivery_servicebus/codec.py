@@ -28,7 +28,7 @@ from redelivery.kit.packing import as_text, from_portable, hashed_id, pack_heade
 
 #: The property that holds what has no place in Service Bus's own form.
 PACKED: Final = "redelivery"
-#: What Service Bus itself writes into a dead letter.
+#: Properties that Service Bus itself writes into a dead letter.
 REASON: Final = "DeadLetterReason"
 DESCRIPTION: Final = "DeadLetterErrorDescription"
 CONTENT_TYPE: Final = "content-type"
@@ -71,8 +71,8 @@ class Decoded:
     """A message of a queue.
 
     Attributes:
-        message: as far as it could be decoded.
-        fault: what could not be decoded.
+        message: the parts that could be decoded.
+        fault: the parts that could not be decoded.
         attempt: deliveries of earlier copies of it.
     """
 
@@ -86,7 +86,7 @@ def encode(message: Message, most: int | None, *, attempt: int = 0) -> Encoded:
 
     Args:
         message: the message.
-        most: bytes that it may have; None where it is not sent, but set on a message that lies there already.
+        most: its maximum size in bytes; None if it is not sent, but set on an existing message.
         attempt: deliveries of earlier copies of it.
 
     Raises:
@@ -187,7 +187,7 @@ def _decode(raw: Any) -> Decoded:
 
 
 def changed_properties(letter: Encoded, raw: Any) -> dict[str, str]:
-    """Return the properties that make a received message into this letter, where its body stays the same.
+    """Return the properties that turn a received message with the same body into this letter.
 
     Properties of a message in its queue can be set, and not removed: ours lists those that are not the letter's.
     """
@@ -206,8 +206,8 @@ def changed_properties(letter: Encoded, raw: Any) -> dict[str, str]:
 def letter_in_place(letter: Encoded, raw: Any, reason: str, description: str) -> tuple[str, str, dict[str, str]]:
     """Return reason, description and properties of a received message that becomes this letter in its place.
 
-    What does not fit beside its own properties is left out, as the message can be kept nowhere else: first the letter's
-    properties, then the description.
+    Parts that do not fit beside its own properties are left out, because the message cannot be stored elsewhere: first
+    the letter's properties, then the description.
     """
     found = {name: str(value) for name, value in properties_of(raw).items()}
     reason, description = reason[:TEXT], description[:TEXT]
@@ -233,7 +233,7 @@ def properties_of(raw: Any) -> dict[str, Any]:
 
 
 def _text(value: Any) -> Any:
-    """Return text where the SDK gives it back as its bytes."""
+    """Return text, also if the SDK returns it as bytes."""
     if not isinstance(value, bytes):
         return value
     text = as_text(value)
@@ -245,13 +245,13 @@ def _json(packed: Mapping[str, Any]) -> str:
 
 
 def _json_text(value: bytes) -> str | None:
-    """Return the text of bytes, where JSON holds it without escapes."""
+    """Return the text of bytes, if JSON can hold it without escapes."""
     text = as_text(value)
     return text if text is not None and text.isprintable() and '"' not in text and "\\" not in text else None
 
 
 def _as_property(name: str, value: bytes) -> str | None:
-    """Return a header's value as an application property; None where it must be packed."""
+    """Return a header's value as an application property; None if it must be packed."""
     return as_text(value) if name and name not in _OWN and len(name) <= _NAME_LENGTH else None
 
 

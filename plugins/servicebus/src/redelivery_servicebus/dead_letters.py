@@ -35,7 +35,7 @@ _GLANCE: Final = 10
 _LOOK: Final = 0.02
 #: Bytes of letters that are kept while browsing looks for the end; letters behind them are peeked twice.
 _KEPT: Final = 4 << 20
-#: Seconds after which no further step is begun, and after which no request goes on.
+#: Seconds after which no further step begins, and after which every request ends.
 _BEGIN: Final = 12.0
 _END: Final = 27.0
 #: Digits of a sequence number, at most.
@@ -99,7 +99,7 @@ class _Place:
     """A queue, or its dead-letter sub-queue.
 
     Args:
-        namespace: where it is.
+        namespace: its namespace.
         queue: its name.
         settings: of the client.
         sub: it is the sub-queue.
@@ -185,7 +185,7 @@ class _Place:
         return found
 
     def _exists(self, link: Link[ServiceBusReceiver], within: float) -> bool:
-        """Open the link; return whether the queue exists, where it need not."""
+        """Open the link; return whether the queue exists, if it may be missing."""
         return (link.open(within) if self._needed else none_if_missing(lambda: link.open(within))) is not None
 
     def _states(self, numbers: set[int], deadline: Deadline) -> dict[int, object]:

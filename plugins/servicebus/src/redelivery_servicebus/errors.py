@@ -17,7 +17,7 @@ from redelivery.errors import Ambiguous, BrokerError, Fatal, Permanent, Retriabl
 from redelivery.kit.errors import BUG, ClientError, ErrorTable, Rule
 from redelivery_servicebus.client import private
 
-#: What an operation needs, for errors.
+#: The claim that an operation needs, for errors.
 SEND: Final = "the claim Send"
 LISTEN: Final = "the claim Listen"
 MANAGE: Final = "the claim Manage"

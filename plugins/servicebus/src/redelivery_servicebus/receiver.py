@@ -34,9 +34,9 @@ T = TypeVar("T")
 _MOST: Final = 1_000
 #: The shortest wait that the SDK accepts for a message, in seconds.
 _LOOK: Final = 0.02
-#: Seconds that a receive may take to open its link, where its wait is shorter: it takes half a second at least.
+#: Seconds that a receive may take to open its link, if its wait is shorter: opening takes at least half a second.
 _REOPEN: Final = 2.0
-#: Seconds after which no further settlement is begun, and after which no request goes on.
+#: Seconds after which no further settlement begins, and after which every request ends.
 _BEGIN: Final = 8.0
 _END: Final = 27.0
 #: Seconds kept free to complete a message whose copy was sent: without them, both would stay.

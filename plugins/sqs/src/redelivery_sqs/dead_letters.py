@@ -252,7 +252,7 @@ class SqsDeadLetters(Resource, DeadLetters):
         return failed
 
     def _set_visibility(self, names: Sequence[str], seconds: int, doing: str) -> BrokerError | None:
-        """Hide letters for so long from now; 0 shows them. Returns the first error other than a lost letter."""
+        """Hide letters for this long from now; 0 shows them. Return the first error other than a lost letter."""
         if not names:
             return None
         until = time.monotonic() + seconds

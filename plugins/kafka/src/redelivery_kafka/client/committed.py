@@ -19,13 +19,13 @@ _NOT_READY: Final = frozenset(
 def committed_offsets(
     consumer: Consumer, partitions: Sequence[TopicPartition], seconds: float, wait: Callable[[float], object]
 ) -> list[TopicPartition]:
-    """Return offset and metadata that a group has committed; an offset below 0 where it has committed nothing.
+    """Return offset and metadata that a group has committed; an offset below 0 if it has committed nothing.
 
     Args:
         consumer: a client in the group; it need not have joined.
         partitions: which; with none, nothing is asked.
         seconds: how long to wait for an answer.
-        wait: waits so many seconds.
+        wait: waits this many seconds.
 
     Raises:
         KafkaException: of the request or of one of the partitions.

@@ -64,11 +64,11 @@ class InFlight:
 
     @property
     def deadline(self) -> float:
-        """The first deadline of a batch; infinity where none is in flight."""
+        """The first deadline of a batch; infinity if none is in flight."""
         return min((each.deadline for each in self.batches), default=float("inf"))
 
     def add(self, batch: Batch, deadline: float, failures: dict[int, BrokerError]) -> BatchInFlight:
-        """Take a batch in; `failures` are those of rows that cannot be sent at all."""
+        """Add a batch; `failures` are those of rows that cannot be sent at all."""
         first, self._used = self._used, self._used + batch.length
         self._slots.extend(map(self._slot, range(len(self._slots), self._used)))
         found = BatchInFlight(batch, first, deadline, failures)
@@ -107,7 +107,7 @@ class InFlight:
         self._reports.clear()
 
     def fail(self, of: BatchInFlight, index: int, error: BrokerError, unknown_target: KafkaError | None = None) -> None:
-        """A row has failed."""
+        """Record the failure of a row."""
         of.failures[index] = error
         if unknown_target is not None:
             of.unknown_targets[index] = unknown_target
@@ -115,7 +115,7 @@ class InFlight:
             self.failed_keys.add(of.batch.key.values[index], of.batch.number)
 
     def fail_rest(self, of: BatchInFlight, first: int, error: BrokerError) -> None:
-        """All rows from this one on fail, except those that have failed already."""
+        """Record a failure of all rows from this one on, except those that have failed already."""
         for index in range(first, of.batch.length):
             if index not in of.failures:
                 self.fail(of, index, error)

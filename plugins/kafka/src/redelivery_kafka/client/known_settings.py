@@ -55,7 +55,7 @@ PRODUCER_ONLY: Final = _names(
     "queue.buffering.max.ms queuing.strategy request.required.acks request.timeout.ms retries "
     "sticky.partitioning.linger.ms transaction.timeout.ms"
 )
-#: Settings of the consumer, likewise.
+#: Settings of the consumer: other clients log a warning about them.
 CONSUMER_ONLY: Final = _names(
     "auto.commit.enable auto.commit.interval.ms auto.offset.reset check.crcs coordinator.query.interval.ms "
     "enable.auto.commit fetch.error.backoff.ms fetch.max.bytes fetch.message.max.bytes fetch.min.bytes "

@@ -63,7 +63,7 @@ class LetterProducer:
         self._sender.close()
 
     def _row(self, lease: Lease, letter: Message) -> Message:
-        """Return a letter without what Kafka cannot store of it."""
+        """Return a letter without the parts that Kafka cannot store."""
         number = lease.partition.number
         return replace(
             letter,

@@ -47,7 +47,7 @@ log = logging.getLogger("redelivery.kafka")
 _POLL: Final = 0.1
 _PAUSE: Final = 0.05
 _RECORDS: Final = 500
-#: The longest poll where an answer is awaited: a poll serves the answer, and then goes on waiting for a record.
+#: The longest poll where an answer is awaited: a poll serves the answer, and then still waits for a record.
 _SHORT_POLL: Final = 0.005
 #: Seconds until a broker that does not answer counts as out of reach, and that one request takes in that time.
 _CONTACT: Final = 8.0
@@ -154,7 +154,7 @@ class Membership:
     # --- requests; the caller holds `lock` ---
 
     def poll(self, seconds: float) -> None:
-        """Take the records that come, waiting at most so long for the first of them."""
+        """Take arriving records; wait at most this long for the first one."""
         if self._stop.is_set():
             return
         try:

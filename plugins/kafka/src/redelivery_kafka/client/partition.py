@@ -88,7 +88,7 @@ class Partition:
     # --- fetching ---
 
     def fetched(self, offset: int, record: Fetched, *, now: float, now_ms: int) -> bool:
-        """Take a record. Return False where the log went back: this is another record, and the state is of no use."""
+        """Add a fetched record. Return False if the log went back: it is another record, and the state is invalid."""
         if self._next < 0:
             self.offsets.base = self._next = offset
         if offset < self.offsets.base:

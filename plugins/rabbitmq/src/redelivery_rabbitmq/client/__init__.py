@@ -1,1 +1,1 @@
-"""What only this client needs: connections, frames, field tables, routes, queues."""
+"""Code that only pika needs: connections, frames, field tables, routes, queues."""

@@ -15,7 +15,7 @@ from redelivery_rabbitmq.client.connection import open_connection
 from redelivery_rabbitmq.options import Settings
 
 FEATURE_FLAG: Final = "stream_queue"
-#: What is wrong if the flag is off, and what to do.
+#: The error text for a flag that is off, and the advice.
 FLAG_IS_OFF: Final = f"the broker's feature flag {FEATURE_FLAG} is off, so it would lose dead letters; enable it first"
 _NEEDED_BEFORE: Final = (3, 12)
 

@@ -29,7 +29,7 @@ _POLL: Final = 0.002
 
 
 class Delivery(NamedTuple):
-    """A message as it was delivered."""
+    """A delivered message."""
 
     tag: int
     method: Basic.Deliver | Basic.GetOk
@@ -177,7 +177,7 @@ class Consumer:
             self._channel.close()
 
     def _await_ready(self, number: int) -> bool:
-        """Wait until so many messages are ready. False: not in time; another consumer may be fetching them."""
+        """Wait until this many messages are ready. False: not in time; another consumer may be fetching them."""
         end = time.monotonic() + _REQUEUE_TIMEOUT
         while self.ready() < number:
             if time.monotonic() >= end:

@@ -13,7 +13,7 @@ from redelivery.contract.message import Batch, Column
 from redelivery.errors import BrokerError, Fatal, Permanent
 from redelivery_rabbitmq.address import Address
 
-#: The error of a row, by its batch and index; None where the row is not to blame.
+#: The error of a row, by its batch and index; None if the row is not to blame.
 RowError = Callable[[Batch, int], BrokerError | None]
 
 _ACCESS_REFUSED: Final = 403
@@ -77,7 +77,7 @@ class Router:
         return route
 
     def blamed(self, error: BaseException) -> RowError | None:
-        """Return what finds the rows to blame for a closed channel; None where the broker's text does not tell."""
+        """Return what finds the rows to blame for a closed channel; None if the broker's text does not tell."""
         if not isinstance(error, ChannelClosedByBroker):
             return None
         text = f"rabbitmq: this row cannot be sent: {error.reply_text}"

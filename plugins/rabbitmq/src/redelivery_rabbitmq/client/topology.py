@@ -78,7 +78,7 @@ def retry_queue(work: str, step: int) -> Queue:
 
 
 def retry_step(delay: timedelta) -> int:
-    """Return the step of the retry queue for a delay: the first power of two of at least so many seconds."""
+    """Return the step of the retry queue for a delay: the first power of two that is at least this many seconds."""
     seconds = max(1, -(-delay // timedelta(seconds=1)))
     return min(1 << (seconds - 1).bit_length(), _LAST_STEP)
 

@@ -43,4 +43,4 @@ class Node(Process):
     def close(self) -> None:
         super().close()
         with suppress(OSError, subprocess.CalledProcessError):
-            self.execute("epmd", "-kill")  # of its own port
+            self.execute("epmd", "-kill")  # the epmd on this node's port

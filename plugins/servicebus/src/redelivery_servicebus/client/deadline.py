@@ -18,7 +18,7 @@ class Deadline:
     Args:
         doing: what it is for, for errors.
         begin: seconds after which no further step is begun.
-        end: seconds after which no request of a step goes on: less than the contract's 30.
+        end: seconds after which every request of a step ends: less than the contract's 30.
         step: seconds that one request may take.
     """
 

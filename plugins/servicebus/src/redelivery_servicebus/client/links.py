@@ -37,7 +37,7 @@ class Link(Generic[Handler]):
         doing: what it is for, for errors: "sending to queue 'orders'".
         needs: the claim that it needs, for errors.
         patience: seconds that opening may take, over all waits for it.
-        own_target: it leads to the queue of the URL, and not to one that a row names.
+        own_target: the link leads to the queue of the URL, and not to a row's own queue.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Link(Generic[Handler]):
         if self._handler is None:
             with TABLE.while_doing(self.doing, safe=True, needs=self.needs, own_target=self.own_target):
                 self._opening = self._opening or _Opening(self._make())
-                if not self._opening.done.wait(max(0.0, within)):  # it goes on opening until the next call
+                if not self._opening.done.wait(max(0.0, within)):  # it keeps opening until the next call
                     text = f"servicebus: {self.doing}: no link within {within:.1f} s; nothing was done"
                     raise Retriable(text, code=Code.DEADLINE_EXCEEDED, native_code="OPEN_TIMEOUT")
                 opening, self._opening = self._opening, None

@@ -73,7 +73,7 @@ def _settle(
 
 
 def socket_of(handler: Any) -> Any:
-    """Return the socket of a sender or receiver; None where the SDK does not let one see it."""
+    """Return the socket of a sender or receiver; None if the SDK does not let one see it."""
     for name in ("_handler", "_connection", "_transport", "sock"):
         handler = getattr(handler, name, None)
     return handler

@@ -56,10 +56,10 @@ class Namespace(Protocol):
         """Remove it, with its subscriptions."""
 
     def raw_messages(self, path: str) -> Sequence[RawMessage]:
-        """Return the messages of a queue, in order, and leave them there."""
+        """Return the messages of a queue in order, without removing them."""
 
     def damage(self, name: str) -> None:
-        """Put a message there that the plugin cannot decode."""
+        """Store a message that the plugin cannot decode."""
 
 
 class Embedded(StandIn):

@@ -23,7 +23,7 @@ DAMAGED: Final = {PACKED: "{oops"}
 
 @dataclass(frozen=True, slots=True)
 class RawMessage:
-    """A message, as far as it is read here."""
+    """The parts of a message that the tests read."""
 
     body: bytes | None
     message_id: str | None

@@ -1,1 +1,1 @@
-"""What only a client of SQS needs: boto3 clients, requests in batches, queues of rows to send, scans."""
+"""Code that only SQS's client needs: boto3 clients, requests in batches, queues of rows to send, scans."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from email.utils import parsedate_to_datetime
 from typing import Any, Final
 
-#: A scan ends after so many answers in a row without a new message.
+#: A scan ends after this many answers in a row without a new message.
 _OLD_ANSWERS: Final = 10
 #: How far a server's `Date` may be behind its clock: it has whole seconds, and some servers keep it for one more.
 _COARSE_MS: Final = 2_000

@@ -285,7 +285,7 @@ class SqsHarness(Harness):
 
 
 class SqsFifoHarness(SqsHarness):
-    """FIFO queues: on the container alone, where they are as quick as standard ones."""
+    """FIFO queues, only on the container: there they are as fast as standard queues."""
 
     fifo = True
 
