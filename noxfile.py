@@ -32,7 +32,7 @@ CONSTRAINTS = ROOT / "constraints.txt"
 
 def bootstrap(arguments: list[str]) -> int:
     """Run nox in its own environment, which is created if missing; `nox -s` may be left out."""
-    if sys.version_info < (3, 11):  # noqa: UP036 - a script does not read pyproject.toml
+    if sys.version_info < (3, 11):  # noqa: UP036 - a script may start on an older one
         return _refuse(f"this is Python {sys.version.split()[0]}; redelivery needs 3.11 or later")
     tools = ROOT / ".nox" / "tools"
     python = tools / ("Scripts/python.exe" if os.name == "nt" else "bin/python")

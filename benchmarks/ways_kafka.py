@@ -42,7 +42,7 @@ _TUNED = {"kafka.linger.ms": "20", "kafka.batch.size": "1048576", "kafka.buffer.
 
 
 def config() -> Mapping[str, str]:
-    """Return additional settings for Spark's session: the jars of its own sink."""
+    """Return additional settings for Spark's session: the jars of its Kafka sink."""
     return {"spark.jars": ",".join(_jars())} if _jars() else {}
 
 

@@ -71,7 +71,7 @@ class Address:
     Attributes:
         host, port, vhost, tls: where the broker is.
         username, password: those of the URL; None: those of the options, or `guest`.
-        queue: the queue to receive from, and to send to if there is no exchange; "" if the URL names none.
+        queue: the queue to receive from, and to send to without an exchange; "" if the URL names no queue.
         exchange: the exchange to send to; "" is the default exchange, whose routing keys are names of queues.
         routing_key: the routing key to send with.
         binding: of a subscription: what `queue` is bound to; None for anything else.

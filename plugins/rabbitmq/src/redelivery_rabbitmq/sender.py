@@ -222,7 +222,7 @@ class RabbitmqSender(Resource, Sender):
     # --- settling ---
 
     def _connected(self, deadline: float) -> Publisher:
-        """Return the connection; open one if there is none or it was lost. Raises BrokerError."""
+        """Return the connection; open it if it is not open or was lost. Raises BrokerError."""
         self._step(0)
         if self._publisher is None:
             self._next_tag, self._returned_tag = 1, 0

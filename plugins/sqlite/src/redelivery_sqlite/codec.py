@@ -25,7 +25,7 @@ _name = lru_cache(maxsize=1024)(_quote)
 
 
 def encode_headers(headers: Headers | None) -> str | None:
-    """Return the headers as stored in their column; None if there are no headers."""
+    """Return the headers as stored in their column; None for no headers."""
     if not headers:
         return None
     try:

@@ -101,7 +101,7 @@ class Cluster:
 
     @staticmethod
     def _take(channel: BlockingChannel, queue: str, left: int, found: list[Message]) -> None:
-        # Take only the messages that are there: one that comes while this runs is not touched.
+        # Take only the messages that exist now: one that arrives while this runs is not touched.
         channel.basic_qos(prefetch_count=min(left, 0xFFFF))
         for _, properties, body in channel.consume(queue, inactivity_timeout=5.0):
             if properties is None or body is None:

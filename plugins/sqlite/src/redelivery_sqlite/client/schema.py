@@ -5,7 +5,7 @@ Each queue has its own tables, so that no queue's backlog slows another's reader
 - `message_<n>`: the messages in order of arrival, never changed. `seq` comes from `queue.next` and is never reused
   (cheaper than AUTOINCREMENT, which looks up its counter at every row; measured, see the README). Duplicates are
   recognised by `identity` if it is set, else by `id`; the index is on this expression, `KNOWN_BY`. A message that the
-  broker itself moves gets a random identity, so that it is no duplicate of another.
+  broker itself moves gets a random identity, so that it never counts as a duplicate.
 - `lease_<n>`: the messages that were delivered at least once, with their attempts and the time from which they may be
   delivered again (lease end or delay; 0: now). Messages that were never delivered lie past `queue.head`, so they need
   no index for it, and leasing rewrites no body. `since_ms` is the time at which `visible_ms` was set. If it, or
