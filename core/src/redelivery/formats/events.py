@@ -83,8 +83,8 @@ def to_event(message: Message) -> CloudEvent:
     """Return a message as an event, so that `from_event` returns the same message.
 
     A message that is an event (structured or binary) becomes that event. Any other message, and a malformed event, is
-    wrapped: its value is the data, as text where it is UTF-8. What the event alone would lose (key, headers, exact
-    bytes, ...) goes into one extension attribute. Never raises.
+    wrapped: its value is the data, as text where it is UTF-8. One extension attribute holds the parts that the event
+    alone would lose (key, headers, exact bytes, ...). Never raises.
     """
     event = event_in(message)
     if event is None or _ENVELOPE in event.get_attributes():

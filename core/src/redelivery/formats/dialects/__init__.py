@@ -80,7 +80,7 @@ _EXTENSIONS: Final = frozenset().union(*(each.names for each in _DIALECTS.values
 
 @dataclass(frozen=True, slots=True)
 class DeliveryHistory:
-    """The counts that a message keeps over its redrives.
+    """The history that a message keeps over its redrives.
 
     Attributes:
         attempts_total: attempts before the last redrive.
@@ -252,7 +252,7 @@ def _read_others(message: Message) -> ErrorContext | None:
 
 
 def strip(message: Message, *, keep_type: bool = False) -> Message:
-    """Return the message without the context that we wrote; other messages are unchanged. The marker keeps the counts.
+    """Return the message without the context that we wrote; other messages are unchanged. The history stays.
 
     Args:
         message: any.
@@ -279,7 +279,7 @@ def strip(message: Message, *, keep_type: bool = False) -> Message:
 def wrap(message: Message) -> Message:
     """Return the message as an event that stands for it, with a marker that notes it; `strip` and `redriven` undo it.
 
-    Key, headers, id and time are in the body: any broker takes them, whatever they hold. The marker keeps the counts.
+    Key, headers, id and time are in the body: any broker takes them, whatever they hold. The history stays.
 
     Args:
         message: without an error context.
@@ -315,7 +315,7 @@ def redriven(message: Message) -> Message:
 
 
 def history(message: Message) -> DeliveryHistory:
-    """Return the counts in the message's marker; zero without a marker."""
+    """Return the history in the message's marker; an empty one without a marker."""
     found = _marker.find(message.headers)
     return (
         DeliveryHistory()

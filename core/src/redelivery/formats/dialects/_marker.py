@@ -1,6 +1,6 @@
-"""The marker: one header on every letter that lists what we wrote into it, and keeps its counts over redrives.
+"""The marker: one header on every letter that lists what we wrote into it, and keeps its history over redrives.
 
-A redriven message keeps a marker with its counts only.
+A redriven message keeps a marker with its history only.
 """
 
 from __future__ import annotations

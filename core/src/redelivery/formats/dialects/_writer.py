@@ -67,7 +67,7 @@ class Letter:
 
     Args:
         message: without any context or marker of ours.
-        history: the counts of its marker.
+        history: its marker, with its history.
         dialects: the dialects to write; the first is the last to be cut.
         prefix: of CloudEvents headers at the broker; None where the broker has no prefix.
         limits: the broker's.
