@@ -27,8 +27,8 @@ from test_dialects_properties import (
 )
 
 from redelivery import registry
+from redelivery.codes import Code
 from redelivery.contract.broker import Letter, Limits
-from redelivery.contract.codes import Code
 from redelivery.contract.context import ErrorContext
 from redelivery.contract.message import Message
 from redelivery.contract.spec import DeliverySpec

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from redelivery.codes import Code
 from redelivery.contract.broker import Settled
-from redelivery.contract.codes import Code
 from redelivery.contract.message import Batch, Message
 from redelivery.errors import Ambiguous, BrokerError, NotSent, Permanent, Retriable
 from redelivery.kit.in_flight import FailedKeys, InFlight, SettledBatches, time_left

@@ -5,8 +5,8 @@ import time
 
 import pytest
 
+from redelivery.codes import Code
 from redelivery.contract.broker import Accept, Outcome, Received, Release, Retry, Terminate
-from redelivery.contract.codes import Code
 from redelivery.contract.message import Message
 from redelivery.errors import Ambiguous, Fatal, LeaseLost, Permanent
 from redelivery.kit.leases import Lease, Settlement, answer_extend, is_held, lost, prolonged

@@ -2,7 +2,7 @@
 
 import pytest
 
-from redelivery.contract.codes import Code
+from redelivery.codes import Code
 from redelivery.contract.context import sound
 from redelivery.kit.letters import given_up, undecodable
 

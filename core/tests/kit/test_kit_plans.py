@@ -4,8 +4,8 @@ from datetime import timedelta
 
 import pytest
 
+from redelivery.codes import Code
 from redelivery.contract.broker import Difference
-from redelivery.contract.codes import Code
 from redelivery.contract.spec import UNLIMITED, DeliverySpec
 from redelivery.errors import Fatal
 from redelivery.kit.plans import MARGIN, compared, deliveries, deliveries_note, longest_wait, none_if_missing

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from redelivery.codes import Code
 from redelivery.contract.broker import Sender, Settled
-from redelivery.contract.codes import Code
 from redelivery.contract.message import Batch
 from redelivery.errors import Fatal
 from redelivery.kit.roles import Resource

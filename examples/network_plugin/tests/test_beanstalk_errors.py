@@ -1,7 +1,7 @@
 import pytest
 from redelivery_beanstalk.errors import RULES, TABLE, Refused
 
-from redelivery.contract.codes import Code
+from redelivery.codes import Code
 from redelivery.errors import Ambiguous, Fatal, Permanent, Retriable
 
 #: What protocol.txt says that a server may answer in place of what was asked for.

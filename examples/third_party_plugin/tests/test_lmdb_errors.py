@@ -3,7 +3,7 @@ import lmdb
 import pytest
 from redelivery_lmdb.errors import RULES, TABLE
 
-from redelivery.contract.codes import Code
+from redelivery.codes import Code
 from redelivery.errors import Ambiguous, Fatal, Retriable
 
 

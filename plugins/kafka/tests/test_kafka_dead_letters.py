@@ -9,8 +9,8 @@ import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
 
+from redelivery.codes import Code
 from redelivery.contract.broker import Failure, Settled, Terminate
-from redelivery.contract.codes import Code
 from redelivery.contract.message import Batch, Message
 from redelivery.deadletters.queue import dead_letters as open_dead_letters
 from redelivery.errors import BrokerError, ConfigurationError, Fatal, Permanent, Retriable

@@ -11,8 +11,8 @@ import pika
 import pytest
 from rabbitmq_operating import queue_of, raw
 
+from redelivery.codes import Code
 from redelivery.contract.broker import Letter
-from redelivery.contract.codes import Code
 from redelivery.contract.message import Message
 from redelivery.errors import ConfigurationError
 from redelivery_conformance.statements import Statements

@@ -7,7 +7,7 @@ import pytest
 from pika import exceptions
 from pika.adapters.utils import connection_workflow as workflow
 
-from redelivery.contract.codes import Code
+from redelivery.codes import Code
 from redelivery.contract.message import Message
 from redelivery.errors import Ambiguous, BrokerError, Fatal, Retriable
 from redelivery.registry import connect

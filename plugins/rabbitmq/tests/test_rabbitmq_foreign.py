@@ -10,8 +10,8 @@ import pika
 import pytest
 from rabbitmq_operating import properties_of_next, queue_of, raw
 
+from redelivery.codes import Code
 from redelivery.contract.broker import Accept, Retry, Terminate
-from redelivery.contract.codes import Code
 from redelivery.contract.context import ErrorContext
 from redelivery.contract.message import Message
 from redelivery.errors import Permanent

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rabbitmq_operating import operate, raw
 
+from redelivery.codes import Code
 from redelivery.contract.broker import Settled
-from redelivery.contract.codes import Code
 from redelivery.contract.message import Batch, Message
 from redelivery.errors import Ambiguous, BrokerError, Fatal, Permanent, Retriable
 from redelivery_conformance.forking import in_a_fork

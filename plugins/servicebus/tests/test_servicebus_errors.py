@@ -7,7 +7,7 @@ import azure.servicebus.exceptions as bus
 import pytest
 from azure.servicebus._pyamqp.error import TokenAuthFailure, TokenExpired
 
-from redelivery.contract.codes import Code
+from redelivery.codes import Code
 from redelivery.errors import Ambiguous, BrokerError, Fatal, Permanent, Retriable, Throttled, Unattributed
 from redelivery_servicebus.errors import MANAGE, SEND, TABLE, is_lost
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from redelivery.codes import Code
 from redelivery.contract.broker import Sender
-from redelivery.contract.codes import Code
 from redelivery.contract.message import Batch, Message
 from redelivery.contract.spec import DeliverySpec
 from redelivery.errors import Ambiguous, BrokerError, Fatal, Permanent, Retriable, Throttled

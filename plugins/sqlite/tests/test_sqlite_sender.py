@@ -13,8 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from redelivery.codes import Code
 from redelivery.contract.broker import Broker, Sender, Settled
-from redelivery.contract.codes import Code
 from redelivery.contract.message import Batch, Column, Message
 from redelivery.contract.spec import DeliverySpec
 from redelivery.errors import ConfigurationError, Fatal, InvalidURL, Permanent, Retriable, UnknownOption

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from redelivery.base.secrets import guard_loggers
 from redelivery.base.urls import nearest, quoted, redact
-from redelivery.contract.codes import Code
+from redelivery.codes import Code
 from redelivery.errors import (
     Ambiguous,
     BrokerError,

@@ -32,8 +32,8 @@ import time
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Final, TypeVar, overload
 
+from redelivery.codes import Code
 from redelivery.contract.broker import Failure, Settled
-from redelivery.contract.codes import Code
 from redelivery.contract.message import Batch
 from redelivery.errors import Ambiguous, BrokerError, NotSent, Retriable
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from redelivery.contract.codes import Code
+from redelivery.codes import Code
 from redelivery.contract.context import GIVEN_UP, INVALID, ErrorContext, checked
 from redelivery.formats.dialects import attach, included, read, strip
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import timedelta
 from typing import Final, TypeVar
 
+from redelivery.codes import Code
 from redelivery.contract.broker import Difference, NativeObject
-from redelivery.contract.codes import Code
 from redelivery.contract.spec import UNLIMITED, DeliverySpec
 from redelivery.errors import BrokerError
 from redelivery.policy.backoff import wait_before_retry

@@ -19,8 +19,8 @@ from typing import Final
 from redelivery import policy
 from redelivery.base.clock import Clock
 from redelivery.base.urls import redact
+from redelivery.codes import Code
 from redelivery.contract.broker import Accept, Outcome, Received, Retry
-from redelivery.contract.codes import Code
 from redelivery.contract.context import qualified
 from redelivery.contract.message import Message
 from redelivery.contract.spec import DeliverySpec

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
-from redelivery.contract.codes import Code
+from redelivery.codes import Code
 from redelivery.errors import InvalidURL, Permanent
 
 DEAD_LETTERS = "-dead-letters"  # the end of a dead letter queue's name

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgpack
 
-from redelivery.contract.codes import Code
+from redelivery.codes import Code
 from redelivery.contract.message import ROW_OVERHEAD, Headers, Message
 from redelivery.errors import Permanent
 

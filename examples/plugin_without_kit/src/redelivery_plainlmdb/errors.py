@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import filelock
 import lmdb
 
-from redelivery.contract.codes import Code
+from redelivery.codes import Code
 from redelivery.errors import Ambiguous, BrokerError, Fatal, Retriable
 
 #: By error class, code and advice: the errors of the clients.

@@ -14,8 +14,8 @@ from typing import Any, Final
 from pika.adapters.blocking_connection import BlockingConnection
 from pika.exceptions import ChannelClosedByBroker
 
+from redelivery.codes import Code
 from redelivery.contract.broker import Admin, Difference, NativeObject, Plan
-from redelivery.contract.codes import Code
 from redelivery.contract.spec import DeliverySpec, DeliveryStatus, Ref
 from redelivery.errors import BrokerError, Fatal
 from redelivery.kit.plans import none_if_missing

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from pika.spec import BasicProperties
 
-from redelivery.contract.codes import Code
+from redelivery.codes import Code
 from redelivery.contract.message import Headers, Message
 from redelivery.errors import Permanent
 from redelivery_rabbitmq.client.broker_headers import ATTEMPTS, COPIES

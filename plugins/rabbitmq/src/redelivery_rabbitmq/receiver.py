@@ -17,8 +17,8 @@ from pika.adapters.blocking_connection import BlockingChannel, BlockingConnectio
 from pika.exceptions import UnroutableError
 from pika.spec import BasicProperties
 
+from redelivery.codes import Code
 from redelivery.contract.broker import Accept, Limits, Outcome, Received, Receiver, Release, Retry, Terminate
-from redelivery.contract.codes import Code
 from redelivery.contract.context import ErrorContext
 from redelivery.contract.message import Message
 from redelivery.errors import BrokerError, Fatal, LeaseLost, Permanent, Unsupported

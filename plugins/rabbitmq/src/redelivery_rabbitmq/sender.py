@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from itertools import repeat
 from typing import Any, Final
 
+from redelivery.codes import Code
 from redelivery.contract.broker import Failure, Sender, Settled
-from redelivery.contract.codes import Code
 from redelivery.contract.message import Batch, Message
 from redelivery.errors import Ambiguous, BrokerError, Fatal, Permanent, Retriable
 from redelivery.kit.address import quoted

@@ -13,8 +13,8 @@ from typing import Any, Final, TypeVar
 
 from azure.servicebus.management import QueueProperties, ServiceBusAdministrationClient
 
+from redelivery.codes import Code
 from redelivery.contract.broker import Admin, Difference, NativeObject, Plan
-from redelivery.contract.codes import Code
 from redelivery.contract.spec import DeliverySpec, DeliveryStatus, Ref
 from redelivery.errors import BrokerError, ConfigurationError, Fatal
 from redelivery.kit.plans import compared, deliveries, deliveries_note, none_if_missing

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from azure.servicebus import ServiceBusMessage
 
-from redelivery.contract.codes import Code
+from redelivery.codes import Code
 from redelivery.contract.message import Headers, Message
 from redelivery.errors import Permanent
 from redelivery.kit.packing import as_text, from_portable, hashed_id, pack_headers, portable, unpack_headers

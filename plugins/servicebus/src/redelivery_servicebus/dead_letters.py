@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from azure.servicebus import ServiceBusMessageState, ServiceBusReceivedMessage, ServiceBusReceiver
 
+from redelivery.codes import Code
 from redelivery.contract.broker import DeadLetters, Letter
-from redelivery.contract.codes import Code
 from redelivery.contract.context import ErrorContext
 from redelivery.errors import BrokerError, Retriable
 from redelivery.kit.letters import given_up, undecodable

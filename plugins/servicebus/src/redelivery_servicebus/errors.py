@@ -12,7 +12,7 @@ from typing import Final
 from azure.core import exceptions as core
 from azure.servicebus import exceptions as bus
 
-from redelivery.contract.codes import Code
+from redelivery.codes import Code
 from redelivery.errors import Ambiguous, BrokerError, Fatal, Permanent, Retriable, Throttled, Unattributed
 from redelivery.kit.errors import BUG, ClientError, ErrorTable, Rule
 from redelivery_servicebus.client import private

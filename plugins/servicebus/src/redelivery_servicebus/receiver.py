@@ -13,8 +13,8 @@ from typing import Any, Final, Self, TypeVar
 
 from azure.servicebus import ServiceBusMessage, ServiceBusReceivedMessage, ServiceBusSender
 
+from redelivery.codes import Code
 from redelivery.contract.broker import Accept, Outcome, Received, Receiver, Release, Retry, Terminate
-from redelivery.contract.codes import Code
 from redelivery.errors import BrokerError, Fatal, LeaseLost, Permanent, Retriable
 from redelivery.kit.leases import Lease, Settlement, answer_extend, is_held, lost
 from redelivery.kit.roles import Resource

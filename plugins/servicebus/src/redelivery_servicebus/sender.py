@@ -13,8 +13,8 @@ from typing import Any, Final
 from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch, ServiceBusSender
 from azure.servicebus.exceptions import MessageSizeExceededError
 
+from redelivery.codes import Code
 from redelivery.contract.broker import Sender, Settled
-from redelivery.contract.codes import Code
 from redelivery.contract.message import Batch, Column
 from redelivery.errors import Ambiguous, BrokerError, Fatal, Permanent, Retriable
 from redelivery.kit.address import quoted

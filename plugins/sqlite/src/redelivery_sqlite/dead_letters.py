@@ -11,8 +11,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from redelivery.codes import Code
 from redelivery.contract.broker import DeadLetters, Letter
-from redelivery.contract.codes import Code
 from redelivery.contract.context import ErrorContext
 from redelivery.errors import BrokerError, ConfigurationError
 from redelivery.kit.letters import KINDS, given_up, undecodable

@@ -13,7 +13,7 @@ from typing import ClassVar
 import filelock
 import lmdb
 
-from redelivery.contract.codes import Code
+from redelivery.codes import Code
 from redelivery.contract.message import Message
 from redelivery.errors import Fatal
 from redelivery_plainlmdb.address import Address

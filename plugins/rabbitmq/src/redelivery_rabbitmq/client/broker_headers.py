@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from pika.spec import BasicProperties
 
-from redelivery.contract.codes import Code
+from redelivery.codes import Code
 from redelivery.contract.context import ErrorContext
 from redelivery.kit.letters import given_up
 from redelivery_rabbitmq.client.topology import RETRY_SUFFIX

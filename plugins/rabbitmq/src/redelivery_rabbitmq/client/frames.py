@@ -9,7 +9,7 @@ import struct
 from functools import lru_cache
 from typing import Final
 
-from redelivery.contract.codes import Code
+from redelivery.codes import Code
 from redelivery.errors import Permanent
 
 #: Longest short string in bytes: ids and names.

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from pika.exceptions import ChannelClosedByBroker
 
-from redelivery.contract.codes import Code
+from redelivery.codes import Code
 from redelivery.contract.message import Batch, Column
 from redelivery.errors import BrokerError, Fatal, Permanent
 from redelivery_rabbitmq.address import Address

@@ -18,7 +18,7 @@ from azure.servicebus import (
 )
 from azure.servicebus.management import ServiceBusAdministrationClient
 
-from redelivery.contract.codes import Code
+from redelivery.codes import Code
 from redelivery.errors import Fatal
 from redelivery.kit.errors import guard_loggers
 from redelivery_servicebus.address import SUB_QUEUE, Address

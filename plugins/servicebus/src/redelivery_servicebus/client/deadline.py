@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Final
 
-from redelivery.contract.codes import Code
+from redelivery.codes import Code
 from redelivery.errors import Retriable
 
 #: Seconds below which no request is begun.

@@ -15,7 +15,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from azure.servicebus import ServiceBusReceiver, ServiceBusSender
 
-from redelivery.contract.codes import Code
+from redelivery.codes import Code
 from redelivery.errors import BrokerError, Retriable
 from redelivery_servicebus.client.private import close_at_once, socket_of
 from redelivery_servicebus.errors import TABLE, is_lost

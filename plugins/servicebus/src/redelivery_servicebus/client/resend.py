@@ -13,7 +13,7 @@ from azure.servicebus.amqp import (
     AmqpMessageProperties,
 )
 
-from redelivery.contract.codes import Code
+from redelivery.codes import Code
 from redelivery.errors import Permanent
 from redelivery_servicebus.client.private import as_message
 from redelivery_servicebus.codec import PACKED, message_id, properties_of
