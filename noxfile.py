@@ -311,8 +311,8 @@ def quick(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """All of `unit` and `conformance`, in one go."""
     install_project(session, "test")
-    runs = [*_conformance(session), *_unit()]
-    # The longest first. Spark computes and brokers wait, so one Spark runs beside brokers if possible.
+    runs = [*_unit(), *_conformance(session)]
+    # The longest first. Core and Spark compute and brokers wait, so one of those runs beside brokers if possible.
     waiting = [each for each in runs if not each.computes]
     waiting.sort(key=lambda each: not any(f"plugins/{name}/" in " ".join(each.command) for name in PARTS))
     for at, each in enumerate(each for each in runs if each.computes):
@@ -447,10 +447,10 @@ def _unit() -> list[Run]:
     spark = "core/tests/spark"
     # Tests that start their own Spark.
     apart = [f"{spark}/test_spark_{name}.py" for name in ("stream_killed", "connect", "cluster")]
-    commands = [[*own, spark, *(f"--ignore={path}" for path in apart)], [*own, *apart]]
+    commands = [[*own, *apart], [*own, spark, *(f"--ignore={path}" for path in apart)]]
+    commands += [[*own, "core/tests", f"--ignore={spark}"]]
     runs = [Run("unit", each, _newest(), computes=True) for each in commands]
     commands = [[*own, *_tests(name)] for name in sorted(PLUGINS, key=lambda name: -PARTS.get(name, 0))]
-    commands += [[*own, "core/tests", f"--ignore={spark}"]]
     return [*runs, *(Run("unit", each, _newest()) for each in commands)]
 
 
