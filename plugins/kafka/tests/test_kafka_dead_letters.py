@@ -13,13 +13,13 @@ from redelivery.codes import Code
 from redelivery.contract.broker import Failure, Settled, Terminate
 from redelivery.contract.message import Batch, Message
 from redelivery.deadletters.queue import dead_letters as open_dead_letters
-from redelivery.errors import BrokerError, ConfigurationError, Fatal, Permanent, Retriable
+from redelivery.errors import Ambiguous, BrokerError, ConfigurationError, Fatal, Permanent, Retriable
 from redelivery.formats import dialects
 from redelivery_conformance.statements import Statements, broker_has
 from redelivery_conformance.subject import Subject
 from redelivery_kafka import KafkaBroker, dead_letters
 from redelivery_kafka.address import Address
-from redelivery_kafka.client import instances
+from redelivery_kafka.client import instances, letter_producer
 from redelivery_kafka.client.letter_producer import LetterProducer
 from redelivery_kafka.client.partition import Lease, Partition
 from redelivery_kafka.dead_letters import REMOVED
@@ -213,14 +213,27 @@ def test_a_partition_that_is_gone_is_not_the_fault_of_a_letter(
 ) -> None:
     """The topic had the partition when its metadata was read; the next letter reads them again."""
     asked = []
-    settled = Settled(batch=0, failures=[Failure(1, error)])
+    settled = Settled(batch=-1, failures=[Failure(0, error)])  # of an earlier call, that was interrupted
     producer = LetterProducer(Address.parse("kafka://localhost:1/letters"), Settings({}))
     monkeypatch.setattr(producer._sender, "partitions", lambda **_: asked.append(1) or 4)
     monkeypatch.setattr(producer._sender, "send", lambda batch, **_: asked.append(batch))
-    monkeypatch.setattr(producer._sender, "collect", lambda _: [settled])
+    monkeypatch.setattr(
+        producer._sender, "collect", lambda _: [settled, Settled(batch=asked[-1].number, failures=[Failure(1, error)])]
+    )
     letters = {at: (Lease(Partition(at, None, 0), 0), Message(value=b"v")) for at in (3, 5)}
     for _ in range(2):
         assert {at: type(each) for at, each in producer.store(letters).items()} == {5: kind}
     batches = [each for each in asked if isinstance(each, Batch)]
     assert [each.extra["partition"].values for each in batches] == [[3, None]] * 2, "it has no partition 5"
     assert len(asked) == 4
+
+
+def test_letters_without_an_answer_may_be_stored_and_nothing_waits_forever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(letter_producer, "_STORED", 0.1)
+    monkeypatch.setattr(letter_producer, "_LATE", 0.1)
+    producer = LetterProducer(Address.parse("kafka://localhost:1/letters"), Settings({}))
+    monkeypatch.setattr(producer._sender, "partitions", lambda **_: 4)
+    monkeypatch.setattr(producer._sender, "send", lambda *_, **__: None)
+    monkeypatch.setattr(producer._sender, "collect", lambda _: [])
+    errors = producer.store({3: (Lease(Partition(3, None, 0), 0), Message(value=b"v"))})
+    assert {at: type(each) for at, each in errors.items()} == {3: Ambiguous}

@@ -13,7 +13,7 @@ from itertools import count
 from typing import Final
 
 from redelivery.contract.message import Batch, Message
-from redelivery.errors import BrokerError, Permanent, Retriable
+from redelivery.errors import Ambiguous, BrokerError, Permanent, Retriable
 from redelivery.kit.errors import Code
 from redelivery_kafka.address import Address
 from redelivery_kafka.client.known_settings import NOT_FOR_LETTERS
@@ -24,6 +24,8 @@ from redelivery_kafka.sender import KafkaSender
 
 #: Seconds in which all letters of a call must be stored.
 _STORED: Final = 15.0
+#: Seconds that the sender's answer may come after its deadline.
+_LATE: Final = 1.0
 #: A batch per letter, confirmed by all replicas.
 _OWN: Final = {"acks": "all", "enable.idempotence": "true", "batch.num.messages": "1", "linger.ms": "0"}
 
@@ -48,6 +50,8 @@ class LetterProducer:
             self._sender.send(Batch.of(rows, number=number), deadline=deadline)
             settled = None
             while settled is None:  # a call that was interrupted may have left another batch
+                if time.monotonic() > deadline + _LATE:
+                    raise Ambiguous("kafka: no answer says whether the letters are stored", code=Code.UNCONFIRMED)
                 settled = next((each for each in self._sender.collect(1.0) if each.batch == number), None)
         except BrokerError as error:
             failed = dict.fromkeys(letters, error)
