@@ -24,7 +24,7 @@ SLOW = ["core/tests/test_outages.py", "conformance_tests/tests/test_suite_catche
 
 
 def changed(compared: str | None = None) -> list[str]:
-    """Files that differ from a commit, and those that git does not know yet. SystemExit: this is no clone."""
+    """Return files that differ from a commit, and untracked ones. SystemExit: this folder is not a git clone."""
     if not _git("rev-parse", "HEAD"):
         raise SystemExit("this is no git clone with a commit, so nothing says what changed: nox -s unit -- PATH")
     new = _git("ls-files", "--others", "--exclude-standard")

@@ -162,3 +162,15 @@ def test_while_doing_lets_redeliverys_own_errors_pass_though_one_is_a_value_erro
 def test_an_error_survives_pickling() -> None:
     error = pickle.loads(pickle.dumps(TABLE.error(Answer("no", 429, pause=1.0), "sending")))  # noqa: S301 - our own
     assert (error.code, error.native_code, error.retry_after) == (Code.THROTTLED, "429", 1.0)
+
+
+def test_a_word_that_the_broker_chose_is_one_short_line_without_a_password() -> None:
+    """It becomes a header, a column and a line of a log."""
+    word = "odd\nLevel: \x1b[2Jforged amqps://me:hunter2@host/ " + "x" * 100_000
+    table = ErrorTable("carrier", by_class={Answer: LOST}, describe=lambda _: ClientError("no", name=word))
+    error = table.error(Answer("no", 1), "sending")
+    assert error.native_code is not None
+    for text in (error.native_code, str(error)):
+        assert len(text) < 1000
+        assert "\n" not in text
+        assert "hunter2" not in text

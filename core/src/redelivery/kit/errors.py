@@ -46,8 +46,9 @@ __all__ = [
     "redact",
 ]
 
-#: Characters of the client's own text that an error shows.
+#: Characters of the client's own text, and of its word for the error: the broker may have chosen both.
 _MOST: Final = 500
+_NAME: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +158,7 @@ class ErrorTable:
         found = _adjusted(rule or self._rule(error, told), safe=safe, rows=rows, own_target=own_target, needs=needs)
         cause = error if told.cause is None else told.cause
         name = str(told.name or next((code for code in told.codes if code is not None), type(cause).__name__))
-        text = redact(" ".join(told.text.split()))[:_MOST]
+        name, text = _line(name, _NAME), _line(told.text, _MOST)
         shown = f"{text} ({name})" if text and text != name else name
         whole = f"{self.broker}: {doing}: {shown}; {found.advice}"
         more = {"retry_after": told.retry_after} if issubclass(found.kind, Throttled) else {}
@@ -197,6 +198,11 @@ class ErrorTable:
                 return self.by_code[code]
         cause = error if told.cause is None else told.cause
         return next((self.by_class[base] for base in type(cause).__mro__ if base in self.by_class), self.otherwise)
+
+
+def _line(text: str, most: int) -> str:
+    """Return the beginning of a text as one line without secrets."""
+    return redact(" ".join(text.split()))[:most]
 
 
 def _adjusted(rule: Rule, *, safe: bool, rows: int, own_target: bool, needs: str) -> Rule:
