@@ -20,11 +20,11 @@ from typing import Any, Literal, Self
 
 from redelivery.codes import Code
 from redelivery.contract.capabilities import FEATURES, Capabilities, Limits, Support
-from redelivery.contract.context import ErrorContext, moment_ms, sound
+from redelivery.contract.letters import WHOLE, Letter, LetterBatch, Wanted, batches
 from redelivery.contract.message import Batch, Message
 from redelivery.contract.refs import check_ref
 from redelivery.contract.spec import DeliverySpec, DeliveryStatus, Ref
-from redelivery.errors import BrokerError, Fatal, LeaseLost, Unsupported
+from redelivery.errors import BrokerError, ConfigurationError, Fatal, LeaseLost, Unsupported
 
 __all__ = [
     "CONTRACT_VERSION",
@@ -38,6 +38,7 @@ __all__ = [
     "Difference",
     "Failure",
     "Letter",
+    "LetterBatch",
     "Limits",
     "NativeObject",
     "Outcome",
@@ -52,6 +53,7 @@ __all__ = [
     "Source",
     "Support",
     "Terminate",
+    "Wanted",
 ]
 
 #: Checked when a plugin is loaded: a plugin written for another contract is reported and left out.
@@ -365,37 +367,8 @@ class Admin(Role):
 # --- dead letters --------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Letter:
-    """A dead letter as it is stored.
-
-    Attributes:
-        position: names it within its place, for `remove`; opaque text, never used again for another letter.
-        message: as stored, its context headers included.
-        context: what only the broker itself knows of the reason; None where it reports nothing. Core reads what headers
-            hold, in any dialect. A letter that cannot be decoded is returned as far as it can be read, with kind
-            "invalid" and a reason here. A message that the broker itself gave up has one of the kinds of
-            `context.GIVEN_UP`: "delivery-limit" or "expired".
-        dead_lettered_ms: when it was dead-lettered, milliseconds since the epoch; None where unknown.
-        signed: whether one of the reader's keys has signed it; None where the reader has no keys. Plugins do not set
-            it.
-    """
-
-    position: str
-    message: Message
-    context: ErrorContext | None = None
-    dead_lettered_ms: int | None = None
-    signed: bool | None = None
-
-    def __post_init__(self) -> None:
-        """Check what the broker reports: anyone may have written it. A date that no clock shows becomes unknown."""
-        if self.context is not None:
-            object.__setattr__(self, "context", sound(self.context))
-        object.__setattr__(self, "dead_lettered_ms", moment_ms(self.dead_lettered_ms))
-
-
 class DeadLetters(Role):
-    """Reads and removes dead letters."""
+    """Reads and removes dead letters. Used by one thread at a time."""
 
     @abstractmethod
     def browse(self) -> Iterator[Letter]:
@@ -405,6 +378,58 @@ class DeadLetters(Role):
 
         A broker that cannot look without taking may hide these letters from others, until the next look or `close`.
         """
+
+    def splits(self, wanted: Wanted) -> Sequence[str]:
+        """Return the splits of the letters that exist now and that are wanted: ranges that readers may read apart.
+
+        A split is opaque text, which any other role of the same place reads, in any process and at any later time.
+        Together the splits have each letter once. Their bounds are fixed: a letter that comes later is in none of them,
+        and a removed one is gone. Splits come oldest first, as far as the broker orders them.
+
+        The default is the one split `WHOLE`; capability `splits` is then `none`, and one reader reads it at a time.
+
+        Returns:
+            The splits; none where no letter exists. More or fewer than `wanted.readers`.
+
+        Raises:
+            BrokerError
+            Unsupported: `wanted` has a cursor, and the capability `cursors` is `none`.
+        """
+        if wanted.after is not None or wanted.before is not None:
+            raise Unsupported("letters here have no cursors (capability `cursors`)")
+        return (WHOLE,)
+
+    def read(self, split: str, wanted: Wanted) -> Iterator[LetterBatch]:  # noqa: ARG002
+        """Return the letters of a split, oldest first, and leave them in place; may be repeated. Uses bounded memory.
+
+        Args:
+            split: as `splits` returned it for the same `wanted`.
+            wanted: what is asked for.
+
+        Raises:
+            BrokerError
+            ConfigurationError: this is not a split of this place.
+        """
+        if split != WHOLE:
+            raise ConfigurationError(f"{split!r} is not a split of this place")
+        return batches(self.browse())
+
+    def cursor(self, *, after: str | None = None, most: int | None = None) -> str:  # noqa: ARG002
+        """Return the point behind the newest letter that exists now, as opaque text.
+
+        Cursors are for streams of letters: `Wanted(after=, before=)` bounds what is read. Letters between two cursors
+        are the same at each look, apart from those removed meanwhile.
+
+        Args:
+            after: an earlier cursor; None: before the oldest letter.
+            most: return the point behind about so many letters after that cursor, if more exist.
+
+        Raises:
+            BrokerError: Fatal, code CONFLICT, where the place has been created again since the cursor was made.
+            ConfigurationError: `after` is not a cursor of this place.
+            Unsupported: the capability `cursors` is `none`.
+        """
+        raise Unsupported("letters here have no cursors (capability `cursors`)")
 
     @abstractmethod
     def remove(self, positions: Sequence[str]) -> int:

@@ -65,6 +65,9 @@ class Capabilities:
         provision: the admin role.
         browse: the dead letters role, with `remove` and `purge`. Lower bound: some letters may be hidden behind others
             (the first ones of a group), and appear when those are removed.
+        splits: several readers may read the letters side by side, each its own range, and read it again
+            (`DeadLetters.splits`). None: one reader at a time.
+        cursors: letters have rising positions and are read again from a point, as a stream (`DeadLetters.cursor`).
         redrive: the broker itself moves all letters of the native place back to the source, unchanged (`move_back`).
         dead_letter: this destination has a native dead letter place (`deadLetterSink: native`).
         keys, headers, ids, timestamps, null_value: travel with the message and come back unchanged.
@@ -116,6 +119,8 @@ class Capabilities:
     browse: Support = Support.NONE
     remove: Support = Support.NONE
     purge: Support = Support.NONE
+    splits: Support = Support.NONE
+    cursors: Support = Support.NONE
     redrive: Support = Support.NONE
     dead_letter: Support = Support.NONE
     keys: Support = Support.NONE

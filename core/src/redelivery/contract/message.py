@@ -6,7 +6,7 @@ A column that comes from Arrow is given as a function that loads it, so that thi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
@@ -84,6 +84,15 @@ class Column(Generic[T]):
     def __len__(self) -> int:
         return self._length
 
+    def take(self, indices: Sequence[int]) -> Column[T]:
+        """Return a column of the rows at these indices, in the order of the indices."""
+
+        def load() -> list[T]:
+            values = self.values
+            return [values[index] for index in indices]
+
+        return Column(len(indices), load, arrow=None if self.arrow is None else self.arrow.take(indices))
+
     @property
     def values(self) -> list[T]:
         """The rows as a list, the same list each time; not to be altered."""
@@ -141,6 +150,26 @@ class Batch:
             destination=at(self.destination),
             timestamp_ms=at(self.timestamp_ms),
             extra={name: column.values[index] for name, column in self.extra.items()} if self.extra else _NO_EXTRA,
+            identity=at(self.identity),
+        )
+
+    def take(self, indices: Sequence[int]) -> Batch:
+        """Return a batch of the rows at these indices, in the order of the indices; its size is estimated."""
+
+        def at(column: Column[T] | None) -> Column[T] | None:
+            return None if column is None else column.take(indices)
+
+        return replace(
+            self,
+            length=len(indices),
+            nbytes=-(-self.nbytes * len(indices) // self.length),
+            value=self.value.take(indices),
+            key=at(self.key),
+            headers=at(self.headers),
+            id=at(self.id),
+            destination=at(self.destination),
+            timestamp_ms=at(self.timestamp_ms),
+            extra={name: column.take(indices) for name, column in self.extra.items()} if self.extra else self.extra,
             identity=at(self.identity),
         )
 
