@@ -1,8 +1,7 @@
 """What the brokers broken on purpose are made of.
 
 Each is the whole broker in memory with one fault, and names the statement that is meant to catch it. They are in
-`broken_codes.py`, `broken_content.py`, `broken_copies.py`, `broken_rhythm.py`, `broken_places.py`, `broken_leases.py`,
-`broken_attempts.py`, `broken_ends.py`, `broken_outages.py` and `broken_secrecy.py`. These files must not hold tests.
+the files `broken_*.py`, which must not hold tests.
 """
 
 from __future__ import annotations

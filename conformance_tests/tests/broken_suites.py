@@ -12,6 +12,7 @@ import broken_outages
 import broken_places
 import broken_rhythm
 import broken_secrecy
+import broken_splits
 from broken import Broken
 
 from redelivery_conformance import BrokerSuite
@@ -29,6 +30,7 @@ __all__ = [
     "broken_places",
     "broken_rhythm",
     "broken_secrecy",
+    "broken_splits",
 ]
 
 

@@ -25,13 +25,16 @@ from redelivery.contract.broker import (
     DeadLetters,
     Difference,
     Letter,
+    LetterBatch,
     Limits,
     NativeObject,
     Plan,
     Receiver,
     Sender,
     Support,
+    Wanted,
 )
+from redelivery.contract.letters import batches
 from redelivery.contract.message import Message
 from redelivery.contract.spec import DeliverySpec, DeliveryStatus, Ref
 from redelivery.errors import ConfigurationError, Fatal, InvalidURL, Permanent, Retriable, Unsupported
@@ -64,6 +67,8 @@ FULL: Final = Capabilities(
     browse=Support.NATIVE,
     remove=Support.NATIVE,
     purge=Support.NATIVE,
+    splits=Support.NATIVE,
+    cursors=Support.NATIVE,
     dead_letter=Support.NATIVE,
     keys=Support.NATIVE,
     headers=Support.NATIVE,
@@ -123,6 +128,40 @@ class MemoryDeadLetters(DeadLetters):
         why = self.broker.store().queue(self.queue).why
         for position, message in list(self.messages().items()):
             yield Letter(position=str(position), message=message, context=why.get(position))
+
+    def splits(self, wanted: Wanted) -> Sequence[str]:
+        has = self.broker.capabilities
+        if not has.splits or (not has.cursors and (wanted.after or wanted.before)):
+            return super().splits(wanted)
+        low, high = self._number(wanted.after, 0), self._number(wanted.before, self._last())
+        there = [position for position in list(self.messages()) if low < position <= high]
+        size = max(1, -(-len(there) // wanted.readers))
+        pieces = [there[start : start + size] for start in range(0, len(there), size)]
+        return [f"{piece[0]}-{piece[-1]}" for piece in pieces]
+
+    def read(self, split: str, wanted: Wanted) -> Iterator[LetterBatch]:
+        low, dash, high = split.partition("-")
+        if not dash:
+            yield from super().read(split, wanted)
+            return
+        first, last = self._number(low, 0), self._number(high, 0)
+        yield from batches(each for each in self.browse() if first <= int(each.position) <= last)
+
+    def cursor(self, *, after: str | None = None, most: int | None = None) -> str:
+        if not self.broker.capabilities.cursors:
+            return super().cursor(after=after, most=most)
+        low, last = self._number(after, 0), self._last()
+        there = [position for position in list(self.messages()) if low < position <= last]
+        return str(last if most is None or len(there) <= most else there[most - 1])
+
+    def _number(self, text: str | None, default: int) -> int:
+        if text is not None and not text.isdecimal():
+            raise ConfigurationError(f"memory: {text!r} is not a position of this place")
+        return default if text is None else int(text)
+
+    def _last(self) -> int:
+        """Return the position of the newest letter that was ever here."""
+        return self.broker.store().queue(self.queue).last
 
     def remove(self, positions: Sequence[str]) -> int:
         if not self.broker.capabilities.remove:

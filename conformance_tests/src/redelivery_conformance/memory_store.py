@@ -43,7 +43,8 @@ class State:
 class Queue:
     """The messages of one queue.
 
-    `altered` is for tests of drift. `why` is the reason that the queue gives its dead letters. `shape` holds the
+    `altered` is for tests of drift. `last` is the position of the newest message that
+    was ever here. `why` is the reason that the queue gives its dead letters. `shape` holds the
     partitions and replicas that it was created with; they have no effect in memory.
     """
 
@@ -52,6 +53,7 @@ class Queue:
     why: dict[int, ErrorContext] = field(default_factory=dict)
     taken: set[str] = field(default_factory=set)
     altered: bool = False
+    last: int = 0
     shape: tuple[int | None, int | None] = (None, None)
 
     def state(self, position: int) -> State:
@@ -117,6 +119,7 @@ class Store:
             queue.taken.add(known_by)
         position = next(self.positions)
         queue.messages[position] = replace(message, identity=None)
+        queue.last = position
         return position
 
     def bury(self, source: str, position: int, place: str, letter: Message, why: ErrorContext) -> None:

@@ -22,6 +22,7 @@ from redelivery_conformance.suite.redriving import Redriving
 from redelivery_conformance.suite.secrecy import Secrecy
 from redelivery_conformance.suite.settling import Settling
 from redelivery_conformance.suite.spark import SparkWrites
+from redelivery_conformance.suite.splits import Cursors, Reading, Splits
 from redelivery_conformance.suite.subscribing import Subscribing
 from redelivery_conformance.suite.terminating import Limiting, Terminating
 
@@ -32,6 +33,7 @@ __all__ = [
     "Closing",
     "Codes",
     "Copies",
+    "Cursors",
     "DeadLetterPlaces",
     "Destinations",
     "Extending",
@@ -45,6 +47,7 @@ __all__ = [
     "Ordering",
     "Provisioning",
     "Publishing",
+    "Reading",
     "Receiving",
     "ReceivingEnds",
     "Redriving",
@@ -52,6 +55,7 @@ __all__ = [
     "Secrecy",
     "Settling",
     "SparkWrites",
+    "Splits",
     "Subscribing",
     "Terminating",
 ]
@@ -79,6 +83,9 @@ class BrokerSuite(
     Limiting,
     DeadLetterPlaces,
     Browsing,
+    Reading,
+    Splits,
+    Cursors,
     Redriving,
     Provisioning,
     Closing,
