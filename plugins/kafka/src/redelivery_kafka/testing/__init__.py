@@ -143,8 +143,8 @@ class KafkaRuntime(Runtime):
         return KafkaPlace(self, self.fresh_name(self._stem))
 
     def make(self, topic: str) -> None:
-        """Make a topic with one partition."""
-        self.cluster.make(topic)
+        """Make a topic with one partition, which keeps records whose time is years ago."""
+        self.cluster.make(topic, 1, **{"retention.ms": "-1"})
 
     def remove(self, prefix: str) -> None:
         """Remove the topics of a place."""
@@ -369,6 +369,9 @@ def node(
         "KAFKA_TRANSACTION_STATE_LOG_REPLICATION_FACTOR": "1",
         "KAFKA_TRANSACTION_STATE_LOG_MIN_ISR": "1",
         "KAFKA_GROUP_INITIAL_REBALANCE_DELAY_MS": "0",
+        # A topic that does not keep a test's old records loses them at once, not in one of a hundred runs.
+        "KAFKA_LOG_RETENTION_CHECK_INTERVAL_MS": "1000",
+        "KAFKA_LOG_INITIAL_TASK_DELAY_MS": "1000",
         # A killed node may join again only after its old session has ended.
         "KAFKA_BROKER_SESSION_TIMEOUT_MS": "4000",
         "KAFKA_BROKER_HEARTBEAT_INTERVAL_MS": "500",
