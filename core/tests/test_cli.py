@@ -130,7 +130,7 @@ def test_the_markdown_is_one_table_with_a_column_a_plugin() -> None:
 def test_the_command_prints_what_is_installed(
     form: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(command, "installed", lambda: ONE)
+    monkeypatch.setattr(command, "discover", lambda: ONE)
     assert cli.main(["plugins", *form]) == 0
     assert "alpha" in capsys.readouterr().out
 
@@ -260,3 +260,40 @@ def test_a_secret_on_the_command_line_is_refused_and_not_shown(
     assert "every user of this host can see" in told
     assert "env:NAME" in told
     assert "c4nary" not in told
+
+
+#: What takes long to import, and is no part of a list of plugins.
+LONG = ["azure.servicebus", "boto3", "botocore", "cloudevents", "confluent_kafka", "isodate", "pandas", "pika"]
+LONG += ["pyarrow", "pyspark", "re2", "rich", "yaml"]
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["plugins"], ["--help"]])
+def test_a_command_imports_only_what_it_needs(arguments: list[str]) -> None:
+    """Each of these libraries takes a part of a second, and the plugins' clients take most of two."""
+    text = f"""
+import sys
+from redelivery.cli import main
+try:
+    main({arguments!r})
+except SystemExit:
+    pass
+print("imported:", [name for name in {LONG!r} if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.endswith("imported: []\n")
+
+
+def test_a_plugin_whose_client_is_not_installed_is_reported_though_nothing_imports_it_to_list_plugins() -> None:
+    text = """
+import importlib.util, sys
+from unittest.mock import patch
+from redelivery.cli import main
+found = importlib.util.find_spec
+names = {"boto3", "confluent_kafka", "pika", "azure.servicebus"}
+with patch("redelivery.kit.clients.find_spec", lambda name: None if name in names else found(name)):
+    main(["plugins", "--json"])
+"""
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60, check=True)
+    failed = {each["name"]: each["cause"] for each in json.loads(done.stdout)["failed"]}
+    named = {"kafka": "confluent_kafka", "rabbitmq": "pika", "servicebus": "azure.servicebus", "sqs": "boto3"}
+    assert failed == {name: f"ModuleNotFoundError: No module named {each!r}" for name, each in named.items()}

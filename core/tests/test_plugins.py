@@ -13,9 +13,9 @@ from redelivery import registry as redelivery_plugins
 from redelivery.contract.broker import CONTRACT_VERSION, Broker, BrokerPlugin, Capabilities
 from redelivery.contract.context import ErrorContext
 from redelivery.contract.message import Message
-from redelivery.errors import ConfigurationError, InvalidURL, UnknownOption, UnknownScheme
+from redelivery.errors import ConfigurationError, InvalidURL, PluginError, UnknownOption, UnknownScheme
 from redelivery.formats import dialects
-from redelivery.registry import GROUP, Registry, client_options, connect, discover
+from redelivery.registry import GROUP, Registry, client_options, connect, discover, open_broker
 
 Install = Callable[..., importlib.metadata.EntryPoint]
 
@@ -259,3 +259,13 @@ def test_two_header_dialects_of_one_name_are_refused(install: Install) -> None:
     assert list(found.dialects) == ["theirs"]
     assert causes(found).keys() == {"two", "x"}
     assert all("is already there" in each for each in causes(found).values())
+
+
+def test_a_client_that_cannot_be_imported_when_a_url_is_opened_is_named(install: Install) -> None:
+    """As where the client's own library is of another machine: a plugin may import its client only then."""
+    late = GOOD.format(name="late", schemes=("late",), contract=CONTRACT_VERSION).replace(
+        "    return Opened((url, options))", "    import a_client_library_that_is_not_there"
+    )
+    plugin = discover([install("late", late)]).plugins["late"]
+    with pytest.raises(PluginError, match="late: its client cannot be imported: No module named 'a_client_library"):
+        open_broker(plugin, "late:q", {})

@@ -109,10 +109,11 @@ def test_no_path_of_a_machine_is_in_a_file() -> None:
     assert relative([path for path in FILES if home.search(text(path))]) == []
 
 
-#: What a plugin consists of: one word for one duty, whichever broker it is. `client` is what only its client needs.
+#: What a plugin consists of: one word for one duty, whichever broker it is. `client` is what only its client needs, and
+#: `broker` what is imported when a URL is opened.
 ALWAYS = {"__init__", "address", "codec", "errors", "testing"}
 WHERE_IT_CAN = {"send": "sender", "receive": "receiver", "browse": "dead_letters", "provision": "admin"}
-PLUGIN_FILES = ALWAYS | set(WHERE_IT_CAN.values()) | {"options", "client"}
+PLUGIN_FILES = ALWAYS | set(WHERE_IT_CAN.values()) | {"broker", "options", "client"}
 
 
 def plugin_files() -> dict[str, set[str]]:

@@ -1,19 +1,24 @@
 """redelivery: write from PySpark to any message broker, and account for every row.
 
-Most programs need only these names. Spark's side is `redelivery.spark`; plugins use `redelivery.contract`.
+Most programs need only these names. Spark's side is `redelivery.spark`; plugins use `redelivery.contract`. Each name is
+imported at its first use: a plugin, a worker and the command line pay only for what they use.
 """
 
 from __future__ import annotations
 
-from redelivery.contract.message import Message
-from redelivery.contract.spec import DeliverySpec, DeliveryStatus, Sink
-from redelivery.deadletters.queue import DeadLetterQueue, dead_letters
-from redelivery.deadletters.redrive import RedriveReport, RedriveSettings
-from redelivery.deadletters.selection import Selection
-from redelivery.errors import RedeliveryError, TerminalNack
-from redelivery.receiving.subscription import Subscription
-from redelivery.registry import connect
-from redelivery.sending.report import DeliveryReport, SubscriptionReport
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from redelivery.contract.message import Message
+    from redelivery.contract.spec import DeliverySpec, DeliveryStatus, Sink
+    from redelivery.deadletters.queue import DeadLetterQueue, dead_letters
+    from redelivery.deadletters.redrive import RedriveReport, RedriveSettings
+    from redelivery.deadletters.selection import Selection
+    from redelivery.errors import RedeliveryError, TerminalNack
+    from redelivery.receiving.subscription import Subscription
+    from redelivery.registry import connect
+    from redelivery.sending.report import DeliveryReport, SubscriptionReport
 
 __all__ = [
     "DeadLetterQueue",
@@ -32,3 +37,33 @@ __all__ = [
     "connect",
     "dead_letters",
 ]
+
+_HOMES: Final = {
+    "DeadLetterQueue": "deadletters.queue",
+    "DeliveryReport": "sending.report",
+    "DeliverySpec": "contract.spec",
+    "DeliveryStatus": "contract.spec",
+    "Message": "contract.message",
+    "RedeliveryError": "errors",
+    "RedriveReport": "deadletters.redrive",
+    "RedriveSettings": "deadletters.redrive",
+    "Selection": "deadletters.selection",
+    "Sink": "contract.spec",
+    "Subscription": "receiving.subscription",
+    "SubscriptionReport": "sending.report",
+    "TerminalNack": "errors",
+    "connect": "registry",
+    "dead_letters": "deadletters.queue",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

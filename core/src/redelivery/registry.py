@@ -19,9 +19,9 @@ from redelivery.base.restrictions import restrictions
 from redelivery.base.secrets import guard_loggers, redact, redact_url, remember_literals, resolve_secrets
 from redelivery.base.urls import nearest, scheme_of, unknown
 from redelivery.contract.broker import CONTRACT_VERSION, FEATURES, Broker, BrokerPlugin, Support
+from redelivery.contract.capabilities import DIALECTS
 from redelivery.contract.hooks import GROUP, HeaderDialect, Hooks
 from redelivery.errors import ConfigurationError, PluginError, UnknownScheme
-from redelivery.formats import dialects
 
 #: The option that every plugin has: refuse insecure connections.
 STRICT = "redelivery.strict"
@@ -105,6 +105,8 @@ def discover(entry_points: Iterable[importlib.metadata.EntryPoint] | None = None
 @cache
 def installed() -> Registry:
     """Return the installed plugins, discovered once per process. Letters are then read by their dialects too."""
+    from redelivery.formats import dialects  # noqa: PLC0415 - to list plugins takes none of it
+
     found = discover()
     dialects.recognise(found.dialects.values())
     return found
@@ -163,7 +165,11 @@ def _opened(plugin: BrokerPlugin, url: str, options: Mapping[str, str] | None) -
         if "\0" in value or not _is_text(value):
             raise ConfigurationError(f"{name}: it holds a NUL or half a character, which no client takes; correct it")
     strict = _is_strict(common)
-    broker = plugin.connect(url, resolve_secrets(client_options(plugin, own)))
+    settings = resolve_secrets(client_options(plugin, own))
+    try:
+        broker = plugin.connect(url, settings)
+    except ImportError as error:  # many plugins import their client only here
+        raise PluginError(f"{plugin.name}: its client cannot be imported: {error}; install it again") from error
     allowed.check_hosts(broker.hosts, plugin.name)
     for each in broker.insecure:
         if strict or allowed.strict:
@@ -289,7 +295,7 @@ def _load(entry_point: importlib.metadata.EntryPoint) -> tuple[BrokerPlugin | No
 
 
 def _check_dialect(dialect: HeaderDialect, known: Mapping[str, HeaderDialect]) -> None:
-    if dialect.name in known or dialect.name in dialects.NAMES:
+    if dialect.name in known or dialect.name in DIALECTS:
         raise PluginError(f"the header dialect {dialect.name!r} is already there")
 
 
@@ -304,8 +310,8 @@ def _check(plugin: BrokerPlugin, plugins: Mapping[str, BrokerPlugin], schemes: M
         if not isinstance(getattr(plugin.capabilities, feature), Support):
             raise PluginError(f"its capability {feature!r} is not a Support (native, emulated, lower-bound or none)")
     dialect = plugin.capabilities.context_dialect
-    if dialect not in dialects.NAMES:
-        raise PluginError(str(unknown("context_dialect", dialect, dialects.NAMES)))
+    if dialect not in DIALECTS:
+        raise PluginError(str(unknown("context_dialect", dialect, DIALECTS)))
     if plugin.name in plugins:
         msg = f"the plugin name {plugin.name!r} is already taken"
         raise PluginError(msg)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from redelivery.base.urls import redact_options
 from redelivery.errors import ConfigurationError, InvalidURL, UnknownOption
 from redelivery.registry import connect
-from redelivery_kafka import KafkaBroker
 from redelivery_kafka.address import Address, topic_fault
+from redelivery_kafka.broker import KafkaBroker
 from redelivery_kafka.client import instances
 from redelivery_kafka.client.known_settings import CONSUMER_ONLY, JAVA_ONLY, KNOWN, OPTIONS, PRODUCER_ONLY, RESERVED
 from redelivery_kafka.options import Settings

@@ -17,8 +17,9 @@ from redelivery.errors import Ambiguous, BrokerError, ConfigurationError, Fatal,
 from redelivery.formats import dialects
 from redelivery_conformance.statements import Statements, broker_has
 from redelivery_conformance.subject import Subject
-from redelivery_kafka import KafkaBroker, dead_letters
+from redelivery_kafka import dead_letters
 from redelivery_kafka.address import Address
+from redelivery_kafka.broker import KafkaBroker
 from redelivery_kafka.client import instances, letter_producer
 from redelivery_kafka.client.letter_producer import LetterProducer
 from redelivery_kafka.client.partition import Lease, Partition

@@ -20,7 +20,7 @@ from redelivery_conformance.harness import CannotShow
 from redelivery_conformance.statements import Statements, broker_has
 from redelivery_conformance.subject import Subject
 from redelivery_conformance.taking import Taker, values, wait_until
-from redelivery_kafka import KafkaBroker
+from redelivery_kafka.broker import KafkaBroker
 from redelivery_kafka.client import instances
 from redelivery_kafka.client.offset_map import OffsetMap
 

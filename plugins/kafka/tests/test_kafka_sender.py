@@ -21,7 +21,7 @@ from redelivery_conformance.forking import in_a_fork
 from redelivery_conformance.statements import Statements, broker_has
 from redelivery_conformance.subject import Subject
 from redelivery_kafka.address import Address
-from redelivery_kafka.codec import largest
+from redelivery_kafka.client.known_settings import largest
 
 SMALL = 2_000
 

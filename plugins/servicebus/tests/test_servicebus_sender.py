@@ -17,7 +17,7 @@ from redelivery.sending.record import Origin
 from redelivery_conformance.statements import Statements
 from redelivery_conformance.subject import Subject
 from redelivery_conformance.taking import Taker
-from redelivery_servicebus.codec import SCHEDULED
+from redelivery_servicebus.client.limits import SCHEDULED
 from redelivery_servicebus.testing import ServicebusPlace
 from servicebus_standin import StandIn
 

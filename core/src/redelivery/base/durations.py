@@ -10,8 +10,6 @@ import re
 from datetime import timedelta
 from typing import Final
 
-import isodate  # type: ignore[import-untyped]  # it has neither types nor stubs
-
 from redelivery.base.urls import redact
 from redelivery.errors import InvalidSpec
 
@@ -29,6 +27,8 @@ def parse(text: str) -> timedelta:
         InvalidSpec: no such text, or negative, or in years or months, whose length is not fixed. The sentence names
             no field and ends with an example.
     """
+    import isodate  # type: ignore[import-untyped]  # noqa: PLC0415 - it takes long, and has neither types nor stubs
+
     try:
         if len(text) > _LONGEST or _UNFINISHED.fullmatch(text):
             raise isodate.ISO8601Error
@@ -52,7 +52,14 @@ def write(duration: timedelta) -> str:
     """
     if duration < timedelta(0):
         raise InvalidSpec(f"must not be negative, as {duration} is; write a duration {_EXAMPLES}")
-    return str(isodate.duration_isoformat(duration))
+    minutes, seconds = divmod(duration.seconds, 60)
+    hours, minutes = divmod(minutes, 60)
+    exact = f"{seconds}.{duration.microseconds:06}".rstrip("0").rstrip(".")
+    days = f"{duration.days}D" if duration.days else ""
+    time = "".join(
+        f"{count}{unit}" for count, unit in ((hours, "H"), (minutes, "M"), (exact, "S")) if str(count) != "0"
+    )
+    return f"P{days}" + (f"T{time}" if time else "") if duration else "P0D"
 
 
 def shown(text: str) -> str:

@@ -1,6 +1,7 @@
 """The command `redelivery`: parses its arguments, runs one subcommand, and turns our errors into one line.
 
-A subcommand is a module here with `add(subparsers)`, which sets `run` to a function of the parsed arguments. This
+A subcommand is a function of a module here that adds its arguments to a parser, and sets `run` to a function of the
+parsed arguments. Only the module of the subcommand that is called is imported: the others' libraries take long. This
 module must not know what a subcommand does.
 """
 
@@ -12,12 +13,11 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
+from importlib import import_module
+from typing import Any, Final
 
 from redelivery.base.secrets import redact, refuse_password
-from redelivery.cli import letters, plugins, provision, run
-from redelivery.cli.arguments import SHOWN
-from redelivery.cli.output import HarmlessFormatter, say
+from redelivery.cli.output import SHOWN_TO_ALL, HarmlessFormatter, say
 from redelivery.errors import Declined, RedeliveryError
 
 #: Exit status: the input, or a broker, does not let the command do what was requested.
@@ -28,21 +28,74 @@ DECLINED = 1
 UNREAD = 141
 
 
+#: The subcommands: module, the function that adds their arguments, help, description.
+_COMMANDS: Final = {
+    "plugins": (
+        "plugins",
+        "add",
+        "list the installed plugins",
+        "List the installed plugins, what they can do, and those that failed to load, with the cause.",
+    ),
+    "run": (
+        "run",
+        "add",
+        "handle what arrives at a destination",
+        "Call a handler with each message that arrives; print the account at the end as JSON.",
+    ),
+    "plan": (
+        "provision",
+        "add_plan",
+        "show what a delivery spec needs at a broker",
+        "Show the native objects of a delivery spec: missing (+), differing (!), how well, what to see to. Reads only.",
+    ),
+    "drift": (
+        "provision",
+        "add_drift",
+        "exit with 1 where a broker differs from a delivery spec",
+        "Show only what is missing (+) or differs (!); exit with 1 where anything is or does. Reads only.",
+    ),
+    "apply": (
+        "provision",
+        "add_apply",
+        "make what a delivery spec needs at a broker",
+        "Make what is missing, and print the delivery status. What exists is never altered.",
+    ),
+    "dead-letters": (
+        "letters",
+        "add",
+        "look at dead letters, send them back, remove them",
+        "Dead letters of one destination: look at them, send them back to work, forward, export, remove.",
+    ),
+}
+
+
+class _Version(argparse.Action):
+    """`--version`: looked up only when it is asked for."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        from importlib.metadata import version  # noqa: PLC0415 - takes as long as all else
+
+        say(f"{parser.prog} {version('redelivery-core')}")
+        parser.exit()
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command. Return the exit status: the command's own; 1 (declined) or 2 (failed) with a line on stderr.
 
     Args:
         arguments: used in place of those of the process.
     """
+    arguments = sys.argv[1:] if arguments is None else arguments
+    called = next((each for each in arguments if not each.startswith("-")), None)
     parser = argparse.ArgumentParser(
         prog="redelivery", description="Write from PySpark to any message broker, and account for every row."
     )
-    parser.add_argument("--version", action="version", version=f"%(prog)s {version('redelivery-core')}")
+    parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    plugins.add(commands)
-    run.add(commands)
-    provision.add(commands)
-    letters.add(commands)
+    for name, (module, add, text, description) in _COMMANDS.items():
+        command_parser = commands.add_parser(name, help=text, description=description)
+        if name == called:
+            getattr(import_module(f"{__name__}.{module}"), add)(command_parser)
     parsed = parser.parse_args(arguments)
     command: Callable[[argparse.Namespace], int] = parsed.run
     status = UNREAD
@@ -75,7 +128,7 @@ def _refuse_secrets(parsed: argparse.Namespace) -> None:
     for name in ("url", "sink", "to"):
         given = getattr(parsed, name, None)
         if isinstance(given, str):
-            refuse_password(given, shown=SHOWN)
+            refuse_password(given, shown=SHOWN_TO_ALL)
 
 
 def _leave_output() -> None:

@@ -5,18 +5,15 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
 
 from redelivery import registry
 from redelivery.base.secrets import redact, refuse_literal
+from redelivery.cli.output import SHOWN_TO_ALL
 from redelivery.contract.spec import DeliverySpec
 from redelivery.deadletters.queue import DeadLetterQueue, dead_letters
 from redelivery.deadletters.selection import Selection
 from redelivery.errors import ConfigurationError
 from redelivery.formats.specs import connect, knative, options
-
-#: Why a secret is not taken from the command line.
-SHOWN: Final = "every user of this host can see (ps)"
 
 
 def add_spec(parser: argparse.ArgumentParser) -> None:
@@ -107,7 +104,7 @@ def _pairs(arguments: argparse.Namespace) -> list[tuple[str, str]]:
         name, sign, value = given.partition("=")
         if not sign:
             raise ConfigurationError(f"--option {redact(given)!r}: it is written NAME=VALUE")
-        refuse_literal(name, value, shown=SHOWN)
+        refuse_literal(name, value, shown=SHOWN_TO_ALL)
         pairs.append((name, value))
     return pairs
 

@@ -15,7 +15,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from redelivery.base.files import open_private
 from redelivery.base.rendering import harmless
@@ -29,21 +29,13 @@ from redelivery.deadletters.export import as_json
 from redelivery.deadletters.selection import Selection, dead_since_ms
 from redelivery.errors import ConfigurationError, ExportFailed
 
-if TYPE_CHECKING:
-    from argparse import _SubParsersAction
-
 _AGES: Final = ((60, "under a minute"), (3600, "under an hour"), (86400, "under a day"), (7 * 86400, "under a week"))
 _OLDER: Final = "a week and more"
 _UNKNOWN: Final = "unknown"
 
 
-def add(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the subcommand and its own subcommands."""
-    parser = commands.add_parser(
-        "dead-letters",
-        help="look at dead letters, send them back, remove them",
-        description="Dead letters of one destination: look at them, send them back to work, forward, export, remove.",
-    )
+def add(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommand's own subcommands."""
     what = parser.add_subparsers(title="what to do", required=True, metavar="WHAT")
     for name, text, run, add_arguments in (
         ("list", "one line per letter, oldest first", _list, _add_list),

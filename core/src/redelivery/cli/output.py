@@ -13,6 +13,8 @@ from typing import Any, Final
 
 from redelivery.base.rendering import harmless
 
+#: Why a secret is not taken from the command line.
+SHOWN_TO_ALL: Final = "every user of this host can see (ps)"
 #: Bytes of a body that are shown unless all are requested.
 SHOWN: Final = 4096
 _HEX_ROW: Final = 16

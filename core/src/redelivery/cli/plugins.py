@@ -10,16 +10,12 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from redelivery.base import durations
-from redelivery.cli import codes_page, options_page
 from redelivery.cli.output import say, say_json
 from redelivery.contract.broker import CONTRACT_VERSION, FEATURES, BrokerPlugin, Capabilities, Limits, Support
-from redelivery.registry import Registry, installed
-
-if TYPE_CHECKING:
-    from argparse import _SubParsersAction
+from redelivery.registry import Registry, discover
 
 #: The width of the table in columns of a terminal.
 WIDTH = 80
@@ -27,13 +23,8 @@ WIDTH = 80
 _GAP = "  "
 
 
-def add(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the subcommand."""
-    parser = commands.add_parser(
-        "plugins",
-        help="list the installed plugins",
-        description="List the installed plugins, what they can do, and those that failed to load, with the cause.",
-    )
+def add(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments."""
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print everything that is known as JSON")
     form.add_argument("--markdown", action="store_true", help="print the table of capabilities in Markdown")
@@ -43,14 +34,18 @@ def add(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    found = installed()
+    found = discover()
     if arguments.json:
         say_json(as_dict(found), indent=2)
     elif arguments.markdown:
         _say_lines(as_markdown(found))
     elif arguments.options:
+        from redelivery.cli import options_page  # noqa: PLC0415 - it needs what all options are read with
+
         _say_lines(options_page.as_markdown(found))
     elif arguments.codes:
+        from redelivery.cli import codes_page  # noqa: PLC0415 - as above
+
         _say_lines(codes_page.as_markdown())
     else:
         _say_lines(as_table(found))

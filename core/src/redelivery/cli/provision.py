@@ -10,7 +10,6 @@ import math
 import textwrap
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import TYPE_CHECKING
 
 from redelivery import provisioning
 from redelivery.base.urls import redact
@@ -20,45 +19,42 @@ from redelivery.contract.broker import NativeObject
 from redelivery.formats.specs import knative
 from redelivery.provisioning import Provisioning
 
-if TYPE_CHECKING:
-    from argparse import _SubParsersAction
-
 #: Exit status of `drift` where the broker differs from the spec.
 DIFFERS = 1
 _WIDTH = 80
 _SIGNS = {"create": "+", "keep": " ", "differs": "!"}
 
 
-def add(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the three subcommands."""
-    plan = commands.add_parser(
-        "plan",
-        help="show what a delivery spec needs at a broker",
-        description="Show the native objects that a delivery spec needs, what of them is missing (+) or differs (!), "
-        "how well each part is done, and what to see to. Reads only.",
+def add_plan(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `plan`."""
+    _add_shown(parser)
+    parser.set_defaults(run=_plan)
+
+
+def add_drift(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `drift`."""
+    _add_shown(parser)
+    parser.set_defaults(run=_drift)
+
+
+def add_apply(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `apply`."""
+    _add_place(parser)
+    parser.set_defaults(run=_apply)
+
+
+def _add_shown(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print it as JSON")
+    parser.add_argument(
+        "--reads", action="append", default=[], metavar="URL", help="what the job itself reads; may be repeated"
     )
-    plan.set_defaults(run=_plan)
-    drift = commands.add_parser(
-        "drift",
-        help="exit with 1 where a broker differs from a delivery spec",
-        description="Show only what is missing (+) or differs (!); exit with 1 where anything is or does. Reads only.",
-    )
-    drift.set_defaults(run=_drift)
-    for parser in (plan, drift):
-        parser.add_argument("--json", action="store_true", help="print it as JSON")
-        parser.add_argument(
-            "--reads", action="append", default=[], metavar="URL", help="what the job itself reads; may be repeated"
-        )
-    apply = commands.add_parser(
-        "apply",
-        help="make what a delivery spec needs at a broker",
-        description="Make what is missing, and print the delivery status. What exists is never altered.",
-    )
-    apply.set_defaults(run=_apply)
-    for parser in (plan, drift, apply):
-        parser.add_argument("url", help="the destination")
-        add_subscription(parser)
-        add_spec(parser)
+    _add_place(parser)
+
+
+def _add_place(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("url", help="the destination")
+    add_subscription(parser)
+    add_spec(parser)
 
 
 def _found(arguments: argparse.Namespace) -> Provisioning:

@@ -12,24 +12,15 @@ import os
 import signal
 import sys
 from dataclasses import asdict
-from typing import TYPE_CHECKING
 
 from redelivery.cli.arguments import add_spec, spec_and_client
 from redelivery.cli.output import HarmlessFormatter, say_json
 from redelivery.errors import ConfigurationError
 from redelivery.receiving.subscription import DEFAULT_NAME, Handler, Subscription
 
-if TYPE_CHECKING:
-    from argparse import _SubParsersAction
 
-
-def add(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the subcommand."""
-    parser = commands.add_parser(
-        "run",
-        help="handle what arrives at a destination",
-        description="Call a handler with each message that arrives; print the account at the end as JSON.",
-    )
+def add(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments."""
     parser.add_argument("url", help="where messages come from")
     parser.add_argument("handler", metavar="MODULE:HANDLER", help="a function of one redelivery.Message")
     add_spec(parser)

@@ -11,6 +11,9 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Final, Literal
 
+#: The header dialects that redelivery writes (`redelivery.formats.dialects`).
+DIALECTS: Final = ("connect", "deadletter", "knativeerror", "json")
+
 
 class Support(StrEnum):
     """How well a broker supports a feature."""
@@ -105,7 +108,7 @@ class Capabilities:
             so batches count as settled when the client's queue is empty; the engine drains it at its bound.
         networked: reachable from several hosts; False: a file of one host (refused on a cluster).
         depth_counts_leased: `Admin.depth` counts leased messages too; False: the broker does not report them.
-        context_dialect: how an error context is written into headers here (a name in `redelivery.formats.dialects`).
+        context_dialect: how an error context is written into headers here (one of `DIALECTS`).
         cloudevents_prefix: header prefix of CloudEvents attributes in binary mode; None: structured mode only.
         columns: the broker's own columns and their Python types, beyond those of `Message`.
         routes: those of `columns` that say where a row goes, as `destination` does. Its letter is sent without them.

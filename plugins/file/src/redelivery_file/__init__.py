@@ -8,18 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib.metadata import version
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
-from redelivery.contract.broker import Admin, Broker, BrokerPlugin, Capabilities, DeadLetters, Sender, Support
+from redelivery.contract.broker import Broker, BrokerPlugin, Capabilities, Support
 from redelivery.contract.hooks import hookimpl
-from redelivery.kit.address import unknown
-from redelivery_file.address import Address
-from redelivery_file.admin import FileAdmin
-from redelivery_file.client.wrapper import from_env
-from redelivery_file.dead_letters import FileDeadLetters
-from redelivery_file.sender import FileSender
 
-__all__ = ["CAPABILITIES", "FileBroker", "from_env", "redelivery_plugin"]
+if TYPE_CHECKING:
+    from redelivery_file.client.wrapper import from_env
+
+__all__ = ["CAPABILITIES", "from_env", "redelivery_plugin"]
 
 CAPABILITIES: Final = Capabilities(
     send=Support.NATIVE,
@@ -37,39 +34,19 @@ CAPABILITIES: Final = Capabilities(
 )
 
 
-class FileBroker(Broker):
-    """One dead letter folder."""
+def __getattr__(name: str) -> Any:
+    if name != "from_env":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from redelivery_file.client.wrapper import from_env as found  # noqa: PLC0415 - takes long, and few need it
 
-    name = "file"
-    capabilities = CAPABILITIES
-    hosts = ()
-
-    def __init__(self, address: Address) -> None:
-        self.address = address
-        self.canonical_url = address.url
-
-    def sender(self) -> Sender:
-        return FileSender(self.address)
-
-    def admin(self) -> Admin:
-        return FileAdmin(self.address)
-
-    def dead_letters(self, *, direct: bool = False) -> DeadLetters:  # noqa: ARG002 - the folder is the place in both cases
-        return FileDeadLetters(self.address)
-
-    def close(self) -> None:
-        """Do nothing: each role has its own descriptor."""
+    return found
 
 
 def connect(url: str, options: Mapping[str, str]) -> Broker:
-    """Return a broker for a URL, without I/O.
+    """Return the broker of a URL, without I/O. Raises InvalidURL, UnknownOption."""
+    from redelivery_file.broker import connect as opened  # noqa: PLC0415 - to list plugins takes none of it
 
-    Raises:
-        InvalidURL, UnknownOption
-    """
-    for name in options:
-        raise unknown("option", f"file.{name}", [])
-    return FileBroker(Address.parse(url))
+    return opened(url, options)
 
 
 @hookimpl

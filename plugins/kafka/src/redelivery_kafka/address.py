@@ -11,6 +11,9 @@ from redelivery.errors import ConfigurationError, InvalidURL
 from redelivery.kit.address import quoted, redact, split_url, url_parameters
 from redelivery.kit.names import DeadLetterNames
 
+#: The kind of a topic in a `ref`: that of Strimzi, Kafka's operator for Kubernetes.
+KIND: Final = "KafkaTopic"
+API_GROUP: Final = "kafka.strimzi.io"
 DEAD_LETTER_NAMES: Final = DeadLetterNames("-dead-letters")
 PORT: Final = 9092
 #: Prefix that makes of a topic's name that of its default group.

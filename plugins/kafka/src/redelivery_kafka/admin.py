@@ -29,7 +29,7 @@ from redelivery.kit.address import has_scheme, redact
 from redelivery.kit.errors import Code
 from redelivery.kit.options import resolve_secrets
 from redelivery.kit.roles import Resource
-from redelivery_kafka.address import Address
+from redelivery_kafka.address import API_GROUP, KIND, Address
 from redelivery_kafka.client import instances
 from redelivery_kafka.client.committed import committed_offsets
 from redelivery_kafka.client.offset_map import lag
@@ -45,9 +45,6 @@ _FOREVER: Final = -1
 _NOT_YET: Final = frozenset({"LEADER_NOT_AVAILABLE", "NOT_LEADER_FOR_PARTITION", "UNKNOWN_TOPIC_OR_PART"})
 #: Bytes that a batch needs in addition to its record.
 _BATCH_OVERHEAD: Final = 65_536
-#: The kind of a topic in a `ref`: that of Strimzi, Kafka's operator for Kubernetes.
-KIND: Final = "KafkaTopic"
-API_GROUP: Final = "kafka.strimzi.io"
 _API: Final = f"{API_GROUP}/v1beta2"
 
 

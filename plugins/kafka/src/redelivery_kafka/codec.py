@@ -20,15 +20,8 @@ Row = tuple[Any, str, bytes | None, bytes | None, int, int, Any]
 _CONTEXT: Final = ("__connect.errors.", "redelivery-letter")
 #: Above every timestamp that the client takes.
 _TIMESTAMP_END: Final = 1 << 63
-#: Bytes that the client adds for the frame of one record.
-_FRAME: Final = 36
 #: Rows are measured one by one only where key and value alone come this near to the limit; headers are seldom larger.
 _NEAR: Final = 65_536
-
-
-def largest(message_bytes: int) -> int:
-    """Return the largest message (value, key and headers) that a client with this `message.max.bytes` sends."""
-    return message_bytes - _FRAME
 
 
 # --- rows ---

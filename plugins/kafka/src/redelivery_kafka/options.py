@@ -13,11 +13,10 @@ from confluent_kafka import KafkaException, Producer
 from redelivery.errors import ConfigurationError, UnknownOption
 from redelivery.kit.address import is_local, redact, unknown
 from redelivery_kafka.client.internals import INVALID_SETTING, unknown_setting
-from redelivery_kafka.client.known_settings import HARMLESS, JAVA_ONLY, KNOWN, RESERVED
+from redelivery_kafka.client.known_settings import HARMLESS, JAVA_ONLY, KNOWN, MESSAGE_BYTES, RESERVED
 
 #: What librdkafka reads as a number above 0, in one spelling only.
 _ACKS: Final = re.compile(r"all|-1|[1-9][0-9]*")
-_MESSAGE_BYTES: Final = 1_000_000
 _TOKEN_ENDPOINT: Final = "sasl.oauthbearer.token.endpoint.url"  # noqa: S105 - the name of an option
 #: How a switch of librdkafka is turned off.
 _OFF: Final = frozenset({"false", "f", "0"})
@@ -85,7 +84,7 @@ class Settings:
     @property
     def message_bytes(self) -> int:
         """The largest message that the client sends, with librdkafka's own overhead."""
-        return int(self.values.get("message.max.bytes", _MESSAGE_BYTES))
+        return int(self.values.get("message.max.bytes", MESSAGE_BYTES))
 
     @property
     def message_timeout(self) -> float | None:

@@ -21,6 +21,7 @@ from redelivery.kit.roles import Resource
 from redelivery_kafka import codec
 from redelivery_kafka.address import Address
 from redelivery_kafka.client.in_flight import BatchInFlight, InFlight
+from redelivery_kafka.client.known_settings import largest
 from redelivery_kafka.client.producer import STEP, ProducerInstance
 from redelivery_kafka.codec import Row
 from redelivery_kafka.errors import (
@@ -51,7 +52,7 @@ class KafkaSender(Resource, Sender):
         super().__init__("kafka", f"{address.topic!r}")
         self._address = address
         self._settings = settings
-        self._limit = codec.largest(settings.message_bytes)
+        self._limit = largest(settings.message_bytes)
         self._one_per_request = settings.values.get("batch.num.messages") == "1"
         self._producer: ProducerInstance | None = None
         self._last_error = ""  # of the producer before

@@ -3,34 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from datetime import timedelta
 from importlib.metadata import version
 from typing import Final
 
 from redelivery.contract.broker import (
-    Admin,
     Broker,
     BrokerPlugin,
     Capabilities,
-    DeadLetters,
     Limits,
-    Receiver,
-    Sender,
     Support,
 )
 from redelivery.contract.hooks import hookimpl
-from redelivery.contract.spec import Ref
-from redelivery_rabbitmq.address import SCHEMES, Address
-from redelivery_rabbitmq.admin import API_GROUP, EXCHANGE, QUEUE, RabbitmqAdmin
-from redelivery_rabbitmq.client.frames import SHORT_STRING
-from redelivery_rabbitmq.client.parameters import insecure
+from redelivery.kit.clients import find_client
+from redelivery_rabbitmq.address import API_GROUP, EXCHANGE, QUEUE, SCHEMES
+from redelivery_rabbitmq.client.frames import HEADERS_BYTES, SHORT_STRING
 from redelivery_rabbitmq.client.topology import DELAY_MAX
-from redelivery_rabbitmq.codec import HEADERS_BYTES
-from redelivery_rabbitmq.dead_letters import RabbitmqDeadLetters
-from redelivery_rabbitmq.options import Settings, settings_of
-from redelivery_rabbitmq.receiver import RabbitmqReceiver
-from redelivery_rabbitmq.sender import RabbitmqSender
+from redelivery_rabbitmq.options import Settings
 
 CAPABILITIES: Final = Capabilities(
     send=Support.NATIVE,
@@ -66,60 +54,17 @@ CAPABILITIES: Final = Capabilities(
 )
 
 
-class RabbitmqBroker(Broker):
-    """One queue, or one exchange, of one virtual host."""
-
-    name = "rabbitmq"
-
-    def __init__(self, address: Address, settings: Settings) -> None:
-        self.address = address
-        self.settings = settings
-        self.canonical_url = replace(address, username=None, password=None, parameters={}, binding=None).url
-        self.hosts = (address.host,)
-        self.insecure = insecure(address, settings)
-        limits = replace(CAPABILITIES.limits, message_bytes=settings.message_bytes)
-        self.capabilities = replace(CAPABILITIES, limits=limits)
-        if settings.queue_type == "classic":  # it only tells that a message was delivered before
-            self.capabilities = replace(self.capabilities, attempts=Support.LOWER_BOUND, delivery_limit=Support.NONE)
-
-    def sender(self) -> Sender:
-        return RabbitmqSender(self.address, self.settings).open()
-
-    def native_sink(self) -> str:
-        return self.address.dead_letters.full_url
-
-    def sibling(self, name: str) -> str:
-        return self.address.at(name).full_url
-
-    def subscription(self, name: str) -> str:
-        return self.address.subscription(name).full_url
-
-    def resolve(self, ref: Ref) -> str:
-        url = super().resolve(ref)
-        return self.address.through(ref.name).full_url if ref.kind == EXCHANGE else url
-
-    def receiver(self, *, lease: timedelta = timedelta(seconds=30)) -> Receiver:
-        self.address.needs_queue("receiving")
-        return RabbitmqReceiver(self.address, self.settings, lease)
-
-    def admin(self) -> Admin:
-        self.address.needs_queue("provisioning")
-        return RabbitmqAdmin(self.address, self.settings)
-
-    def dead_letters(self, *, direct: bool = False) -> DeadLetters:
-        self.address.needs_queue("a dead letter queue")
-        return RabbitmqDeadLetters(self.address, self.settings, direct=direct)
-
-
 def connect(url: str, options: Mapping[str, str]) -> Broker:
-    """Return the broker of a URL with this plugin's options. No I/O."""
-    address = Address.parse(url)
-    return RabbitmqBroker(address, settings_of(options, address.parameters))
+    """Return the broker of a URL with this plugin's options. No I/O; imports the client: to list plugins takes none."""
+    from redelivery_rabbitmq.broker import connect as opened  # noqa: PLC0415 - the client takes long to import
+
+    return opened(url, options)
 
 
 @hookimpl
 def redelivery_plugin() -> BrokerPlugin:
     """Return the plugin of this distribution."""
+    find_client("pika")
     return BrokerPlugin(
         name="rabbitmq",
         schemes=SCHEMES,

@@ -19,6 +19,10 @@ from redelivery.kit.address import REDACTED, unknown
 from redelivery.kit.names import DeadLetterNames
 from redelivery_rabbitmq.options import QUERY
 
+#: The kinds of a `ref`, named as in RabbitMQ's topology operator for Kubernetes.
+QUEUE: Final = "Queue"
+EXCHANGE: Final = "Exchange"
+API_GROUP: Final = "rabbitmq.com"
 SCHEMES: Final = ("rabbitmq", "amqp", "amqps")
 DEAD_LETTERS: Final = DeadLetterNames()
 #: Longest name of a queue or exchange and longest routing key in bytes: an AMQP short string.

@@ -19,16 +19,12 @@ from redelivery.contract.broker import Admin, Difference, NativeObject, Plan
 from redelivery.contract.spec import DeliverySpec, DeliveryStatus, Ref
 from redelivery.errors import BrokerError, Fatal
 from redelivery.kit.plans import none_if_missing
-from redelivery_rabbitmq.address import Binding
+from redelivery_rabbitmq.address import API_GROUP, QUEUE, Binding
 from redelivery_rabbitmq.client.at_least_once import FEATURE_FLAG, FLAG_IS_OFF, is_at_least_once
 from redelivery_rabbitmq.client.connection import QueueRole
 from redelivery_rabbitmq.client.topology import Argument, Queue, queues
 from redelivery_rabbitmq.errors import TABLE
 
-#: The kinds of a `ref`, named as in RabbitMQ's topology operator for Kubernetes.
-QUEUE: Final = "Queue"
-EXCHANGE: Final = "Exchange"
-API_GROUP: Final = "rabbitmq.com"
 API: Final = f"{API_GROUP}/v1beta1"
 
 _PRECONDITION_FAILED: Final = 406

@@ -25,7 +25,7 @@ from redelivery.contract.message import Headers, Message
 from redelivery.errors import Permanent
 from redelivery_rabbitmq.client.broker_headers import ATTEMPTS, COPIES
 from redelivery_rabbitmq.client.field_tables import MAX_DEPTH, EncodedField
-from redelivery_rabbitmq.client.frames import SHORT_STRING, short_string
+from redelivery_rabbitmq.client.frames import HEADERS_BYTES, SHORT_STRING, short_string
 
 KEY: Final = "x-redelivery-key"
 NULL: Final = "x-redelivery-null"
@@ -33,8 +33,6 @@ ORDER: Final = "x-redelivery-order"
 STAMP: Final = "timestamp_in_ms"
 _CONTENT_TYPE: Final = "content-type"
 
-#: Limit for all headers of a message, names and values: a frame of 128 KiB, less what the broker adds to dead letters.
-HEADERS_BYTES: Final = 96 << 10
 #: More digits than the place of any header has; another client may have written `ORDER`.
 _DIGITS: Final = 9
 

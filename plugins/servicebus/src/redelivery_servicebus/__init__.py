@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from datetime import timedelta
 from importlib.metadata import version
 from typing import Final
 
 from redelivery.contract.broker import (
-    Admin,
     Broker,
     BrokerPlugin,
     Capabilities,
-    DeadLetters,
     Limits,
-    Receiver,
-    Sender,
     Support,
 )
 from redelivery.contract.hooks import hookimpl
-from redelivery.kit.address import is_local
-from redelivery_servicebus.address import SCHEME, Address
-from redelivery_servicebus.admin import API_GROUP, KIND, ServicebusAdmin, native_sink
-from redelivery_servicebus.codec import HEADER_VALUE_BYTES, HEADERS_BYTES, ID_LENGTH, RESERVE, SCHEDULED
-from redelivery_servicebus.dead_letters import ServicebusDeadLetters
+from redelivery.kit.clients import find_client
+from redelivery_servicebus.address import API_GROUP, KIND, SCHEME
+from redelivery_servicebus.client.limits import BATCH, HEADER_VALUE_BYTES, HEADERS_BYTES, ID_LENGTH, RESERVE, SCHEDULED
 from redelivery_servicebus.options import Settings
-from redelivery_servicebus.receiver import ServicebusReceiver
-from redelivery_servicebus.sender import BATCH, ServicebusSender
 
 _STANDARD: Final = 256 << 10
 
@@ -75,60 +66,17 @@ CAPABILITIES: Final = Capabilities(
 )
 
 
-class ServicebusBroker(Broker):
-    """One queue, a topic, or a subscription of one."""
-
-    name = "servicebus"
-
-    def __init__(self, address: Address, settings: Settings) -> None:
-        self.address = address
-        self.settings = settings
-        self.canonical_url = address.url
-        self.hosts = (address.host,)
-        login = settings.login
-        if login is not None and login.emulator and not is_local(address.host):
-            self.insecure = (f"UseDevelopmentEmulator sends credentials to {address.host} over plain text; drop it",)
-        has = settings.duplicate_detection
-        self.capabilities = replace(
-            CAPABILITIES,
-            deduplicate=Support.NATIVE if has else Support.NONE,
-            deduplication_window=timedelta(seconds=settings.duplicate_detection_window) if has else None,
-            cloudevents_prefix=settings.cloudevents_prefix,
-            limits=replace(CAPABILITIES.limits, message_bytes=settings.max_message_bytes - RESERVE),
-        )
-
-    def sender(self) -> Sender:
-        return ServicebusSender(self.address, self.settings)
-
-    def native_sink(self) -> str:
-        return native_sink(self.address, self.settings)
-
-    def sibling(self, name: str) -> str:
-        return self.address.sibling(name).url
-
-    def subscription(self, name: str) -> str:
-        return self.address.subscription(name).url
-
-    def receiver(self, *, lease: timedelta = timedelta(seconds=30)) -> Receiver:  # noqa: ARG002 - a lock's length is its queue's
-        return ServicebusReceiver(self.address, self.settings).open()
-
-    def admin(self) -> Admin:
-        return ServicebusAdmin(self.address, self.settings)
-
-    def dead_letters(self, *, direct: bool = False) -> DeadLetters:
-        return ServicebusDeadLetters(self.address, self.settings, direct=direct)
-
-
 def connect(url: str, options: Mapping[str, str]) -> Broker:
-    """Return a broker for a URL and this plugin's options, without I/O."""
-    address, settings = Address.parse(url), Settings.parse(options)
-    settings.check(address)
-    return ServicebusBroker(address, settings)
+    """Return the broker of a URL with this plugin's options. No I/O; imports the client: to list plugins takes none."""
+    from redelivery_servicebus.broker import connect as opened  # noqa: PLC0415 - the client takes long to import
+
+    return opened(url, options)
 
 
 @hookimpl
 def redelivery_plugin() -> BrokerPlugin:
     """Return the plugin."""
+    find_client("azure.servicebus")
     return BrokerPlugin(
         name="servicebus",
         schemes=(SCHEME,),

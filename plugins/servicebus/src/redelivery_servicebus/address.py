@@ -16,6 +16,9 @@ from redelivery.errors import ConfigurationError, InvalidURL, Unsupported
 from redelivery.kit.address import redact, split_url, unknown
 from redelivery.kit.names import DeadLetterNames
 
+#: The kind of a queue in a `ref`: that of Azure's operator for Kubernetes.
+KIND: Final = "NamespacesQueue"
+API_GROUP: Final = "servicebus.azure.com"
 SCHEME: Final = "servicebus"
 #: The name of the queue that a queue's dead letters are forwarded to.
 DEAD_LETTERS: Final = DeadLetterNames(ignores_case=True)

@@ -19,14 +19,11 @@ from redelivery.contract.spec import DeliverySpec, DeliveryStatus, Ref
 from redelivery.errors import BrokerError, ConfigurationError, Fatal
 from redelivery.kit.plans import compared, deliveries, deliveries_note, none_if_missing
 from redelivery.kit.roles import Resource
-from redelivery_servicebus.address import Address
+from redelivery_servicebus.address import API_GROUP, KIND, Address
 from redelivery_servicebus.client.connection import Namespace, admin_client
 from redelivery_servicebus.errors import MANAGE, TABLE, is_denied
 from redelivery_servicebus.options import Settings
 
-#: The kind of a queue in a `ref`: that of Azure's operator for Kubernetes.
-KIND: Final = "NamespacesQueue"
-API_GROUP: Final = "servicebus.azure.com"
 API: Final = f"{API_GROUP}/v1api20211101"
 #: The highest MaxDeliveryCount that Service Bus accepts.
 MOST_DELIVERIES: Final = 2_000

@@ -25,6 +25,7 @@ from redelivery.codes import Code
 from redelivery.contract.message import Headers, Message
 from redelivery.errors import Permanent
 from redelivery.kit.packing import as_text, from_portable, hashed_id, pack_headers, portable, unpack_headers
+from redelivery_servicebus.client.limits import HEADER_VALUE_BYTES, HEADERS_BYTES, ID_LENGTH, RESERVE, SCHEDULED
 
 #: The property that holds what has no place in Service Bus's own form.
 PACKED: Final = "redelivery"
@@ -32,20 +33,11 @@ PACKED: Final = "redelivery"
 REASON: Final = "DeadLetterReason"
 DESCRIPTION: Final = "DeadLetterErrorDescription"
 CONTENT_TYPE: Final = "content-type"
-#: The column that says when a row's message becomes visible, in milliseconds since the epoch.
-SCHEDULED: Final = "scheduled_enqueue_time_ms"
 #: Bytes of one property, and of all properties of a message, at Service Bus.
 PROPERTY_BYTES: Final = 32 << 10
 PROPERTIES_BYTES: Final = 64 << 10
 #: Characters of a dead letter's reason, and of its description.
 TEXT: Final = 4_096
-#: The longest id, in characters.
-ID_LENGTH: Final = 128
-#: Headers of a message, and one header's value: they fit into one property even as base64.
-HEADERS_BYTES: Final = 23_000
-HEADER_VALUE_BYTES: Final = 22_500
-#: Kept free of a message's size for what AMQP and our JSON add.
-RESERVE: Final = 16 << 10
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _OWN: Final = frozenset({PACKED, REASON, DESCRIPTION})

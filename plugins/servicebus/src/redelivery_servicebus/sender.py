@@ -22,12 +22,11 @@ from redelivery.kit.in_flight import SettledBatches, time_left
 from redelivery.kit.roles import Resource
 from redelivery_servicebus.address import Address, why_invalid
 from redelivery_servicebus.client.connection import Namespace
+from redelivery_servicebus.client.limits import BATCH, SCHEDULED
 from redelivery_servicebus.client.links import Link
-from redelivery_servicebus.codec import SCHEDULED, Encoded, encode_row, outgoing, scheduled
+from redelivery_servicebus.codec import Encoded, encode_row, outgoing, scheduled
 from redelivery_servicebus.options import Settings
 
-#: Messages that Service Bus accepts in one batch.
-BATCH: Final = 4_500
 #: Links to queues that rows name, kept open at once.
 _LINKS: Final = 32
 #: Seconds below which no request is begun.

@@ -11,6 +11,8 @@ from redelivery.errors import InvalidURL
 from redelivery.kit.address import local_path, redact, split_url, url_parameters
 from redelivery.kit.names import DeadLetterNames
 
+#: The kind of a queue in a `ref`.
+KIND: Final = "Queue"
 _EXAMPLE: Final = "it is written 'sqlite:folder/file.db?queue=orders' or 'sqlite:///folder/file.db?queue=orders'"
 _NAMES: Final = DeadLetterNames()
 

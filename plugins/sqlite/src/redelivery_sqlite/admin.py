@@ -15,13 +15,10 @@ from redelivery.contract.broker import Admin, NativeObject, Plan
 from redelivery.contract.spec import UNLIMITED, DeliverySpec, DeliveryStatus, Ref
 from redelivery.kit.plans import MARGIN, compared
 from redelivery.kit.roles import Resource
-from redelivery_sqlite.address import Address
+from redelivery_sqlite.address import KIND, Address
 from redelivery_sqlite.client.schema import APPLICATION_ID, SCHEMA_VERSION, WITHOUT_IDENTITY, queue_schema
 from redelivery_sqlite.client.store import Store
 from redelivery_sqlite.errors import TABLE
-
-#: The kind of a queue in a `ref`.
-KIND = "Queue"
 
 
 class SqliteAdmin(Resource, Admin):

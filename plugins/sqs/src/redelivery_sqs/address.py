@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Final
 from urllib.parse import SplitResult, quote, unquote, urlencode, urlsplit, urlunsplit
 
-from botocore.utils import is_valid_endpoint_url, is_valid_ipv6_endpoint_url
-
 from redelivery.errors import InvalidURL
 from redelivery.kit.address import redact, split_url, url_parameters
 from redelivery.kit.names import DeadLetterNames
 
+#: A queue's kind in a `ref`: that of AWS's controller for Kubernetes.
+KIND: Final = "Queue"
+API_GROUP: Final = "sqs.services.k8s.aws"
 #: The end of a FIFO queue's name; SQS itself decides by it.
 FIFO_SUFFIX: Final = ".fifo"
 #: Characters of a queue's name at most.
@@ -174,6 +175,8 @@ def check_endpoint(url: str, shown: str) -> SplitResult:
         ) from None  # the original text may hold a password
     if parts.scheme not in {"http", "https"} or not parts.hostname or "@" in parts.netloc:
         raise InvalidURL(f"sqs: {shown!r}: an endpoint is written 'https://host:port', without a user")
+    from botocore.utils import is_valid_endpoint_url, is_valid_ipv6_endpoint_url  # noqa: PLC0415 - takes long
+
     if not (is_valid_endpoint_url(url) or is_valid_ipv6_endpoint_url(url)):
         text = "boto3 refuses this host: a host's name has letters, digits and '-', not '_'"
         raise InvalidURL(f"sqs: {shown!r}: {text}; use another name, or its IP address")

@@ -17,13 +17,10 @@ from redelivery.kit.address import has_scheme
 from redelivery.kit.errors import Code
 from redelivery.kit.plans import compared, deliveries, deliveries_note, none_if_missing
 from redelivery.kit.roles import Resource
-from redelivery_sqs.address import Address
+from redelivery_sqs.address import API_GROUP, KIND, Address
 from redelivery_sqs.client.queue import Queue
 from redelivery_sqs.options import Settings
 
-#: A queue's kind in a `ref`: that of AWS's controller for Kubernetes.
-KIND: Final = "Queue"
-API_GROUP: Final = "sqs.services.k8s.aws"
 API: Final = f"{API_GROUP}/v1alpha1"
 #: The largest maxReceiveCount that SQS accepts.
 MAX_RECEIVES: Final = 1_000

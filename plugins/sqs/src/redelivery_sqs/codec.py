@@ -31,6 +31,8 @@ PACKED: Final = "redelivery"
 TRANSFER: Final = "content-transfer-encoding"
 #: Headers that are attributes: SQS's ten, less the two above.
 NATIVE_HEADERS: Final = 8
+#: Entries of one request at most.
+MAX_ENTRIES: Final = 10
 #: Bytes of a message that are reserved for names, types and JSON's own characters.
 RESERVE: Final = 4096
 

@@ -21,9 +21,10 @@ from redelivery.kit.roles import Resource
 from redelivery_sqs import codec
 from redelivery_sqs.address import Address
 from redelivery_sqs.client import batch_requests
-from redelivery_sqs.client.batch_requests import MAX_ENTRIES, Answer, is_lost
+from redelivery_sqs.client.batch_requests import Answer, is_lost
 from redelivery_sqs.client.queue import Queue
 from redelivery_sqs.client.scan import Scan, sent_ms, server_ms
+from redelivery_sqs.codec import MAX_ENTRIES
 from redelivery_sqs.options import Settings
 
 #: Letters that are sorted together, and about how many bytes of them at most.

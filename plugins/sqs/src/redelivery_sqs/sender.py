@@ -17,10 +17,10 @@ from redelivery.kit.errors import Code
 from redelivery.kit.in_flight import FailedKeys, InFlight, SentBatch
 from redelivery.kit.roles import Resource
 from redelivery_sqs.address import Address, invalid_name
-from redelivery_sqs.client.batch_requests import MAX_ENTRIES, Answer
+from redelivery_sqs.client.batch_requests import Answer
 from redelivery_sqs.client.queue import Queue
 from redelivery_sqs.client.send_queues import FifoSendQueue, PendingBatch, PendingRow, SendQueue, StandardSendQueue
-from redelivery_sqs.codec import GROUP, encode_row, fifo_fields
+from redelivery_sqs.codec import GROUP, MAX_ENTRIES, encode_row, fifo_fields
 from redelivery_sqs.options import Settings
 
 

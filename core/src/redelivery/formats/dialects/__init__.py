@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from redelivery.contract.broker import Limits
+from redelivery.contract.capabilities import DIALECTS
 from redelivery.contract.context import ErrorContext, checked
 from redelivery.contract.hooks import HeaderDialect
 from redelivery.contract.message import Headers, Message
@@ -67,7 +68,7 @@ _others: Final[list[HeaderDialect]] = []
 #: Every message that was ever a letter has one of these headers.
 MARKERS: Final = _marker.NAMES
 #: All dialects.
-NAMES: Final = tuple(_DIALECTS)
+NAMES: Final = DIALECTS
 
 #: An id that every broker accepts.
 _PLAIN: Final = re.compile(r"[0-9A-Za-z_.~:-]{1,100}")

@@ -8,6 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+#: The largest message that the client sends by default (`message.max.bytes`), with its own overhead.
+MESSAGE_BYTES: Final = 1_000_000
+#: Bytes that the client adds for the frame of one record.
+_FRAME: Final = 36
 #: The most used client options with their help. All others of librdkafka work too.
 OPTIONS: Final[Mapping[str, str]] = {
     "bootstrap.servers": "host:port, comma separated, where the URL names none",
@@ -157,3 +161,8 @@ JAVA_ONLY: Final[Mapping[str, str]] = {
     "default.api.timeout.ms": "write kafka.socket.timeout.ms",
     "max.poll.records": "leave it out: the subscription says how many records it takes",
 }
+
+
+def largest(message_bytes: int) -> int:
+    """Return the largest message (value, key and headers) that a client with this `message.max.bytes` sends."""
+    return message_bytes - _FRAME

@@ -14,6 +14,8 @@ from redelivery.errors import Permanent
 
 #: Longest short string in bytes: ids and names.
 SHORT_STRING: Final = 255
+#: Limit for all headers of a message, names and values: a frame of 128 KiB, less what the broker adds to dead letters.
+HEADERS_BYTES: Final = 96 << 10
 
 _PUBLISH: Final = (60, 40)
 _MANDATORY: Final = b"\x01"

@@ -11,10 +11,9 @@ from typing import Any, Final
 
 from redelivery.errors import Ambiguous, BrokerError, Retriable
 from redelivery.kit.errors import Code
+from redelivery_sqs.codec import MAX_ENTRIES
 from redelivery_sqs.errors import entry_error
 
-#: Entries of one request at most.
-MAX_ENTRIES: Final = 10
 #: Seconds after which no further request begins: together with the client's own timeouts this bounds a call.
 PATIENCE: Final = 5.0
 #: The answer to one entry; None: done.

@@ -1,0 +1,48 @@
+"""`FileBroker`: one dead letter folder, and the roles that it makes. Imported when a URL is opened."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from redelivery.contract.broker import Admin, Broker, DeadLetters, Sender
+from redelivery.kit.address import unknown
+from redelivery_file import CAPABILITIES
+from redelivery_file.address import Address
+from redelivery_file.admin import FileAdmin
+from redelivery_file.dead_letters import FileDeadLetters
+from redelivery_file.sender import FileSender
+
+
+class FileBroker(Broker):
+    """One dead letter folder."""
+
+    name = "file"
+    capabilities = CAPABILITIES
+    hosts = ()
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self.canonical_url = address.url
+
+    def sender(self) -> Sender:
+        return FileSender(self.address)
+
+    def admin(self) -> Admin:
+        return FileAdmin(self.address)
+
+    def dead_letters(self, *, direct: bool = False) -> DeadLetters:  # noqa: ARG002 - the folder is the place in both cases
+        return FileDeadLetters(self.address)
+
+    def close(self) -> None:
+        """Do nothing: each role has its own descriptor."""
+
+
+def connect(url: str, options: Mapping[str, str]) -> Broker:
+    """Return a broker for a URL, without I/O.
+
+    Raises:
+        InvalidURL, UnknownOption
+    """
+    for name in options:
+        raise unknown("option", f"file.{name}", [])
+    return FileBroker(Address.parse(url))
