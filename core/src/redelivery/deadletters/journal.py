@@ -3,6 +3,9 @@
 A letter is written here after its destination has confirmed it and before it is removed. At the next start, letters
 found here are removed and not sent again, if they are still the same letters: hence the digest. An SQLite file, for its
 durable transactions, and for a lock that a killed process does not keep.
+
+Processes that share one redrive have a journal each, in the folder `parts_folder` beside that of the redrive. The next
+run of any kind takes over what they noted.
 """
 
 from __future__ import annotations
@@ -21,6 +24,8 @@ from redelivery.errors import ConfigurationError, JournalError
 #: Marks the file as ours (SQLite's `application_id`).
 _MARK: Final = 0x72644C67
 _BUSY: Final = 0.5
+#: How the name of a journal of one process ends.
+PART: Final = ".db"
 
 
 def default_path(source: str) -> Path:
@@ -39,25 +44,32 @@ def default_path(source: str) -> Path:
     return Path(state) / "redelivery" / f"redrive-{hashlib.sha256(source.encode()).hexdigest()[:16]}.db"
 
 
+def parts_folder(path: Path) -> Path:
+    """Return the folder for the journals of processes that share the redrive whose journal is at `path`."""
+    return path.with_name(f"{path.name}.parts")
+
+
 class Journal:
     """The journal of one dead letter queue, locked for as long as it is open.
 
     Args:
         path: created if it is missing, with its folder, for its owner alone; must not be a symbolic link.
         source: redacted URL of the dead letter queue.
+        wait: seconds to wait for another process's lock.
 
     Raises:
         ConfigurationError: the file is another queue's journal, or is not a journal.
         JournalError: it is in use by another redrive, or cannot be opened.
     """
 
-    def __init__(self, path: Path, source: str) -> None:
+    def __init__(self, path: Path, source: str, *, wait: float = _BUSY) -> None:
         self.path = path
+        self._source = source
         try:
             make_private_folder(path.parent)
             refuse_link(path)
             make_private(path)
-            self._file = sqlite3.connect(path, timeout=_BUSY, isolation_level=None)
+            self._file = sqlite3.connect(path, timeout=wait, isolation_level=None)
         except (OSError, sqlite3.Error) as error:
             raise JournalError(f"the journal {str(path)!r} cannot be opened: {error}") from error
         try:
@@ -84,9 +96,9 @@ class Journal:
         if marker != _MARK and tables:
             raise ConfigurationError(f"{str(self.path)!r} is another program's file, and no journal; name another file")
         run(f"PRAGMA application_id = {_MARK}")
-        run("CREATE TABLE IF NOT EXISTS place (source TEXT NOT NULL)")
+        run("CREATE TABLE IF NOT EXISTS place (source TEXT NOT NULL, sent INTEGER NOT NULL)")
         run("CREATE TABLE IF NOT EXISTS letter (position TEXT PRIMARY KEY, digest TEXT NOT NULL) WITHOUT ROWID")
-        run("INSERT INTO place SELECT ? WHERE NOT EXISTS (SELECT 1 FROM place)", (source,))
+        run("INSERT INTO place SELECT ?, 0 WHERE NOT EXISTS (SELECT 1 FROM place)", (source,))
         (known,) = run("SELECT source FROM place").fetchone()
         if known != source:
             run("ROLLBACK")
@@ -101,16 +113,23 @@ class Journal:
         Raises:
             JournalError: it cannot be written.
         """
-        self._write("INSERT OR REPLACE INTO letter VALUES (?, ?)", list(letters.items()))
+        self._write("INSERT OR REPLACE INTO letter VALUES (?, ?)", list(letters.items()), sent=len(letters))
+
+    @property
+    def tally(self) -> int:
+        """How many letters were ever noted as sent here: a task that is started again has its limit lowered by it."""
+        return int(self._file.execute("SELECT sent FROM place").fetchone()[0])
 
     def removed(self, positions: Sequence[str]) -> None:
         """Note that these letters have been removed. Raises as `sent`."""
         self._write("DELETE FROM letter WHERE position = ?", [(each,) for each in positions])
 
-    def _write(self, statement: str, rows: Sequence[tuple[str, ...]]) -> None:
+    def _write(self, statement: str, rows: Sequence[tuple[str, ...]], *, sent: int = 0) -> None:
         try:
             self._file.execute("BEGIN")
             self._file.executemany(statement, rows)
+            if sent:
+                self._file.execute("UPDATE place SET sent = sent + ?", (sent,))
             self._file.execute("COMMIT")
         except sqlite3.Error as error:
             with contextlib.suppress(sqlite3.Error):
@@ -118,12 +137,31 @@ class Journal:
             text = f"the journal {str(self.path)!r} cannot be written: {error}; make room, or name another file"
             raise JournalError(text) from error
 
-    def pending(self) -> dict[str, str]:
-        """Return the letters that a killed redrive had sent and, as far as it knew, not yet removed.
+    def absorb(self, *, wait: float = _BUSY) -> None:
+        """Take over what the processes of an earlier shared redrive noted, and delete their journals.
+
+        Args:
+            wait: seconds to wait for each that is still open: a process that was left alone ends soon.
 
         Raises:
-            JournalError: the file is damaged.
+            ConfigurationError, JournalError: as opening; one of these processes still runs.
         """
+        for path in sorted(parts_folder(self.path).glob(f"*{PART}")):
+            with Journal(path, self._source, wait=wait) as part:
+                self.sent(part.noted())
+            path.unlink()
+
+    def pending(self) -> dict[str, str]:
+        """Return the letters that killed redrives had sent and, as far as they knew, not yet removed: their digests.
+
+        Raises:
+            ConfigurationError, JournalError: the file is damaged, or a process of a shared redrive still runs.
+        """
+        self.absorb()
+        return self.noted()
+
+    def noted(self) -> dict[str, str]:
+        """Return what this file alone holds. Raises JournalError."""
         try:
             return dict(self._file.execute("SELECT position, digest FROM letter"))
         except sqlite3.Error as error:

@@ -17,15 +17,17 @@ from typing import Any, Final, Self
 
 from redelivery.base.clock import SystemClock
 from redelivery.base.urls import redact
-from redelivery.contract.broker import Broker, Capabilities, DeadLetters, Letter, Support
+from redelivery.contract.broker import Broker, Capabilities, DeadLetters, Letter, Support, Wanted
 from redelivery.contract.spec import DeliverySpec, Sink
 from redelivery.deadletters.journal import Journal
 from redelivery.deadletters.letter_senders import ForwardSender, LetterSender, RedriveSender
 from redelivery.deadletters.operations import FORWARD, HOP_LIMIT, LetterOperation, redrive_operation
+from redelivery.deadletters.parts import Part, PartLetters
 from redelivery.deadletters.redrive import (
     RedriveReport,
     RedriveSettings,
     Transfer,
+    count_returned,
 )
 from redelivery.deadletters.selection import Selection
 from redelivery.deadletters.trust import Targets, context_of
@@ -110,10 +112,11 @@ class DeadLetterQueue:
         *,
         where: Selection | None = None,
         settings: RedriveSettings | None = None,
-        journal: Path | None = None,
+        journal: Path | Journal | None = None,
         spec: DeliverySpec | None = None,
         hop_limit: int = HOP_LIMIT,
         allow_targets: Collection[str] = (),
+        part: Part | None = None,
     ) -> RedriveReport:
         """Send letters back to their destination; each is removed once the destination has confirmed it.
 
@@ -125,12 +128,15 @@ class DeadLetterQueue:
             to: another destination, also for letters with another target. None: the destination where they failed.
             where: of these, only the selected ones.
             settings: limit, rate, dry run, and when to stop.
-            journal: a file that lets a killed run continue, and prevents a second run at the same time.
+            journal: a file that lets a killed run continue, and prevents a second run at the same time; or an open
+                journal.
             spec: retries, backoff and timeouts of sending. A letter that fails permanently stays in place.
             hop_limit: letters that were sent back so often stay.
             allow_targets: targets that letters may go to, if their headers name one other than the destination: names,
                 or patterns as in a shell (`orders-*`; for a routing column of the broker `column=value`). A letter with
                 another target stays, unless it is signed: a header alone must not choose where it goes.
+            part: only these letters, as one of several processes (`deadletters.parts`); its leader counts which letters
+                came back.
 
         Raises:
             ConfigurationError: no destination is known, or it is the dead letter queue itself, or the journal belongs
@@ -158,7 +164,16 @@ class DeadLetterQueue:
             raise ConfigurationError(f"redrive: allow_targets is a list, not one text: write [{allow_targets!r}]")
         is_own = lru_cache(maxsize=1024)(self._is_own)
         targets = Targets(allowed=tuple(allow_targets), is_own=is_own, none=to is not None)
-        return self._transfer(redrive_operation(targets, hop_limit), opened, spec, meant, settings, journal)
+        return self._transfer(redrive_operation(targets, hop_limit), opened, spec, meant, settings, journal, part=part)
+
+    def splits(self, wanted: Wanted) -> Sequence[str]:
+        """Return the splits of the letters that exist now; see `redelivery.contract.broker.DeadLetters.splits`."""
+        return self._letters.splits(wanted)
+
+    def returned(self, since_ms: int) -> int:
+        """Return how many letters were sent back before, and are dead again since a time (milliseconds)."""
+        with Verified(self._broker.dead_letters(direct=self._direct), self._keys) as place:
+            return count_returned(place, since_ms)
 
     def move_back(self, *, wait: float = 300.0) -> int:
         """Have the broker itself move all letters back to the source, unchanged; return how many.
@@ -248,17 +263,24 @@ class DeadLetterQueue:
         spec: DeliverySpec | None,
         selection: Selection,
         settings: RedriveSettings,
-        journal: Path | None,
+        journal: Path | Journal | None,
         *,
         follow: float | None = None,
+        part: Part | None = None,
     ) -> RedriveReport:
         given = replace(spec or _SPEC, dead_letter_sink=(), allow_skip=True, log_enable=False, **_TOLERANT)
         with Resources() as resources:
             letter_sender, there = opened(replace(self._connector, spec=given, resources=resources))
-            book = resources.enter_context(Journal(journal, self.place)) if journal and not settings.dry_run else None
+            book = None if settings.dry_run else journal
+            if isinstance(book, Path):
+                book = resources.enter_context(Journal(book, self.place))
+
+            def look() -> DeadLetters:
+                return Verified(self._broker.dead_letters(direct=self._direct), self._keys)
+
             transfer = Transfer(
-                self._letters,
-                look=lambda: Verified(self._broker.dead_letters(direct=self._direct), self._keys),
+                self._letters if part is None else PartLetters(self._letters, part.splits, part.wanted),
+                look=look if part is None else lambda: PartLetters(self._letters, (), part.wanted),
                 selection=selection,
                 operation=operation,
                 there=there,

@@ -10,9 +10,9 @@ import hashlib
 import itertools
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, Self
 
 from redelivery.base.clock import Clock
 from redelivery.contract.broker import Capabilities, DeadLetters, Letter
@@ -76,6 +76,19 @@ class RedriveReport:
         self.failed = 0
         self.left.clear()
 
+    @classmethod
+    def total(cls, parts: Iterable[RedriveReport]) -> Self:
+        """Return the account of a redrive that several processes have shared."""
+        total = cls()
+        for part in parts:
+            for name in ("considered", "selected", "redriven", "removed", "failed", "resumed", "returned"):
+                setattr(total, name, getattr(total, name) + getattr(part, name))
+            for counts, more in ((total.left, part.left), (total.targets, part.targets)):
+                for name, count in more.items():
+                    _count(counts, name, count)
+            total.stopped = total.stopped or part.stopped
+        return total
+
     def leave(self, why: str | None) -> bool:
         """Count a letter that is not sent; return False where no reason holds it back."""
         if why is not None:
@@ -83,10 +96,10 @@ class RedriveReport:
         return why is not None
 
 
-def _count(counts: dict[str, int], name: str) -> None:
+def _count(counts: dict[str, int], name: str, by: int = 1) -> None:
     """Count one name. The number of names is bounded, because others choose them."""
     name = name if name in counts or len(counts) < MAX_REASONS else OTHER
-    counts[name] = counts.get(name, 0) + 1
+    counts[name] = counts.get(name, 0) + by
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,7 +267,7 @@ class Transfer:
         """Count sent letters, note the confirmed ones in the journal, and remove them."""
         self.report.redriven += len(confirmed)
         self.report.failed += len(going) - len(confirmed)
-        sent = {letter.position: _digest(letter) for letter in confirmed}
+        sent = {letter.position: digest(letter) for letter in confirmed}
         confirmed.clear()
         if self._partial:
             self._stay.update(letter.position for letter in going if letter.position not in sent)
@@ -283,7 +296,7 @@ class Transfer:
         known = self._pending.get(letter.position)
         if known is None:
             return False
-        if known != _digest(letter):  # the queue was created again, and counts again
+        if known != digest(letter):  # the queue was created again, and counts again
             self._forget([letter.position])
             return False
         self._again.append(letter.position)
@@ -318,23 +331,29 @@ class Transfer:
             if self._clock.monotonic() >= self._next_look and report.redriven:
                 self._count_returned()
             if report.failed + report.returned > settings.max_returns:
-                report.stopped = (
-                    f"{report.failed} letters were refused and {report.returned} are dead letters again: "
-                    "mend the cause first"
-                )
+                report.stopped = harm(report)
         return report.stopped is not None
 
     def _count_returned(self) -> None:
         began = self._clock.monotonic()
-        returned = 0
         with self._look() as place:
-            for letter in place.browse():
-                whole = replace(letter, context=context_of(letter))
-                if dialects.history(letter.message).hops and (dead_since_ms(whole) or 0) >= self._began_ms:
-                    returned += 1
-        self.report.returned = returned
+            self.report.returned = count_returned(place, self._began_ms)
         now = self._clock.monotonic()
         self._next_look = now + max(_LOOK_AFTER, (now - began) / _LOOKING)
+
+
+def harm(report: RedriveReport) -> str:
+    """Return why a redrive stops that does more harm than good."""
+    return f"{report.failed} letters were refused and {report.returned} are dead letters again: mend the cause first"
+
+
+def count_returned(place: DeadLetters, since_ms: int) -> int:
+    """Return how many letters here were sent back at least once, and have died since a time."""
+    returned = 0
+    for letter in place.browse():
+        whole = replace(letter, context=context_of(letter))
+        returned += bool(dialects.history(letter.message).hops) and (dead_since_ms(whole) or 0) >= since_ms
+    return returned
 
 
 def _taken(letters: Iterator[Letter], most: int) -> list[Letter]:
@@ -349,7 +368,8 @@ def _taken(letters: Iterator[Letter], most: int) -> list[Letter]:
     return taken
 
 
-def _digest(letter: Letter) -> str:
+def digest(letter: Letter) -> str:
+    """Return what tells a letter from another one that is stored at its position later."""
     message = letter.message
     # With its headers: the letter of a later failure of the same message has another time in them.
     said = (message.id, message.key, message.timestamp_ms, message.headers)

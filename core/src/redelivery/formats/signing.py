@@ -11,7 +11,8 @@ from functools import lru_cache
 from typing import Final
 
 from redelivery.base.secrets import is_reference, resolve_secret
-from redelivery.contract.broker import DeadLetters, Letter
+from redelivery.contract.broker import DeadLetters, Letter, LetterBatch, Wanted
+from redelivery.contract.message import Column
 from redelivery.errors import ConfigurationError
 from redelivery.formats import dialects
 
@@ -62,6 +63,23 @@ class Verified(DeadLetters):
     def browse(self) -> Iterator[Letter]:
         for letter in self._letters.browse():
             yield replace(letter, signed=dialects.is_signed(letter.message, self._keys)) if self._keys else letter
+
+    def splits(self, wanted: Wanted) -> Sequence[str]:
+        return self._letters.splits(wanted)
+
+    def read(self, split: str, wanted: Wanted) -> Iterator[LetterBatch]:
+        for batch in self._letters.read(split, wanted):
+            yield self._marked(batch) if self._keys else batch
+
+    def _marked(self, batch: LetterBatch) -> LetterBatch:
+        rows = batch.messages.rows
+        signed: Column[bool | None] = Column(
+            len(batch), lambda: [dialects.is_signed(message, self._keys) for message in rows()]
+        )
+        return replace(batch, signed=signed)
+
+    def cursor(self, *, after: str | None = None, most: int | None = None) -> str:
+        return self._letters.cursor(after=after, most=most)
 
     def remove(self, positions: Sequence[str]) -> int:
         return self._letters.remove(positions)

@@ -1,0 +1,145 @@
+"""Processes that share a redrive: one leads, each notes what it sends, and the next run honours all their notes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from test_deadletters import DeadLetterSetup, letter
+
+from redelivery.contract.letters import WHOLE, Wanted
+from redelivery.deadletters import parts
+from redelivery.deadletters.journal import Journal, parts_folder
+from redelivery.deadletters.parts import Leader, Part, PartJournal
+from redelivery.deadletters.redrive import RedriveReport, RedriveSettings, digest
+from redelivery.errors import JournalError, Retriable
+
+PLACE = "scripted:native"
+
+
+@pytest.fixture(autouse=True)
+def _no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "_ORPHANS", 0.1)
+
+
+def part_of(leader: Leader, number: int = 0) -> Part:
+    return Part(
+        run="r", number=number, splits=[WHOLE], wanted=Wanted(), folder=leader.folder, earlier=dict(leader.earlier)
+    )
+
+
+def sends_and_dies(here: DeadLetterSetup, part: Part) -> None:
+    """A part that was killed between the confirmation and the removal."""
+    remove = here.place.remove
+
+    def fails(positions: object) -> int:
+        raise Retriable("killed here")
+
+    here.place.remove = fails  # type: ignore[method-assign]
+    with here.dlq() as dlq, PartJournal(part, dlq.place) as journal, pytest.raises(Retriable):
+        dlq.redrive(journal=journal, part=part)
+    here.place.remove = remove  # type: ignore[method-assign]
+
+
+def test_what_a_killed_part_sent_is_removed_by_the_next_shared_run_and_not_sent_again(tmp_path: Path) -> None:
+    here = DeadLetterSetup(letter("a"), letter("b"))
+    with Leader(tmp_path / "journal", PLACE, "r") as leader:
+        sends_and_dies(here, part_of(leader))
+    with Leader(tmp_path / "journal", PLACE, "r") as leader:
+        assert set(leader.earlier) == {"p-a", "p-b"}
+        part = part_of(leader, number=7)
+        with here.dlq() as dlq, PartJournal(part, dlq.place) as journal:
+            report = dlq.redrive(journal=journal, part=part)
+        assert (report.resumed, report.redriven) == (2, 0)
+        leader.finish(journal.settled)
+        with Journal(parts_folder(tmp_path / "journal") / "other", PLACE) as other:
+            assert other.noted() == {}
+    assert (here.work.stored_ids(), here.place.letters) == ({"a~1": 1, "b~1": 1}, [])
+    with Leader(tmp_path / "journal", PLACE, "r") as leader:
+        assert leader.earlier == {}, "nothing is left of it"
+
+
+def test_what_a_killed_part_sent_is_honoured_by_a_run_of_one_process(tmp_path: Path) -> None:
+    here = DeadLetterSetup(letter("a"))
+    with Leader(tmp_path / "journal", PLACE, "r") as leader:
+        sends_and_dies(here, part_of(leader))
+    with here.dlq() as dlq:
+        report = dlq.redrive(journal=tmp_path / "journal")
+    assert (report.resumed, report.redriven, here.place.letters) == (1, 0, [])
+
+
+def test_a_letter_that_cannot_be_removed_stays_noted_over_runs(tmp_path: Path) -> None:
+    here = DeadLetterSetup(letter("a"))
+    here.place.remove = lambda _positions: 0  # type: ignore[method-assign]
+    for run in ("one", "two", "three"):
+        with Leader(tmp_path / "journal", PLACE, run) as leader:
+            part = replace(part_of(leader), run=run)
+            with here.dlq() as dlq, PartJournal(part, dlq.place) as journal:
+                dlq.redrive(journal=journal, part=part)
+            leader.finish(journal.settled)
+    assert here.work.stored_ids() == {"a~1": 1}
+
+
+def test_two_redrives_of_one_place_at_once_are_refused(tmp_path: Path) -> None:
+    here = DeadLetterSetup(letter("a"))
+    with Leader(tmp_path / "journal", PLACE, "r"):
+        with pytest.raises(JournalError, match="another redrive of this place is running"):
+            Leader(tmp_path / "journal", PLACE, "other")
+        with here.dlq() as dlq, pytest.raises(JournalError, match="another redrive"):
+            dlq.redrive(journal=tmp_path / "journal")
+
+
+def test_a_part_that_outlives_its_leader_keeps_the_next_one_waiting_and_stops(tmp_path: Path) -> None:
+    here = DeadLetterSetup(letter("a"))
+    with Leader(tmp_path / "journal", PLACE, "r") as leader:
+        part = part_of(leader)
+        orphan = PartJournal(part, PLACE)
+    assert part.must_stop()
+    with pytest.raises(JournalError, match="another redrive"):
+        Leader(tmp_path / "journal", PLACE, "next")
+    with here.dlq() as dlq, pytest.raises(JournalError, match="another redrive"):
+        dlq.redrive(journal=tmp_path / "journal")
+    orphan.close()
+    with Leader(tmp_path / "journal", PLACE, "next"), pytest.raises(JournalError, match=r"another one of .* has begun"):
+        PartJournal(part, PLACE)
+
+
+def test_a_part_is_in_one_process_only(tmp_path: Path) -> None:
+    with Leader(tmp_path / "journal", PLACE, "r") as leader, PartJournal(part_of(leader), PLACE):
+        with pytest.raises(JournalError, match="in use"):
+            PartJournal(part_of(leader), PLACE)
+        PartJournal(part_of(leader, number=1), PLACE).close()
+
+
+def test_a_part_that_is_started_again_knows_how_many_it_has_sent(tmp_path: Path) -> None:
+    here = DeadLetterSetup(letter("a"), letter("b"), letter("c"))
+    with Leader(tmp_path / "journal", PLACE, "r") as leader:
+        part = part_of(leader)
+        with here.dlq() as dlq, PartJournal(part, dlq.place) as journal:
+            dlq.redrive(journal=journal, part=part, settings=RedriveSettings(limit=2))
+        with PartJournal(part, PLACE) as journal:
+            assert journal.tally == 2
+
+
+def test_all_parts_stop_when_their_leader_says_so_and_it_sees_how_far_they_are(tmp_path: Path) -> None:
+    with Leader(tmp_path / "journal", PLACE, "r") as leader:
+        part = part_of(leader)
+        assert not part.must_stop()
+        part.reporter()(RedriveReport(considered=3, redriven=2, failed=1, left={"x": 1}))
+        part_of(leader, number=1).reporter()(RedriveReport(considered=1, left={"x": 2}))
+        seen = leader.progress()
+        assert (seen.considered, seen.redriven, seen.failed, seen.left) == (4, 2, 1, {"x": 3})
+        leader.stop("enough")
+        assert part.must_stop()
+        assert leader.stopped == "enough"
+    assert not parts_folder(tmp_path / "journal").exists()
+
+
+def test_a_note_of_a_part_holds_for_its_letter_only(tmp_path: Path) -> None:
+    here = DeadLetterSetup(letter("a"))
+    with Leader(tmp_path / "journal", PLACE, "r") as leader:
+        part = replace(part_of(leader), earlier={"p-a": "of another letter"})
+        with here.dlq() as dlq, PartJournal(part, dlq.place) as journal:
+            assert dlq.redrive(journal=journal, part=part).redriven == 1
+    assert digest(letter("a")) == digest(letter("a"))
