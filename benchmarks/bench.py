@@ -67,13 +67,20 @@ class Result:
 def main() -> int:
     """Run, print, and write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("broker", help="which ways_<broker>.py to run")
+    parser.add_argument("broker", help="which ways_<broker>.py to run; letters-BROKER for dead letters")
     parser.add_argument("--json", type=Path, help="write the results here")
     parser.add_argument("--rows", type=int, help="instead of the module's own number")
     parser.add_argument("--repeat", type=int, default=5, help="measured runs of each way")
     parser.add_argument("--only-memory", action="store_true", help="measure nothing but how the memory grows")
     parser.add_argument("--skip-memory", action="store_true", help="leave out how the memory grows with the rows")
+    parser.add_argument("--only", help="of letters-BROKER, only works whose name contains this")
     args = parser.parse_args()
+    if args.broker.startswith("letters-"):
+        results = of_letters(args.broker, args)
+        show(results)
+        if args.json:
+            args.json.write_text(json.dumps([asdict(each) for each in results], indent=1) + "\n")
+        return 0
     module: Ways = importlib.import_module(f"ways_{args.broker}")
     results = []
     if not args.only_memory:
@@ -84,6 +91,14 @@ def main() -> int:
     if args.json:
         args.json.write_text(json.dumps([asdict(each) for each in results], indent=1) + "\n")
     return 0
+
+
+def of_letters(name: str, args: argparse.Namespace) -> list[Result]:
+    """Measure the works of `letters_<broker>.py`."""
+    letters = importlib.import_module("letters")
+    module = importlib.import_module(name.replace("-", "_"))
+    timed = letters.measure(module, rows=args.rows, repeat=args.repeat, only=args.only)
+    return [Result(each.name, each.rows, each.rows_per_s, each.ratio, each.to) for each in timed]
 
 
 def through_spark(module: Ways, count: int, repeat: int) -> list[Result]:

@@ -5,12 +5,11 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+import one_run
 
 from redelivery.contract.broker import Broker, BrokerPlugin, Capabilities, Failure, Sender, Settled, Support
 from redelivery.contract.hooks import hookimpl
@@ -84,11 +83,5 @@ def redelivery_plugin() -> BrokerPlugin:
 
 
 def install(folder: Path) -> None:
-    """Turn this file into a distribution in a folder on the path of this process and of Spark's workers."""
-    shutil.copy(__file__, folder / "redelivery_null.py")
-    info = folder / "redelivery_null-0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: redelivery-null\nVersion: 0\n")
-    (info / "entry_points.txt").write_text("[redelivery]\nnull = redelivery_null\n")
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
-    sys.path.insert(0, str(folder))
+    """Install this plugin for one run."""
+    one_run.install("null", Path(__file__), folder)

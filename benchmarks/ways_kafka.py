@@ -66,7 +66,7 @@ def floor(df: DataFrame, _folder: Path) -> None:
 
 def by_hand(df: DataFrame, folder: Path) -> None:
     """A hand-written loop over the client. It reports errors, but not their rows."""
-    topic, bootstrap = _made(folder), _bootstrap()
+    topic, servers = _made(folder), bootstrap()
 
     def write(batches: Iterator[Any]) -> Iterator[Any]:
         from confluent_kafka import Producer  # noqa: PLC0415 - a client's class cannot be pickled
@@ -74,7 +74,7 @@ def by_hand(df: DataFrame, folder: Path) -> None:
         failed: list[Any] = []
         producer = Producer(
             {
-                "bootstrap.servers": bootstrap,
+                "bootstrap.servers": servers,
                 "acks": "all",
                 "enable.idempotence": True,
                 "delivery.report.only.error": True,
@@ -100,7 +100,7 @@ def by_hand(df: DataFrame, folder: Path) -> None:
 
 def jvm(df: DataFrame, folder: Path, options: Mapping[str, str]) -> None:
     """Spark's own sink."""
-    writer = df.write.format("kafka").option("kafka.bootstrap.servers", _bootstrap()).option("topic", _made(folder))
+    writer = df.write.format("kafka").option("kafka.bootstrap.servers", bootstrap()).option("topic", _made(folder))
     writer.options(**options).mode("append").save()
 
 
@@ -111,7 +111,7 @@ def ours(df: DataFrame, folder: Path) -> None:
 
 def target(folder: Path) -> str:
     """A fresh topic's URL."""
-    return f"kafka://{_bootstrap()}/{_made(folder)}"
+    return f"kafka://{bootstrap()}/{_made(folder)}"
 
 
 def three(df: DataFrame) -> DataFrame:
@@ -140,10 +140,10 @@ def events_by_hand(df: DataFrame) -> DataFrame:
 def count(folder: Path) -> int:
     """Count the rows of the topic by its end offsets, then delete it: many topics fill the disk."""
     topic = _topic(folder)
-    consumer = Consumer({"bootstrap.servers": _bootstrap(), "group.id": "bench"})
+    consumer = Consumer({"bootstrap.servers": bootstrap(), "group.id": "bench"})
     ends = [consumer.get_watermark_offsets(TopicPartition(topic, at), timeout=30) for at in range(PARTITIONS)]
     consumer.close()
-    _admin().delete_topics([topic])[topic].result(30)
+    admin().delete_topics([topic])[topic].result(30)
     return sum(high - low for low, high in ends)
 
 
@@ -185,12 +185,12 @@ def _topic(folder: Path) -> str:
 def _made(folder: Path) -> str:
     topic = _topic(folder)
     settings = {"file.delete.delay.ms": "1000"}
-    _admin().create_topics([NewTopic(topic, PARTITIONS, 1, config=settings)])[topic].result(30)
+    admin().create_topics([NewTopic(topic, PARTITIONS, 1, config=settings)])[topic].result(30)
     return topic
 
 
 @cache
-def _bootstrap() -> str:
+def bootstrap() -> str:
     scratch = Path(tempfile.mkdtemp())
     atexit.register(shutil.rmtree, scratch, ignore_errors=True)
     runtime = start(KafkaHarness(), None, {}, scratch)
@@ -200,8 +200,8 @@ def _bootstrap() -> str:
 
 
 @cache
-def _admin() -> AdminClient:
-    return AdminClient({"bootstrap.servers": _bootstrap()})
+def admin() -> AdminClient:
+    return AdminClient({"bootstrap.servers": bootstrap()})
 
 
 @cache
