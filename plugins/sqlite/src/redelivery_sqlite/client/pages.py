@@ -23,7 +23,7 @@ _SPAN: Final = 100_000
 #: A range is measured in at most so many cells, each by one look at the index.
 _CELLS: Final = 2_048
 #: A split has at least about so many letters.
-_LEAST: Final = 500
+_LEAST: Final = 10
 _POINT: Final = re.compile(r"([0-9]{1,18})\.([0-9]{1,18})\.([0-9]{1,18})")
 _SPLIT: Final = re.compile(r"([0-9]{1,18})\.([0-9]{1,18})\.([0-9]{1,18})-([0-9]{1,18})")
 _POSITION: Final = re.compile("[0-9]{1,18}")
