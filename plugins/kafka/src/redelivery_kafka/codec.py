@@ -157,7 +157,7 @@ def message_of(record: Any) -> tuple[Message, str | None]:
         if headers is not None:
             raise_pending_error()  # where a name is not UTF-8, the client returns as if nothing were wrong
     except (UnicodeDecodeError, SystemError) as error:
-        headers, fault = None, f"the name of a header is not UTF-8 ({error}); its headers are left out"
+        headers, fault = None, header_fault(error)
     message = Message(
         value=record.value(),
         key=record.key(),
@@ -165,6 +165,11 @@ def message_of(record: Any) -> tuple[Message, str | None]:
         timestamp_ms=None if kind == TIMESTAMP_NOT_AVAILABLE else timestamp,
     )
     return message, fault
+
+
+def header_fault(error: Exception) -> str:
+    """Return what cannot be decoded of a record where the client fails to decode its headers."""
+    return f"the name of a header is not UTF-8 ({error}); its headers are left out"
 
 
 def position(topic: str, partition: int, offset: int) -> str:

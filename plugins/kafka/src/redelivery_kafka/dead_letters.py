@@ -10,22 +10,32 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import (
+    TIMESTAMP_LOG_APPEND_TIME,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    TopicCollection,
+    TopicPartition,
+)
+from confluent_kafka.admin import AdminClient
 
-from redelivery.contract.broker import DeadLetters, Letter
+from redelivery.contract.broker import DeadLetters, Letter, LetterBatch, Wanted
 from redelivery.errors import Ambiguous, BrokerError, ConfigurationError, Fatal, Permanent, Retriable
-from redelivery.kit.errors import Code
+from redelivery.kit.errors import Code, quoted
 from redelivery.kit.letters import undecodable
 from redelivery.kit.roles import Resource
 from redelivery_kafka.address import Address
 from redelivery_kafka.client import instances
 from redelivery_kafka.client.committed import committed_offsets
+from redelivery_kafka.client.letter_reader import LetterReader
 from redelivery_kafka.client.offset_map import MetadataFull, OffsetMap
+from redelivery_kafka.client.ranges import Cursor, Range, advance, cut, parse_split, split_text
 from redelivery_kafka.codec import message_of, parse_position, position
 from redelivery_kafka.errors import PARTITION_EOF, classify, while_doing, while_reading
 from redelivery_kafka.options import Settings
@@ -40,8 +50,9 @@ _SILENCE: Final = 20.0
 #: Letters of one partition to read ahead while another has none yet; and records taken by one poll.
 _AHEAD: Final = 500
 _RECORDS: Final = 100
-#: Kilobytes that the client fetches ahead.
-_FETCHED_KB: Final = 8_192
+#: What the client fetches ahead: kilobytes in all, and bytes of a partition by one request.
+_AHEAD_KB: Final = 32_768
+_REQUEST_BYTES: Final = 4 << 20
 #: The answer to a commit.
 _Answer = tuple[KafkaError | None, list[TopicPartition]]
 
@@ -74,6 +85,7 @@ class KafkaDeadLetters(Resource, DeadLetters):
         self._address = replace(address, named_group=address.topic + REMOVED)
         self._settings = settings
         self._open: set[Consumer] = set()
+        self._admin: AdminClient | None = None
 
     def browse(self) -> Iterator[Letter]:
         answers: list[_Answer] = []
@@ -94,14 +106,49 @@ class KafkaDeadLetters(Resource, DeadLetters):
                         oldest.paused = False
                         consumer.resume([TopicPartition(self._address.topic, oldest.number)])
 
+    def splits(self, wanted: Wanted) -> Sequence[str]:
+        after, before = (None if text is None else self._parse_cursor(text) for text in (wanted.after, wanted.before))
+        only = None if wanted.positions is None else self._offsets(wanted.positions)
+        ranges = []
+        for part in self._ranges("splitting", after, before):
+            low, high = part.low, part.high
+            if only is not None:
+                offsets = only.get(part.number, {high})
+                low, high = max(low, min(offsets)), min(high, max(offsets) + 1)
+            if low < high:
+                ranges.append(Range(part.number, low, high))
+        if not wanted.removing:  # what is removed of a partition is one state, which two readers would write over
+            ranges = cut(ranges, wanted.readers)
+        return [split_text(self._address.topic, each) for each in ranges]
+
+    def read(self, split: str, wanted: Wanted) -> Iterator[LetterBatch]:
+        part = parse_split(split, self._address.topic)
+        if part is None:
+            raise ConfigurationError(f"kafka: {quoted(split)} is not a split of topic {self._address.topic!r}")
+        return self._read(part, wanted)
+
+    def _read(self, part: Range, wanted: Wanted) -> Iterator[LetterBatch]:
+        only = None
+        if wanted.positions is not None:
+            only = sorted(self._offsets(wanted.positions).get(part.number, ()))
+        with self._consumer("reading") as consumer:
+            state = self._states(consumer, {part.number: set()}).get(part.number)
+            if state is None:
+                text = f"it has no partition {part.number} any more: it was created again since the split was made"
+                raise Fatal(f"kafka: {self.doing('reading')}: {text}; start again", code=Code.CONFLICT)
+            part = part._replace(high=min(part.high, state.high))
+            yield from LetterReader(consumer, self._address.topic, self.doing("reading")).read(
+                part, state.removed, wanted, only
+            )
+
+    def cursor(self, *, after: str | None = None, most: int | None = None) -> str:
+        topic_id = self._topic_id()
+        last = None if after is None else self._parse_cursor(after)
+        offsets = advance(self._ranges("reading", last, None, topic_id=topic_id), most)
+        return str(Cursor(topic_id, offsets))
+
     def remove(self, positions: Sequence[str]) -> int:
-        wanted: dict[int, set[int]] = {}
-        for each in positions:
-            place = parse_position(each, self._address.topic)
-            if place is None:
-                example = position(self._address.topic, 0, 42)
-                raise ConfigurationError(f"kafka: {each!r} is not a position of this topic; write it as {example!r}")
-            wanted.setdefault(place[0], set()).add(place[1])
+        wanted = self._offsets(positions)
         return self._mark_removed("removing", wanted) if wanted else 0
 
     def purge(self) -> int:
@@ -110,6 +157,68 @@ class KafkaDeadLetters(Resource, DeadLetters):
     def _release(self) -> None:
         for each in list(self._open):
             self._close_consumer(each)
+        if self._admin is not None:
+            instances.release(self._admin)
+            self._admin = None
+
+    # --- splits and cursors ---
+
+    def _offsets(self, positions: Iterable[str]) -> dict[int, set[int]]:
+        """Return the offsets that positions name, by partition. Raises ConfigurationError."""
+        found: dict[int, set[int]] = {}
+        for each in positions:
+            place = parse_position(each, self._address.topic)
+            if place is None:
+                example = position(self._address.topic, 0, 42)
+                text = f"{quoted(each)} is not a position of this topic; write it as {example!r}"
+                raise ConfigurationError(f"kafka: {text}")
+            found.setdefault(place[0], set()).add(place[1])
+        return found
+
+    def _ranges(
+        self, what: str, after: Cursor | None, before: Cursor | None, *, topic_id: str | None = None
+    ) -> list[Range]:
+        """Return where letters are in each partition, between two cursors; a partition may be empty."""
+        answers: list[_Answer] = []
+        with self._consumer(what, on_commit=lambda *answer: answers.append(answer)) as consumer:
+            states = self._states(consumer, renew=answers)
+        cursors = [each for each in (after, before) if each is not None]
+        if cursors and topic_id is None:
+            topic_id = self._topic_id()
+        for cursor in cursors:
+            self._check_cursor(cursor, topic_id or "", states, what)
+        ranges = []
+        for number, state in sorted(states.items()):
+            low = max(state.removed.base, 0 if after is None else after.offsets.get(number, 0))
+            high = state.high if before is None else min(state.high, before.offsets.get(number, 0))
+            ranges.append(Range(number, min(low, max(high, 0)), max(high, 0)))
+        return ranges
+
+    def _parse_cursor(self, text: str) -> Cursor:
+        try:
+            return Cursor.parse(text)
+        except ValueError as error:
+            shown = quoted(text)
+            raise ConfigurationError(f"kafka: {shown} is not a cursor of a topic's letters ({error})") from error
+
+    def _check_cursor(self, cursor: Cursor, topic_id: str, states: Mapping[int, _PartitionState], what: str) -> None:
+        """Raise Fatal where the topic is not the one that the cursor was made of."""
+        other = cursor.topic_id and topic_id and cursor.topic_id != topic_id
+        beyond = any(number not in states or offset > states[number].high for number, offset in cursor.offsets.items())
+        if other or beyond:
+            text = "the topic was created again, or has lost records, since the cursor was made; begin a new stream"
+            raise Fatal(f"kafka: {self.doing(what)}: {text} (for Spark: a new checkpoint)", code=Code.CONFLICT)
+
+    def _topic_id(self) -> str:
+        """Return the id that the brokers gave the topic; "" where they are too old to have one."""
+        self.check_open("reading")
+        topic = self._address.topic
+        if self._admin is None:
+            self._admin = instances.admin(self._settings, self._address)
+        with while_reading(self.doing("reading")):
+            asked = self._admin.describe_topics(TopicCollection([topic]), request_timeout=_REQUEST)
+            found = str(asked[topic].result().topic_id)
+        return found if found.strip("A") else ""
 
     # --- browsing ---
 
@@ -246,7 +355,11 @@ class KafkaDeadLetters(Resource, DeadLetters):
     @contextmanager
     def _consumer(self, what: str, **callbacks: Any) -> Iterator[Consumer]:
         self.check_open(what)
-        own = {"enable.partition.eof": True, "queued.max.messages.kbytes": _FETCHED_KB}
+        own = {
+            "enable.partition.eof": True,
+            "queued.max.messages.kbytes": _AHEAD_KB,
+            "fetch.message.max.bytes": _REQUEST_BYTES,
+        }
         consumer = instances.consumer(self._settings, self._address, **own, **callbacks)
         self._open.add(consumer)
         try:

@@ -81,6 +81,15 @@ class OffsetMap:
         at = bisect_right(self._settled, (offset, _OFFSET_END)) - 1
         return at >= 0 and offset < self._settled[at][1]
 
+    def settled_between(self, start: int, end: int) -> bool:
+        """Return whether any of the offsets from `start` up to `end` is settled."""
+        at = bisect_right(self._settled, (end, 0)) - 1
+        return start < self.base or (at >= 0 and start < self._settled[at][1])
+
+    def runs(self) -> list[tuple[int, int]]:
+        """Return what is settled beyond `base`: ascending, as (start, end)."""
+        return list(self._settled)
+
     def settle(self, start: int, end: int | None = None) -> int:
         """Mark the offsets from `start` up to `end`, or one, as settled or missing. Return how many were not before."""
         start, end = max(start, self.base), start + 1 if end is None else end
