@@ -26,10 +26,11 @@ from redelivery.errors import (
     Permanent,
     Retriable,
 )
-from redelivery.sending import Bounds, Delivery, Origin
+from redelivery.sending import Bounds, Delivery, Origin, Rejected, letters
 from redelivery.sending import delivery as module
 from redelivery.sending.connector import sink_url
-from redelivery.sending.record import Record
+from redelivery.sending.group import Group
+from redelivery.sending.letters import Contexts, LetterWriter
 
 
 class RealClock(FakeClock):
@@ -81,7 +82,9 @@ def test_rows_written_are_accounted_for_and_connections_come_back() -> None:
     lent = Lent(work=scripted(b=["permanent"]), sink=scripted())
     with opened(lent) as delivery:
         delivery.write(batch("a", "b"))
-        delivery.reject(Message(value=b"{}", id="c"), Permanent("no", native_code="Invalid"))
+        delivery.reject(
+            [Rejected(Message(value=b"{}", id="c"), Permanent("no", native_code="Invalid"), "VALUE_CONVERTER")]
+        )
         report = delivery.finish()
     assert (report.rows, report.delivered, report.dead_lettered) == (3, 1, 2)
     assert report.seconds > 0
@@ -337,13 +340,14 @@ def test_an_engine_that_is_busy_with_many_letters_is_not_taken_for_a_plugin_that
 ) -> None:
     names = [f"m{n}" for n in range(300)]
     lent = Lent(work=scripted(**{name: ["permanent"] for name in names}), sink=scripted())
-    write, slow = Record.letter, 0.01
+    write, slow = LetterWriter._letters, 0.01
 
-    def written(record: Record, *given: Any, **options: Any) -> Message:
-        time.sleep(slow)  # a row's worth of work
-        return write(record, *given, **options)
+    def written(writer: LetterWriter, group: Group, contexts: Contexts) -> Batch:
+        time.sleep(slow * len(group))  # a row's worth of work each
+        return write(writer, group, contexts)
 
-    monkeypatch.setattr(Record, "letter", written)
+    monkeypatch.setattr(letters, "_PIECE", 10)
+    monkeypatch.setattr(LetterWriter, "_letters", written)
     with opened(lent) as delivery:
         delivery._longest_call = 150 * slow
         delivery.write(batch(*names))

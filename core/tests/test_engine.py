@@ -26,7 +26,7 @@ from redelivery.errors import (
 )
 from redelivery.formats import dialects
 from redelivery.policy.decisions import for_sink
-from redelivery.sending import Bounds, Engine, Origin, SendQueue
+from redelivery.sending import Bounds, Engine, Origin, Rejected, SendQueue
 from redelivery.sending.report import DeliveryReport
 
 SECOND = timedelta(seconds=1)
@@ -238,7 +238,7 @@ def test_an_outage_does_not_flood_the_sink() -> None:
 def test_a_row_that_cannot_become_a_message_goes_to_the_sink_with_no_attempts() -> None:
     setup = EngineSetup(retry=9)
     error = Permanent("no time", native_code="MissingTime")
-    setup.engine.reject(Message(value=b"{}", id="row-1"), error, "HEADER_CONVERTER", "some.Encoder")
+    setup.engine.reject([Rejected(Message(value=b"{}", id="row-1"), error, "HEADER_CONVERTER")], "some.Encoder")
     setup.run()
     context = dialects.read(setup.sinks[0].stored[0])
     assert context is not None
@@ -488,9 +488,29 @@ def test_only_what_a_log_or_a_sink_has_counts_as_logged() -> None:
         setup = EngineSetup(sinks=sinks, tolerance="all", allow_skip=True, log_enable=enable)
         names = [f"m{n}" for n in range(8)]
         setup.work.script = {name: ["permanent"] for name in names}
-        setup.take(*names)
+        for name in names:
+            setup.take(name)
         setup.run()
         assert setup.engine.report.metrics()["total-errors-logged"] == count
+
+
+def test_rows_that_failed_alike_are_one_line_for_people_and_one_object_each_in_an_enabled_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    names = [f"m{n}" for n in range(8)]
+    for enable, lines in ((None, 1), (True, 8)):
+        caplog.clear()
+        setup = EngineSetup(sinks=0, tolerance="all", allow_skip=True, log_enable=enable)
+        setup.work.script = {name: ["permanent"] for name in names}
+        setup.take(*names)
+        setup.run()
+        assert len(caplog.records) == lines
+        assert setup.engine.report.errors_logged == 8
+        if enable:
+            assert {form["redelivery"]["message_id"] for form in logged(caplog)} == set(names)
+        else:
+            assert "record 'm0'" in caplog.text
+            assert "and 7 more with it" in caplog.text
 
 
 def test_an_event_is_reposted_under_the_sinks_or_the_specs_type_and_its_own_comes_back() -> None:

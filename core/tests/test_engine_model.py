@@ -18,7 +18,7 @@ from redelivery.contract.spec import DeliverySpec, Sink
 from redelivery.errors import Ambiguous, Permanent, RedeliveryError, Retriable
 from redelivery.formats import dialects
 from redelivery.policy.decisions import for_sink
-from redelivery.sending import Bounds, Engine, Flow, Origin, SendQueue
+from redelivery.sending import Bounds, Engine, Flow, Origin, Rejected, SendQueue
 
 fates = st.lists(st.sampled_from(OUTCOMES), max_size=4)
 VALUE = b"v" * 100
@@ -107,7 +107,11 @@ class Model(RuleBasedStateMachine):
         self.given.append(name)
         try:
             self.engine.reject(
-                Message(value=VALUE, id=name), Permanent("no time", native_code="Invalid"), "VALUE_CONVERTER"
+                [
+                    Rejected(
+                        Message(value=VALUE, id=name), Permanent("no time", native_code="Invalid"), "VALUE_CONVERTER"
+                    )
+                ]
             )
         except RedeliveryError as error:
             self.failed = error

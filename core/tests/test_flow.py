@@ -16,7 +16,7 @@ from redelivery.errors import Ambiguous, Permanent, Retriable
 from redelivery.formats import dialects
 from redelivery.policy.decisions import for_sink
 from redelivery.policy.rate import RateLimit
-from redelivery.sending import Bounds, Engine, Flow, Origin, SendQueue
+from redelivery.sending import Bounds, Engine, Flow, Origin, Rejected, SendQueue
 
 
 class FlowSetup:
@@ -114,9 +114,8 @@ def test_what_came_before_a_row_that_is_no_message_is_not_parked_behind_it(nativ
     setup.work.script = {"a1": ["retriable"]}
     setup.take(("a1", b"a"), ("a2", b"a"))
     setup.engine.turn(0.0)
-    setup.engine.reject(
-        Message(value=b"", id="a3", key=b"a"), Permanent("no message", native_code="bad"), "VALUE_CONVERTER"
-    )
+    bad = Message(value=b"", id="a3", key=b"a")
+    setup.engine.reject([Rejected(bad, Permanent("no message", native_code="bad"), "VALUE_CONVERTER")])
     setup.take(("a4", b"a"))
     setup.engine.drain()
     assert setup.stored() == ["a1", "a2"]

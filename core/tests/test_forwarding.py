@@ -23,7 +23,7 @@ from redelivery.deadletters.redrive import RedriveReport, RedriveSettings
 from redelivery.errors import BrokerError, ConfigurationError, Fatal, Retriable
 from redelivery.formats import dialects
 from redelivery.formats.events import is_structured
-from redelivery.sending.record import Record
+from redelivery.sending.group import Group
 
 EVENT = (("ce-specversion", b"1.0"), ("ce-id", b"a"), ("ce-source", b"s"), ("ce-type", b"order.placed"))
 
@@ -264,7 +264,7 @@ def test_what_keeps_a_followed_place_in_memory_does_not_grow(monkeypatch: pytest
             sink.attempts.clear()
         here.place.at_work_when_removed.clear()
         gc.collect()
-        held.append(sum(isinstance(each, Letter | Message | Record) for each in gc.get_objects()))
+        held.append(sum(isinstance(each, Letter | Message | Group) for each in gc.get_objects()))
         here.place.letters += [expired(f"n{len(held)}-{each}") for each in range(500)]
 
     assert followed(here, monkeypatch, *[more] * 12).redriven == 6001

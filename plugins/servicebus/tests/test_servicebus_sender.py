@@ -13,7 +13,7 @@ from redelivery.contract.message import Batch, Message
 from redelivery.contract.spec import DeliverySpec
 from redelivery.errors import Ambiguous, BrokerError, Fatal, Permanent, Retriable, Throttled
 from redelivery.sending.delivery import Delivery
-from redelivery.sending.record import Origin
+from redelivery.sending.group import Origin
 from redelivery_conformance.statements import Statements
 from redelivery_conformance.subject import Subject
 from redelivery_conformance.taking import Taker

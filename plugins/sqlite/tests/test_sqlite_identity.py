@@ -16,7 +16,7 @@ from redelivery.errors import Retriable
 from redelivery.receiving.subscription import Subscription
 from redelivery.registry import connect
 from redelivery.sending import Delivery
-from redelivery.sending.record import Origin
+from redelivery.sending.group import Origin
 from redelivery.sending.report import DeliveryReport
 
 QUIET = {"sqlite.reserve": "0"}

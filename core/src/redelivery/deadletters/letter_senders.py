@@ -18,7 +18,7 @@ from redelivery.contract.message import Batch, Message
 from redelivery.contract.spec import DeliverySpec
 from redelivery.errors import Permanent
 from redelivery.sending.engine import Engine, Flow
-from redelivery.sending.record import Origin, Owner, Record
+from redelivery.sending.group import Group, Origin, Owner
 from redelivery.sending.send_queue import SendQueue
 
 _ORIGIN: Final = Origin(run="redrive")
@@ -97,10 +97,10 @@ class ForwardSender(LetterSender):
     def carry(self, letters: Sequence[tuple[Letter, Message]]) -> None:
         for letter, message in letters:
             said = letter.context or ErrorContext()
-            record = Record(message=message, outgoing=message, owner=_Forwarded(said, partial(self._handled, letter)))
+            group = Group.of(message, owner=_Forwarded(said, partial(self._handled, letter)))
             self._engine.report.rows += 1
             error = Permanent(said.reason, code=said.code, native_code=said.native_code or said.kind)
-            self._engine.give_up(record, error, "its broker gave it up")
+            self._engine.give_up(group, [error], "its broker gave it up")
         self._engine.drain()
         first = self._sinks[0].broken
         if first is not None and all(sink.broken is not None for sink in self._sinks):

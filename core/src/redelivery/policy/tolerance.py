@@ -24,6 +24,15 @@ class Tolerance:
         self._total = 0
         self._steps: dict[int, int] = {}
 
+    def room(self, now: float, errors: int) -> int:
+        """Return how many of so many errors that happen at `now` are within the limits."""
+        rooms = [errors]
+        if self._limit is not None:
+            rooms.append(self._limit - self._total)
+        if self._rate_limit is not None:
+            rooms.append(self._rate_limit - self._recent(now))
+        return max(0, min(rooms))
+
     def count(self, now: float, errors: int = 1) -> str | None:
         """Count errors that happened at `now` (monotonic seconds); return which limit they exceed, or None."""
         self._total += errors
@@ -31,17 +40,25 @@ class Tolerance:
             return f"{self._total} records failed for good, more than the errors.tolerance.limit of {self._limit}"
         if self._rate_limit is None:
             return None
-        step = int(now * _STEPS / self._window)
+        step = self._step(now)
+        recent = self._recent(now) + errors
         self._steps[step] = self._steps.get(step, 0) + errors
-        for old in [each for each in self._steps if each <= step - _STEPS]:
-            del self._steps[old]
-        recent = sum(self._steps.values())
         if recent > self._rate_limit:
             return (
                 f"{recent} records failed for good within {self._window:g} s, "
                 f"more than the errors.tolerance.rate.limit of {self._rate_limit}"
             )
         return None
+
+    def _step(self, now: float) -> int:
+        return int(now * _STEPS / self._window)
+
+    def _recent(self, now: float) -> int:
+        """Return the errors within the window, and forget older ones."""
+        step = self._step(now)
+        for old in [each for each in self._steps if each <= step - _STEPS]:
+            del self._steps[old]
+        return sum(self._steps.values())
 
 
 def limit_of(limit: int | None) -> int | None:

@@ -37,7 +37,7 @@ from redelivery.errors import (
 from redelivery.receiving.leases import SETTLED, LeasedMessage, Leases
 from redelivery.receiving.workers import Workers
 from redelivery.sending.engine import Engine
-from redelivery.sending.record import Owner, Record
+from redelivery.sending.group import Group, Owner
 from redelivery.sending.report import SubscriptionReport
 
 #: How long to wait for a message while none is leased, and for a handler otherwise, in seconds.
@@ -279,9 +279,8 @@ class RunningSubscription:
         received = leased.received
         now_ms = self._settings.clock.wall_ms()
         decoded = received.undecodable is None
-        record = Record(
-            message=received.message,
-            outgoing=received.message,
+        group = Group.of(
+            received.message,
             sent=received.attempt,
             seconds=max(0, now_ms - (received.first_ms or now_ms)) / 1000,
             first_failure_ms=received.first_ms or now_ms,
@@ -291,7 +290,7 @@ class RunningSubscription:
             owner=_LeaseOwner(self._settings, leased, self._leases, self._report),
         )
         self._engine.report.rows += 1
-        self._engine.give_up(record, error, why)
+        self._engine.give_up(group, [error], why)
 
 
 class _LeaseOwner(Owner):

@@ -33,7 +33,7 @@ from redelivery.receiving.terminating import TerminatingQueue
 from redelivery.receiving.workers import Workers
 from redelivery.sending.connector import ConnectionFactory, Connector, Resources, connected
 from redelivery.sending.engine import Engine
-from redelivery.sending.record import Origin
+from redelivery.sending.group import Origin
 from redelivery.sending.report import SubscriptionReport
 from redelivery.sending.send_queue import Bounds, SendQueue
 

@@ -14,12 +14,12 @@ from redelivery.contract.broker import Broker, Receiver, Terminate
 from redelivery.contract.message import Batch
 from redelivery.contract.spec import DeliverySpec
 from redelivery.errors import BrokerError, LeaseLost
-from redelivery.sending.record import Record
+from redelivery.sending.group import Group
 from redelivery.sending.send_queue import BatchResult, Bounds, SendQueue, SentBatch
 
 
 class TerminatingQueue(SendQueue):
-    """Settles each record's own lease with `Terminate`, in place of sending its letter anywhere."""
+    """Settles each row's own lease with `Terminate`, in place of sending its letter anywhere."""
 
     moves = True
 
@@ -33,12 +33,16 @@ class TerminatingQueue(SendQueue):
     def open(self) -> None:
         """Do nothing: the receiver is open."""
 
-    def send(self, batch: Batch, records: Sequence[Record] | None = None) -> None:
+    def send(self, batch: Batch, groups: Sequence[Group] | None = None) -> None:
         now = self._clock.monotonic()
-        leased = [(record, received) for record in records or () if (received := record.owner.received) is not None]
+        leased = [
+            (group, letter, received)
+            for group, letter in zip(groups or (), batch.rows(), strict=False)
+            if (received := group.owner.received) is not None
+        ]
         outcomes = [
-            (received, Terminate(record.outgoing, record.reason, redact(str(record.primary or ""))))
-            for record, received in leased
+            (received, Terminate(letter, group.reason, redact(str(group.error(0) or ""))))
+            for group, letter, received in leased
         ]
         answers: Sequence[LeaseLost | BrokerError | None]
         try:
@@ -46,11 +50,11 @@ class TerminatingQueue(SendQueue):
         except BrokerError as error:
             answers = [error] * len(outcomes)
         failures: dict[int, BrokerError] = {}
-        for index, ((record, _), answer) in enumerate(zip(leased, answers, strict=True)):
+        for index, ((group, _, _), answer) in enumerate(zip(leased, answers, strict=True)):
             if isinstance(answer, LeaseLost):
-                record.owner.lose()
+                group.owner.lose()
             elif answer is None:
-                record.owner.moved()
+                group.owner.moved()
             else:
                 failures[index] = answer
-        self._refused.append(BatchResult(SentBatch(batch, records, now, now), failures))
+        self._refused.append(BatchResult(SentBatch(batch, groups, now, now), failures))

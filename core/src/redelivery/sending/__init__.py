@@ -7,9 +7,9 @@ queue. `redelivery.policy` decides what follows from an error.
 
 from redelivery.sending.connector import ConnectionFactory, connected
 from redelivery.sending.delivery import Delivery
-from redelivery.sending.engine import Engine, Flow
+from redelivery.sending.engine import Engine, Flow, Rejected
+from redelivery.sending.group import Origin
 from redelivery.sending.preflight import preflight
-from redelivery.sending.record import Origin
 from redelivery.sending.report import settle_job
 from redelivery.sending.send_queue import Bounds, SendQueue
 
@@ -20,6 +20,7 @@ __all__ = [
     "Engine",
     "Flow",
     "Origin",
+    "Rejected",
     "SendQueue",
     "connected",
     "preflight",

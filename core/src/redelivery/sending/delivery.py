@@ -11,7 +11,7 @@ import random as random_module
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Final, Self
@@ -19,15 +19,14 @@ from typing import Final, Self
 from redelivery import policy
 from redelivery.base.clock import SystemClock
 from redelivery.contract.broker import Capabilities
-from redelivery.contract.context import Stage
-from redelivery.contract.message import Batch, Message
+from redelivery.contract.message import Batch
 from redelivery.contract.spec import DeliverySpec
-from redelivery.errors import ContractViolation, DeliveryFailed, Permanent
+from redelivery.errors import ContractViolation, DeliveryFailed
 from redelivery.formats import identity
 from redelivery.policy.decisions import GRACE, OPENING
 from redelivery.sending.connector import ConnectionFactory, Connector, Resources, connected
-from redelivery.sending.engine import Engine, Flow
-from redelivery.sending.record import Origin
+from redelivery.sending.engine import Engine, Flow, Rejected
+from redelivery.sending.group import Origin
 from redelivery.sending.report import DeliveryReport
 from redelivery.sending.send_queue import Bounds, SendQueue
 
@@ -131,18 +130,17 @@ class Delivery:
 
         self._hand_over(take)
 
-    def reject(
-        self, message: Message, error: Permanent, *, stage: Stage = "VALUE_CONVERTER", component: str | None = None
-    ) -> None:
-        """Hand over a row that cannot become a message; arguments as of `Engine.reject`. Raises as `write`."""
+    def reject(self, rows: Sequence[Rejected], *, component: str | None = None) -> None:
+        """Hand over rows that cannot become messages; arguments as of `Engine.reject`. Raises as `write`."""
 
         def take() -> bool:
             if self._engine.crowded:
                 return False
-            self._engine.reject(message, error, stage, component)
+            self._engine.reject(rows, component)
             return True
 
-        self._hand_over(take)
+        if rows:
+            self._hand_over(take)
 
     def finish(self) -> DeliveryReport:
         """Wait until every row is accounted for, close, and return the account. Raises as `write`."""

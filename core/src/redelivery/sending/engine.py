@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import groupby
 from typing import Literal
 
 from redelivery import policy
@@ -15,20 +17,36 @@ from redelivery.base.clock import Clock
 from redelivery.base.urls import redact
 from redelivery.codes import Code
 from redelivery.contract.broker import Support
-from redelivery.contract.context import ErrorContext, Stage
+from redelivery.contract.context import Stage
 from redelivery.contract.message import Batch, Message
 from redelivery.contract.spec import DeliverySpec
 from redelivery.errors import Ambiguous, BrokerError, DeliveryFailed, NotSent, Permanent, ToleranceExceeded
 from redelivery.policy.rate import RateLimit
 from redelivery.policy.tolerance import Tolerance
 from redelivery.sending.errorlog import ErrorLog
+from redelivery.sending.group import Group, Origin, alike, distinct, picked
+from redelivery.sending.letters import LetterWriter, Reporter
 from redelivery.sending.ordering import KeyOrder
-from redelivery.sending.record import Origin, Record
 from redelivery.sending.report import DeliveryReport
 from redelivery.sending.send_queue import BatchResult, SendQueue
 
 #: How long `drain` waits at a time, in seconds.
 _DRAIN_WAIT = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A row that cannot become a message.
+
+    Attributes:
+        message: the message that stands for it at the sinks.
+        error: why.
+        stage: which part of it could not be made: key, value, headers, or (TRANSFORMATION) anything else.
+    """
+
+    message: Message
+    error: Permanent
+    stage: Stage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +113,7 @@ class Engine:
 
     @property
     def next_due(self) -> float | None:
-        """When the next timed work is due, monotonic seconds: a record is due, or the rate limit's debt is paid."""
+        """When the next timed work is due, monotonic seconds: a group is due, or the rate limit's debt is paid."""
         now = self._clock.monotonic()
         paid = self._rate.next(now)
         times = [send_queue.next_due for send_queue in self._send_queues] + [paid if paid > now else None]
@@ -157,62 +175,78 @@ class Engine:
         for index in admitted.parked:
             self._park(self._fresh(batch, index))
 
-    def _fresh(self, batch: Batch, index: int) -> Record:
-        """Return the record of a row that was never tried."""
-        message = batch.row(index)
-        return Record(message=message, outgoing=message, position=batch.first + index)
+    def _fresh(self, batch: Batch, index: int) -> Group:
+        """Return the group of a row that was never tried."""
+        return Group(messages=picked(batch, [index]), positions=[batch.first + index])
 
-    def _send_soon(self, record: Record) -> None:
-        self._send_queues[0].wait(record, self._clock.monotonic())
+    def _send_soon(self, group: Group) -> None:
+        self._send_queues[0].wait(group, self._clock.monotonic())
 
-    def _park(self, record: Record) -> None:
+    def _park(self, group: Group) -> None:
         """Dead-letter a row whose predecessor by key is dead: it goes where that one went."""
-        record.sent = record.attempts - record.untried  # some were made, where it was held back only then
-        record.last_failure_ms = self._clock.wall_ms()
-        record.first_failure_ms = record.first_failure_ms or record.last_failure_ms
-        self.give_up(record, Permanent("an earlier row of its key is dead-lettered", code=Code.PARKED), "it is parked")
+        group.sent = group.attempts - group.untried  # some were made, where it was held back only then
+        group.last_failure_ms = self._clock.wall_ms()
+        group.first_failure_ms = group.first_failure_ms or group.last_failure_ms
+        self.give_up(group, [Permanent("an earlier row of its key is dead-lettered", code=Code.PARKED)], "it is parked")
 
-    def reject(self, message: Message, error: Permanent, stage: Stage, component: str | None = None) -> None:
-        """Account for a row that could not become a message: `message` stands for it on its way to the sinks.
+    def reject(self, rows: Sequence[Rejected], component: str | None = None) -> None:
+        """Account for rows that could not become messages, in the order given.
 
         Args:
-            message: the message that stands for the row.
-            error: why.
-            stage: where.
-            component: fully qualified name of the code that failed to convert it.
-        """
-        now_ms = self._clock.wall_ms()
-        record = Record(
-            message=message,
-            outgoing=message,
-            position=self.report.rows,
-            stage=stage,
-            component=component,
-            first_failure_ms=now_ms,
-            last_failure_ms=now_ms,
-        )
-        self.report.rows += 1
-        self.report.record_failures += 1
-        self.report.last_error_ms = now_ms
-        self.give_up(record, error, "it cannot become a message")
-
-    def give_up(self, record: Record, error: BrokerError, why: str) -> None:
-        """A record failed permanently: tolerate it and hand it to the sinks, or fail the job.
+            rows: each with the message that stands for it on its way to the sinks.
+            component: fully qualified name of the code that failed to convert them.
 
         Raises:
             DeliveryFailed
         """
-        record.primary = error
-        record.why = why
-        self.report.record_errors += 1
+        now_ms = self._clock.wall_ms()
+        first = self.report.rows
+        self.report.rows += len(rows)
+        self.report.record_failures += len(rows)
+        self.report.last_error_ms = now_ms
+        errors = dict(enumerate(row.error for row in rows))
+        for stage, of_stage in groupby(sorted(errors, key=lambda index: rows[index].stage), lambda at: rows[at].stage):
+            for together, said in alike(errors, list(of_stage), by_text=False, each=self._order is not None):
+                group = Group(
+                    messages=Batch.of([rows[index].message for index in together]),
+                    positions=[first + index for index in together],
+                    stage=stage,
+                    component=component,
+                    first_failure_ms=now_ms,
+                    last_failure_ms=now_ms,
+                )
+                self.give_up(group, said, "it cannot become a message")
+
+    def give_up(self, group: Group, errors: Sequence[BrokerError], why: str) -> None:
+        """Rows failed permanently: tolerate them and hand them to the sinks, or fail the job.
+
+        Rows beyond a limit of tolerated errors are not counted, except for the first of them: it fails the job.
+
+        Args:
+            group: the rows.
+            errors: their errors: one for all, or one per row.
+            why: what ended it.
+
+        Raises:
+            DeliveryFailed
+        """
+        group.errors = distinct(errors)
+        group.why = why
         if not self._spec.tolerates:
-            raise self._failure(record, "errors.tolerance is 'none'")
-        exceeded = self._tolerance.count(self._clock.monotonic())
+            self.report.record_errors += 1
+            raise self._failure(group, "errors.tolerance is 'none'")
+        now = self._clock.monotonic()
+        tolerated = self._tolerance.room(now, len(group))
+        counted = min(len(group), tolerated + 1)
+        self.report.record_errors += counted
+        exceeded = self._tolerance.count(now, counted)
         if exceeded:
-            self._log_end(record, exceeded)
-            raise ToleranceExceeded(f"{exceeded}; the last one: {self._story(record)}") from error
-        successors = self._order.given_up(record) if self._order is not None else []
-        self._send_to_sink(record, 1)
+            self._log_end(group, exceeded, tolerated)
+            raise ToleranceExceeded(f"{exceeded}; the last one: {self._story(group, tolerated)}") from group.error(
+                tolerated
+            )
+        successors = self._order.given_up(group) if self._order is not None else []
+        self._send_to_sink(group, 1)
         for successor in successors:
             self._park(successor)
 
@@ -243,7 +277,7 @@ class Engine:
 
     def _settle(self, index: int, send_queue: SendQueue, result: BatchResult) -> None:
         sent = result.sent
-        lost = sum(record.owner.lost for record in sent.records or ())
+        lost = sum(group.owner.lost for group in sent.groups or ())
         good = len(sent.batch) - len(result.failures) - lost
         account = self.report.at(send_queue.url)
         account.delivered += good
@@ -256,79 +290,96 @@ class Engine:
             self._settle_letters(result, send_queue)
         elif self._order is not None or self._delivered is not None:
             self._settle_rows(result)
-        for row in sorted(result.failures):
-            send_queue.beat()  # many letters take long to write, and no plugin is to blame
-            error = result.failures.pop(row)  # not kept: each may be larger than its row
-            self._failed(index, send_queue, self._record(result, row), error, tried=result.tried)
+        if not result.failures:
+            return
+        groups = self._failed_groups(result, by_text=index > 0)
+        result.failures.clear()  # not kept: each may be larger than its row
+        for group, errors in groups:
+            send_queue.beat()
+            self._failed(index, send_queue, group, errors, tried=result.tried)
 
     def _settle_rows(self, result: BatchResult) -> None:
         """Report delivered rows, and release their keys. Only where single rows are asked for."""
         sent = result.sent
         good = [row for row in range(len(sent.batch)) if row not in result.failures]
-        records = sent.records
-        if self._delivered is not None:
-            first = sent.batch.first
-            self._delivered([first + row if records is None else records[row].position for row in good])
-        if self._order is None:
+        if sent.groups is None:
+            if self._delivered is not None:
+                self._delivered([sent.batch.first + row for row in good])
+            if self._order is not None and sent.batch.key is not None:
+                self._order.delivered(sent.batch.key.values[row] for row in good)
             return
-        if records is not None:
-            for row in good:
-                self._order.done(records[row])
-        elif sent.batch.key is not None:
-            self._order.delivered(sent.batch.key.values[row] for row in good)
+        if self._delivered is not None:
+            positions = [position for group in sent.groups for position in group.positions]
+            self._delivered([positions[row] for row in good])
+        if self._order is not None:
+            for group, _, failed in result.by_group():
+                if not failed:
+                    self._order.done(group)
 
-    def _record(self, result: BatchResult, row: int) -> Record:
-        """Return the record of a failed row, made now if this was its first attempt."""
-        sent = result.sent
-        if sent.records is not None:
-            return sent.records[row]
-        record = self._fresh(sent.batch, row)
-        record.attempts = 1
-        record.first_attempt = sent.sent_at
-        record.first_failure_ms = self._clock.wall_ms()
-        return record
+    def _failed_groups(self, result: BatchResult, *, by_text: bool) -> list[tuple[Group, Sequence[BrokerError]]]:
+        """Return the failed rows in groups, made now if this was their first attempt, with the errors of each."""
+        sent, failures, each = result.sent, result.failures, self._order is not None
+        if sent.groups is not None:
+            return [
+                (group.take([row - first for row in rows]), errors)
+                for group, first, failed in result.by_group()
+                for rows, errors in alike(failures, failed, by_text=by_text, each=each)
+            ]
+        groups: list[tuple[Group, Sequence[BrokerError]]] = []
+        now_ms, first = self._clock.wall_ms(), sent.batch.first
+        for rows, errors in alike(failures, sorted(failures), by_text=by_text, each=each):
+            whole = len(rows) == len(sent.batch)
+            group = Group(
+                messages=sent.batch if whole else picked(sent.batch, rows),
+                positions=range(first, first + len(rows)) if whole else [first + row for row in rows],
+                attempts=1,
+                first_attempt=sent.sent_at,
+                first_failure_ms=now_ms,
+            )
+            groups.append((group, errors))
+        return groups
 
     def _settle_letters(self, result: BatchResult, send_queue: SendQueue) -> None:
         """Count the letters that a sink has confirmed: only now are their rows handled."""
-        records = result.sent.records or ()
         if result.tried:
-            self.report.sink_requests += len(records)
+            self.report.sink_requests += len(result.sent.batch)
             self.report.sink_failures += len(result.failures)
-        for row, record in enumerate(records):
-            if row in result.failures or record.owner.lost:
+        for group, first, failed in result.by_group():
+            stored = len(group) - len(failed)
+            if not stored or group.owner.lost:
                 continue
-            self.report.dead_lettered += 1
-            self.report.because(record.reason)
-            self._errors.write(
-                record,
-                record.letter_context or self._context(record),
-                f"dead-lettered to {send_queue.url}",
-                self._story(record),
-            )
-            self.report.errors_logged += 1  # by the sink
-            self._handled(record)
+            self.report.dead_lettered += stored
+            self.report.because(group.reason, stored)
+            if self._errors.is_due:
+                rows = [row for row in range(len(group)) if first + row not in result.failures] if failed else None
+                self._log(group, range(len(group)) if rows is None else rows, f"dead-lettered to {send_queue.url}")
+            self.report.errors_logged += stored  # by the sink
+            self._handled(group)
 
-    def _handled(self, record: Record) -> None:
-        """Close the account of a record."""
+    def _handled(self, group: Group) -> None:
+        """Close the account of rows. Only a group of one row has an order or an owner."""
         if self._order is not None:
-            self._order.done(record)
-        record.owner.handled()
+            self._order.done(group)
+        group.owner.handled()
 
-    def _failed(self, index: int, send_queue: SendQueue, record: Record, error: BrokerError, *, tried: bool) -> None:
-        """Carry out what the policy decides about one failed attempt of one record."""
+    def _failed(
+        self, index: int, send_queue: SendQueue, group: Group, errors: Sequence[BrokerError], *, tried: bool
+    ) -> None:
+        """Carry out what the policy decides about one failed attempt of a group."""
+        error = errors[0]
         if isinstance(error, NotSent) and self._order is not None:
-            self._kept_back(record, self._order)
+            self._kept_back(group, self._order)
             return
-        record.untried += record.counted and not tried
+        group.untried += group.counted and not tried
         if index == 0:
-            self._note(record, error, tried=tried)
+            self._note(group, error, tried=tried)
         now = self._clock.monotonic()
         decision = policy.decide(
             send_queue.spec,
             error,
-            attempts=record.attempts,
-            first_attempt=record.first_attempt,
-            isolated=record.isolated,
+            attempts=group.attempts,
+            first_attempt=group.first_attempt,
+            isolated=group.isolated,
             now=now,
             random=self._random,
             outage=send_queue.outage.over(now),
@@ -336,106 +387,109 @@ class Engine:
         match decision:
             case policy.TryAgain(at):
                 if index == 0:
-                    self.report.retries += 1
-                    self.report.retried += not record.retried
-                    record.retried = True
-                send_queue.wait(record, at)
+                    self.report.retries += len(group)
+                    self.report.retried += 0 if group.retried else len(group)
+                    group.retried = True
+                send_queue.wait(group, at)
             case policy.Isolate():
-                record.isolated = record.isolating = True
-                send_queue.wait(record, now)
+                for half in group.halves():
+                    send_queue.wait(half, now)
             case policy.Abort() if index == 0:
                 raise error
             case policy.GiveUp(why) if index == 0:
-                record.sent = record.attempts - record.untried
-                record.seconds = max(0.0, now - record.first_attempt)
-                self.give_up(record, error, why)
-            case policy.GiveUp() if isinstance(error, Permanent) and not (record.wrapped or send_queue.moves):
-                record.sink_errors.append(
-                    f"{send_queue.url}: {error} (so it was sent there once more, wrapped as an event)"
-                )
-                self._enter(record, send_queue, wrapped=True)
+                group.sent = group.attempts - group.untried
+                group.seconds = max(0.0, now - group.first_attempt)
+                self.give_up(group, errors, why)
+            case policy.GiveUp() if isinstance(error, Permanent) and not (group.wrapped or send_queue.moves):
+                said = f"{send_queue.url}: {error} (so it was sent there once more, wrapped as an event)"
+                group.sink_errors += (said,)
+                self._enter(group, send_queue, wrapped=True)
             case _:
                 send_queue.broken = error if isinstance(decision, policy.Abort) else send_queue.broken
-                record.sink_errors.append(f"{send_queue.url}: {error}")
-                self._send_to_sink(record, index + 1)
+                group.sink_errors += (f"{send_queue.url}: {error}",)
+                self._send_to_sink(group, index + 1)
 
-    def _note(self, record: Record, error: BrokerError, *, tried: bool) -> None:
+    def _note(self, group: Group, error: BrokerError, *, tried: bool) -> None:
         """Count a failed try at the destination."""
+        rows = len(group)
         if self._order is not None:
-            self._order.failed(record)
-        self.report.record_failures += tried
-        self.report.retries -= record.attempts > 1 and not tried  # it was counted when it was planned
+            self._order.failed(group)
+        if tried:
+            self.report.record_failures += rows
+        elif group.attempts > 1:
+            self.report.retries -= rows  # they were counted when they were planned
         if isinstance(error, Ambiguous):
-            self.report.ambiguous += 1
-            record.ambiguous = True
-        record.last_failure_ms = self.report.last_error_ms = self._clock.wall_ms()
+            self.report.ambiguous += rows
+            group.ambiguous = True
+        group.last_failure_ms = self.report.last_error_ms = self._clock.wall_ms()
 
-    def _kept_back(self, record: Record, order: KeyOrder) -> None:
+    def _kept_back(self, group: Group, order: KeyOrder) -> None:
         """Put back a row that was not even tried, because an earlier row of its key failed: no attempt was made."""
-        record.attempts -= record.counted
-        if order.is_parked(record):
-            self._park(record)
+        group.attempts -= group.counted
+        if order.is_parked(group):
+            self._park(group)
         else:
-            order.wait(record)
+            order.wait(group)
 
     # --- giving up ---
 
-    def _send_to_sink(self, record: Record, index: int) -> None:
-        """Hand the record to the sink at `index`, or to the first one behind it that works."""
+    def _send_to_sink(self, group: Group, index: int) -> None:
+        """Hand the group to the sink at `index`, or to the first one behind it that works."""
         for send_queue in self._send_queues[index:]:
             if send_queue.broken is not None:
-                record.sink_errors.append(f"{send_queue.url}: {send_queue.broken}")
+                group.sink_errors += (f"{send_queue.url}: {send_queue.broken}",)
                 continue
-            self._enter(record, send_queue)
+            self._enter(group, send_queue)
             return
         if self._spec.dead_letter_sink:
-            raise self._failure(record, "no dead letter sink could take it")
-        self.report.skipped += 1
-        self.report.because(record.reason)
-        logged = self._errors.write(record, self._context(record), "skipped (allowSkip)", self._story(record))
-        self.report.errors_logged += logged
-        self._handled(record)
+            raise self._failure(group, "no dead letter sink could take it")
+        self.report.skipped += len(group)
+        self.report.because(group.reason, len(group))
+        self.report.errors_logged += self._log(group, range(len(group)), "skipped (allowSkip)")
+        self._handled(group)
 
-    def _enter(self, record: Record, send_queue: SendQueue, *, wrapped: bool = False) -> None:
-        """Hand the record to a sink as a letter; wrapped where the sink has refused its content."""
-        record.letter_context = self._context(record)
-        letter = record.letter(
-            record.letter_context,
-            self._spec,
-            send_queue.capabilities,
-            self._origin.configs,
+    def _enter(self, group: Group, send_queue: SendQueue, *, wrapped: bool = False) -> None:
+        """Hand the group to a sink as letters; wrapped where the sink has refused their content."""
+        writer = LetterWriter(
+            spec=self._spec,
+            capabilities=send_queue.capabilities,
+            configs=self._origin.configs,
             moved=send_queue.moves,
             rename_type=send_queue.rename_type,
-            wrapped=wrapped,
+            beat=send_queue.beat,
         )
-        record.enter(letter, wrapped=wrapped)
-        send_queue.wait(record, self._clock.monotonic())
+        group.enter(partial(writer.letters, reporter=self._reporter), wrapped=wrapped)
+        send_queue.wait(group, self._clock.monotonic())
 
-    def _failure(self, record: Record, what: str) -> DeliveryFailed:
+    def _failure(self, group: Group, what: str) -> DeliveryFailed:
         """Return the primary error as a failure of the job. Its text holds all; the sinks' errors are also notes."""
-        self._log_end(record, what)
-        failure = DeliveryFailed(f"{self._story(record)}; {what}")
-        failure.__cause__ = record.primary
-        for said in record.sink_errors:
+        self._log_end(group, what, 0)
+        failure = DeliveryFailed(f"{self._story(group, 0)}; {what}")
+        failure.__cause__ = group.error(0)
+        for said in group.sink_errors:
             failure.add_note(redact(f"dead letter sink {said}"))
         return failure
 
-    def _story(self, record: Record) -> str:
-        error = record.primary
-        sinks = "".join(f"; dead letter sink {said}" for said in record.sink_errors)
-        name = f"record {record.message.id!r}" if record.message.id else "a record"
-        tried = f" after {record.sent} attempts" if record.sent > 1 else ""
+    def _story(self, group: Group, row: int) -> str:
+        error, id_ = group.error(row), group.messages.id
+        sinks = "".join(f"; dead letter sink {said}" for said in group.sink_errors)
+        name = f"record {id_.values[row]!r}" if id_ is not None and id_.values[row] else "a record"
+        tried = f" after {group.sent} attempts" if group.sent > 1 else ""
         kind = error.kind if error else ""
-        story = f"{name} could not be delivered to {self.report.primary}{tried}: {error} ({kind}; {record.why}){sinks}"
+        story = f"{name} could not be delivered to {self.report.primary}{tried}: {error} ({kind}; {group.why}){sinks}"
         return redact(story)
 
-    def _log_end(self, record: Record, why: str) -> None:
+    def _log(self, group: Group, rows: Sequence[int], fate: str) -> int:
+        """Log rows of a group that are given up; return how many the log has."""
+        return self._errors.write(group, rows, self._reporter, fate, partial(self._story, group))
+
+    def _log_end(self, group: Group, why: str, row: int) -> None:
         """Log the failure that fails the job, which nothing else logs; people read it in the job's error."""
         if self._spec.log_enable:
-            fate = f"the job fails: {why}"
-            self.report.errors_logged += self._errors.write(record, self._context(record), fate, self._story(record))
+            self.report.errors_logged += self._log(group, [row], f"the job fails: {why}")
 
-    def _context(self, record: Record) -> ErrorContext:
-        """Return why a record is given up, in the words of letters and the log."""
+    @property
+    def _reporter(self) -> Reporter:
+        """Says why rows are given up, in the words of letters and the log."""
         first = self._send_queues[0]
-        return record.context(self._origin, broker=first.name, component=first.component, destination=first.url)
+        return Reporter(origin=self._origin, broker=first.name, component=first.component, destination=first.url)

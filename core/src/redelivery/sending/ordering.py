@@ -2,7 +2,7 @@
 
 A key is *held* while one of its rows has failed and waits, or goes to the sinks. Where the broker itself keeps no
 order, a key is also held while any of its rows is unsettled. Rows of a held key wait behind it, in their order; waiting
-there spends no budget. Rows without a key have no order.
+there spends no budget. Rows without a key have no order. A row that has failed or waits is a group by itself.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final
 
 from redelivery.contract.message import Batch
 from redelivery.errors import DeliveryFailed
-from redelivery.sending.record import Record
+from redelivery.sending.group import Group
 
 #: Keys that may be parked in one task; more mean an outage, and not poison.
 MAX_PARKED: Final = 100_000
@@ -26,7 +26,7 @@ class _Held:
 
     under_way: int = 0
     waiting: set[int] = field(default_factory=set)
-    behind: list[tuple[int, Record]] = field(default_factory=list)
+    behind: list[tuple[int, Group]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class KeyOrder:
         release: passes a row on to be sent.
     """
 
-    def __init__(self, *, native: bool, park: bool, release: Callable[[Record], None]) -> None:
+    def __init__(self, *, native: bool, park: bool, release: Callable[[Group], None]) -> None:
         self._native = native
         self._park = park
         self._release = release
@@ -73,13 +73,13 @@ class KeyOrder:
                     self._held[key] = _Held(under_way=1)
         return admitted
 
-    def begin(self, record: Record) -> None:
+    def begin(self, group: Group) -> None:
         """Note that an admitted row is sent alone and not with its batch."""
-        key = record.message.key
-        record.holds = key is not None
+        key = group.key
+        group.holds = key is not None
         if key is not None and self._native:
             self._held.setdefault(key, _Held()).under_way += 1
-        self._release(record)
+        self._release(group)
 
     def delivered(self, keys: Iterable[bytes | None]) -> None:
         """Note that fresh rows were delivered at once."""
@@ -87,74 +87,74 @@ class KeyOrder:
             for key in keys:
                 self._settle(key)
 
-    def failed(self, record: Record) -> None:
+    def failed(self, group: Group) -> None:
         """Note that a row has failed: its key is held until the row is done."""
-        key = record.message.key
-        if key is None or record.holds:
+        key = group.key
+        if key is None or group.holds:
             return
-        record.holds = True
+        group.holds = True
         if self._native:
             self._held.setdefault(key, _Held()).under_way += 1
 
-    def waits(self, record: Record) -> None:
+    def waits(self, group: Group) -> None:
         """Note that a row of a held key waits to be sent, now or later."""
-        if record.holds and record.message.key is not None:
-            self._held[record.message.key].waiting.add(record.position)
+        if group.holds and group.key is not None:
+            self._held[group.key].waiting.add(group.position)
 
-    def may_go(self, record: Record) -> bool:
+    def may_go(self, group: Group) -> bool:
         """Return whether a due row may be sent; where an earlier row of its key still waits, put it behind that one."""
-        held = self._held.get(record.message.key) if record.message.key is not None else None
+        held = self._held.get(group.key) if group.key is not None else None
         if held is None:
             return True
-        held.waiting.discard(record.position)
-        earlier = min(held.waiting, default=record.position), held.behind[0][0] if held.behind else record.position
-        if record.position <= min(earlier):
+        held.waiting.discard(group.position)
+        earlier = min(held.waiting, default=group.position), held.behind[0][0] if held.behind else group.position
+        if group.position <= min(earlier):
             return True
-        self.wait(record)
+        self.wait(group)
         return False
 
-    def is_parked(self, record: Record) -> bool:
+    def is_parked(self, group: Group) -> bool:
         """Return whether an earlier row of its key is dead, and this one must follow it."""
-        key = record.message.key
-        return key in self._parked and record.position > self._parked[key]
+        key = group.key
+        return key in self._parked and group.position > self._parked[key]
 
-    def wait(self, record: Record) -> None:
+    def wait(self, group: Group) -> None:
         """Put a row behind its key: the key was held when the row came, or the row was not sent."""
-        key = record.message.key
+        key = group.key
         if key is None:
-            self._release(record)
+            self._release(group)
             return
         held = self._held.setdefault(key, _Held())
-        heapq.heappush(held.behind, (record.position, record))
+        heapq.heappush(held.behind, (group.position, group))
         self.waiting += 1
-        self.waiting_bytes += record.message.nbytes
-        if record.holds:
-            record.holds = False
+        self.waiting_bytes += group.nbytes
+        if group.holds:
+            group.holds = False
             held.under_way -= 1
         self._go_on(key, held)
 
-    def done(self, record: Record) -> None:
+    def done(self, group: Group) -> None:
         """Note that a row is delivered, or that a sink has confirmed it: the next row of its key may go."""
-        if record.holds:
-            record.holds = False
-            self._settle(record.message.key)
+        if group.holds:
+            group.holds = False
+            self._settle(group.key)
 
-    def given_up(self, record: Record) -> list[Record]:
+    def given_up(self, group: Group) -> list[Group]:
         """Note that a row goes to the sinks. With `park`, return its successors, which must go there too."""
-        key = record.message.key
+        key = group.key
         if key is None or not self._park:
             return []
-        self._parked[key] = min(record.position, self._parked.get(key, record.position))
+        self._parked[key] = min(group.position, self._parked.get(key, group.position))
         if len(self._parked) > MAX_PARKED:
             raise DeliveryFailed(f"more than {MAX_PARKED} keys are parked behind dead letters: this is an outage")
         held = self._held.get(key)
         if held is None:
             return []
-        successors = sorted(entry for entry in held.behind if entry[0] > record.position)
-        held.behind = [entry for entry in held.behind if entry[0] <= record.position]
+        successors = sorted(entry for entry in held.behind if entry[0] > group.position)
+        held.behind = [entry for entry in held.behind if entry[0] <= group.position]
         heapq.heapify(held.behind)
         self.waiting -= len(successors)
-        self.waiting_bytes -= sum(each.message.nbytes for _, each in successors)
+        self.waiting_bytes -= sum(each.nbytes for _, each in successors)
         return [each for _, each in successors]
 
     def _settle(self, key: bytes | None) -> None:
@@ -173,8 +173,8 @@ class KeyOrder:
         going = len(held.behind) if self._native else 1
         held.under_way = going
         for _ in range(going):
-            _, record = heapq.heappop(held.behind)
-            record.holds = True
+            _, group = heapq.heappop(held.behind)
+            group.holds = True
             self.waiting -= 1
-            self.waiting_bytes -= record.message.nbytes
-            self._release(record)
+            self.waiting_bytes -= group.nbytes
+            self._release(group)

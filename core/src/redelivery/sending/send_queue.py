@@ -1,4 +1,4 @@
-"""`SendQueue`: one destination with its batches in flight and its records that wait to be sent again.
+"""`SendQueue`: one destination with its batches in flight and its rows that wait to be sent again.
 
 Checks that the plugin keeps its contract. Decides nothing, and never waits by itself.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from bisect import bisect_left
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -20,10 +21,10 @@ from redelivery.contract.message import Batch
 from redelivery.contract.spec import DeliverySpec
 from redelivery.errors import BrokerError, ContractViolation, RedeliveryError
 from redelivery.policy.outage import Outage
+from redelivery.sending.group import Group, joined
 from redelivery.sending.ordering import KeyOrder
-from redelivery.sending.record import Record
 
-#: Records that are sent again in one batch, at most.
+#: Rows that are sent again in one batch, or letters that are sent in one, at most.
 RESEND: Final = 1000
 #: If handing over a batch takes more than this part of an attempt's time, the plugin most likely waited in vain.
 _LONG: Final = 0.5
@@ -54,13 +55,13 @@ class SentBatch:
 
     Attributes:
         batch: what was sent.
-        records: the records of its rows; None for a batch of fresh rows.
+        groups: the groups of its rows, in the batch's order; None for a batch of fresh rows.
         sent_at, deadline: monotonic seconds.
         blocked: it could not be handed over, or the hand-over took most of its time.
     """
 
     batch: Batch
-    records: Sequence[Record] | None
+    groups: Sequence[Group] | None
     sent_at: float
     deadline: float
     blocked: bool = False
@@ -81,6 +82,15 @@ class BatchResult:
     failures: dict[int, BrokerError]
     duplicates: int = 0
     tried: bool = True
+
+    def by_group(self) -> Iterator[tuple[Group, int, list[int]]]:
+        """Return each group that was sent with the index of its first row, and its failed rows, by index, ascending."""
+        failed, first, done = sorted(self.failures), 0, 0
+        for group in self.sent.groups or ():
+            end = first + len(group)
+            until = bisect_left(failed, end, done)
+            yield group, first, failed[done:until]
+            first, done = end, until
 
 
 class SendQueue:
@@ -127,8 +137,8 @@ class SendQueue:
         self._in_flight_records = self._in_flight_bytes = 0
         self._draining = False
         self._slow = False
-        self._waiting: list[tuple[float, int, Record]] = []
-        self._waiting_bytes = 0
+        self._waiting: list[tuple[float, int, Group]] = []
+        self._waiting_rows = self._waiting_bytes = 0
         self._sequence = itertools.count()
         self._numbers = itertools.count(1)
 
@@ -174,21 +184,21 @@ class SendQueue:
     @property
     def crowded(self) -> bool:
         """Whether so much waits that no new rows may be taken."""
-        return len(self._waiting) >= self.bounds.waiting_records
+        return self._waiting_rows >= self.bounds.waiting_records
 
     @property
     def waiting(self) -> tuple[int, int]:
-        """Records that wait, and their bytes."""
-        return len(self._waiting), self._waiting_bytes
+        """Rows that wait, and their bytes."""
+        return self._waiting_rows, self._waiting_bytes
 
     @property
     def held(self) -> tuple[int, int]:
-        """Records that are in flight or wait, and their bytes."""
-        return self._in_flight_records + len(self._waiting), self._in_flight_bytes + self._waiting_bytes
+        """Rows that are in flight or wait, and their bytes."""
+        return self._in_flight_records + self._waiting_rows, self._in_flight_bytes + self._waiting_bytes
 
     @property
     def next_due(self) -> float | None:
-        """When the first waiting record is due."""
+        """When the first waiting rows are due."""
         return self._waiting[0][0] if self._waiting else None
 
     def may_begin(self, now: float) -> bool:
@@ -242,11 +252,11 @@ class SendQueue:
         except Exception as error:
             raise self._violation(f"check() raised {type(error).__name__}, not a BrokerError: {error}") from error
 
-    def send(self, batch: Batch, records: Sequence[Record] | None = None) -> None:
+    def send(self, batch: Batch, groups: Sequence[Group] | None = None) -> None:
         """Hand a batch to the broker; `collect` reports a refusal, like every failure."""
         now = self._clock.monotonic()
         batch = replace(batch, number=next(self._numbers))
-        sent = SentBatch(batch, records, now, now + policy.attempt_timeout(self.spec))
+        sent = SentBatch(batch, groups, now, now + policy.attempt_timeout(self.spec))
         if self.outage.refuses(now) and self.outage.speaks_for(self._targets(batch)):
             self._refuse(sent)
             return
@@ -276,7 +286,7 @@ class SendQueue:
     def _over(self, result: BatchResult) -> BatchResult:
         """Learn from a settled batch."""
         sent, failures = result.sent, result.failures
-        first = sent.records is None or any(record.attempts <= 1 for record in sent.records)
+        first = sent.groups is None or any(group.attempts <= 1 for group in sent.groups)
         self.outage.heard(
             failures.values(),
             len(sent.batch),
@@ -294,64 +304,82 @@ class SendQueue:
         values = [itertools.repeat(None) if column is None else column.values for column in columns]
         return frozenset(itertools.islice(zip(*values, strict=False), len(batch)))
 
-    def wait(self, record: Record, until: float) -> None:
-        """Keep a record until it is due."""
-        heapq.heappush(self._waiting, (until, next(self._sequence), record))
+    def wait(self, group: Group, until: float) -> None:
+        """Keep a group until it is due."""
+        self._push(until, next(self._sequence), group)
         if self._order is not None:
-            self._order.waits(record)
-        self._waiting_bytes += record.outgoing.nbytes
+            self._order.waits(group)
+
+    def _push(self, until: float, sequence: int, group: Group) -> None:
+        heapq.heappush(self._waiting, (until, sequence, group))
+        self._waiting_rows += len(group)
+        self._waiting_bytes += group.nbytes
 
     def resend_due(self) -> None:
         """Send what is due, as far as there is room. In an outage the last try may count for it at once."""
         now = self._clock.monotonic()
         while self._waiting and self._waiting[0][0] <= now:
             answered = self._is_answered(now)
-            if not answered and not self.has_room(1, self._waiting[0][2].outgoing.nbytes):
+            first = self._waiting[0][2]
+            if not answered and not self.has_room(1, first.nbytes // len(first)):
                 return
             if not answered and self.ordered and self._refused:
                 return  # later rows must not overtake refused ones
-            records = [
+            groups = [
                 each
                 for each in self._take_due(now, answered=answered)
                 if self._order is None or self._order.may_go(each)
             ]
-            if not records:
+            if not groups:
                 continue
-            for record in records:
-                record.begin_attempt(now)
-            batch = Batch.of([record.outgoing for record in records], isolate=records[0].isolated, ordered=self.ordered)
+            for group in groups:
+                group.begin_attempt(now)
             if answered:
-                self._refuse(SentBatch(batch, records, now, now))
-            else:
-                self.send(batch, records)
+                self._refuse(SentBatch(joined([group.messages for group in groups]), groups, now, now))
+                continue
+            batch = joined([group.outgoing() for group in groups])
+            self.send(replace(batch, isolate=groups[0].isolated, ordered=self.ordered), groups)
 
     def _is_answered(self, now: float) -> bool:
-        """Whether the last try counts for the first waiting record."""
-        due, _, record = self._waiting[0]
-        if not self.outage.on:
+        """Whether the last try counts for the first waiting group."""
+        due, _, group = self._waiting[0]
+        if not self.outage.on or not self.outage.speaks_for(self._targets(group.messages)):
             return False
-        message = record.outgoing
-        target = (message.destination, *(message.extra.get(name) for name in self._routes))
-        if not self.outage.speaks_for(frozenset({target})):
-            return False
-        last = policy.is_last(self.spec, attempts=record.attempts, first_attempt=record.first_attempt, now=now)
+        last = policy.is_last(self.spec, attempts=group.attempts, first_attempt=group.first_attempt, now=now)
         return self.outage.answers(due, last=last)
 
-    def _take_due(self, now: float, *, answered: bool) -> Iterator[Record]:
-        """Return due records of one kind (alone or not; last try counts or not), as many as fit one batch."""
-        isolated = self._waiting[0][2].isolated
-        nbytes = 0
-        for taken in range(RESEND):
-            if not self._waiting or self._waiting[0][0] > now or self._waiting[0][2].isolated is not isolated:
+    def _take_due(self, now: float, *, answered: bool) -> Iterator[Group]:
+        """Return due groups of one kind (alone, apart or not; last try counts or not), as many as fit one batch.
+
+        A group that does not fit is split: its other rows wait on.
+        """
+        taken = nbytes = 0
+        kind = self._waiting[0][2].isolated
+        while self._waiting and taken < RESEND:
+            due, sequence, group = self._waiting[0]
+            if due > now or group.isolated is not kind or (taken and group.apart):
                 return
-            if self._is_answered(now) is not answered:
+            if taken and self._is_answered(now) is not answered:
                 return
-            size = self._waiting[0][2].outgoing.nbytes
-            if taken and not self._fits(taken + 1, nbytes + size):
+            size = -(-group.nbytes // len(group))
+            room = min(
+                RESEND - taken,
+                self.bounds.in_flight_records - self._in_flight_records - taken,
+                (self.bounds.in_flight_bytes - self._in_flight_bytes - nbytes) // size,
+            )
+            if taken and room < 1:
                 return
-            nbytes += size
-            self._waiting_bytes -= size
-            yield heapq.heappop(self._waiting)[2]
+            heapq.heappop(self._waiting)
+            self._waiting_rows -= len(group)
+            self._waiting_bytes -= group.nbytes
+            if len(group) > max(1, room):
+                group, rest = group.split(max(1, room))
+                self._push(due, sequence, rest)
+            taken += len(group)
+            nbytes += group.nbytes
+            yield group
+            if group.apart:
+                return
 
     # --- settling ---
 

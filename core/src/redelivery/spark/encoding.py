@@ -19,9 +19,10 @@ from redelivery.base.json import loads
 from redelivery.codes import Code
 from redelivery.contract.broker import Capabilities
 from redelivery.contract.context import Stage
-from redelivery.contract.message import ROW_OVERHEAD, Batch, Column, Headers, Message
+from redelivery.contract.message import ROW_OVERHEAD, Batch, Column, Headers
 from redelivery.errors import Permanent
 from redelivery.formats import dialects, events, identity
+from redelivery.sending import Rejected
 from redelivery.spark import cloudevents, rowjson, vectors
 from redelivery.spark.columns import Layout
 from redelivery.spark.ids import Ids
@@ -31,20 +32,14 @@ _EVENT_OVERHEAD: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Rejected:
+class RejectedRow(Rejected):
     """A row that cannot become a message.
 
     Attributes:
-        message: the message that stands for it at the sinks.
-        error: why.
         position: its number in the partition.
-        stage: which part of it could not be made: key, value, headers, or (TRANSFORMATION) anything else.
     """
 
-    message: Message
-    error: Permanent
     position: int
-    stage: Stage
 
 
 class Encoder:
@@ -78,7 +73,7 @@ class Encoder:
             own = capabilities.cloudevents_prefix if layout.mode == "binary" else None
             self._bad_names += "|" + cloudevents.taken_names(own)
 
-    def encode(self, rows: Any) -> tuple[Batch | None, list[Rejected]]:
+    def encode(self, rows: Any) -> tuple[Batch | None, list[RejectedRow]]:
         """Encode the partition's next rows.
 
         Args:
@@ -113,7 +108,7 @@ class Encoder:
         good = _Piece(rows.filter(mask), positions.filter(mask), self._layout, self._prefix)
         return self._batch(good), rejected
 
-    def in_order(self, rows: Any) -> Iterator[tuple[Batch | None, list[Rejected]]]:
+    def in_order(self, rows: Any) -> Iterator[tuple[Batch | None, list[RejectedRow]]]:
         """Encode as `encode` does, each bad row alone, between those before and those behind it."""
         first = self._position
         batch, rejected = self.encode(rows)
@@ -131,7 +126,7 @@ class Encoder:
 
     # --- unreadable rows ---
 
-    def _without_unreadable(self, rows: Any, positions: Any) -> tuple[Any, Any, list[Rejected]]:
+    def _without_unreadable(self, rows: Any, positions: Any) -> tuple[Any, Any, list[RejectedRow]]:
         """Remove rows whose text is not UTF-8; a plain value or key need not be text."""
         at = self._layout.message
         free = () if self._layout.mode == "structured" else (at.get("value"), at.get("key"))
@@ -147,7 +142,7 @@ class Encoder:
         rejected = self._reject_text(self._layout, rows.filter(mask), positions.filter(mask), stages[bad].tolist())
         return rows.filter(keep), positions.filter(keep), rejected
 
-    def _without_unencoded(self, rows: Any, positions: Any) -> tuple[Any, Any, list[Rejected]]:
+    def _without_unencoded(self, rows: Any, positions: Any) -> tuple[Any, Any, list[RejectedRow]]:
         """Remove rows that Spark itself could not encode, and the column that held them."""
         layout, at = self._layout, self._layout.unencoded
         if at is None or layout.source is None:
@@ -163,7 +158,7 @@ class Encoder:
         keep = column.is_null()
         return rows.filter(keep), positions.filter(keep), rejected
 
-    def _reject_text(self, layout: Layout, rows: Any, positions: Any, stages: list[Stage]) -> list[Rejected]:
+    def _reject_text(self, layout: Layout, rows: Any, positions: Any, stages: list[Stage]) -> list[RejectedRow]:
         """Reject rows for text that is not UTF-8."""
         # Treated as bytes, they can be handled; their JSON then shows text as base64, as it does all bytes.
         columns = [column.cast(vectors.text_as_bytes(column.type)) for column in rows.columns]
@@ -251,7 +246,7 @@ class Encoder:
                 return f"the header {name!r} is one that the event's own attributes are written to"
         return None
 
-    def _reject(self, piece: _Piece, index: int, stage: Stage, error: Permanent) -> Rejected:
+    def _reject(self, piece: _Piece, index: int, stage: Stage, error: Permanent) -> RejectedRow:
         headers: Headers = ()
         if piece.headers is not None:
             pairs = piece.headers[index].as_py() or ()
@@ -265,7 +260,7 @@ class Encoder:
             headers=headers,
             source=self._source,
         )
-        return Rejected(message, error, piece.positions[index].as_py(), stage)
+        return RejectedRow(message, error, stage, piece.positions[index].as_py())
 
     # --- encoding rows ---
 

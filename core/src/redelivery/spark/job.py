@@ -186,8 +186,7 @@ def _deliver(job: Job, batches: Iterable[Any], opened: list[Delivery]) -> Delive
             for batch, rejected in parts:
                 if batch is not None:
                     delivery.write(batch)
-                for each in rejected:
-                    delivery.reject(each.message, each.error, stage=each.stage, component=qualified(Encoder))
+                delivery.reject(rejected, component=qualified(Encoder))
         return delivery.finish()
 
 

@@ -1,0 +1,278 @@
+"""Letters of a group: the messages with their error context, in the form that a sink takes, made by column.
+
+What the rows of a group have in common is written once.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import repeat
+from typing import Any, Final, NamedTuple
+
+from redelivery.base.urls import redact
+from redelivery.contract.broker import Capabilities
+from redelivery.contract.context import ErrorContext, qualified
+from redelivery.contract.message import Batch, Column, Message
+from redelivery.contract.spec import DeliverySpec
+from redelivery.errors import BrokerError, thrown
+from redelivery.formats import dialects, events, identity, signing
+from redelivery.formats.dialects import DeliveryHistory
+from redelivery.sending.group import Group, Origin, joined
+
+#: Letters that are made at a time: the engine shows that it is alive in between.
+_PIECE: Final = 1000
+_NONE: Final = DeliveryHistory()
+
+
+@dataclass(frozen=True, slots=True)
+class Contexts:
+    """Why the rows of a group were given up.
+
+    Attributes:
+        common: the context of all; what differs is unset.
+        varying: the fields that differ, one value per row.
+    """
+
+    common: ErrorContext
+    varying: Mapping[str, Sequence[Any]]
+
+    def row(self, index: int) -> ErrorContext:
+        """Return the context of one row."""
+        return replace(self.common, **{name: values[index] for name, values in self.varying.items()})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reporter:
+    """Says why rows were given up.
+
+    Attributes:
+        origin: where the rows come from.
+        broker: the plugin of the destination.
+        component: fully qualified name of its sender's class.
+        destination: its redacted URL.
+    """
+
+    origin: Origin
+    broker: str
+    component: str
+    destination: str
+
+    def contexts(self, group: Group) -> Contexts:
+        """Return why the rows of a group were given up."""
+        owner, messages = group.owner, group.messages
+        if owner.context is not None:
+            return Contexts(owner.context, {})
+        received = owner.received
+        source = None if received is None else received.source
+        varying: dict[str, Sequence[Any]] = {}
+        for name, column in (
+            ("target", messages.destination),
+            ("message_id", messages.id),
+            ("identity", messages.identity),
+        ):
+            if column is not None:
+                varying[name] = column.values
+        if received is None:
+            varying["position"] = group.positions
+        if messages.extra:
+            varying["extra"] = _extras(messages)
+        histories = _histories(messages)
+        if histories is not None:
+            varying["attempts_total"] = [each.attempts_total + group.sent for each in histories]
+            varying["hops"] = [each.hops for each in histories]
+            # A received message is no longer where it came from.
+            varying["maybe_delivered"] = [
+                group.ambiguous or (each.maybe_delivered and received is None) for each in histories
+            ]
+        error = group.error(0)
+        told = _Told.of(error)
+        if len(group.errors) > 1:
+            varying |= _several(group.errors)
+        common = ErrorContext(
+            reason=told.reason,
+            kind=error.kind if error else "",
+            code=error.code if error else None,
+            native_code=error.native_code if error else None,
+            exception=told.exception,
+            stacktrace=told.stacktrace,
+            stage=group.stage,
+            broker=self.broker,
+            component=group.component or self.component,
+            destination=self.destination,
+            attempts=group.sent,
+            attempts_total=group.sent,
+            first_failure_ms=group.first_failure_ms,
+            last_failure_ms=group.last_failure_ms,
+            run=self.origin.run,
+            query=self.origin.query,
+            batch=self.origin.batch,
+            partition=self.origin.partition,
+            source_topic=None if source is None else source.topic,
+            source_partition=None if source is None else source.partition,
+            source_offset=None if source is None else source.offset,
+            source_timestamp_type=None if source is None else source.timestamp_type,
+            subscriber=owner.subscriber,
+            maybe_delivered=group.ambiguous,
+        )
+        return Contexts(common, varying)
+
+
+class _Told(NamedTuple):
+    """What a letter shows of an error, beyond what the errors of a group share."""
+
+    reason: str
+    exception: str | None
+    stacktrace: str | None
+
+    @classmethod
+    def of(cls, error: BrokerError | None) -> _Told:
+        return cls(
+            redact(str(error)),
+            None if error is None else qualified(type(thrown(error))),
+            None if error is None else redact("".join(traceback.format_exception(error))),
+        )
+
+
+def _several(errors: Sequence[BrokerError]) -> dict[str, Sequence[str | None]]:
+    """Return the same of several errors, a column per field."""
+    told = {name: _Told.of(error) for name, error in {id(error): error for error in errors}.items()}
+    return dict(zip(_Told._fields, zip(*(told[id(error)] for error in errors), strict=True), strict=True))
+
+
+def _extras(messages: Batch) -> list[dict[str, str]]:
+    names = list(messages.extra)
+    columns = zip(*(messages.extra[name].values for name in names), strict=True)
+    return [
+        {name: str(value) for name, value in zip(names, values, strict=True) if value is not None} for values in columns
+    ]
+
+
+def _histories(messages: Batch) -> list[DeliveryHistory] | None:
+    """Return the history of each row; None where no row has one."""
+    if messages.headers is None:
+        return None
+    found = [_history(headers) for headers in messages.headers.values]
+    return None if all(each is _NONE for each in found) else found
+
+
+def _history(headers: Any) -> DeliveryHistory:
+    if headers and any(name in dialects.MARKERS for name, _ in headers):
+        return dialects.history(Message(value=None, headers=headers))
+    return _NONE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LetterWriter:
+    """Makes the letters for one sink.
+
+    Attributes:
+        spec: the job's spec.
+        capabilities: of the sink.
+        configs: the job's options, redacted.
+        moved: the broker moves the messages itself: their bodies stay, unless the spec asks for others.
+        rename_type: the sink's own type, which takes precedence over the owner's and the spec's.
+        beat: called now and then: many letters take long to make.
+    """
+
+    spec: DeliverySpec
+    capabilities: Capabilities
+    configs: Mapping[str, str]
+    moved: bool = False
+    rename_type: str | None = None
+    beat: Callable[[], None] = lambda: None
+
+    def letters(self, group: Group, reporter: Reporter) -> Batch:
+        """Return the letters of a group, one per row, each with its own identity."""
+        pieces = []
+        for start in range(0, len(group), _PIECE):
+            self.beat()
+            piece = group.take(range(start, min(start + _PIECE, len(group))))
+            pieces.append(self._letters(piece, reporter.contexts(piece)))
+        return joined(pieces)
+
+    def _letters(self, group: Group, contexts: Contexts) -> Batch:
+        spec, prefix = self.spec, self.capabilities.cloudevents_prefix
+        kept = self.capabilities.columns.keys() - self.capabilities.routes
+        batch = replace(
+            group.messages,
+            destination=None,
+            extra={name: column for name, column in group.messages.extra.items() if name in kept},
+            identity=Column.of(_identities(group, contexts)),
+        )
+        rename_type = self.rename_type or group.owner.rename_type or spec.dead_letter_type
+        if spec.format is not None:
+            form = spec.format
+            batch = _each(batch, lambda message: events.reformat(dialects.strip(message), form, prefix))
+        if spec.sink_context_headers is False:
+            return _each(batch, lambda message: _plain(dialects.strip(message), rename_type, wrapped=group.wrapped))
+        choices: dict[tuple[str, ...], list[int]] = {}
+        for row, choice in enumerate(self._dialects(batch)):
+            choices.setdefault(choice, []).append(row)
+        if len(choices) == 1:
+            return self._attached(batch, contexts, next(iter(choices)), rename_type, wrapped=group.wrapped)
+        letters: dict[int, Message] = {}
+        for choice, rows in choices.items():
+            part = Contexts(
+                contexts.common,
+                {name: [values[row] for row in rows] for name, values in contexts.varying.items()},
+            )
+            written = self._attached(batch.take(rows), part, choice, rename_type, wrapped=group.wrapped)
+            letters.update(zip(rows, written.rows(), strict=True))
+        return Batch.of([letters[row] for row in range(len(batch))])
+
+    def _dialects(self, batch: Batch) -> Sequence[tuple[str, ...]]:
+        """Return the dialects of each row's letter."""
+        own, asked = self.capabilities.context_dialect, self.spec.dead_letter_dialects or None
+        if batch.headers is None and asked is None:
+            return [dialects.chosen(None, own, Message(value=None))] * len(batch)  # without headers it is no event
+        return [
+            dialects.chosen(asked or ((own,) if self.moved and events.is_structured(message) else None), own, message)
+            for message in map(dialects.strip, batch.rows())
+        ]
+
+    def _attached(
+        self, batch: Batch, contexts: Contexts, choice: tuple[str, ...], rename_type: str | None, *, wrapped: bool
+    ) -> Batch:
+        spec = self.spec
+        return _attach_all(
+            batch,
+            contexts.common,
+            contexts.varying,
+            dialect=choice,
+            limits=self.capabilities.limits,
+            prefix=self.capabilities.cloudevents_prefix,
+            include_message=bool(spec.sink_include_messages),
+            configs=self.configs if spec.sink_include_configs else None,
+            rename_type=rename_type,
+            wrapped=wrapped,
+            key=None if spec.letter_key is None else signing.key(spec.letter_key),
+        )
+
+
+def _plain(message: Message, rename_type: str | None, *, wrapped: bool) -> Message:
+    """Return a letter without a context."""
+    if wrapped:
+        return dialects.wrap(message)
+    return message if rename_type is None else dialects.renamed(message, rename_type)
+
+
+def _each(batch: Batch, change: Callable[[Message], Message]) -> Batch:
+    return Batch.of([change(message) for message in batch.rows()])
+
+
+def _identities(group: Group, contexts: Contexts) -> list[str | None]:
+    received, forwarded = group.owner.received, group.owner.context is not None
+    given = group.messages.identity if forwarded else None
+    return [
+        name or identity.of_letter(message, contexts.row(index), received)
+        for index, (message, name) in enumerate(
+            zip(group.messages.rows(), repeat(None) if given is None else given.values, strict=False)
+        )
+    ]
+
+
+def _attach_all(batch: Batch, common: ErrorContext, varying: Mapping[str, Sequence[Any]], **asked: Any) -> Batch:
+    contexts = Contexts(common, varying)
+    return Batch.of([dialects.attach(each, contexts.row(row), **asked) for row, each in enumerate(batch.rows())])
