@@ -37,7 +37,7 @@ class TryAgain:
 
 @dataclass(frozen=True, slots=True)
 class Isolate:
-    """Send it again alone and at once, to learn whether it is the culprit; this does not count as a retry."""
+    """Send its halves again at once, and a half of one row alone, to find the culprit; this does not count as a retry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +66,14 @@ def decide(  # noqa: PLR0911 - a decision table reads best as one return a rule
     random: Callable[[], float],
     outage: float | None = None,
 ) -> Decision:
-    """Decide what follows when an attempt to send a message failed.
+    """Decide what follows when an attempt to send a message failed, or several messages with the same history.
 
     Args:
         spec: the delivery spec that applies here.
         error: how this attempt failed.
         attempts: attempts made, this one included; isolating ones are not counted.
         first_attempt: when the first of them began, monotonic seconds.
-        isolated: it was sent alone.
+        isolated: it was sent alone, so that only it can be the culprit.
         now: monotonic seconds.
         random: gives a number in [0, 1), for jitter.
         outage: seconds for which the destination has accepted nothing, once that is longer than all attempts of one
