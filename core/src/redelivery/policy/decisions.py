@@ -37,7 +37,7 @@ class TryAgain:
 
 @dataclass(frozen=True, slots=True)
 class Isolate:
-    """Send its halves again at once, and a half of one row alone, to find the culprit; this does not count as a retry."""
+    """Send its halves again at once, a half of one row alone, to find the culprit; this does not count as a retry."""
 
 
 @dataclass(frozen=True, slots=True)
