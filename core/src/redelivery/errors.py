@@ -179,7 +179,7 @@ class Terminated(Permanent):
 class Unattributed(BrokerError):
     """A client batch failed as a whole; nothing was stored and the culprit is unknown.
 
-    The engine sends the messages again in halves, and a half of one message with `Batch.isolate`: that finds the culprit.
+    The engine sends the messages again in halves, a half of one message with `Batch.isolate`, to find the culprit.
     """
 
     kind = "unattributed"
