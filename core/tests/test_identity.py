@@ -29,9 +29,15 @@ EVENT = Message(
 
 def test_the_identity_of_a_letter_is_the_same_in_every_version_of_this_library() -> None:
     """A letter that is sent by one and again by the next, after an update, is one."""
-    assert identity.of_letter(MESSAGE, CONTEXT, None) == "22a96e3d5ea6dc313cb9aede2b801c5a"
-    assert identity.of_letter(MESSAGE, CONTEXT, RECEIVED) == "df76fdc159829cf116ea002f021c56c0"
-    assert identity.of_redriven(MESSAGE) == "5305f0ddd623d35c5c5fb34ae1971e06"
+    assert identity.of_letter(MESSAGE, CONTEXT, None) == "i-22a96e3d5ea6dc313cb9aede2b801c5a"
+    assert identity.of_letter(MESSAGE, CONTEXT, RECEIVED) == "i-df76fdc159829cf116ea002f021c56c0"
+    assert identity.of_redriven(MESSAGE) == "i-5305f0ddd623d35c5c5fb34ae1971e06"
+
+
+@pytest.mark.parametrize("id_", ["i" * 81, "\ud800", "a\nb", "é"])
+def test_a_letter_whose_id_some_broker_may_refuse_has_an_identity_without_it(id_: str) -> None:
+    assert len(identity.of_letter(replace(MESSAGE, id=id_), CONTEXT, None)) == 32
+    assert len(identity.of_redriven(replace(MESSAGE, id=id_)) or "") == 32
 
 
 OTHERS: dict[str, Callable[[], tuple[Message, ErrorContext, Received | None]]] = {

@@ -22,6 +22,8 @@ from redelivery.formats.events import source_of
 
 #: Bytes of a digest: two of 10^12 messages are taken for one with a probability of 10^-15.
 _BYTES: Final = 16
+#: The longest id that an identity begins with, so that brokers with room for 128 characters take it as it is.
+_NEAR: Final = 80
 
 
 def of_event(source: str, id_: str) -> str:
@@ -66,7 +68,8 @@ def of_letter(message: Message, context: ErrorContext, received: Received | None
         source = received.source
         come = () if source is None else (source.topic, source.partition, source.offset)
         come += (received.position,) if received.lasting else ()
-    return _digest("letter", *where, len(come), *come, dialects.history(message).hops, *_content(message))
+    digest = _digest("letter", *where, len(come), *come, dialects.history(message).hops, *_content(message))
+    return _behind(message.id, digest)
 
 
 def of_redriven(message: Message) -> str | None:
@@ -75,7 +78,11 @@ def of_redriven(message: Message) -> str | None:
     Two different letters of one id are two messages. A letter that is sent again, because its redrive was killed before
     it could note it, is one message.
     """
-    return None if message.id is None else _digest("redriven", message.destination, *_content(message))
+    return (
+        None
+        if message.id is None
+        else _behind(message.id, _digest("redriven", message.destination, *_content(message)))
+    )
 
 
 def of_unchanged(message: Message, context: ErrorContext) -> str | None:
@@ -84,7 +91,7 @@ def of_unchanged(message: Message, context: ErrorContext) -> str | None:
     For a letter whose attempts were ambiguous: the broker may have it, and must be able to recognise it.
     """
     if context.truncated:  # the rest may equal another's: better a duplicate than a loss
-        return _digest("redriven", message.destination, *_content(message))
+        return _behind(message.id, _digest("redriven", message.destination, *_content(message)))
     return context.identity or of_message(message)
 
 
@@ -92,6 +99,16 @@ def of_forwarded(letter: Letter) -> str:
     """Return the identity of a message that a broker itself dead-lettered, on its way to a sink: by its position."""
     reason = "" if letter.context is None else letter.context.reason
     return _digest("forwarded", letter.position, letter.dead_lettered_ms, reason, *_content(letter.message))
+
+
+def _behind(id_: str | None, digest: str) -> str:
+    """Return a digest behind the id that it holds already.
+
+    Ids of one job rise, and a broker's index takes rising names at nearly twice the speed of random ones (`sqlite:`,
+    measured).
+    """
+    is_plain = id_ is not None and len(id_) <= _NEAR and id_.isascii() and id_.isprintable()
+    return f"{id_}-{digest}" if is_plain else digest
 
 
 def _content(message: Message) -> tuple[object, ...]:
