@@ -259,6 +259,7 @@ def test_the_mark_of_a_hop_is_taken_off_only_where_it_is_ours() -> None:
 
 def test_a_redrive_holds_so_many_bytes_of_letters_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redrive, "_CHUNK_BYTES", 40_000)
+    monkeypatch.setattr("redelivery.contract.letters.BATCH_BYTES", 40_000)
     large = [replace(each, message=replace(each.message, value=b"v" * 10_000)) for each in map(letter, "abcdefghijkl")]
     setup = DeadLetterSetup(*large)
     held: list[int] = []

@@ -107,13 +107,17 @@ class Journal:
             )
         run("COMMIT")
 
-    def sent(self, letters: Mapping[str, str]) -> None:
-        """Note that these letters, digests by position, are confirmed at their destination. Durable on return.
+    def sent(self, letters: Mapping[str, str], removed: Sequence[str] = ()) -> None:
+        """Note that these letters are confirmed at their destination. Durable on return.
+
+        Args:
+            letters: digests by position.
+            removed: letters that have been removed: one transaction notes both.
 
         Raises:
             JournalError: it cannot be written.
         """
-        self._write("INSERT OR REPLACE INTO letter VALUES (?, ?)", list(letters.items()), sent=len(letters))
+        self._write(removed, letters)
 
     @property
     def tally(self) -> int:
@@ -122,14 +126,15 @@ class Journal:
 
     def removed(self, positions: Sequence[str]) -> None:
         """Note that these letters have been removed. Raises as `sent`."""
-        self._write("DELETE FROM letter WHERE position = ?", [(each,) for each in positions])
+        self._write(positions, {})
 
-    def _write(self, statement: str, rows: Sequence[tuple[str, ...]], *, sent: int = 0) -> None:
+    def _write(self, removed: Sequence[str], sent: Mapping[str, str]) -> None:
         try:
             self._file.execute("BEGIN")
-            self._file.executemany(statement, rows)
+            self._file.executemany("DELETE FROM letter WHERE position = ?", [(each,) for each in removed])
+            self._file.executemany("INSERT OR REPLACE INTO letter VALUES (?, ?)", list(sent.items()))
             if sent:
-                self._file.execute("UPDATE place SET sent = sent + ?", (sent,))
+                self._file.execute("UPDATE place SET sent = sent + ?", (len(sent),))
             self._file.execute("COMMIT")
         except sqlite3.Error as error:
             with contextlib.suppress(sqlite3.Error):

@@ -12,9 +12,10 @@ from functools import partial
 from typing import Final
 
 from redelivery.base.clock import Clock
-from redelivery.contract.broker import Letter, Support
+from redelivery.contract.broker import Support
 from redelivery.contract.context import ErrorContext
-from redelivery.contract.message import Batch, Message
+from redelivery.contract.letters import LetterBatch
+from redelivery.contract.message import Batch
 from redelivery.contract.spec import DeliverySpec
 from redelivery.errors import Permanent
 from redelivery.sending.engine import Engine, Flow
@@ -28,16 +29,20 @@ class LetterSender(ABC):
     """Sends letters, some at a time.
 
     Attributes:
-        confirmed: letters that have arrived; the reader clears it.
+        confirmed: of the letters sent last, the indices of those that have arrived; the reader clears it.
     """
 
     def __init__(self, engine: Engine) -> None:
-        self.confirmed: list[Letter] = []
+        self.confirmed: list[int] = []
         self._engine = engine
 
     @abstractmethod
-    def carry(self, letters: Sequence[tuple[Letter, Message]]) -> None:
+    def carry(self, letters: LetterBatch, messages: Batch) -> None:
         """Send the messages of these letters, and return when each is confirmed or refused permanently.
+
+        Args:
+            letters: as stored.
+            messages: as they are sent, one for each letter.
 
         Raises:
             BrokerError, DeliveryFailed: the destination takes no more messages.
@@ -59,13 +64,13 @@ class RedriveSender(LetterSender):
             Engine([send_queue], spec, _ORIGIN, clock, random_module.random, flow, delivered=self._rows.extend)
         )
 
-    def carry(self, letters: Sequence[tuple[Letter, Message]]) -> None:
+    def carry(self, letters: LetterBatch, messages: Batch) -> None:  # noqa: ARG002 - all that they say is in the messages
         first = self._engine.report.rows
-        self._engine.take(Batch.of([message for _, message in letters]))
+        self._engine.take(messages)
         try:
             self._engine.drain()
         finally:
-            self.confirmed += [letters[row - first][0] for row in self._rows]
+            self.confirmed += [row - first for row in self._rows]
             self._rows.clear()
 
 
@@ -94,10 +99,10 @@ class ForwardSender(LetterSender):
         self._sinks = sinks
         self._skipped = 0
 
-    def carry(self, letters: Sequence[tuple[Letter, Message]]) -> None:
-        for letter, message in letters:
-            said = letter.context or ErrorContext()
-            group = Group.of(message, owner=_Forwarded(said, partial(self._handled, letter)))
+    def carry(self, letters: LetterBatch, messages: Batch) -> None:
+        for index, message in enumerate(messages.rows()):
+            said = letters.letter(index).context or ErrorContext()
+            group = Group.of(message, owner=_Forwarded(said, partial(self._handled, index)))
             self._engine.report.rows += 1
             error = Permanent(said.reason, code=said.code, native_code=said.native_code or said.kind)
             self._engine.give_up(group, [error], "its broker gave it up")
@@ -106,9 +111,9 @@ class ForwardSender(LetterSender):
         if first is not None and all(sink.broken is not None for sink in self._sinks):
             raise first
 
-    def _handled(self, letter: Letter) -> None:
+    def _handled(self, index: int) -> None:
         """A sink has confirmed it; or none would take it, and it stays in place."""
         if self._engine.report.skipped > self._skipped:
             self._skipped = self._engine.report.skipped
         else:
-            self.confirmed.append(letter)
+            self.confirmed.append(index)

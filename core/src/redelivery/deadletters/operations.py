@@ -1,19 +1,23 @@
-"""Operations on a letter: as which message it is sent, and why it stays.
+"""Operations on letters: as which messages they are sent, and why some stay.
 
-A letter is sent back to its destination (redrive), or on to a sink (forward).
+Letters are sent back to their destination (redrive), or on to a sink (forward). Letters of one cause are alike: what is
+sent of them is computed by column (`sendable`), and one by one only where a letter differs.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from redelivery.contract.broker import Capabilities, Letter
-from redelivery.contract.message import Message
+from redelivery.contract.context import ErrorContext
+from redelivery.contract.letters import LetterBatch
+from redelivery.contract.message import Batch, Column, Message
 from redelivery.deadletters.trust import Targets, context_of
 from redelivery.formats import dialects, events, identity
+from redelivery.formats.dialects import again
 
 #: A letter that was sent back this often is sent again only on request.
 HOP_LIMIT: Final = 5
@@ -27,18 +31,140 @@ class LetterOperation:
 
     Attributes:
         name: for messages.
-        prepare: returns the message of a letter, for a destination of these capabilities.
+        prepare: returns the message of a letter with this whole context, for a destination of these capabilities.
         target: returns the letter's own target; None where it goes to the destination itself.
         why_left: returns why a letter is not sent to a destination of these capabilities; None where it is sent.
+        hop_limit: letters that were sent back fewer times may go by column; None: each letter is looked at.
     """
 
     name: str
-    prepare: Callable[[Letter, Capabilities], Message]
-    target: Callable[[Letter, Capabilities], str | None]
-    why_left: Callable[[Letter, Capabilities], str | None]
+    prepare: Callable[[Letter, Capabilities, ErrorContext], Message]
+    target: Callable[[Letter, Capabilities, ErrorContext], str | None]
+    why_left: Callable[[Letter, Capabilities, ErrorContext], str | None]
+    hop_limit: int | None = None
 
 
-def sent_back(letter: Letter, there: Capabilities, *, targeted: bool = True) -> Message:
+@dataclass(slots=True)
+class Sendable:
+    """Letters as they are sent.
+
+    Attributes:
+        going: indices of the letters that are sent, in their order.
+        messages: their messages, as many as `going`; None where no letter is sent.
+        left: why each of the others stays.
+        targets: the targets of those that go elsewhere than to the destination.
+    """
+
+    going: Sequence[int]
+    messages: Batch | None
+    left: list[str] = field(default_factory=list)
+    targets: list[str] = field(default_factory=list)
+
+
+def sendable(operation: LetterOperation, letters: LetterBatch, there: Capabilities) -> Sendable:
+    """Return which letters an operation sends, and as what."""
+    stored = letters.messages
+    plain: Sequence[again.Again | None] = [None] * len(letters)
+    if operation.hop_limit is not None and not there.routes & stored.extra.keys():
+        plain = _plain(letters, operation.hop_limit)
+    found = Sendable([], None)
+    single: dict[int, Message] = {}
+    going: list[int] = []
+    for index, each in enumerate(plain):
+        if each is None:
+            letter = letters.letter(index)
+            context = context_of(letter)
+            why = operation.why_left(letter, there, context)
+            if why is not None:
+                found.left.append(why)
+                continue
+            target = operation.target(letter, there, context)
+            if target:
+                found.targets.append(target)
+            single[index] = operation.prepare(letter, there, context)
+        going.append(index)
+    found.going = going
+    if not going:
+        return found
+    if len(single) == len(going):
+        found.messages = Batch.of([single[index] for index in going])
+    else:
+        sent = _sent_plain(stored, plain, there)
+        found.messages = _patched(sent, single) if single else sent
+        if len(going) < len(letters):
+            found.messages = found.messages.take(going)
+    return found
+
+
+def _plain(letters: LetterBatch, hop_limit: int) -> list[again.Again | None]:
+    """Return what letters are sent back with that need no look of their own."""
+    stored = letters.messages
+    plain = again.plain(stored)
+    ids = [None] * len(letters) if stored.id is None else stored.id.values
+    destinations = None if stored.destination is None else stored.destination.values
+    for index, each in enumerate(plain):
+        if (
+            each is not None
+            and (each.hops >= hop_limit or ids[index] is None or (destinations and destinations[index] is not None))
+        ) or index in letters.contexts:
+            plain[index] = None
+    return plain
+
+
+def _sent_plain(stored: Batch, plain: Sequence[again.Again | None], there: Capabilities) -> Batch:
+    """Return plain letters as they are sent; other rows are to be patched, or left out."""
+    ids = [None] * len(stored) if stored.id is None else stored.id.values
+    names = [
+        None if each is None or name is None else f"{original_id(name, each.hops)}{HOP_MARK}{each.hops + 1}"
+        for name, each in zip(ids, plain, strict=True)
+    ]
+    sent = replace(
+        stored,
+        id=Column.of(names),
+        headers=Column.of([() if each is None else each.headers for each in plain]),
+        destination=None,
+        extra={name: column for name, column in stored.extra.items() if name in there.columns},
+        identity=None,
+    )
+    return replace(sent, identity=Column(len(sent), lambda: identity.of_redriven_all(sent)))
+
+
+def _patched(sent: Batch, single: Mapping[int, Message]) -> Batch:
+    """Return the batch with these rows replaced."""
+    length = len(sent)
+
+    def patched(column: Column[Any] | None, name: str) -> Column[Any]:
+        def load() -> list[Any]:
+            values = [None] * length if column is None else list(column.values)
+            for index, message in single.items():
+                values[index] = getattr(message, name)
+            return values
+
+        return Column(length, load)
+
+    def extra(name: str) -> Column[Any]:
+        values = list(sent.extra[name].values) if name in sent.extra else [None] * length
+        for index, message in single.items():
+            values[index] = message.extra.get(name)
+        return Column.of(values)
+
+    names = {*sent.extra, *(name for message in single.values() for name in message.extra)}
+    return replace(
+        sent,
+        value=patched(sent.value, "value"),
+        key=patched(sent.key, "key"),
+        headers=patched(sent.headers, "headers"),
+        id=patched(sent.id, "id"),
+        destination=patched(sent.destination, "destination"),
+        timestamp_ms=patched(sent.timestamp_ms, "timestamp_ms"),
+        extra={name: extra(name) for name in sorted(names)},
+        identity=patched(sent.identity, "identity"),
+    )
+
+
+def sent_back(
+    letter: Letter, there: Capabilities, context: ErrorContext | None = None, *, targeted: bool = True
+) -> Message:
     """Return the message of a letter as it is sent again: without our context, one hop further, to its own target.
 
     Its id is `<id>~<hop>`, so that no broker takes it for the message that died. Where the message may have been
@@ -47,9 +173,10 @@ def sent_back(letter: Letter, there: Capabilities, *, targeted: bool = True) -> 
     Args:
         letter: as stored.
         there: the destination's capabilities; values of its columns are restored.
+        context: `context_of` the letter, where the caller has it.
         targeted: its target was allowed (`Targets`); otherwise it goes to the destination itself.
     """
-    context = context_of(letter)
+    context = context or context_of(letter)
     columns = {name: kind for name, kind in there.columns.items() if targeted or name not in there.routes}
     message = dialects.redriven(letter.message)
     hop = dialects.history(message).hops
@@ -85,16 +212,44 @@ def original_id(name: str, hop: int) -> str:
     return name.removesuffix(f"{HOP_MARK}{hop}") if hop > 0 else name
 
 
-def why_left(letter: Letter, hop_limit: int) -> str | None:
-    """Return why a letter is not sent back; None where it is sent."""
+def why_left(
+    letter: Letter,
+    there: Capabilities,
+    targets: Targets,
+    hop_limit: int,
+    *,
+    mended: bool = False,
+    context: ErrorContext | None = None,
+) -> str | None:
+    """Return why a letter is not sent back; None where it is sent.
+
+    Args:
+        letter: as stored.
+        there: the destination's capabilities.
+        targets: letters with another target are sent only where that is allowed.
+        hop_limit: letters that were sent back so often stay.
+        mended: the letter is mended before it is sent: also one that stands for a row.
+        context: `context_of` the letter, where the caller has it.
+    """
+    refused = targets.refused(letter, there, context)
+    if refused is not None:
+        return f"its target {refused!r} is not allowed (--allow-targets)"
     if dialects.history(letter.message).hops >= hop_limit:
         return f"it was sent back {hop_limit} times already"
-    if events.to_event(dialects.strip(letter.message)).get_type() == events.UNDELIVERABLE:
+    if not mended and _is_undeliverable(letter.message):
         return "its row never became a message: mend it and write it again"
     return None
 
 
-def why_not_forwarded(letter: Letter, _there: Capabilities) -> str | None:
+def _is_undeliverable(message: Message) -> bool:
+    """Whether a message stands for a row. Every event has a header whose name ends so."""
+    if not any(name.lower().endswith("type") for name, _ in message.headers):
+        return False
+    event = events.event_in(dialects.strip(message))
+    return event is not None and event.get_type() == events.UNDELIVERABLE
+
+
+def why_not_forwarded(letter: Letter, _there: Capabilities, _context: ErrorContext) -> str | None:
     """Return why a letter is not forwarded; None where it is forwarded."""
     if dialects.read(letter.message) is not None or letter.context is None:
         return "it was not put there by the broker itself"
@@ -102,23 +257,20 @@ def why_not_forwarded(letter: Letter, _there: Capabilities) -> str | None:
 
 
 def redrive_operation(targets: Targets, hop_limit: int) -> LetterOperation:
-    """Return the redrive operation: letters with another target are sent only where that is allowed."""
-
-    def why(letter: Letter, there: Capabilities) -> str | None:
-        refused = targets.refused(letter, there)
-        if refused is not None:
-            return f"its target {refused!r} is not allowed (--allow-targets)"
-        return why_left(letter, hop_limit)
-
+    """Return the redrive operation; arguments as of `why_left`."""
     return LetterOperation(
-        "redrive", lambda letter, there: sent_back(letter, there, targeted=not targets.none), targets.of, why
+        "redrive",
+        lambda letter, there, context: sent_back(letter, there, context, targeted=not targets.none),
+        targets.of,
+        lambda letter, there, context: why_left(letter, there, targets, hop_limit, context=context),
+        hop_limit,
     )
 
 
 #: Messages that the broker itself gave up are sent on unchanged; each sink's sender writes their context in its form.
 FORWARD: Final = LetterOperation(
     "forward",
-    lambda letter, _there: replace(letter.message, identity=identity.of_forwarded(letter)),
-    lambda _letter, _there: None,
+    lambda letter, _there, _context: replace(letter.message, identity=identity.of_forwarded(letter)),
+    lambda _letter, _there, _context: None,
     why_not_forwarded,
 )

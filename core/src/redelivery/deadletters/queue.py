@@ -27,8 +27,8 @@ from redelivery.deadletters.redrive import (
     RedriveReport,
     RedriveSettings,
     Transfer,
-    count_returned,
 )
+from redelivery.deadletters.returned import Returned
 from redelivery.deadletters.selection import Selection
 from redelivery.deadletters.trust import Targets, context_of
 from redelivery.errors import ConfigurationError, RedeliveryError
@@ -170,10 +170,15 @@ class DeadLetterQueue:
         """Return the splits of the letters that exist now; see `redelivery.contract.broker.DeadLetters.splits`."""
         return self._letters.splits(wanted)
 
-    def returned(self, since_ms: int) -> int:
-        """Return how many letters were sent back before, and are dead again since a time (milliseconds)."""
-        with Verified(self._broker.dead_letters(direct=self._direct), self._keys) as place:
-            return count_returned(place, since_ms)
+    def returned(self) -> Returned:
+        """Return what counts the letters that were sent back before and are dead again, from now on."""
+        found = Returned(self._look, self._connector.clock, cursors=bool(self._broker.capabilities.cursors))
+        found.begin()
+        return found
+
+    def _look(self) -> DeadLetters:
+        """Open the queue again."""
+        return Verified(self._broker.dead_letters(direct=self._direct), self._keys)
 
     def move_back(self, *, wait: float = 300.0) -> int:
         """Have the broker itself move all letters back to the source, unchanged; return how many.
@@ -274,13 +279,12 @@ class DeadLetterQueue:
             book = None if settings.dry_run else journal
             if isinstance(book, Path):
                 book = resources.enter_context(Journal(book, self.place))
-
-            def look() -> DeadLetters:
-                return Verified(self._broker.dead_letters(direct=self._direct), self._keys)
-
             transfer = Transfer(
                 self._letters if part is None else PartLetters(self._letters, part.splits, part.wanted),
-                look=look if part is None else lambda: PartLetters(self._letters, (), part.wanted),
+                look=self._look,
+                returned=Returned(self._look, self._connector.clock, cursors=bool(self._broker.capabilities.cursors))
+                if part is None
+                else None,
                 selection=selection,
                 operation=operation,
                 there=there,

@@ -11,18 +11,19 @@ import itertools
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final, Self
 
 from redelivery.base.clock import Clock
 from redelivery.contract.broker import Capabilities, DeadLetters, Letter
+from redelivery.contract.letters import LetterBatch
+from redelivery.contract.message import Batch, Headers
 from redelivery.deadletters.journal import Journal
 from redelivery.deadletters.letter_senders import LetterSender
-from redelivery.deadletters.operations import LetterOperation
-from redelivery.deadletters.selection import Selection, dead_since_ms
-from redelivery.deadletters.trust import context_of
+from redelivery.deadletters.operations import LetterOperation, Sendable, sendable
+from redelivery.deadletters.returned import Returned
+from redelivery.deadletters.selection import Selection
 from redelivery.errors import Ambiguous, ConfigurationError, RedeliveryError, Retriable
-from redelivery.formats import dialects
 from redelivery.policy.rate import RateLimit
 from redelivery.sending.report import MAX_REASONS, OTHER
 
@@ -30,12 +31,11 @@ log = logging.getLogger("redelivery.redriving")
 
 #: A redrive stops when so many of its letters were refused, or are dead letters again.
 MAX_RETURNS: Final = 100
-#: Letters that are sent and then removed together: so many, or fewer that have so many bytes.
+#: Letters that are sent and then removed together: so many at first, and after a refusal; twice as many after each
+#: chunk without one, up to the most; and fewer that have so many bytes.
 _CHUNK: Final = 500
+_MOST: Final = 5_000
 _CHUNK_BYTES: Final = 16 * 1024 * 1024
-#: Looking for letters that came back takes at most this part of the time, and looks are at least so far apart.
-_LOOKING: Final = 0.1
-_LOOK_AFTER: Final = 1.0
 _INTERRUPTED: Final = "it was interrupted"
 #: The longest time without a look at `RedriveSettings.stop`, in seconds.
 _NAP: Final = 0.2
@@ -135,7 +135,8 @@ class Transfer:
 
     Args:
         letters: the queue.
-        look: opens the queue again, to see which letters came back.
+        look: opens the queue again, for `follow`.
+        returned: counts the letters that came back; None: another process does.
         selection: which letters are moved.
         operation: redrive or forward.
         there: the destination's capabilities.
@@ -150,6 +151,7 @@ class Transfer:
         letters: DeadLetters,
         *,
         look: Callable[[], DeadLetters],
+        returned: Returned | None,
         selection: Selection,
         operation: LetterOperation,
         there: Capabilities,
@@ -162,6 +164,7 @@ class Transfer:
         self.report = RedriveReport()
         self._letters = letters
         self._look = look
+        self._returned = returned
         self._selection = selection
         self._operation = operation
         self._there = there
@@ -175,36 +178,47 @@ class Transfer:
         self._pending: dict[str, str] = {}
         #: Of those, the letters that the queue shows again.
         self._again: list[str] = []
-        self._began_ms = self._looked_ms = clock.wall_ms()
-        self._next_look = clock.monotonic() + _LOOK_AFTER
+        self._looked_ms = clock.wall_ms()
+        self._usual = _CHUNK
+        self._removed: list[str] = []
 
     def run(self, letter_sender: LetterSender | None) -> RedriveReport:
         """Move the letters by this sender; without one, which is a dry run, only count them."""
         if letter_sender is not None:
             self._pending = {} if self._journal is None else self._journal.pending()
+            if self._returned is not None:
+                self._returned.begin()
         rate = RateLimit(self._settings.rate)
+        try:
+            self._run(letter_sender, rate)
+        finally:
+            self._note_removed()
+        if letter_sender is not None and self.report.redriven and self._returned is not None:
+            self.report.returned = self._returned.count()
+            self._settings.on_progress(self.report)
+        return self.report
+
+    def _run(self, letter_sender: LetterSender | None, rate: RateLimit) -> None:
         self._pass(letter_sender, rate)
         while self._follow is not None and not self.report.stopped and self._waited(self._follow, letter_sender):
             self._look_anew(letter_sender, rate)
         if self._follow is not None and self.report.stopped == _INTERRUPTED:
             self.report.stopped = None  # that is how following ends
-        if letter_sender is not None and self.report.redriven:
-            self._count_returned()
-            self._settings.on_progress(self.report)
-        return self.report
 
     def _pass(self, letter_sender: LetterSender | None, rate: RateLimit) -> None:
         """Move the letters that exist now."""
         again = True
         while again:
             removed = self.report.removed
-            meant = self._meant()
-            while not self.report.stopped and (chunk := _taken(meant, self._size(rate))):
-                going = self._going(chunk)
-                if letter_sender is not None and going and self._may_send(rate, len(going)):
-                    self._send(letter_sender, going)
+            for chunk in self._chunks(rate):
+                found = self._sendable(chunk)
+                if letter_sender is not None and found.messages is not None:
+                    going = chunk if len(found.going) == len(chunk) else chunk.take(found.going)
+                    if self._may_send(rate, len(going)):
+                        self._send(letter_sender, going, found.messages)
                 self._settings.on_progress(self.report)
-                self._must_stop()
+                if self._must_stop():
+                    break
             self._resume()
             # Letters behind those that are gone are visible now.
             again = self._partial and not self.report.stopped and self.report.removed > removed
@@ -230,31 +244,62 @@ class Transfer:
             self._clock.sleep(min(left, _NAP))
         return not self._settings.stop()
 
-    def _meant(self) -> Iterator[Letter]:
-        for letter in self._letters.browse():
-            if self._was_sent(letter):
-                continue
-            whole = replace(letter, context=context_of(letter))
-            if letter.position not in self._stay and self._selection.admits(whole, self._looked_ms):
-                yield letter
+    def _chunks(self, rate: RateLimit) -> Iterator[LetterBatch]:
+        """Return the letters that are meant, as many at a time as are sent together."""
+        wanted = self._selection.wanted(self._looked_ms)
+        for split in self._letters.splits(wanted):
+            for batch in self._letters.read(split, wanted):
+                meant = self._meant(batch)
+                first = 0
+                while first < len(meant):
+                    some = self._fitting(batch, meant[first : first + self._size(rate)])
+                    first += len(some)
+                    yield batch if len(some) == len(batch) else batch.take(some)
+
+    def _meant(self, batch: LetterBatch) -> Sequence[int]:
+        """Return the indices of the letters that are selected, and neither stay nor were sent before."""
+        rows: Sequence[int] = range(len(batch))
+        positions = batch.position.values
+        if self._pending:
+            rows = [
+                index for index in rows if positions[index] not in self._pending or not self._was_sent(batch, index)
+            ]
+        if self._stay:
+            rows = [index for index in rows if positions[index] not in self._stay]
+        return self._selection.admitted(batch, rows, self._looked_ms)
+
+    def _fitting(self, batch: LetterBatch, rows: Sequence[int]) -> Sequence[int]:
+        """Return the first of these rows that have no more than `_CHUNK_BYTES` together; at least one."""
+        if batch.messages.nbytes <= _CHUNK_BYTES:
+            return rows
+        weight = 0
+        for count, index in enumerate(rows, 1):
+            weight += batch.messages.row(index).nbytes
+            if weight >= _CHUNK_BYTES:
+                return rows[:count]
+        return rows
 
     def _size(self, rate: RateLimit) -> int:
-        size = min(_CHUNK, rate.piece or _CHUNK)
+        size = min(self._usual, rate.piece or self._usual)
         return size if self._settings.limit is None else min(size, self._settings.limit - self.report.selected)
 
-    def _going(self, chunk: Sequence[Letter]) -> list[Letter]:
-        self.report.considered += len(chunk)
-        going = [letter for letter in chunk if not self.report.leave(self._operation.why_left(letter, self._there))]
+    def _sendable(self, chunk: LetterBatch) -> Sendable:
+        report = self.report
+        found = sendable(self._operation, chunk, self._there)
+        report.considered += len(chunk)
+        report.selected += len(found.going)
+        for why in found.left:
+            report.leave(why)
+        for target in found.targets:
+            _count(report.targets, target)
         if self._partial:  # those that stay are shown again
-            self._stay.update({letter.position for letter in chunk} - {letter.position for letter in going})
-        self.report.selected += len(going)
-        for target in filter(None, (self._operation.target(letter, self._there) for letter in going)):
-            _count(self.report.targets, target)
-        return going
+            positions = chunk.position.values
+            self._stay.update(set(positions) - {positions[index] for index in found.going})
+        return found
 
-    def _send(self, letter_sender: LetterSender, going: Sequence[Letter]) -> None:
+    def _send(self, letter_sender: LetterSender, going: LetterBatch, messages: Batch) -> None:
         try:
-            letter_sender.carry([(letter, self._operation.prepare(letter, self._there)) for letter in going])
+            letter_sender.carry(going, messages)
         except BaseException as error:  # confirmed letters are removed, even if others fail
             try:
                 self._account(going, letter_sender.confirmed)
@@ -263,18 +308,22 @@ class Transfer:
             raise
         self._account(going, letter_sender.confirmed)
 
-    def _account(self, going: Sequence[Letter], confirmed: list[Letter]) -> None:
+    def _account(self, going: LetterBatch, confirmed: list[int]) -> None:
         """Count sent letters, note the confirmed ones in the journal, and remove them."""
+        failed = len(going) - len(confirmed)
         self.report.redriven += len(confirmed)
-        self.report.failed += len(going) - len(confirmed)
-        sent = {letter.position: digest(letter) for letter in confirmed}
+        self.report.failed += failed
+        self._usual = _CHUNK if failed else min(2 * self._usual, _MOST)
+        digests, positions = digests_of(going), going.position.values
+        sent = {positions[index]: digests[index] for index in confirmed}
         confirmed.clear()
         if self._partial:
-            self._stay.update(letter.position for letter in going if letter.position not in sent)
+            self._stay.update(set(positions) - sent.keys())
         self._pending.update(sent)
         try:
             if self._journal is not None:
-                self._journal.sent(sent)
+                removed, self._removed = self._removed, []
+                self._journal.sent(sent, removed)
         finally:  # without a note it must be removed all the more
             self.report.removed += self._remove(list(sent))
 
@@ -288,18 +337,20 @@ class Transfer:
     def _forget(self, positions: Sequence[str]) -> None:
         for each in positions:
             self._pending.pop(each, None)
-        if self._journal is not None:
-            self._journal.removed(positions)
+        self._removed += positions  # noted with what is sent next, or at the end
 
-    def _was_sent(self, letter: Letter) -> bool:
+    def _note_removed(self) -> None:
+        removed, self._removed = self._removed, []
+        if self._journal is not None and removed:
+            self._journal.removed(removed)
+
+    def _was_sent(self, batch: LetterBatch, index: int) -> bool:
         """Whether this letter only has to be removed, as this run or an earlier one has sent it."""
-        known = self._pending.get(letter.position)
-        if known is None:
+        position = batch.position.values[index]
+        if self._pending[position] != digest(batch.letter(index)):  # the queue was created again, and counts again
+            self._forget([position])
             return False
-        if known != digest(letter):  # the queue was created again, and counts again
-            self._forget([letter.position])
-            return False
-        self._again.append(letter.position)
+        self._again.append(position)
         if len(self._again) >= _CHUNK:
             self._resume()
         return True
@@ -328,18 +379,11 @@ class Transfer:
         elif settings.limit is not None and report.selected >= settings.limit:
             report.stopped = f"the limit of {settings.limit} letters is reached"
         elif settings.max_returns is not None and not settings.dry_run:
-            if self._clock.monotonic() >= self._next_look and report.redriven:
-                self._count_returned()
+            if self._returned is not None and report.redriven:
+                report.returned = self._returned.look()
             if report.failed + report.returned > settings.max_returns:
                 report.stopped = harm(report)
         return report.stopped is not None
-
-    def _count_returned(self) -> None:
-        began = self._clock.monotonic()
-        with self._look() as place:
-            self.report.returned = count_returned(place, self._began_ms)
-        now = self._clock.monotonic()
-        self._next_look = now + max(_LOOK_AFTER, (now - began) / _LOOKING)
 
 
 def harm(report: RedriveReport) -> str:
@@ -347,32 +391,23 @@ def harm(report: RedriveReport) -> str:
     return f"{report.failed} letters were refused and {report.returned} are dead letters again: mend the cause first"
 
 
-def count_returned(place: DeadLetters, since_ms: int) -> int:
-    """Return how many letters here were sent back at least once, and have died since a time."""
-    returned = 0
-    for letter in place.browse():
-        whole = replace(letter, context=context_of(letter))
-        returned += bool(dialects.history(letter.message).hops) and (dead_since_ms(whole) or 0) >= since_ms
-    return returned
-
-
-def _taken(letters: Iterator[Letter], most: int) -> list[Letter]:
-    """Return the next letters: at most so many, and no more once they have `_CHUNK_BYTES`."""
-    taken: list[Letter] = []
-    weight = 0
-    for letter in itertools.islice(letters, most):
-        taken.append(letter)
-        weight += letter.message.nbytes
-        if weight >= _CHUNK_BYTES:
-            break
-    return taken
-
-
 def digest(letter: Letter) -> str:
     """Return what tells a letter from another one that is stored at its position later."""
     message = letter.message
+    return _digest(message.id, message.key, message.timestamp_ms, message.headers, message.value)
+
+
+def digests_of(letters: LetterBatch) -> list[str]:
+    """Return the digest of each letter."""
+    messages = letters.messages
+    columns = (messages.id, messages.key, messages.timestamp_ms)
+    values = [itertools.repeat(None) if column is None else column.values for column in columns]
+    headers: Iterable[Headers] = itertools.repeat(()) if messages.headers is None else messages.headers.values
+    return list(map(_digest, *values, headers, messages.value.values))
+
+
+def _digest(name: str | None, key: bytes | None, time_ms: int | None, headers: Headers, value: bytes | None) -> str:
     # With its headers: the letter of a later failure of the same message has another time in them.
-    said = (message.id, message.key, message.timestamp_ms, message.headers)
-    found = hashlib.blake2b(repr(said).encode(errors="surrogatepass"), digest_size=12)
-    found.update(message.value or b"")
+    found = hashlib.blake2b(repr((name, key, time_ms, headers)).encode(errors="surrogatepass"), digest_size=12)
+    found.update(value or b"")
     return found.hexdigest()

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Final
 
@@ -21,6 +21,8 @@ from redelivery.base.urls import nearest, unknown
 from redelivery.codes import Code, code_of
 from redelivery.contract.broker import Letter
 from redelivery.contract.context import ErrorContext, moment_ms
+from redelivery.contract.letters import LetterBatch, Wanted
+from redelivery.deadletters.trust import context_of
 from redelivery.errors import ConfigurationError, InvalidSpec
 
 #: What a condition can compare, besides `header.<name>`: how it is read from a letter with its whole context.
@@ -68,12 +70,27 @@ _CONDITION: Final = re.compile(
 _EXAMPLE: Final = "write NAME=VALUE, as in 'kind=permanent', 'reason~timeout' or 'age>PT1H'"
 
 
+def _unchanged(wanted: Wanted, _now_ms: int) -> Wanted:
+    return wanted
+
+
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A condition that a letter must meet. `text` is the condition as written."""
+    """A condition that a letter must meet.
+
+    Attributes:
+        text: the condition as written.
+        holds: whether a letter with its whole context meets it at a time.
+        bare: `holds` needs no more of the context than the broker's own.
+        narrow: returns what is wanted of a place under this condition too, at a time.
+        columns: returns, of some rows of a batch, those that may meet it, without a look at each letter.
+    """
 
     text: str
     holds: Callable[[Letter, int], bool]
+    bare: bool = False
+    narrow: Callable[[Wanted, int], Wanted] = _unchanged
+    columns: Callable[[LetterBatch, Sequence[int]], Sequence[int]] = lambda _, rows: rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +106,7 @@ class Selection:
         Raises:
             ConfigurationError: a condition does not parse, or names an unknown field.
         """
-        return cls(tuple(Condition(text, _condition(text)) for text in texts))
+        return cls(tuple(_condition(text) for text in texts))
 
     def of(self, ids: Collection[str]) -> Selection:
         """Select only these letters, by position or id: their own id, else the id in their context."""
@@ -98,7 +115,13 @@ class Selection:
         def holds(letter: Letter, _: int) -> bool:
             return letter.position in named or TEXTS["id"](letter, letter.context or ErrorContext()) in named
 
-        return Selection((*self.conditions, Condition(f"{len(named)} ids", holds)))
+        def columns(batch: LetterBatch, rows: Sequence[int]) -> Sequence[int]:
+            if batch.messages.id is None:
+                return rows
+            ids, positions = batch.messages.id.values, batch.position.values
+            return [index for index in rows if ids[index] is None or ids[index] in named or positions[index] in named]
+
+        return Selection((*self.conditions, Condition(f"{len(named)} ids", holds, columns=columns)))
 
     def admits(self, letter: Letter, now_ms: int) -> bool:
         """Return whether this letter is selected.
@@ -108,6 +131,37 @@ class Selection:
             now_ms: the time to which its age is computed, milliseconds since the epoch.
         """
         return all(each.holds(letter, now_ms) for each in self.conditions)
+
+    def admitted(self, batch: LetterBatch, rows: Sequence[int], now_ms: int) -> Sequence[int]:
+        """Return which of these rows of a batch are selected.
+
+        Args:
+            batch: letters as their broker returned them.
+            rows: indices.
+            now_ms: as in `admits`.
+        """
+        for each in self.conditions:
+            rows = each.columns(batch, rows)
+        bare = [each for each in self.conditions if each.bare]
+        if bare:
+            rows = [row for row in rows if all(each.holds(batch.letter(row), now_ms) for each in bare)]
+        rest = [each for each in self.conditions if not each.bare]
+        if not rest:
+            return rows
+        found = []
+        for row in rows:
+            letter = batch.letter(row)
+            whole = replace(letter, context=context_of(letter))
+            if all(each.holds(whole, now_ms) for each in rest):
+                found.append(row)
+        return found
+
+    def wanted(self, now_ms: int) -> Wanted:
+        """Return what a plugin need return of a place: never less than what is selected."""
+        wanted = Wanted()
+        for each in self.conditions:
+            wanted = each.narrow(wanted, now_ms)
+        return wanted
 
     def __str__(self) -> str:
         return " and ".join(each.text for each in self.conditions) or "all"
@@ -120,7 +174,7 @@ def dead_since_ms(letter: Letter) -> int | None:
     return next((each for each in known if moment_ms(each) is not None), None)
 
 
-def _condition(text: str) -> Callable[[Letter, int], bool]:
+def _condition(text: str) -> Condition:
     found = _CONDITION.fullmatch(text)
     if found is None:
         raise ConfigurationError(f"{text!r} is not a condition; {_EXAMPLE}")
@@ -128,17 +182,24 @@ def _condition(text: str) -> Callable[[Letter, int], bool]:
     if name == AGE:
         return _of_age(text, sign, value)
     if name in NUMBERS:
-        return _of_number(text, NUMBERS[name], sign, value)
+        return Condition(text, _of_number(text, NUMBERS[name], sign, value), bare=name == "size")
     if name in FLAGS:
-        return _of_flag(text, FLAGS[name], sign, value)
+        return Condition(text, _of_flag(text, FLAGS[name], sign, value))
     if name.startswith(HEADER):
-        return _of_text(text, _headers(name.removeprefix(HEADER)), sign, value)
+        return Condition(text, _of_text(text, _headers(name.removeprefix(HEADER)), sign, value), bare=True)
     if name == CODE and sign in {"=", "!="} and value:
         _check_code(text, value)
     if name in TEXTS:
         read = TEXTS[name]
-        return _of_text(text, lambda letter: (read(letter, letter.context or ErrorContext()),), sign, value)
+        holds = _of_text(text, lambda letter: (read(letter, letter.context or ErrorContext()),), sign, value)
+        if name == "position":
+            return Condition(text, holds, bare=True, narrow=_at(value) if sign == "=" else _unchanged)
+        return Condition(text, holds)
     raise unknown("condition", name, (*TEXTS, *NUMBERS, *FLAGS, AGE, f"{HEADER}NAME"))
+
+
+def _at(position: str) -> Callable[[Wanted, int], Wanted]:
+    return lambda wanted, _: replace(wanted, positions=frozenset({position}) & (wanted.positions or {position}))
 
 
 def _check_code(text: str, value: str) -> None:
@@ -211,7 +272,7 @@ def _of_flag(text: str, read: Callable[[ErrorContext], bool], sign: str, value: 
     return lambda letter, _: read(letter.context or ErrorContext()) == wanted
 
 
-def _of_age(text: str, sign: str, value: str) -> Callable[[Letter, int], bool]:
+def _of_age(text: str, sign: str, value: str) -> Condition:
     if sign not in {"<", "<=", ">", ">="}:
         raise ConfigurationError(f"{text!r}: an age is compared by < or >, as in 'age>PT1H'")
     try:
@@ -224,4 +285,12 @@ def _of_age(text: str, sign: str, value: str) -> Callable[[Letter, int], bool]:
         since = dead_since_ms(letter)
         return since is not None and compare(now_ms - since, millis)
 
-    return holds
+    def narrow(wanted: Wanted, now_ms: int) -> Wanted:
+        since, until = wanted.since_ms, wanted.until_ms
+        if sign.startswith(">"):
+            end = now_ms - millis + (sign == ">=")
+            return replace(wanted, until_ms=end if until is None else min(end, until))
+        start = now_ms - millis + (sign == "<")
+        return replace(wanted, since_ms=start if since is None else max(start, since))
+
+    return Condition(text, holds, narrow=narrow)

@@ -57,14 +57,20 @@ class Targets:
     is_own: Callable[[str], bool] = lambda _name: False
     none: bool = False
 
-    def of(self, letter: Letter, there: Capabilities) -> str | None:
-        """Return the targets of a letter that count, as one text; None where it has none."""
-        return ", ".join(_written(*each) for each in self._named(letter, there).items()) or None
+    def of(self, letter: Letter, there: Capabilities, context: ErrorContext | None = None) -> str | None:
+        """Return the targets of a letter that count, as one text; None where it has none.
 
-    def refused(self, letter: Letter, there: Capabilities) -> str | None:
-        """Return a target of a letter that may not be followed; None where no such target exists."""
-        named = self._named(letter, there).items()
-        signed = _signed_targets(letter)
+        Args:
+            letter: as stored.
+            there: the destination's capabilities.
+            context: `context_of` the letter, where the caller has it.
+        """
+        return ", ".join(_written(*each) for each in self._named(letter, there, context).items()) or None
+
+    def refused(self, letter: Letter, there: Capabilities, context: ErrorContext | None = None) -> str | None:
+        """Return a target of a letter that may not be followed; None where no such target exists. Arguments as `of`."""
+        named = self._named(letter, there, context).items()
+        signed = _signed_targets(letter) if named else set()
         return next((_written(*each) for each in named if each not in signed and not self._admits(*each)), None)
 
     def columns(self, letter: Letter, there: Capabilities) -> dict[str, str | None]:
@@ -76,12 +82,13 @@ class Targets:
             column: name if (column, name) in signed or self._admits(column, name) else None for column, name in named
         }
 
-    def _named(self, letter: Letter, there: Capabilities) -> dict[str, str]:
+    def _named(self, letter: Letter, there: Capabilities, context: ErrorContext | None = None) -> dict[str, str]:
         if self.none:
             return {}
-        name = letter.message.destination or context_of(letter).target
+        context = context or context_of(letter)
+        name = letter.message.destination or context.target
         named = {} if not name or self.is_own(name) else {_DESTINATION: name}
-        return named | _routed(letter, there)
+        return named | _routed(letter, there, context)
 
     def _admits(self, column: str, name: str) -> bool:
         return any(fnmatch.fnmatchcase(_written(column, name), pattern) for pattern in self.allowed)
@@ -100,9 +107,9 @@ def _written(column: str, name: str) -> str:
     return name if column == _DESTINATION else f"{column}={name}"
 
 
-def _routed(letter: Letter, there: Capabilities) -> dict[str, str]:
+def _routed(letter: Letter, there: Capabilities, context: ErrorContext) -> dict[str, str]:
     """Return the broker's text columns of a letter that route it, wherever they were stored."""
-    given = {**context_of(letter).extra, **letter.message.extra}
+    given = {**context.extra, **letter.message.extra}
     return {name: str(given[name]) for name in _text_routes(there) if given.get(name) not in {None, ""}}
 
 

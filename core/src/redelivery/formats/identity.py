@@ -85,6 +85,13 @@ def of_redriven(message: Message) -> str | None:
     )
 
 
+def of_redriven_all(batch: Batch) -> list[str | None]:
+    """Return `of_redriven` of each message of a batch whose rows have no destination of their own."""
+    if batch.id is None:
+        return [None] * len(batch)
+    return [of_redriven(message) for message in batch.rows()]
+
+
 def of_unchanged(message: Message, context: ErrorContext) -> str | None:
     """Return the identity of a letter that is sent back under the id that it was first sent under.
 

@@ -1,0 +1,99 @@
+"""Counts the letters that came back: those that a redrive sent, and that are dead again.
+
+Where letters have cursors, only letters behind the end of the place as the redrive found it are looked at, each once.
+Elsewhere each look reads the whole place, and so has a budget.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+from redelivery.base.clock import Clock
+from redelivery.contract.broker import DeadLetters
+from redelivery.contract.letters import LetterBatch, Wanted
+from redelivery.deadletters.selection import dead_since_ms
+from redelivery.deadletters.trust import context_of
+from redelivery.formats.dialects import again
+
+#: Looks take at most this part of the time, and are at least so far apart, in seconds.
+_LOOKING: Final = 0.1
+_LOOK_AFTER: Final = 1.0
+#: What a look needs of a letter: its marker is a header.
+_COLUMNS: Final = frozenset({"headers"})
+
+
+class Returned:
+    """Counts which letters of a place came back since `begin`.
+
+    Args:
+        look: opens the place.
+        clock: the time.
+        cursors: whether letters here have cursors.
+    """
+
+    def __init__(self, look: Callable[[], DeadLetters], clock: Clock, *, cursors: bool) -> None:
+        self._look = look
+        self._clock = clock
+        self._cursors = cursors
+        self._after: str | None = None
+        self._began_ms = 0
+        self._began = self._next = 0.0
+        self._known = 0
+
+    def begin(self) -> None:
+        """Remember what the place holds now: only what comes later can have come back. Raises BrokerError."""
+        self._began_ms, self._began = self._clock.wall_ms(), self._clock.monotonic()
+        self._next = self._began + _LOOK_AFTER
+        if self._cursors:
+            with self._look() as place:
+                self._after = place.cursor()
+
+    def look(self) -> int:
+        """Return how many came back, as of the last look; look again if that takes no more than its part of the time.
+
+        A look at the whole place that takes longer is given up; the next one may take longer.
+        """
+        began = self._clock.monotonic()
+        if began >= self._next:
+            self._count(None if self._after is not None else began + max(_LOOK_AFTER, _LOOKING * (began - self._began)))
+            now = self._clock.monotonic()
+            self._next = now + max(_LOOK_AFTER, (now - began) / _LOOKING)
+        return self._known
+
+    def count(self) -> int:
+        """Return how many came back. Raises BrokerError."""
+        self._count(None)
+        return self._known
+
+    def _count(self, until: float | None) -> None:
+        with self._look() as place:
+            if self._after is None:
+                found, ended = self._whole(place, until)
+                self._known = found if ended else max(found, self._known)
+            else:
+                self._known += self._behind(place, self._after)
+
+    def _behind(self, place: DeadLetters, after: str) -> int:
+        """Count those behind a cursor, and remember where the place ends now."""
+        before = place.cursor()
+        wanted = Wanted(columns=_COLUMNS, after=after, before=before)
+        found = sum(_redriven(batch) for split in place.splits(wanted) for batch in place.read(split, wanted))
+        self._after = before
+        return found
+
+    def _whole(self, place: DeadLetters, until: float | None) -> tuple[int, bool]:
+        found = 0
+        for letter in place.browse():
+            if again.hops(letter.message.headers):
+                found += (dead_since_ms(replace(letter, context=context_of(letter))) or 0) >= self._began_ms
+            if until is not None and self._clock.monotonic() >= until:
+                return found, False
+        return found, True
+
+
+def _redriven(batch: LetterBatch) -> int:
+    """Count the letters whose message was sent back at least once."""
+    headers = batch.messages.headers
+    return 0 if headers is None else sum(again.hops(each) > 0 for each in headers.values)

@@ -1,0 +1,108 @@
+"""Letters that are sent back, by column: their headers without our context and one hop further, and their hops.
+
+Only plain letters: those of whose context nothing goes into the message that is sent. `redriven` does the same for any
+one letter; a test holds both together.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from redelivery.contract.message import Batch, Headers
+from redelivery.formats.dialects import _marker, connect
+from redelivery.formats.dialects._marker import Marker
+from redelivery.formats.dialects._writer import CONTEXT
+
+#: Fields of a context that go into the message that is sent: the text that holds one is not plain. Nor is a text that
+#: spells ASCII letters by escapes, as we never do.
+_MATTERS: Final = re.compile(rb'"(?:target|extra|maybe_delivered)"|\\u00[2-7]')
+_PLAIN_DIALECTS: Final = frozenset({"json", "connect"})
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """What a plain letter is sent with.
+
+    Attributes:
+        headers: of the message that is sent.
+        hops: how often the letter had been sent back before.
+    """
+
+    headers: Headers
+    hops: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What is done with letters whose headers have these names, and whose marker is this one.
+
+    Attributes:
+        kept: indices of headers that stay as they are, or of the marker.
+        contexts: indices of JSON headers of ours.
+        marker: index of the marker, and its new header.
+        hops: how often they were sent back before.
+    """
+
+    kept: Sequence[int]
+    contexts: Sequence[int]
+    marker: int
+    header: tuple[str, bytes]
+    hops: int
+
+
+def plain(batch: Batch) -> list[Again | None]:
+    """Return, for each message of a batch as stored, what it is sent back with; None where it is not a plain letter."""
+    if batch.headers is None:
+        return [None] * len(batch)
+    plans: dict[tuple[tuple[str, ...], bytes | None], _Plan | None] = {}
+    matters: Callable[[bytes], object] = _MATTERS.search
+    found: list[Again | None] = []
+    for headers in batch.headers.values:
+        names = tuple([name for name, _ in headers])
+        marked = next((value for name, value in headers if name in _marker.NAMES), None)
+        try:
+            plan = plans[names, marked]
+        except KeyError:
+            plan = plans[names, marked] = _plan(headers, names)
+        if plan is None or any(matters(headers[index][1] or b"") for index in plan.contexts):
+            found.append(None)
+        else:
+            marker, header = plan.marker, plan.header
+            kept = tuple([header if index == marker else headers[index] for index in plan.kept])
+            found.append(Again(kept, plan.hops))
+    return found
+
+
+def _plan(headers: Headers, names: Sequence[str]) -> _Plan | None:
+    """Return what is done with such letters; None where each needs a look of its own."""
+    at = _marker.find(headers)
+    if at is None or sum(name in _marker.NAMES for name in names) > 1:
+        return None
+    index, marker = at
+    # An event may be another's stand-in, or have another's type; without history a marker goes, and comes last again.
+    if any(name.lower().endswith("type") for name in names) or not (marker.attempts_total or marker.hops):
+        return None
+    ours = replace(marker, dialect=None, headers=(), attempts_total=0, hops=0, mac=None)
+    if not marker.dialects or not _PLAIN_DIALECTS.issuperset(marker.dialects) or ours != Marker():
+        return None
+    written = set(marker.headers)
+    gone = {i for i, name in enumerate(names) if name in written and (name in CONTEXT or name in connect.NAMES)}
+    if len(written) != len({names[i] for i in gone}):  # a header has moved, or is not ours
+        return None
+    next_marker = Marker(attempts_total=marker.attempts_total, hops=marker.hops + 1)
+    return _Plan(
+        kept=[i for i in range(len(names)) if i not in gone],
+        contexts=[i for i in gone if names[i] in CONTEXT],
+        marker=index,
+        header=(names[index], next_marker.dump()),
+        hops=marker.hops,
+    )
+
+
+def hops(headers: Headers) -> int:
+    """Return how often a message was sent back."""
+    found = _marker.find(headers)
+    return 0 if found is None else found[1].hops
