@@ -1,0 +1,111 @@
+"""What a redrive sends of a batch of letters is what it sends of each letter, whatever the letters hold."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from test_dialects_properties import contexts, messages
+
+from redelivery.codes import Code
+from redelivery.contract.broker import Capabilities, Letter, Limits, Support
+from redelivery.contract.context import ErrorContext
+from redelivery.contract.letters import LetterBatch
+from redelivery.contract.message import Message
+from redelivery.deadletters.operations import LetterOperation, redrive_operation, sendable
+from redelivery.deadletters.trust import Targets, context_of
+from redelivery.formats import dialects
+from redelivery.formats.dialects import again
+
+THERE = Capabilities(send=Support.NATIVE, columns={"partition": int, "exchange": str}, routes=frozenset({"exchange"}))
+OPERATION = redrive_operation(Targets(allowed=("orders-*",)), 5)
+PLAIN = ErrorContext(reason="full", kind="permanent", code=Code.REJECTED, attempts=3, attempts_total=3, run="r")
+
+modest = contexts | st.builds(
+    ErrorContext,
+    reason=st.text(max_size=5),
+    attempts_total=st.integers(0, 3),
+    hops=st.integers(0, 6),
+    target=st.none() | st.sampled_from(["orders-a", "elsewhere"]),
+    maybe_delivered=st.booleans(),
+    message_id=st.none() | st.just("m"),
+)
+
+
+@st.composite
+def letters(draw) -> Letter:
+    message = replace(
+        draw(messages),
+        id=draw(st.none() | st.sampled_from(["a", "b~1", "c~2"])),
+        destination=draw(st.none() | st.sampled_from(["orders-a", "elsewhere"])),
+        extra=draw(st.dictionaries(st.sampled_from(["partition", "other"]), st.integers(0, 3), max_size=2)),
+    )
+    if draw(st.booleans()):
+        dialect = draw(st.sampled_from([*dialects.NAMES, ("json", "knativeerror")]))
+        message = dialects.attach(message, draw(modest), dialect=dialect, limits=Limits(), prefix="ce_")
+    native = draw(st.none() | st.just(ErrorContext(kind="expired")))
+    return Letter(position="", message=message, context=native, signed=draw(st.none() | st.booleans()))
+
+
+def one_by_one(operation: LetterOperation, found: list[Letter]) -> list[Message | str]:
+    def sent(letter: Letter) -> Message | str:
+        context = context_of(letter)
+        why = operation.why_left(letter, THERE, context)
+        return operation.prepare(letter, THERE, context) if why is None else why
+
+    return [sent(letter) for letter in found]
+
+
+def as_a_batch(operation: LetterOperation, found: list[Letter]) -> list[Message | str]:
+    done = sendable(operation, LetterBatch.of(found), THERE)
+    sent = [] if done.messages is None else list(done.messages.rows())
+    assert len(sent) == len(done.going)
+    going, left = dict(zip(done.going, sent, strict=True)), iter(done.left)
+    return [going[index] if index in going else next(left) for index in range(len(found))]
+
+
+def whole(each: Message | str) -> object:
+    """With its identity, which is no part of a message's content; a column that is null is an absent one."""
+    if isinstance(each, str):
+        return each
+    return replace(each, extra={n: v for n, v in each.extra.items() if v is not None}), each.identity
+
+
+def a_letter(message: Message, context: ErrorContext = PLAIN, dialect: str = "json") -> Letter:
+    return Letter(position="", message=dialects.attach(message, context, dialect=dialect, limits=Limits(), prefix=None))
+
+
+@given(st.lists(letters(), min_size=1, max_size=6))
+@example([a_letter(Message(value=b"v", id="a")), a_letter(Message(value=None, id="b"), dialect="connect")])
+@example([a_letter(Message(value=b"v", id="a", headers=(("ce_type", b"t"),)))])
+@example([a_letter(Message(value=b"v", id="a"), replace(PLAIN, target="elsewhere"))])
+@settings(max_examples=400, deadline=None)
+def test_letters_are_sent_back_by_column_as_they_are_one_by_one(found: list[Letter]) -> None:
+    expected, got = one_by_one(OPERATION, found), as_a_batch(OPERATION, found)
+    assert list(map(whole, got)) == list(map(whole, expected))
+
+
+@pytest.mark.parametrize("dialect", ["json", "connect"])
+def test_letters_of_one_cause_need_no_look_of_their_own(dialect: str) -> None:
+    batch = LetterBatch.of([a_letter(Message(value=b"v", id=str(at)), dialect=dialect) for at in range(3)])
+    assert None not in again.plain(batch.messages)
+
+
+@pytest.mark.parametrize(
+    "context", [replace(PLAIN, target="t"), replace(PLAIN, maybe_delivered=True), replace(PLAIN, extra={"a": "b"})]
+)
+def test_what_goes_into_the_message_is_looked_at(context: ErrorContext) -> None:
+    batch = LetterBatch.of([a_letter(Message(value=b"v", id="a"), context)])
+    assert again.plain(batch.messages) == [None]
+
+
+def test_a_field_that_hides_behind_an_escape_is_looked_at() -> None:
+    letter = a_letter(Message(value=b"v", id="a"), replace(PLAIN, target="elsewhere"))
+    hidden = tuple(
+        (name, (value or b"").replace(b'"target"', b'"t\\u0061rget"')) for name, value in letter.message.headers
+    )
+    letter = replace(letter, message=replace(letter.message, headers=hidden))
+    assert context_of(letter).target == "elsewhere"
+    assert again.plain(LetterBatch.of([letter]).messages) == [None]
