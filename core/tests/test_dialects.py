@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args
@@ -47,6 +48,7 @@ BINARY = Message(
     value=b"x",
     headers=tuple((f"ce-{n}", b"1.0" if n == "specversion" else b"s") for n in ("specversion", "id", "source", "type")),
 )
+LOG = logging.getLogger("redelivery.dialects")
 MESSAGES = {"raw": RAW, "structured": STRUCTURED, "binary": BINARY, "null": Message(value=None)}
 
 
@@ -56,7 +58,7 @@ def _no_context_is_lost_to_an_error_of_ours():
         raise  # noqa: PLE0704 - inside the handler that would swallow it
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dialects.log, "exception", fail)
+        patch.setattr(LOG, "exception", fail)
         yield
 
 
@@ -512,7 +514,7 @@ def test_the_designs_extensions_are_read():
 def test_an_error_of_ours_never_holds_a_letter_back(caplog):
     broken = Message(value=b"x", headers=(("user", 7),))  # no bytes: nothing that a plugin may hand over
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dialects.log, "exception", dialects.log.warning)
+        patch.setattr(LOG, "exception", LOG.warning)
         assert letter(broken, "json") is broken
     assert "the letter goes without it" in caplog.text
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from dataclasses import fields, replace
 
@@ -18,6 +19,7 @@ from redelivery.contract.message import Message
 from redelivery.formats import dialects
 from redelivery.formats.dialects._fields import REASON_BYTES, STACKTRACE_BYTES, head, tail
 
+LOG = logging.getLogger("redelivery.dialects")
 STRUCTURED = ("content-type", b"application/cloudevents+json")
 MARKERS = ("redelivery-letter", "redelivery-letter-2")
 NO_LIMITS = Limits()
@@ -98,7 +100,7 @@ def _no_context_is_lost_to_an_error_of_ours():
         raise  # noqa: PLE0704 - inside the handler that would swallow it
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dialects.log, "exception", fail)
+        patch.setattr(LOG, "exception", fail)
         yield
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, Final
 from urllib.parse import quote
 
-from redelivery.base.urls import has_scheme, redact
+from redelivery.base.secrets import redact, redact_all
+from redelivery.base.urls import has_scheme
 from redelivery.contract.context import DEFAULTS, ErrorContext
 
 #: Fields that a letter's marker holds for every dialect.
@@ -51,15 +52,90 @@ def bounded(context: ErrorContext) -> ErrorContext:
     for name in _TYPES:
         value = getattr(context, name)
         if isinstance(value, str) and name != "code":
-            # Searching for secrets in text that is cut anyway takes time. Twice the room, as a cut may hide a secret.
-            safe = _SURROGATES.sub("\ufffd", value)
-            safe = tail(safe, 2 * STACKTRACE_BYTES) if name == "stacktrace" else head(safe, 2 * REASON_BYTES)
-            changes[name] = safe if name in _NAMES else redact(safe)
-    extra = {_SURROGATES.sub("\ufffd", k): redact(_SURROGATES.sub("\ufffd", v)) for k, v in context.extra.items()}
-    changes["extra"] = {k: v for k, v in list(extra.items())[:EXTRA_ENTRIES] if len(k) <= TEXT_BYTES}
+            (changes[name],) = _safe(name, [value])
+    changes["extra"], cut = _safe_extra(context.extra)
     changes["stacktrace"] = changes.get("stacktrace") or None
-    cut = len(changes["extra"]) < len(extra)
     return shortened(replace(context, **changes, truncated=context.truncated or cut))
+
+
+def bounded_all(
+    context: ErrorContext, varying: Mapping[str, Sequence[Any]]
+) -> tuple[ErrorContext, dict[str, Sequence[Any]]]:
+    """Return `bounded` of many contexts: what they share, and the columns of what differs.
+
+    Args:
+        context: what they share.
+        varying: by field, one value per context. The result has a column for `truncated` too where they differ in it.
+    """
+    common = bounded(replace(context, **{name: DEFAULTS[name] for name in varying}))
+    columns: dict[str, Sequence[Any]] = {}
+    cut: set[int] = set()
+    for name, values in varying.items():
+        columns[name], shorter = _bounded_extras(values) if name == "extra" else _bounded_texts(name, values)
+        cut.update(shorter)
+    if cut or "truncated" in varying:
+        given = varying.get("truncated") or [context.truncated] * len(next(iter(varying.values())))
+        columns["truncated"] = [each or common.truncated or row in cut for row, each in enumerate(given)]
+    return common, columns
+
+
+def _bounded_texts(name: str, values: Sequence[Any]) -> tuple[Sequence[Any], list[int]]:
+    """Return the column of a field as `bounded` has it, and the rows whose text was cut."""
+    texts = list({value for value in values if isinstance(value, str)}) if name != "code" else []
+    safe = _safe(name, texts)
+    short = [_short(name, text) for text in safe] if _longest(safe) > TEXT_BYTES else safe
+    changed = {old: new for old, new in zip(texts, short, strict=True) if old != new}
+    if name == "stacktrace":
+        changed[""] = None
+    if not changed:
+        return values, []
+    cut = {old for old, whole, new in zip(texts, safe, short, strict=True) if whole != new}
+    column = [changed.get(value, value) if isinstance(value, str) else value for value in values]
+    return column, [row for row, value in enumerate(values) if isinstance(value, str) and value in cut]
+
+
+def _bounded_extras(values: Sequence[Mapping[str, str]]) -> tuple[Sequence[Mapping[str, str]], list[int]]:
+    """Return the column `extra` as `bounded` has it, and the rows of which something was cut."""
+    texts = list({text for value in values for pair in value.items() for text in pair})
+    if max(map(len, values)) <= EXTRA_ENTRIES and _longest(texts) <= TEXT_BYTES and _safe("extra", texts) == texts:
+        return values, []
+    known: dict[tuple[tuple[str, str], ...], tuple[dict[str, str], bool]] = {}
+    column: list[Mapping[str, str]] = []
+    cut: list[int] = []
+    for row, value in enumerate(values):
+        pairs = tuple(value.items())
+        if pairs not in known:
+            safe, fewer = _safe_extra(value)
+            short = {name: head(text, TEXT_BYTES) for name, text in safe.items()}
+            known[pairs] = short, fewer or short != safe
+        safe, shorter = known[pairs]
+        column.append(safe)
+        if shorter:
+            cut.append(row)
+    return column, cut
+
+
+def _safe(name: str, texts: Sequence[str]) -> Sequence[str]:
+    """Return texts of a field without secrets and half characters, and not much longer than they may be."""
+    whole = [_SURROGATES.sub("\ufffd", text) for text in texts] if _SURROGATES.search("\0".join(texts)) else texts
+    # Searching for secrets in text that is cut anyway takes time. Twice the room, as a cut may hide a secret.
+    if _longest(whole) > 2 * REASON_BYTES:
+        whole = [
+            tail(text, 2 * STACKTRACE_BYTES) if name == "stacktrace" else head(text, 2 * REASON_BYTES) for text in whole
+        ]
+    return whole if name in _NAMES else redact_all(whole)
+
+
+def _safe_extra(extra: Mapping[str, str]) -> tuple[dict[str, str], bool]:
+    """Return entries without secrets and half characters, and whether some were left out."""
+    safe = {_SURROGATES.sub("\ufffd", k): redact(_SURROGATES.sub("\ufffd", v)) for k, v in extra.items()}
+    kept = {k: v for k, v in list(safe.items())[:EXTRA_ENTRIES] if len(k) <= TEXT_BYTES}
+    return kept, len(kept) < len(safe)
+
+
+def _longest(texts: Sequence[str]) -> int:
+    """Return a size that none of these texts exceeds, in bytes of UTF-8."""
+    return 4 * max(map(len, texts), default=0)
 
 
 def shortened(
@@ -69,12 +145,18 @@ def shortened(
     changes: dict[str, Any] = {"extra": {name: head(value, text) for name, value in context.extra.items()}}
     for name in _TYPES:
         value = getattr(context, name)
-        if name == "stacktrace" and value is not None:
-            changes[name] = tail(value, stacktrace) or None
-        elif isinstance(value, str) and name != "code":
-            changes[name] = head(value, reason if name == "reason" else text)
+        if isinstance(value, str) and name != "code":
+            changes[name] = _short(name, value, stacktrace=stacktrace, reason=reason, text=text)
     cut = replace(context, **changes)
     return context if cut == context else replace(cut, truncated=True)
+
+
+def _short(
+    name: str, value: str, *, stacktrace: int = STACKTRACE_BYTES, reason: int = REASON_BYTES, text: int = TEXT_BYTES
+) -> str | None:
+    if name == "stacktrace":
+        return tail(value, stacktrace) or None
+    return head(value, reason if name == "reason" else text)
 
 
 def head(text: str, limit: int) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass
+from functools import lru_cache
 from typing import Any, Final
 
 from redelivery.contract.message import Headers
@@ -17,6 +18,8 @@ from redelivery.formats.dialects._retype import Retyped
 #: The marker's name, and the one it takes where a user's own header has the first.
 NAMES: Final = ("redelivery-letter", "redelivery-letter-2")
 _MOST: Final = 2**31
+#: Longer markers are parsed each time. Bytes.
+_REMEMBERED: Final = 2048
 _FLAGS: Final = ("truncated", "maybe_delivered", "wrapped")
 _MEMBERS: Final = ("dialect", "headers", "attributes", "attempts_total", "hops", *_FLAGS)
 
@@ -79,8 +82,7 @@ def find(headers: Headers) -> tuple[int, Marker] | None:
     """Return the marker among headers and its index. A header of that name with other content belongs to the user."""
     for index, (name, value) in enumerate(headers):
         if name in NAMES:
-            form = json_context.parse(value)
-            marker = None if form is None else _read(form)
+            marker = _parsed(value) if value is not None and len(value) <= _REMEMBERED else _parse(value)
             if marker is not None:
                 return index, marker
     return None
@@ -90,6 +92,15 @@ def free_name(headers: Headers) -> str | None:
     """Return a name for the marker that no header has; None where all are taken."""
     taken = {name.lower() for name, _ in headers}
     return next((name for name in NAMES if name not in taken), None)
+
+
+def _parse(value: bytes | None) -> Marker | None:
+    form = json_context.parse(value)
+    return None if form is None else _read(form)
+
+
+#: Letters of one cause have the same marker.
+_parsed: Final = lru_cache(maxsize=1024)(_parse)
 
 
 def _read(form: Mapping[str, Any]) -> Marker | None:

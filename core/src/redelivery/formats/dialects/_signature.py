@@ -29,14 +29,19 @@ def of(key: bytes, marker: bytes, texts: Mapping[str, str], documents: Sequence[
         documents: the context in JSON.
         message: the message without these; its key and value are signed.
     """
-    parts = [
-        marker.decode("ascii"),
-        sorted(texts.items()),
-        [_base64(each) for each in documents],
-        _base64(message.key or b""),
-        _base64(hashlib.sha256(message.value or b"").digest()),
-    ]
-    return _base64(hmac.digest(key, _DOMAIN + json.dumps(parts).encode(), "sha256"))
+    value = hashlib.sha256(message.value or b"").digest()
+    encoded = [base64_of(each) for each in documents]
+    return seal(key, payload(marker, texts, encoded, base64_of(message.key or b""), base64_of(value)))
+
+
+def payload(marker: bytes, texts: Mapping[str, str], documents: Sequence[str], key: str, value: str) -> bytes:
+    """Return the bytes that are signed: documents, the message's key and the digest of its value are base64."""
+    return _DOMAIN + json.dumps([marker.decode("ascii"), sorted(texts.items()), documents, key, value]).encode()
+
+
+def seal(key: bytes, signed: bytes) -> str:
+    """Return the signature of bytes."""
+    return base64_of(hmac.digest(key, signed, "sha256"))
 
 
 def is_by(
@@ -46,5 +51,6 @@ def is_by(
     return hmac.compare_digest(of(key, marker, texts, documents, message).encode(), mac.encode("utf-8", "replace"))
 
 
-def _base64(value: bytes) -> str:
+def base64_of(value: bytes) -> str:
+    """Return base64 without padding."""
     return base64.b64encode(value).decode().rstrip("=")

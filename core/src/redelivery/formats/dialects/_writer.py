@@ -49,6 +49,30 @@ class Dialect:
     whole: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Style:
+    """How letters are written: the same for all of a batch. See `attach`.
+
+    Attributes:
+        dialects: the dialects to write; the first is the last to be cut.
+        limits: the broker's.
+        prefix: of CloudEvents headers at the broker; None where the broker has no prefix.
+        include_message, configs: see `json_context.document`.
+        rename_type: the type that an event gets.
+        wrapped: as an event that stands for the message.
+        key: signs the letter.
+    """
+
+    dialects: tuple[Dialect, ...]
+    limits: Limits
+    prefix: str | None
+    include_message: bool = False
+    configs: Mapping[str, str] | None = None
+    rename_type: str | None = None
+    wrapped: bool = False
+    key: bytes | None = None
+
+
 def combined(dialects: Sequence[Dialect], texts: Mapping[str, str]) -> dict[str, Any]:
     """Return the fields that several dialects give; the first dialect that gives a field counts.
 
@@ -68,43 +92,36 @@ class Letter:
     Args:
         message: without any context or marker of ours.
         history: its marker, with its history.
-        dialects: the dialects to write; the first is the last to be cut.
-        prefix: of CloudEvents headers at the broker; None where the broker has no prefix.
-        limits: the broker's.
-        include_message, configs: see `json_context.document`.
+        style: how it is written.
         sign: returns the signature of a letter with this marker; None: the letter is not signed.
     """
 
     def __init__(
-        self,
-        message: Message,
-        history: Marker,
-        dialects: Sequence[Dialect],
-        *,
-        prefix: str | None,
-        limits: Limits,
-        include_message: bool,
-        configs: Mapping[str, str] | None,
-        sign: Callable[[Message, Marker], str] | None = None,
+        self, message: Message, history: Marker, style: Style, sign: Callable[[Message, Marker], str] | None
     ) -> None:
         self._sign = sign
         self._message = message
         self._lives = history
-        self._dialects = list(dialects)
-        self._limits = limits
-        self._include_message = include_message
-        self._configs = configs
+        self._dialects: Sequence[Dialect] = style.dialects
+        self._limits = style.limits
+        self._include_message = style.include_message
+        self._configs = style.configs
         self._taken = {name.lower() for name, _ in message.headers}
         self._in_body = is_structured(message) and event_in(message) is not None
-        self._prefix = prefix_in(message) or prefix or ""
+        self._prefix = prefix_in(message) or style.prefix or ""
+
+    def whole(self, context: ErrorContext) -> Message | None:
+        """Return the letter with the whole context, whether it fits or not; None where headers have no room for it."""
+        return self._render(context) if self._room() > 1 else None
 
     def fit(self, context: ErrorContext) -> Message | None:
         """Return the letter with as much of the context as the limits allow; None where not even a marker fits."""
         return next((letter for letter in self._smaller_and_smaller(context) if self._fits(letter)), None)
 
     def _smaller_and_smaller(self, context: ErrorContext) -> Iterator[Message]:
-        if self._room() > 1:
-            yield self._render(context)
+        letter = self.whole(context)
+        if letter is not None:
+            yield letter
             if self._include_message:
                 self._include_message = False
                 context = replace(context, truncated=True)

@@ -1,0 +1,462 @@
+"""Letters of many rows that failed alike: what is common is written once, what differs by row is filled in.
+
+Rows have the same *shape* where the same is written into them, apart from the *slots*: values that stand in a header as
+they are (an id, a position, a time). One letter of each shape is written by `Letter`, with a token in each slot: random
+text that nothing else holds. Cut at its tokens, each of its headers becomes a template that the columns fill.
+
+The shape of a row: the names of its headers, the marker that it has from a redrive, whether it is an event in JSON and
+which extensions that has, which fields of its context are set, and the values of fields that are no slots. Rows of a
+rare or unusual shape, and rows whose letter would exceed a limit, are written one by one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import secrets
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from operator import add
+from types import NoneType
+from typing import Any, Final, TypeAlias, TypeVar
+
+from redelivery.codes import Code
+from redelivery.contract.broker import Limits
+from redelivery.contract.context import ErrorContext
+from redelivery.contract.message import Batch, Column, Headers, Message
+from redelivery.formats.cloudevents import CONTENT_TYPE, event_in, is_structured, prefix_in
+from redelivery.formats.dialects import _body, _marker, _signature
+from redelivery.formats.dialects._marker import Marker
+from redelivery.formats.dialects._reader import is_letter, signed_parts
+from redelivery.formats.dialects._writer import CONTEXT, Letter, Style
+
+T = TypeVar("T")
+
+#: A header of ours: its name, and its value: one for all rows, or one for each.
+_Filled: TypeAlias = tuple[str, bytes | list[bytes]]
+
+#: The time of the message itself; the other slots are fields of its context.
+_TIME: Final = "message.timestamp_ms"
+_SLOTS: Final[Mapping[str, type]] = {
+    "message_id": str,
+    "identity": str,
+    "target": str,
+    "extra": dict,
+    "position": int,
+    "source_offset": int,
+    "first_failure_ms": int,
+    "last_failure_ms": int,
+    _TIME: int,
+}
+#: Slots of a signature, and where an event's body was changed.
+_MAC, _DOCUMENT, _KEY, _VALUE, _OFFSET = "mac", "document", "key", "value", "offset"
+_MORE: Final[Mapping[str, type]] = {_MAC: str, _DOCUMENT: str, _KEY: str, _VALUE: str, _OFFSET: int}
+#: The types of fields that are no slots; one column has one of them.
+_PLAIN: Final = frozenset({int, str, bool, Code})
+#: Smaller numbers are read back as they are from header text, in every dialect.
+_MOST: Final = 10**18
+#: A shape with fewer rows is not worth its templates.
+_FEWEST: Final = 3
+_SPACE: Final = b" \t\r\n"
+
+_COMPACT: Final = json.JSONEncoder(separators=(",", ":")).encode
+#: A column becomes JSON at once, and is split at its line breaks: the text of a value has none.
+_LINES: Final = json.JSONEncoder(separators=("\n", ":")).encode
+
+
+def _token(number: int, kind: type) -> Any:
+    """Return what stands in a slot of the one letter of a shape; of a whole number, 15 digits."""
+    if kind is int:
+        return int(f"8{secrets.randbelow(10**12):012}{number:02}")
+    text = f"{secrets.token_hex(16)}{number:02}"
+    return {text: text} if kind is dict else text
+
+
+_TOKENS: Final = {name: _token(number, kind) for number, (name, kind) in enumerate({**_SLOTS, **_MORE}.items())}
+#: The slots, by their tokens in JSON.
+_BY_TOKEN: Final = {_COMPACT(token).encode(): name for name, token in _TOKENS.items()}
+_ANY_TOKEN: Final = re.compile(b"(" + b"|".join(map(re.escape, _BY_TOKEN)) + b")")
+
+
+def attached(
+    batch: Batch,
+    context: ErrorContext,
+    columns: Mapping[str, Sequence[Any]],
+    style: Style,
+    alone: Callable[[int], Message],
+) -> Batch:
+    """Return the letters of a batch.
+
+    Args:
+        batch: the messages.
+        context: what their contexts share, bounded.
+        columns: what differs, by field, bounded.
+        style: how the letters are written.
+        alone: writes one row's letter.
+    """
+    given = dict(columns) if batch.timestamp_ms is None else {**columns, _TIME: batch.timestamp_ms.values}
+    letters = Changes(batch)
+    if not style.wrapped and not style.include_message and all(map(_is_regular, given, given.values())):
+        common, given = _settled(context, given)
+        for rows in _alike(batch, letters.before, given, style):
+            if len(rows) >= _FEWEST:
+                first = {name: values[rows[0]] for name, values in given.items()}
+                drawn = _drawn(batch.row(rows[0]), common, first, style)
+                if drawn is not None:
+                    _fill(letters, rows, given, drawn, style)
+    for row in letters.missing():
+        letters.put(row, alone(row))
+    return letters.batch()
+
+
+# --- the rows of a batch that become others --------------------------------------------------------------------------
+
+
+class Changes:
+    """The rows of a batch as they are to become.
+
+    Args:
+        batch: the rows as they are.
+
+    Attributes:
+        before: the headers that each row has.
+    """
+
+    def __init__(self, batch: Batch) -> None:
+        self._batch = batch
+        self._headers: list[Headers | None] = [None] * len(batch)
+        self._bodies: dict[int, bytes | None] = {}
+        self._messages: dict[int, Message] = {}
+        self._grown = 0
+        self.before: Sequence[Headers] = headers_of(batch)
+
+    def taken(self, rows: Sequence[int]) -> tuple[Sequence[bytes], Sequence[bytes], Sequence[Headers]]:
+        """Return the values, the keys and the headers of some rows; what is null is empty."""
+        keys = [] if self._batch.key is None else _taken(self._batch.key.values, rows)
+        return (
+            [value or b"" for value in _taken(self._batch.value.values, rows)],
+            [key or b"" for key in keys] or [b""] * len(rows),
+            _taken(self.before, rows),
+        )
+
+    def missing(self) -> list[int]:
+        """Return the rows that have not been put."""
+        return [row for row, headers in enumerate(self._headers) if headers is None]
+
+    def fill(self, rows: Sequence[int], headers: Sequence[Headers], bodies: Sequence[bytes] | None, grown: int) -> None:
+        """Put the headers and, where these change, the bodies of several rows, which grow by so many bytes."""
+        for row, each in zip(rows, headers, strict=True):
+            self._headers[row] = each
+        if bodies is not None:
+            self._bodies.update(zip(rows, bodies, strict=True))
+        self._grown += grown
+
+    def put(self, row: int, message: Message) -> None:
+        """Put a row as a message."""
+        self._headers[row] = message.headers
+        self._messages[row] = message
+        self._grown += message.size - self._batch.row(row).size
+
+    def batch(self) -> Batch:
+        """Return the rows as a batch. Each has been put."""
+        old = self._batch
+        if len(self._messages) == len(old):
+            new = Batch.of([self._messages[row] for row in range(len(old))], number=old.number, isolate=old.isolate)
+            return replace(new, first=old.first, ordered=old.ordered)
+        columns: dict[str, Any] = {"headers": Column.of([each or () for each in self._headers])}
+        for name in ("value", "key", "id", "destination", "timestamp_ms", "identity"):
+            others = {row: getattr(message, name) for row, message in self._messages.items()}
+            columns[name] = _patched(getattr(old, name), self._bodies | others if name == "value" else others, len(old))
+        return replace(old, nbytes=max(1, old.nbytes + self._grown), **columns)
+
+
+def headers_of(batch: Batch) -> Sequence[Headers]:
+    """Return the headers of each row."""
+    return [()] * len(batch) if batch.headers is None else [each or () for each in batch.headers.values]
+
+
+def _patched(column: Column[Any] | None, changes: Mapping[int, Any], length: int) -> Column[Any] | None:
+    """Return a column with some other values; the same column where they are what it has."""
+    values = [None] * length if column is None else column.values
+    changes = {row: value for row, value in changes.items() if value is not values[row] and value != values[row]}
+    if not changes:
+        return column
+    return Column.of([changes.get(row, value) if row in changes else value for row, value in enumerate(values)])
+
+
+# --- shapes --------------------------------------------------------------------------------------------------------
+
+
+def _is_regular(name: str, values: Sequence[Any]) -> bool:
+    """Whether a template can hold a column: values of one type, and of the type that its slot has."""
+    kinds = set(map(type, values)) - {NoneType}
+    if name not in _SLOTS:
+        return len(kinds) <= 1 and kinds <= _PLAIN
+    if kinds == {int}:
+        numbers = [value for value in values if value is not None]
+        return issubclass(_SLOTS[name], int) and min(numbers) > -_MOST and max(numbers) < _MOST
+    return kinds <= {_SLOTS[name]}
+
+
+def _settled(
+    context: ErrorContext, columns: Mapping[str, Sequence[Any]]
+) -> tuple[ErrorContext, dict[str, Sequence[Any]]]:
+    """Return the context with the columns that hold one value only, and the other columns."""
+    same = {name: each for name, each in columns.items() if name not in _SLOTS and each.count(each[0]) == len(each)}
+    context = replace(context, **{name: each[0] for name, each in same.items()})
+    return context, {name: each for name, each in columns.items() if name not in same}
+
+
+def _alike(
+    batch: Batch, headers: Sequence[Headers], columns: Mapping[str, Sequence[Any]], style: Style
+) -> Iterable[Sequence[int]]:
+    """Return the rows of each shape."""
+    parts: list[Sequence[Hashable]] = []
+    if batch.headers is not None:
+        parts.append(_forms(batch, headers, style))
+    for name, values in columns.items():
+        if name not in _SLOTS:
+            parts.append(values)
+        elif name == "extra":
+            parts.append([not value for value in values])
+        elif None in values:
+            parts.append([value is None for value in values])
+    if not parts:
+        return [range(len(batch))]
+    shapes: dict[Hashable, list[int]] = defaultdict(list)
+    for row, shape in enumerate(zip(*parts, strict=True)):
+        shapes[shape].append(row)
+    return shapes.values()
+
+
+def _forms(batch: Batch, every: Sequence[Headers], style: Style) -> Sequence[Hashable]:
+    """Return what the headers of each row contribute to its shape: most often nothing but their names."""
+    names = [tuple([name for name, _ in headers]) for headers in every]
+    places = {each: tuple(at for at, name in enumerate(each) if _matters(name)) for each in set(names)}
+    if not any(places.values()):
+        return names
+    forms = [(each, *[headers[at][1] for at in places[each]]) for each, headers in zip(names, every, strict=True)]
+    ours: frozenset[str] = frozenset().union(*(each.names for each in style.dialects if each.extensions))
+    first = dict(zip(reversed(forms), reversed(every), strict=True))
+    structured = {form for form, headers in first.items() if is_structured(Message(value=None, headers=headers))}
+    if not ours or not structured:
+        return forms
+    return [(form, _inside(batch.row(row), ours)) if form in structured else form for row, form in enumerate(forms)]
+
+
+def _matters(name: str) -> bool:
+    """Whether the value of a header of this name decides what is written."""
+    return name in _marker.NAMES or name.lower() == CONTENT_TYPE
+
+
+def _inside(message: Message, ours: frozenset[str]) -> frozenset[str] | None:
+    """Return which of our extensions the body of an event has already; None where it is not an event."""
+    return None if event_in(message) is None else ours.intersection(_body.attributes(message.value))
+
+
+# --- templates -----------------------------------------------------------------------------------------------------
+
+
+class _Template:
+    """Bytes with slots.
+
+    Args:
+        shown: the bytes, with a token in each slot.
+
+    Attributes:
+        names: the slots in their order.
+    """
+
+    def __init__(self, shown: bytes) -> None:
+        pieces = _ANY_TOKEN.split(shown)
+        self._shown = shown
+        self._format = b"%b".join(piece.replace(b"%", b"%%") for piece in pieces[::2])
+        self.names = tuple(_BY_TOKEN[piece] for piece in pieces[1::2])
+
+    def fill(self, slots: Mapping[str, Sequence[bytes]]) -> bytes | list[bytes]:
+        """Return the bytes of each row, or the same for all where nothing differs."""
+        if not self.names:
+            return self._shown
+        return list(map(self._format.__mod__, zip(*(slots[name] for name in self.names), strict=True)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Drawn:
+    """The one letter of a shape.
+
+    Attributes:
+        marker_at: where each message has its marker; behind its headers where it has none.
+        headers: ours, by name; the marker is the last.
+        piece: inserted into the body of an event; None where the body stays.
+        signed: the signed bytes; None without a key.
+    """
+
+    marker_at: int
+    headers: Sequence[tuple[str, _Template]]
+    piece: bytes | None
+    signed: _Template | None
+
+
+def _drawn(message: Message, context: ErrorContext, given: Mapping[str, Any], style: Style) -> _Drawn | None:
+    """Return the one letter of a shape; None where the shape is unusual.
+
+    Args:
+        message: the first of the shape.
+        context: what the contexts share.
+        given: what differs, as the first has it.
+        style: how letters are written.
+    """
+    at, history = _marker.find(message.headers) or (len(message.headers), Marker())
+    if is_letter(history) or history.wrapped or history.retyped:
+        return None
+    if style.rename_type and (is_structured(message) or prefix_in(message)):
+        return None
+    tokens = {
+        name: _TOKENS[name] if name in _SLOTS and value not in (None, {}) else value for name, value in given.items()
+    }
+    plain = replace(message, headers=_without(message.headers, at), timestamp_ms=tokens.pop(_TIME, None))
+    letter = Letter(plain, history, style, None if style.key is None else _unsigned).whole(replace(context, **tokens))
+    if letter is None or len(letter.headers) == len(plain.headers):
+        return None
+    return _cut(at, plain, letter, signed=style.key is not None)
+
+
+def _unsigned(_letter: Message, _marker: Marker) -> str:
+    return str(_TOKENS[_MAC])
+
+
+def _cut(at: int, plain: Message, letter: Message, *, signed: bool) -> _Drawn | None:
+    """Return a letter with tokens as templates; arguments as the attributes of `_Drawn`."""
+    *ours, last = letter.headers[len(plain.headers) :]
+    found = _marker.find((last,))
+    if found is None:
+        return None
+    marker, piece, payload = found[1], None, None
+    if marker.inserted is not None:
+        begin, length = marker.inserted.offset, marker.inserted.length
+        piece = (letter.value or b"")[begin : begin + length]
+        marker = replace(marker, inserted=replace(marker.inserted, offset=_TOKENS[_OFFSET]))
+    if signed:
+        text, texts, documents, _ = signed_parts(letter, marker)
+        tokens = [_TOKENS[_DOCUMENT] for _ in documents]
+        payload = _Template(_signature.payload(text, texts, tokens, _TOKENS[_KEY], _TOKENS[_VALUE]))
+    headers = [(name, _Template(value or b"")) for name, value in (*ours, (last[0], marker.dump()))]
+    return _Drawn(at, headers, piece, payload)
+
+
+def _without(headers: Headers, at: int) -> Headers:
+    return (*headers[:at], *headers[at + 1 :])
+
+
+# --- rows ----------------------------------------------------------------------------------------------------------
+
+
+def _fill(
+    letters: Changes, rows: Sequence[int], columns: Mapping[str, Sequence[Any]], drawn: _Drawn, style: Style
+) -> None:
+    """Put the letters of the rows of one shape; rows whose letter exceeds a limit are left out."""
+    values, keys, users = letters.taken(rows)
+    removed = users[0][drawn.marker_at : drawn.marker_at + 1]
+    if removed:
+        users = [_without(headers, drawn.marker_at) for headers in users]
+    names = {name for _, template in drawn.headers for name in template.names}
+    slots = {name: _shown(name, _taken(columns[name], rows)) for name in names if name in columns}
+    bodies = values
+    if drawn.piece is not None:
+        ends = [len(value.rstrip(_SPACE)) - 1 for value in values]
+        bodies = [value[:end] + drawn.piece + value[end:] for value, end in zip(values, ends, strict=True)]
+        slots[_OFFSET] = _shown(_OFFSET, ends)
+    *first, (name, marker) = drawn.headers
+    ours: list[_Filled] = [(each, template.fill(slots)) for each, template in first]
+    if drawn.signed is not None and style.key is not None:
+        slots[_MAC] = _macs(drawn.signed, slots, ours, keys, values, style.key)
+    ours.append((name, marker.fill(slots)))
+    fit = _fitting(style.limits, users, ours, bodies, keys)
+    if fit is not None:
+        rows, users, bodies = ([each[at] for at in fit] for each in (rows, users, bodies))  # type: ignore[assignment]
+        ours = [(name, found if isinstance(found, bytes) else [found[at] for at in fit]) for name, found in ours]
+    if rows:
+        grown = sum(_weight(name, found, len(rows)) for name, found in ours)
+        grown -= sum(_weight(name, found or b"", len(rows)) for name, found in removed)
+        grown += len(drawn.piece or b"") * len(rows)
+        letters.fill(rows, _joined(users, ours), None if drawn.piece is None else bodies, grown)
+
+
+def _taken(values: Sequence[T], rows: Sequence[int]) -> Sequence[T]:
+    return values if len(rows) == len(values) else [values[row] for row in rows]
+
+
+def _shown(name: str, values: Sequence[Any]) -> list[bytes]:
+    """Return the JSON of each value."""
+    if name == "extra":
+        return [_COMPACT(value).encode() for value in values]
+    return _LINES(values).encode()[1:-1].split(b"\n")
+
+
+def _macs(
+    signed: _Template,
+    slots: Mapping[str, Sequence[bytes]],
+    ours: Sequence[_Filled],
+    keys: Sequence[bytes],
+    values: Sequence[bytes],
+    key: bytes,
+) -> list[bytes]:
+    """Return the JSON of each letter's signature."""
+    documents = next((found for name, found in ours if name in CONTEXT), b"")
+    more = {
+        _DOCUMENT: [documents] * len(values) if isinstance(documents, bytes) else documents,
+        _KEY: keys,
+        _VALUE: [hashlib.sha256(value).digest() for value in values],
+    }
+    quoted = {name: [b'"%b"' % _signature.base64_of(each).encode() for each in column] for name, column in more.items()}
+    payloads = signed.fill({**slots, **quoted})
+    return [b'"%b"' % _signature.seal(key, each).encode() for each in payloads if isinstance(each, bytes)]
+
+
+def _joined(users: Sequence[Headers], ours: Sequence[_Filled]) -> Sequence[Headers]:
+    """Return the headers of each row and behind them ours; neighbours that are the same for all rows are shared."""
+    shared: Headers = ()
+    for name, found in ours:
+        if isinstance(found, bytes):
+            shared += ((name, found),)
+            continue
+        users = [(*headers, *shared, (name, value)) for headers, value in zip(users, found, strict=True)]
+        shared = ()
+    return [headers + shared for headers in users] if shared else users
+
+
+def _weight(name: str, found: bytes | list[bytes], count: int) -> int:
+    """Return the bytes of one header in so many rows."""
+    values = len(found) * count if isinstance(found, bytes) else sum(map(len, found))
+    return len(name) * count + values
+
+
+def _fitting(
+    limits: Limits,
+    users: Sequence[Headers],
+    ours: Sequence[_Filled],
+    bodies: Sequence[bytes],
+    keys: Sequence[bytes],
+) -> list[int] | None:
+    """Return which letters are within the limits, as `Letter` sees it; None: all are."""
+    same = [len(found) for _, found in ours if isinstance(found, bytes)]
+    lengths = [list(map(len, found)) for _, found in ours if not isinstance(found, bytes)]
+    sizes: list[int] = []
+    checks: list[tuple[Sequence[int], int | None]] = [
+        ([len(users[0]) + len(ours)] * len(users), limits.header_count),
+        ([max(same, default=0)] * len(users), limits.header_value_bytes),
+        *((each, limits.header_value_bytes) for each in lengths),
+    ]
+    if limits.headers_bytes is not None or limits.message_bytes is not None:
+        names = sum(len(name.encode("utf-8", "replace")) for name, _ in (*users[0], *ours)) + sum(same)
+        sizes = [names + sum([len(value) for _, value in headers if value]) for headers in users]
+        for each in lengths:
+            sizes = list(map(add, sizes, each))
+        whole = map(add, map(add, sizes, map(len, bodies)), map(len, keys))
+        checks += [(sizes, limits.headers_bytes), (list(whole), limits.message_bytes)]
+    exceeded = [(each, most) for each, most in checks if most is not None and max(each) > most]
+    if not exceeded:
+        return None
+    return [at for at in range(len(users)) if all(each[at] <= most for each, most in exceeded)]

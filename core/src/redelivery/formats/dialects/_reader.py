@@ -1,0 +1,92 @@
+"""Finds in a message what we wrote into it: texts by name, JSON, and the message without them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Final
+
+from redelivery.contract.message import Message
+from redelivery.formats.cloudevents import PREFIXES, is_structured
+from redelivery.formats.dialects import _body, connect, deadletter, knativeerror
+from redelivery.formats.dialects._marker import Marker
+from redelivery.formats.dialects._writer import CONTEXT, Dialect
+
+BY_NAME: Final[Mapping[str, Dialect]] = {
+    "connect": Dialect("connect", connect.NAMES, connect.write, connect.read),
+    "deadletter": Dialect("deadletter", deadletter.NAMES, deadletter.write, deadletter.read, extensions=True),
+    "knativeerror": Dialect("knativeerror", knativeerror.NAMES, knativeerror.write, knativeerror.read, extensions=True),
+    "json": Dialect("json", frozenset(), lambda _: [], lambda _: {}, whole=True),
+}
+_EXTENSIONS: Final = frozenset().union(*(each.names for each in BY_NAME.values() if each.extensions))
+
+
+def is_letter(marker: Marker) -> bool:
+    """Whether a message with this marker has a context of ours."""
+    return marker.dialect is not None or marker.truncated
+
+
+def signed_parts(message: Message, marker: Marker) -> tuple[bytes, dict[str, str], list[bytes], Message]:
+    """Return the signed parts: the marker, the texts and the JSON that a context is read from, the bare message."""
+    unsigned = replace(marker, mac=None)
+    return unsigned.dump(), written_texts(message, marker), written_json(message, marker), bare_of(message, marker)
+
+
+def known_dialects(marker: Marker) -> list[Dialect]:
+    """Return the dialects that the marker names, as far as this version has them."""
+    return [BY_NAME[name] for name in marker.dialects if name in BY_NAME]
+
+
+def written_texts(message: Message, marker: Marker) -> dict[str, str]:
+    """Return the text of each name that the marker lists, wherever it is now."""
+    written = {_extension(name) or name for name in marker.headers} | set(marker.attributes)
+    found = (pair for dialect in known_dialects(marker) for pair in texts_of(message, dialect).items())
+    return {name: value for name, value in found if name in written}
+
+
+def written_json(message: Message, marker: Marker) -> list[bytes]:
+    """Return our JSON headers."""
+    return [value or b"" for name, value in message.headers if name in CONTEXT and name in marker.headers]
+
+
+def texts_of(message: Message, dialect: Dialect) -> dict[str, str]:
+    """Return those of the dialect's names that a message has, wherever they are, with their text."""
+    found: dict[str, str] = {}
+    for name, value in message.headers:
+        known = _extension(name) if dialect.extensions else name
+        if known in dialect.names and value is not None:
+            found[known] = value.decode("utf-8", "replace")
+    if dialect.extensions and is_structured(message):
+        form = _body.attributes(message.value)
+        found |= {name: str(form[name]) for name in dialect.names if isinstance(form.get(name), str | int)}
+    return found
+
+
+def _extension(header: str) -> str | None:
+    """Return the extension attribute of ours that a header carries, whatever its prefix."""
+    return next((header.removeprefix(p) for p in ("", *PREFIXES) if header.removeprefix(p) in _EXTENSIONS), None)
+
+
+def bare_of(message: Message, marker: Marker) -> Message:
+    """Return the message without what the marker lists. A name that no dialect writes is not ours, and stays.
+
+    An event may have changed its content mode or prefix since: a former header is then in the body, or elsewhere.
+    """
+    there = {name for name, _ in message.headers}
+    moved = {attribute for name in marker.headers if name not in there and (attribute := _extension(name))}
+    inside = _EXTENSIONS & set(marker.attributes)
+    structured = is_structured(message)
+    gone = moved if structured else moved | inside
+    headers = tuple(
+        (name, value)
+        for name, value in message.headers
+        if not (name in marker.headers and _ours(name)) and _extension(name) not in gone
+    )
+    value = message.value
+    if value is not None and structured and inside | moved:
+        value = _body.remove(value, inside | moved, marker.inserted)
+    return replace(message, value=value, headers=headers)
+
+
+def _ours(name: str) -> bool:
+    return name in CONTEXT or name in connect.NAMES or name.endswith(tuple(_EXTENSIONS))

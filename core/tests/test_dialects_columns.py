@@ -1,0 +1,238 @@
+"""Letters of many rows by column: each is what `attach` makes of its row alone."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+import hostile
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_dialects_properties import a_field, any_dialect, contexts, limits, messages, prefixes
+
+from redelivery.base.secrets import redact, redact_all, remember
+from redelivery.contract.broker import Limits
+from redelivery.contract.context import ErrorContext
+from redelivery.contract.message import Batch, Message
+from redelivery.formats import dialects
+from redelivery.formats.dialects import _columns
+
+KEY = b"a key that nobody else has"
+CONTEXT = ErrorContext(
+    reason="refused", kind="permanent", exception="X", stacktrace="frame\n" * 50, broker="b", destination="x:q", run="r"
+)
+
+LONG = replace(CONTEXT, reason="bad " * 200, stacktrace="frame\n" * 400)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_error_of_ours_is_hidden() -> Iterator[None]:
+    def fail(*_: object) -> None:
+        raise  # noqa: PLE0704 - inside the handler that would swallow it
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(logging.getLogger("redelivery.dialects"), "exception", fail)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="module", params=[1, 3], ids=["every-shape", "frequent-shapes"])
+def _fewest(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Also the rarest shape is written by column."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_columns, "_FEWEST", request.param)
+        yield
+
+
+def row_by_row(
+    batch: Batch, context: ErrorContext, varying: Mapping[str, Sequence[Any]], **options: Any
+) -> list[Message]:
+    own = [replace(context, **{name: values[row] for name, values in varying.items()}) for row in range(len(batch))]
+    return [dialects.attach(message, each, **options) for message, each in zip(batch.rows(), own, strict=True)]
+
+
+def assert_equal(batch: Batch, wanted: Sequence[Message]) -> None:
+    """Extra columns that are null count as absent."""
+
+    def plain(message: Message) -> Message:
+        return replace(message, extra={name: value for name, value in message.extra.items() if value is not None})
+
+    found = list(batch.rows())
+    assert [plain(each) for each in found] == [plain(each) for each in wanted]
+    assert [each.identity for each in found] == [each.identity for each in wanted]
+
+
+# --- any message ---------------------------------------------------------------------------------------------------
+
+KINDS = {item.name: a_field(item.name, str(item.type)) for item in fields(ErrorContext)}
+SECRET = remember("a-remembered-value")
+odd_texts = st.sampled_from(
+    ["", "x" * 600, "é" * 2000, "\ud800", SECRET, "https://u:p4ssw0rd@h/?a", "token=abcdefg", "%s%b"]
+)
+for _name in ("message_id", "identity", "target", "reason", "stacktrace"):
+    KINDS[_name] |= odd_texts
+KINDS["extra"] |= st.dictionaries(odd_texts, odd_texts, max_size=2) | st.just({str(n): "v" for n in range(40)})
+KINDS["position"] |= st.sampled_from([10**18, -(10**18), 2**63])
+KINDS["source_offset"] |= st.sampled_from([10**17, 10**18, -(10**18), 0])
+
+
+@st.composite
+def batches(draw: st.DrawFn, some: st.SearchStrategy[Message] = messages) -> Batch:
+    """Rows that look alike, and others."""
+    kinds = draw(st.lists(some, min_size=1, max_size=3))
+    rows = []
+    for number in range(draw(st.integers(1, 9))):
+        message = draw(st.sampled_from(kinds))
+        if draw(st.booleans()):
+            message = replace(message, id=f"id-{number}", timestamp_ms=draw(st.none() | st.integers(-9, 9)))
+        again = draw(st.sampled_from(["", "", "", "letter", "redriven", "wrapped", "retyped"]))
+        if again:
+            letter = dialects.attach(
+                message,
+                CONTEXT,
+                dialect="json",
+                limits=Limits(),
+                prefix="ce-",
+                wrapped=again == "wrapped",
+                rename_type="other" if again == "retyped" else None,
+            )
+            message = dialects.redriven(letter) if again == "redriven" else letter
+        rows.append(message)
+    return Batch.of(rows)
+
+
+@st.composite
+def varied(draw: st.DrawFn, some: st.SearchStrategy[Message] = messages) -> tuple[Batch, dict[str, list[Any]]]:
+    """Rows, and fields that differ by row."""
+    batch = draw(batches(some))
+    varying = {}
+    for name in draw(st.lists(st.sampled_from(sorted(KINDS)), max_size=5, unique=True)):
+        values = draw(st.lists(KINDS[name], min_size=1, max_size=3))
+        varying[name] = draw(st.lists(st.sampled_from(values), min_size=len(batch), max_size=len(batch)))
+    return batch, varying
+
+
+@given(
+    varied(),
+    contexts | st.just(LONG),
+    any_dialect,
+    prefixes,
+    limits | st.just(Limits()) | st.just(Limits(message_bytes=5000)),
+    st.sampled_from([None, KEY]),
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "rename_type": st.sampled_from(["t", "other"]),
+            "wrapped": st.booleans(),
+            "include_message": st.booleans(),
+            "configs": st.just({"url": "x:q", "password": "secret", "%s": "%b"}),
+        },
+    ),
+)
+@settings(deadline=None)
+def test_letters_by_column_are_the_letters_of_their_rows(
+    given_rows: tuple[Batch, dict[str, list[Any]]],
+    context: ErrorContext,
+    dialect: Any,
+    prefix: str | None,
+    limit: Limits,
+    key: bytes | None,
+    more: dict[str, Any],
+) -> None:
+    batch, varying = given_rows
+    options = {"dialect": dialect, "prefix": prefix, "limits": limit, "key": key} | more
+    letters = dialects.attach_all(batch, context, varying, **options)
+    assert_equal(letters, row_by_row(batch, context, varying, **options))
+    assert letters.nbytes == sum(each.nbytes for each in letters.rows())
+
+
+@given(varied(hostile.messages), contexts, any_dialect)
+@settings(deadline=None)
+def test_hostile_messages_become_the_same_letters(
+    given_rows: tuple[Batch, dict[str, list[Any]]], context: ErrorContext, dialect: Any
+) -> None:
+    batch, varying = given_rows
+    options: dict[str, Any] = {"dialect": dialect, "prefix": "ce-", "limits": Limits(), "key": KEY}
+    assert_equal(
+        dialects.attach_all(batch, context, varying, **options), row_by_row(batch, context, varying, **options)
+    )
+
+
+# --- examples ------------------------------------------------------------------------------------------------------
+
+EVENT = tuple((f"ce_{name}", b"1.0") for name in ("specversion", "id", "source", "type"))
+BODY = b'{"specversion":"1.0","id":"%d","source":"s","type":"t"}\n'
+
+
+def plain_rows(count: int = 5) -> Batch:
+    return Batch.of(
+        [Message(value=b"v%d" % n, key=b"k", id=f"id-{n}", headers=(("user", b"%d" % n),)) for n in range(count)],
+        number=7,
+        isolate=True,
+    )
+
+
+@pytest.mark.parametrize("dialect", [*dialects.NAMES, ("connect", "knativeerror", "deadletter")])
+@pytest.mark.parametrize("key", [None, KEY], ids=["unsigned", "signed"])
+@pytest.mark.parametrize("kind", ["plain", "redriven", "binary", "structured"])
+def test_usual_rows_are_not_written_one_by_one(
+    dialect: Any, key: bytes | None, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = list(plain_rows().rows())
+    if kind == "redriven":
+        rows = [
+            dialects.redriven(dialects.attach(each, CONTEXT, dialect="json", limits=Limits(), prefix=None))
+            for each in rows
+        ]
+    if kind == "binary":
+        rows = [replace(each, headers=(*EVENT, *each.headers)) for each in rows]
+    if kind == "structured":
+        headers = (("content-type", b"application/cloudevents+json"),)
+        rows = [replace(each, value=BODY % number, headers=headers) for number, each in enumerate(rows)]
+    batch = Batch.of(rows)
+    varying = {
+        "message_id": [each.id for each in rows],
+        "position": list(range(5)),
+        "source_offset": list(range(5)),
+        "target": [None, "a", "b", None, None],
+        "extra": [{}, {"partition": "1", "a": "%"}, {"partition": "2"}, {}, {}],
+        "attempts": [1, 1, 2, 1, 1],
+        "first_failure_ms": [1, 2, 3, 4, 5],
+    }
+    options: dict[str, Any] = {"dialect": dialect, "limits": Limits(message_bytes=1 << 20), "prefix": "ce_", "key": key}
+    wanted = row_by_row(batch, CONTEXT, varying, **options)
+    monkeypatch.setattr(_columns, "_FEWEST", 1)
+    alone: list[int] = []
+    monkeypatch.setattr(_columns.Changes, "put", lambda _self, row, _message: alone.append(row))
+    letters = dialects.attach_all(batch, CONTEXT, varying, **options)
+    assert alone == []
+    assert_equal(letters, wanted)
+
+
+def test_a_batch_of_letters_is_the_same_batch_otherwise() -> None:
+    batch = plain_rows()
+    letters = dialects.attach_all(batch, CONTEXT, {}, dialect="json", limits=Limits(), prefix=None)
+    assert (letters.number, letters.isolate) == (7, True)
+    assert letters.value is batch.value
+    assert letters.key is batch.key
+
+
+def test_rows_that_exceed_a_limit_are_cut_and_others_are_not() -> None:
+    batch = plain_rows()
+    big = replace(batch.row(3), value=b"v" * 3000)
+    batch = Batch.of([big if row == 3 else each for row, each in enumerate(batch.rows())])
+    options: dict[str, Any] = {"dialect": "json", "limits": Limits(message_bytes=3500), "prefix": None}
+    letters = dialects.attach_all(batch, CONTEXT, {"position": list(range(5))}, **options)
+    said = [dialects.read(each) for each in letters.rows()]
+    assert [each is not None and each.truncated for each in said] == [False, False, False, True, False]
+
+
+@given(
+    st.lists(
+        st.text(max_size=9) | odd_texts | st.sampled_from(["bearer ABCDEFGHI", "<token>x", "ba\u017fic 12345678A"])
+    )
+)
+def test_texts_are_redacted_at_once_as_they_are_one_by_one(texts: list[str]) -> None:
+    assert redact_all(texts) == [redact(each) for each in texts]
