@@ -17,7 +17,7 @@ from redelivery.base.secrets import redact, redact_all, remember
 from redelivery.contract.broker import Limits
 from redelivery.contract.context import ErrorContext
 from redelivery.contract.message import Batch, Message
-from redelivery.formats import dialects
+from redelivery.formats import dialects, events, identity
 from redelivery.formats.dialects import _columns
 
 KEY = b"a key that nobody else has"
@@ -158,6 +158,42 @@ def test_hostile_messages_become_the_same_letters(
     assert_equal(
         dialects.attach_all(batch, context, varying, **options), row_by_row(batch, context, varying, **options)
     )
+
+
+@given(batches() | batches(hostile.messages), st.booleans(), st.sampled_from(["json", "binary"]), prefixes)
+@settings(deadline=None)
+def test_what_is_done_to_many_messages_is_done_to_each(
+    batch: Batch, keep_type: bool, event_format: Any, prefix: str | None
+) -> None:
+    rows = list(batch.rows())
+    assert_equal(
+        dialects.strip_all(batch, keep_type=keep_type), [dialects.strip(each, keep_type=keep_type) for each in rows]
+    )
+    assert_equal(dialects.redriven_all(batch), list(map(dialects.redriven, rows)))
+    assert dialects.histories(batch) == list(map(dialects.history, rows))
+    assert_equal(
+        events.reformat_all(batch, event_format, prefix),
+        [events.reformat(each, event_format, prefix) for each in rows],
+    )
+    for asked in (None, ("knative", "json")):
+        found = {row: each for each, several in dialects.chosen_all(asked, "json", batch).items() for row in several}
+        assert found == {row: dialects.chosen(asked, "json", each) for row, each in enumerate(rows)}
+
+
+@given(
+    varied(), contexts, st.sampled_from([None, "t"]), st.dictionaries(st.sampled_from("ab"), st.integers() | st.none())
+)
+def test_identities_by_column_are_those_of_their_rows(
+    given_rows: tuple[Batch, dict[str, list[Any]]],
+    context: ErrorContext,
+    destination: str | None,
+    extra: dict[str, int | None],
+) -> None:
+    batch, varying = given_rows
+    batch = Batch.of([replace(each, destination=destination, extra=extra) for each in batch.rows()])
+    own = [replace(context, **{name: values[row] for name, values in varying.items()}) for row in range(len(batch))]
+    wanted = [identity.of_letter(message, each, None) for message, each in zip(batch.rows(), own, strict=True)]
+    assert identity.of_letters(batch, context, varying) == wanted
 
 
 # --- examples ------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from urllib.parse import quote
 from cloudevents.core.v1.event import CloudEvent
 
 from redelivery.base.urls import redact
-from redelivery.contract.message import Headers, Message
+from redelivery.contract.message import Batch, Headers, Message
 from redelivery.contract.spec import EventFormat
 from redelivery.errors import Permanent
 from redelivery.formats.cloudevents import (
@@ -41,6 +41,7 @@ from redelivery.formats.cloudevents import (
     to_structured,
     validate,
 )
+from redelivery.formats.rows import Changes, headers_of, names_of
 from redelivery.formats.syntax import is_uri_reference
 
 __all__ = [
@@ -50,12 +51,14 @@ __all__ = [
     "WRAPPED",
     "binary_headers",
     "event_in",
+    "events_in",
     "from_event",
     "from_json",
     "is_structured",
     "jsonable",
     "prefix_in",
     "reformat",
+    "reformat_all",
     "source_of",
     "to_event",
     "to_json",
@@ -127,6 +130,37 @@ def reformat(message: Message, event_format: EventFormat, prefix: str | None) ->
     if prefix is None or (own == prefix and not is_structured(message)):
         return message
     return to_binary(message if is_structured(message) else to_structured(message, event), event, prefix)
+
+
+def reformat_all(batch: Batch, event_format: EventFormat, prefix: str | None) -> Batch:
+    """Return each message as `reformat` returns it."""
+    changes = Changes(batch)
+    for row in _perhaps_events(batch):
+        message = batch.row(row)
+        new = reformat(message, event_format, prefix)
+        if new is not message:
+            changes.put(row, new)
+    return changes.batch()
+
+
+def events_in(batch: Batch) -> list[bool]:
+    """Return whether each message is an event, in either mode."""
+    found = [False] * len(batch)
+    for row in _perhaps_events(batch):
+        found[row] = event_in(batch.row(row)) is not None
+    return found
+
+
+def _perhaps_events(batch: Batch) -> list[int]:
+    """Return the rows that may be events, by the names of their headers."""
+    names = names_of(headers_of(batch))
+    may = {
+        each
+        for each in set(names)
+        if CONTENT_TYPE in map(str.lower, each)
+        or prefix_in(Message(value=None, headers=tuple((name, None) for name in each)))
+    }
+    return [row for row, each in enumerate(names) if each in may] if may else []
 
 
 def source_of(message: Message) -> str | None:

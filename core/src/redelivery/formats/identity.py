@@ -10,15 +10,18 @@ from __future__ import annotations
 
 import hashlib
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from itertools import chain
+from types import NoneType
+from typing import Any, Final
 
 from redelivery.contract.broker import Letter, Received
 from redelivery.contract.context import ErrorContext
 from redelivery.contract.message import Batch, Column, Message
 from redelivery.formats import dialects
 from redelivery.formats.events import source_of
+from redelivery.formats.rows import headers_of
 
 #: Bytes of a digest: two of 10^12 messages are taken for one with a probability of 10^-15.
 _BYTES: Final = 16
@@ -72,6 +75,47 @@ def of_letter(message: Message, context: ErrorContext, received: Received | None
     return _behind(message.id, digest)
 
 
+def of_letters(batch: Batch, context: ErrorContext, varying: Mapping[str, Sequence[Any]]) -> list[str]:
+    """Return the identities of the letters of rows that failed alike, as `of_letter` does without a lease.
+
+    Args:
+        batch: the messages, as they were first sent.
+        context: what the contexts of their letters share.
+        varying: what differs, by field of the context: one value per row.
+    """
+    count = len(batch)
+
+    def said(name: str) -> list[bytes]:
+        return _column(varying.get(name) or [getattr(context, name)] * count)
+
+    def sent(column: Column[Any] | None) -> list[bytes]:
+        return _column([None] * count if column is None else column.values)
+
+    named = [False] * count if batch.id is None else [each is not None for each in batch.id.values]
+    places = [
+        _NOWHERE if name else b"%b%b%b" % (_part(2), *place)
+        for name, *place in zip(named, said("partition"), said("position"), strict=True)
+    ]
+    columns = [
+        [_part("letter")] * count,
+        said("destination"),
+        sent(batch.destination),
+        said("run"),
+        said("subscriber"),
+        places,
+        _column([each.hops for each in dialects.histories(batch)]),
+        sent(batch.id),
+        sent(batch.key),
+        sent(batch.value),
+        sent(batch.timestamp_ms),
+        [_parts((len(each), *chain.from_iterable(each))) for each in headers_of(batch)],
+    ]
+    if batch.extra:
+        columns.append([_parts(_extra(each.extra)) for each in batch.rows()])
+    digests = [hashlib.blake2b(b"".join(each), digest_size=_BYTES).hexdigest() for each in zip(*columns, strict=True)]
+    return digests if batch.id is None else list(map(_behind, batch.id.values, digests))
+
+
 def of_redriven(message: Message) -> str | None:
     """Return the identity of a letter sent back under the id given; None: it has no id.
 
@@ -119,7 +163,6 @@ def _behind(id_: str | None, digest: str) -> str:
 
 
 def _content(message: Message) -> tuple[object, ...]:
-    extra: Mapping[str, object] = message.extra
     return (
         message.id,
         message.key,
@@ -127,25 +170,39 @@ def _content(message: Message) -> tuple[object, ...]:
         message.timestamp_ms,
         len(message.headers),
         *(part for header in message.headers for part in header),
-        *(part for name in sorted(extra) if extra[name] is not None for part in (name, extra[name])),
+        *_extra(message.extra),
     )
 
 
-def _digest(kind: str, *parts: object) -> str:
+def _extra(extra: Mapping[str, object]) -> Iterable[object]:
+    return (part for name in sorted(extra) if extra[name] is not None for part in (name, extra[name]))
+
+
+def _digest(*parts: object) -> str:
     """Return a digest of parts, each preceded by its type and length, so that different lists never look alike."""
-    digest = hashlib.blake2b(digest_size=_BYTES)
-    for each in _written((kind, *parts)):
-        digest.update(each)
-    return digest.hexdigest()
+    return hashlib.blake2b(_parts(parts), digest_size=_BYTES).hexdigest()
 
 
-def _written(parts: Iterable[object]) -> Iterable[bytes]:
-    for part in parts:
-        if isinstance(part, bytes | bytearray | memoryview):
-            marker, data = b"b", bytes(part)
-        elif isinstance(part, str):
-            marker, data = b"s", part.encode("utf-8", "surrogatepass")
-        else:
-            marker, data = b"o", repr(part).encode("utf-8", "surrogatepass")
-        yield b"%s%d:" % (marker, len(data))
-        yield data
+def _column(values: Sequence[object]) -> list[bytes]:
+    """Return each value as a part."""
+    if values.count(values[0]) == len(values) and type(values[0]) in {str, NoneType}:
+        return [_part(values[0])] * len(values)
+    return list(map(_part, values))
+
+
+def _parts(parts: Iterable[object]) -> bytes:
+    return b"".join(map(_part, parts))
+
+
+def _part(part: object) -> bytes:
+    if isinstance(part, bytes | bytearray | memoryview):
+        return b"b%d:%b" % (len(part), bytes(part))
+    if isinstance(part, str):
+        data = part.encode("utf-8", "surrogatepass")
+        return b"s%d:%b" % (len(data), data)
+    data = repr(part).encode("utf-8", "surrogatepass")
+    return b"o%d:%b" % (len(data), data)
+
+
+#: The place of a letter that its id names already.
+_NOWHERE: Final = _part(0)

@@ -20,19 +20,18 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import add
 from types import NoneType
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias
 
 from redelivery.codes import Code
 from redelivery.contract.broker import Limits
 from redelivery.contract.context import ErrorContext
-from redelivery.contract.message import Batch, Column, Headers, Message
-from redelivery.formats.cloudevents import CONTENT_TYPE, event_in, is_structured, prefix_in
+from redelivery.contract.message import Batch, Headers, Message
+from redelivery.formats.cloudevents import event_in, is_structured, prefix_in
 from redelivery.formats.dialects import _body, _marker, _signature
 from redelivery.formats.dialects._marker import Marker
-from redelivery.formats.dialects._reader import is_letter, signed_parts
+from redelivery.formats.dialects._reader import forms_of, is_letter, signed_parts
 from redelivery.formats.dialects._writer import CONTEXT, Letter, Style
-
-T = TypeVar("T")
+from redelivery.formats.rows import Changes, taken
 
 #: A header of ours: its name, and its value: one for all rows, or one for each.
 _Filled: TypeAlias = tuple[str, bytes | list[bytes]]
@@ -111,81 +110,6 @@ def attached(
     return letters.batch()
 
 
-# --- the rows of a batch that become others --------------------------------------------------------------------------
-
-
-class Changes:
-    """The rows of a batch as they are to become.
-
-    Args:
-        batch: the rows as they are.
-
-    Attributes:
-        before: the headers that each row has.
-    """
-
-    def __init__(self, batch: Batch) -> None:
-        self._batch = batch
-        self._headers: list[Headers | None] = [None] * len(batch)
-        self._bodies: dict[int, bytes | None] = {}
-        self._messages: dict[int, Message] = {}
-        self._grown = 0
-        self.before: Sequence[Headers] = headers_of(batch)
-
-    def taken(self, rows: Sequence[int]) -> tuple[Sequence[bytes], Sequence[bytes], Sequence[Headers]]:
-        """Return the values, the keys and the headers of some rows; what is null is empty."""
-        keys = [] if self._batch.key is None else _taken(self._batch.key.values, rows)
-        return (
-            [value or b"" for value in _taken(self._batch.value.values, rows)],
-            [key or b"" for key in keys] or [b""] * len(rows),
-            _taken(self.before, rows),
-        )
-
-    def missing(self) -> list[int]:
-        """Return the rows that have not been put."""
-        return [row for row, headers in enumerate(self._headers) if headers is None]
-
-    def fill(self, rows: Sequence[int], headers: Sequence[Headers], bodies: Sequence[bytes] | None, grown: int) -> None:
-        """Put the headers and, where these change, the bodies of several rows, which grow by so many bytes."""
-        for row, each in zip(rows, headers, strict=True):
-            self._headers[row] = each
-        if bodies is not None:
-            self._bodies.update(zip(rows, bodies, strict=True))
-        self._grown += grown
-
-    def put(self, row: int, message: Message) -> None:
-        """Put a row as a message."""
-        self._headers[row] = message.headers
-        self._messages[row] = message
-        self._grown += message.size - self._batch.row(row).size
-
-    def batch(self) -> Batch:
-        """Return the rows as a batch. Each has been put."""
-        old = self._batch
-        if len(self._messages) == len(old):
-            new = Batch.of([self._messages[row] for row in range(len(old))], number=old.number, isolate=old.isolate)
-            return replace(new, first=old.first, ordered=old.ordered)
-        columns: dict[str, Any] = {"headers": Column.of([each or () for each in self._headers])}
-        for name in ("value", "key", "id", "destination", "timestamp_ms", "identity"):
-            others = {row: getattr(message, name) for row, message in self._messages.items()}
-            columns[name] = _patched(getattr(old, name), self._bodies | others if name == "value" else others, len(old))
-        return replace(old, nbytes=max(1, old.nbytes + self._grown), **columns)
-
-
-def headers_of(batch: Batch) -> Sequence[Headers]:
-    """Return the headers of each row."""
-    return [()] * len(batch) if batch.headers is None else [each or () for each in batch.headers.values]
-
-
-def _patched(column: Column[Any] | None, changes: Mapping[int, Any], length: int) -> Column[Any] | None:
-    """Return a column with some other values; the same column where they are what it has."""
-    values = [None] * length if column is None else column.values
-    changes = {row: value for row, value in changes.items() if value is not values[row] and value != values[row]}
-    if not changes:
-        return column
-    return Column.of([changes.get(row, value) if row in changes else value for row, value in enumerate(values)])
-
-
 # --- shapes --------------------------------------------------------------------------------------------------------
 
 
@@ -233,22 +157,13 @@ def _alike(
 
 def _forms(batch: Batch, every: Sequence[Headers], style: Style) -> Sequence[Hashable]:
     """Return what the headers of each row contribute to its shape: most often nothing but their names."""
-    names = [tuple([name for name, _ in headers]) for headers in every]
-    places = {each: tuple(at for at, name in enumerate(each) if _matters(name)) for each in set(names)}
-    if not any(places.values()):
-        return names
-    forms = [(each, *[headers[at][1] for at in places[each]]) for each, headers in zip(names, every, strict=True)]
+    forms = forms_of(every)
     ours: frozenset[str] = frozenset().union(*(each.names for each in style.dialects if each.extensions))
     first = dict(zip(reversed(forms), reversed(every), strict=True))
     structured = {form for form, headers in first.items() if is_structured(Message(value=None, headers=headers))}
     if not ours or not structured:
         return forms
     return [(form, _inside(batch.row(row), ours)) if form in structured else form for row, form in enumerate(forms)]
-
-
-def _matters(name: str) -> bool:
-    """Whether the value of a header of this name decides what is written."""
-    return name in _marker.NAMES or name.lower() == CONTENT_TYPE
 
 
 def _inside(message: Message, ours: frozenset[str]) -> frozenset[str] | None:
@@ -357,12 +272,12 @@ def _fill(
     letters: Changes, rows: Sequence[int], columns: Mapping[str, Sequence[Any]], drawn: _Drawn, style: Style
 ) -> None:
     """Put the letters of the rows of one shape; rows whose letter exceeds a limit are left out."""
-    values, keys, users = letters.taken(rows)
+    values, keys, users = letters.bytes_of(rows)
     removed = users[0][drawn.marker_at : drawn.marker_at + 1]
     if removed:
         users = [_without(headers, drawn.marker_at) for headers in users]
     names = {name for _, template in drawn.headers for name in template.names}
-    slots = {name: _shown(name, _taken(columns[name], rows)) for name in names if name in columns}
+    slots = {name: _shown(name, taken(columns[name], rows)) for name in names if name in columns}
     bodies = values
     if drawn.piece is not None:
         ends = [len(value.rstrip(_SPACE)) - 1 for value in values]
@@ -382,10 +297,6 @@ def _fill(
         grown -= sum(_weight(name, found or b"", len(rows)) for name, found in removed)
         grown += len(drawn.piece or b"") * len(rows)
         letters.fill(rows, _joined(users, ours), None if drawn.piece is None else bodies, grown)
-
-
-def _taken(values: Sequence[T], rows: Sequence[int]) -> Sequence[T]:
-    return values if len(rows) == len(values) else [values[row] for row in rows]
 
 
 def _shown(name: str, values: Sequence[Any]) -> list[bytes]:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from redelivery.contract.message import Message
-from redelivery.formats.cloudevents import PREFIXES, is_structured
-from redelivery.formats.dialects import _body, connect, deadletter, knativeerror
+from redelivery.contract.message import Headers, Message
+from redelivery.formats.cloudevents import CONTENT_TYPE, PREFIXES, is_structured
+from redelivery.formats.dialects import _body, _marker, connect, deadletter, knativeerror
 from redelivery.formats.dialects._marker import Marker
 from redelivery.formats.dialects._writer import CONTEXT, Dialect
+from redelivery.formats.rows import names_of
 
 BY_NAME: Final[Mapping[str, Dialect]] = {
     "connect": Dialect("connect", connect.NAMES, connect.write, connect.read),
@@ -18,7 +19,22 @@ BY_NAME: Final[Mapping[str, Dialect]] = {
     "knativeerror": Dialect("knativeerror", knativeerror.NAMES, knativeerror.write, knativeerror.read, extensions=True),
     "json": Dialect("json", frozenset(), lambda _: [], lambda _: {}, whole=True),
 }
+_MARKERS: Final = frozenset(_marker.NAMES)
 _EXTENSIONS: Final = frozenset().union(*(each.names for each in BY_NAME.values() if each.extensions))
+
+
+def forms_of(every: Sequence[Headers]) -> Sequence[Hashable]:
+    """Return the names of each row's headers, with the values that decide what a letter is."""
+    names = names_of(every)
+    places = {each: tuple(at for at, name in enumerate(each) if matters(name)) for each in set(names)}
+    if not any(places.values()):
+        return names
+    return [(each, *[headers[at][1] for at in places[each]]) for each, headers in zip(names, every, strict=True)]
+
+
+def matters(name: str) -> bool:
+    """Whether the value of a header decides what of a message is ours: its marker, its content type."""
+    return name in _MARKERS or name.lower() == CONTENT_TYPE
 
 
 def is_letter(marker: Marker) -> bool:

@@ -22,6 +22,7 @@ from redelivery.formats.dialects._marker import Marker
 from redelivery.formats.dialects._reader import (
     BY_NAME,
     bare_of,
+    forms_of,
     is_letter,
     known_dialects,
     signed_parts,
@@ -29,8 +30,10 @@ from redelivery.formats.dialects._reader import (
     written_json,
     written_texts,
 )
+from redelivery.formats.dialects._restoring import restored
 from redelivery.formats.dialects._writer import CONTEXT, Letter, Style, combined
-from redelivery.formats.events import event_in
+from redelivery.formats.events import event_in, events_in
+from redelivery.formats.rows import headers_of
 
 log = logging.getLogger("redelivery.dialects")
 
@@ -233,6 +236,18 @@ def chosen(asked: Sequence[str] | None, own: str, message: Message) -> tuple[str
     return tuple(dict.fromkeys(each for name in asked for each in (_KNATIVE if name == "knative" else (name,))))
 
 
+def chosen_all(asked: Sequence[str] | None, own: str, batch: Batch) -> dict[tuple[str, ...], Sequence[int]]:
+    """Return the rows of a batch by the dialects that `chosen` returns for them; arguments as of `chosen`."""
+    if asked is not None:
+        return {chosen(asked, own, Message(value=None)): range(len(batch))}
+    are_events = events_in(batch)
+    rows = {
+        (own, *(each for each in _KNATIVE if each != own)): [row for row, each in enumerate(are_events) if each],
+        (own,): [row for row, each in enumerate(are_events) if not each],
+    }
+    return {dialects: each for dialects, each in rows.items() if each}
+
+
 def document(
     message: Message, context: ErrorContext, *, include_message: bool, configs: Mapping[str, str] | None
 ) -> dict[str, Any]:
@@ -374,6 +389,25 @@ def history(message: Message) -> DeliveryHistory:
         if found is None
         else DeliveryHistory(found[1].attempts_total, found[1].hops, found[1].maybe_delivered)
     )
+
+
+def histories(batch: Batch) -> list[DeliveryHistory]:
+    """Return the history of each message, as `history` does."""
+    every = headers_of(batch)
+    forms = forms_of(every)
+    first = dict(zip(forms, every, strict=True))
+    known = {form: history(Message(value=None, headers=headers)) for form, headers in first.items()}
+    return [known[form] for form in forms]
+
+
+def strip_all(batch: Batch, *, keep_type: bool = False) -> Batch:
+    """Return each message as `strip` returns it; its size is estimated."""
+    return restored(batch, partial(strip, keep_type=keep_type))
+
+
+def redriven_all(batch: Batch) -> Batch:
+    """Return each message as `redriven` returns it; its size is estimated."""
+    return restored(batch, redriven)
 
 
 def _read_ours(message: Message, marker: Marker) -> ErrorContext:

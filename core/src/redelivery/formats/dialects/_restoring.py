@@ -1,0 +1,77 @@
+"""The messages of many letters: without what we wrote into them, and their history.
+
+What `strip` and `redriven` do to a message depends on its marker, the names of its headers and its content type, and
+not on other values, unless our text is in its body. So each combination is worked out once, as the places of the
+headers that stay.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+
+from redelivery.contract.message import Batch, Headers, Message
+from redelivery.formats.cloudevents import is_structured
+from redelivery.formats.dialects import _marker
+from redelivery.formats.dialects._reader import forms_of, matters
+from redelivery.formats.rows import Changes
+
+
+def restored(batch: Batch, restore: Callable[[Message], Message]) -> Batch:
+    """Return the batch with each row as `restore` returns it: `strip` or `redriven`."""
+    changes = Changes(batch)
+    alike: dict[Hashable, list[int]] = defaultdict(list)
+    for row, form in enumerate(forms_of(changes.before)):
+        alike[form].append(row)
+    for rows in alike.values():
+        way = _way(changes.before[rows[0]], restore)
+        if way is None:
+            for row in rows:
+                changes.put(row, restore(batch.row(row)))
+        elif not way.same:
+            grown = way.grown(changes.before[rows[0]])  # others differ little
+            changes.fill(rows, [way.of(changes.before[row]) for row in rows], None, grown * len(rows))
+    return changes.batch()
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """How the headers of a form change.
+
+    Attributes:
+        of: returns the headers that a row gets.
+        same: it gets those that it has.
+    """
+
+    of: Callable[[Headers], Headers]
+    same: bool
+
+    def grown(self, headers: Headers) -> int:
+        """Return by how many bytes a message with these headers grows."""
+        return Message(value=None, headers=self.of(headers)).size - Message(value=None, headers=headers).size
+
+
+def _way(headers: Headers, restore: Callable[[Message], Message]) -> _Way | None:
+    """Return how headers of one form change; None where more than headers may change."""
+    found = _marker.find(headers)
+    if found is not None:
+        marker, names = found[1], {name for name, _ in headers}
+        moved = is_structured(Message(value=None, headers=headers)) and not names.issuperset(marker.headers)
+        if marker.wrapped or marker.retyped or marker.attributes or moved:
+            return None
+    shown = tuple((name, value if matters(name) else b"%d" % at) for at, (name, value) in enumerate(headers))
+    there = restore(Message(value=None, headers=shown)).headers
+    if there == shown:
+        return _Way(lambda every: every, same=True)
+    new = tuple(header for header in there if header not in shown)
+    pick = _picker([(*shown, *new).index(header) for header in there])
+    return _Way(lambda every: pick(every + new), same=False)
+
+
+def _picker(places: Sequence[int]) -> Callable[[Headers], Headers]:
+    """Return what takes the headers at these places."""
+    if len(places) > 1:
+        return itemgetter(*places)
+    return lambda headers: tuple(headers[at] for at in places)

@@ -1,0 +1,98 @@
+"""Batches of which some rows become other messages; the columns that stay are shared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from redelivery.contract.message import Batch, Column, Headers, Message
+
+T = TypeVar("T")
+
+
+def headers_of(batch: Batch) -> Sequence[Headers]:
+    """Return the headers of each row."""
+    return [()] * len(batch) if batch.headers is None else [each or () for each in batch.headers.values]
+
+
+def names_of(every: Sequence[Headers]) -> list[tuple[str, ...]]:
+    """Return the names of each row's headers."""
+    return [tuple([name for name, _ in headers]) for headers in every]
+
+
+def taken(values: Sequence[T], rows: Sequence[int]) -> Sequence[T]:
+    """Return the values of some rows."""
+    return values if len(rows) == len(values) else [values[row] for row in rows]
+
+
+class Changes:
+    """The rows of a batch as they are to become. Rows that are not put stay as they are.
+
+    Args:
+        batch: the rows as they are.
+
+    Attributes:
+        before: the headers that each row has.
+    """
+
+    def __init__(self, batch: Batch) -> None:
+        self._batch = batch
+        self._headers: list[Headers | None] = [None] * len(batch)
+        self._bodies: dict[int, bytes | None] = {}
+        self._messages: dict[int, Message] = {}
+        self._grown = 0
+        self.before: Sequence[Headers] = headers_of(batch)
+
+    def bytes_of(self, rows: Sequence[int]) -> tuple[Sequence[bytes], Sequence[bytes], Sequence[Headers]]:
+        """Return the values, the keys and the headers of some rows; what is null is empty."""
+        keys = [] if self._batch.key is None else taken(self._batch.key.values, rows)
+        return (
+            [value or b"" for value in taken(self._batch.value.values, rows)],
+            [key or b"" for key in keys] or [b""] * len(rows),
+            taken(self.before, rows),
+        )
+
+    def missing(self) -> list[int]:
+        """Return the rows that have not been put."""
+        return [row for row, headers in enumerate(self._headers) if headers is None]
+
+    def fill(self, rows: Sequence[int], headers: Sequence[Headers], bodies: Sequence[bytes] | None, grown: int) -> None:
+        """Put the headers and, where these change, the bodies of several rows, which grow by so many bytes."""
+        for row, each in zip(rows, headers, strict=True):
+            self._headers[row] = each
+        if bodies is not None:
+            self._bodies.update(zip(rows, bodies, strict=True))
+        self._grown += grown
+
+    def put(self, row: int, message: Message) -> None:
+        """Put a row as a message."""
+        self._headers[row] = message.headers
+        self._messages[row] = message
+        self._grown += message.size - self._batch.row(row).size
+
+    def batch(self) -> Batch:
+        """Return the rows as a batch."""
+        old = self._batch
+        missing = self.missing()
+        if len(missing) == len(old):
+            return old
+        if len(self._messages) == len(old):
+            new = Batch.of([self._messages[row] for row in range(len(old))], number=old.number, isolate=old.isolate)
+            return replace(new, first=old.first, ordered=old.ordered)
+        for row in missing:
+            self._headers[row] = self.before[row]
+        columns: dict[str, Any] = {"headers": Column.of([each or () for each in self._headers])}
+        for name in ("value", "key", "id", "destination", "timestamp_ms", "identity"):
+            others = {row: getattr(message, name) for row, message in self._messages.items()}
+            columns[name] = _patched(getattr(old, name), self._bodies | others if name == "value" else others, len(old))
+        return replace(old, nbytes=max(1, old.nbytes + self._grown), **columns)
+
+
+def _patched(column: Column[Any] | None, changes: Mapping[int, Any], length: int) -> Column[Any] | None:
+    """Return a column with some other values; the same column where they are what it has."""
+    values = [None] * length if column is None else column.values
+    changes = {row: value for row, value in changes.items() if value is not values[row] and value != values[row]}
+    if not changes:
+        return column
+    return Column.of([changes.get(row, value) for row, value in enumerate(values)])
