@@ -16,7 +16,7 @@ from redelivery.errors import Ambiguous, Permanent, Retriable
 from redelivery.formats import dialects
 from redelivery.policy.decisions import for_sink
 from redelivery.policy.rate import RateLimit
-from redelivery.sending import Bounds, Engine, Flow, Origin, Rejected, SendQueue
+from redelivery.sending import Bounds, Engine, Flow, Origin, Rejected, SendQueue, send_queue
 
 
 class FlowSetup:
@@ -129,6 +129,7 @@ def test_a_refused_batch_is_never_overtaken_by_the_one_behind_it(monkeypatch: py
     names = [f"{n:05}" for n in range(1501)]
     setup.take(*((name, b"k") for name in names))
     setup.work.cut = Ambiguous("connection lost")
+    monkeypatch.setattr(send_queue, "RESEND", 1000)
     setup.engine.turn(0.0)
     send, refusals = ScriptedSender.send, [Retriable("down for a moment")]
 

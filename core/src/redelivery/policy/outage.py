@@ -94,7 +94,7 @@ class Outage:
             first: its rows were never tried before; a row that fails alone, again and again, is not an outage.
             blocked: it was not even handed over, or the hand-over took most of its time.
         """
-        if len(errors) < rows or any(isinstance(each, Throttled) for each in errors):
+        if len(errors) < rows or any(issubclass(kind, Throttled) for kind in set(map(type, errors))):
             self._end()
             return
         error = next((each for each in errors if _unavailable(each)), None)

@@ -239,8 +239,8 @@ class Delivery:
                 self._inbox.popleft()
                 self._changed.notify_all()
         busy = self._engine.busy
-        self._engine.turn(0.0 if taken or not busy else _GLANCE)
-        if taken or busy or self._engine.busy:  # settled batches may have made room
+        settled = self._engine.turn(0.0 if taken or not busy else _GLANCE)
+        if taken or settled or busy or self._engine.busy:  # settled batches may have made room
             return True
         with self._changed:
             if self._engine.idle and self._finishing and not self._inbox:

@@ -250,12 +250,16 @@ class Engine:
         for successor in successors:
             self._park(successor)
 
-    def turn(self, wait: float) -> None:
+    def turn(self, wait: float) -> bool:
         """Send what is due, then handle the settled batches, waiting up to `wait` seconds for the first of them.
+
+        Returns:
+            Whether any batch was settled, so that there may be room for more.
 
         Raises:
             DeliveryFailed, BrokerError (a fatal one), ContractViolation: the job must fail.
         """
+        settled = False
         for send_queue in self._send_queues:
             send_queue.resend_due()
         for index, send_queue in enumerate(self._send_queues):
@@ -263,7 +267,8 @@ class Engine:
             for each in result:
                 self._settle(index, send_queue, each)
             if result:
-                wait = 0.0
+                settled, wait = True, 0.0
+        return settled
 
     def drain(self) -> None:
         """Turn until every row is accounted for, for callers that only wait. Raises as `turn`."""

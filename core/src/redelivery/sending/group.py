@@ -19,6 +19,8 @@ from redelivery.errors import BrokerError, Throttled
 
 T = TypeVar("T")
 
+#: What a context adds to a message, roughly.
+_CONTEXT_BYTES: Final = 1500
 #: Errors that an error is chained from; one with more reads like no other.
 _LONGEST_CHAIN: Final = 20
 
@@ -140,6 +142,11 @@ class Group:
         return self.messages.nbytes
 
     @property
+    def row_bytes(self) -> int:
+        """Bytes of one of its rows as it is sent, on average; a letter's context is estimated."""
+        return -(-self.nbytes // len(self)) + (0 if self.render is None else _CONTEXT_BYTES)
+
+    @property
     def position(self) -> int:
         """The position of its first row."""
         return self.positions[0]
@@ -222,6 +229,10 @@ def alike(
         for row in rows:
             yield [row], [failures[row]]
         return
+    one = {id(failures[row]): failures[row] for row in rows}
+    if len(one) == 1:
+        yield list(rows), list(one.values())
+        return
     by_error: dict[int, tuple[list[int], list[BrokerError]]] = {}
     by_kind: dict[object, tuple[list[int], list[BrokerError]]] = {}
     for row in rows:
@@ -233,8 +244,7 @@ def alike(
         found[0].append(row)
         found[1].append(error)
     for together, errors in by_kind.values():
-        one = all(error is errors[0] for error in errors)
-        yield together, errors[:1] if one else errors
+        yield together, errors[:1] if len(set(map(id, errors))) == 1 else errors
 
 
 def distinct(errors: Sequence[BrokerError]) -> Sequence[BrokerError]:

@@ -25,7 +25,7 @@ from redelivery.sending.group import Group, joined
 from redelivery.sending.ordering import KeyOrder
 
 #: Rows that are sent again in one batch, or letters that are sent in one, at most.
-RESEND: Final = 1000
+RESEND: Final = 10_000
 #: If handing over a batch takes more than this part of an attempt's time, the plugin most likely waited in vain.
 _LONG: Final = 0.5
 
@@ -321,7 +321,7 @@ class SendQueue:
         while self._waiting and self._waiting[0][0] <= now:
             answered = self._is_answered(now)
             first = self._waiting[0][2]
-            if not answered and not self.has_room(1, first.nbytes // len(first)):
+            if not answered and not self.has_room(1, first.row_bytes):
                 return
             if not answered and self.ordered and self._refused:
                 return  # later rows must not overtake refused ones
@@ -361,7 +361,7 @@ class SendQueue:
                 return
             if taken and self._is_answered(now) is not answered:
                 return
-            size = -(-group.nbytes // len(group))
+            size = group.row_bytes
             room = min(
                 RESEND - taken,
                 self.bounds.in_flight_records - self._in_flight_records - taken,
@@ -376,7 +376,7 @@ class SendQueue:
                 group, rest = group.split(max(1, room))
                 self._push(due, sequence, rest)
             taken += len(group)
-            nbytes += group.nbytes
+            nbytes += size * len(group)
             yield group
             if group.apart:
                 return
@@ -410,15 +410,14 @@ class SendQueue:
         self._in_flight_records -= len(sent.batch)
         self._in_flight_bytes -= sent.batch.nbytes
         length = len(sent.batch)
-        named: dict[int, BrokerError] = {}
-        for failure in settled.failures:
-            if not 0 <= failure.index < length or failure.index in named:
-                raise self._violation(f"blamed row {failure.index} of {length} rows (not there, or twice)")
-            named[failure.index] = failure.error
+        named = {failure.index: failure.error for failure in settled.failures}
+        if len(named) < len(settled.failures) or (named and not (min(named) >= 0 and max(named) < length)):
+            wrong = _wrong([failure.index for failure in settled.failures], length)
+            raise self._violation(f"blamed row {wrong} of {length} rows (not there, or twice)")
         failures = named if settled.error is None else dict.fromkeys(range(length), settled.error) | named
-        for error in failures.values():
-            if not isinstance(error, BrokerError):
-                raise self._violation(f"failed a row with {type(error).__name__}, which is not a BrokerError")
+        for kind in set(map(type, failures.values())):
+            if not issubclass(kind, BrokerError):
+                raise self._violation(f"failed a row with {kind.__name__}, which is not a BrokerError")
         return self._over(BatchResult(sent, failures, settled.duplicates))
 
     def _abandon(self, error: BrokerError) -> list[BatchResult]:
@@ -435,3 +434,8 @@ class SendQueue:
 
     def _violation(self, what: str) -> ContractViolation:
         return ContractViolation(redact(f"the plugin {self.name!r} broke the contract at {self.url}: {what}"))
+
+
+def _wrong(rows: Sequence[int], length: int) -> int:
+    """Return the first row that a batch of this length does not have, or that is named twice."""
+    return next(row for at, row in enumerate(rows) if not 0 <= row < length or row in rows[:at])
