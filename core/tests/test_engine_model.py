@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from scripted import OUTCOMES, FakeClock, ScriptedBroker
 
 from redelivery.contract.broker import Support
+from redelivery.contract.context import STAGES
 from redelivery.contract.message import ROW_OVERHEAD, Batch, Message
 from redelivery.contract.spec import DeliverySpec, Sink
 from redelivery.errors import Ambiguous, Permanent, RedeliveryError, Retriable
@@ -21,6 +22,8 @@ from redelivery.policy.decisions import for_sink
 from redelivery.sending import Bounds, Engine, Flow, Origin, Rejected, SendQueue
 
 fates = st.lists(st.sampled_from(OUTCOMES), max_size=4)
+rows = st.tuples(fates, st.sampled_from([None, b"a", b"b"]))
+rejections = st.tuples(st.sampled_from(["no time", "no key"]), st.sampled_from(STAGES[:3]))
 VALUE = b"v" * 100
 ROW = len(VALUE) + ROW_OVERHEAD
 
@@ -85,7 +88,8 @@ class Model(RuleBasedStateMachine):
 
     @precondition(alive)
     @rule(
-        rows=st.lists(st.tuples(fates, st.sampled_from([None, b"a", b"b"])), min_size=1, max_size=8),
+        rows=st.lists(rows, min_size=1, max_size=8)
+        | st.builds(lambda row, times: [row] * times, rows, st.integers(2, 8)),
         sink_scripts=st.lists(fates, max_size=3),
     )
     def feed(self, rows: list[tuple[list[str], bytes | None]], sink_scripts: list[list[str]]) -> None:
