@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from redelivery.spark.api import dead_letters, deliver, events, register, rows, undelivered
+    from redelivery.spark.api import dead_letters, deliver, events, redrive, register, rows, undelivered
 
-__all__ = ["dead_letters", "deliver", "events", "register", "rows", "undelivered"]
+__all__ = ["dead_letters", "deliver", "events", "redrive", "register", "rows", "undelivered"]
 
 
 def __getattr__(name: str) -> Any:

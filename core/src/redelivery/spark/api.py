@@ -1,4 +1,4 @@
-"""The functions that a job calls: `register`, `deliver`, `events`, `undelivered`, `rows`.
+"""The functions that a job calls: `register`, `deliver`, `events`, `undelivered`, `rows`, `redrive`.
 
 They work on classic Spark and on Spark Connect. This module only combines the others.
 """
@@ -25,6 +25,7 @@ from redelivery.spark import job as jobs
 from redelivery.spark import jsonform
 from redelivery.spark.columns import MESSAGE, READ_ONLY, Layout
 from redelivery.spark.options import ATTRIBUTES, EXTENSIONS, READ, SINK_PREFIX, read_write_options
+from redelivery.spark.redriving import redrive
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -302,4 +303,4 @@ def _texts(options: Mapping[str, Any]) -> dict[str, str]:
     return {name: text.lower() if isinstance(options[name], bool) else text for name, text in texts.items()}
 
 
-__all__ = ["dead_letters", "deliver", "events", "register", "rows", "undelivered"]
+__all__ = ["dead_letters", "deliver", "events", "redrive", "register", "rows", "undelivered"]

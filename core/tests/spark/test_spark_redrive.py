@@ -1,0 +1,185 @@
+"""A redrive is a Spark job: every letter once at its destination, whoever is killed."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+
+import pytest
+
+from redelivery.contract.context import ErrorContext
+from redelivery.contract.letters import Wanted
+from redelivery.contract.message import Batch, Message
+from redelivery.deadletters.journal import Journal, parts_folder
+from redelivery.errors import ConfigurationError, JournalError
+from redelivery.formats import dialects
+from redelivery.registry import connect
+from redelivery.spark import redrive
+
+pytest.importorskip("redelivery_sqlite")
+
+
+def stored(file, queue):
+    """The ids and bodies in a queue, as they lie in the file."""
+    with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True, timeout=10)) as connection:
+        number = connection.execute("SELECT number FROM queue WHERE name = ?", (queue,)).fetchone()
+        if number is None:
+            return []
+        return connection.execute(f"SELECT id, value FROM message_{number[0]} ORDER BY seq").fetchall()  # noqa: S608 - a number
+
+
+class Place:
+    """A queue in a file, and its dead letters."""
+
+    def __init__(self, folder):
+        self.file = folder / "q.db"
+        self.url = f"sqlite://{self.file}?queue=orders"
+        self.journal = folder / "state" / "journal.db"
+
+    def bury(self, count, *, first=0, **context):
+        """Dead-letter messages `n0`, `n1` and so on."""
+        said = ErrorContext(reason="no", kind="permanent", native_code="No", attempts=3, attempts_total=3, **context)
+        with connect(f"{self.url}-dead-letters", {}) as broker, broker.sender() as sender:
+            limits = broker.capabilities.limits
+            messages = [
+                dialects.attach(
+                    Message(value=b"%d" % at, id=f"n{at}", key=b"k%d" % (at % 7)),
+                    said,
+                    dialect="json",
+                    limits=limits,
+                    prefix="ce-",
+                )
+                for at in range(first, first + count)
+            ]
+            sender.send(Batch.of(messages), deadline=1e12)
+            settled = sender.collect(10)
+            assert [each.error for each in settled] == [None]
+            assert not any(each.failures for each in settled)
+
+    @property
+    def sent(self):
+        return stored(self.file, "orders")
+
+    @property
+    def letters(self):
+        return stored(self.file, "orders-dead-letters")
+
+    def redrive(self, spark, **more):
+        return redrive(spark, self.url, journal=self.journal, **more)
+
+
+@pytest.fixture
+def place(tmp_path):
+    return Place(tmp_path)
+
+
+def test_every_letter_goes_back_and_is_accounted_for(spark, place):
+    place.bury(1_000)
+    report = place.redrive(spark)
+    assert (report.considered, report.redriven, report.removed, report.failed) == (1_000, 1_000, 1_000, 0)
+    assert sorted(name for name, _ in place.sent) == sorted(f"n{at}~1" for at in range(1_000))
+    assert place.letters == []
+    assert not parts_folder(place.journal).exists()
+    assert place.redrive(spark).considered == 0
+
+
+def test_a_dry_run_counts_and_sends_nothing(spark, place):
+    place.bury(10)
+    place.bury(5, first=10, hops=9)
+    report = place.redrive(spark, dry_run=True)
+    assert (report.considered, report.selected, report.redriven) == (15, 10, 0)
+    assert report.left == {"it was sent back 5 times already": 5}
+    assert (len(place.sent), len(place.letters)) == (0, 15)
+    assert not place.journal.exists()
+
+
+def test_a_selection_a_hop_limit_and_a_limit_hold_for_the_whole_job(spark, place):
+    place.bury(300)
+    place.bury(20, first=300, hops=9)
+    report = place.redrive(spark, where=["id~^n[0-9]*[02468]$", "kind=permanent"], limit=70)
+    assert (report.selected, report.redriven, len(place.sent), len(place.letters)) == (70, 70, 70, 250)
+    assert report.stopped == "the limit of 70 letters is reached"
+    report = place.redrive(spark, where="kind=permanent", hop_limit=5)
+    assert (report.redriven, report.left) == (230, {"it was sent back 5 times already": 20})
+    assert report.stopped is None
+    assert place.redrive(spark, hop_limit=10).redriven == 20
+    assert len(place.sent) == len({name for name, _ in place.sent}) == 320
+    with pytest.raises(ConfigurationError, match="did you mean"):
+        place.redrive(spark, where="kidn=permanent")
+
+
+def test_what_an_earlier_run_has_sent_is_removed_and_not_sent_again(spark, place):
+    from redelivery.deadletters.redrive import digest  # noqa: PLC0415
+
+    place.bury(50)
+    with connect(place.url, {}) as broker, broker.dead_letters() as letters:
+        found = [each for batch in letters.read(letters.splits(Wanted())[0], Wanted()) for each in batch.letters()]
+    with Journal(place.journal, f"{place.url}-dead-letters") as journal:
+        journal.sent({each.position: digest(each) for each in found[10:20]})
+    report = place.redrive(spark)
+    assert (report.resumed, report.redriven, len(place.sent), place.letters) == (10, 40, 40, [])
+    with Journal(place.journal, f"{place.url}-dead-letters") as journal:
+        assert journal.pending() == {}
+
+
+def test_two_redrives_of_one_place_at_once_are_refused(spark, place):
+    place.bury(1)
+    with (
+        Journal(place.journal, f"{place.url}-dead-letters"),
+        pytest.raises(JournalError, match="another redrive of this place is running"),
+    ):
+        place.redrive(spark)
+    assert len(place.letters) == 1
+
+
+def test_letters_go_no_faster_than_the_rate_of_the_whole_job(spark, place):
+    place.bury(200)
+    moments = []
+    report = place.redrive(spark, rate=100, on_progress=lambda _: moments.append(1))
+    assert report.redriven == 200
+    with closing(sqlite3.connect(place.file)) as connection:
+        first, last = connection.execute("SELECT min(enqueued_ms), max(enqueued_ms) FROM message_1").fetchone()
+        if first is None or last == first:
+            first, last = connection.execute("SELECT min(enqueued_ms), max(enqueued_ms) FROM message_2").fetchone()
+    assert last - first >= 1_500
+    assert moments
+
+
+def test_it_stops_when_it_is_told_and_goes_on_at_the_next_call(spark, place):
+    place.bury(400)
+    seen = []
+    report = place.redrive(spark, rate=100, on_progress=lambda each: seen.append(each.redriven), stop=lambda: any(seen))
+    assert report.stopped == "it was interrupted"
+    assert 0 < report.redriven < 400
+    assert report.considered == report.redriven == len(place.sent) == 400 - len(place.letters)
+    assert place.redrive(spark).redriven == 400 - report.redriven
+
+
+def test_a_letter_for_a_target_that_is_not_allowed_stays(spark, place):
+    place.bury(3)
+    place.bury(2, first=3, target="other")
+    report = place.redrive(spark)
+    assert (report.redriven, sum(report.left.values()), len(place.letters)) == (3, 2, 2)
+    assert place.redrive(spark, allow_targets=["oth*"]).redriven == 2
+    assert len(stored(place.file, "other")) == 2
+
+
+def test_mistakes_are_told_before_anything_is_sent(spark, place, monkeypatch):
+    place.bury(1)
+    with pytest.raises(ConfigurationError, match="is the place that the letters are in"):
+        place.redrive(spark, to=f"{place.url}-dead-letters")
+    with pytest.raises(ConfigurationError, match="say where its letters go"):
+        place.redrive(spark, sink=f"{place.url}-dead-letters")
+    with pytest.raises(ConfigurationError, match="limit: must be more than 0"):
+        place.redrive(spark, limit=0)
+    with pytest.raises(ConfigurationError, match="allow_targets is a list"):
+        place.redrive(spark, allow_targets="x")
+    from redelivery.spark import redriving  # noqa: PLC0415
+
+    monkeypatch.setattr(redriving, "_setting", lambda _, name: {"spark.speculation": "true"}.get(name))
+    with pytest.raises(ConfigurationError, match="switch it off"):
+        place.redrive(spark)
+    monkeypatch.setattr(redriving, "_setting", lambda _, name: {"spark.master": "spark://host:7077"}.get(name))
+    with pytest.raises(ConfigurationError, match="is a file of one host"):
+        place.redrive(spark)
+    assert len(place.letters) == 1
