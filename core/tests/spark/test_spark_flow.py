@@ -5,7 +5,7 @@ import pytest
 
 from redelivery.errors import ConfigurationError
 from redelivery.spark import deliver
-from redelivery.spark.job import _pieces
+from redelivery.spark.job import pieces
 
 QUICK = {"retry": 1, "backoffPolicy": "linear", "backoffDelay": "PT0.05S"}
 
@@ -50,12 +50,12 @@ def test_a_task_is_never_faster_than_its_rate(spark, shelf):
     assert report.seconds >= 55 / 50  # the last piece is not waited for
 
 
-def test_under_a_rate_rows_are_handed_over_in_small_pieces():
+def test_under_a_rate_rows_are_handed_over_in_smallpieces():
     batch = pa.record_batch({"value": pa.array(["x"] * 10)})
-    sizes = [len(each) for each in _pieces([batch], most_bytes=1 << 20, most_rows=4)]
+    sizes = [len(each) for each in pieces([batch], most_bytes=1 << 20, most_rows=4)]
     assert sizes == [4, 4, 2]
-    assert [len(each) for each in _pieces([batch], most_bytes=1 << 20, most_rows=1000)] == [10]
-    assert max(len(each) for each in _pieces([batch], most_bytes=20, most_rows=1000)) < 10
+    assert [len(each) for each in pieces([batch], most_bytes=1 << 20, most_rows=1000)] == [10]
+    assert max(len(each) for each in pieces([batch], most_bytes=20, most_rows=1000)) < 10
 
 
 @pytest.mark.parametrize(

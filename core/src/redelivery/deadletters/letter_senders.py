@@ -18,6 +18,7 @@ from redelivery.contract.letters import LetterBatch
 from redelivery.contract.message import Batch
 from redelivery.contract.spec import DeliverySpec
 from redelivery.errors import Permanent
+from redelivery.formats import identity
 from redelivery.sending.engine import Engine, Flow
 from redelivery.sending.group import Group, Origin, Owner
 from redelivery.sending.send_queue import SendQueue
@@ -72,6 +73,41 @@ class RedriveSender(LetterSender):
         finally:
             self.confirmed += [row - first for row in self._rows]
             self._rows.clear()
+
+
+class RowSender:
+    """Sends rows that letters have become, a batch at a time.
+
+    Attributes:
+        capabilities: the destination's.
+    """
+
+    def __init__(self, send_queue: SendQueue, spec: DeliverySpec, clock: Clock) -> None:
+        self.capabilities = send_queue.capabilities
+        self._rows: list[int] = []
+        flow = Flow(ordering="key" if self.capabilities.order is Support.NATIVE else "none")
+        self._engine = Engine(
+            [send_queue], spec, _ORIGIN, clock, random_module.random, flow, delivered=self._rows.extend
+        )
+
+    def send(self, batch: Batch, confirmed: Callable[[list[int]], None]) -> None:
+        """Send a batch, and return when each row is confirmed or refused permanently.
+
+        Args:
+            batch: the rows.
+            confirmed: called at the end with the indices of the rows that have arrived, also where this raises.
+
+        Raises:
+            BrokerError, DeliveryFailed: the destination takes no more messages.
+        """
+        first = self._engine.report.rows
+        self._engine.take(identity.identified(batch) if self.capabilities.deduplicate else batch)
+        try:
+            self._engine.drain()
+        finally:
+            rows = [row - first for row in self._rows]
+            self._rows.clear()
+            confirmed(rows)
 
 
 class _Forwarded(Owner):

@@ -61,27 +61,35 @@ class Part:
         """Whether the leader has said so, or has gone."""
         return self.folder is not None and _control(self.folder, self.run) != ""
 
-    def reporter(self) -> Reporter:
-        """Return what tells the leader how far this part is."""
-        return Reporter(self)
+    def reporter(self, name: str = "") -> Reporter:
+        """Return what tells the leader how far this part is; `name` tells several reports of a part from each other."""
+        return Reporter(self, name)
 
 
 class Reporter:
     """Writes a part's report for its leader to read, not too often."""
 
-    def __init__(self, part: Part) -> None:
-        self._path = None if part.folder is None else part.folder / f"{part.run}-{part.number}{_PROGRESS}"
+    def __init__(self, part: Part, name: str) -> None:
+        self._path = None if part.folder is None else part.folder / f"{part.run}-{part.number}{name}{_PROGRESS}"
         self._next = 0.0
 
     def __call__(self, report: RedriveReport) -> None:
         """Write a report, if the last one is old enough. A report that cannot be written stops nothing."""
-        if self._path is None or time.monotonic() < self._next:
-            return
+        if time.monotonic() >= self._next:
+            with contextlib.suppress(JournalError):
+                self.write(report)
+
+    def write(self, report: RedriveReport) -> None:
+        """Write a report now. Raises JournalError."""
         self._next = time.monotonic() + _REPORT
+        if self._path is None:
+            return
         partial = self._path.with_name(f".{self._path.name}.{os.getpid()}")
-        with contextlib.suppress(OSError):
+        try:
             partial.write_text(json.dumps(asdict(report)), encoding="utf-8")
             partial.replace(self._path)
+        except OSError as error:
+            raise JournalError(f"{str(self._path)!r}, where a redrive notes how far it is: {error}") from error
 
 
 class PartJournal(Journal):
@@ -193,10 +201,10 @@ class Leader:
         """Why all parts were told to stop; None where they were not."""
         return _control(self.folder, self._run) or None
 
-    def progress(self) -> RedriveReport:
-        """Return how far all parts are, as far as they have told."""
+    def progress(self, name: str = "") -> RedriveReport:
+        """Return how far all parts are, as far as they have told in the reports of this name; "": in any."""
         found = []
-        for path in self.folder.glob(f"{self._run}-*{_PROGRESS}"):
+        for path in self.folder.glob(f"{self._run}-*{name}{_PROGRESS}"):
             with contextlib.suppress(OSError, ValueError, TypeError):
                 found.append(RedriveReport(**json.loads(path.read_text(encoding="utf-8"))))
         return RedriveReport.total(found)

@@ -17,11 +17,11 @@ from typing import Any, Final, Self
 
 from redelivery.base.clock import SystemClock
 from redelivery.base.urls import redact
-from redelivery.contract.broker import Broker, Capabilities, DeadLetters, Letter, Support, Wanted
+from redelivery.contract.broker import Broker, Capabilities, DeadLetters, Letter, LetterBatch, Support, Wanted
 from redelivery.contract.spec import DeliverySpec, Sink
 from redelivery.deadletters.journal import Journal
-from redelivery.deadletters.letter_senders import ForwardSender, LetterSender, RedriveSender
-from redelivery.deadletters.operations import FORWARD, HOP_LIMIT, LetterOperation, redrive_operation
+from redelivery.deadletters.letter_senders import ForwardSender, LetterSender, RedriveSender, RowSender
+from redelivery.deadletters.operations import FORWARD, HOP_LIMIT, LetterOperation, redrive_operation, why_left
 from redelivery.deadletters.parts import Part, PartLetters
 from redelivery.deadletters.redrive import (
     RedriveReport,
@@ -144,12 +144,11 @@ class DeadLetterQueue:
             JournalError: the journal is in use, or cannot be read or written.
             BrokerError: the destination or the place cannot be used; letters not removed are still there.
         """
-        if to is None and self._direct:
-            raise ConfigurationError("redrive: this is a sink named by its URL; say where its letters go, with `to`")
+        self._check_target(to)
         if isinstance(ids, str):
             raise ConfigurationError(f"redrive: ids is a list of ids, not one text: write [{ids!r}]")
         selection = where or Selection()
-        options = self._options if to is None else own_options(to, self._options)
+        options = self._options_for(to)
         meant = selection if ids is None else selection.of(ids)
         settings = settings or RedriveSettings()
 
@@ -166,9 +165,76 @@ class DeadLetterQueue:
         targets = Targets(allowed=tuple(allow_targets), is_own=is_own, none=to is not None)
         return self._transfer(redrive_operation(targets, hop_limit), opened, spec, meant, settings, journal, part=part)
 
+    @contextlib.contextmanager
+    def row_sender(self, to: str | None = None, *, spec: DeliverySpec | None = None) -> Iterator[RowSender]:
+        """Open the destination for rows that letters have become; arguments and errors as of `redrive`."""
+        self._check_target(to)
+        with Resources() as resources:
+            there = replace(
+                self._connector,
+                url=to or self._connector.url,
+                options=self._options_for(to),
+                spec=_given(spec),
+                resources=resources,
+            )
+            yield RowSender(there.destination(self._destination(there, to)), there.spec, there.clock)
+
+    def read(
+        self,
+        part: Part,
+        *,
+        to: str | None = None,
+        where: Selection | None = None,
+        hop_limit: int = HOP_LIMIT,
+        allow_targets: Collection[str] = (),
+        report: RedriveReport,
+    ) -> Iterator[LetterBatch]:
+        """Return the letters of a part that a redrive would send, to be mended first; left in place.
+
+        A row that never became a message is one of them: it is there to be mended.
+
+        Args:
+            part: which letters; those that earlier runs have sent are left out.
+            to: as of `redrive`.
+            where: as of `redrive`.
+            hop_limit: as of `redrive`.
+            allow_targets: as of `redrive`.
+            report: counts them.
+        """
+        targets, there = self._targets(to, allow_targets), self._broker.capabilities
+        now_ms = self._connector.clock.wall_ms()
+        for split in part.splits:
+            for batch in self._letters.read(split, part.wanted):
+                if part.limit is not None and report.selected >= part.limit:
+                    return
+                kept = []
+                for index, letter in enumerate(batch.letters()):
+                    if part.limit is not None and report.selected >= part.limit:
+                        break
+                    if part.earlier.get(letter.position) == digest(letter):
+                        continue
+                    if where is not None and not where.admits(replace(letter, context=context_of(letter)), now_ms):
+                        continue
+                    report.considered += 1
+                    if not report.leave(why_left(letter, there, targets, hop_limit, mended=True)):
+                        report.selected += 1
+                        kept.append(index)
+                if kept:
+                    yield batch if len(kept) == len(batch) else batch.take(kept)
+
     def splits(self, wanted: Wanted) -> Sequence[str]:
         """Return the splits of the letters that exist now; see `redelivery.contract.broker.DeadLetters.splits`."""
         return self._letters.splits(wanted)
+
+    def positions(self, part: Part) -> set[str]:
+        """Return the positions of the letters of a part that still exist."""
+        wanted = replace(part.wanted, columns=frozenset())
+        return {
+            each
+            for split in part.splits
+            for batch in self._letters.read(split, wanted)
+            for each in batch.position.values
+        }
 
     def returned(self) -> Returned:
         """Return what counts the letters that were sent back before and are dead again, from now on."""
@@ -273,7 +339,7 @@ class DeadLetterQueue:
         follow: float | None = None,
         part: Part | None = None,
     ) -> RedriveReport:
-        given = replace(spec or _SPEC, dead_letter_sink=(), allow_skip=True, log_enable=False, **_TOLERANT)
+        given = _given(spec)
         with Resources() as resources:
             letter_sender, there = opened(replace(self._connector, spec=given, resources=resources))
             book = None if settings.dry_run else journal
@@ -295,6 +361,17 @@ class DeadLetterQueue:
                 partial=self._broker.capabilities.browse is Support.LOWER_BOUND,
             )
             return transfer.run(letter_sender)
+
+    def _check_target(self, to: str | None) -> None:
+        if to is None and self._direct:
+            raise ConfigurationError("redrive: this is a sink named by its URL; say where its letters go, with `to`")
+
+    def _options_for(self, to: str | None) -> Mapping[str, str]:
+        return self._options if to is None else own_options(to, self._options)
+
+    def _targets(self, to: str | None, allowed: Collection[str]) -> Targets:
+        is_own = lru_cache(maxsize=1024)(self._is_own)
+        return Targets(allowed=tuple(allowed), is_own=is_own, none=to is not None)
 
     def _destination(self, connector: Connector, to: str | None) -> Broker:
         """Return where letters go back to. Raises ConfigurationError."""
@@ -336,6 +413,11 @@ class DeadLetterQueue:
         if self._direct:
             return self._broker.canonical_url or self._connector.url
         return self._broker.native_sink()
+
+
+def _given(spec: DeliverySpec | None) -> DeliverySpec:
+    """Return the spec for sending letters: one that fails permanently stays in place."""
+    return replace(spec or _SPEC, dead_letter_sink=(), allow_skip=True, log_enable=False, **_TOLERANT)
 
 
 def dead_letters(

@@ -21,10 +21,10 @@ from redelivery.errors import ConfigurationError, Permanent, RedeliveryError
 from redelivery.formats.events import UNDELIVERABLE, validate
 from redelivery.sending.connector import prefixed, sink_url
 from redelivery.sending.report import DeliveryReport
+from redelivery.spark import columns, jsonform
 from redelivery.spark import job as jobs
-from redelivery.spark import jsonform
-from redelivery.spark.columns import MESSAGE, READ_ONLY, Layout
-from redelivery.spark.options import ATTRIBUTES, EXTENSIONS, READ, SINK_PREFIX, read_write_options
+from redelivery.spark.columns import READ_ONLY
+from redelivery.spark.options import EXTENSIONS, READ, SINK_PREFIX, read_write_options
 from redelivery.spark.redriving import redrive
 
 if TYPE_CHECKING:
@@ -36,8 +36,6 @@ FORMAT: Final = "redelivery"
 _READ: Final = {name.lower() for name in READ} - {"url", "deadletters", "deadlettersink"}
 #: Name of the column that holds the rest of the row, encoded by Spark itself.
 _VALUE: Final = "value"
-#: Name of the column that holds a row which Spark could not encode.
-_UNENCODED: Final = "redelivery_unencoded"
 
 
 def register(spark: SparkSession) -> None:
@@ -73,7 +71,7 @@ def deliver(df: DataFrame, url: str, spec: DeliverySpec | None = None, **options
     job = jobs.Job.plan(settings, df.schema)
     if not is_remote():  # on Connect this is the client's machine, which may not reach what the driver reaches
         jobs.preflight(settings)
-    df, layout = _encode_rows(df, job.layout)
+    df, layout = columns.encode_rows(df, job.layout)
     job = replace(job, layout=layout)
 
     def task(batches: Iterator[Any]) -> Iterator[Any]:
@@ -244,36 +242,6 @@ def rows(letters: DataFrame, schema: StructType | str) -> DataFrame:
     row = f.from_json(text, schema, {"mode": "FAILFAST"})
     found = letters.where(f.col("type") == UNDELIVERABLE).select(row.alias(_VALUE), *READ_ONLY)
     return found.select(f"{_VALUE}.*", *READ_ONLY)
-
-
-def _encode_rows(df: DataFrame, layout: Layout) -> tuple[DataFrame, Layout]:
-    """Let Spark itself encode the rows as JSON, where the DataFrame has no `value` column."""
-    if not layout.row:
-        return df, layout
-    encoded, bad = jsonform.encoded([layout.names[position] for position in layout.row], df.schema)
-    kept = [
-        position
-        for position, name in enumerate(layout.names)
-        if position not in layout.row or name.lower() in (*MESSAGE, *ATTRIBUTES)
-    ]
-    moved = {position: index for index, position in enumerate(kept)}
-    columns = [f.col(jsonform.quoted(name)) for name in layout.names]
-    made = [encoded.alias(_VALUE)]
-    if bad is not None:  # such a row is kept unencoded, so that the task can show it
-        made = [f.when(~bad, encoded).alias(_VALUE), f.when(bad, f.struct(*columns)).alias(_UNENCODED)]
-    return df.select(*(columns[position] for position in kept), *made), replace(
-        layout,
-        names=(*(layout.names[position] for position in kept), _VALUE),
-        message={**{name: moved[position] for name, position in layout.message.items()}, _VALUE: len(kept)},
-        attributes={name: moved[position] for name, position in layout.attributes.items()},
-        extensions=None if layout.extensions is None else moved[layout.extensions],
-        encodings=None if layout.encodings is None else moved[layout.encodings],
-        extra={name: moved[position] for name, position in layout.extra.items()},
-        row=(),
-        json_from=_VALUE,
-        unencoded=None if bad is None else len(kept) + 1,
-        source=None if bad is None else layout,
-    )
 
 
 def _check_literals(kind: Column | str, source: Column | str) -> None:

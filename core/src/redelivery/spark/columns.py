@@ -7,8 +7,8 @@ CloudEvents attributes and the broker's own columns.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import types as t
 
@@ -18,8 +18,15 @@ from redelivery.errors import ConfigurationError, Unsupported
 from redelivery.spark import jsonform
 from redelivery.spark.options import ATTRIBUTES, ENCODINGS, EXTENSIONS, ContentMode
 
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
 #: The message's own columns, in any mode.
 MESSAGE: Final = ("value", "key", "headers", "id", "destination", "timestamp")
+#: Name of the column that holds the rest of the row, encoded by Spark itself.
+VALUE: Final = "value"
+#: Name of the column that holds a row which Spark could not encode.
+_UNENCODED: Final = "redelivery_unencoded"
 #: Columns that the reader of dead letters adds; a write refuses them with a hint.
 READ_ONLY: Final = ("_error", "_position")
 
@@ -134,6 +141,44 @@ def resolve(
         extra=found.extra,
         row=tuple(others) if whole_row else (),
         value_is_json=whole_row,
+    )
+
+
+def encode_rows(df: DataFrame, layout: Layout, *more: str) -> tuple[DataFrame, Layout]:
+    """Let Spark itself encode the rows as JSON, where the DataFrame has no `value` column.
+
+    Args:
+        df: the rows.
+        layout: of `df` without the columns `more`.
+        more: columns that are no part of the rows; they come last.
+    """
+    from pyspark.sql import functions as f  # noqa: PLC0415 - not needed on the workers
+
+    columns = [f.col(jsonform.quoted(name)) for name in layout.names]
+    if not layout.row:
+        return (df.select(*columns, *more) if more else df), layout
+    encoded, bad = jsonform.encoded([layout.names[position] for position in layout.row], df.schema)
+    kept = [
+        position
+        for position, name in enumerate(layout.names)
+        if position not in layout.row or name.lower() in (*MESSAGE, *ATTRIBUTES)
+    ]
+    moved = {position: index for index, position in enumerate(kept)}
+    made = [encoded.alias(VALUE)]
+    if bad is not None:  # such a row is kept unencoded, so that the task can show it
+        made = [f.when(~bad, encoded).alias(VALUE), f.when(bad, f.struct(*columns)).alias(_UNENCODED)]
+    return df.select(*(columns[position] for position in kept), *made, *more), replace(
+        layout,
+        names=(*(layout.names[position] for position in kept), VALUE),
+        message={**{name: moved[position] for name, position in layout.message.items()}, VALUE: len(kept)},
+        attributes={name: moved[position] for name, position in layout.attributes.items()},
+        extensions=None if layout.extensions is None else moved[layout.extensions],
+        encodings=None if layout.encodings is None else moved[layout.encodings],
+        extra={name: moved[position] for name, position in layout.extra.items()},
+        row=(),
+        json_from=VALUE,
+        unencoded=None if bad is None else len(kept) + 1,
+        source=None if bad is None else layout,
     )
 
 

@@ -73,6 +73,11 @@ class Encoder:
             own = capabilities.cloudevents_prefix if layout.mode == "binary" else None
             self._bad_names += "|" + cloudevents.taken_names(own)
 
+    @property
+    def position(self) -> int:
+        """How many rows it has encoded."""
+        return self._position
+
     def encode(self, rows: Any) -> tuple[Batch | None, list[RejectedRow]]:
         """Encode the partition's next rows.
 

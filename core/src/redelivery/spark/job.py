@@ -142,7 +142,7 @@ def deliver_partition(job: Job, batches: Iterable[Any]) -> DeliveryReport:
 def _deliver(job: Job, batches: Iterable[Any], opened: list[Delivery]) -> DeliveryReport:
     """Deliver as `deliver_partition` does; call `opened` with the delivery, once it exists."""
     settings = job.settings
-    rows = _pieces(
+    rows = pieces(
         batches,
         most_bytes=settings.bounds.in_flight_bytes // _BATCHES_IN_FLIGHT,
         most_rows=min(
@@ -275,7 +275,7 @@ def _origin(job: Job) -> Origin:
     )
 
 
-def _pieces(batches: Iterable[Any], *, most_bytes: int, most_rows: int) -> Iterator[Any]:
+def pieces(batches: Iterable[Any], *, most_bytes: int, most_rows: int) -> Iterator[Any]:
     """Return batches that have rows, cut to about `most_bytes`, and to `most_rows`."""
     for batch in batches:
         rows = batch.num_rows

@@ -1,0 +1,138 @@
+"""Letters that became rows, were mended, and are sent as those rows: which letter is a row's, and when it is done."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Self
+
+from redelivery.contract.broker import Letter
+from redelivery.deadletters.parts import PartJournal
+from redelivery.deadletters.queue import DeadLetterQueue
+from redelivery.deadletters.redrive import RedriveReport, digest
+from redelivery.errors import ConfigurationError
+
+_FORM: Final = re.compile(r"(\d{6})-(\d{12})-([0-9a-f]{24})-(.+)", re.DOTALL | re.ASCII)
+#: How many characters of a mark are the part's number.
+PART_DIGITS: Final = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What a row keeps of its letter. As texts, marks of one part sort as its letters lie.
+
+    Attributes:
+        part: number of the letter's part.
+        ordinal: place of the letter in its part.
+        digest: `redrive.digest`.
+        position: of the letter.
+    """
+
+    part: int
+    ordinal: int
+    digest: str
+    position: str
+
+    def __str__(self) -> str:
+        return f"{self.part:06}-{self.ordinal:012}-{self.digest}-{self.position}"
+
+    @classmethod
+    def of(cls, letter: Letter, part: int, ordinal: int) -> Self:
+        """Return the mark of a letter."""
+        return cls(part, ordinal, digest(letter), letter.position)
+
+    @classmethod
+    def parse(cls, text: str | None) -> Self:
+        """Read a mark. Raises ConfigurationError."""
+        found = _FORM.fullmatch(text or "")
+        if found is None:
+            raise ConfigurationError(
+                f"mend: a row has the `_position` {text!r}, which no letter has; keep the column as it is"
+            )
+        return cls(int(found[1]), int(found[2]), found[3], found[4])
+
+
+class MendedLetters:
+    """Notes and removes the letters of a part whose rows are confirmed.
+
+    Rows come in the order of their marks, so that the rows of one letter are neighbours. A letter with several rows is
+    done when all of them are confirmed; otherwise it stays, and is sent again with all its rows.
+
+    Args:
+        letters: the queue.
+        journal: of the part.
+        report: the account of the part; `considered` and `selected` count the letters that still had rows.
+        present: positions that still exist; None: all do. A row of another letter was sent before, and is left out.
+    """
+
+    def __init__(
+        self,
+        letters: DeadLetterQueue,
+        journal: PartJournal,
+        report: RedriveReport,
+        present: Collection[str] | None = None,
+    ) -> None:
+        self._letters = letters
+        self._journal = journal
+        self._report = report
+        self._present = present
+        self._noted: Mapping[str, str] = journal.noted()
+        self._mark: str | None = None
+        self._good = True
+        self._done: dict[str, str] = {}
+
+    def must_send(self, marks: Iterable[str | None]) -> list[bool]:
+        """Return which of these rows must be sent. Raises ConfigurationError: a mark is not one of ours."""
+        found = (Mark.parse(each) for each in marks)
+        return [
+            each.position not in self._noted and (self._present is None or each.position in self._present)
+            for each in found
+        ]
+
+    def account(self, marks: Sequence[str], confirmed: Sequence[bool]) -> None:
+        """Account for the next rows: the rows of a letter whose last row was seen are complete."""
+        for mark, good in zip(marks, confirmed, strict=True):
+            if mark != self._mark:
+                self._complete()
+                self._mark, self._good = mark, True
+            self._good = self._good and good
+        self._settle()
+
+    def end(self) -> None:
+        """Account for the last letter, and remove what is done."""
+        self._complete()
+        self._mark = None
+        self._settle()
+
+    def remove_noted(self) -> None:
+        """Remove what this part had sent before its process was killed."""
+        again = [each for each in self._noted if self._present is None or each in self._present]
+        if again:
+            self._report.resumed += self._remove(again)
+
+    def _complete(self) -> None:
+        if self._mark is None:
+            return
+        if self._good:
+            mark = Mark.parse(self._mark)
+            self._done[mark.position] = mark.digest
+        else:
+            self._report.failed += 1
+
+    def _settle(self) -> None:
+        """Note and remove the letters that are done."""
+        done, self._done = self._done, {}
+        if not done:
+            return
+        self._report.redriven += len(done)
+        try:
+            self._journal.sent(done)
+        finally:  # without a note they must be removed all the more
+            self._report.removed += self._remove(list(done))
+
+    def _remove(self, positions: Sequence[str]) -> int:
+        removed = self._letters.remove_at(positions)
+        if removed == len(positions):
+            self._journal.removed(positions)
+        return removed

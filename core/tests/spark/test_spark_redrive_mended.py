@@ -1,0 +1,139 @@
+"""A redrive mends letters by DataFrame code: what it drops stays, what it multiplies goes as a whole."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import functions as f
+from test_spark_redrive import Place
+
+from redelivery.errors import ConfigurationError
+from redelivery.registry import connect
+from redelivery.spark import deliver, rows
+
+pytest.importorskip("redelivery_sqlite")
+
+
+@pytest.fixture
+def place(tmp_path):
+    return Place(tmp_path)
+
+
+def test_mended_letters_go_back_and_those_that_the_mend_drops_stay(spark, place):
+    place.bury(1_000)
+
+    def mend(letters):
+        assert "_error" in letters.columns
+        number = f.col("value").cast("string").cast("int")
+        return letters.where(number % 4 != 0).withColumn("value", f.concat(f.lit("mended "), number).cast("binary"))
+
+    report = place.redrive(spark, mend=mend, where="kind=permanent")
+    assert (report.considered, report.redriven, report.removed, report.failed) == (1_000, 750, 750, 0)
+    assert report.left == {"the mend dropped it": 250}
+    assert sorted(place.sent) == sorted((f"n{at}~1", b"mended %d" % at) for at in range(1_000) if at % 4)
+    assert sorted(name for name, _ in place.letters) == sorted(f"n{at}" for at in range(0, 1_000, 4))
+
+
+def test_a_mend_may_shuffle_join_and_sort(spark, place):
+    place.bury(100)
+    known = spark.createDataFrame([(f"n{at}~1", at) for at in range(0, 100, 2)], "id string, number int")
+
+    def mend(letters):
+        return letters.join(known, "id").orderBy(f.rand(3)).repartition(5).drop("number")
+
+    report = place.redrive(spark, mend=mend)
+    assert (report.redriven, report.left) == (50, {"the mend dropped it": 50})
+    assert {name for name, _ in place.sent} == {f"n{at}~1" for at in range(0, 100, 2)}
+    assert len(place.letters) == 50
+
+
+def test_letters_keep_their_order(spark, place):
+    place.bury(300)
+    place.redrive(spark, mend=lambda letters: letters.orderBy(f.rand(1)))
+    by_key = {}
+    for name, value in place.sent:
+        by_key.setdefault(int(value) % 7, []).append((name, int(value)))
+    assert all([at for _, at in rows_] == sorted(at for _, at in rows_) for rows_ in by_key.values())
+
+
+def test_a_letter_that_became_several_rows_is_removed_when_all_are_confirmed(spark, place):
+    place.bury(10)
+
+    def mend(letters):
+        twice = letters.withColumn("copy", f.explode(f.array(f.lit("a"), f.lit("b"))))
+        bad = (f.col("copy") == "b") & (f.col("id") == "n3~1")
+        headers = f.array(
+            f.struct(f.when(~bad, f.lit("copy")).alias("key"), f.col("copy").cast("binary").alias("value"))
+        )
+        return twice.withColumn("id", f.concat("id", "copy")).withColumn("headers", headers).drop("copy")
+
+    report = place.redrive(spark, mend=mend)
+    assert (report.redriven, report.failed, report.considered) == (9, 1, 10)
+    assert len(place.sent) == 19, "one of the two rows of n3 has a header without a name"
+    assert [name for name, _ in place.letters] == ["n3"]
+
+
+def test_a_mend_that_raises_sends_nothing(spark, place):
+    place.bury(50)
+    with pytest.raises(ZeroDivisionError):
+        place.redrive(spark, mend=lambda letters: letters.limit(1 // 0))
+    with pytest.raises(PySparkException, match="broken letter"):
+        place.redrive(
+            spark,
+            mend=lambda letters: letters.withColumn(
+                "value",
+                f.when(f.col("id") == "n49~1", f.raise_error(f.lit("broken letter"))).otherwise(f.col("value")),
+            ),
+        )
+    assert (len(place.sent), len(place.letters)) == (0, 50)
+    assert place.redrive(spark).redriven == 50
+
+
+def test_the_position_of_a_letter_must_be_kept(spark, place):
+    place.bury(2)
+    with pytest.raises(ConfigurationError, match="no text column '_position'"):
+        place.redrive(spark, mend=lambda letters: letters.drop("_position"))
+    with pytest.raises(PySparkException, match="which no letter has"):
+        place.redrive(spark, mend=lambda letters: letters.withColumn("_position", f.lit("1")))
+    with pytest.raises(ConfigurationError, match="unknown column 'more'"):
+        place.redrive(spark, mend=lambda letters: letters.withColumn("more", f.lit("1")))
+    assert (len(place.sent), len(place.letters)) == (0, 2)
+
+
+def test_rows_that_never_became_messages_are_mended(spark, place):
+    bad = spark.sql("SELECT '/s' AS source, IF(id = 1, NULL, 't') AS type, string(id) AS subject FROM range(3)")
+    deliver(bad, place.url, deadLetterSink="native")
+    schema = bad.schema
+
+    report = place.redrive(spark, mend=lambda letters: rows(letters, schema).withColumn("type", f.lit("mended")))
+    assert (report.redriven, report.failed) == (1, 0)
+    assert sorted(json.loads(value)["type"] for _, value in place.sent) == ["mended", "t", "t"]
+    assert place.letters == []
+
+
+def test_limit_rate_and_hop_limit_hold(spark, place):
+    place.bury(60)
+    place.bury(5, first=60, hops=9)
+    report = place.redrive(spark, mend=lambda letters: letters, limit=20, rate=50)
+    assert (report.redriven, report.considered - sum(report.left.values()), len(place.sent)) == (20, 20, 20)
+    assert report.stopped == "the limit of 20 letters is reached"
+    report = place.redrive(spark, mend=lambda letters: letters)
+    assert (report.redriven, report.left) == (40, {"it was sent back 5 times already": 5})
+
+
+def test_what_an_earlier_run_has_sent_is_not_mended_again(spark, place):
+    from redelivery.contract.letters import WHOLE, Wanted  # noqa: PLC0415
+    from redelivery.deadletters.journal import Journal  # noqa: PLC0415
+    from redelivery.deadletters.redrive import digest  # noqa: PLC0415
+
+    place.bury(20)
+    with connect(place.url, {}) as broker, broker.dead_letters() as letters:
+        found = list(letters.browse())
+        assert WHOLE is not None
+        assert letters.splits(Wanted())
+    with Journal(place.journal, f"{place.url}-dead-letters") as journal:
+        journal.sent({each.position: digest(each) for each in found[5:10]})
+    report = place.redrive(spark, mend=lambda letters: letters)
+    assert (report.resumed, report.redriven, len(place.sent), place.letters) == (5, 15, 15, [])
