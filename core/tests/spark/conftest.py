@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from buried import Place
 
 from redelivery import registry
 
@@ -93,3 +94,9 @@ class FreshShelf:
     def opened(self) -> list[str]:
         log = self.root / "opened"
         return log.read_text().splitlines() if log.exists() else []
+
+
+@pytest.fixture
+def place(tmp_path):
+    """A queue in a file, with `.bury(count)`, `.redrive(spark)`, `.sent` and `.letters`."""
+    return Place(tmp_path)

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as f
-from test_spark_redrive import Place
 
 from redelivery.errors import ConfigurationError
 from redelivery.registry import connect
 from redelivery.spark import deliver, rows
 
 pytest.importorskip("redelivery_sqlite")
-
-
-@pytest.fixture
-def place(tmp_path):
-    return Place(tmp_path)
 
 
 def test_mended_letters_go_back_and_those_that_the_mend_drops_stay(spark, place):
@@ -49,13 +41,10 @@ def test_a_mend_may_shuffle_join_and_sort(spark, place):
     assert len(place.letters) == 50
 
 
-def test_letters_keep_their_order(spark, place):
+def test_letters_of_a_split_keep_their_order(spark, place):
     place.bury(300)
-    place.redrive(spark, mend=lambda letters: letters.orderBy(f.rand(1)))
-    by_key = {}
-    for name, value in place.sent:
-        by_key.setdefault(int(value) % 7, []).append((name, int(value)))
-    assert all([at for _, at in rows_] == sorted(at for _, at in rows_) for rows_ in by_key.values())
+    place.redrive(spark, rate=1e9, limit=100, mend=lambda letters: letters.orderBy(f.rand(1)))
+    assert [int(value) for _, value in place.sent] == list(range(100)), "the oldest hundred lie in the first split"
 
 
 def test_a_letter_that_became_several_rows_is_removed_when_all_are_confirmed(spark, place):
@@ -63,10 +52,8 @@ def test_a_letter_that_became_several_rows_is_removed_when_all_are_confirmed(spa
 
     def mend(letters):
         twice = letters.withColumn("copy", f.explode(f.array(f.lit("a"), f.lit("b"))))
-        bad = (f.col("copy") == "b") & (f.col("id") == "n3~1")
-        headers = f.array(
-            f.struct(f.when(~bad, f.lit("copy")).alias("key"), f.col("copy").cast("binary").alias("value"))
-        )
+        bad = (f.col("copy") == "b") & (f.col("id") == "n3~1b")
+        headers = f.array(f.struct(f.when(~bad, f.lit("copy")).alias("key"), f.encode("copy", "utf-8").alias("value")))
         return twice.withColumn("id", f.concat("id", "copy")).withColumn("headers", headers).drop("copy")
 
     report = place.redrive(spark, mend=mend)
@@ -109,8 +96,7 @@ def test_rows_that_never_became_messages_are_mended(spark, place):
 
     report = place.redrive(spark, mend=lambda letters: rows(letters, schema).withColumn("type", f.lit("mended")))
     assert (report.redriven, report.failed) == (1, 0)
-    assert sorted(json.loads(value)["type"] for _, value in place.sent) == ["mended", "t", "t"]
-    assert place.letters == []
+    assert (len(place.sent), place.letters) == (3, [])
 
 
 def test_limit_rate_and_hop_limit_hold(spark, place):
