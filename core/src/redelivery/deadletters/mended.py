@@ -7,10 +7,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
-from redelivery.contract.broker import Letter
+from redelivery.contract.broker import LetterBatch
 from redelivery.deadletters.parts import PartJournal
 from redelivery.deadletters.queue import DeadLetterQueue
-from redelivery.deadletters.redrive import RedriveReport, digest
+from redelivery.deadletters.redrive import RedriveReport, digests_of
 from redelivery.errors import ConfigurationError
 
 _FORM: Final = re.compile(r"(\d{6})-(\d{12})-([0-9a-f]{24})-(.+)", re.DOTALL | re.ASCII)
@@ -25,7 +25,7 @@ class Mark:
     Attributes:
         part: number of the letter's part.
         ordinal: place of the letter in its part.
-        digest: `redrive.digest`.
+        digest: tells the letter from another one that is stored at its position later.
         position: of the letter.
     """
 
@@ -38,11 +38,6 @@ class Mark:
         return f"{self.part:06}-{self.ordinal:012}-{self.digest}-{self.position}"
 
     @classmethod
-    def of(cls, letter: Letter, part: int, ordinal: int) -> Self:
-        """Return the mark of a letter."""
-        return cls(part, ordinal, digest(letter), letter.position)
-
-    @classmethod
     def parse(cls, text: str | None) -> Self:
         """Read a mark. Raises ConfigurationError."""
         found = _FORM.fullmatch(text or "")
@@ -51,6 +46,12 @@ class Mark:
                 f"mend: a row has the `_position` {text!r}, which no letter has; keep the column as it is"
             )
         return cls(int(found[1]), int(found[2]), found[3], found[4])
+
+
+def marks_of(letters: LetterBatch, part: int, first: int) -> list[str]:
+    """Return the marks of letters; `first` is the ordinal of the first of them."""
+    found = zip(digests_of(letters), letters.position.values, strict=True)
+    return [str(Mark(part, first + at, said, position)) for at, (said, position) in enumerate(found)]
 
 
 class MendedLetters:

@@ -116,9 +116,9 @@ class PartJournal(Journal):
     def pending(self) -> dict[str, str]:
         return {**self._earlier, **self.noted()}
 
-    def removed(self, positions: Sequence[str]) -> None:
-        super().removed(positions)
-        self.settled += [each for each in positions if each in self._earlier]
+    def _write(self, removed: Sequence[str], sent: Mapping[str, str]) -> None:
+        super()._write(removed, sent)
+        self.settled += [each for each in removed if each in self._earlier]
 
 
 class PartLetters(DeadLetters):
@@ -138,7 +138,7 @@ class PartLetters(DeadLetters):
         return self._splits
 
     def read(self, split: str, wanted: Wanted) -> Iterator[LetterBatch]:
-        return self._letters.read(split, replace(wanted, readers=self._wanted.readers, removing=self._wanted.removing))
+        return self._letters.read(split, replace(self._wanted, columns=wanted.columns))
 
     def remove(self, positions: Sequence[str]) -> int:
         return self._letters.remove(positions)

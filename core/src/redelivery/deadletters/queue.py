@@ -7,6 +7,7 @@ any broker or dialect.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -27,6 +28,7 @@ from redelivery.deadletters.redrive import (
     RedriveReport,
     RedriveSettings,
     Transfer,
+    digest,
 )
 from redelivery.deadletters.returned import Returned
 from redelivery.deadletters.selection import Selection
@@ -202,25 +204,20 @@ class DeadLetterQueue:
             report: counts them.
         """
         targets, there = self._targets(to, allow_targets), self._broker.capabilities
-        now_ms = self._connector.clock.wall_ms()
-        for split in part.splits:
-            for batch in self._letters.read(split, part.wanted):
+        selection, now_ms = where or Selection(), self._connector.clock.wall_ms()
+        for batch in itertools.chain.from_iterable(self._letters.read(split, part.wanted) for split in part.splits):
+            kept = []
+            for index in selection.admitted(batch, _unsent(batch, part.earlier), now_ms):
                 if part.limit is not None and report.selected >= part.limit:
-                    return
-                kept = []
-                for index, letter in enumerate(batch.letters()):
-                    if part.limit is not None and report.selected >= part.limit:
-                        break
-                    if part.earlier.get(letter.position) == digest(letter):
-                        continue
-                    if where is not None and not where.admits(replace(letter, context=context_of(letter)), now_ms):
-                        continue
-                    report.considered += 1
-                    if not report.leave(why_left(letter, there, targets, hop_limit, mended=True)):
-                        report.selected += 1
-                        kept.append(index)
-                if kept:
-                    yield batch if len(kept) == len(batch) else batch.take(kept)
+                    break
+                report.considered += 1
+                if not report.leave(why_left(batch.letter(index), there, targets, hop_limit, mended=True)):
+                    report.selected += 1
+                    kept.append(index)
+            if kept:
+                yield batch if len(kept) == len(batch) else batch.take(kept)
+            if part.limit is not None and report.selected >= part.limit:
+                return
 
     def splits(self, wanted: Wanted) -> Sequence[str]:
         """Return the splits of the letters that exist now; see `redelivery.contract.broker.DeadLetters.splits`."""
@@ -229,12 +226,8 @@ class DeadLetterQueue:
     def positions(self, part: Part) -> set[str]:
         """Return the positions of the letters of a part that still exist."""
         wanted = replace(part.wanted, columns=frozenset())
-        return {
-            each
-            for split in part.splits
-            for batch in self._letters.read(split, wanted)
-            for each in batch.position.values
-        }
+        batches = (batch for split in part.splits for batch in self._letters.read(split, wanted))
+        return {position for batch in batches for position in batch.position.values}
 
     def returned(self) -> Returned:
         """Return what counts the letters that were sent back before and are dead again, from now on."""
@@ -413,6 +406,17 @@ class DeadLetterQueue:
         if self._direct:
             return self._broker.canonical_url or self._connector.url
         return self._broker.native_sink()
+
+
+def _unsent(batch: LetterBatch, earlier: Mapping[str, str]) -> Sequence[int]:
+    """Return the letters of a batch that no earlier run has sent."""
+    if not earlier:
+        return range(len(batch))
+    return [
+        index
+        for index, position in enumerate(batch.position.values)
+        if position not in earlier or earlier[position] != digest(batch.letter(index))
+    ]
 
 
 def _given(spec: DeliverySpec | None) -> DeliverySpec:

@@ -31,11 +31,12 @@ from redelivery.contract.message import Column
 from redelivery.contract.spec import DeliverySpec
 from redelivery.deadletters.journal import default_path
 from redelivery.deadletters.letter_senders import RowSender
-from redelivery.deadletters.mended import PART_DIGITS, Mark, MendedLetters
+from redelivery.deadletters.mended import PART_DIGITS, Mark, MendedLetters, marks_of
 from redelivery.deadletters.operations import HOP_LIMIT
 from redelivery.deadletters.parts import Leader, Part, PartJournal
 from redelivery.deadletters.queue import DeadLetterQueue, dead_letters
 from redelivery.deadletters.redrive import MAX_RETURNS, RedriveReport, RedriveSettings, harm
+from redelivery.deadletters.returned import Returned
 from redelivery.deadletters.selection import Condition, Selection
 from redelivery.deadletters.trust import Targets
 from redelivery.errors import ConfigurationError, RedeliveryError
@@ -63,8 +64,6 @@ _CHUNK_BYTES: Final = 16 * 1024 * 1024
 _NAP: Final = 0.2
 #: Names the reports of reading tasks.
 _READ: Final = "-read"
-#: Looking for letters that came back takes at most this part of the time.
-_LOOKING: Final = 0.1
 
 
 def redrive(
@@ -213,7 +212,6 @@ class _Redrive:
         self._stop = stop
         self._on_progress = on_progress
         self._run = uuid.uuid4().hex
-        self._returned = 0
 
     def run(self, journal: Path | None) -> RedriveReport:
         """Do it all, and return the account."""
@@ -233,7 +231,8 @@ class _Redrive:
     def _planned(self, letters: DeadLetterQueue) -> list[Part]:
         """Return the parts: a split each, or under a rate as many as run at once, so that each has its share of it."""
         tasks = _tasks_at_once(self._spark)
-        wanted = Wanted(readers=tasks, removing=not self._work.settings.dry_run)
+        selection, now_ms = Selection.parse(*self._work.where), SystemClock().wall_ms()
+        wanted = replace(selection.wanted(now_ms), readers=tasks, removing=not self._work.settings.dry_run)
         splits = letters.splits(wanted)
         count = min(len(splits), tasks) if self._work.settings.rate is not None else len(splits)
         return [
@@ -268,8 +267,9 @@ class _Redrive:
         rate = self._work.settings.rate
         share = None if rate is None or not plan else rate / len(plan)
         work = replace(self._work, settings=replace(self._work.settings, rate=share))
-        began_ms = SystemClock().wall_ms()
-        with self._watching(letters, leader, began_ms):
+        returned = letters.returned()
+        settings = replace(self._work.settings, stop=self._stop, on_progress=self._on_progress)
+        with _Watch(leader, settings, returned):
             if self._mend is None:
                 found = _run(self._spark, plan, partial(_send, work))
             else:
@@ -280,7 +280,7 @@ class _Redrive:
         leader.finish([position for _, settled in found for position in settled])
         report.stopped = leader.stopped or report.stopped
         if report.redriven:
-            report.returned = letters.returned(began_ms)
+            report.returned = returned.count()
         self._on_progress(report)
         return report
 
@@ -308,15 +308,11 @@ class _Redrive:
         done = together.mapInArrow(partial(_send_rows, work, plan, layout), "answer string").collect()
         return resumed + _answers(done)
 
-    def _watching(self, letters: DeadLetterQueue, leader: Leader, began_ms: int) -> _Watch:
-        settings = replace(self._work.settings, stop=self._stop, on_progress=self._on_progress)
-        return _Watch(leader, settings, lambda: letters.returned(began_ms))
-
 
 class _Watch:
     """Watches the tasks while they run, on its own thread: reports progress, and stops them where they do harm."""
 
-    def __init__(self, leader: Leader, settings: RedriveSettings, returned: Callable[[], int]) -> None:
+    def __init__(self, leader: Leader, settings: RedriveSettings, returned: Returned) -> None:
         self._leader = leader
         self._settings = settings
         self._returned = returned
@@ -331,19 +327,14 @@ class _Watch:
         self._thread.join()
 
     def _watch(self) -> None:
-        count, next_look = 0, time.monotonic() + _LOOK
         while not self._ended.wait(_LOOK):
             report = self._leader.progress()
             most = self._settings.max_returns
-            if most is not None and report.redriven and time.monotonic() >= next_look:
-                began = time.monotonic()
+            if most is not None and report.redriven:
                 try:
-                    count = self._returned()
+                    report.returned = self._returned.look()
                 except RedeliveryError as error:
                     log.warning("redrive: what came back cannot be counted now, and later again: %s", error)
-                now = time.monotonic()
-                next_look = now + max(2 * _LOOK, (now - began) / _LOOKING)
-            report.returned = count
             self._settings.on_progress(report)
             if self._settings.stop():
                 self._leader.stop("it was interrupted")
@@ -417,7 +408,7 @@ def _read(work: _Work, part: Part) -> Iterator[Any]:
         make = _LetterRows(work.to or work.url, work.allow_targets)
         ordinal = 0
         for batch in found:
-            marks = [str(Mark.of(letter, part.number, ordinal + at)) for at, letter in enumerate(batch.letters())]
+            marks = marks_of(batch, part.number, ordinal)
             ordinal += len(batch)
             yield make(replace(batch, position=Column.of(marks)))
             reporter(report)
