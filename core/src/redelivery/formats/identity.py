@@ -12,13 +12,13 @@ import hashlib
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, repeat
 from types import NoneType
 from typing import Any, Final
 
 from redelivery.contract.broker import Letter, Received
 from redelivery.contract.context import ErrorContext
-from redelivery.contract.message import Batch, Column, Message
+from redelivery.contract.message import Batch, Column, Headers, Message
 from redelivery.formats import dialects
 from redelivery.formats.events import source_of
 from redelivery.formats.rows import headers_of
@@ -133,7 +133,23 @@ def of_redriven_all(batch: Batch) -> list[str | None]:
     """Return `of_redriven` of each message of a batch whose rows have no destination of their own."""
     if batch.id is None:
         return [None] * len(batch)
-    return [of_redriven(message) for message in batch.rows()]
+    begin = _parts(("redriven", None))
+    columns = [batch.id, batch.key, batch.value, batch.timestamp_ms]
+    values = [repeat(None) if column is None else column.values for column in columns]
+    headers: Iterable[Headers] = repeat(()) if batch.headers is None else batch.headers.values
+    written: dict[Headers, bytes] = {}  # letters of one cause have the same
+    found: list[str | None] = []
+    for index, (id_, key, value, time_ms, of_row) in enumerate(zip(*values, headers, strict=False)):
+        if id_ is None:
+            found.append(None)
+            continue
+        end = written.get(of_row)
+        if end is None:
+            end = written[of_row] = _parts((len(of_row), *(part for header in of_row for part in header)))
+        extra = {name: column.values[index] for name, column in batch.extra.items()} if batch.extra else {}
+        content = begin + _parts((id_, key, value, time_ms)) + end + _parts(_extra(extra))
+        found.append(_behind(id_, hashlib.blake2b(content, digest_size=_BYTES).hexdigest()))
+    return found
 
 
 def of_unchanged(message: Message, context: ErrorContext) -> str | None:
