@@ -100,6 +100,13 @@ DEFAULTS: Final[Mapping[str, Any]] = {
     item.name: item.default_factory() if item.default_factory is not MISSING else item.default
     for item in fields(ErrorContext)
 }
+#: Fields that hold any text.
+_PLAIN_TEXTS: Final = frozenset(
+    name for name, kind in _TYPES.items() if kind.startswith(("str", "Code")) and name != "stage"
+)
+#: Fields that hold whole numbers, all at least up to this one.
+_NUMBERS: Final = frozenset(name for name, kind in _TYPES.items() if kind.startswith("int"))
+_LEAST: Final = 2**31
 #: The range of each whole number: a DataFrame has 32 bits for counts, and no later time.
 _RANGES: Final[Mapping[str, range]] = {
     **dict.fromkeys(("attempts", "attempts_total", "hops", "partition"), range(2**31)),
@@ -119,9 +126,20 @@ def checked(given: Any) -> ErrorContext:
     Args:
         given: a mapping of field names to JSON values; any other value gives an empty context.
     """
-    known = {name: value for name, value in given.items() if name in _TYPES} if isinstance(given, Mapping) else {}
-    found = {name: _whole(value) for name, value in known.items() if _fits(name, value)}
-    if len(found) < len(known):
+    found: dict[str, Any] = {}
+    fits_all = True
+    for name, value in given.items() if isinstance(given, Mapping) else ():
+        kind = type(value)  # the first two are nearly all that any letter holds, and millions are read
+        if (kind is str and name in _PLAIN_TEXTS and value.isascii()) or (
+            kind is int and name in _NUMBERS and 0 <= value < _LEAST
+        ):
+            found[name] = value
+        elif name in _TYPES:
+            if _fits(name, value):
+                found[name] = _whole(value)
+            else:
+                fits_all = False
+    if not fits_all:
         found["kind"] = INVALID
     word = found.get("code")
     if word is not None:
