@@ -17,13 +17,12 @@ from redelivery.errors import Ambiguous, BrokerError, ConfigurationError, Fatal,
 from redelivery.formats import dialects
 from redelivery_conformance.statements import Statements, broker_has
 from redelivery_conformance.subject import Subject
-from redelivery_kafka import dead_letters
 from redelivery_kafka.address import Address
 from redelivery_kafka.broker import KafkaBroker
-from redelivery_kafka.client import instances, letter_producer
+from redelivery_kafka.client import instances, letter_producer, removed
 from redelivery_kafka.client.letter_producer import LetterProducer
 from redelivery_kafka.client.partition import Lease, Partition
-from redelivery_kafka.dead_letters import REMOVED
+from redelivery_kafka.client.removed import REMOVED
 from redelivery_kafka.options import Settings
 
 
@@ -154,14 +153,12 @@ class TestKafkaDeadLetters(Statements):
         with subject.broker.dead_letters() as letters:
             letters.remove([f"{opened(subject).address.dead_letters.topic}/0/0"])
         days = []
-        commit = dead_letters.KafkaDeadLetters._commit
-        monkeypatch.setattr(
-            dead_letters.KafkaDeadLetters, "_commit", lambda self, *args: days.append(day) or commit(self, *args)
-        )
+        write = removed._Group.write
+        monkeypatch.setattr(removed._Group, "write", lambda self, *args: days.append(day) or write(self, *args))
         for day in ("", "1", "1", "2", "2"):
             with monkeypatch.context() as patch:
                 if day:
-                    patch.setattr(dead_letters, "_today", lambda: day)  # noqa: B023 - called within this turn
+                    patch.setattr(removed, "_today", lambda: day)  # noqa: B023 - called within this turn
                 assert [each.message.value for each in subject.browse(direct=False)] == [b"1"]
             assert not day or (remembered(subject) or "").endswith(f" {day}")
         assert days == ["1", "2"]

@@ -30,7 +30,7 @@ from redelivery.sending import preflight
 from redelivery_conformance.harness import NotHere
 from redelivery_conformance.plugin import not_here
 from redelivery_kafka.address import GROUP_PREFIX
-from redelivery_kafka.dead_letters import REMOVED
+from redelivery_kafka.client.removed import REMOVED
 from redelivery_kafka.testing import in_container
 
 PASSWORD = "hunter2-S3cr3t"  # noqa: S105 - what must not show

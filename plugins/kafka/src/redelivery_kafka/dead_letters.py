@@ -1,7 +1,7 @@
 """The dead letters role: reads a topic without joining a group, and remembers which of its letters are removed.
 
-A record cannot be deleted from a log. Removed or redriven letters are remembered in the committed offsets of a separate
-group, `<topic>.redelivery-removed`, as a receiver remembers settled records (`client.offset_map`), and are not shown
+A record cannot be deleted from a log. Removed or redriven letters are remembered in the committed offsets of separate
+groups, `<topic>.redelivery-removed` (`client.removed`), as a receiver remembers settled records, and are not shown
 again. The topic itself is never changed.
 """
 
@@ -18,7 +18,6 @@ from typing import Any, Final
 from confluent_kafka import (
     TIMESTAMP_LOG_APPEND_TIME,
     Consumer,
-    KafkaError,
     KafkaException,
     TopicCollection,
     TopicPartition,
@@ -26,24 +25,22 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient
 
 from redelivery.contract.broker import DeadLetters, Letter, LetterBatch, Wanted
-from redelivery.errors import Ambiguous, BrokerError, ConfigurationError, Fatal, Permanent, Retriable
+from redelivery.errors import ConfigurationError, Fatal, Retriable
 from redelivery.kit.errors import Code, quoted
 from redelivery.kit.letters import undecodable
 from redelivery.kit.roles import Resource
 from redelivery_kafka.address import Address
 from redelivery_kafka.client import instances
-from redelivery_kafka.client.committed import committed_offsets
 from redelivery_kafka.client.letter_reader import LetterReader
-from redelivery_kafka.client.offset_map import MetadataFull, OffsetMap
+from redelivery_kafka.client.offset_map import OffsetMap
 from redelivery_kafka.client.ranges import Cursor, Range, advance, cut, parse_split, split_text
+from redelivery_kafka.client.removed import REMOVED, RemovedLetters
 from redelivery_kafka.codec import message_of, parse_position, position
-from redelivery_kafka.errors import PARTITION_EOF, classify, while_doing, while_reading
+from redelivery_kafka.errors import PARTITION_EOF, classify, while_reading
 from redelivery_kafka.options import Settings
 
 log = logging.getLogger("redelivery.kafka")
 
-#: Suffix that makes of a topic's name that of the group which remembers removed letters.
-REMOVED: Final = ".redelivery-removed"
 #: Seconds for one request, and without any letter before a browse gives up.
 _REQUEST: Final = 10.0
 _SILENCE: Final = 20.0
@@ -53,8 +50,6 @@ _RECORDS: Final = 100
 #: What the client fetches ahead: kilobytes in all, and bytes of a partition by one request.
 _AHEAD_KB: Final = 32_768
 _REQUEST_BYTES: Final = 4 << 20
-#: The answer to a commit.
-_Answer = tuple[KafkaError | None, list[TopicPartition]]
 
 
 @dataclass(slots=True)
@@ -84,17 +79,17 @@ class KafkaDeadLetters(Resource, DeadLetters):
         super().__init__("kafka", f"the dead letters in topic {address.topic!r}")
         self._address = replace(address, named_group=address.topic + REMOVED)
         self._settings = settings
+        self._removed = RemovedLetters(settings, self._address, self.doing)
         self._open: set[Consumer] = set()
         self._admin: AdminClient | None = None
 
     def browse(self) -> Iterator[Letter]:
-        answers: list[_Answer] = []
-        with self._consumer("browsing", on_commit=lambda *answer: answers.append(answer)) as consumer:
-            reading = {
-                partition: _Reading(partition, state)
-                for partition, state in self._states(consumer, renew=answers).items()
-                if state.removed.unsettled(state.high)
-            }
+        reading = {
+            partition: _Reading(partition, state)
+            for partition, state in self._states(renew=True).items()
+            if state.removed.unsettled(state.high)
+        }
+        with self._consumer("browsing") as consumer:
             consumer.assign([TopicPartition(self._address.topic, p, r.state.removed.base) for p, r in reading.items()])
             while reading:
                 self._read_ahead(consumer, reading)
@@ -131,12 +126,12 @@ class KafkaDeadLetters(Resource, DeadLetters):
         only = None
         if wanted.positions is not None:
             only = sorted(self._offsets(wanted.positions).get(part.number, ()))
+        state = self._states([part.number]).get(part.number)
+        if state is None:
+            text = f"it has no partition {part.number} any more: it was created again since the split was made"
+            raise Fatal(f"kafka: {self.doing('reading')}: {text}; start again", code=Code.CONFLICT)
+        part = part._replace(high=min(part.high, state.high))
         with self._consumer("reading") as consumer:
-            state = self._states(consumer, {part.number: set()}).get(part.number)
-            if state is None:
-                text = f"it has no partition {part.number} any more: it was created again since the split was made"
-                raise Fatal(f"kafka: {self.doing('reading')}: {text}; start again", code=Code.CONFLICT)
-            part = part._replace(high=min(part.high, state.high))
             yield from LetterReader(consumer, self._address.topic, self.doing("reading")).read(
                 part, state.removed, wanted, only
             )
@@ -157,6 +152,7 @@ class KafkaDeadLetters(Resource, DeadLetters):
     def _release(self) -> None:
         for each in list(self._open):
             self._close_consumer(each)
+        self._removed.close()
         if self._admin is not None:
             instances.release(self._admin)
             self._admin = None
@@ -179,9 +175,7 @@ class KafkaDeadLetters(Resource, DeadLetters):
         self, what: str, after: Cursor | None, before: Cursor | None, *, topic_id: str | None = None
     ) -> list[Range]:
         """Return where letters are in each partition, between two cursors; a partition may be empty."""
-        answers: list[_Answer] = []
-        with self._consumer(what, on_commit=lambda *answer: answers.append(answer)) as consumer:
-            states = self._states(consumer, renew=answers)
+        states = self._states(renew=True)
         cursors = [each for each in (after, before) if each is not None]
         if cursors and topic_id is None:
             topic_id = self._topic_id()
@@ -210,15 +204,19 @@ class KafkaDeadLetters(Resource, DeadLetters):
             raise Fatal(f"kafka: {self.doing(what)}: {text} (for Spark: a new checkpoint)", code=Code.CONFLICT)
 
     def _topic_id(self) -> str:
-        """Return the id that the brokers gave the topic; "" where they are too old to have one."""
+        return self._described()[0]
+
+    def _described(self) -> tuple[str, list[int]]:
+        """Return the id that the brokers gave the topic, "" where they are too old to have one, and its partitions."""
         self.check_open("reading")
         topic = self._address.topic
         if self._admin is None:
             self._admin = instances.admin(self._settings, self._address)
         with while_reading(self.doing("reading")):
             asked = self._admin.describe_topics(TopicCollection([topic]), request_timeout=_REQUEST)
-            found = str(asked[topic].result().topic_id)
-        return found if found.strip("A") else ""
+            found = asked[topic].result()
+        topic_id = str(found.topic_id)
+        return topic_id if topic_id.strip("A") else "", [each.id for each in found.partitions]
 
     # --- browsing ---
 
@@ -268,99 +266,53 @@ class KafkaDeadLetters(Resource, DeadLetters):
 
     # --- removing ---
 
-    def _mark_removed(self, what: str, wanted: dict[int, set[int]] | None) -> int:
+    def _mark_removed(self, what: str, wanted: Mapping[int, Iterable[int]] | None) -> int:
         """Mark letters as removed, by partition, or all of them; return how many were not marked before."""
-        count = 0
-        commits = []
-        answers: list[_Answer] = []
-        with self._consumer(what, on_commit=lambda *answer: answers.append(answer)) as consumer:
-            for partition, state in self._states(consumer, wanted).items():
-                if wanted is None:
-                    new = state.removed.settle(state.low, state.high)
-                else:
-                    there = (offset for offset in sorted(wanted[partition]) if state.low <= offset < state.high)
-                    new = sum(map(state.removed.settle, there))
-                if not new:
-                    continue
-                count += new
-                try:
-                    metadata = f"{state.removed.metadata()} {_today()}"
-                except MetadataFull as error:
-                    text = f"no more removed letters can be remembered ({error}); remove the oldest ones too, or purge"
-                    raise Permanent(f"kafka: {self.doing(what)}: {text}", code=Code.FULL) from error
-                commits.append(TopicPartition(self._address.topic, partition, state.removed.base, metadata))
-            if commits:
-                self._commit(consumer, what, commits, answers)
-        return count
+        self.check_open(what)
+        topic_id, there = self._described()
+        added: dict[int, list[tuple[int, int]]] = {}
+        lows: dict[int, int] = {}
+        for number in there if wanted is None else sorted(wanted.keys() & set(there)):
+            low, high = self._marks(number)
+            offsets = None if wanted is None else sorted(wanted[number])
+            runs = [(low, high)] if offsets is None else [(each, each + 1) for each in offsets if low <= each < high]
+            if runs and low < high:
+                added[number], lows[number] = runs, low
+        return self._removed.add(added, lows, topic_id) if added else 0
 
-    def _commit(self, consumer: Consumer, what: str, commits: list[TopicPartition], answers: list[_Answer]) -> None:
-        with while_doing(self.doing(what)):
-            consumer.commit(offsets=commits, asynchronous=True)
-            end = time.monotonic() + _REQUEST
-            while not answers:  # the client's blocking commit has no time limit
-                if time.monotonic() > end:
-                    text = f"no answer within {_REQUEST:g} s, so they may be removed or not"
-                    raise Ambiguous(f"kafka: {self.doing(what)}: {text}", code=Code.DEADLINE_EXCEEDED)
-                consumer.poll(0.01)
-            general, committed = answers[0]
-            for fault in (general, *(each.error for each in committed)):
-                _raise_error(fault)
-
-    def _renew(self, consumer: Consumer, committed: Sequence[TopicPartition], answers: list[_Answer]) -> None:
-        """Commit what was just read again: a broker forgets offsets after days without a commit, and letters come back.
-
-        Once a day, as a removal by another process between the reading and the commit would be forgotten. Users who may
-        not remove letters may not commit either; they browse all the same.
-        """
-        today, stale = _today(), []
-        for each in committed:
-            text, _, day = (each.metadata or "").partition(" ")
-            if each.offset >= 0 and day != today:
-                stale.append(TopicPartition(each.topic, each.partition, each.offset, f"{text} {today}"))
-        if stale:
-            try:
-                self._commit(consumer, "renewing the removal of", stale, answers)
-            except BrokerError as error:
-                log.info("%s", error)
-
-    def _states(
-        self, consumer: Consumer, partitions: dict[int, set[int]] | None = None, *, renew: list[_Answer] | None = None
-    ) -> dict[int, _PartitionState]:
+    def _states(self, numbers: Sequence[int] | None = None, *, renew: bool = False) -> dict[int, _PartitionState]:
+        self.check_open("reading")
+        consumer = self._removed.consumer
         with while_reading(self.doing("reading")):
             topic = consumer.list_topics(self._address.topic, timeout=_REQUEST).topics[self._address.topic]
-            _raise_error(topic.error)
-            numbers = [each for each in topic.partitions if partitions is None or each in partitions]
-            here = [TopicPartition(self._address.topic, each) for each in numbers]
-            committed = committed_offsets(consumer, here, _REQUEST, consumer.poll)
-            if renew is not None:  # at once, so that another process has hardly time to remove more
-                self._renew(consumer, committed, renew)
-            marks = [consumer.get_watermark_offsets(each, timeout=_REQUEST) for each in here]
+            if topic.error is not None:
+                raise KafkaException(topic.error)
+        there = [each for each in topic.partitions if numbers is None or each in numbers]
+        removed = self._removed.of(there, renew=renew)
         found = {}
-        for each, (low, high) in zip(committed, marks, strict=True):
-            state = found[each.partition] = _PartitionState(low, high, self._removed(each, low))
-            state.removed.settle(0, low)
+        for number in there:
+            low, high = self._marks(number)
+            removed[number].settle(0, low)
+            found[number] = _PartitionState(low, high, removed[number])
         return found
 
-    def _removed(self, committed: TopicPartition, low: int) -> OffsetMap:
-        if committed.offset < 0:
-            return OffsetMap(low)
-        try:
-            return OffsetMap.read(committed.offset, (committed.metadata or "").partition(" ")[0])
-        except ValueError as error:
-            text = f"the offsets of group {self._address.group!r} are damaged ({error}); delete it to show all letters"
-            raise Fatal(f"kafka: {self.doing('reading')}: {text}", code=Code.CORRUPT) from error
+    def _marks(self, number: int) -> tuple[int, int]:
+        with while_reading(self.doing("reading")):
+            here = TopicPartition(self._address.topic, number)
+            marks: tuple[int, int] = self._removed.consumer.get_watermark_offsets(here, timeout=_REQUEST)
+        return marks
 
     # --- the client ---
 
     @contextmanager
-    def _consumer(self, what: str, **callbacks: Any) -> Iterator[Consumer]:
+    def _consumer(self, what: str) -> Iterator[Consumer]:
         self.check_open(what)
         own = {
             "enable.partition.eof": True,
             "queued.max.messages.kbytes": _AHEAD_KB,
             "fetch.message.max.bytes": _REQUEST_BYTES,
         }
-        consumer = instances.consumer(self._settings, self._address, **own, **callbacks)
+        consumer = instances.consumer(self._settings, self._address, **own)
         self._open.add(consumer)
         try:
             yield consumer
@@ -374,13 +326,3 @@ class KafkaDeadLetters(Resource, DeadLetters):
             with suppress(KafkaException, RuntimeError):
                 consumer.close()
             instances.release(consumer)
-
-
-def _today() -> str:
-    """Return the day, which stands behind the metadata, after a blank: the day of the last commit."""
-    return str(int(time.time() // 86_400))
-
-
-def _raise_error(error: KafkaError | None) -> None:
-    if error is not None:
-        raise KafkaException(error)

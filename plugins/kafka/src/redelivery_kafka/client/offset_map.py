@@ -90,6 +90,16 @@ class OffsetMap:
         """Return what is settled beyond `base`: ascending, as (start, end)."""
         return list(self._settled)
 
+    def part(self, start: int, end: int) -> OffsetMap:
+        """Return what is settled from `start` up to `end`, without attempts."""
+        found = OffsetMap(start)
+        found.settle(start, min(self.base, end))
+        at = max(0, bisect_right(self._settled, (start, 0)) - 1)
+        while at < len(self._settled) and self._settled[at][0] < end:
+            found.settle(self._settled[at][0], min(self._settled[at][1], end))
+            at += 1
+        return found
+
     def settle(self, start: int, end: int | None = None) -> int:
         """Mark the offsets from `start` up to `end`, or one, as settled or missing. Return how many were not before."""
         start, end = max(start, self.base), start + 1 if end is None else end
@@ -148,6 +158,11 @@ class OffsetMap:
             raise MetadataFull(f"{len(text)} characters, of {METADATA_LENGTH}")
         return text
 
+    @staticmethod
+    def is_ours(metadata: str) -> bool:
+        """Return whether text is metadata that this plugin wrote."""
+        return not metadata or metadata[:3] in {_PLAIN, _DEFLATED}
+
     @classmethod
     def read(cls, base: int, metadata: str | None) -> Self:
         """Read what was committed. Metadata of another application is ignored.
@@ -156,7 +171,7 @@ class OffsetMap:
             ValueError: the metadata is ours, and damaged.
         """
         found = cls(base)
-        if metadata is None or metadata[:3] not in {_PLAIN, _DEFLATED}:
+        if not metadata or not cls.is_ours(metadata):
             return found
         encoded = base64.b85decode(metadata[3:])
         if metadata.startswith(_DEFLATED):
