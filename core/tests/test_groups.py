@@ -43,6 +43,7 @@ class Talking(ScriptedBroker):
 
     def about(self, error: BrokerError, name: str) -> BrokerError:
         text = self.texts.get(name, "")
+        error.native_code = "Same"
         if text.startswith("cause"):
             error.__cause__ = ValueError(text)
             return error
@@ -246,6 +247,31 @@ def test_a_row_that_waits_keeps_none_of_its_batch() -> None:
     gc.collect()
     assert [name() for name in watched if name() is not None] == ["m7"]
     assert scene.engine._send_queues[0].waiting == (1, 65), "its own size, and not a part of its batch's"
+
+
+def test_each_row_of_a_group_keeps_its_own_history_and_place() -> None:
+    scene = Scene(retry=1, backoff_policy="linear", backoff_delay=timedelta(seconds=0))
+    scene.work.script = {name: ["retriable"] * 2 for name in ("fresh", "redriven")}
+    scene.engine.take(
+        Batch.of(
+            [
+                Message(value=b"1", id="good"),
+                Message(value=b"2", id="fresh", destination="there", extra={"partition": 7}),
+                Message(value=b"3", id="redriven", headers=HISTORY, identity="known"),
+            ]
+        )
+    )
+    scene.run()
+    assert len(scene.work.sends) == 2
+    found = {each.id: context for each in scene.sinks[0].stored if (context := dialects.read(each))}
+    assert {
+        name: (each.attempts, each.attempts_total, each.hops, each.maybe_delivered, each.position, each.target)
+        for name, each in found.items()
+    } == {"fresh": (2, 2, 0, False, 1, "there"), "redriven": (2, 7, 1, True, 2, None)}
+    assert {name: (each.message_id, each.identity, each.extra) for name, each in found.items()} == {
+        "fresh": ("fresh", None, {"partition": "7"}),
+        "redriven": ("redriven", "known", {}),
+    }
 
 
 def test_letters_that_wait_for_their_sink_are_not_made_yet_and_go_in_pieces_that_fit() -> None:
