@@ -94,12 +94,13 @@ class Outage:
             first: its rows were never tried before; a row that fails alone, again and again, is not an outage.
             blocked: it was not even handed over, or the hand-over took most of its time.
         """
-        if len(errors) < rows or any(issubclass(kind, Throttled) for kind in set(map(type, errors))):
+        kinds = set(map(type, errors))
+        if len(errors) < rows or any(issubclass(kind, Throttled) for kind in kinds):
             self._end()
             return
-        error = next((each for each in errors if _unavailable(each)), None)
-        if error is None:
+        if not any(map(_unavailable, kinds)):
             return  # it says nothing of the others
+        error = next(each for each in errors if _unavailable(type(each)))
         if not self._failed:
             self._since = now
         self._failed += first or blocked
@@ -119,5 +120,5 @@ class Outage:
         self._tried_from = self._tried_until = float("-inf")
 
 
-def _unavailable(error: BrokerError) -> bool:
-    return isinstance(error, Retriable | Ambiguous) and not isinstance(error, NotSent)
+def _unavailable(kind: type[BrokerError]) -> bool:
+    return issubclass(kind, Retriable | Ambiguous) and not issubclass(kind, NotSent)

@@ -42,6 +42,10 @@ class Contexts:
         """Return the context of one row."""
         return replace(self.common, **{name: values[index] for name, values in self.varying.items()})
 
+    def take(self, rows: Sequence[int]) -> Contexts:
+        """Return the contexts of some rows."""
+        return Contexts(self.common, {name: [values[row] for row in rows] for name, values in self.varying.items()})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reporter:
@@ -153,14 +157,8 @@ def _histories(messages: Batch) -> list[DeliveryHistory] | None:
     """Return the history of each row; None where no row has one."""
     if messages.headers is None:
         return None
-    found = [_history(headers) for headers in messages.headers.values]
-    return None if all(each is _NONE for each in found) else found
-
-
-def _history(headers: Any) -> DeliveryHistory:
-    if headers and any(name in dialects.MARKERS for name, _ in headers):
-        return dialects.history(Message(value=None, headers=headers))
-    return _NONE
+    found = dialects.histories(messages)
+    return None if all(each == _NONE for each in found) else found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,54 +199,39 @@ class LetterWriter:
             extra={name: column for name, column in group.messages.extra.items() if name in kept},
             identity=Column.of(_identities(group, contexts)),
         )
+        batch = dialects.strip_all(batch)
         rename_type = self.rename_type or group.owner.rename_type or spec.dead_letter_type
         if spec.format is not None:
             form = spec.format
-            batch = _each(batch, lambda message: events.reformat(dialects.strip(message), form, prefix))
+            batch = _each(batch, lambda message: events.reformat(message, form, prefix))
         if spec.sink_context_headers is False:
-            return _each(batch, lambda message: _plain(dialects.strip(message), rename_type, wrapped=group.wrapped))
-        choices: dict[tuple[str, ...], list[int]] = {}
-        for row, choice in enumerate(self._dialects(batch)):
-            choices.setdefault(choice, []).append(row)
-        if len(choices) == 1:
-            return self._attached(batch, contexts, next(iter(choices)), rename_type, wrapped=group.wrapped)
-        letters: dict[int, Message] = {}
-        for choice, rows in choices.items():
-            part = Contexts(
-                contexts.common,
-                {name: [values[row] for row in rows] for name, values in contexts.varying.items()},
+            return _each(batch, lambda message: _plain(message, rename_type, wrapped=group.wrapped))
+        own = self.capabilities.context_dialect
+        asked: Sequence[str] | None = spec.dead_letter_dialects or None
+        if asked is None and self.moved and events.is_structured(batch.row(0)):  # what is moved is one message
+            asked = (own,)
+        parts: list[Batch] = []
+        order: list[int] = []
+        for names, rows in dialects.chosen_all(asked, own, batch).items():
+            part = contexts.take(rows) if len(rows) < len(batch) else contexts
+            parts.append(
+                dialects.attach_all(
+                    batch.take(rows) if len(rows) < len(batch) else batch,
+                    part.common,
+                    part.varying,
+                    dialect=names,
+                    limits=self.capabilities.limits,
+                    prefix=prefix,
+                    include_message=bool(spec.sink_include_messages),
+                    configs=self.configs if spec.sink_include_configs else None,
+                    rename_type=rename_type,
+                    wrapped=group.wrapped,
+                    key=None if spec.letter_key is None else signing.key(spec.letter_key),
+                )
             )
-            written = self._attached(batch.take(rows), part, choice, rename_type, wrapped=group.wrapped)
-            letters.update(zip(rows, written.rows(), strict=True))
-        return Batch.of([letters[row] for row in range(len(batch))])
-
-    def _dialects(self, batch: Batch) -> Sequence[tuple[str, ...]]:
-        """Return the dialects of each row's letter."""
-        own, asked = self.capabilities.context_dialect, self.spec.dead_letter_dialects or None
-        if batch.headers is None and asked is None:
-            return [dialects.chosen(None, own, Message(value=None))] * len(batch)  # without headers it is no event
-        return [
-            dialects.chosen(asked or ((own,) if self.moved and events.is_structured(message) else None), own, message)
-            for message in map(dialects.strip, batch.rows())
-        ]
-
-    def _attached(
-        self, batch: Batch, contexts: Contexts, choice: tuple[str, ...], rename_type: str | None, *, wrapped: bool
-    ) -> Batch:
-        spec = self.spec
-        return _attach_all(
-            batch,
-            contexts.common,
-            contexts.varying,
-            dialect=choice,
-            limits=self.capabilities.limits,
-            prefix=self.capabilities.cloudevents_prefix,
-            include_message=bool(spec.sink_include_messages),
-            configs=self.configs if spec.sink_include_configs else None,
-            rename_type=rename_type,
-            wrapped=wrapped,
-            key=None if spec.letter_key is None else signing.key(spec.letter_key),
-        )
+            order += rows
+        letters = joined(parts)
+        return letters if len(parts) == 1 else letters.take(sorted(range(len(order)), key=order.__getitem__))
 
 
 def _plain(message: Message, rename_type: str | None, *, wrapped: bool) -> Message:
@@ -263,16 +246,12 @@ def _each(batch: Batch, change: Callable[[Message], Message]) -> Batch:
 
 
 def _identities(group: Group, contexts: Contexts) -> list[str | None]:
-    received, forwarded = group.owner.received, group.owner.context is not None
-    given = group.messages.identity if forwarded else None
+    owner, messages = group.owner, group.messages
+    if owner.context is None and owner.received is None:
+        return list(identity.of_letters(messages, contexts.common, contexts.varying))
+    given = messages.identity if owner.context is not None else None
+    names = repeat(None) if given is None else given.values
     return [
-        name or identity.of_letter(message, contexts.row(index), received)
-        for index, (message, name) in enumerate(
-            zip(group.messages.rows(), repeat(None) if given is None else given.values, strict=False)
-        )
+        name or identity.of_letter(message, contexts.row(row), owner.received)
+        for row, (message, name) in enumerate(zip(messages.rows(), names, strict=False))
     ]
-
-
-def _attach_all(batch: Batch, common: ErrorContext, varying: Mapping[str, Sequence[Any]], **asked: Any) -> Batch:
-    contexts = Contexts(common, varying)
-    return Batch.of([dialects.attach(each, contexts.row(row), **asked) for row, each in enumerate(batch.rows())])
