@@ -20,8 +20,8 @@ from typing import Final, NamedTuple
 
 from redelivery_kafka.client.offset_map import MetadataFull, OffsetMap
 
-#: Slots that a partition has at most: enough for any half of six million letters. Their bits, the day and the blanks
-#: fit in with `METADATA_LENGTH` into the 4,096 characters that a broker takes.
+#: Slots that a partition has at most. Their bits, the day and the blanks fit in with `METADATA_LENGTH` into the 4,096
+#: characters that a broker takes.
 SLOTS: Final = 256
 #: Above every offset.
 _END: Final = 1 << 64
