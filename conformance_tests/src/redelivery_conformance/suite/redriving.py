@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from redelivery.contract.broker import Accept, Broker, DeadLetters, Letter, Sender, Terminate
+from redelivery.contract.broker import Accept, Broker, DeadLetters, Letter, LetterBatch, Sender, Terminate, Wanted
 from redelivery.contract.context import ErrorContext
 from redelivery.contract.message import Message
 from redelivery.deadletters.journal import Journal
@@ -322,6 +322,15 @@ class WatchedLetters(DeadLetters):
 
     def browse(self) -> Iterator[Letter]:
         return self._letters.browse()
+
+    def splits(self, wanted: Wanted) -> Sequence[str]:
+        return self._letters.splits(wanted)
+
+    def read(self, split: str, wanted: Wanted) -> Iterator[LetterBatch]:
+        return self._letters.read(split, wanted)
+
+    def cursor(self, *, after: str | None = None, most: int | None = None) -> str:
+        return self._letters.cursor(after=after, most=most)
 
     def remove(self, positions: Sequence[str]) -> int:
         self._before()
