@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import pytest
 from buried import Place
 
 from redelivery import registry
+from redelivery.contract.message import Batch
+from redelivery.registry import connect
 
 pytest.importorskip("pyspark")
 
@@ -45,7 +48,7 @@ def shelf_path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: redelivery-shelf\nVersion: 1\n")
     (info / "entry_points.txt").write_text(
-        "[redelivery]\nshelf = redelivery_shelf:Shelf\ncrate = redelivery_shelf:Crate\n"
+        "[redelivery]\nshelf = redelivery_shelf:Shelf\ntray = redelivery_shelf:Tray\ncrate = redelivery_shelf:Crate\n"
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(site), prepend=os.pathsep)
@@ -87,6 +90,16 @@ class FreshShelf:
         from redelivery_shelf import stored  # noqa: PLC0415
 
         return stored(self.root / queue)
+
+    def put(self, *messages, queue: str = "orders-dead-letters") -> None:
+        """Put letters on the shelf."""
+        with connect(self.url(queue)) as broker, broker.sender() as sender:
+            sender.send(Batch.of(list(messages)), deadline=time.monotonic() + 10)
+            assert sender.collect(5.0)[0].failures == []
+
+    def remove(self, *positions: int, queue: str = "orders-dead-letters") -> None:
+        with (self.root / queue / "removed").open("a") as note:
+            note.write("".join(f"{each}\n" for each in positions))
 
     def letters(self, queue: str = "orders"):
         return self.messages(f"{queue}-dead-letters")

@@ -1,8 +1,8 @@
 """A broker for tests: messages on a shelf, that is, pickled into a folder that all worker processes share.
 
-`shelf:///folder?queue=name` can all that Spark can use; `crate:` has no keys, headers, destinations or null values, and
-is one host's. A queue `missing` is not there, one `asleep` is not reached, one `unlocked` is insecure, and a password
-other than `open` is refused.
+`shelf:///folder?queue=name` can all that Spark can use. `tray:` can neither split nor stream its letters. `crate:` has
+no keys, headers, destinations or null values, and is one host's. A queue `missing` is not there, one `asleep` is not
+reached, one `unlocked` is insecure, and a password other than `open` is refused.
 Except in `-dead-letters` and `-sink`, what a value begins with decides what happens to it:
 `permanent`, `fatal`, `flaky` (fails once).
 """
@@ -14,6 +14,7 @@ import pickle
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
@@ -25,9 +26,11 @@ from redelivery.contract.broker import (
     DeadLetters,
     Failure,
     Letter,
+    LetterBatch,
     Sender,
     Settled,
     Support,
+    Wanted,
 )
 from redelivery.contract.hooks import hookimpl
 from redelivery.contract.message import Batch, Message
@@ -38,6 +41,8 @@ SHELF = Capabilities(
     send=Y,
     browse=Y,
     dead_letter=Y,
+    splits=Y,
+    cursors=Y,
     keys=Y,
     headers=Y,
     ids=Y,
@@ -46,6 +51,8 @@ SHELF = Capabilities(
     destinations=Y,
     columns={"row": int, "label": str},
 )
+#: As a broker that neither splits its letters nor reads them again from a point.
+TRAY = replace(SHELF, splits=Support.NONE, cursors=Support.NONE)
 CRATE = Capabilities(send=Y, ids=Y, networked=False, cloudevents_prefix=None)
 
 
@@ -110,12 +117,37 @@ class ShelfSender(Sender):
 
 
 class ShelfDeadLetters(DeadLetters):
+    """A letter is named by its place on the shelf; one whose place is noted in the file `removed` is gone."""
+
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def browse(self) -> Iterator[Letter]:
+        note = self._folder / "removed"
+        removed = note.read_text().split() if note.exists() else []
         for index, message in enumerate(stored(self._folder)):
-            yield Letter(position=str(index), message=message, dead_lettered_ms=1_000)
+            if str(index) not in removed:
+                yield Letter(position=str(index), message=message, dead_lettered_ms=1_000)
+
+    def splits(self, wanted: Wanted) -> Sequence[str]:
+        if self._folder.name.startswith("asleep"):
+            raise Retriable("the shelf is asleep", code=Code.UNAVAILABLE)
+        start, end = int(wanted.after or 0), int(wanted.before or len(stored(self._folder)))
+        size = -(-(end - start) // wanted.readers) or 1
+        return [f"{each}-{min(each + size, end)}" for each in range(start, end, size)]
+
+    def read(self, split: str, wanted: Wanted) -> Iterator[LetterBatch]:
+        start, end = map(int, split.split("-"))
+        for letter in self.browse():
+            if start <= int(letter.position) < end:
+                message = letter.message if wanted.wants("value") else replace(letter.message, value=None)
+                yield LetterBatch.of([replace(letter, message=message)])
+
+    def cursor(self, *, after: str | None = None, most: int | None = None) -> str:
+        end = len(stored(self._folder))
+        if int(after or 0) > end:
+            raise Fatal("these letters are of another shelf; begin a new query", code=Code.CONFLICT)
+        return str(end if most is None else min(end, int(after or 0) + most))
 
     def remove(self, positions: Sequence[str]) -> int:
         raise NotImplementedError
@@ -127,13 +159,19 @@ class ShelfDeadLetters(DeadLetters):
         pass
 
 
+class TrayDeadLetters(ShelfDeadLetters):
+    splits = DeadLetters.splits
+    read = DeadLetters.read
+    cursor = DeadLetters.cursor
+
+
 class ShelfBroker(Broker):
     def __init__(self, scheme: str, url: str, options: Mapping[str, str]) -> None:
         parts = urlsplit(url)
         if not parts.path:
             raise InvalidURL(f"{scheme}: the URL needs a folder, as in '{scheme}:///folder?queue=name'")
         self.name = scheme
-        self.capabilities = SHELF if scheme == "shelf" else CRATE
+        self.capabilities = {"shelf": SHELF, "tray": TRAY, "crate": CRATE}[scheme]
         self._base = f"{scheme}://{parts.path}"
         self._root = Path(parts.path)
         self._password = options.get("password", "open")
@@ -153,7 +191,8 @@ class ShelfBroker(Broker):
 
     def dead_letters(self, *, direct: bool = False) -> DeadLetters:
         own = direct or self._queue.endswith("-dead-letters")
-        return ShelfDeadLetters(self._root / (self._queue if own else f"{self._queue}-dead-letters"))
+        kind = ShelfDeadLetters if self.name == "shelf" else TrayDeadLetters
+        return kind(self._root / (self._queue if own else f"{self._queue}-dead-letters"))
 
     def close(self) -> None:
         pass
@@ -183,6 +222,13 @@ class Shelf:
     @hookimpl
     def redelivery_plugin() -> BrokerPlugin:
         return _plugin("shelf", SHELF)
+
+
+class Tray:
+    @staticmethod
+    @hookimpl
+    def redelivery_plugin() -> BrokerPlugin:
+        return _plugin("tray", TRAY)
 
 
 class Crate:

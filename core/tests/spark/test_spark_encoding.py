@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import types as t
-from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from redelivery.contract.broker import Capabilities, Letter, Limits, Support
 from redelivery.contract.context import ErrorContext
@@ -19,7 +19,9 @@ from redelivery.errors import Permanent
 from redelivery.formats import dialects, events, identity
 from redelivery.spark.columns import resolve
 from redelivery.spark.encoding import Encoder
-from redelivery.spark.reader import _FIELDS, _record_batch, unpack
+from redelivery.spark.letter_columns import arrow_array
+from redelivery.spark.letter_rows import unpack
+from redelivery.spark.letter_schema import all_columns
 
 Y = Support.NATIVE
 CAPABILITIES = Capabilities(
@@ -487,15 +489,13 @@ def test_whatever_the_attributes_hold_what_goes_out_is_a_valid_event(rows):
 def again(message, *, mode="structured", capabilities=CAPABILITIES, **changes):
     """The message that a letter becomes which is read as a row, changed, and written."""
     row = unpack(Letter(position="1", message=message, context=None), Targets(), capabilities) | changes
-    columns = t.StructType([each for each in schema_of(capabilities).fields if not each.name.startswith("_")])
-    batch = _record_batch([row], columns)
+    columns = t.StructType([each for each in all_columns(capabilities).fields if not each.name.startswith("_")])
+    arrays = {
+        each.name: arrow_array([row.get(each.name)], each.type) for each in to_arrow_schema(columns, timezone="UTC")
+    }
+    batch = pa.record_batch(arrays)
     messages, rejected = encode(batch, mode=mode, capabilities=capabilities)
     return messages[0] if messages else rejected[0].error
-
-
-def schema_of(capabilities):
-    own = [t.StructField(name, t.LongType()) for name in capabilities.columns]
-    return t.StructType([*own, *(t.StructField(name, kind) for name, kind in _FIELDS.items())])
 
 
 def row_of(message, *allowed, context=None):

@@ -6,13 +6,14 @@ from hostile import FIELDS, MARKS, VALUES, messages
 from hypothesis import given
 from hypothesis import strategies as st
 
-from redelivery.contract.broker import Letter
+from redelivery.contract.broker import Letter, LetterBatch
 from redelivery.contract.context import ErrorContext
 from redelivery.contract.message import Batch, Message
 from redelivery.deadletters.trust import Targets
 from redelivery.registry import connect, installed
+from redelivery.spark.letter_columns import LetterColumns
+from redelivery.spark.letter_schema import schema
 from redelivery.spark.options import ReadSettings
-from redelivery.spark.reader import _record_batch, schema, unpack
 
 WANTED = schema(ReadSettings(url="sqlite:/none.db"))
 THERE = installed().plugins["sqlite"].capabilities
@@ -21,8 +22,8 @@ GOOD = Letter(position="good", message=Message(value=b"v"), context=ErrorContext
 
 def shown(letter):
     """The letter's row, read beside a good one."""
-    rows = [unpack(each, Targets(allowed=("*",)), THERE) for each in (letter, GOOD)]
-    found = _record_batch(rows, WANTED).to_pylist()
+    columns = LetterColumns(WANTED, Targets(allowed=("*",)), THERE)
+    found = columns.record_batch(LetterBatch.of([letter, GOOD])).to_pylist()
     assert found[1]["_error"]["message"] == "good"
     assert found[1]["_error"]["attempts"] == 3
     return found[0]

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from redelivery.contract.broker import BrokerPlugin
 from redelivery.formats.specs.options import OPTIONS
 from redelivery.registry import Registry
-from redelivery.spark.options import READ, SINK_PREFIX, WRITE
+from redelivery.spark.options import READ, READ_STREAM, SINK_PREFIX, WRITE
 
 _HEAD = """\
 # All options
@@ -33,6 +33,8 @@ def _lines(found: Registry) -> Iterator[str]:
     yield from _table("The delivery spec", "How rows are retried, and where they go that fail for good.", OPTIONS)
     yield from _table("Writing from Spark", 'Of `df.write.format("redelivery")`, `writeStream` and `deliver()`.', WRITE)
     yield from _table("Reading dead letters in Spark", 'Of `spark.read.format("redelivery")`.', READ)
+    about = 'Of `spark.readStream.format("redelivery")`, besides those of a read.'
+    yield from _table("Streams of dead letters in Spark", about, READ_STREAM)
     for plugin in found.plugins.values():
         if plugin.options or plugin.open_options:
             yield from _table(f"Client options: {plugin.name}", _about(plugin), _prefixed(plugin))

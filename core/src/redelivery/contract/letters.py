@@ -70,10 +70,14 @@ class LetterBatch:
         return self.messages.length
 
     def letter(self, index: int) -> Letter:
-        """Return letter `index`, for people."""
+        """Return letter `index`, for people. A column of the broker's own that is null there is not in its `extra`."""
+        message = self.messages.row(index)
+        if message.extra:
+            known = {name: value for name, value in message.extra.items() if value is not None}
+            message = replace(message, extra=known)
         return Letter(
             position=self.position.values[index],
-            message=self.messages.row(index),
+            message=message,
             context=self.contexts.get(index),
             dead_lettered_ms=None if self.dead_lettered_ms is None else self.dead_lettered_ms.values[index],
             signed=None if self.signed is None else self.signed.values[index],

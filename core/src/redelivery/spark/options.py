@@ -5,9 +5,11 @@ Spark lower-cases option names, so names are read in any case.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
@@ -25,6 +27,7 @@ from redelivery.base.urls import (
 from redelivery.contract.broker import BrokerPlugin
 from redelivery.contract.hooks import GROUP
 from redelivery.contract.spec import NATIVE, DeliverySpec
+from redelivery.deadletters.selection import Selection
 from redelivery.errors import ConfigurationError, InvalidSpec
 from redelivery.formats import signing
 from redelivery.formats.specs import options as forms
@@ -68,11 +71,28 @@ READ: Final[Mapping[str, str]] = {
     "deadLetters": "true: read the dead letters (there is nothing else to read yet)",
     "deadLetterSink": "the sink's own URL, where letters went to a sink rather than to the native place",
     "run": "only the letters of this run (`DeliveryReport.run`)",
+    "since": "only letters that were dead-lettered at this time or later: ISO 8601 with a time zone, as in "
+    "`2026-01-31T12:00:00Z`; letters whose time is unknown are read too",
+    "until": "only letters that were dead-lettered before this time; as `since`",
+    "where": "only letters that meet this condition of the command line, as in `code=TOO_LARGE` or `reason~timeout`; "
+    "of several conditions, one a line, all must hold",
+    "columns": "only these columns, separated by commas, as in `key, _error.code`: what only "
+    "others need is not decoded",
+    "minPartitions": "by about how many tasks the letters are read at least, where the broker can split them (twice "
+    "the CPUs of the driver's machine, at least 8)",
     "letterKey": "references of the keys that letters were signed with, separated by commas: headers of unsigned "
     "letters are not believed, and the targets of signed letters become columns",
     "allowTargets": "which targets of letters become columns of a row, and so choose where it is written: names or "
     "shell patterns, separated by commas (`column=value` for a broker's column that routes)",
 }
+#: Options of a stream of dead letters, besides those of a read.
+READ_STREAM: Final[Mapping[str, str]] = {
+    "startingLetters": "of a new query: earliest (default), so that it begins with the letters that exist, or latest",
+    "maxLettersPerTrigger": "about how many letters a micro-batch has at most (no limit)",
+}
+#: A cluster has at least so many cores.
+_LEAST_READERS: Final = 8
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 #: `sink.<broker>.<name>`: client options of the sinks.
 SINK_PREFIX: Final = "sink."
 
@@ -124,18 +144,32 @@ class ReadSettings:
             names.
         client: client options, with their prefix.
         run: only letters of this run.
+        since_ms, until_ms: only letters that were dead-lettered at this time or later, and before that time,
+            milliseconds since the epoch, or at an unknown time.
+        where: only letters that meet these conditions of a `Selection`.
+        columns: names of the columns, `_error.<name>` for a part; empty: all.
+        readers: by how many tasks the letters are read where nothing else decides.
         allow_targets: targets of letters that may become columns.
         keys: references of the keys that letters were signed with.
         shared_mount: a one-host place may be used on a cluster.
+        from_latest: a new stream begins behind the letters that exist.
+        per_trigger: letters of a micro-batch; None: all.
     """
 
     url: str
     direct: bool = False
     client: Mapping[str, str] = field(default_factory=dict)
     run: str | None = None
+    since_ms: int | None = None
+    until_ms: int | None = None
+    where: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    readers: int = 8
     allow_targets: tuple[str, ...] = ()
     keys: tuple[str, ...] = ()
     shared_mount: bool = False
+    from_latest: bool = False
+    per_trigger: int | None = None
 
 
 def read_write_options(options: Mapping[str, str], *, spec: DeliverySpec | None = None) -> WriteSettings:
@@ -178,9 +212,10 @@ def read_write_options(options: Mapping[str, str], *, spec: DeliverySpec | None 
     )
 
 
-def read_read_options(options: Mapping[str, str]) -> ReadSettings:
-    """Check the options of a read. Raises as `read_write_options`."""
-    own, _, client, sink_client = _sort(options, READ, with_spec=False)
+def read_read_options(options: Mapping[str, str], *, stream: bool = True) -> ReadSettings:
+    """Check the options of a read, or of a stream of letters. Raises as `read_write_options`."""
+    known_options = {**READ, **READ_STREAM} if stream else READ
+    own, _, client, sink_client = _sort(options, known_options, with_spec=False)
     if not _flag(own, "deadLetters"):
         raise ConfigurationError(
             'only dead letters can be read: say .option("deadLetters", True); a queue is consumed by a subscription'
@@ -192,15 +227,24 @@ def read_read_options(options: Mapping[str, str]) -> ReadSettings:
     if not plugin.capabilities.browse:
         raise ConfigurationError(f"{plugin.name!r} places cannot be browsed, so their dead letters cannot be read")
     mine = {**client, **{name.removeprefix(SINK_PREFIX): value for name, value in sink_client.items()}}
-    known = _known(READ, plugin)
+    known = _known(known_options, plugin)
+    where = tuple(each for each in own.get("where", "").splitlines() if each.strip())
+    Selection.parse(*where)
     return ReadSettings(
         url=url,
         direct=direct,
         client=_client_options(url, plugin, mine, own, known=known),
         run=own.get("run"),
+        since_ms=_moment_ms(own, "since"),
+        until_ms=_moment_ms(own, "until"),
+        where=where,
+        columns=_names(own.get("columns", "")),
+        readers=_count(own, "minPartitions", max(_LEAST_READERS, 2 * (os.cpu_count() or 1))),
         keys=signing.references(own.get("letterKey")),
-        allow_targets=tuple(each.strip() for each in own.get("allowTargets", "").split(",") if each.strip()),
+        allow_targets=_names(own.get("allowTargets", "")),
         shared_mount=_flag(own, "sharedMount"),
+        from_latest=_starts_from_latest(own.get("startingLetters", "earliest")),
+        per_trigger=_count(own, "maxLettersPerTrigger", 1) if "maxLettersPerTrigger" in own else None,
     )
 
 
@@ -373,6 +417,30 @@ def _count(own: Mapping[str, str], name: str, default: int) -> int:
     if not re.fullmatch(r"[0-9]{1,15}", text) or int(text) == 0:
         raise ConfigurationError(f"{name} must be a whole number above 0, not {text!r}")
     return int(text)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(each.strip() for each in text.split(",") if each.strip())
+
+
+def _moment_ms(own: Mapping[str, str], name: str) -> int | None:
+    """Return a time in milliseconds since the epoch; None where it is not given."""
+    text = own.get(name)
+    if text is None:
+        return None
+    try:
+        moment = datetime.fromisoformat(text.strip())
+    except ValueError:
+        moment = None
+    if moment is None or moment.tzinfo is None:
+        raise ConfigurationError(f"{name} must be ISO 8601 with a time zone, as in 2026-01-31T12:00:00Z, not {text!r}")
+    return (moment - _EPOCH) // timedelta(milliseconds=1)
+
+
+def _starts_from_latest(text: str) -> bool:
+    if text.lower() not in ("earliest", "latest"):
+        raise unknown("startingLetters", text, ("earliest", "latest"))
+    return text.lower() == "latest"
 
 
 def _flag(own: Mapping[str, str], name: str, *, default: Literal["true", "false"] = "false") -> bool:

@@ -44,7 +44,7 @@ from redelivery.policy.rate import RateLimit
 from redelivery.spark import job as jobs
 from redelivery.spark.columns import READ_ONLY, Layout, encode_rows
 from redelivery.spark.connections import task_connections
-from redelivery.spark.options import ReadSettings, WriteSettings, read_write_options
+from redelivery.spark.options import WriteSettings, read_write_options
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -434,10 +434,10 @@ def _send_rows(work: _Work, plan: Sequence[Part], layout: Layout, batches: Itera
 
 def _letters_schema(url: str) -> t.StructType:
     """Return the columns of letters that go to a destination: those of a read, without those that it cannot take."""
-    from redelivery.spark.reader import schema  # noqa: PLC0415 - imports an Arrow library
+    from redelivery.spark.letter_schema import all_columns  # noqa: PLC0415 - only where letters are mended
 
     there = registry.installed().by_url(url).capabilities
-    fields = [each for each in schema(ReadSettings(url=url)).fields if there.destinations or each.name != "destination"]
+    fields = [each for each in all_columns(there).fields if there.destinations or each.name != "destination"]
     return t.StructType(fields)
 
 
@@ -445,15 +445,14 @@ class _LetterRows:
     """Makes record batches of letters for a destination."""
 
     def __init__(self, url: str, allow_targets: Sequence[str]) -> None:
-        self._schema = _letters_schema(url)
-        self._there = registry.installed().by_url(url).capabilities
-        self._targets = Targets(allowed=tuple(allow_targets))
+        from redelivery.spark.letter_columns import LetterColumns  # noqa: PLC0415 - imports an Arrow library
+
+        there = registry.installed().by_url(url).capabilities
+        self._columns = LetterColumns(_letters_schema(url), Targets(allowed=tuple(allow_targets)), there)
 
     def __call__(self, batch: LetterBatch) -> Any:
         """Return letters as a record batch."""
-        from redelivery.spark.reader import _record_batch, unpack  # noqa: PLC0415
-
-        return _record_batch([unpack(each, self._targets, self._there) for each in batch.letters()], self._schema)
+        return self._columns.record_batch(batch)
 
 
 class _RowsOfPart:

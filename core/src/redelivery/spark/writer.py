@@ -29,7 +29,7 @@ from redelivery.spark.options import read_read_options, read_write_options
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
-    from pyspark.sql.datasource import DataSourceReader
+    from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
 
 log = logging.getLogger("redelivery.spark")
 
@@ -59,18 +59,26 @@ class RedeliveryDataSource(DataSource):
     # The reader is imported where it is used: Spark plans and commits each write in its own short process.
 
     def schema(self) -> StructType:
-        from redelivery.spark import reader  # noqa: PLC0415 - see above
+        from redelivery.spark import letter_schema  # noqa: PLC0415 - see above
 
         try:
-            return reader.schema(read_read_options(self.options))
+            return letter_schema.schema(read_read_options(self.options))
         except RedeliveryError as error:
             raise plain(error) from None
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        from redelivery.spark import reader  # noqa: PLC0415 - see above
+        from redelivery.spark.letters_reader import DeadLetterReader  # noqa: PLC0415 - see above
 
         try:
-            return reader.DeadLetterReader(read_read_options(self.options), schema)
+            return DeadLetterReader(read_read_options(self.options, stream=False), schema)
+        except RedeliveryError as error:
+            raise plain(error) from None
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
+        from redelivery.spark.letters_stream import DeadLetterStreamReader  # noqa: PLC0415 - see above
+
+        try:
+            return DeadLetterStreamReader(read_read_options(self.options), schema)
         except RedeliveryError as error:
             raise plain(error) from None
 

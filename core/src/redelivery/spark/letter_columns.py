@@ -1,0 +1,345 @@
+"""Dead letters as columns of Arrow, many at a time: what `letter_rows.unpack` gives row by row.
+
+Events in their values, which are rare, take that way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+from pyspark.sql import types as t
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from redelivery.contract.broker import Capabilities, Letter, LetterBatch
+from redelivery.contract.message import Batch, Column, Headers, Message
+from redelivery.deadletters.operations import HOP_MARK, original_id
+from redelivery.deadletters.trust import Targets, context_of
+from redelivery.formats import dialects, events
+from redelivery.spark import letter_schema
+from redelivery.spark.letter_rows import binary_event, micros, unpack
+from redelivery.spark.letter_schema import ERROR, POSITION
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch
+
+#: Parts of `_error` and the field of a context that each shows.
+_CONTEXT: Final[Mapping[str, str]] = {
+    **{name: name for name in ("code", "native_code", "kind", "stage", "broker", "destination", "message_id")},
+    **{name: name for name in ("attempts", "attempts_total", "hops", "maybe_delivered")},
+    **{name: name for name in ("query", "batch", "partition", "run", "target")},
+    "message": "reason",
+    "first_failure": "first_failure_ms",
+    "last_failure": "last_failure_ms",
+}
+_MOMENTS: Final = frozenset({"first_failure", "last_failure"})
+#: Texts that a context holds as "" where they are unknown.
+_TEXTS: Final = frozenset({"message", "kind"})
+#: The key of `_error.target` among columns that are named by their own names.
+_TARGET: Final = f"{ERROR}.target"
+#: So many sets of header names, and so many markers, are remembered: anyone may write more.
+_REMEMBERED: Final = 10_000
+
+
+class LetterColumns:
+    """Makes record batches of letters.
+
+    Args:
+        wanted: the columns: some of `letter_schema.schema`.
+        targets: targets of letters that may become columns.
+        there: the broker's capabilities.
+
+    Attributes:
+        sources: columns of `Batch` that the wanted ones are read from; of an event in its value, see `reads_values`.
+        reads_values: a letter that is an event in its value (`is_structured`) is read from its value, too.
+    """
+
+    def __init__(self, wanted: t.StructType, targets: Targets, there: Capabilities) -> None:
+        self._names = wanted.names
+        self._arrow = to_arrow_schema(wanted, timezone="UTC")
+        self._parts = letter_schema.error_parts(wanted)
+        self._targets = targets
+        self._there = there
+        self.sources = letter_schema.sources(wanted)
+        self.reads_values = bool({*self._names, *self._parts} - {ERROR, POSITION, "dead_lettered"})
+        self._shapes: dict[tuple[str, ...], tuple[str | None, bool]] = {}
+        self._hops: dict[bytes | None, int] = {}
+        self._found: dict[tuple[str | None, ...], tuple[str | None, dict[str, str | None]]] = {}
+        #: The columns that choose where a row is written: `destination`, and the broker's own.
+        self._routes = tuple(self._of_letter(_nameless(Message(value=None)))[1])
+
+    def record_batch(self, letters: LetterBatch) -> RecordBatch:
+        """Return the letters as a record batch, in their order. No letter fails its neighbours, whatever it holds."""
+        odd = self.structured(letters.messages) if self.reads_values else []
+        if not odd:
+            return self._assembled(self._usual(letters), len(letters))
+        at = set(odd)
+        usual = [index for index in range(len(letters)) if index not in at]
+        rows = [unpack(letters.letter(index), self._targets, self._there) for index in odd]
+        columns: dict[str, Any] = {name: [row.get(name) for row in rows] for name in self._names}
+        if ERROR in columns:
+            columns[ERROR] = {part: [row[ERROR][part] for row in rows] for part in self._parts}
+        if "headers" in columns:
+            columns["headers"] = [
+                None if each is None else tuple((header["key"], header["value"]) for header in each)
+                for each in columns["headers"]
+            ]
+        if usual:
+            columns = _merged(columns, odd, self._usual(letters.take(usual)), usual)
+        return self._assembled(columns, len(letters))
+
+    def structured(self, messages: Batch) -> list[int]:
+        """Return which messages declare that their value is an event."""
+        if messages.headers is None:
+            return []
+        shapes = map(self._shape, messages.headers.values)
+        return [
+            index
+            for index, ((_, typed), headers) in enumerate(zip(shapes, messages.headers.values, strict=True))
+            if typed and events.is_structured(Message(value=None, headers=headers))
+        ]
+
+    def _usual(self, letters: LetterBatch) -> dict[str, Any]:
+        """Return the wanted columns of letters none of which is an event in its value: None where all are null."""
+        messages, known = letters.messages, self._contexts(letters)
+        targets = self._named_targets(letters, known)
+        columns: dict[str, Any] = {}
+        if {*self._names} - {ERROR, POSITION}:
+            attributes, headers, hops = self._unpacked(messages, len(letters))
+            columns |= attributes
+            for name in {*self._names} & messages.extra.keys():
+                columns[name] = _or(messages.extra[name].values, columns.get(name))
+            columns["headers"] = headers
+            if "id" in self._names:
+                columns["id"] = _ids(messages.id, known["message_id"], attributes.get("id"), hops)
+        columns |= targets
+        columns["key"] = _as_is(messages.key)
+        columns["value"] = _as_is(messages.value)
+        if "timestamp" in self._names:
+            columns["timestamp"] = _moments(messages.timestamp_ms)
+        columns[POSITION] = letters.position.values
+        columns[ERROR] = {part: self._part(part, letters, known, targets) for part in self._parts}
+        return {name: columns.get(name) for name in self._names}
+
+    def _contexts(self, letters: LetterBatch) -> dict[str, list[Any]]:
+        """Return the fields of the letters' contexts that the wanted columns show."""
+        fields = {_CONTEXT[part] for part in self._parts if part in _CONTEXT}
+        if "id" in self._names:
+            fields.add("message_id")
+        if "target" in fields or {*self._names} & {*self._routes}:
+            fields |= {"target", "extra"}
+        return contexts(letters, fields)
+
+    def _unpacked(self, messages: Batch, count: int) -> tuple[dict[str, list[Any]], list[Headers], list[int]]:
+        """Return the attributes of events in headers, the other headers, and the hops, as of redriven messages."""
+        if messages.headers is None:
+            return {}, [()] * count, [1] * count
+        found = [dialects.redriven(Message(value=None, headers=each)).headers for each in messages.headers.values]
+        attributes: dict[str, list[Any]] = {}
+        hops = []
+        for index, headers in enumerate(found):
+            prefix, _ = self._shape(headers)
+            hops.append(self._hop(headers))
+            if prefix is not None:
+                own, found[index] = binary_event(headers, prefix)
+                for name, value in own.items():
+                    if name not in attributes:
+                        attributes[name] = [None] * count
+                    attributes[name][index] = value
+        return attributes, found, hops
+
+    def _hop(self, headers: Headers) -> int:
+        """Return the hop in the marker of a message."""
+        mark = next((value for name, value in headers if name in dialects.MARKERS), None)
+        found = self._hops.get(mark)
+        if found is None or mark is None:
+            found = dialects.history(Message(value=None, headers=headers)).hops
+            if sum(name in dialects.MARKERS for name, _ in headers) == 1 and len(self._hops) < _REMEMBERED:
+                self._hops[mark] = found
+        return found
+
+    def _shape(self, headers: Headers) -> tuple[str | None, bool]:
+        """Return the prefix of an event in headers, and whether a content type is among them: both by their names."""
+        names = tuple(name for name, _ in headers)
+        found = self._shapes.get(names)
+        if found is None:
+            typed = any(name.lower() == "content-type" for name in names)
+            found = events.prefix_in(Message(value=None, headers=headers)), typed
+            if len(self._shapes) < _REMEMBERED:
+                self._shapes[names] = found
+        return found
+
+    def _named_targets(self, letters: LetterBatch, known: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
+        """Return the targets that may become columns, and all targets of a letter as one text (`_TARGET`)."""
+        if "target" not in known:
+            return {}
+        count, messages = len(letters), letters.messages
+        columns: dict[str, list[Any]] = {name: [None] * count for name in (*self._routes, _TARGET)}
+        given = {name: messages.extra[name].values for name in self._routes if name in messages.extra}
+        own = [None] * count if messages.destination is None else messages.destination.values
+        signed = [None] * count if letters.signed is None else letters.signed.values
+        rows = zip(own, known["target"], known["extra"], signed, strict=True)
+        for index, (destination, target, extra, trusted) in enumerate(rows):
+            if not (destination or target or extra or given):
+                continue
+            routes = {**extra, **{name: values[index] for name, values in given.items() if values[index] is not None}}
+            named = (destination or target, *(str(routes.get(name) or "") for name in self._routes[1:]))
+            if any(named):
+                text, there = self._of_letter(letters.letter(index)) if trusted else self._of_names(named)
+                columns[_TARGET][index] = text
+                for name, value in there.items():
+                    columns[name][index] = value
+        return columns
+
+    def _of_names(self, named: tuple[str | None, ...]) -> tuple[str | None, dict[str, str | None]]:
+        """Return the targets of these names, one for each of `_routes`, as text and as columns."""
+        found = self._found.get(named)
+        if found is None:
+            destination, *routes = named
+            extra = dict(zip(self._routes[1:], routes, strict=True))
+            found = self._of_letter(_nameless(Message(value=None, destination=destination, extra=extra)))
+            if len(self._found) < _REMEMBERED:
+                self._found[named] = found
+        return found
+
+    def _of_letter(self, letter: Letter) -> tuple[str | None, dict[str, str | None]]:
+        return self._targets.of(letter, self._there), self._targets.columns(letter, self._there)
+
+    def _part(
+        self,
+        part: str,
+        letters: LetterBatch,
+        known: Mapping[str, list[Any]],
+        targets: Mapping[str, list[Any]],
+    ) -> list[Any] | None:
+        """Return a part of `_error`."""
+        if part == "dead_lettered":
+            return _moments(letters.dead_lettered_ms)
+        if part == "target":
+            return targets[_TARGET]
+        values = known[_CONTEXT[part]]
+        if part in _MOMENTS:
+            return list(map(micros, values))
+        if part in _TEXTS:
+            return [each or None for each in values]
+        if part == "message_id" and letters.messages.id is not None:
+            return [each or own for each, own in zip(values, letters.messages.id.values, strict=True)]
+        return values
+
+    def _assembled(self, columns: Mapping[str, Any], count: int) -> RecordBatch:
+        arrays = []
+        for field in self._arrow:
+            values = columns[field.name]
+            if field.name == ERROR:
+                parts = [arrow_array(values[each.name], each.type, count) for each in field.type]
+                arrays.append(pa.StructArray.from_arrays(parts, fields=list(field.type)))
+            elif field.name == "headers" and values is not None:
+                arrays.append(_headers(values, field.type))
+            else:
+                arrays.append(arrow_array(values, field.type, count))
+        return pa.RecordBatch.from_arrays(arrays, schema=self._arrow)
+
+
+def contexts(letters: LetterBatch, fields: Collection[str]) -> dict[str, list[Any]]:
+    """Return these fields of the letters' contexts (`context_of`), by their names."""
+    if not fields:
+        return {}
+    found = [context_of(each) for each in letters.letters()]
+    return {field: [getattr(each, field) for each in found] for field in fields}
+
+
+def _nameless(message: Message) -> Letter:
+    return Letter(position="", message=message)
+
+
+def _as_is(column: Column[bytes | None] | None) -> Any:
+    return None if column is None else column.values if column.arrow is None else column.arrow
+
+
+def _moments(column: Column[int | None] | None) -> list[int | None] | None:
+    return None if column is None else list(map(micros, column.values))
+
+
+def _ids(own: Column[str | None] | None, first: list[Any], attribute: list[Any] | None, hops: list[int]) -> list[Any]:
+    """Return the id of each message's next hop: of its own, its first or its event's."""
+    count = len(hops)
+    several = zip(own.values if own is not None else [None] * count, first, attribute or [None] * count, strict=True)
+    names = [mine or known or event for mine, known, event in several]
+    return [name and f"{original_id(name, hop - 1)}{HOP_MARK}{hop}" for name, hop in zip(names, hops, strict=True)]
+
+
+def _or(values: list[Any], others: list[Any] | None) -> list[Any]:
+    if others is None:
+        return values
+    return [other if value is None else value for value, other in zip(values, others, strict=True)]
+
+
+def _merged(
+    some: Mapping[str, Any], at: Sequence[int], others: Mapping[str, Any], elsewhere: Sequence[int]
+) -> dict[str, Any]:
+    """Return columns of the rows `at` some indices and of the `others`, in the order of the indices."""
+    count = len(at) + len(elsewhere)
+    merged: dict[str, Any] = {}
+    for name, values in some.items():
+        if name == ERROR:
+            merged[name] = _merged(values, at, others[name], elsewhere)
+            continue
+        column: list[Any] = [None] * count
+        for indices, part in ((at, values), (elsewhere, others[name])):
+            if isinstance(part, pa.Array):
+                part = part.to_pylist()  # noqa: PLW2901 - the same values
+            for index, value in zip(indices, part or (), strict=bool(part)):
+                column[index] = value
+        merged[name] = column
+    return merged
+
+
+def _headers(values: Sequence[Headers | None], kind: Any) -> Any:
+    """Return lists of headers: built flat, as an object for each would take as long as all the rest."""
+    flat = [pair for each in values if each for pair in each]
+    offsets, end = [], 0
+    for each in values:
+        offsets.append(end if each else None)
+        end += len(each or ())
+    name, value = kind.value_type
+    pairs = pa.StructArray.from_arrays(
+        [
+            arrow_array([key for key, _ in flat], name.type, end),
+            arrow_array([body for _, body in flat], value.type, end),
+        ],
+        fields=[name, value],
+    )
+    return pa.ListArray.from_arrays(pa.array([*offsets, end], pa.int32()), pairs, type=kind)
+
+
+def arrow_array(values: Any, kind: Any, count: int = 0) -> Any:
+    """Return values as an array of this type; `count` nulls for None. A value that does not fit is null alone."""
+    if values is None:
+        return pa.nulls(count, kind)
+    if isinstance(values, pa.Array):
+        return values if values.type == kind else values.cast(kind)
+    try:
+        return pa.array(values, kind)
+    except (ValueError, TypeError, OverflowError):
+        return pa.array([_fitting(each, kind) for each in values], kind)
+
+
+def _fitting(value: Any, kind: Any) -> Any:
+    """Return a value that its column can hold: half a character is replaced, a value that does not fit is null."""
+    whole = _whole(value)
+    try:
+        pa.array([whole], kind)
+    except (ValueError, TypeError, OverflowError):
+        return None
+    return whole
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, dict):
+        return {_whole(name): _whole(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_whole(each) for each in value]
+    return value

@@ -1,0 +1,136 @@
+"""Letters as columns are the rows that each of them is alone. Without Spark."""
+
+from dataclasses import replace
+
+from hostile import messages
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from redelivery.contract.broker import Capabilities, Letter, LetterBatch, Limits, Support
+from redelivery.contract.context import ErrorContext
+from redelivery.contract.message import Column, Message
+from redelivery.deadletters.trust import Targets
+from redelivery.formats import dialects, events
+from redelivery.spark import letter_schema
+from redelivery.spark.letter_columns import LetterColumns, arrow_array
+from redelivery.spark.letter_rows import unpack
+
+Y = Support.NATIVE
+THERE = Capabilities(
+    send=Y, browse=Y, destinations=Y, columns={"exchange": str, "row": int, "type": str}, routes=frozenset({"exchange"})
+)
+WHOLE = letter_schema.all_columns(THERE)
+NAMES = [*WHOLE.names, *(f"_error.{each}" for each in WHOLE["_error"].dataType.names)]
+
+contexts = st.builds(
+    ErrorContext,
+    reason=st.sampled_from(["", "refused", "half \ud800"]),
+    kind=st.sampled_from(["", "permanent", "expired"]),
+    code=st.sampled_from([None, "TOO_LARGE"]),
+    attempts=st.none() | st.integers(0, 9),
+    hops=st.integers(0, 3),
+    target=st.sampled_from([None, "orders", "other"]),
+    message_id=st.sampled_from([None, "", "m~1", "m"]),
+    destination=st.sampled_from([None, "shelf:///x"]),
+    first_failure_ms=st.none() | st.integers(0, 2**40),
+    run=st.sampled_from([None, "r"]),
+    extra=st.sampled_from([{}, {"exchange": "e"}, {"exchange": "", "x": "y"}]),
+)
+bare = st.builds(
+    Message,
+    value=st.sampled_from([None, b"", b"v", b'{"a": 1}']),
+    key=st.none() | st.binary(max_size=3),
+    headers=st.sampled_from(
+        [
+            (),
+            (("own", b"1"), ("own", None)),
+            (("content-type", b"text/plain"), ("half\ud800", b"")),
+            *(
+                (*((prefix + name, value) for name, value in attributes), ("x", b"y"), ("Content-Type", b"a/b"))
+                for prefix in ("ce_", "cloudEvents:")
+                for attributes in (
+                    (("specversion", b"1.0"), ("id", b"e"), ("source", b"/s"), ("type", b"t")),
+                    (("specversion", b"1.0"), ("id", b"e"), ("source", b"/s"), ("type", b"t"), ("time", b"noon")),
+                    (("specversion", b"1.0"), ("id", b""), ("source", b"/s"), ("type", b"t"), ("trace", b"\xff")),
+                    (("id", b"e"), ("source", b"/s"), ("type", b"t"), ("time", b"2024-01-31T12:00:00Z")),
+                )
+            ),
+        ]
+    ),
+    id=st.sampled_from([None, "", "i", "i~1"]),
+    destination=st.sampled_from([None, None, "orders", "other"]),
+    timestamp_ms=st.none() | st.integers(-(2**50), 2**50),
+    extra=st.dictionaries(st.sampled_from(["exchange", "row", "type", "unknown"]), st.sampled_from(["", "e", 1, "f"])),
+)
+structured = bare.map(events.wrapped)
+written = st.builds(
+    lambda message, context, dialect, wrapped, retype, key: dialects.attach(
+        dialects.redriven(message) if retype else message,
+        context,
+        dialect=dialect,
+        limits=Limits(),
+        prefix="ce_",
+        wrapped=wrapped,
+        rename_type="dead" if retype else None,
+        key=key,
+    ),
+    bare | structured,
+    contexts,
+    st.sampled_from(["connect", "json", ("deadletter", "knativeerror"), ("connect", "knativeerror")]),
+    st.booleans(),
+    st.booleans(),
+    st.none() | st.just(b"k" * 16),
+)
+letters = st.builds(
+    Letter,
+    position=st.sampled_from(["1", "2"]),
+    message=bare | written | written | messages,
+    context=st.none() | contexts,
+    dead_lettered_ms=st.none() | st.integers(),
+    signed=st.none() | st.booleans(),
+)
+allowed = st.sampled_from([(), ("*",), ("orders", "exchange=*")])
+
+
+def by_rows(batch, wanted, targets):
+    """The columns of a batch as its rows say, one by one."""
+    rows = [unpack(each, targets, THERE) for each in batch.letters()]
+    arrow = to_arrow_schema(wanted, timezone="UTC")
+    columns = {field: [_pruned(row.get(field.name), field) for row in rows] for field in arrow}
+    return {field.name: arrow_array(values, field.type).to_pylist() for field, values in columns.items()}
+
+
+def _pruned(value, field):
+    return {each.name: value[each.name] for each in field.type} if field.name == "_error" else value
+
+
+@given(st.lists(letters, min_size=1, max_size=6), allowed)
+def test_columns_are_rows(found, admitted):
+    batch = LetterBatch.of(found)
+    targets = Targets(allowed=admitted)
+    assert LetterColumns(WHOLE, targets, THERE).record_batch(batch).to_pydict() == by_rows(batch, WHOLE, targets)
+
+
+@given(
+    st.lists(letters, min_size=1, max_size=3),
+    st.lists(st.sampled_from(NAMES), min_size=1),
+)
+def test_any_columns_alone_are_those_columns(found, names):
+    """Decoded from what they are read from, and from nothing else."""
+    wanted = letter_schema.only(WHOLE, names)
+    columns = LetterColumns(wanted, Targets(), THERE)
+    batch = LetterBatch.of(found)
+    whole = columns.reads_values and columns.structured(batch.messages)
+    narrow = batch if whole else without(batch, columns.sources)
+    assert columns.record_batch(narrow).to_pydict() == by_rows(batch, wanted, Targets())
+
+
+def without(batch, kept):
+    """The batch as a plugin returns it that has read nothing but these columns."""
+    given_up = {name: None for name in ("key", "headers", "id", "destination", "timestamp_ms") if name not in kept} | (
+        {"extra": {}} if "extra" not in kept else {}
+    )
+    if "value" not in kept:
+        given_up["value"] = Column.of([None] * len(batch))
+    return replace(batch, messages=replace(batch.messages, **given_up))
