@@ -17,6 +17,7 @@ from pyspark.sql import types as t
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from redelivery import registry
+from redelivery.codes import Code
 from redelivery.contract.broker import Broker, DeadLetters, LetterBatch, Wanted
 from redelivery.deadletters.selection import Selection
 from redelivery.deadletters.trust import Targets
@@ -159,7 +160,7 @@ def _from(batches: Iterator[LetterBatch], seen: frozenset[str]) -> Iterator[Lett
             yield batch if first == 0 else batch.take(range(first, len(batch)))
             yield from batches
             return
-    raise Retriable("these letters were removed while they were read; read them again")
+    raise Retriable("these letters were removed while they were read; read them again", code=Code.CONFLICT)
 
 
 class Selected:
