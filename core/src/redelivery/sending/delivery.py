@@ -72,6 +72,7 @@ class Delivery:
         bounds: Bounds | None = None,
         flow: Flow | None = None,
         connection_factory: ConnectionFactory | None = None,
+        skipped: Callable[[Sequence[int]], None] = lambda _: None,
     ) -> Self:
         """Connect the destination and its sinks.
 
@@ -83,6 +84,7 @@ class Delivery:
             bounds: how much may be held in memory.
             flow: in which order, and how fast.
             connection_factory: opens a connection to a broker; by default `connected`.
+            skipped: called, on another thread, with the positions of rows that were given up without a sink.
 
         Raises:
             ConfigurationError, Unsupported, BrokerError: nothing was sent.
@@ -103,7 +105,7 @@ class Delivery:
                 connector.destination(broker),
                 *(connector.sink(sink, broker) for sink in spec.dead_letter_sink),
             ]
-            engine = Engine(send_queues, spec, origin, clock, random_module.random, flow)
+            engine = Engine(send_queues, spec, origin, clock, random_module.random, flow, skipped=skipped)
             return cls(engine, send_queues, resources.pop_all())
         raise AssertionError("unreachable")
 

@@ -75,6 +75,7 @@ class Engine:
         random: returns a number in [0, 1), for jitter.
         flow: in which order, and how fast.
         delivered: called with the positions of rows that the destination has confirmed; None: not reported.
+        skipped: called with the positions of rows that were given up without a sink.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class Engine:
         random: Callable[[], float],
         flow: Flow | None = None,
         delivered: Callable[[list[int]], None] | None = None,
+        skipped: Callable[[Sequence[int]], None] = lambda _: None,
     ) -> None:
         flow = flow or Flow()
         self.report = DeliveryReport(primary=send_queues[0].url, run=origin.run)
@@ -97,6 +99,7 @@ class Engine:
         self._tolerance = Tolerance(spec)
         self._errors = ErrorLog(spec, origin)
         self._delivered = delivered
+        self._skipped = skipped
         self._rate = RateLimit(flow.rows_per_second)
         self._order: KeyOrder | None = None
         if flow.ordering == "key":
@@ -449,6 +452,7 @@ class Engine:
         if self._spec.dead_letter_sink:
             raise self._failure(group, "no dead letter sink could take it")
         self.report.skipped += len(group)
+        self._skipped(group.positions)
         self.report.because(group.reason, len(group))
         self.report.errors_logged += self._log(group, range(len(group)), "skipped (allowSkip)")
         self._handled(group)

@@ -25,6 +25,7 @@ from redelivery.spark import columns, jsonform
 from redelivery.spark import job as jobs
 from redelivery.spark.columns import READ_ONLY
 from redelivery.spark.options import EXTENSIONS, READ, SINK_PREFIX, read_write_options
+from redelivery.spark.redelivered import Redelivered
 from redelivery.spark.redriving import redrive
 
 if TYPE_CHECKING:
@@ -71,20 +72,34 @@ def deliver(df: DataFrame, url: str, spec: DeliverySpec | None = None, **options
     job = jobs.Job.plan(settings, df.schema)
     if not is_remote():  # on Connect this is the client's machine, which may not reach what the driver reaches
         jobs.preflight(settings)
-    df, layout = columns.encode_rows(df, job.layout)
+    letters = () if job.position is None else (columns.POSITION,)
+    df, layout = columns.encode_rows(df, job.layout, *letters)
+    if letters:  # it comes last now
+        last = len(df.columns) - 1
+        job = replace(job, position=last, rows=tuple(range(last)))
     job = replace(job, layout=layout)
 
     def task(batches: Iterator[Any]) -> Iterator[Any]:
         import pyarrow as pa  # noqa: PLC0415 - runs on the workers
 
         try:
-            report = jobs.deliver_partition(job, batches)
+            report, redelivered = jobs.deliver_partition(job, batches)
         except RedeliveryError as error:
             raise jobs.plain(error) from None
-        yield pa.record_batch([pa.array([json.dumps(report.to_dict())])], names=["report"])
+        found = [
+            pa.array([json.dumps(report.to_dict())]),
+            pa.array([redelivered.chunks], pa.list_(pa.binary())),
+            pa.array([redelivered.kept], pa.list_(pa.string())),
+        ]
+        yield pa.record_batch(found, names=["report", "chunks", "kept"])
 
-    reports = [DeliveryReport.from_dict(json.loads(row[0])) for row in df.mapInArrow(task, "report string").collect()]
-    return jobs.finish(job, reports, speculation=_conf(spark, "spark.speculation") == "true")
+    done = df.mapInArrow(task, "report string, chunks array<binary>, kept array<string>").collect()
+    return jobs.finish(
+        job,
+        [DeliveryReport.from_dict(json.loads(row[0])) for row in done],
+        redelivered=[Redelivered(chunks=[bytes(each) for each in row[1]], kept=row[2]) for row in done],
+        speculation=_conf(spark, "spark.speculation") == "true",
+    )
 
 
 def events(

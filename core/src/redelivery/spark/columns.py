@@ -29,6 +29,7 @@ VALUE: Final = "value"
 _UNENCODED: Final = "redelivery_unencoded"
 #: Columns that the reader of dead letters adds; a write refuses them with a hint.
 READ_ONLY: Final = ("_error", "_position")
+POSITION: Final = "_position"
 
 _TEXT: Final = (t.StringType,)
 _BYTES: Final = (t.StringType, t.BinaryType)
@@ -228,6 +229,20 @@ class _Found:
             self.others.append(position)
 
 
+def without_letters(schema: t.StructType) -> tuple[t.StructType, int]:
+    """Return the columns of rows that are mended letters, without those of the reader, and where `_position` is.
+
+    Raises:
+        ConfigurationError: it has no text column `_position`.
+    """
+    found = [at for at, each in enumerate(schema.fields) if each.name.lower() == POSITION]
+    if len(found) != 1 or not isinstance(schema.fields[found[0]].dataType, t.StringType):
+        raise ConfigurationError(
+            f"the rows have no text column {POSITION!r}, which says which letter a row stands for: keep it as it was"
+        )
+    return t.StructType([each for each in schema.fields if each.name.lower() not in READ_ONLY]), found[0]
+
+
 def _positions(schema: t.StructType) -> dict[str, int]:
     positions: dict[str, int] = {}
     for position, each in enumerate(schema.fields):
@@ -239,8 +254,8 @@ def _positions(schema: t.StructType) -> dict[str, int]:
     for name in READ_ONLY:
         if name in positions:
             raise ConfigurationError(
-                f"the column {name!r} comes from reading dead letters; drop it before writing: "
-                ".drop('_error', '_position')"
+                f"the column {name!r} comes from reading dead letters; drop it before writing, "
+                ".drop('_error', '_position'), or set removeRedelivered to have the letters removed"
             )
     return positions
 

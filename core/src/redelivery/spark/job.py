@@ -13,10 +13,10 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from pyspark import TaskContext
 from pyspark.sql.types import StructType
@@ -31,6 +31,10 @@ from redelivery.sending.report import DeliveryReport, settle_job
 from redelivery.spark import columns
 from redelivery.spark.connections import task_connections
 from redelivery.spark.options import WriteSettings
+from redelivery.spark.redelivered import Redelivered, RedeliveredRows, remove
+
+if TYPE_CHECKING:
+    from redelivery.spark.encoding import RejectedRow
 
 log = logging.getLogger("redelivery.spark")
 
@@ -48,12 +52,16 @@ class Job:
         run: names the job in letters, reports and ids; survives task retries. A micro-batch's name is known to its
             tasks only (`as_micro_batch`); until then it is empty.
         started: `time.time()` when it began.
+        position: where the column is that says which letter a row stands for; None: the rows stand for none.
+        rows: where the other columns are that are part of the rows; None: all.
     """
 
     settings: WriteSettings
     layout: columns.Layout
     run: str
     started: float = field(default_factory=time.time)
+    position: int | None = None
+    rows: tuple[int, ...] | None = None
 
     @classmethod
     def plan(cls, settings: WriteSettings, schema: StructType, *, stream: bool = False) -> Job:
@@ -73,6 +81,11 @@ class Job:
                 "which repeat by themselves: drop it"
             )
         plugin = settings.plugin
+        position, rows = None, None
+        if settings.redelivered is not None:
+            names = [each.name.lower() for each in schema.fields]
+            schema, position = columns.without_letters(schema)
+            rows = tuple(at for at, name in enumerate(names) if name not in columns.READ_ONLY)
         layout = columns.resolve(
             schema,
             plugin.capabilities,
@@ -82,7 +95,8 @@ class Job:
         )
         if settings.flow.ordering == "key" and "key" not in layout.message:
             raise ConfigurationError("ordering=key needs a column `key`, and these rows have none")
-        return cls(settings=settings, layout=layout, run="" if stream else settings.write_id or uuid.uuid4().hex)
+        run = "" if stream else settings.write_id or uuid.uuid4().hex
+        return cls(settings=settings, layout=layout, run=run, position=position, rows=rows)
 
     def as_micro_batch(self) -> Job:
         """Return the job of the micro-batch that the running task belongs to; the same when the batch is replayed."""
@@ -119,7 +133,7 @@ def plain(error: RedeliveryError, more: str = "") -> RedeliveryError:
     return type(error)(f"{error}; {more}" if more else str(error))
 
 
-def deliver_partition(job: Job, batches: Iterable[Any]) -> DeliveryReport:
+def deliver_partition(job: Job, batches: Iterable[Any]) -> tuple[DeliveryReport, Redelivered]:
     """Deliver one partition, on the worker that has it. Opens nothing for a partition without rows.
 
     Args:
@@ -127,19 +141,20 @@ def deliver_partition(job: Job, batches: Iterable[Any]) -> DeliveryReport:
         batches: Arrow record batches, as Spark gives them.
 
     Returns:
-        The account of this task.
+        The account of this task, and the letters that its rows redeliver.
 
     Raises:
         RedeliveryError: the task must fail; the text holds everything, including this task's own account.
     """
     opened: list[Delivery] = []
+    redelivered = RedeliveredRows()
     try:
-        return _deliver(job, batches, opened)
+        return _deliver(job, batches, opened, redelivered), redelivered.result()
     except RedeliveryError as error:
         raise plain(error, _account_of(opened)) from None
 
 
-def _deliver(job: Job, batches: Iterable[Any], opened: list[Delivery]) -> DeliveryReport:
+def _deliver(job: Job, batches: Iterable[Any], opened: list[Delivery], redelivered: RedeliveredRows) -> DeliveryReport:
     """Deliver as `deliver_partition` does; call `opened` with the delivery, once it exists."""
     settings = job.settings
     rows = pieces(
@@ -170,6 +185,7 @@ def _deliver(job: Job, batches: Iterable[Any], opened: list[Delivery]) -> Delive
             bounds=settings.bounds,
             flow=settings.flow,
             connection_factory=connection_factory,
+            skipped=redelivered.skip,
         ) as delivery,
     ):
         opened.append(delivery)
@@ -181,13 +197,37 @@ def _deliver(job: Job, batches: Iterable[Any], opened: list[Delivery]) -> Delive
             require_attributes=settings.require_attributes,
         )
         for piece in itertools.chain([first], rows):
+            body = piece if job.rows is None else piece.select(list(job.rows))
+            letters = None if job.position is None else iter(piece.column(job.position).to_pylist())
             # A bad row's successors follow it, and its predecessors do not.
-            parts = encoder.in_order(piece) if settings.flow.park_successors else [encoder.encode(piece)]
+            parts = encoder.in_order(body) if settings.flow.park_successors else [encoder.encode(body)]
             for batch, rejected in parts:
+                if letters is not None:
+                    redelivered.add(
+                        _handed_over(letters, encoder.position, 0 if batch is None else len(batch), rejected)
+                    )
                 if batch is not None:
                     delivery.write(batch)
                 delivery.reject(rejected, component=qualified(Encoder))
         return delivery.finish()
+
+
+def _handed_over(
+    letters: Iterator[str | None], end: int, good: int, rejected: Sequence[RejectedRow]
+) -> list[str | None]:
+    """Return the letters of the next rows in the order in which they are handed over: the good ones, then the others.
+
+    Args:
+        letters: of the rows as they lie, from here on.
+        end: the position behind these rows.
+        good: how many rows are good.
+        rejected: the others.
+    """
+    first = end - good - len(rejected)
+    found = list(itertools.islice(letters, good + len(rejected)))
+    bad = [each.position - first for each in rejected]
+    at_fault = set(bad)
+    return [*(each for index, each in enumerate(found) if index not in at_fault), *(found[index] for index in bad)]
 
 
 def _account_of(opened: Iterable[Delivery]) -> str:
@@ -202,20 +242,29 @@ def _account_of(opened: Iterable[Delivery]) -> str:
 
 
 def finish(
-    job: Job, reports: Iterable[DeliveryReport], *, speculation: bool, about: Mapping[str, Any] | None = None
+    job: Job,
+    reports: Iterable[DeliveryReport],
+    *,
+    redelivered: Iterable[Redelivered] = (),
+    speculation: bool,
+    about: Mapping[str, Any] | None = None,
 ) -> DeliveryReport:
     """End a job whose tasks have all succeeded: add up, log, write the report, apply the job's limits.
 
     Args:
         job: the write.
         reports: of its tasks.
+        redelivered: the letters that their rows redeliver: they are removed.
         speculation: whether Spark may have run a task twice.
         about: further members of the written report.
 
     Raises:
         ToleranceExceeded: too many records of the job failed. Rows already delivered stay delivered.
+        RedeliveryError: letters could not be removed.
     """
     parts = list(reports)
+    if job.settings.redelivered is not None:
+        remove(job.settings.redelivered, redelivered)
     seconds = time.time() - job.started
     report = DeliveryReport.total(parts, run=job.run, seconds=seconds)
     report.primary = report.primary or redact(job.settings.url)

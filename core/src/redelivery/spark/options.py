@@ -64,6 +64,10 @@ WRITE: Final[Mapping[str, str]] = {
     "maxInFlightRecords": "records that a task may hold: at the broker, waiting, or on their way to a sink (200000)",
     "maxInFlightBytes": "bytes that these may have (default 64 MiB)",
     "maxWaitingRecords": "records of a task that may wait for their next attempt (default 10000)",
+    "removeRedelivered": "true: rows are mended letters, with their column `_position`: once the whole write has "
+    "succeeded, the driver removes the letters, except those of which a row was skipped",
+    "redeliveredFrom": "with removeRedelivered: URL of the place that the letters were read from, if it is not the "
+    "native one of the destination; its client options are `sink.<broker>.<name>`",
 }
 #: Options of a read.
 READ: Final[Mapping[str, str]] = {
@@ -98,6 +102,20 @@ SINK_PREFIX: Final = "sink."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LettersPlace:
+    """A place of dead letters.
+
+    Attributes:
+        url: a destination, whose native place it is; with `direct` the exact place.
+        client: client options, with their prefix.
+    """
+
+    url: str
+    direct: bool
+    client: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WriteSettings:
     """The settings of a write; plain data that travels to the workers.
 
@@ -114,6 +132,7 @@ class WriteSettings:
         configs: all options in the form that may be shown.
         shared_mount: a one-host destination may be used on a cluster.
         preflight: the driver opens destination and sinks before any task does.
+        redelivered: where the letters are that the rows redeliver, to be removed; None: the rows are no letters.
     """
 
     url: str
@@ -128,6 +147,7 @@ class WriteSettings:
     configs: Mapping[str, str] = field(default_factory=dict)
     shared_mount: bool = False
     preflight: bool = True
+    redelivered: LettersPlace | None = None
 
     @property
     def plugin(self) -> BrokerPlugin:
@@ -192,9 +212,10 @@ def read_write_options(options: Mapping[str, str], *, spec: DeliverySpec | None 
     client = _client_options(url, plugin, client, own, known=_known(WRITE, plugin))
     if not plugin.capabilities.send:
         raise ConfigurationError(f"{plugin.name!r} destinations cannot be written to; nothing was sent")
+    redelivered = _redelivered(url, client, sink_client, own)
     return WriteSettings(
         url=url,
-        spec=_with_sinks(spec, plugin, sink_client),
+        spec=_with_sinks(spec, plugin, sink_client, redelivered),
         client=client,
         content_mode=_content_mode(own.get("contentMode")),
         require_attributes=_attribute_names(own.get("requireAttributes", "")),
@@ -209,6 +230,7 @@ def read_write_options(options: Mapping[str, str], *, spec: DeliverySpec | None 
         configs=redact_options({**own, **spec_options, **client, **sink_client}),
         shared_mount=_flag(own, "sharedMount"),
         preflight=_flag(own, "preflight", default="true"),
+        redelivered=redelivered,
     )
 
 
@@ -325,10 +347,39 @@ def _refuse_literal_secrets(plugin: BrokerPlugin, client: Mapping[str, str]) -> 
         refuse_literal(f"{plugin.name}.{name}", value)
 
 
-def _with_sinks(spec: DeliverySpec, destination: BrokerPlugin, sink_client: Mapping[str, str]) -> DeliverySpec:
+def _redelivered(
+    url: str, client: Mapping[str, str], sink_client: Mapping[str, str], own: Mapping[str, str]
+) -> LettersPlace | None:
+    """Return where the letters are that the rows redeliver. Raises ConfigurationError."""
+    if not _flag(own, "removeRedelivered"):
+        if "redeliveredFrom" in own:
+            raise ConfigurationError("redeliveredFrom says whose letters are removed, so it needs removeRedelivered")
+        return None
+    place = own.get("redeliveredFrom", NATIVE)
+    direct = place != NATIVE
+    if direct:
+        _check_url(place)
+    plugin = registry.installed().by_url(place if direct else url)
+    if not plugin.capabilities.remove or not (direct or plugin.capabilities.dead_letter):
+        raise ConfigurationError(f"removeRedelivered: {plugin.name!r} has no dead letters here that could be removed")
+    if not direct:
+        return LettersPlace(url=url, direct=False, client=client)
+    prefix = f"{SINK_PREFIX}{plugin.name}."
+    mine = {name.removeprefix(SINK_PREFIX): text for name, text in sink_client.items() if name.startswith(prefix)}
+    known = _known(WRITE, plugin)
+    return LettersPlace(url=place, direct=True, client=_client_options(place, plugin, mine, own, known=known))
+
+
+def _with_sinks(
+    spec: DeliverySpec,
+    destination: BrokerPlugin,
+    sink_client: Mapping[str, str],
+    redelivered: LettersPlace | None,
+) -> DeliverySpec:
     """Return the spec, each sink with the client options of its plugin. Raises ConfigurationError."""
     support.check(spec, destination.capabilities, destination.name)
-    unused = dict(sink_client)
+    shared = redelivered.client if redelivered is not None and redelivered.direct else {}
+    unused = {name: value for name, value in sink_client.items() if name.removeprefix(SINK_PREFIX) not in shared}
     sinks = []
     for sink in spec.dead_letter_sink:
         if sink.uri == NATIVE:

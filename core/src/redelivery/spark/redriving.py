@@ -42,7 +42,7 @@ from redelivery.deadletters.trust import Targets
 from redelivery.errors import ConfigurationError, RedeliveryError
 from redelivery.policy.rate import RateLimit
 from redelivery.spark import job as jobs
-from redelivery.spark.columns import READ_ONLY, Layout, encode_rows
+from redelivery.spark.columns import POSITION, Layout, encode_rows, without_letters
 from redelivery.spark.connections import task_connections
 from redelivery.spark.options import WriteSettings, read_write_options
 
@@ -55,8 +55,6 @@ log = logging.getLogger("redelivery.spark")
 
 #: Seconds between two looks of the driver at its tasks.
 _LOOK: Final = 0.5
-#: The column that says which letter a row stands for.
-POSITION: Final = "_position"
 #: Rows that are sent together, at most, and about the most bytes that they have.
 _CHUNK: Final = 10_000
 _CHUNK_BYTES: Final = 16 * 1024 * 1024
@@ -617,13 +615,8 @@ def _answers(rows: Iterable[Any]) -> list[tuple[RedriveReport, list[str]]]:
 
 def _sendable(mended: DataFrame, settings: WriteSettings) -> tuple[DataFrame, Layout]:
     """Return the mended rows with their mark as last column, and the meaning of the others. Raises as a write."""
-    marks = [each for each in mended.schema.fields if each.name == POSITION]
-    if len(marks) != 1 or not isinstance(marks[0].dataType, t.StringType):
-        raise ConfigurationError(
-            f"mend: the rows that it returned have no text column {POSITION!r}: keep it, as it says which letter a row "
-            "stands for"
-        )
-    job = jobs.Job.plan(settings, mended.drop(*READ_ONLY).schema)
+    schema, _ = without_letters(mended.schema)
+    job = jobs.Job.plan(settings, schema)
     return encode_rows(mended, job.layout, POSITION)
 
 

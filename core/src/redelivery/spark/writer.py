@@ -26,6 +26,7 @@ from redelivery.errors import ConfigurationError, RedeliveryError
 from redelivery.sending.report import DeliveryReport
 from redelivery.spark.job import Job, deliver_partition, finish, local_property, plain, preflight, summary
 from redelivery.spark.options import read_read_options, read_write_options
+from redelivery.spark.redelivered import Redelivered
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -122,12 +123,14 @@ class TaskDone(WriterCommitMessage):
     report: DeliveryReport
     speculation: bool
     started: float
+    redelivered: Redelivered
 
     @classmethod
     def of(cls, job: Job, iterator: Iterator[RecordBatch]) -> TaskDone:
         """Deliver a partition."""
-        report = deliver_partition(job, iterator)
-        return cls(report, speculation=local_property("spark.speculation") == "true", started=job.started)
+        report, redelivered = deliver_partition(job, iterator)
+        speculation = local_property("spark.speculation") == "true"
+        return cls(report, speculation=speculation, started=job.started, redelivered=redelivered)
 
 
 class RedeliveryWriter(DataSourceArrowWriter):
@@ -146,7 +149,12 @@ class RedeliveryWriter(DataSourceArrowWriter):
         _log_to_stderr()
         done = _done(messages)
         try:
-            finish(self.job, (each.report for each in done), speculation=any(each.speculation for each in done))
+            finish(
+                self.job,
+                (each.report for each in done),
+                redelivered=(each.redelivered for each in done),
+                speculation=any(each.speculation for each in done),
+            )
         except RedeliveryError as error:
             raise plain(error) from None
 
@@ -179,6 +187,7 @@ class RedeliveryStreamWriter(DataSourceStreamArrowWriter):
             finish(
                 replace(self.job, run=run, started=started),
                 (each.report for each in done),
+                redelivered=(each.redelivered for each in done),
                 speculation=any(each.speculation for each in done),
                 about={"query": run.removesuffix(f"-{batchId}"), "batch": batchId},
             )
