@@ -19,8 +19,8 @@ from redelivery.contract.message import Batch, Message
 from redelivery.errors import ConfigurationError, Fatal
 from redelivery.kit.packing import from_portable
 from redelivery.registry import connect
-from redelivery_sqlite import codec
-from redelivery_sqlite.client import pages
+from redelivery_sqlite import codec, dead_letters
+from redelivery_sqlite.client import pages, removal
 
 DEADLINE = 1e12
 
@@ -52,7 +52,7 @@ def sql(broker: Broker, text: str) -> None:
 
 def values(letters: DeadLetters, wanted: Wanted = EVERYTHING) -> list[list[int]]:
     return [
-        [int(value or b"") for batch in letters.read(split, wanted) for value in batch.messages.value.values]
+        [int(value or b"0") for batch in letters.read(split, wanted) for value in batch.messages.value.values]
         for split in letters.splits(wanted)
     ]
 
@@ -213,3 +213,24 @@ def test_headers_nested_without_end_are_damaged():
     faults: dict[int, str] = {}
     assert codec.decode_headers([b"[" * 100_000], faults) == [()]
     assert "damaged" in faults[0]
+
+
+def test_letters_are_removed_in_bounded_transactions_and_are_not_remembered(broker, letters, monkeypatch):
+    """One that is sent again is stored again, so that its identity needs no room."""
+    monkeypatch.setattr(dead_letters, "_REMOVED", 7)
+    with broker.sender() as sender:
+        batch = Batch.of([Message(value=b"", id=str(at)) for at in range(50)])
+        sender.send(batch, deadline=DEADLINE)
+        removals: list[int] = []
+        remove = removal.remove
+        monkeypatch.setattr(
+            removal, "remove", lambda c, n, seqs, *a, **k: (removals.append(len(seqs)), remove(c, n, seqs, *a, **k))[1]
+        )
+        assert letters.remove(["50", "1", "2", "3", "3", "9", "11", "77"]) == 6
+        assert [len(part) for part in values(letters)] == [44]
+        assert letters.purge() == 44
+        assert max(removals) == 7
+        sender.send(batch, deadline=DEADLINE)
+    assert letters.purge() == 50
+    with closing(sqlite3.connect(broker.address.path)) as connection:
+        assert connection.execute("SELECT count(*) FROM taken_1").fetchone() == (0,)

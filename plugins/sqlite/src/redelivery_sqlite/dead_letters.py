@@ -23,10 +23,12 @@ from redelivery.kit.roles import Resource
 from redelivery_sqlite import codec
 from redelivery_sqlite.address import Address
 from redelivery_sqlite.client import removal
-from redelivery_sqlite.client.pages import Generation, Page, Pages, Point, Range, sought, split, spread
+from redelivery_sqlite.client.pages import POSITION, Generation, Page, Pages, Point, Range, sought, split, spread
 from redelivery_sqlite.client.store import Store, now_ms
 from redelivery_sqlite.errors import TABLE
 
+#: Letters that one transaction removes: other writers wait for it.
+_REMOVED = 5_000
 _WHY = "r.seq, r.kind, r.reason, r.description, r.queue, r.message_id, r.attempts, r.first_ms"
 _CODES = {kind: code for code, kind in KINDS.items()}
 
@@ -87,30 +89,37 @@ class SqliteDeadLetters(Resource, DeadLetters):
         seqs = [self._seq(position) for position in positions]
         if not seqs or self._number() is None:
             return 0
-
-        def work(connection: sqlite3.Connection) -> int:
-            number = self._number()
-            return 0 if number is None else removal.remove(connection, number, seqs, now_ms(), self._store.settings)
-
-        return self._store.draining(self.doing("removing from"), work)
+        return sum(self._remove(seqs[first : first + _REMOVED]) for first in range(0, len(seqs), _REMOVED))
 
     def purge(self) -> int:
-        count = 0
+        self.check_open("removing from")
+        queue = self._generation()
+        count, after = 0, 0
         # One transaction per page: a purge of millions neither blocks other writers nor needs disk space for all.
-        while page := self._positions():
-            count += self.remove(page)
+        while seqs := self._seqs(queue, after):
+            count += self._remove(seqs)
+            after = seqs[-1]
         return count
 
     def _release(self) -> None:
         self._store.close()
 
-    def _positions(self) -> list[str]:
-        with TABLE.while_doing(self.doing("reading")):
+    def _remove(self, seqs: Sequence[int]) -> int:
+        def work(connection: sqlite3.Connection) -> int:
             number = self._number()
             if number is None:
-                return []
-            query = f"SELECT seq FROM message_{number} ORDER BY seq LIMIT 1000"  # noqa: S608 - a number
-            return [str(row[0]) for row in self._store.connection().execute(query).fetchall()]
+                return 0
+            dead = self._address.is_dead_letters
+            return removal.remove(connection, number, seqs, now_ms(), self._store.settings, dead=dead)
+
+        return self._store.draining(self.doing("removing from"), work)
+
+    def _seqs(self, queue: Generation, after: int) -> list[int]:
+        if queue.number == 0:
+            return []
+        query = f"SELECT seq FROM message_{queue.number} WHERE seq > ? AND seq <= ? ORDER BY seq LIMIT {_REMOVED}"  # noqa: S608 - numbers
+        with TABLE.while_doing(self.doing("reading")):
+            return [seq for (seq,) in self._store.connection().execute(query, (after, queue.end))]
 
     def _now(self) -> Generation:
         """Return the queue as it is now, expired messages of its source included."""
@@ -228,6 +237,6 @@ class SqliteDeadLetters(Resource, DeadLetters):
 
     @staticmethod
     def _seq(position: str) -> int:
-        if not position.isascii() or not position.isdigit():
+        if POSITION.fullmatch(position) is None:
             raise ConfigurationError(f"sqlite: not a position of this queue: {position!r}; it is a number")
         return int(position)

@@ -26,7 +26,8 @@ _CELLS: Final = 2_048
 _LEAST: Final = 10
 _POINT: Final = re.compile(r"([0-9]{1,18})\.([0-9]{1,18})\.([0-9]{1,18})")
 _SPLIT: Final = re.compile(r"([0-9]{1,18})\.([0-9]{1,18})\.([0-9]{1,18})-([0-9]{1,18})")
-_POSITION: Final = re.compile("[0-9]{1,18}")
+#: The number of a message.
+POSITION: Final = re.compile("[0-9]{1,18}")
 
 #: What `read` fetches for a column of `Batch`. Text is read as bytes: a damaged row is reported and harms no other.
 _COLUMNS: Final[Mapping[str, str]] = {
@@ -118,7 +119,7 @@ def sought(wanted: Wanted) -> list[int] | None:
     """Return the numbers at the wanted positions, in order; None: all are wanted."""
     if wanted.positions is None:
         return None
-    return sorted(int(each) for each in wanted.positions if _POSITION.fullmatch(each))
+    return sorted(int(each) for each in wanted.positions if POSITION.fullmatch(each))
 
 
 def split(connection: sqlite3.Connection, number: int, first: int, last: int, parts: int) -> Iterator[tuple[int, int]]:

@@ -43,22 +43,40 @@ class DeadMessage:
     letter: Message | None = None
 
 
-def remove(connection: sqlite3.Connection, number: int, seqs: Sequence[int], now: int, settings: Settings) -> int:
-    """Remove messages and remember their identities; return how many existed."""
+def remove(
+    connection: sqlite3.Connection,
+    number: int,
+    seqs: Sequence[int],
+    now: int,
+    settings: Settings,
+    *,
+    dead: bool = False,
+) -> int:
+    """Remove messages and remember their identities; return how many existed.
+
+    Args:
+        connection: in a transaction.
+        number: of the queue's tables.
+        seqs: the messages.
+        now: milliseconds since the epoch.
+        settings: how long to remember.
+        dead: they are letters, whose identities are not remembered: one that is sent again is stored again.
+    """
     if not seqs:
         return 0
-    these = (json.dumps(seqs),)
-    among = "IN (SELECT value FROM json_each(?))"
-    # REPLACE gives a repeated name a new number, so numbers ascend with time and find the oldest entries.
-    connection.execute(
-        f"INSERT OR REPLACE INTO taken_{number} (id, removed_ms) SELECT {KNOWN_BY}, {now} FROM message_{number} "  # noqa: S608 - our own names
-        f"WHERE seq {among} AND {KNOWN_BY} IS NOT NULL",
-        these,
-    )
-    _forget(connection, number, now - settings.window_ms, 2 * len(seqs) + 100)
+    ranges = _ranges(seqs)
+    these = "WHERE seq BETWEEN ? AND ?"
+    if not dead:
+        # REPLACE gives a repeated name a new number, so numbers ascend with time and find the oldest entries.
+        connection.executemany(
+            f"INSERT OR REPLACE INTO taken_{number} (id, removed_ms) SELECT {KNOWN_BY}, {now} FROM message_{number} "  # noqa: S608 - our own names
+            f"{these} AND {KNOWN_BY} IS NOT NULL",
+            ranges,
+        )
+        _forget(connection, number, now - settings.window_ms, 2 * len(seqs) + 100)
     for table in ("lease", "reason"):
-        connection.execute(f"DELETE FROM {table}_{number} WHERE seq {among}", these)  # noqa: S608 - our own names
-    return connection.execute(f"DELETE FROM message_{number} WHERE seq {among}", these).rowcount  # noqa: S608 - a number
+        connection.executemany(f"DELETE FROM {table}_{number} {these}", ranges)  # noqa: S608 - a number
+    return connection.executemany(f"DELETE FROM message_{number} {these}", ranges).rowcount  # noqa: S608 - a number
 
 
 def dead_letter(
@@ -159,6 +177,19 @@ def _columns(seq: int, letter: Message, now: int) -> dict[str, object]:
         "headers": encode_headers(letter.headers),
         "value": letter.value,
     }
+
+
+def _ranges(seqs: Sequence[int]) -> list[tuple[int, int]]:
+    """Return the ranges that these numbers make: one statement removes a range, and letters lie side by side."""
+    ranges: list[tuple[int, int]] = []
+    ordered = sorted(set(seqs))
+    first = last = ordered[0]
+    for seq in ordered:
+        if seq > last + 1:
+            ranges.append((first, last))
+            first = seq
+        last = seq
+    return [*ranges, (first, last)]
 
 
 def _text(text: str) -> str:
