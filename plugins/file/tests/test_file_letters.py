@@ -330,7 +330,7 @@ def test_file_the_folder_is_synced_after_the_last_link_and_before_the_batch_is_s
             )
         two = [Message(value=b"", id="a"), Message(value=b"", id="b")]
         sender.send(Batch.of(two), deadline=time.monotonic() + 9)
-        assert calls == ["fsync", "link", "fsync", "link", "fsync"]
+        assert calls == ["fsync", "fsync", "link", "link", "fsync"]
 
 
 def test_file_rows_past_the_deadline_are_retriable_and_unwritten(tmp_path):

@@ -1,4 +1,4 @@
-"""redelivery's dead letter sink of plain files: one JSON line per letter.
+"""redelivery's dead letter sink of plain files: one JSON line per letter, in one file each or in files of many.
 
 This module is the plugin: its capabilities, and the broker that opens the roles. `from_env` puts the same folder behind
 any sender.
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from redelivery.contract.broker import Broker, BrokerPlugin, Capabilities, Support
 from redelivery.contract.hooks import hookimpl
+from redelivery_file.options import Settings
 
 if TYPE_CHECKING:
     from redelivery_file.client.wrapper import from_env
@@ -24,6 +25,8 @@ CAPABILITIES: Final = Capabilities(
     browse=Support.NATIVE,
     remove=Support.NATIVE,
     purge=Support.NATIVE,
+    splits=Support.NATIVE,
+    cursors=Support.NATIVE,
     keys=Support.EMULATED,
     headers=Support.EMULATED,
     ids=Support.EMULATED,
@@ -43,7 +46,7 @@ def __getattr__(name: str) -> Any:
 
 
 def connect(url: str, options: Mapping[str, str]) -> Broker:
-    """Return the broker of a URL, without I/O. Raises InvalidURL, UnknownOption."""
+    """Return the broker of a URL, without I/O. Raises InvalidURL, UnknownOption, ConfigurationError."""
     from redelivery_file.broker import connect as opened  # noqa: PLC0415 - to list plugins takes none of it
 
     return opened(url, options)
@@ -58,4 +61,5 @@ def redelivery_plugin() -> BrokerPlugin:
         version=version("redelivery-file"),
         capabilities=CAPABILITIES,
         connect=connect,
+        options=Settings.help(),
     )

@@ -20,10 +20,12 @@ class Address:
     Attributes:
         path: path of the folder.
         context: whether letters have the third member, `context`.
+        many: whether a file holds many letters, as JSON Lines.
     """
 
     path: Path
     context: bool = False
+    many: bool = False
 
     @property
     def url(self) -> str:
@@ -45,7 +47,10 @@ class Address:
         parts = split_url(url)
         where = f"file: {redact(url)!r}"
         path = local_path(parts, where, _EXAMPLE)
-        context = url_parameters(parts.query, ["context"], where).get("context", "false")
+        given = url_parameters(parts.query, ["context", "format"], where)
+        context, form = given.get("context", "false"), given.get("format", "letter")
         if context not in {"true", "false"}:
             raise InvalidURL(f"{where}: context is true or false, not {context!r}")
-        return cls(Path(path), context == "true")
+        if form not in {"letter", "jsonl"}:
+            raise InvalidURL(f"{where}: format is letter (a file each) or jsonl (many a file), not {form!r}")
+        return cls(Path(path), context == "true", form == "jsonl")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 
 from redelivery.contract.broker import Admin, Difference, Plan
 from redelivery.contract.spec import DeliverySpec, DeliveryStatus
@@ -11,7 +12,8 @@ from redelivery.kit.errors import Code
 from redelivery.kit.plans import compared
 from redelivery.kit.roles import Resource
 from redelivery_file.address import Address
-from redelivery_file.client.folder import is_letter, open_folder
+from redelivery_file.client.folder import Folder, is_letter, open_folder
+from redelivery_file.client.lines import Lines, number_of_file
 from redelivery_file.errors import TABLE
 
 
@@ -47,6 +49,18 @@ class FileAdmin(Resource, Admin):
         folder = open_folder(self._address)
         try:
             with TABLE.while_doing(self.doing("reading")):
-                return sum(1 for name in folder.names() if is_letter(name))
+                return sum(map(partial(_letters_in, folder), folder.listed()))
         finally:
             folder.close()
+
+
+def _letters_in(folder: Folder, name: str) -> int:
+    """Return how many letters a file has."""
+    if number_of_file(name) is None:
+        return int(is_letter(name))
+    lines = Lines(folder, name)
+    try:
+        lines.removed.refresh()
+        return lines.count(lines.end()) - len(lines.removed.offsets)
+    except (FileNotFoundError, ValueError):
+        return 0

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from redelivery.contract.broker import Admin, Broker, DeadLetters, Sender
-from redelivery.kit.address import unknown
 from redelivery_file import CAPABILITIES
 from redelivery_file.address import Address
 from redelivery_file.admin import FileAdmin
 from redelivery_file.dead_letters import FileDeadLetters
+from redelivery_file.options import Settings
 from redelivery_file.sender import FileSender
 
 
@@ -20,12 +20,13 @@ class FileBroker(Broker):
     capabilities = CAPABILITIES
     hosts = ()
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: Address, settings: Settings) -> None:
         self.address = address
+        self.settings = settings
         self.canonical_url = address.url
 
     def sender(self) -> Sender:
-        return FileSender(self.address)
+        return FileSender(self.address, self.settings)
 
     def admin(self) -> Admin:
         return FileAdmin(self.address)
@@ -41,8 +42,6 @@ def connect(url: str, options: Mapping[str, str]) -> Broker:
     """Return a broker for a URL, without I/O.
 
     Raises:
-        InvalidURL, UnknownOption
+        InvalidURL, UnknownOption, ConfigurationError
     """
-    for name in options:
-        raise unknown("option", f"file.{name}", [])
-    return FileBroker(Address.parse(url))
+    return FileBroker(Address.parse(url), Settings.parse(options))

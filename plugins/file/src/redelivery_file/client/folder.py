@@ -7,6 +7,8 @@ is fsynced. All calls use the open folder's descriptor and names without a slash
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import hashlib
 import heapq
 import logging
@@ -16,9 +18,11 @@ import secrets
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+from redelivery.contract.context import LAST_MS
 from redelivery_file.address import Address
 from redelivery_file.errors import TABLE
 
@@ -26,8 +30,13 @@ from redelivery_file.errors import TABLE
 _NAME_MAX = 255
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 _LETTER = re.compile(r"[0-9]{1,20}-[A-Za-z0-9._-]*\.jsonl")
+#: Keeps the last cursor.
+_CURSOR = ".cursor"
+#: Seconds to wait for the folder's lock where no deadline says otherwise, and between two looks whether it is free.
+LOCK_SECONDS = 20.0
+_POLL, _POLL_MOST = 0.0005, 0.02
 #: Names that one read of the folder keeps.
-_PAGE = 10_000
+_PAGE = 100_000
 
 #: Maximum size of a letter in bytes. No known sender writes a longer file.
 MOST_BYTES = 1 << 28
@@ -58,6 +67,11 @@ def is_letter(name: str) -> bool:
     return _LETTER.fullmatch(name) is not None
 
 
+def millis_of(name: str) -> int:
+    """Return the number in the name of a letter."""
+    return int(name.partition("-")[0])
+
+
 class Folder:
     """An existing folder, opened. Every method raises OSError.
 
@@ -80,14 +94,90 @@ class Folder:
         if fd >= 0:
             os.close(fd)
 
+    @property
+    def fd(self) -> int:
+        """The descriptor of the folder."""
+        return self._fd
+
     def write(self, event_id: str, data: bytes) -> str:
         """Store a letter and return its name. It survives a crash once `sync` has returned."""
-        hidden = self._write_hidden(data)
+        (stored,) = self.store([(event_id, data)])
+        if isinstance(stored, OSError):
+            raise stored
+        return stored
+
+    def store(self, letters: Sequence[tuple[str, bytes]], wait: float = LOCK_SECONDS) -> list[str | OSError]:
+        """Store letters, each with its event's id, and return their names, or why one was not stored.
+
+        They survive a crash once `sync` has returned.
+        """
+        hidden: list[str | OSError] = [_attempt(self._write_hidden, data) for _, data in letters]
         try:
-            return self._link(hidden, event_id)
+            with self.locked(wait):
+                return [
+                    each if isinstance(each, OSError) else _attempt(self._link, each, event_id)
+                    for each, (event_id, _) in zip(hidden, letters, strict=True)
+                ]
         finally:
+            for each in hidden:
+                if isinstance(each, str):
+                    with contextlib.suppress(OSError):
+                        os.unlink(each, dir_fd=self._fd)
+
+    @contextlib.contextmanager
+    def locked(self, wait: float = LOCK_SECONDS) -> Iterator[None]:
+        """Hold the folder's lock: no other process, and no other thread, stores or removes letters meanwhile.
+
+        Raises:
+            TimeoutError: another process held it for longer than `wait` seconds.
+        """
+        fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._fd)
+        try:
+            _lock_within(fd, wait)
+            yield
+        finally:
+            os.close(fd)  # which ends the lock
+
+    def next_number(self) -> int:
+        """Return the number of what is stored next: its time, and higher than all before it. The folder must be locked.
+
+        Numbers rise within a process, and past each cursor, even if the clock goes back.
+        """
+        global _last_millis  # noqa: PLW0603 - one clock per process for all folders
+        with _lock:
+            _last_millis = max(self._clock(), _last_millis + 1, self._cursor() + 1)
+            return _last_millis
+
+    def keep_cursor(self, newest: int) -> int:
+        """Return a number that all letters stored later exceed: at least `newest`. The folder must be locked.
+
+        Without the right to write it is not kept, so that writers whose clocks are behind may store lower ones.
+        """
+        kept = self._cursor()
+        if newest > kept:
             with contextlib.suppress(OSError):
-                os.unlink(hidden, dir_fd=self._fd)
+                flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+                fd = os.open(_CURSOR, flags, 0o600, dir_fd=self._fd)
+                try:
+                    os.pwrite(fd, b"%020d" % newest, 0)
+                finally:
+                    os.close(fd)
+        return max(newest, kept)
+
+    def _cursor(self) -> int:
+        """Return the number that `keep_cursor` kept last; 0 if none, or if it is no date."""
+        try:
+            fd = os.open(_CURSOR, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=self._fd)
+        except OSError:
+            return 0
+        try:
+            text = os.read(fd, 20)
+        except OSError:
+            return 0
+        finally:
+            os.close(fd)
+        number = int(text) if text.isdigit() else 0
+        return number if number <= LAST_MS else 0
 
     def sync(self) -> None:
         """Make the stored letters survive a crash."""
@@ -99,10 +189,10 @@ class Folder:
 
     def names(self) -> Iterator[str]:
         """Yield the names that exist at the start and have no leading dot, in order, with bounded memory."""
-        last = max(self._listed(), default=None)
+        last = max(self.listed(), default=None)
         after = ""
         while last is not None:
-            page = heapq.nsmallest(_PAGE, (name for name in self._listed() if after < name <= last))
+            page = heapq.nsmallest(_PAGE, (name for name in self.listed() if after < name <= last))
             yield from page
             if len(page) < _PAGE:
                 return
@@ -130,7 +220,8 @@ class Folder:
             return False
         return True
 
-    def _listed(self) -> Iterator[str]:
+    def listed(self) -> Iterator[str]:
+        """Yield the names without a leading dot, in any order."""
         # A separate descriptor: scandir changes the position of the one that it gets.
         fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._fd)
         try:
@@ -154,18 +245,34 @@ class Folder:
         return name
 
     def _link(self, hidden: str, event_id: str) -> str:
-        global _last_millis  # noqa: PLW0603 - one clock per process for all folders
-        with _lock:
-            millis = max(self._clock(), _last_millis + 1)  # so that names sort in order of arrival
-            while True:
-                name = file_name(millis, event_id)
-                try:
-                    os.link(hidden, name, src_dir_fd=self._fd, dst_dir_fd=self._fd, follow_symlinks=False)
-                except FileExistsError:
-                    millis += 1
-                    continue
-                _last_millis = millis
+        while True:
+            name = file_name(self.next_number(), event_id)
+            with contextlib.suppress(FileExistsError):
+                os.link(hidden, name, src_dir_fd=self._fd, dst_dir_fd=self._fd, follow_symlinks=False)
                 return name
+
+
+def _attempt(call: Callable[..., str], *arguments: Any) -> str | OSError:
+    try:
+        return call(*arguments)
+    except OSError as error:
+        return error
+
+
+def _lock_within(fd: int, wait: float) -> None:
+    until = time.monotonic() + wait
+    pause = _POLL
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            left = until - time.monotonic()
+            if left <= 0:
+                raise TimeoutError(errno.ETIMEDOUT, "another process holds the folder's lock") from None
+            time.sleep(min(pause, left))
+            pause = min(2 * pause, _POLL_MOST)
+        else:
+            return
 
 
 def open_folder(address: Address) -> Folder:

@@ -24,15 +24,28 @@ class FilePlace(Place):
     options: Mapping[str, str] = {}
     many = 1_000  # each message is a file with its own fsync
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, form: str) -> None:
         self.path = path
         path.mkdir(parents=True)
         # With the third member, so that the whole context comes back, and not only its reason.
-        self.url = f"file://{quote(str(path))}?context=true"
+        self.url = f"file://{quote(str(path))}?context=true&format={form}"
 
     def stored(self, destination: str | None = None) -> Sequence[Message]:  # noqa: ARG002 - a folder has no others
-        lines = [json.loads(path.read_bytes()) for path in sorted(self.path.glob("[0-9]*.jsonl"))]
-        return [events.from_json(line["event"]) for line in lines]
+        return [
+            events.from_json(json.loads(line)["event"])
+            for path in sorted(self.path.glob("*.jsonl"))
+            for line in self._lines(path)
+        ]
+
+    def _lines(self, path: Path) -> Iterator[bytes]:
+        removed = path.with_name(f".{path.name}.removed")
+        is_listed = path.name.startswith("letters-") and removed.exists()
+        gone = {int(each[:-1]) for each in removed.read_text().split()} if is_listed else set()
+        at = 0
+        for line in path.read_bytes().splitlines(keepends=True):
+            if at not in gone:
+                yield line
+            at += len(line)
 
     def snapshot(self) -> object:
         if not self.path.is_dir():
@@ -68,22 +81,30 @@ class FileRuntime(Runtime):
 
     cannot_show = ("power loss: no test cuts it", "several hosts: a folder is one host's")
 
-    def __init__(self, kind: RuntimeKind, path: Path) -> None:
+    def __init__(self, kind: RuntimeKind, path: Path, form: str) -> None:
         self.kind = kind
-        self.description = f"folders in {path}"
+        self.description = f"folders in {path}, format {form}"
         self._path = path
+        self._form = form
 
     def place(self) -> FilePlace:
-        return FilePlace(self._path / self.fresh_name("conformance"))
+        return FilePlace(self._path / self.fresh_name("conformance"), self._form)
 
 
 class FileHarness(Harness):
-    """The real folder, not a stand-in."""
+    """The real folder, not a stand-in.
+
+    Args:
+        form: the URL's `format`.
+    """
 
     name = "file"
 
+    def __init__(self, form: str = "letter") -> None:
+        self._form = form
+
     def starts(self) -> Mapping[RuntimeKind, Callable[[Path], Runtime]]:
-        return {"embedded": lambda scratch: FileRuntime("embedded", scratch)}
+        return {"embedded": lambda scratch: FileRuntime("embedded", scratch, self._form)}
 
     def at(self, url: str, options: Mapping[str, str], scratch: Path) -> Runtime:  # noqa: ARG002 - a folder needs neither
-        return FileRuntime("url", Path(unquote(split_url(url).path)))
+        return FileRuntime("url", Path(unquote(split_url(url).path)), self._form)
