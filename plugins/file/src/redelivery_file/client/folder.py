@@ -83,6 +83,7 @@ class Folder:
     def __init__(self, path: Path, *, clock: Callable[[], int] = now_millis) -> None:
         self.path = path
         self._clock = clock
+        self._closed = threading.Event()
         self._fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         if os.fstat(self._fd).st_mode & stat.S_IWOTH and path not in _warned:
             _warned.add(path)
@@ -90,6 +91,7 @@ class Folder:
 
     def close(self) -> None:
         """Close the descriptor."""
+        self._closed.set()
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
@@ -133,7 +135,7 @@ class Folder:
         """
         fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._fd)
         try:
-            _lock_within(fd, wait)
+            self._lock_within(fd, wait)
             yield
         finally:
             os.close(fd)  # which ends the lock
@@ -251,28 +253,28 @@ class Folder:
                 os.link(hidden, name, src_dir_fd=self._fd, dst_dir_fd=self._fd, follow_symlinks=False)
                 return name
 
+    def _lock_within(self, fd: int, wait: float) -> None:
+        until = time.monotonic() + wait
+        pause = _POLL
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                left = until - time.monotonic()
+                if left <= 0:
+                    raise TimeoutError(errno.ETIMEDOUT, "another process holds the folder's lock") from None
+                if self._closed.wait(min(pause, left)):
+                    raise OSError(errno.EBADF, "the folder was closed meanwhile") from None
+                pause = min(2 * pause, _POLL_MOST)
+            else:
+                return
+
 
 def _attempt(call: Callable[..., str], *arguments: Any) -> str | OSError:
     try:
         return call(*arguments)
     except OSError as error:
         return error
-
-
-def _lock_within(fd: int, wait: float) -> None:
-    until = time.monotonic() + wait
-    pause = _POLL
-    while True:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            left = until - time.monotonic()
-            if left <= 0:
-                raise TimeoutError(errno.ETIMEDOUT, "another process holds the folder's lock") from None
-            time.sleep(min(pause, left))
-            pause = min(2 * pause, _POLL_MOST)
-        else:
-            return
 
 
 def open_folder(address: Address) -> Folder:
