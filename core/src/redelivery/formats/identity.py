@@ -21,7 +21,6 @@ from redelivery.contract.context import ErrorContext
 from redelivery.contract.message import Batch, Column, Headers, Message
 from redelivery.formats import dialects
 from redelivery.formats.events import source_of
-from redelivery.formats.rows import headers_of
 
 #: Bytes of a digest: two of 10^12 messages are taken for one with a probability of 10^-15.
 _BYTES: Final = 16
@@ -86,16 +85,19 @@ def of_letters(batch: Batch, context: ErrorContext, varying: Mapping[str, Sequen
     count = len(batch)
 
     def said(name: str) -> list[bytes]:
-        return _column(varying.get(name) or [getattr(context, name)] * count)
+        values = varying.get(name)
+        return [_part(getattr(context, name))] * count if values is None else _column(values)
 
     def sent(column: Column[Any] | None) -> list[bytes]:
-        return _column([None] * count if column is None else column.values)
+        return [_part(None)] * count if column is None else _column(column.values)
 
     named = [False] * count if batch.id is None else [each is not None for each in batch.id.values]
-    places = [
-        _NOWHERE if name else b"%b%b%b" % (_part(2), *place)
-        for name, *place in zip(named, said("partition"), said("position"), strict=True)
-    ]
+    places = [_NOWHERE] * count
+    if not all(named):
+        places = [
+            _NOWHERE if name else b"%b%b%b" % (_part(2), *place)
+            for name, *place in zip(named, said("partition"), said("position"), strict=True)
+        ]
     columns = [
         [_part("letter")] * count,
         said("destination"),
@@ -103,12 +105,14 @@ def of_letters(batch: Batch, context: ErrorContext, varying: Mapping[str, Sequen
         said("run"),
         said("subscriber"),
         places,
-        _column([each.hops for each in dialects.histories(batch)]),
+        [_part(0)] * count if batch.headers is None else _column([each.hops for each in dialects.histories(batch)]),
         sent(batch.id),
         sent(batch.key),
         sent(batch.value),
         sent(batch.timestamp_ms),
-        [_parts((len(each), *chain.from_iterable(each))) for each in headers_of(batch)],
+        [_part(0)] * count
+        if batch.headers is None
+        else [_parts((len(each), *chain.from_iterable(each))) for each in batch.headers.values],
     ]
     if batch.extra:
         columns.append([_parts(_extra(each.extra)) for each in batch.rows()])
@@ -199,10 +203,18 @@ def _digest(*parts: object) -> str:
     return hashlib.blake2b(_parts(parts), digest_size=_BYTES).hexdigest()
 
 
-def _column(values: Sequence[object]) -> list[bytes]:
+def _column(values: Sequence[Any]) -> list[bytes]:
     """Return each value as a part."""
-    if values.count(values[0]) == len(values) and type(values[0]) in {str, NoneType}:
-        return [_part(values[0])] * len(values)
+    kinds = set(map(type, values))
+    if kinds <= {NoneType}:
+        return [_part(None)] * len(values)
+    if kinds == {bytes}:
+        return [b"b%d:%b" % (len(value), value) for value in values]
+    if kinds == {str}:
+        if values.count(values[0]) == len(values):
+            return [_part(values[0])] * len(values)
+        encoded = [value.encode("utf-8", "surrogatepass") for value in values]
+        return [b"s%d:%b" % (len(data), data) for data in encoded]
     return list(map(_part, values))
 
 
