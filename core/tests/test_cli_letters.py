@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import errno
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -21,6 +23,7 @@ import pytest
 
 from redelivery import cli
 from redelivery.cli import letters
+from redelivery.cli.progress import Progress
 from redelivery.codes import Code
 from redelivery.contract.context import ErrorContext
 from redelivery.contract.message import Batch, Message
@@ -306,7 +309,6 @@ def test_a_letter_is_named_as_it_is_listed_also_where_only_its_context_knows_its
 ) -> None:
     bury(url, Message(value=b"v"), context=replace(CONTEXT, message_id="order-7"))
     assert "order-7" in run(capsys, "list", url)[1]
-    assert run(capsys, "list", url, "--id", "another")[1] == "No letters match.\n"
     assert run(capsys, "remove", url, "--id", "order-7", "--yes")[1] == "1 letters removed.\n"
 
 
@@ -377,13 +379,15 @@ def test_at_a_terminal_it_asks_before_letters_are_gone(url: str, answer: str, le
     assert (process.returncode, lying(url)) == (0 if answer == "y" else 1, left)
 
 
-def test_at_a_terminal_it_shows_how_far_it_is_and_leaves_nothing_behind(url: str) -> None:
-    """On one line of the terminal, never wider than it; what is piped has none of it."""
-    bury(url, *rows(60))
+WITHOUT_RICH = "import sys; sys.modules['rich'] = None; from redelivery.cli import main; sys.exit(main())"
+
+
+def at_a_terminal(*command: str) -> tuple[int, str, bytes]:
+    """Run a command with its stderr at a terminal; return its status, what that showed, and its output."""
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "redelivery", "dead-letters", "redrive", url, "--rate", "100"]
+    environment = {**os.environ, "COLUMNS": "60", "TERM": "xterm"}
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=theirs, env={**os.environ, "COLUMNS": "40"}
+        [sys.executable, *command], stdout=subprocess.PIPE, stderr=theirs, env=environment
     ) as process:
         os.close(theirs)
         shown = b""
@@ -392,13 +396,92 @@ def test_at_a_terminal_it_shows_how_far_it_is_and_leaves_nothing_behind(url: str
                 shown += piece
         out, _ = process.communicate(timeout=30)
     os.close(ours)
-    lines = shown.decode().split("\r")
-    moved = [int(line.split()[0]) for line in lines if "moved" in line]
-    assert (process.returncode, moved[0] < 60, moved[-1], moved) == (0, True, 60, sorted(moved))
-    assert max(map(len, lines)) < 40
-    assert (lines[-2].strip(), lines[-1]) == ("", ""), "the line is still there"
+    return process.returncode, shown.decode(), out
+
+
+@pytest.mark.parametrize("command", [("-m", "redelivery"), ("-c", WITHOUT_RICH)], ids=["rich", "no rich"])
+def test_at_a_terminal_it_shows_how_far_it_is_and_leaves_nothing_behind(url: str, command: tuple[str, ...]) -> None:
+    bury(url, *rows(250))
+    status, shown, out = at_a_terminal(*command, "dead-letters", "redrive", url, "--rate", "100", "--limit", "240")
+    done = [int(each) for each in re.findall(r"(\d+) of 240 letters, \d+/s", shown)]
+    assert (status, 0 < done[0] < 240, done) == (0, True, sorted(done))
+    assert "left" in shown
+    assert shown.endswith(("\r", "\x1b[2K", "\x1b[?25h")), "the line is still there"
     assert b"are confirmed at their destination" in out
     assert b"\r" not in out
+
+
+def test_nobody_who_asked_for_quiet_sees_progress(url: str) -> None:
+    bury(url, *rows(150))
+    command = ("-m", "redelivery", "dead-letters", "redrive", url, "--rate", "100", "--quiet")
+    assert at_a_terminal(*command)[:2] == (0, "")
+
+
+def test_a_log_gets_lines_where_they_are_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = argparse.Namespace(progress=True, quiet=False)
+    with Progress(asked, 100) as progress:
+        progress._next = 0.0
+        progress(40, "3 refused")
+    assert re.fullmatch(
+        r"redelivery: 40 of 100 letters, [\d,]+/s, 0:00, 0:00 left, 3 refused\n", capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("list",), ("list", "--json"), ("stats",), ("export",), ("redrive",), ("forward", "--to", "SINK"), ("remove",)],
+)
+def test_an_id_that_no_letter_has_is_a_failure_in_one_line(
+    url: str, tmp_path: Path, command: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    bury(url, *rows(1))
+    name, *rest = [each.replace("SINK", f"sqlite:{tmp_path}/s.db?queue=s") for each in command]
+    status, out, err = run(capsys, name, url, *rest, "--id", "another")
+    text = "redelivery: no such letter: 'another'; `redelivery dead-letters list` shows them\n"
+    assert (status, out, err) == (1, "", text)
+    assert lying(url) == ["n0"]
+
+
+def test_what_a_program_reads_is_not_cut(
+    url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, reason = "a-long-name-" * 10, "a long reason " * 20
+    bury(url, Message(value=b"v", id=name), context=replace(CONTEXT, reason=reason))
+    for arguments in (("--wide",), ()):
+        _, out, _ = run(capsys, "list", url, *arguments)
+        assert name in out
+        assert reason.strip() in out
+        monkeypatch.delenv("COLUMNS")
+        monkeypatch.setattr("shutil.get_terminal_size", lambda *_: os.terminal_size((80, 24)))
+
+
+def test_a_list_of_many_begins_at_once_and_ends_when_its_reader_leaves(url: str) -> None:
+    """`head` leaves after ten lines: the command ends as one that dies of SIGPIPE, without a word."""
+    bury(url, *rows(30_000))
+    command = f"{sys.executable} -m redelivery dead-letters list '{url}' --limit 0; echo $? >&2"
+    done = subprocess.run(
+        ["bash", "-c", f"({command}) | head -n 3"], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert len(done.stdout.splitlines()) == 3
+    assert done.stderr == "141\n"
+
+
+def test_ctrl_c_while_looking_is_one_line_and_a_status_of_its_own(
+    url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(letters, "_stats", interrupted)
+    assert run(capsys, "stats", url) == (130, "", "redelivery: interrupted\n")
+
+
+def test_stats_of_many_splits_are_those_of_one(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for at in range(5):
+        bury(url, *[Message(value=b"v", id=f"{at}.{n}") for n in range(300)], context=replace(CONTEXT, reason=f"r{at}"))
+    told = [run(capsys, "stats", url, "--threads", str(threads)) for threads in (1, 2, 4)]
+    assert "1,500 dead letters" in told[0][1]
+    assert told[0] == told[1] == told[2]
 
 
 def test_ctrl_c_leaves_every_letter_in_one_place_and_the_rest_for_the_next_run(url: str) -> None:
@@ -411,7 +494,8 @@ def test_ctrl_c_leaves_every_letter_in_one_place_and_the_rest_for_the_next_run(u
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=20)
-    assert process.returncode == 1, err
+    assert process.returncode == 130, err
+    assert b"the same command goes on where this one has ended" in err
     report = json.loads(out)
     assert report["stopped"] == "it was interrupted"
     assert len(at_work(url)) == report["redriven"] < 200

@@ -26,6 +26,8 @@ FAILED = 2
 DECLINED = 1
 #: Exit status: the reader of the output left before the command was done; like a program that dies of SIGPIPE.
 UNREAD = 141
+#: Exit status: it was interrupted, as by Ctrl-C; like a program that dies of SIGINT.
+INTERRUPTED = 130
 
 
 #: The subcommands: module, the function that adds their arguments, help, description.
@@ -85,18 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: used in place of those of the process.
     """
-    arguments = sys.argv[1:] if arguments is None else arguments
-    called = next((each for each in arguments if not each.startswith("-")), None)
-    parser = argparse.ArgumentParser(
-        prog="redelivery", description="Write from PySpark to any message broker, and account for every row."
-    )
-    parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for name, (module, add, text, description) in _COMMANDS.items():
-        command_parser = commands.add_parser(name, help=text, description=description)
-        if name == called:
-            getattr(import_module(f"{__name__}.{module}"), add)(command_parser)
-    parsed = parser.parse_args(arguments)
+    parsed = _parsed(sys.argv[1:] if arguments is None else arguments)
     command: Callable[[argparse.Namespace], int] = parsed.run
     status = UNREAD
     if logging.lastResort is not None:  # which shows warnings where logs are not configured
@@ -114,6 +105,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RedeliveryError as error:
         say(f"redelivery: {' '.join(redact(str(error)).split())}", error=True)
         return FAILED
+    except KeyboardInterrupt as error:
+        say(f"redelivery: interrupted{'; ' if error.args else ''}{' '.join(map(str, error.args))}", error=True)
+        return INTERRUPTED
     except BrokenPipeError:
         _leave_output()
     except OSError as error:
@@ -121,6 +115,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _leave_output()
         return FAILED
     return status
+
+
+def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
+    """Parse a command line. Imports the module of its subcommand."""
+    called = next((each for each in arguments if not each.startswith("-")), None)
+    parser = argparse.ArgumentParser(
+        prog="redelivery", description="Write from PySpark to any message broker, and account for every row."
+    )
+    parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    for name, (module, add, text, description) in _COMMANDS.items():
+        command_parser = commands.add_parser(name, help=text, description=description)
+        if name == called:
+            getattr(import_module(f"{__name__}.{module}"), add)(command_parser)
+    return parser.parse_args(arguments)
 
 
 def _refuse_secrets(parsed: argparse.Namespace) -> None:

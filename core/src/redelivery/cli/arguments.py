@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 from redelivery import registry
 from redelivery.base.secrets import redact, refuse_literal
-from redelivery.cli.output import SHOWN_TO_ALL
+from redelivery.cli.output import SHOWN_TO_ALL, say
 from redelivery.contract.spec import DeliverySpec
 from redelivery.deadletters.queue import DeadLetterQueue, dead_letters
 from redelivery.deadletters.selection import Selection
 from redelivery.errors import ConfigurationError
 from redelivery.formats.specs import connect, knative, options
+
+#: Exit status: no letter has one of the ids that were named.
+NO_SUCH_LETTER: Final = 1
+#: Ids that an error names.
+_NAMED: Final = 5
 
 
 def add_spec(parser: argparse.ArgumentParser) -> None:
@@ -65,6 +71,31 @@ def add_where(parser: argparse.ArgumentParser) -> None:
         "may be repeated, and then all must be",
     )
     parser.add_argument("--id", action="append", default=[], metavar="ID", help="only this one; may be repeated")
+
+
+def add_threads(parser: argparse.ArgumentParser) -> None:
+    """Add `--threads`."""
+    parser.add_argument(
+        "--threads",
+        type=_count,
+        default=4,
+        metavar="N",
+        help="readers side by side, where the broker can (default 4)",
+    )
+
+
+def _count(text: str) -> int:
+    count = int(text)
+    if count < 1:
+        raise ValueError(text)
+    return count
+
+
+def no_such_letter(ids: Sequence[str]) -> int:
+    """Say that no letter has one of these ids; return the exit status."""
+    named = ", ".join(repr(each) for each in ids[:_NAMED]) + (f" and {len(ids) - _NAMED} more" if ids[_NAMED:] else "")
+    say(f"redelivery: no such letter: {named}; `redelivery dead-letters list` shows them", error=True)
+    return NO_SUCH_LETTER
 
 
 def client_of(arguments: argparse.Namespace) -> dict[str, str]:

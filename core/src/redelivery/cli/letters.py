@@ -10,23 +10,28 @@ import os
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from itertools import islice
+from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Final
 
 from redelivery.base.files import open_private
 from redelivery.base.rendering import harmless
 from redelivery.cli import redrive
-from redelivery.cli.arguments import add_place, add_where, opened, selection_of
-from redelivery.cli.output import body, columns, json_line, one_line, padded, say, say_json
+from redelivery.cli.arguments import add_place, add_threads, add_where, no_such_letter, opened, selection_of
+from redelivery.cli.output import body, json_line, one_line, padded, room, say, say_json, to_terminal
+from redelivery.cli.progress import Progress, add_progress
 from redelivery.cli.prompt import confirm
 from redelivery.contract.broker import Letter
 from redelivery.contract.context import ErrorContext
+from redelivery.contract.letters import LetterBatch
 from redelivery.deadletters.export import as_json
 from redelivery.deadletters.selection import Selection, dead_since_ms
+from redelivery.deadletters.trust import context_of
 from redelivery.errors import ConfigurationError, ExportFailed
 
 _AGES: Final = ((60, "under a minute"), (3600, "under an hour"), (86400, "under a day"), (7 * 86400, "under a week"))
@@ -40,7 +45,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     for name, text, run, add_arguments in (
         ("list", "one line per letter, oldest first", _list, _add_list),
         ("show", "one whole letter: the reason, its headers, its body", _show, _add_show),
-        ("stats", "how many, by code, reason, age and source", _stats, _add_json),
+        ("stats", "how many, by code, reason, age and source", _stats, _add_stats),
         ("export", "JSON lines, into a file or to stdout", _export, _add_export),
     ):
         each = what.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}. Nothing is moved.")
@@ -48,6 +53,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         add_place(each)
         if name != "show":
             add_where(each)
+            add_progress(each)
         add_arguments(each)
     redrive.add(what)
 
@@ -56,8 +62,14 @@ def _add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print it as JSON")
 
 
+def _add_stats(parser: argparse.ArgumentParser) -> None:
+    _add_json(parser)
+    add_threads(parser)
+
+
 def _add_list(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit", type=int, default=100, help="letters, at most (default 100; 0: all)")
+    parser.add_argument("--wide", action="store_true", help="whole ids and reasons, as where the output is no terminal")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="one JSON array")
     form.add_argument("--jsonl", action="store_true", help="JSON, one line per letter, while reading")
@@ -78,20 +90,31 @@ def _list(arguments: argparse.Namespace) -> int:
     if arguments.limit < 0:
         raise ConfigurationError(f"--limit: must be 0 or more, not {arguments.limit}")
     where = selection_of(arguments)
-    with opened(arguments) as dlq:
-        letters = islice(dlq.select(where), arguments.limit or None)
+    with opened(arguments) as dlq, Progress(arguments, shares=to_terminal()) as progress:
+        letters = _counted(islice(dlq.select(where), arguments.limit or None), progress)
+        first = next(letters, None)
+        if first is None and arguments.id:
+            return no_such_letter(arguments.id)
+        found = letters if first is None else chain([first], letters)
         if arguments.jsonl:
-            for letter in letters:
+            for letter in found:
                 say_json(as_json(letter))
         elif arguments.json:
-            say_json([as_json(letter) for letter in letters], indent=2)
+            say_json([as_json(letter) for letter in found], indent=2)
         else:
-            for line in _table(letters, columns(), "No letters match." if where.conditions else "No dead letters."):
+            none = "No letters match." if where.conditions else "No dead letters."
+            for line in _table(found, room(wide=arguments.wide), none):
                 say(line)
     return 0
 
 
-def _table(letters: Iterator[Letter], width: int, none: str) -> Iterator[str]:
+def _counted(letters: Iterator[Letter], progress: Progress) -> Iterator[Letter]:
+    for done, letter in enumerate(letters, 1):
+        yield letter
+        progress(done)
+
+
+def _table(letters: Iterable[Letter], width: int | None, none: str) -> Iterator[str]:
     now = time.time()
     found = False
     for letter in letters:
@@ -101,12 +124,12 @@ def _table(letters: Iterator[Letter], width: int, none: str) -> Iterator[str]:
         context = letter.context or ErrorContext()
         name = letter.message.id or context.message_id or letter.position
         tries = "" if context.attempts_total is None else str(context.attempts_total)
-        head = f"{_age(letter, now):>6}  {padded(one_line(context.kind or '-', 12), 12)}  {tries:>5}  "
-        head += padded(one_line(name, 24), 24)
+        head = f"{_age(letter, now):>6}  {padded(one_line(context.kind or '-', width and 12), 12)}  {tries:>5}  "
+        head += padded(one_line(name, width and 24), 24)
         said = f"{context.label}: {context.reason}" if context.label else context.reason
         if context.maybe_delivered:
             said = f"maybe delivered; {said}"
-        yield f"{head}  {one_line(said or '-', width - len(head) - 2)}".rstrip()
+        yield f"{head}  {one_line(said or '-', width and width - len(head) - 2)}".rstrip()
     if not found:
         yield none
 
@@ -187,20 +210,54 @@ def _moment(millis: int) -> str:
 
 def _stats(arguments: argparse.Namespace) -> int:
     where = selection_of(arguments)
-    counts: dict[str, Counter[str]] = {name: Counter() for name in _GROUPS}
-    total = nbytes = maybe = 0
+    total = _Stats()
     now = time.time()
-    with opened(arguments) as dlq:
-        for letter in dlq.select(where):
-            total += 1
-            nbytes += letter.message.size
-            maybe += letter.context is not None and letter.context.maybe_delivered
-            for name, of in _GROUPS.items():
-                counts[name][of(letter, now)] += 1
+    with opened(arguments) as dlq, Progress(arguments) as progress:
+        for found in dlq.scan(partial(_stats_of, now=now), where, threads=arguments.threads):
+            total.add(found)
+            progress(total.count)
+    if not total.count and arguments.id:
+        return no_such_letter(arguments.id)
+    _say_stats(arguments, total)
+    return 0
+
+
+@dataclass(slots=True)
+class _Stats:
+    """What is counted of some letters."""
+
+    count: int = 0
+    nbytes: int = 0
+    maybe: int = 0
+    groups: dict[str, Counter[str]] = field(default_factory=lambda: {name: Counter() for name in _GROUPS})
+
+    def add(self, other: _Stats) -> None:
+        """Add what was counted of others."""
+        self.count += other.count
+        self.nbytes += other.nbytes
+        self.maybe += other.maybe
+        for name, found in other.groups.items():
+            self.groups[name].update(found)
+
+
+def _stats_of(batch: LetterBatch, now: float) -> _Stats:
+    found = _Stats()
+    for letter in batch.letters():
+        whole = replace(letter, context=context_of(letter))
+        found.count += 1
+        found.nbytes += letter.message.size
+        found.maybe += whole.context is not None and whole.context.maybe_delivered
+        for name, of in _GROUPS.items():
+            found.groups[name][of(whole, now)] += 1
+    return found
+
+
+def _say_stats(arguments: argparse.Namespace, stats: _Stats) -> None:
+    total, nbytes, maybe, counts = stats.count, stats.nbytes, stats.maybe, stats.groups
     if arguments.json:
         groups = {name.replace(" ", "_"): dict(found.most_common()) for name, found in counts.items()}
         say_json({"count": total, "bytes": nbytes, "maybe_delivered": maybe, **groups}, indent=2)
-        return 0
+        return
     say(f"{total:,} dead letters, {nbytes:,} bytes")
     if maybe:
         say(f"{maybe:,} of them may have been delivered all the same: an attempt ended without an answer")
@@ -208,8 +265,8 @@ def _stats(arguments: argparse.Namespace) -> int:
         say()
         say(name)
         for group, count in found.most_common():
-            say(f"  {count:>9,}  {one_line(group, columns() - 14)}")
-    return 0
+            width = room(wide=False)
+            say(f"  {count:>9,}  {one_line(group, width and width - 14)}")
 
 
 def _reason(letter: Letter, _: float) -> str:
@@ -252,8 +309,13 @@ _GROUPS: Final[dict[str, Callable[[Letter, float], str]]] = {
 def _export(arguments: argparse.Namespace) -> int:
     where = selection_of(arguments)
     output: Path | None = arguments.output
-    with opened(arguments) as dlq:
-        forms = (as_json(letter) for letter in dlq.select(where))
+    shares = output is None and to_terminal()
+    with opened(arguments) as dlq, Progress(arguments, shares=shares) as progress:
+        letters = _counted(dlq.select(where), progress)
+        first = next(letters, None)
+        if first is None and arguments.id:
+            return no_such_letter(arguments.id)
+        forms = map(as_json, letters if first is None else chain([first], letters))
         if output is None:
             for form in forms:
                 say_json(form)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
 import sys
+import time
 import unicodedata
 from collections.abc import Iterator
 from types import TracebackType
@@ -18,11 +20,28 @@ SHOWN_TO_ALL: Final = "every user of this host can see (ps)"
 #: Bytes of a body that are shown unless all are requested.
 SHOWN: Final = 4096
 _HEX_ROW: Final = 16
+#: Seconds that lines wait in a buffer for their reader.
+_WAIT: Final = 0.2
 
 
 def columns() -> int:
     """Return the width of the terminal; 80 where the output is not a terminal."""
     return max(40, shutil.get_terminal_size((80, 24)).columns)
+
+
+def to_terminal() -> bool:
+    """Whether people read the output at a terminal."""
+    return sys.stdout is not None and sys.stdout.isatty()
+
+
+def room(*, wide: bool) -> int | None:
+    """Return how wide a line of the output may be; None: as wide as what it says, as for a program that reads it.
+
+    Args:
+        wide: lines are never cut.
+    """
+    told = os.environ.get("COLUMNS", "").isdigit()
+    return columns() if not wide and (told or to_terminal()) else None
 
 
 def say(text: str = "", *, error: bool = False, end: str = "\n") -> None:
@@ -33,12 +52,24 @@ def say(text: str = "", *, error: bool = False, end: str = "\n") -> None:
         error: print to stderr.
         end: printed after it.
     """
-    print(harmless(text, keep="\t"), end=end, file=sys.stderr if error else sys.stdout, flush=error)
+    print(harmless(text, keep="\t"), end=end, file=sys.stderr if error else sys.stdout, flush=error or _is_late())
 
 
 def say_json(value: Any, *, indent: int | None = None) -> None:
     """Print JSON. It is ASCII without control characters, and still means the same."""
-    print(json_line(value, indent=indent))
+    print(json_line(value, indent=indent), flush=_is_late())
+
+
+_said = 0.0
+
+
+def _is_late() -> bool:
+    """Whether lines have waited long enough for their reader, who may be `head`, or may look at each."""
+    global _said  # noqa: PLW0603 - there is one output
+    now = time.monotonic()
+    late = now - _said > _WAIT
+    _said = now if late else _said
+    return late
 
 
 def json_line(value: Any, *, indent: int | None = None) -> str:
@@ -72,10 +103,10 @@ def _indented(text: str) -> str:
     return "\n".join(f"    {line}" for line in harmless(text, keep="\n").split("\n"))
 
 
-def one_line(text: str, width: int) -> str:
-    """Return harmless text on one line, cut to so many columns; wide characters count two."""
+def one_line(text: str, width: int | None) -> str:
+    """Return harmless text on one line, cut to so many columns; wide characters count two. None: not cut."""
     text = harmless(" ".join(text.split()))
-    if _width(text) <= width:
+    if width is None or _width(text) <= width:
         return text
     room, out = width - 1, ""
     for each in text:

@@ -7,17 +7,23 @@ from __future__ import annotations
 
 import argparse
 import signal
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Final
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self
 
-from redelivery.cli.arguments import add_place, add_where, opened, selection_of, spec_and_client
-from redelivery.cli.output import overwrite, say, say_json
+from redelivery.cli.arguments import (
+    add_place,
+    add_threads,
+    add_where,
+    no_such_letter,
+    opened,
+    selection_of,
+    spec_and_client,
+)
+from redelivery.cli.output import say, say_json
+from redelivery.cli.progress import Progress, add_progress
 from redelivery.cli.prompt import confirm
 from redelivery.contract.spec import DeliverySpec
 from redelivery.deadletters.journal import default_path
@@ -30,6 +36,10 @@ if TYPE_CHECKING:
 
 #: Exit status where not all selected letters could be moved.
 INCOMPLETE: Final = 1
+#: Exit status of a run that a signal stopped: this and the signal's number, as of a program that dies of it.
+_SIGNALLED: Final = 128
+#: Letters that are removed in one call.
+_TOGETHER: Final = 5_000
 
 
 def add(what: _SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -81,6 +91,7 @@ def add(what: _SubParsersAction[argparse.ArgumentParser]) -> None:
             "--journal", type=Path, metavar="FILE", help="where to note what was sent (default: one a place)"
         )
         parser.add_argument("--json", action="store_true", help="print the account as JSON")
+        add_progress(parser)
     back = what.add_parser(
         "move-back",
         help="have the broker itself move all letters back, where it can",
@@ -99,11 +110,14 @@ def add(what: _SubParsersAction[argparse.ArgumentParser]) -> None:
     add_place(purge)
     for parser in (remove, purge):
         parser.add_argument("--yes", action="store_true", help="do not ask")
+        add_progress(parser)
+    add_threads(purge)
 
 
 def _redrive(arguments: argparse.Namespace) -> int:
     where, (spec, client) = selection_of(arguments), _spec(arguments)
-    with opened(arguments, client) as dlq, _settings(arguments) as settings:
+    with opened(arguments, client) as dlq, _Run(arguments) as run:
+        settings = run.settings
         journal = arguments.journal or default_path(dlq.place)
         report = dlq.redrive(
             to=arguments.to,
@@ -114,12 +128,13 @@ def _redrive(arguments: argparse.Namespace) -> int:
             hop_limit=arguments.hop_limit,
             allow_targets=arguments.allow_targets,
         )
-    return _account(arguments, report)
+    return run.status(_account(arguments, report))
 
 
 def _forward(arguments: argparse.Namespace) -> int:
     where, (spec, client) = selection_of(arguments), _spec(arguments)
-    with opened(arguments, client) as dlq, _settings(arguments) as settings:
+    with opened(arguments, client) as dlq, _Run(arguments) as run:
+        settings = run.settings
         journal = arguments.journal or default_path(dlq.place)
         report = dlq.forward(
             arguments.to,
@@ -130,7 +145,7 @@ def _forward(arguments: argparse.Namespace) -> int:
             follow=arguments.follow,
             interval=_interval(arguments.interval),
         )
-    return _account(arguments, report)
+    return run.status(_account(arguments, report))
 
 
 def _interval(seconds: float) -> timedelta:
@@ -147,40 +162,66 @@ def _spec(arguments: argparse.Namespace) -> tuple[DeliverySpec | None, dict[str,
     return None if spec == DeliverySpec() else spec, client
 
 
-@contextmanager
-def _settings(arguments: argparse.Namespace) -> Iterator[RedriveSettings]:
-    """Return how far and how fast. The first Ctrl-C stops gently, the second at once. A terminal shows progress."""
-    asked: list[int] = []
+class _Run:
+    """One run: how far and how fast, what it shows, and how it ends.
 
-    def stop(number: int, _: FrameType | None) -> None:
-        if asked:
+    The first Ctrl-C, or SIGTERM, stops it after the letters in flight; the second one at once.
+
+    Attributes:
+        settings: how far and how fast.
+    """
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self._asked: list[int] = []
+        self._follows = getattr(arguments, "follow", False)
+        self._progress = Progress(arguments, arguments.limit)
+        self._previous: dict[int, Any] = {}
+        self.settings = RedriveSettings(
+            limit=arguments.limit,
+            rate=arguments.rate,
+            dry_run=arguments.dry_run,
+            max_returns=arguments.max_returns,
+            stop=lambda: bool(self._asked),
+            on_progress=self._show,
+        )
+
+    def _stop(self, number: int, _: FrameType | None) -> None:
+        if self._asked:
             raise KeyboardInterrupt
-        asked.append(number)
+        self._asked.append(number)
 
-    shows = sys.stderr.isatty()
-    settings = RedriveSettings(
-        limit=arguments.limit,
-        rate=arguments.rate,
-        dry_run=arguments.dry_run,
-        max_returns=arguments.max_returns,
-        stop=lambda: bool(asked),
-        on_progress=_progress if shows else lambda _: None,
-    )
-    previous = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield settings
-    finally:
-        for number, handler in previous.items():
+    def _show(self, report: RedriveReport) -> None:
+        left = sum(report.left.values())
+        notes = ((report.failed, "refused"), (left, "left"), (report.returned, "dead again"))
+        said = ", ".join(f"{count:,} {what}" for count, what in notes if count)
+        self._progress(report.selected if self.settings.dry_run else report.redriven, said)
+
+    def status(self, status: int) -> int:
+        """Return the exit status: that of a program that a signal ended, where one has, and more is left to do."""
+        if not self._asked or self._follows:
+            return status
+        say("redelivery: stopped by a signal; the same command goes on where this one has ended", error=True)
+        return _SIGNALLED + self._asked[0]
+
+    def __enter__(self) -> Self:
+        self._previous = {number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        self._progress.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.__exit__(kind, error, trace)
+        for number, handler in self._previous.items():
             signal.signal(number, handler)
-        if shows:
-            overwrite("")
-
-
-def _progress(report: RedriveReport) -> None:
-    overwrite(f"{report.redriven:,} moved, {report.failed:,} refused, {sum(report.left.values()):,} left")
+        if isinstance(error, KeyboardInterrupt):
+            error.args = ("what was sent is noted; the same command goes on where this one has ended",)
 
 
 def _account(arguments: argparse.Namespace, report: RedriveReport) -> int:
+    nothing = arguments.id and not report.considered + report.resumed and not report.stopped
+    if nothing and not arguments.json:
+        return no_such_letter(arguments.id)
     if arguments.json:
         say_json(asdict(report), indent=2)
     else:
@@ -201,6 +242,8 @@ def _account(arguments: argparse.Namespace, report: RedriveReport) -> int:
     held = report.redriven - report.removed
     if held and not arguments.json:
         say(f"{held:>9,}  of those were not removed: gone already, or hidden or locked, and removed by the next run")
+    if nothing:
+        return no_such_letter(arguments.id)
     limited = report.stopped is not None and arguments.limit is not None and report.selected >= arguments.limit
     return INCOMPLETE if report.failed or held or (report.stopped and not limited) else 0
 
@@ -216,17 +259,35 @@ def _remove(arguments: argparse.Namespace) -> int:
         raise ConfigurationError("remove: name letters by --id or --where; `purge` removes all")
     where = selection_of(arguments)
     with opened(arguments) as dlq:
-        positions = [letter.position for letter in dlq.select(where)]
+        positions: list[str] = []
+        with Progress(arguments) as progress:
+            for letter in dlq.select(where):
+                positions.append(letter.position)
+                progress(len(positions), "found")
+        if not positions and arguments.id:
+            return no_such_letter(arguments.id)
         if positions:
             confirm(f"Remove {len(positions):,} letters of {dlq.place} for good?", yes=arguments.yes)
-        say(f"{dlq.remove_at(positions):,} letters removed.")
+        removed = 0
+        with Progress(arguments, len(positions)) as progress:
+            for first in range(0, len(positions), _TOGETHER):
+                removed += dlq.remove_at(positions[first : first + _TOGETHER])
+                progress(removed, "removed")
+    say(f"{removed:,} letters removed.")
     return 0
 
 
 def _purge(arguments: argparse.Namespace) -> int:
     with opened(arguments) as dlq:
-        count = sum(1 for _ in dlq)
+        if arguments.yes:
+            count = 0 if next(iter(dlq), None) is None else None
+        else:
+            count = 0
+            with Progress(arguments) as progress:
+                for some in dlq.scan(len, columns=frozenset(), threads=arguments.threads):
+                    count += some
+                    progress(count, "found")
         if count:
             confirm(f"Remove all {count:,} letters of {dlq.place} for good?", yes=arguments.yes)
-        say(f"{dlq.purge() if count else 0:,} letters removed.")
+        say(f"{0 if count == 0 else dlq.purge():,} letters removed.")
     return 0

@@ -14,7 +14,7 @@ from datetime import timedelta
 from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 
 from redelivery.base.clock import SystemClock
 from redelivery.base.urls import redact
@@ -31,6 +31,7 @@ from redelivery.deadletters.redrive import (
     digest,
 )
 from redelivery.deadletters.returned import Returned
+from redelivery.deadletters.scan import scan
 from redelivery.deadletters.selection import Selection
 from redelivery.deadletters.trust import Targets, context_of
 from redelivery.errors import ConfigurationError, RedeliveryError
@@ -48,6 +49,8 @@ from redelivery.sending.connector import (
     true_url,
 )
 from redelivery.sending.send_queue import Bounds, SendQueue
+
+T = TypeVar("T")
 
 #: The default spec for sending a letter; a letter that fails permanently stays in place.
 _SPEC: Final = DeliverySpec(retry=3, tolerance="all", allow_skip=True, log_enable=False)
@@ -88,7 +91,42 @@ class DeadLetterQueue:
     def select(self, where: Selection | None = None) -> Iterator[Letter]:
         """Return the letters of a selection, oldest first, left in place, each with its whole context."""
         now_ms = self._connector.clock.wall_ms()
-        return (letter for letter in self if where is None or where.admits(letter, now_ms))
+        if not self._broker.capabilities.splits:  # a batch may take long to fill
+            yield from (letter for letter in self if where is None or where.admits(letter, now_ms))
+            return
+        selection = where or Selection()
+        wanted = selection.wanted(now_ms)
+        for batch in itertools.chain.from_iterable(self._letters.read(s, wanted) for s in self._letters.splits(wanted)):
+            for index in selection.admitted(batch, range(len(batch)), now_ms):
+                letter = batch.letter(index)
+                yield replace(letter, context=context_of(letter))
+
+    def scan(
+        self,
+        each: Callable[[LetterBatch], T],
+        where: Selection | None = None,
+        *,
+        columns: frozenset[str] | None = None,
+        threads: int = 1,
+    ) -> Iterator[T]:
+        """Return what `each` makes of every batch of the letters of a selection, in their order, left in place.
+
+        Args:
+            each: called with letters as their broker returned them, possibly by several threads at once.
+            where: only the selected letters.
+            columns: columns of `Batch` that `each` looks at; None: all.
+            threads: how many read side by side, where the broker allows it.
+        """
+        now_ms = self._connector.clock.wall_ms()
+        selection = where or Selection()
+        readers = threads if self._broker.capabilities.splits else 1
+        wanted = replace(selection.wanted(now_ms), readers=readers, columns=None if where else columns)
+
+        def selected(batch: LetterBatch) -> T | None:
+            rows = selection.admitted(batch, range(len(batch)), now_ms)
+            return each(batch if len(rows) == len(batch) else batch.take(rows)) if rows else None
+
+        return (found for found in scan(self._letters, self._look, wanted, selected) if found is not None)
 
     @property
     def place(self) -> str:
@@ -352,6 +390,7 @@ class DeadLetterQueue:
                 clock=self._connector.clock,
                 follow=follow,
                 partial=self._broker.capabilities.browse is Support.LOWER_BOUND,
+                splits=bool(self._broker.capabilities.splits),
             )
             return transfer.run(letter_sender)
 

@@ -144,6 +144,7 @@ class Transfer:
         journal: remembers letters that were sent and not yet removed; None: no journal.
         follow: look again after so many seconds, until stopped; None: look once.
         partial: the queue shows some letters only when earlier ones are gone.
+        splits: letters are read in batches; False: one by one, as a batch may take long to fill.
     """
 
     def __init__(
@@ -160,6 +161,7 @@ class Transfer:
         clock: Clock,
         follow: float | None = None,
         partial: bool = False,
+        splits: bool = False,
     ) -> None:
         self.report = RedriveReport()
         self._letters = letters
@@ -173,6 +175,7 @@ class Transfer:
         self._clock = clock
         self._follow = follow
         self._partial = partial
+        self._splits = splits
         self._stay: set[str] = set()
         #: Letters that are confirmed at their destination and not known to be removed: digests by position.
         self._pending: dict[str, str] = {}
@@ -246,15 +249,26 @@ class Transfer:
 
     def _chunks(self, rate: RateLimit) -> Iterator[LetterBatch]:
         """Return the letters that are meant, as many at a time as are sent together."""
+        if not self._splits:
+            single = self._single()
+            while taken := _taken(single, self._size(rate)):
+                yield LetterBatch.of(taken)
+            return
         wanted = self._selection.wanted(self._looked_ms)
         for split in self._letters.splits(wanted):
             for batch in self._letters.read(split, wanted):
                 meant = self._meant(batch)
                 first = 0
-                while first < len(meant):
+                while first < len(meant) and not self.report.stopped:
                     some = self._fitting(batch, meant[first : first + self._size(rate)])
                     first += len(some)
                     yield batch if len(some) == len(batch) else batch.take(some)
+
+    def _single(self) -> Iterator[Letter]:
+        """Return the letters that are meant, one by one."""
+        for letter in self._letters.browse():
+            if self._meant(LetterBatch.of([letter])):
+                yield letter
 
     def _meant(self, batch: LetterBatch) -> Sequence[int]:
         """Return the indices of the letters that are selected, and neither stay nor were sent before."""
@@ -389,6 +403,18 @@ class Transfer:
 def harm(report: RedriveReport) -> str:
     """Return why a redrive stops that does more harm than good."""
     return f"{report.failed} letters were refused and {report.returned} are dead letters again: mend the cause first"
+
+
+def _taken(letters: Iterator[Letter], most: int) -> list[Letter]:
+    """Return the next letters: at most so many, and no more once they have `_CHUNK_BYTES`."""
+    taken: list[Letter] = []
+    weight = 0
+    for letter in itertools.islice(letters, most):
+        taken.append(letter)
+        weight += letter.message.nbytes
+        if weight >= _CHUNK_BYTES:
+            break
+    return taken
 
 
 def digest(letter: Letter) -> str:
