@@ -451,7 +451,7 @@ def test_what_a_program_reads_is_not_cut(
         _, out, _ = run(capsys, "list", url, *arguments)
         assert name in out
         assert reason.strip() in out
-        monkeypatch.delenv("COLUMNS")
+        monkeypatch.delenv("COLUMNS", raising=False)
         monkeypatch.setattr("shutil.get_terminal_size", lambda *_: os.terminal_size((80, 24)))
 
 
