@@ -304,7 +304,7 @@ class Lines:
 
 
 class Removed:
-    """The list of a file's removed lines. Every method raises OSError, and ValueError where it is no list of ours."""
+    """The list of a file's removed lines. Every method raises OSError."""
 
     def __init__(self, folder: Folder, name: str) -> None:
         self._folder = folder
@@ -319,6 +319,9 @@ class Removed:
         except FileNotFoundError:
             self._read, self.offsets = 0, set()
             return
+        except ValueError as error:  # no list of ours hides no letter
+            logger.warning("%s: left alone: %s", self._folder.path / self._name, error)
+            return
         try:
             while data := os.pread(fd, _CHUNK, self._read):
                 end = data.rfind(b"\n") + 1
@@ -331,7 +334,11 @@ class Removed:
             os.close(fd)
 
     def append(self, offsets: Iterable[int]) -> None:
-        """Add lines to the list. An entry that a killed process left torn lacks its end, and is none."""
+        """Add lines to the list. An entry that a killed process left torn lacks its end, and is none.
+
+        Raises:
+            ValueError: another file has its name.
+        """
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
         fd = open_regular(self._folder, self._name, flags, MOST_BYTES)
         try:
