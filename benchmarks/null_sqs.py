@@ -74,8 +74,13 @@ _ATTRIBUTES: Final = {
     "SentTimestamp": "1767225600000",
 }
 _MESSAGE: Final = (
-    b'{"MessageId": "00000000-0000-4000-8000-%012d", "ReceiptHandle": "handle-%d-' + b"h" * 150 + b'", "Body": "'
-    + _BODY.encode() + b'", "Attributes": ' + json.dumps(_ATTRIBUTES).encode() + b"}"
+    b'{"MessageId": "00000000-0000-4000-8000-%012d", "ReceiptHandle": "handle-%d-'
+    + b"h" * 150
+    + b'", "Body": "'
+    + _BODY.encode()
+    + b'", "Attributes": '
+    + json.dumps(_ATTRIBUTES).encode()
+    + b"}"
 )
 _DONE: Final = [
     json.dumps(

@@ -11,7 +11,7 @@ from standin_proxy import Proxy
 
 from redelivery.contract.broker import DeadLetters, Retry
 from redelivery.contract.message import Message
-from redelivery.errors import BrokerError, Retriable
+from redelivery.errors import BrokerError, Fatal, Retriable
 from redelivery_conformance.statements import Statements
 from redelivery_conformance.subject import Subject
 from redelivery_conformance.taking import Taker
@@ -160,3 +160,21 @@ class TestLetters(Statements):
             subject.deliver(Message(value=b"after"), url=sink)
             time.sleep(0.5)
             assert [letter.message.value for letter in letters.browse()] == [b"after"]
+
+    def test_a_cursor_of_a_queue_that_was_created_again_is_refused(self, subject: Subject) -> None:
+        subject.deliver(Message(value=b"a"), Message(value=b"b"))
+        with subject.broker.dead_letters(direct=True) as letters:
+            path, _, rest = letters.cursor().rpartition("/")
+            number, _, came_ms = rest.partition("@")
+            earlier = f"{path}/{number}@{int(came_ms) - 60_000}"
+            with pytest.raises(Fatal, match="created again"):
+                letters.cursor(after=earlier)
+
+    def test_letters_that_are_not_forwarded_are_not_left_out_of_a_stream(self, subject: Subject) -> None:
+        given_up(subject, b"forwarded")
+        with subject.broker.dead_letters() as letters:
+            assert letters.cursor().startswith(f"{queue(subject)}-dead-letters/")
+        subject.place.alter()  # nothing is forwarded any more
+        given_up(subject, b"in the sub-queue")
+        with subject.broker.dead_letters() as letters, pytest.raises(Retriable, match="not forwarded"):
+            letters.cursor()

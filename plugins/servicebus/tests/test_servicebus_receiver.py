@@ -141,6 +141,20 @@ class TestReceiving(Statements):
         other.settle(Accept(), mine)
         assert not subject.values()
 
+    def test_one_lost_lock_among_many_keeps_no_other_from_being_accepted(self, subject: Subject) -> None:
+        """Many are completed in one request, which fails as a whole."""
+        subject.deliver(*(Message(value=b"%d" % at) for at in range(4)))
+        taker, other = Taker(subject), Taker(subject)
+        first, second, *rest = taker.take(4)
+        taker.lapse(second)
+        mine = other.one()
+        second.lease.expires = time.monotonic() + 60
+        answers = taker.receiver.settle([(each, Accept()) for each in (first, second, *rest)])
+        assert [answer if answer is None else type(answer) for answer in answers] == [None, LeaseLost, None, None]
+        assert mine.message.value == second.message.value
+        other.settle(Accept(), mine)
+        assert not subject.values()
+
     def test_a_reason_and_a_description_are_cut_to_what_service_bus_takes(self, subject: Subject) -> None:
         subject.provision()
         subject.deliver(Message(value=b"v"))

@@ -10,7 +10,7 @@ import pytest
 from redelivery.errors import Ambiguous, Retriable
 from redelivery_sqs import dead_letters as module
 from redelivery_sqs.address import Address
-from redelivery_sqs.client import batch_requests, connections
+from redelivery_sqs.client import batch_requests, connections, queue
 from redelivery_sqs.dead_letters import SqsDeadLetters
 from redelivery_sqs.options import Settings
 
@@ -66,7 +66,7 @@ def showing(monkeypatch: pytest.MonkeyPatch, count: int) -> tuple[Shown, SqsDead
     sqs = Shown(count)
     monkeypatch.setattr(connections, "boto_client", lambda *_: sqs)
     monkeypatch.setattr(connections, "queue_url", lambda address, *_, **__: address.queue)
-    for each in (module, batch_requests):
+    for each in (module, batch_requests, queue):
         monkeypatch.setattr(each, "time", sqs)
     return sqs, SqsDeadLetters(
         Address("letters"), Settings(dead_letter_visibility_timeout=10, concurrency=1), direct=True

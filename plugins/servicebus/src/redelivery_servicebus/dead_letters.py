@@ -2,20 +2,27 @@
 
 Browsing peeks, and locks nothing. Removing receives, completes the letters that were named, and abandons the others.
 An empty receive does not prove that a queue is empty, as messages may need long to arrive: only a peek proves it.
+
+Splits are ranges of sequence numbers, and a cursor is a number of the queue that letters are written or forwarded to. A
+partitioned queue has the partition in the upper 16 bits of its numbers: there they do not rise with time. So it is one
+split, and has no cursor.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
-from typing import Any, Final
+import itertools
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 from azure.servicebus import ServiceBusMessageState, ServiceBusReceivedMessage, ServiceBusReceiver
 
 from redelivery.codes import Code
 from redelivery.contract.broker import DeadLetters, Letter
 from redelivery.contract.context import ErrorContext
-from redelivery.errors import BrokerError, Retriable
+from redelivery.contract.letters import WHOLE, LetterBatch, Wanted, batches
+from redelivery.errors import BrokerError, ConfigurationError, Fatal, Retriable, Unsupported
 from redelivery.kit.letters import given_up, undecodable
 from redelivery.kit.plans import none_if_missing
 from redelivery.kit.roles import Resource
@@ -40,6 +47,16 @@ _BEGIN: Final = 12.0
 _END: Final = 27.0
 #: Digits of a sequence number, at most.
 _DIGITS: Final = 18
+#: The first number of a partitioned queue's second partition.
+_PARTITION: Final = 1 << 48
+#: Numbers of one split, at least, and splits for each reader: letters may have been removed from some of them.
+_SPLIT: Final = 1_000
+_SPLITS: Final = 2
+#: How far the clocks of Service Bus may differ, in milliseconds.
+_SKEW: Final = 10_000
+#: Seconds that letters may take from the sub-queue to the queue that it is forwarded to, and between two looks.
+_FORWARDING: Final = 5.0
+_POLL: Final = 0.1
 _ACTIVE: Final = ServiceBusMessageState.ACTIVE
 _DEFERRED: Final = ServiceBusMessageState.DEFERRED
 #: Reasons that Service Bus itself gives.
@@ -78,6 +95,52 @@ class ServicebusDeadLetters(Resource, DeadLetters):
             self.check_open("browsing")
             yield _letter(raw, place)
 
+    def splits(self, wanted: Wanted) -> Sequence[str]:
+        self.check_open("browsing")
+        if wanted.after is not None or wanted.before is not None:
+            place = self._places[-1]
+            after = 0 if wanted.after is None else self._cursor(wanted.after).number
+            before = place.last() if wanted.before is None else self._cursor(wanted.before).number
+            return place.splits(after + 1, before, wanted)
+        if any(place.is_partitioned() for place in self._places):
+            return (WHOLE,)
+        return [split for place in self._places for split in place.splits(place.first(), place.last(), wanted)]
+
+    def read(self, split: str, wanted: Wanted) -> Iterator[LetterBatch]:
+        if split == WHOLE:
+            return batches(self.browse())
+        path, _, numbers = split.rpartition("/")
+        first, _, last = numbers.partition("-")
+        place = next((each for each in self._places if each.path == path), None)
+        if place is None or not (_is_number(first) and _is_number(last)):
+            raise ConfigurationError(f"servicebus: {split!r} is not a split of {self._place}")
+        only = None if wanted.positions is None else _numbers(wanted.positions, path)
+        return batches(self._between(place, int(first), int(last), only))
+
+    def cursor(self, *, after: str | None = None, most: int | None = None) -> str:
+        self.check_open("browsing")
+        place = self._places[-1]
+        old = Cursor(place.path, 0, 0) if after is None else self._cursor(after)
+        if place.is_partitioned():
+            why = "its sequence numbers do not rise with time; read its letters as a whole"
+            raise Unsupported(f"servicebus: {self._place} is partitioned: {why}")
+        self._await_forwarding()
+        oldest = place.look(1)
+        if after is not None and oldest is not None and _number(oldest) <= old.number:
+            came = _came_ms(oldest)
+            if came > old.came_ms + _SKEW:
+                text = (
+                    f"{self._place} has been created again since the cursor was made: number {_number(oldest)} is new"
+                )
+                raise Fatal(f"servicebus: {text}", code=Code.CONFLICT)
+        begin = place.look(old.number + 1)
+        if begin is None:
+            return str(old)
+        last = place.last(_number(begin))
+        if most is not None:
+            last = min(last, _number(begin) + max(1, most) - 1)
+        return str(Cursor(place.path, last, _came_ms(place.look(last) or begin)))
+
     def remove(self, positions: Sequence[str]) -> int:
         deadline = self._deadline("removing letters of")
         return sum(place.remove(_numbers(positions, place.path), deadline) for place in self._places)
@@ -90,9 +153,54 @@ class ServicebusDeadLetters(Resource, DeadLetters):
         for place in self._places:
             place.close()
 
+    def _between(self, place: _Place, first: int, last: int, only: Collection[int] | None) -> Iterator[Letter]:
+        for raw in place.between(first, last, only):
+            self.check_open("browsing")
+            yield _letter(raw, place)
+
+    def _cursor(self, text: str) -> Cursor:
+        """Read a cursor. Raises ConfigurationError."""
+        path, _, rest = text.rpartition("/")
+        number, _, came_ms = rest.partition("@")
+        if path != self._places[-1].path or not (_is_number(number) and _is_number(came_ms)):
+            raise ConfigurationError(f"servicebus: {text!r} is not a cursor of {self._place}")
+        return Cursor(path, int(number), int(came_ms))
+
+    def _await_forwarding(self) -> None:
+        """Wait until the sub-queue is empty. Its numbers are not sure to rise, so its letters are not in a stream.
+
+        Raises:
+            Retriable: letters remain there.
+        """
+        if len(self._places) == 1:
+            return
+        sub, queue = self._places
+        end = time.monotonic() + _FORWARDING
+        while sub.look(1) is not None:
+            if time.monotonic() >= end or self.sleep_unless_closed(_POLL):
+                text = f"letters in {sub.path!r} are not forwarded to {queue.path!r}; a stream would not see them"
+                raise Retriable(f"servicebus: {self.doing('browsing')}: {text}: provision it", code=Code.CONFLICT)
+
     def _deadline(self, what: str) -> Deadline:
         self.check_open(what)
         return Deadline(self.doing(what), begin=_BEGIN, end=_END, step=self._settings.operation_timeout)
+
+
+class Cursor(NamedTuple):
+    """The point behind a sequence number of a queue.
+
+    Attributes:
+        path: of the queue.
+        number: of the last message before it; 0: none.
+        came_ms: when that message came to the queue, milliseconds since the epoch; or later.
+    """
+
+    path: str
+    number: int
+    came_ms: int
+
+    def __str__(self) -> str:
+        return f"{self.path}/{self.number}@{self.came_ms}"
 
 
 class _Place:
@@ -133,6 +241,59 @@ class _Place:
         while shown < seen and (page := self._peek(shown + 1)):
             shown = _number(page[-1])
             yield from ((raw, self) for raw in page if _number(raw) <= seen)
+
+    def look(self, first: int) -> ServiceBusReceivedMessage | None:
+        """Return the first message from this number on."""
+        return next(iter(self._peek(first, count=1)), None)
+
+    def first(self) -> int:
+        """Return the number of the first message; 1 if there is none."""
+        found = self.look(1)
+        return 1 if found is None else _number(found)
+
+    def last(self, first: int = 1) -> int:
+        """Return the number of the last message, knowing that it is not before `first`; 0 if there is none."""
+        found = self.look(first)
+        last, step = 0, 1
+        while found is not None:  # from each message twice as far
+            last = _number(found)
+            found = self.look(last + step)
+            step *= 2
+        low, high = last, last + step // 2 - 1  # no message is behind `high`
+        while low < high:
+            found = self.look((low + high) // 2 + 1)
+            if found is None:
+                high = (low + high) // 2
+            else:
+                low = _number(found)
+        return low
+
+    def is_partitioned(self) -> bool:
+        """Return whether a message is in another than the first partition."""
+        return self.look(_PARTITION) is not None
+
+    def splits(self, first: int, last: int, wanted: Wanted) -> list[str]:
+        """Return the splits of these numbers. A removal also receives others' letters: then there is one."""
+        span = last - first + 1
+        if span <= 0:
+            return []
+        count = 1 if wanted.removing else max(1, min(wanted.readers * _SPLITS, span // _SPLIT, span))
+        bounds = [first + span * at // count for at in range(count + 1)]
+        return [f"{self.path}/{begin}-{end - 1}" for begin, end in itertools.pairwise(bounds)]
+
+    def between(self, first: int, last: int, only: Collection[int] | None) -> Iterator[ServiceBusReceivedMessage]:
+        """Yield the messages with these numbers, in their order; of `only`, if it is given."""
+        left = None if only is None else sorted((each for each in only if first <= each <= last), reverse=True)
+        while first <= last and (left is None or left):
+            if left:
+                first = max(first, left[-1])
+            page = self._peek(first, count=min(_PAGE, last - first + 1))
+            if not page:
+                return
+            first = _number(page[-1]) + 1
+            yield from (raw for raw in page if _number(raw) <= last and (only is None or _number(raw) in only))
+            while left and left[-1] < first:
+                left.pop()
 
     def remove(self, numbers: set[int], deadline: Deadline) -> int:
         """Receive up to the last of these; complete them, and abandon the others."""
@@ -176,12 +337,14 @@ class _Place:
             link.drop(wait=True)  # an open link would go on deleting new messages
         return count
 
-    def _peek(self, first: int, deadline: Deadline | None = None) -> list[ServiceBusReceivedMessage]:
+    def _peek(
+        self, first: int, deadline: Deadline | None = None, *, count: int = _PAGE
+    ) -> list[ServiceBusReceivedMessage]:
         if not self._exists(self._link, self._timeout if deadline is None else deadline.left()):
             return []
         left = self._timeout if deadline is None else deadline.left()
         with self._link.using(left, safe=True) as handler:
-            found: list[ServiceBusReceivedMessage] = handler.peek_messages(_PAGE, sequence_number=first, timeout=left)
+            found: list[ServiceBusReceivedMessage] = handler.peek_messages(count, sequence_number=first, timeout=left)
         return found
 
     def _exists(self, link: Link[ServiceBusReceiver], within: float) -> bool:
@@ -210,13 +373,29 @@ class _Place:
             fresh = {_number(raw): raw.lock_token for raw in found}
             if not fresh.keys() - others.keys():
                 break  # another receiver has them, they are gone, or need very long to arrive
-            for number, token in fresh.items():
-                if number not in waiting or deadline.is_late():
-                    others[number] = token
-                elif _completed(handler, token, deadline.left()):
-                    removed += 1
-                    waiting.discard(number)
+            others |= {number: token for number, token in fresh.items() if number not in waiting}
+            ours = [(number, token) for number, token in fresh.items() if number in waiting]
+            for some in map(dict, private.groups(ours)):
+                if deadline.is_late():
+                    others |= some
+                else:
+                    done = self._completed(handler, some, deadline)
+                    removed += len(done)
+                    waiting -= done
         return removed
+
+    def _completed(self, handler: ServiceBusReceiver, locks: Mapping[int, object], deadline: Deadline) -> set[int]:
+        """Complete these messages, in one request if none of their locks is lost; return those that are removed."""
+        try:
+            private.complete(handler, [*locks.values()], deadline.left())
+        except Exception as error:
+            if not is_lost(error):
+                raise
+        else:
+            return {*locks}
+        # Service Bus may have completed some of them, whose locks are lost too.
+        done = {number for number, token in locks.items() if _completed(handler, token, deadline.left())}
+        return done | (locks.keys() - self._states({*locks} - done, deadline).keys())
 
     def _remove_deferred(self, handler: ServiceBusReceiver, number: int, deadline: Deadline) -> bool:
         try:
@@ -245,7 +424,7 @@ class _Place:
 
 def _completed(handler: ServiceBusReceiver, token: object, timeout: float) -> bool:
     try:
-        private.complete(handler, token, timeout)
+        private.complete(handler, [token], timeout)
     except Exception as error:
         if is_lost(error):
             return False
@@ -270,11 +449,15 @@ def _number(raw: ServiceBusReceivedMessage) -> int:
     return raw.sequence_number or 0
 
 
-def _numbers(positions: Sequence[str], path: str) -> set[int]:
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= _DIGITS
+
+
+def _numbers(positions: Collection[str], path: str) -> set[int]:
     found = set()
     for position in positions:
         place, _, number = position.rpartition("/")
-        if place == path and number.isdecimal() and len(number) <= _DIGITS:
+        if place == path and _is_number(number):
             found.add(int(number))
     return found
 
@@ -284,6 +467,11 @@ def _size(raw: ServiceBusReceivedMessage) -> int:
         return sum(len(part) for part in raw.body)
     except TypeError:  # a body of another kind, in memory already
         return 1024
+
+
+def _came_ms(raw: ServiceBusReceivedMessage) -> int:
+    came = raw.enqueued_time_utc
+    return 0 if came is None else int(came.timestamp() * 1000)
 
 
 def _age(item: tuple[ServiceBusReceivedMessage, Any]) -> float:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Self, TypeVar
 
-from azure.servicebus import ServiceBusMessage, ServiceBusReceivedMessage, ServiceBusSender
+from azure.servicebus import ServiceBusMessage, ServiceBusReceivedMessage, ServiceBusReceiver, ServiceBusSender
 
 from redelivery.codes import Code
 from redelivery.contract.broker import Accept, Outcome, Received, Receiver, Release, Retry, Terminate
@@ -90,6 +90,7 @@ class ServicebusReceiver(Resource, Receiver):
         self.check_open("settling in")
         deadline = self._deadline("settling in")
         call = Settlement(outcomes, is_held, self._lost)
+        accepted = self._accept_together(call, deadline)
         for at, (received, outcome) in call.waiting():
             if deadline.is_late():
                 text = f"servicebus: {self.doing('settling in')}: not tried, because the call took too long"
@@ -99,7 +100,8 @@ class ServicebusReceiver(Resource, Receiver):
                 self._settle(received, outcome, deadline)
                 call.answer(at, None)
             except LeaseLost as lease_lost:
-                call.answer(at, lease_lost)
+                is_gone = at in accepted and not self._exists(received, deadline)
+                call.answer(at, None if is_gone else lease_lost)
             except BrokerError as error:
                 call.answer(at, error)
                 if not isinstance(error, Permanent):
@@ -131,6 +133,44 @@ class ServicebusReceiver(Resource, Receiver):
         for link in self._senders.values():
             link.drop()
 
+    def _accept_together(self, call: Settlement, deadline: Deadline) -> set[int]:
+        """Complete messages, a hundred in one request, until one fails.
+
+        Returns:
+            The indices of that request: some of them may have been completed, and their locks are lost too.
+        """
+        for some in private.groups(call.waiting(Accept)):
+            if len(some) == 1 or deadline.is_late():
+                break
+            tokens = [received.lease.raw.lock_token for _, (received, _) in some]
+            try:
+                self._link.open(deadline.left())
+                left = deadline.left()
+                with self._link.using(left, self.doing("settling in")) as handler:
+                    private.complete(handler, tokens, left)
+            except BrokerError as error:
+                if is_lost(error) or isinstance(error, Permanent):
+                    return {at for at, _ in some}
+                for at, _ in some:
+                    call.answer(at, error)
+                call.answer_rest(error if isinstance(error, Fatal) else _not_tried(error))
+            else:
+                for at, _ in some:
+                    call.answer(at, None)
+        return set()
+
+    def _exists(self, received: Received, deadline: Deadline) -> bool:
+        """Return whether a message is still in the queue, or may be."""
+        number = received.lease.raw.sequence_number
+        try:
+            self._link.open(deadline.left())
+            left = deadline.left()
+            with self._link.using(left, self.doing("looking into"), safe=True) as handler:
+                found = handler.peek_messages(1, sequence_number=number, timeout=left)
+        except BrokerError:
+            return True
+        return any(each.sequence_number == number for each in found)
+
     # --- one message ---
 
     def _settle(self, received: Received, outcome: Outcome, deadline: Deadline) -> None:
@@ -143,7 +183,7 @@ class ServicebusReceiver(Resource, Receiver):
             case Retry() | Release():
                 self._by_token(private.abandon, received, deadline)
             case Accept():
-                self._by_token(private.complete, received, deadline)
+                self._by_token(_complete, received, deadline)
 
     def _terminate(self, received: Received, outcome: Terminate, deadline: Deadline) -> None:
         raw = received.lease.raw
@@ -176,7 +216,7 @@ class ServicebusReceiver(Resource, Receiver):
         left = deadline.left(reserve=_COMPLETING)
         with link.using(left) as handler:
             handler.send_messages(message, timeout=left)
-        self._by_token(private.complete, received, deadline)
+        self._by_token(_complete, received, deadline)
 
     def _renew(self, received: Received, deadline: Deadline) -> float:
         return _monotonic(self._by_token(private.renew, received, deadline))
@@ -212,6 +252,10 @@ def _received(raw: ServiceBusReceivedMessage) -> Received:
         lasting=True,
         undecodable=decoded.fault,
     )
+
+
+def _complete(handler: ServiceBusReceiver, token: Any, timeout: float) -> None:
+    private.complete(handler, [token], timeout)
 
 
 def _monotonic(epoch: float) -> float:

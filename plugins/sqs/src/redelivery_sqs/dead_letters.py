@@ -10,11 +10,13 @@ import logging
 import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final
 
 from redelivery.contract.broker import DeadLetters, Letter
-from redelivery.errors import Ambiguous, BrokerError, Retriable, Unsupported
+from redelivery.contract.letters import WHOLE, LetterBatch, Wanted
+from redelivery.errors import Ambiguous, BrokerError, ConfigurationError, Retriable, Unsupported
 from redelivery.kit.errors import Code
 from redelivery.kit.letters import given_up, undecodable
 from redelivery.kit.roles import Resource
@@ -30,6 +32,8 @@ from redelivery_sqs.options import Settings
 #: Letters that are sorted together, and about how many bytes of them at most.
 _PAGE: Final = 1_000
 _PAGE_BYTES: Final = 8 << 20
+#: Requests side by side while looking through the queue.
+_READERS: Final = 8
 #: Seconds of a long poll: SQS asks all of its servers only if it may wait.
 _WAIT: Final = 1
 #: Seconds between requests for the state of a move task, and the states of one that has not ended.
@@ -67,13 +71,24 @@ class SqsDeadLetters(Resource, DeadLetters):
     def browse(self) -> Iterator[Letter]:
         self._show_all()
         self._scan = scan = Scan()
-        try:
+        with self._scanning(scan):
             yield from self._letters(scan)
-            self._warn_of_unseen()
-        except BaseException:  # also where the caller stops early
-            if self._scan is scan:
-                self._show()
-            raise
+
+    def read(self, split: str, wanted: Wanted) -> Iterator[LetterBatch]:  # noqa: ARG002 - SQS selects nothing
+        if split != WHOLE:
+            raise ConfigurationError(f"sqs: {split!r} is not a split of {self._place}")
+        return self._read()
+
+    def _read(self) -> Iterator[LetterBatch]:
+        """A page is a batch, so that a reader that removes its letters does so while they are hidden."""
+        self._show_all()
+        self._scan = scan = Scan()
+        fifo = self._queue.address.fifo
+        with self._scanning(scan):
+            while page := self._page(scan):
+                shown = [raw for raw in page if self._is_shown(raw, page, scan)]
+                self._check_shown(shown)
+                yield LetterBatch.of([_letter(raw, fifo=fifo) for raw in shown])
 
     def remove(self, positions: Sequence[str]) -> int:
         wanted = dict.fromkeys(positions)
@@ -132,22 +147,41 @@ class SqsDeadLetters(Resource, DeadLetters):
 
     # --- browsing ---
 
+    @contextmanager
+    def _scanning(self, scan: Scan) -> Iterator[None]:
+        try:
+            yield
+            self._warn_of_unseen()
+        except BaseException:  # also where the caller stops early
+            if self._scan is scan:
+                self._show()
+            raise
+
     def _letters(self, scan: Scan) -> Iterator[Letter]:
         """Page by page, each letter while this role hides it."""
         while page := self._page(scan):
-            shown = False
+            shown = []
             for raw in page:
-                if self._keep_hidden(raw, page):
-                    shown = True
+                if self._is_shown(raw, page, scan):
+                    shown.append(raw)
                     yield _letter(raw, fifo=self._queue.address.fifo)
-                else:  # another reader may hold it; otherwise SQS shows it again
-                    scan.forget(raw)
-            if not shown:
-                text = (
-                    "the letters became visible again before they could be shown; "
-                    "set sqs.dead_letter_visibility_timeout higher"
-                )
-                raise Retriable(f"sqs: {self.doing('browsing')}: {text}", code=Code.LEASE_LOST)
+            self._check_shown(shown)
+
+    def _is_shown(self, raw: Mapping[str, Any], page: Sequence[Mapping[str, Any]], scan: Scan) -> bool:
+        """Whether this role still hides a letter. If not, another reader may hold it; otherwise SQS shows it again."""
+        if self._keep_hidden(raw, page):
+            return True
+        scan.forget(raw)
+        return False
+
+    def _check_shown(self, shown: Sequence[object]) -> None:
+        """Raise Retriable if no letter of a page could be shown."""
+        if not shown:
+            text = (
+                "the letters became visible again before they could be shown; "
+                "set sqs.dead_letter_visibility_timeout higher"
+            )
+            raise Retriable(f"sqs: {self.doing('browsing')}: {text}", code=Code.LEASE_LOST)
 
     def _page(self, scan: Scan) -> list[Mapping[str, Any]]:
         """The next letters of a scan, oldest first."""
@@ -164,20 +198,32 @@ class SqsDeadLetters(Resource, DeadLetters):
         return page
 
     def _receive(self, scan: Scan) -> list[Mapping[str, Any]] | None:
-        """The new letters of one request; None at the end of the scan."""
+        """The new letters of the next requests; None at the end of the scan.
+
+        Several requests are made side by side: one each takes as long as SQS is away. The first one sets the end of the
+        scan. A FIFO queue has one at a time, and shows no more of a group while its first messages are hidden: waiting
+        does not help there.
+        """
         self.check_open("browsing")
         if scan.ended:
             return None
-        # A FIFO queue shows no more of a group while its first messages are hidden: waiting does not help there.
-        wait = 0 if self._queue.address.fifo and scan.begun else _WAIT
-        before = time.monotonic()
-        answer = self._queue.receive("browsing", MAX_ENTRIES, wait=wait, hidden=self._timeout)
-        messages = answer.get("Messages") or []
-        self._hidden.update((raw["MessageId"], (raw["ReceiptHandle"], before + self._timeout)) for raw in messages)
-        if not messages:
+        fifo = self._queue.address.fifo
+        width = min(self._queue.settings.concurrency, _READERS) if scan.begun and not fifo else 1
+        wait = 0 if fifo and scan.begun else _WAIT
+        receipts, failed = self._queue.receive_each(
+            "browsing", [MAX_ENTRIES] * width, wait=wait, hidden=self._timeout, concurrency=width
+        )
+        found: list[Mapping[str, Any]] = []
+        for receipt in receipts:
+            until = receipt.before + self._timeout
+            self._hidden.update((raw["MessageId"], (raw["ReceiptHandle"], until)) for raw in receipt.messages)
+            found += receipt.messages
+        if failed is not None:
+            raise failed
+        if not found:
             scan.ended = True
             return None
-        return scan.new(messages, server_ms(answer))
+        return scan.new(found, server_ms(receipts[0].answer))
 
     def _warn_of_unseen(self) -> None:
         """Log how many letters the scan could not show."""

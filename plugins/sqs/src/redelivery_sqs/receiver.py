@@ -75,6 +75,7 @@ class SqsReceiver(Resource, Receiver):
         self._queue = Queue(address, settings)
         self._dead_letters = Queue(address.dead_letters, settings)
         self._lease = min(max(1, -(-lease // _SECOND)), MAX_HIDDEN)
+        self._width = 1  # requests side by side
 
     def receive(self, max_messages: int, *, wait: float) -> Sequence[Received]:
         self.check_open("receiving from")
@@ -96,11 +97,12 @@ class SqsReceiver(Resource, Receiver):
         call = Settlement(outcomes, is_held, self._lost)
         call.answer_failed_copies(self._failed_letters(call.waiting(Terminate), end))
         done = call.waiting(Accept, Terminate)
-        deleted = self._queue.delete("deleting from", [received.lease.handle for _, (received, _) in done], end=end)
+        bounds = {"end": end, "concurrency": self._queue.settings.concurrency}
+        deleted = self._queue.delete("deleting from", [received.lease.handle for _, (received, _) in done], **bounds)
         self._answer(call, done, deleted)
         again = call.waiting(Retry, Release)
         hidden = [(each.lease.handle, each.lease.seconds(_delay(outcome))) for _, (each, outcome) in again]
-        self._answer(call, again, self._queue.hide("giving back to", hidden, end=end))
+        self._answer(call, again, self._queue.hide("giving back to", hidden, **bounds))
         return call.answers
 
     def extend(self, leases: Sequence[Received], seconds: float) -> Sequence[Received | LeaseLost]:
@@ -109,30 +111,41 @@ class SqsReceiver(Resource, Receiver):
         now = time.monotonic()
         lasting = {at: lease.seconds(seconds) for at, lease in valid.items()}
         asked = [(lease.handle, lasting[at]) for at, lease in valid.items()]
-        told = dict(zip(valid, self._queue.hide("prolonging leases of", asked), strict=True))
+        concurrency = self._queue.settings.concurrency
+        told = dict(zip(valid, self._queue.hide("prolonging leases of", asked, concurrency=concurrency), strict=True))
         ends = {at: now + lasting[at] if error is None else error for at, error in told.items() if not is_lost(error)}
         return answer_extend(leases, ends, self._lost)
 
     # --- receiving ---
 
     def _receive(self, count: int, wait: int) -> list[Received]:
-        received = self._request(min(MAX_ENTRIES, count), wait)
+        """Make requests side by side: twice as many after each that came back full, and one after any other."""
         until = time.monotonic() + self._lease * _GATHERING
-        came = len(received)
-        while came == MAX_ENTRIES and len(received) < count and time.monotonic() < until:
-            try:
-                more = self._request(min(MAX_ENTRIES, count - len(received)), 0)
-            except BrokerError:
-                break  # what was received is leased; the next call meets the error
+        received: list[Received] = []
+        while not received or (len(received) < count and time.monotonic() < until):
+            width, self._width = self._width, 1
+            left = min(count - len(received), MAX_ENTRIES * width)
+            counts = [min(MAX_ENTRIES, left - start) for start in range(0, left, MAX_ENTRIES)]
+            more = self._request(counts, 0 if received else wait, received)
             received += more
-            came = len(more)
+            if len(more) < left:
+                break
+            self._width = min(2 * width, self._queue.settings.concurrency)
         return received
 
-    def _request(self, count: int, wait: int) -> list[Received]:
-        before = time.monotonic()
-        answer = self._queue.receive("receiving from", count, wait=wait, hidden=self._lease)
-        begun = max(before, time.monotonic() - _ANSWER_SECONDS) if wait else before
-        return [self._received(raw, begun) for raw in answer.get("Messages") or ()]
+    def _request(self, counts: Sequence[int], wait: int, had: Sequence[Received] = ()) -> list[Received]:
+        """Receive these numbers of messages. An error is raised only if nothing was received, before or now."""
+        receipts, failed = self._queue.receive_each(
+            "receiving from", counts, wait=wait, hidden=self._lease, concurrency=len(counts)
+        )
+        received = [
+            self._received(raw, max(each.before, each.after - _ANSWER_SECONDS) if wait else each.before)
+            for each in receipts
+            for raw in each.messages
+        ]
+        if failed is not None and not (received or had):
+            raise failed
+        return received  # what was received is leased; the next call meets the error
 
     def _received(self, raw: Mapping[str, Any], begun: float) -> Received:
         attributes: Mapping[str, str] = raw.get("Attributes") or {}

@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, TypeVar
 
 from azure.servicebus import ServiceBusMessage, ServiceBusReceiver
 from azure.servicebus.amqp import AmqpAnnotatedMessage
+
+T = TypeVar("T")
 
 #: Versions of azure-servicebus for which the private parts below were tried.
 TRIED: Final = ("7.15.0",)
@@ -22,14 +24,23 @@ TRIED: Final = ("7.15.0",)
 # properties: the SDK's public call leaves them out.
 
 
-def complete(receiver: ServiceBusReceiver, token: Any, timeout: float) -> None:
-    """Remove the message."""
-    _settle(receiver, "completed", token, timeout)
+#: Locks of one request at most.
+_LOCKS: Final = 100
+
+
+def groups(locks: Sequence[T]) -> Iterator[Sequence[T]]:
+    """Yield locks, or what belongs to each, for as many requests as they need."""
+    return (locks[start : start + _LOCKS] for start in range(0, len(locks), _LOCKS))
+
+
+def complete(receiver: ServiceBusReceiver, tokens: Sequence[Any], timeout: float) -> None:
+    """Remove the messages. If it fails, some of them may have been removed."""
+    _settle(receiver, "completed", tokens, timeout)
 
 
 def abandon(receiver: ServiceBusReceiver, token: Any, timeout: float) -> None:
     """Return the message to its queue, which counts as a delivery."""
-    _settle(receiver, "abandoned", token, timeout)
+    _settle(receiver, "abandoned", [token], timeout)
 
 
 def dead_letter(
@@ -44,7 +55,7 @@ def dead_letter(
     details: dict[str, Any] = {"deadletter-reason": reason, "deadletter-description": description}
     if properties:
         details["properties-to-modify"] = dict(properties)
-    _settle(receiver, "suspended", token, timeout, details)
+    _settle(receiver, "suspended", [token], timeout, details)
 
 
 def renew(receiver: ServiceBusReceiver, token: Any, timeout: float) -> float:
@@ -54,7 +65,11 @@ def renew(receiver: ServiceBusReceiver, token: Any, timeout: float) -> float:
 
 
 def _settle(
-    receiver: ServiceBusReceiver, status: str, token: Any, timeout: float, details: dict[str, Any] | None = None
+    receiver: ServiceBusReceiver,
+    status: str,
+    tokens: Sequence[Any],
+    timeout: float,
+    details: dict[str, Any] | None = None,
 ) -> None:
     config = receiver._config  # noqa: SLF001 - this handler's own, and the only place for this request's timeout
     kept, config.try_timeout = config.try_timeout, timeout
@@ -62,7 +77,7 @@ def _settle(
         receiver._do_retryable_operation(  # noqa: SLF001 - it raises errors of the SDK's public kinds; retries are off
             receiver._settle_message_via_mgmt_link,  # noqa: SLF001 - see above
             settlement=status,
-            lock_tokens=[token],
+            lock_tokens=list(tokens),
             dead_letter_details=details,
         )
     finally:

@@ -59,19 +59,26 @@ def request_each(
                 answers[at] = [error] * len(chunks[at])
                 failed.append(error)
 
-    # A thread started while the interpreter ends never begins, and a scan may be given up as late as that.
-    more = 0 if sys.is_finalizing() else min(concurrency, len(chunks)) - 1
-    helpers = [threading.Thread(target=work, daemon=True) for _ in range(more)]
-    for helper in helpers:
-        helper.start()
-    work()
-    for helper in helpers:
-        helper.join()
+    side_by_side(work, min(concurrency, len(chunks)))
     rest: BrokerError = Retriable(
         f"sqs: {doing}: not tried, because earlier requests took too long", code=Code.NOT_SENT
     )
     rest = next((error for error in failed if not isinstance(error, Ambiguous)), rest)
     return [answer for chunk, found in zip(chunks, answers, strict=True) for answer in found or [rest] * len(chunk)]
+
+
+def side_by_side(work: Callable[[], None], count: int) -> None:
+    """Call `work` in this thread and `count` - 1 others, and wait for all of them. It must not raise in the others."""
+    # A thread started while the interpreter ends never begins, and a scan may be given up as late as that.
+    more = 0 if sys.is_finalizing() else count - 1
+    helpers = [threading.Thread(target=work, daemon=True) for _ in range(more)]
+    for helper in helpers:
+        helper.start()
+    try:
+        work()
+    finally:
+        for helper in helpers:
+            helper.join()
 
 
 def answers_by_entry(response: Mapping[str, Any], count: int, doing: str) -> list[Answer]:

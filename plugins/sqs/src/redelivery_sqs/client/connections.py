@@ -99,6 +99,7 @@ def _new_client(address: Address, settings: Settings) -> Any:
     region = address.region or settings.region
     if settings.access_key_id is not None:
         session.set_credentials(settings.access_key_id, settings.secret_access_key or "", settings.session_token)
+    made = boto3.Session(botocore_session=session)
     config = Config(
         connect_timeout=settings.connect_timeout,
         read_timeout=settings.read_timeout,
@@ -108,6 +109,8 @@ def _new_client(address: Address, settings: Settings) -> Any:
         retries={"total_max_attempts": 1},
         # Our codec checks what we send; botocore's check of every member costs a tenth of a batch.
         parameter_validation=False,
+        # By default botocore puts this together again for every request, which costs a ninth of a batch.
+        user_agent=session.user_agent(),
     )
     more: dict[str, Any] = {"config": config, "verify": settings.ca_bundle}
     role = address.role or settings.role_arn
@@ -115,7 +118,6 @@ def _new_client(address: Address, settings: Settings) -> Any:
         _assume(session, role, settings, partial(session.create_client, region_name=region, **more))
     if session.get_credentials() is None:
         raise NoCredentialsError
-    made = boto3.Session(botocore_session=session)
     return made.client("sqs", region_name=region, endpoint_url=address.endpoint or settings.endpoint_url, **more)
 
 

@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+from redelivery.errors import BrokerError
 from redelivery_sqs.address import Address
 from redelivery_sqs.client import connections
-from redelivery_sqs.client.batch_requests import Answer, answers_by_entry, request_each
+from redelivery_sqs.client.batch_requests import Answer, answers_by_entry, request_each, side_by_side
 from redelivery_sqs.errors import TABLE
 from redelivery_sqs.options import Settings
 
 _ALL: Final = ("All",)
+
+
+class Receipt(NamedTuple):
+    """The answer to a request for messages; when it was sent and when it came, monotonic seconds."""
+
+    answer: Mapping[str, Any]
+    before: float
+    after: float
+
+    @property
+    def messages(self) -> Sequence[Mapping[str, Any]]:
+        """The messages."""
+        return self.answer.get("Messages") or ()
 
 
 class Queue:
@@ -99,6 +115,40 @@ class Queue:
             MessageAttributeNames=["All"],
             MessageSystemAttributeNames=["All"],
         )
+
+    def receive_each(
+        self, doing: str, counts: Sequence[int], *, wait: int, hidden: int, concurrency: int
+    ) -> tuple[list[Receipt], BrokerError | None]:
+        """Make requests of these numbers of messages side by side, and no further one after one that came short.
+
+        Returns:
+            The answers, and the first error of those that failed: what the others have received is received.
+        """
+        _ = self.url
+        waiting = deque(counts)
+        receipts: list[Receipt] = []
+        failed: list[BrokerError] = []
+        short: list[int] = []
+
+        def work() -> None:
+            while waiting and not (failed or short):
+                try:
+                    count = waiting.popleft()
+                except IndexError:
+                    return
+                before = time.monotonic()
+                try:
+                    with TABLE.while_doing(self.doing(doing), also=(Exception,)):
+                        answer = self.receive(doing, count, wait=wait, hidden=hidden)
+                except BrokerError as error:
+                    failed.append(error)
+                    return
+                receipts.append(Receipt(answer, before, time.monotonic()))
+                if len(answer.get("Messages") or ()) < count:
+                    short.append(count)
+
+        side_by_side(work, min(concurrency, len(counts)))
+        return receipts, failed[0] if failed else None
 
     def delete(self, doing: str, handles: Iterable[str], **bounds: Any) -> list[Answer]:
         """Delete the messages of these receipt handles."""

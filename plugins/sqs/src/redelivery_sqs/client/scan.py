@@ -33,7 +33,7 @@ class Scan:
         return self._until_ms is not None
 
     def new(self, messages: Sequence[Mapping[str, Any]], now_ms: int) -> list[Mapping[str, Any]]:
-        """Return the messages of an answer that this scan has not seen; `now_ms` is the server's clock."""
+        """Return the messages of one or several answers that this scan has not seen; `now_ms` is the server's clock."""
         if self._until_ms is None:
             self._until_ms = max(now_ms + _COARSE_MS, *map(sent_ms, messages))
         found = [raw for raw in messages if raw["MessageId"] not in self._seen and sent_ms(raw) <= self._until_ms]
