@@ -110,7 +110,7 @@ class NullBench(SqsBench):
         options = {"sqs.endpoint_url": endpoint, "sqs.region": "us-east-1", "sqs.access_key_id": "test"}
         runtime: Any = type("Runtime", (), {"options": options})
         super().__init__(runtime)
-        self.options = {"sqs.access_key_id": "test", "sqs.secret_access_key": "test"}
+        self.options = {"sqs.region": "us-east-1", "sqs.access_key_id": "test", "sqs.secret_access_key": "test"}
         self._endpoint = endpoint
 
     def queue(self, name: str) -> str:
