@@ -39,9 +39,7 @@ class SqsBench(Bench):
             region_name=given["sqs.region"],
             aws_access_key_id="test",
             aws_secret_access_key="test",  # noqa: S106 - a stand-in's
-            config=Config(
-                max_pool_connections=_THREADS, retries={"total_max_attempts": 1}, parameter_validation=False
-            ),
+            config=Config(max_pool_connections=_THREADS, retries={"total_max_attempts": 1}, parameter_validation=False),
         )
 
     def queue(self, name: str) -> str:
@@ -52,7 +50,7 @@ class SqsBench(Bench):
         return self._runtime.address(queue).url
 
     def receive(self, queue: str, rows: int) -> int:
-        return self._by_threads(queue, rows, lambda url, messages: self._delete(url, messages))
+        return self._by_threads(queue, rows, self._delete)
 
     def look(self, queue: str, rows: int) -> int:
         return self._by_threads(queue, rows, lambda _url, _messages: None)

@@ -92,7 +92,7 @@ _DONE: Final = [
 
 def start() -> tuple[subprocess.Popen[str], str]:
     """Start a server in its own process; return it and its endpoint."""
-    process = subprocess.Popen([sys.executable, str(Path(__file__))], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen([sys.executable, str(Path(__file__))], stdout=subprocess.PIPE, text=True)  # noqa: S603 - our own
     if process.stdout is None:
         raise RuntimeError("the null server has no output")
     return process, f"http://127.0.0.1:{process.stdout.readline().strip()}"

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from redelivery.contract.broker import DeadLetters, Letter, Wanted
+from redelivery.contract.broker import DeadLetters, Letter, Support, Wanted
 from redelivery.contract.letters import EVERYTHING
 from redelivery.contract.message import Message
 from redelivery.errors import ConfigurationError
@@ -31,7 +31,8 @@ class Reading(Statements):
     def test_reading_shows_what_browsing_shows(self, subject: Subject) -> None:
         _fill(subject)
         shown = subject.browse(direct=True)
-        assert len(shown) == SOME
+        partial = subject.capabilities.browse is Support.LOWER_BOUND
+        assert len(shown) == SOME or (partial and shown)
         _same(_read_all(subject, EVERYTHING), shown)
         assert subject.browse(direct=True) == shown, "reading took something"
 
