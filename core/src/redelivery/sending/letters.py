@@ -79,7 +79,7 @@ class Reporter:
             if column is not None:
                 varying[name] = column.values
         if received is None:
-            varying["position"] = group.positions
+            varying["position"] = list(group.positions)
         if messages.extra:
             varying["extra"] = _extras(messages)
         histories = _histories(messages)
@@ -199,7 +199,8 @@ class LetterWriter:
             extra={name: column for name, column in group.messages.extra.items() if name in kept},
             identity=Column.of(_identities(group, contexts)),
         )
-        batch = dialects.strip_all(batch)
+        if batch.headers is not None:
+            batch = dialects.strip_all(batch)
         rename_type = self.rename_type or group.owner.rename_type or spec.dead_letter_type
         if spec.format is not None:
             form = spec.format
