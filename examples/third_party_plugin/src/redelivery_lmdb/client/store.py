@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
@@ -23,6 +23,7 @@ from redelivery_lmdb.errors import TABLE
 from redelivery_lmdb.options import Settings
 
 PATIENCE = 5.0  # seconds to wait for the writer's lock, where the contract gives no deadline
+FIRST, LAST = bytes(12), b"\xff" * 12  # places in a queue: what follows its prefix in a key
 POLL = 0.01  # seconds between two attempts at what LMDB cannot wait for
 
 
@@ -100,13 +101,28 @@ class StoreUser(Resource):
         self._store.release()
 
 
-def scan(transaction: lmdb.Transaction, prefix: bytes) -> Iterator[tuple[bytes, Record]]:
-    """Yield the keys and records of a queue, oldest first."""
+def scan(
+    transaction: lmdb.Transaction, prefix: bytes, first: bytes = FIRST, last: bytes = LAST
+) -> Iterator[tuple[bytes, Record]]:
+    """Yield the keys and records of a queue between two places, oldest first."""
+    for key, value in walk(transaction, prefix, first, last):
+        yield key, Record.unpack(bytes(value()))
+
+
+def walk(
+    transaction: lmdb.Transaction, prefix: bytes, first: bytes, last: bytes
+) -> Iterator[tuple[bytes, Callable[[], bytes | memoryview]]]:
+    """Yield the keys of a queue between two places, oldest first, each with a function that reads its record."""
     with transaction.cursor() as cursor:
-        found = cursor.set_range(prefix)
-        while found and (key := bytes(cursor.key())).startswith(prefix):
-            yield key, Record.unpack(bytes(cursor.value()))
+        found = cursor.set_range(prefix + first)
+        while found and (key := bytes(cursor.key())).startswith(prefix) and key <= prefix + last:
+            yield key, cursor.value
             found = cursor.next()
+
+
+def newest(transaction: lmdb.Transaction) -> bytes:
+    """Return a place behind all that is stored, and before all that will be."""
+    return struct.pack(">QI", transaction.id(), 0xFFFFFFFF)
 
 
 def put(transaction: lmdb.Transaction, prefix: bytes, index: int, message: Message) -> None:
