@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from test_dialects_properties import a_field, any_dialect, contexts, limits, messages, prefixes
 
 from redelivery.base.secrets import redact, redact_all, remember
+from redelivery.codes import Code
 from redelivery.contract.broker import Limits
 from redelivery.contract.context import ErrorContext
-from redelivery.contract.message import Batch, Message
+from redelivery.contract.message import Batch, Header, Message
 from redelivery.formats import dialects, events, identity
 from redelivery.formats.dialects import _columns
 
@@ -196,6 +197,68 @@ def test_identities_by_column_are_those_of_their_rows(
     assert identity.of_letters(batch, context, varying) == wanted
 
 
+ALL_FIELDS = tuple(item.name for item in fields(ErrorContext))
+some_fields = st.none() | st.lists(st.sampled_from(ALL_FIELDS), max_size=3, unique=True)
+
+
+def assert_read(batch: Batch, names: Sequence[str] | None) -> None:
+    """Fields read by column are those that are read row by row, and of the same types."""
+    contexts = [dialects.read(each) or ErrorContext() for each in batch.rows()]
+    wanted = {name: [getattr(each, name) for each in contexts] for name in names or ALL_FIELDS}
+    if names is not None and not names:
+        wanted = {}
+    found = dialects.read_all(batch, names)
+    assert found == wanted
+    assert [list(map(type, found[name])) for name in wanted] == [list(map(type, wanted[name])) for name in wanted]
+
+
+@given(varied(), contexts, any_dialect, prefixes, limits | st.just(Limits()), st.sampled_from([None, KEY]), some_fields)
+@settings(deadline=None)
+def test_what_letters_say_is_read_by_column_as_row_by_row(
+    given_rows: tuple[Batch, dict[str, list[Any]]],
+    context: ErrorContext,
+    dialect: Any,
+    prefix: str | None,
+    limit: Limits,
+    key: bytes | None,
+    names: list[str] | None,
+) -> None:
+    batch, varying = given_rows
+    letters = dialects.attach_all(batch, context, varying, dialect=dialect, prefix=prefix, limits=limit, key=key)
+    assert_read(letters, names)
+    assert_equal(dialects.redriven_all(letters), [dialects.redriven(each) for each in letters.rows()])
+
+
+JUNK = (b"", b"-5", b'"', b"\\", b"9" * 19, b"null", b"\xff", b',"code":"X"', b" ", b"\n")
+
+
+def changed(header: Header, data: st.DataObject) -> Header:
+    name, value = header
+    if not value or name in dialects.MARKERS or data.draw(st.booleans()):
+        return header
+    at, length = data.draw(st.integers(0, len(value))), data.draw(st.integers(0, 5))
+    return name, value[:at] + data.draw(st.sampled_from(JUNK)) + value[at + length :]
+
+
+@given(varied(), st.data(), any_dialect, some_fields)
+@settings(deadline=None)
+def test_what_somebody_has_changed_in_letters_is_read_by_column_as_row_by_row(
+    given_rows: tuple[Batch, dict[str, list[Any]]], data: st.DataObject, dialect: Any, names: list[str] | None
+) -> None:
+    batch, varying = given_rows
+    letters = dialects.attach_all(batch, CONTEXT, varying, dialect=dialect, prefix="ce-", limits=Limits())
+    rows = [
+        replace(letter, headers=tuple(changed(header, data) for header in letter.headers)) for letter in letters.rows()
+    ]
+    assert_read(Batch.of(rows), names)
+
+
+@given(batches(hostile.messages), some_fields)
+@settings(deadline=None)
+def test_hostile_letters_are_read_by_column_as_row_by_row(batch: Batch, names: list[str] | None) -> None:
+    assert_read(batch, names)
+
+
 # --- examples ------------------------------------------------------------------------------------------------------
 
 EVENT = tuple((f"ce_{name}", b"1.0") for name in ("specversion", "id", "source", "type"))
@@ -245,6 +308,36 @@ def test_usual_rows_are_not_written_one_by_one(
     letters = dialects.attach_all(batch, CONTEXT, varying, **options)
     assert alone == []
     assert_equal(letters, wanted)
+
+
+@pytest.mark.parametrize("dialect", [*dialects.NAMES, ("connect", "knativeerror", "deadletter")])
+@pytest.mark.parametrize("key", [None, KEY], ids=["unsigned", "signed"])
+@pytest.mark.parametrize("names", [None, ["code"], ["extra", "kind"], ["stacktrace", "reason"]], ids=str)
+def test_usual_letters_are_not_read_one_by_one(
+    dialect: Any, key: bytes | None, names: list[str] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = replace(CONTEXT, code=Code.TOO_LARGE, native_code='"E"', stage="TASK_PUT", component="a.B", partition=3)
+    letters = dialects.attach_all(
+        plain_rows(),
+        context,
+        {
+            "message_id": ["a", "b", "\u00e9", "\ud800", 'd"'],
+            "position": list(range(5)),
+            "target": [None, "a", "b", None, None],
+            "extra": [{}, {"partition": "1"}, {"partition": "2"}, {}, {}],
+            "attempts": [1, 1, 2, 1, 1],
+            "first_failure_ms": [1, 2, 3, 4, 5],
+            "last_failure_ms": [1, 2, 3, 4, 5],
+        },
+        dialect=dialect,
+        limits=Limits(),
+        prefix="ce_",
+        key=key,
+    )
+    contexts = [dialects.read(each) for each in letters.rows()]
+    monkeypatch.setattr(Batch, "row", None)
+    found = dialects.read_all(letters, names)
+    assert found == {name: [getattr(each, name) for each in contexts] for name in names or ALL_FIELDS}
 
 
 def test_a_batch_of_letters_is_the_same_batch_otherwise() -> None:

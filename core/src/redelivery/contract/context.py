@@ -185,10 +185,14 @@ def _is_whole(value: Any, within: range) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and within.start <= value < within.stop
 
 
+def whole_text(text: str) -> str:
+    """Return text without half characters, which no database or terminal accepts."""
+    return _SURROGATES.sub("\ufffd", text)
+
+
 def _whole(value: Any) -> Any:
-    """Return the text without half characters, which no database or terminal accepts."""
     if isinstance(value, str):
-        return _SURROGATES.sub("\ufffd", value)
+        return whole_text(value)
     return {_whole(name): _whole(text) for name, text in value.items()} if isinstance(value, Mapping) else value
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from operator import itemgetter
 from typing import Any, TypeVar
 
 from redelivery.contract.message import Batch, Column, Headers, Message
@@ -24,6 +25,13 @@ def names_of(every: Sequence[Headers]) -> list[tuple[str, ...]]:
 def taken(values: Sequence[T], rows: Sequence[int]) -> Sequence[T]:
     """Return the values of some rows."""
     return values if len(rows) == len(values) else [values[row] for row in rows]
+
+
+def picker(places: Sequence[int]) -> Callable[[Headers], Headers]:
+    """Return what takes the headers at these places."""
+    if len(places) > 1:
+        return itemgetter(*places)
+    return lambda headers: tuple(headers[at] for at in places)
 
 
 class Changes:

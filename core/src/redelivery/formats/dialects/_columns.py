@@ -158,7 +158,7 @@ def _alike(
 def _forms(batch: Batch, every: Sequence[Headers], style: Style) -> Sequence[Hashable]:
     """Return what the headers of each row contribute to its shape: most often nothing but their names."""
     forms = forms_of(every)
-    ours: frozenset[str] = frozenset().union(*(each.names for each in style.dialects if each.extensions))
+    ours: frozenset[str] = frozenset().union(*(each.gives for each in style.dialects if each.extensions))
     first = dict(zip(reversed(forms), reversed(every), strict=True))
     structured = {form for form, headers in first.items() if is_structured(Message(value=None, headers=headers))}
     if not ours or not structured:

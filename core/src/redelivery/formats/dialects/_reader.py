@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
@@ -14,22 +15,39 @@ from redelivery.formats.dialects._writer import CONTEXT, Dialect
 from redelivery.formats.rows import names_of
 
 BY_NAME: Final[Mapping[str, Dialect]] = {
-    "connect": Dialect("connect", connect.NAMES, connect.write, connect.read),
-    "deadletter": Dialect("deadletter", deadletter.NAMES, deadletter.write, deadletter.read, extensions=True),
-    "knativeerror": Dialect("knativeerror", knativeerror.NAMES, knativeerror.write, knativeerror.read, extensions=True),
-    "json": Dialect("json", frozenset(), lambda _: [], lambda _: {}, whole=True),
+    "connect": Dialect("connect", connect.GIVES, connect.write, connect.read),
+    "deadletter": Dialect("deadletter", deadletter.GIVES, deadletter.write, deadletter.read, extensions=True),
+    "knativeerror": Dialect("knativeerror", knativeerror.GIVES, knativeerror.write, knativeerror.read, extensions=True),
+    "json": Dialect("json", {}, lambda _: [], lambda _: {}, whole=True),
 }
+#: How a signed marker ends: with the signature, of 43 characters of base64.
+_MAC: Final = re.compile(rb',"mac":"[0-9A-Za-z+/]{43}"\}\Z')
+_MAC_BYTES: Final = 53
 _MARKERS: Final = frozenset(_marker.NAMES)
-_EXTENSIONS: Final = frozenset().union(*(each.names for each in BY_NAME.values() if each.extensions))
+_EXTENSIONS: Final = frozenset().union(*(each.gives for each in BY_NAME.values() if each.extensions))
 
 
 def forms_of(every: Sequence[Headers]) -> Sequence[Hashable]:
-    """Return the names of each row's headers, with the values that decide what a letter is."""
+    """Return the names of each row's headers, with the values that decide what a letter is; not its signature."""
     names = names_of(every)
     places = {each: tuple(at for at, name in enumerate(each) if matters(name)) for each in set(names)}
     if not any(places.values()):
         return names
-    return [(each, *[headers[at][1] for at in places[each]]) for each, headers in zip(names, every, strict=True)]
+    return [
+        (each, *[_without_mac(headers[at][1]) for at in places[each]])
+        for each, headers in zip(names, every, strict=True)
+    ]
+
+
+def _without_mac(value: bytes | None) -> Hashable:
+    """Return a marker without its signature, which differs by row; other values as they are."""
+    if (
+        value is None
+        or value[-_MAC_BYTES : 8 - _MAC_BYTES] != b',"mac":"'
+        or not _MAC.match(value, -_MAC_BYTES + len(value))
+    ):
+        return value
+    return value[:-_MAC_BYTES], True
 
 
 def matters(name: str) -> bool:
@@ -55,7 +73,7 @@ def known_dialects(marker: Marker) -> list[Dialect]:
 
 def written_texts(message: Message, marker: Marker) -> dict[str, str]:
     """Return the text of each name that the marker lists, wherever it is now."""
-    written = {_extension(name) or name for name in marker.headers} | set(marker.attributes)
+    written = {extension(name) or name for name in marker.headers} | set(marker.attributes)
     found = (pair for dialect in known_dialects(marker) for pair in texts_of(message, dialect).items())
     return {name: value for name, value in found if name in written}
 
@@ -69,16 +87,16 @@ def texts_of(message: Message, dialect: Dialect) -> dict[str, str]:
     """Return those of the dialect's names that a message has, wherever they are, with their text."""
     found: dict[str, str] = {}
     for name, value in message.headers:
-        known = _extension(name) if dialect.extensions else name
-        if known in dialect.names and value is not None:
+        known = extension(name) if dialect.extensions else name
+        if known is not None and known in dialect.gives and value is not None:
             found[known] = value.decode("utf-8", "replace")
     if dialect.extensions and is_structured(message):
         form = _body.attributes(message.value)
-        found |= {name: str(form[name]) for name in dialect.names if isinstance(form.get(name), str | int)}
+        found |= {name: str(form[name]) for name in dialect.gives if isinstance(form.get(name), str | int)}
     return found
 
 
-def _extension(header: str) -> str | None:
+def extension(header: str) -> str | None:
     """Return the extension attribute of ours that a header carries, whatever its prefix."""
     return next((header.removeprefix(p) for p in ("", *PREFIXES) if header.removeprefix(p) in _EXTENSIONS), None)
 
@@ -89,14 +107,14 @@ def bare_of(message: Message, marker: Marker) -> Message:
     An event may have changed its content mode or prefix since: a former header is then in the body, or elsewhere.
     """
     there = {name for name, _ in message.headers}
-    moved = {attribute for name in marker.headers if name not in there and (attribute := _extension(name))}
+    moved = {attribute for name in marker.headers if name not in there and (attribute := extension(name))}
     inside = _EXTENSIONS & set(marker.attributes)
     structured = is_structured(message)
     gone = moved if structured else moved | inside
     headers = tuple(
         (name, value)
         for name, value in message.headers
-        if not (name in marker.headers and _ours(name)) and _extension(name) not in gone
+        if not (name in marker.headers and _ours(name)) and extension(name) not in gone
     )
     value = message.value
     if value is not None and structured and inside | moved:

@@ -8,15 +8,14 @@ headers that stay.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from operator import itemgetter
 
 from redelivery.contract.message import Batch, Headers, Message
 from redelivery.formats.cloudevents import is_structured
 from redelivery.formats.dialects import _marker
-from redelivery.formats.dialects._reader import forms_of, matters
-from redelivery.formats.rows import Changes
+from redelivery.formats.dialects._reader import forms_of, is_letter, matters
+from redelivery.formats.rows import Changes, picker
 
 
 def restored(batch: Batch, restore: Callable[[Message], Message]) -> Batch:
@@ -59,19 +58,12 @@ def _way(headers: Headers, restore: Callable[[Message], Message]) -> _Way | None
     if found is not None:
         marker, names = found[1], {name for name, _ in headers}
         moved = is_structured(Message(value=None, headers=headers)) and not names.issuperset(marker.headers)
-        if marker.wrapped or marker.retyped or marker.attributes or moved:
+        if marker.wrapped or marker.retyped or marker.attributes or moved or (marker.mac and not is_letter(marker)):
             return None
     shown = tuple((name, value if matters(name) else b"%d" % at) for at, (name, value) in enumerate(headers))
     there = restore(Message(value=None, headers=shown)).headers
     if there == shown:
         return _Way(lambda every: every, same=True)
     new = tuple(header for header in there if header not in shown)
-    pick = _picker([(*shown, *new).index(header) for header in there])
+    pick = picker([(*shown, *new).index(header) for header in there])
     return _Way(lambda every: pick(every + new), same=False)
-
-
-def _picker(places: Sequence[int]) -> Callable[[Headers], Headers]:
-    """Return what takes the headers at these places."""
-    if len(places) > 1:
-        return itemgetter(*places)
-    return lambda headers: tuple(headers[at] for at in places)

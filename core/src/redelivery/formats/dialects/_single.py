@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
 from redelivery.contract.broker import Limits
 from redelivery.contract.capabilities import DIALECTS
-from redelivery.contract.context import ErrorContext, checked
+from redelivery.contract.context import DEFAULTS, ErrorContext, checked
 from redelivery.contract.hooks import HeaderDialect
 from redelivery.contract.message import Batch, Headers, Message
 from redelivery.errors import ContractViolation
@@ -19,6 +19,7 @@ from redelivery.formats import events
 from redelivery.formats.dialects import _columns, _marker, _retype, _signature, json_context
 from redelivery.formats.dialects._fields import BOOKKEEPING, bounded, bounded_all, without
 from redelivery.formats.dialects._marker import Marker
+from redelivery.formats.dialects._read_columns import read_columns
 from redelivery.formats.dialects._reader import (
     BY_NAME,
     bare_of,
@@ -389,6 +390,17 @@ def history(message: Message) -> DeliveryHistory:
         if found is None
         else DeliveryHistory(found[1].attempts_total, found[1].hops, found[1].maybe_delivered)
     )
+
+
+def read_all(batch: Batch, names: Collection[str] | None = None) -> dict[str, list[Any]]:
+    """Return fields of `read` of each message, by name, one value per row; the default where a message has no context.
+
+    Args:
+        batch: messages as stored.
+        names: of the fields; None: all fields of `ErrorContext`.
+    """
+    foreign = frozenset(name for dialect in _others for name in dialect.names)
+    return read_columns(batch, sorted(DEFAULTS if names is None else names), read, foreign)
 
 
 def histories(batch: Batch) -> list[DeliveryHistory]:

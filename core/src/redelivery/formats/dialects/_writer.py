@@ -33,7 +33,7 @@ class Dialect:
 
     Attributes:
         name: as capabilities and options spell it.
-        names: every header or extension attribute that it may write.
+        gives: every header or extension attribute that it may write, and the fields that it may give.
         write: returns the pairs for a context, the most important first.
         read: returns the fields of such pairs.
         extensions: its names are CloudEvents extension attributes: they go into the body of a structured event, and
@@ -42,7 +42,7 @@ class Dialect:
     """
 
     name: str
-    names: frozenset[str]
+    gives: Mapping[str, frozenset[str]]
     write: Callable[[ErrorContext], list[tuple[str, str | int]]]
     read: Callable[[Mapping[str, str]], dict[str, Any]]
     extensions: bool = False
@@ -82,7 +82,7 @@ def combined(dialects: Sequence[Dialect], texts: Mapping[str, str]) -> dict[str,
     """
     fields: dict[str, Any] = {}
     for dialect in reversed(dialects):
-        fields |= dialect.read({name: text for name, text in texts.items() if name in dialect.names})
+        fields |= dialect.read({name: text for name, text in texts.items() if name in dialect.gives})
     return fields
 
 

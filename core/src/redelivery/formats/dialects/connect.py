@@ -32,7 +32,12 @@ _ORDER: Final = (
     "class.name",
     "exception.stacktrace",
 )
-NAMES: Final = frozenset(_PREFIX + name for name in _ORDER)
+#: The fields that each header may give: a `class.name` may be the plugin (`read`).
+GIVES: Final = {
+    _PREFIX + name: frozenset({field, "broker"} if field == "component" else {field})
+    for name, field in (_TEXTS | _NUMBERS).items()
+}
+NAMES: Final = frozenset(GIVES)
 
 
 def write(context: ErrorContext) -> list[tuple[str, str | int]]:

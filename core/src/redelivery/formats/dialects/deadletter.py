@@ -12,7 +12,8 @@ from redelivery.formats.dialects._fields import subscriber_uri, whole
 _URI: Final = "deadlettersubscriberuri"
 _REASON: Final = "deadletterreason"
 _RETRY: Final = "deadletterretry"  # counts attempts, the first included
-NAMES: Final = frozenset({_URI, _REASON, _RETRY})
+#: The fields that each attribute gives.
+GIVES: Final = {_URI: frozenset({"subscriber"}), _REASON: frozenset({"reason"}), _RETRY: frozenset({"attempts"})}
 
 
 def write(context: ErrorContext) -> list[tuple[str, str | int]]:

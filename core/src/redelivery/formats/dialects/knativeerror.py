@@ -15,7 +15,12 @@ from redelivery.formats.dialects._fields import head, uri, whole
 _DEST: Final = "knativeerrordest"
 _CODE: Final = "knativeerrorcode"
 _DATA: Final = "knativeerrordata"
-NAMES: Final = frozenset({_DEST, _CODE, _DATA})
+#: The fields that each attribute may give.
+GIVES: Final = {
+    _DEST: frozenset({"destination"}),
+    _CODE: frozenset({"code", "native_code"}),
+    _DATA: frozenset({"reason"}),
+}
 
 #: Characters of base64, the most that Knative writes; so many bytes fill them exactly.
 DATA_CHARACTERS: Final = 1024
