@@ -15,9 +15,10 @@ from test_dialects_properties import a_field, any_dialect, contexts, limits, mes
 
 from redelivery.base.secrets import redact, redact_all, remember
 from redelivery.codes import Code
-from redelivery.contract.broker import Limits
+from redelivery.contract.broker import Letter, LetterBatch, Limits
 from redelivery.contract.context import ErrorContext
 from redelivery.contract.message import Batch, Header, Message
+from redelivery.deadletters.trust import context_of, contexts_of
 from redelivery.formats import dialects, events, identity
 from redelivery.formats.dialects import _columns
 
@@ -204,9 +205,7 @@ some_fields = st.none() | st.lists(st.sampled_from(ALL_FIELDS), max_size=3, uniq
 def assert_read(batch: Batch, names: Sequence[str] | None) -> None:
     """Fields read by column are those that are read row by row, and of the same types."""
     contexts = [dialects.read(each) or ErrorContext() for each in batch.rows()]
-    wanted = {name: [getattr(each, name) for each in contexts] for name in names or ALL_FIELDS}
-    if names is not None and not names:
-        wanted = {}
+    wanted = {name: [getattr(each, name) for each in contexts] for name in (ALL_FIELDS if names is None else names)}
     found = dialects.read_all(batch, names)
     assert found == wanted
     assert [list(map(type, found[name])) for name in wanted] == [list(map(type, wanted[name])) for name in wanted]
@@ -257,6 +256,36 @@ def test_what_somebody_has_changed_in_letters_is_read_by_column_as_row_by_row(
 @settings(deadline=None)
 def test_hostile_letters_are_read_by_column_as_row_by_row(batch: Batch, names: list[str] | None) -> None:
     assert_read(batch, names)
+
+
+natives = st.none() | st.sampled_from(
+    [
+        ErrorContext(kind="expired"),
+        ErrorContext(kind="terminated", code=Code.UNKNOWN),
+        ErrorContext(reason="told", hops=3),
+    ]
+)
+
+
+@given(
+    batches() | batches(hostile.messages),
+    st.lists(natives, min_size=9, max_size=9),
+    st.lists(st.sampled_from([True, False, None]), min_size=9, max_size=9) | st.just([None] * 9),
+    some_fields,
+)
+@settings(deadline=None)
+def test_what_counts_of_letters_is_read_by_column_as_row_by_row(
+    batch: Batch, native: list[ErrorContext | None], signed: list[bool | None], names: list[str] | None
+) -> None:
+    letters = LetterBatch.of(
+        [
+            Letter(position=str(row), message=message, context=native[row], signed=signed[row])
+            for row, message in enumerate(batch.rows())
+        ]
+    )
+    contexts = [context_of(each) for each in letters.letters()]
+    wanted = {name: [getattr(each, name) for each in contexts] for name in (ALL_FIELDS if names is None else names)}
+    assert contexts_of(letters, names) == wanted
 
 
 # --- examples ------------------------------------------------------------------------------------------------------

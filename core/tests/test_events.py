@@ -444,3 +444,10 @@ def test_an_undeliverable_row_of_bytes_is_base64_and_comes_out_again():
 def test_any_row_id_and_reason_make_an_event(id_, reason, row):
     message = events.undeliverable(row, id=id_, error=Permanent(reason), source=reason)
     assert events.to_event(message).get_type() == events.UNDELIVERABLE
+
+
+def test_half_a_character_in_the_data_of_an_event_does_not_keep_it_from_becoming_binary() -> None:
+    for kind in ("application/json", "text/plain"):
+        body = f'{{"specversion":"1.0","id":"i","source":"s","type":"t","datacontenttype":"{kind}","data":"\\ud800"}}'
+        message = Message(value=body.encode(), headers=(("content-type", b"application/cloudevents+json"),))
+        assert b"\xed\xa0\x80" in (events.reformat(message, "binary", "ce_").value or b"")

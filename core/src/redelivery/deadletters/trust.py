@@ -6,12 +6,12 @@ Anyone who can write a letter can write its headers.
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields, replace
-from typing import Final
+from typing import Any, Final
 
-from redelivery.contract.broker import Capabilities, Letter
-from redelivery.contract.context import ErrorContext
+from redelivery.contract.broker import Capabilities, Letter, LetterBatch
+from redelivery.contract.context import DEFAULTS, ErrorContext
 from redelivery.formats import dialects
 
 #: The kind of a letter that none of the reader's keys has signed.
@@ -37,6 +37,29 @@ def context_of(letter: Letter) -> ErrorContext:
     first, second = (native, written) if own_word else (written, native)
     unsaid = [each.name for each in fields(ErrorContext) if getattr(first, each.name) == getattr(empty, each.name)]
     return replace(first, **{name: getattr(second, name) for name in unsaid})
+
+
+def contexts_of(letters: LetterBatch, names: Collection[str] | None = None) -> dict[str, list[Any]]:
+    """Return fields of `context_of` each letter, by name, one value per letter.
+
+    Args:
+        letters: as stored.
+        names: of the fields; None: all fields of `ErrorContext`.
+    """
+    signed = [None] * len(letters) if letters.signed is None else letters.signed.values
+    single = [row for row, each in enumerate(signed) if each is False or row in letters.contexts]
+    if not single:
+        return dialects.read_all(letters.messages, names)
+    columns = {name: [value] * len(letters) for name, value in DEFAULTS.items() if names is None or name in names}
+    others = sorted(set(range(len(letters))).difference(single))
+    for name, values in dialects.read_all(letters.messages.take(others), names).items() if others else ():
+        for row, value in zip(others, values, strict=True):
+            columns[name][row] = value
+    for row in single:
+        context = context_of(letters.letter(row))
+        for name, column in columns.items():
+            column[row] = getattr(context, name)
+    return columns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

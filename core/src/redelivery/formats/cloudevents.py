@@ -272,9 +272,9 @@ def to_binary(message: Message, event: CloudEvent, prefix: str) -> Message:
     if isinstance(data, bytes) or data is None:
         body = data
     elif isinstance(data, str) and not is_json(event.get_datacontenttype()):
-        body = data.encode()
+        body = data.encode("utf-8", "surrogatepass")
     else:
-        body = dumps(data).encode()
+        body = dumps(data).encode("utf-8", "surrogatepass")
         form.setdefault("datacontenttype", JSONFormat.DEFAULT_CONTENT_TYPE)
     attributes = {name: value for name, value in form.items() if name not in ("data", "data_base64")}
     written = binary_headers(attributes, prefix)

@@ -5,7 +5,7 @@ Events in their values, which are rare, take that way.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -15,8 +15,9 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from redelivery.contract.broker import Capabilities, Letter, LetterBatch
 from redelivery.contract.message import Batch, Column, Headers, Message
 from redelivery.deadletters.operations import HOP_MARK, original_id
-from redelivery.deadletters.trust import Targets, context_of
+from redelivery.deadletters.trust import Targets, contexts_of
 from redelivery.formats import dialects, events
+from redelivery.formats.rows import headers_of
 from redelivery.spark import letter_schema
 from redelivery.spark.letter_rows import binary_event, micros, unpack
 from redelivery.spark.letter_schema import ERROR, POSITION
@@ -129,13 +130,14 @@ class LetterColumns:
             fields.add("message_id")
         if "target" in fields or {*self._names} & {*self._routes}:
             fields |= {"target", "extra"}
-        return contexts(letters, fields)
+        return contexts_of(letters, fields) if fields else {}
 
     def _unpacked(self, messages: Batch, count: int) -> tuple[dict[str, list[Any]], list[Headers], list[int]]:
         """Return the attributes of events in headers, the other headers, and the hops, as of redriven messages."""
         if messages.headers is None:
             return {}, [()] * count, [1] * count
-        found = [dialects.redriven(Message(value=None, headers=each)).headers for each in messages.headers.values]
+        bare = Batch(number=0, length=count, nbytes=0, value=Column.of([None] * count), headers=messages.headers)
+        found = [*headers_of(dialects.redriven_all(bare))]
         attributes: dict[str, list[Any]] = {}
         hops = []
         for index, headers in enumerate(found):
@@ -239,14 +241,6 @@ class LetterColumns:
             else:
                 arrays.append(arrow_array(values, field.type, count))
         return pa.RecordBatch.from_arrays(arrays, schema=self._arrow)
-
-
-def contexts(letters: LetterBatch, fields: Collection[str]) -> dict[str, list[Any]]:
-    """Return these fields of the letters' contexts (`context_of`), by their names."""
-    if not fields:
-        return {}
-    found = [context_of(each) for each in letters.letters()]
-    return {field: [getattr(each, field) for each in found] for field in fields}
 
 
 def _nameless(message: Message) -> Letter:

@@ -20,14 +20,14 @@ from redelivery import registry
 from redelivery.codes import Code
 from redelivery.contract.broker import Broker, DeadLetters, LetterBatch, Wanted
 from redelivery.deadletters.selection import Selection
-from redelivery.deadletters.trust import Targets
+from redelivery.deadletters.trust import Targets, contexts_of
 from redelivery.errors import MissingSecret, RedeliveryError, Retriable
 from redelivery.formats import signing
 from redelivery.formats.signing import Verified
 from redelivery.spark import letter_schema
 from redelivery.spark.connections import task_connections
 from redelivery.spark.job import local_property, plain, refuse_one_host
-from redelivery.spark.letter_columns import LetterColumns, contexts
+from redelivery.spark.letter_columns import LetterColumns
 from redelivery.spark.options import ReadSettings
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ class Selected:
             times = batch.dead_lettered_ms.values
             kept = [index for index in kept if (when := times[index]) is None or since <= when < until]
         if settings.run is not None:
-            runs = contexts(batch, {"run"})["run"]
+            runs = contexts_of(batch, ["run"])["run"]
             kept = [index for index in kept if runs[index] == settings.run]
         kept = self._selection.admitted(batch, kept, self._now_ms)
         return batch if len(kept) == len(batch) else batch.take(kept)
