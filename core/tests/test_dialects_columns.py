@@ -40,7 +40,7 @@ def _no_error_of_ours_is_hidden() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(autouse=True, scope="module", params=[1, 3], ids=["every-shape", "frequent-shapes"])
+@pytest.fixture(scope="module", params=[1, 3], ids=["every-shape", "frequent-shapes"])
 def _fewest(request: pytest.FixtureRequest) -> Iterator[None]:
     """Also the rarest shape is written by column."""
     with pytest.MonkeyPatch.context() as patch:
@@ -116,6 +116,7 @@ def varied(draw: st.DrawFn, some: st.SearchStrategy[Message] = messages) -> tupl
     return batch, varying
 
 
+@pytest.mark.usefixtures("_fewest")
 @given(
     varied(),
     contexts | st.just(LONG),
@@ -226,6 +227,12 @@ def test_what_letters_say_is_read_by_column_as_row_by_row(
     letters = dialects.attach_all(batch, context, varying, dialect=dialect, prefix=prefix, limits=limit, key=key)
     assert_read(letters, names)
     assert_equal(dialects.redriven_all(letters), [dialects.redriven(each) for each in letters.rows()])
+    assert_signed(letters)
+
+
+def assert_signed(batch: Batch) -> None:
+    for keys in ([], [b"another key, of somebody else"], [b"another key, of somebody else", KEY]):
+        assert dialects.are_signed(batch, keys) == [dialects.is_signed(each, keys) for each in batch.rows()]
 
 
 JUNK = (b"", b"-5", b'"', b"\\", b"9" * 19, b"null", b"\xff", b',"code":"X"', b" ", b"\n")
@@ -245,17 +252,19 @@ def test_what_somebody_has_changed_in_letters_is_read_by_column_as_row_by_row(
     given_rows: tuple[Batch, dict[str, list[Any]]], data: st.DataObject, dialect: Any, names: list[str] | None
 ) -> None:
     batch, varying = given_rows
-    letters = dialects.attach_all(batch, CONTEXT, varying, dialect=dialect, prefix="ce-", limits=Limits())
+    letters = dialects.attach_all(batch, CONTEXT, varying, dialect=dialect, prefix="ce-", limits=Limits(), key=KEY)
     rows = [
         replace(letter, headers=tuple(changed(header, data) for header in letter.headers)) for letter in letters.rows()
     ]
     assert_read(Batch.of(rows), names)
+    assert_signed(Batch.of(rows))
 
 
 @given(batches(hostile.messages), some_fields)
 @settings(deadline=None)
 def test_hostile_letters_are_read_by_column_as_row_by_row(batch: Batch, names: list[str] | None) -> None:
     assert_read(batch, names)
+    assert_signed(batch)
 
 
 natives = st.none() | st.sampled_from(

@@ -73,10 +73,7 @@ class Verified(DeadLetters):
             yield self._marked(batch) if self._keys else batch
 
     def _marked(self, batch: LetterBatch) -> LetterBatch:
-        rows = batch.messages.rows
-        signed: Column[bool | None] = Column(
-            len(batch), lambda: [dialects.is_signed(message, self._keys) for message in rows()]
-        )
+        signed: Column[bool | None] = Column(len(batch), lambda: [*dialects.are_signed(batch.messages, self._keys)])
         return replace(batch, signed=signed)
 
     def cursor(self, *, after: str | None = None, most: int | None = None) -> str:

@@ -36,7 +36,17 @@ def of(key: bytes, marker: bytes, texts: Mapping[str, str], documents: Sequence[
 
 def payload(marker: bytes, texts: Mapping[str, str], documents: Sequence[str], key: str, value: str) -> bytes:
     """Return the bytes that are signed: documents, the message's key and the digest of its value are base64."""
-    return _DOMAIN + json.dumps([marker.decode("ascii"), sorted(texts.items()), documents, key, value]).encode()
+    return heading(marker, texts) + ending(documents, key, value)
+
+
+def heading(marker: bytes, texts: Mapping[str, str]) -> bytes:
+    """Return the first of the bytes that are signed: what many letters share."""
+    return _DOMAIN + json.dumps([marker.decode("ascii"), sorted(texts.items())])[:-1].encode()
+
+
+def ending(documents: Sequence[str], key: str, value: str) -> bytes:
+    """Return the last of the bytes that are signed."""
+    return f', {json.dumps(documents)}, "{key}", "{value}"]'.encode()
 
 
 def seal(key: bytes, signed: bytes) -> str:

@@ -32,6 +32,7 @@ from redelivery.formats.dialects._reader import (
     written_texts,
 )
 from redelivery.formats.dialects._restoring import restored
+from redelivery.formats.dialects._verifying import signed_rows
 from redelivery.formats.dialects._writer import CONTEXT, Letter, Style, combined
 from redelivery.formats.events import event_in, events_in
 from redelivery.formats.rows import headers_of
@@ -298,6 +299,11 @@ def is_signed(message: Message, keys: Sequence[bytes]) -> bool:
         return False
     mac, parts = marker.mac, signed_parts(message, marker)
     return any(_signature.is_by(key, mac, *parts) for key in keys)
+
+
+def are_signed(batch: Batch, keys: Sequence[bytes]) -> list[bool]:
+    """Return `is_signed` of each message."""
+    return signed_rows(batch, keys, partial(is_signed, keys=keys))
 
 
 def recognise(others: Iterable[HeaderDialect]) -> None:
