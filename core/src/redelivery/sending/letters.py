@@ -203,8 +203,7 @@ class LetterWriter:
             batch = dialects.strip_all(batch)
         rename_type = self.rename_type or group.owner.rename_type or spec.dead_letter_type
         if spec.format is not None:
-            form = spec.format
-            batch = _each(batch, lambda message: events.reformat(message, form, prefix))
+            batch = events.reformat_all(batch, spec.format, prefix)
         if spec.sink_context_headers is False:
             return _each(batch, lambda message: _plain(message, rename_type, wrapped=group.wrapped))
         own = self.capabilities.context_dialect
