@@ -382,7 +382,7 @@ def test_rows_are_picked_and_joined_as_they_are(parts: list[list[Message]], data
     for found, at in zip(some.rows(), chosen, strict=True):
         same(found, whole[at])
     assert some.nbytes == sum(whole[at].nbytes for at in chosen)
-    group = Group(messages=batch, positions=range(len(whole)))
+    group = Group(rows=batch, positions=range(len(whole)))
     assert list(group.take(chosen).positions) == chosen
 
 

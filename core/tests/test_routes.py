@@ -15,5 +15,5 @@ def test_a_letter_keeps_the_sinks_columns_but_those_that_route():
     there = Capabilities(send=Support.NATIVE, headers=Support.NATIVE, columns=COLUMNS, routes=frozenset({"exchange"}))
     reporter = Reporter(origin=Origin(run="r"), broker="b", component="c", destination="d:")
     writer = LetterWriter(spec=DeliverySpec(), capabilities=there, configs={})
-    (letter,) = writer.letters(Group.of(message, errors=[Permanent("never")]), reporter).rows()
+    (letter,) = writer.letters(Group(rows=message, errors=[Permanent("never")]), reporter).rows()
     assert (letter.destination, letter.extra) == (None, {"priority": 3})

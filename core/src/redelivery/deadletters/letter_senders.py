@@ -138,7 +138,7 @@ class ForwardSender(LetterSender):
     def carry(self, letters: LetterBatch, messages: Batch) -> None:
         for index, message in enumerate(messages.rows()):
             said = letters.letter(index).context or ErrorContext()
-            group = Group.of(message, owner=_Forwarded(said, partial(self._handled, index)))
+            group = Group(rows=message, owner=_Forwarded(said, partial(self._handled, index)))
             self._engine.report.rows += 1
             error = Permanent(said.reason, code=said.code, native_code=said.native_code or said.kind)
             self._engine.give_up(group, [error], "its broker gave it up")

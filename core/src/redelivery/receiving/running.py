@@ -279,8 +279,8 @@ class RunningSubscription:
         received = leased.received
         now_ms = self._settings.clock.wall_ms()
         decoded = received.undecodable is None
-        group = Group.of(
-            received.message,
+        group = Group(
+            rows=received.message,
             sent=received.attempt,
             seconds=max(0, now_ms - (received.first_ms or now_ms)) / 1000,
             first_failure_ms=received.first_ms or now_ms,

@@ -180,7 +180,7 @@ class Engine:
 
     def _fresh(self, batch: Batch, index: int) -> Group:
         """Return the group of a row that was never tried."""
-        return Group(messages=picked(batch, [index]), positions=[batch.first + index])
+        return Group(rows=batch.row(index), positions=[batch.first + index])
 
     def _send_soon(self, group: Group) -> None:
         self._send_queues[0].wait(group, self._clock.monotonic())
@@ -211,7 +211,7 @@ class Engine:
         for stage, of_stage in groupby(sorted(errors, key=lambda index: rows[index].stage), lambda at: rows[at].stage):
             for together, said in alike(errors, list(of_stage), by_text=False, each=self._order is not None):
                 group = Group(
-                    messages=Batch.of([rows[index].message for index in together]),
+                    rows=Batch.of([rows[index].message for index in together]),
                     positions=[first + index for index in together],
                     stage=stage,
                     component=component,
@@ -338,7 +338,7 @@ class Engine:
         for rows, errors in alike(failures, sorted(failures), by_text=by_text, each=each):
             whole = len(rows) == len(sent.batch)
             group = Group(
-                messages=sent.batch if whole else picked(sent.batch, rows),
+                rows=_rows(sent.batch, rows),
                 positions=range(first, first + len(rows)) if whole else [first + row for row in rows],
                 attempts=1,
                 first_attempt=sent.sent_at,
@@ -502,3 +502,10 @@ class Engine:
         """Says why rows are given up, in the words of letters and the log."""
         first = self._send_queues[0]
         return Reporter(origin=self._origin, broker=first.name, component=first.component, destination=first.url)
+
+
+def _rows(batch: Batch, rows: Sequence[int]) -> Batch | Message:
+    """Return some rows of a batch, without the others."""
+    if len(rows) == len(batch):
+        return batch
+    return batch.row(rows[0]) if len(rows) == 1 else picked(batch, rows)

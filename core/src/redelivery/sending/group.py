@@ -10,7 +10,7 @@ import itertools
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from redelivery.contract.broker import Received
 from redelivery.contract.context import ErrorContext, Stage
@@ -82,7 +82,8 @@ class Group:
     """Rows that failed together, in the send queue where they now are. At least one row.
 
     Attributes:
-        messages: the rows as they were sent first, never altered.
+        rows: the rows as they were sent first, never altered: a batch, or the message of one row.
+        nbytes: their size in terms of `maxInFlightBytes`, before their letters are made.
         positions: of each row, among all rows that the engine has taken.
         render: makes the letters that this send queue sends; None: it sends the messages themselves. Letters are made
             when they are sent, and again when they are sent again: those that wait take no memory.
@@ -103,7 +104,8 @@ class Group:
         wrapped: its send queue gets events that stand for the rows, because the queue has refused their content.
     """
 
-    messages: Batch
+    rows: Batch | Message
+    nbytes: int = field(init=False)
     positions: Sequence[int] = (0,)
     render: Callable[[Group], Batch] | None = None
     attempts: int = 0
@@ -128,18 +130,16 @@ class Group:
     owner: Owner = NOBODY
     wrapped: bool = False
 
-    @classmethod
-    def of(cls, message: Message, **fields: Any) -> Group:
-        """Return the group of one message."""
-        return cls(messages=Batch.of([message]), **fields)
+    def __post_init__(self) -> None:
+        self.nbytes = self.rows.nbytes
 
     def __len__(self) -> int:
-        return self.messages.length
+        return 1 if isinstance(self.rows, Message) else self.rows.length
 
     @property
-    def nbytes(self) -> int:
-        """Its size in terms of `maxInFlightBytes`, before its letters are made."""
-        return self.messages.nbytes
+    def messages(self) -> Batch:
+        """The rows as a batch."""
+        return Batch.of([self.rows]) if isinstance(self.rows, Message) else self.rows
 
     @property
     def row_bytes(self) -> int:
@@ -154,7 +154,8 @@ class Group:
     @property
     def key(self) -> bytes | None:
         """The key of its first row."""
-        return None if self.messages.key is None else self.messages.key.values[0]
+        key = self.rows.key
+        return key.values[0] if isinstance(key, Column) else key
 
     @property
     def reason(self) -> str:
@@ -171,7 +172,7 @@ class Group:
             return self
         return replace(
             self,
-            messages=picked(self.messages, rows),
+            rows=picked(self.messages, rows),
             positions=_at(self.positions, rows),
             errors=_at(self.errors, rows) if len(self.errors) > 1 else self.errors,
         )
@@ -206,9 +207,18 @@ class Group:
         self.attempts += self.counted
         self.isolating = False
 
-    def outgoing(self) -> Batch:
-        """Return what this send queue sends: the messages themselves, or their letters, made now."""
-        return self.messages if self.render is None else self.render(self)
+
+def together(groups: Sequence[Group]) -> Batch:
+    """Return the rows of groups as one batch."""
+    messages = [group.rows for group in groups if isinstance(group.rows, Message)]
+    return Batch.of(messages) if len(messages) == len(groups) else joined([group.messages for group in groups])
+
+
+def outgoing(groups: Sequence[Group]) -> Batch:
+    """Return what a send queue sends for groups, as one batch: their rows, or the letters of their rows, made now."""
+    if all(group.render is None for group in groups):
+        return together(groups)
+    return joined([group.messages if group.render is None else group.render(group) for group in groups])
 
 
 # --- rows that failed alike ---

@@ -21,7 +21,7 @@ from redelivery.contract.message import Batch
 from redelivery.contract.spec import DeliverySpec
 from redelivery.errors import BrokerError, ContractViolation, RedeliveryError
 from redelivery.policy.outage import Outage
-from redelivery.sending.group import Group, joined
+from redelivery.sending.group import Group, outgoing, together
 from redelivery.sending.ordering import KeyOrder
 
 #: Rows that are sent again in one batch, or letters that are sent in one, at most.
@@ -335,10 +335,9 @@ class SendQueue:
             for group in groups:
                 group.begin_attempt(now)
             if answered:
-                self._refuse(SentBatch(joined([group.messages for group in groups]), groups, now, now))
+                self._refuse(SentBatch(together(groups), groups, now, now))
                 continue
-            batch = joined([group.outgoing() for group in groups])
-            self.send(replace(batch, isolate=groups[0].isolated, ordered=self.ordered), groups)
+            self.send(replace(outgoing(groups), isolate=groups[0].isolated, ordered=self.ordered), groups)
 
     def _is_answered(self, now: float) -> bool:
         """Whether the last try counts for the first waiting group."""
