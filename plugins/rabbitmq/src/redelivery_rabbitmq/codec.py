@@ -48,6 +48,9 @@ _FLAG_TIMESTAMP: Final = 1 << 6
 _PERSISTENT: Final = b"\x02"
 _LAST_STAMP: Final = 1 << 63
 _SECOND: Final = 1000
+#: Bytes of the longest header value that is kept encoded, and of a field beyond its name and value.
+_REPEATED: Final = 256
+_FIELD: Final = 6
 _LENGTH: Final = struct.Struct(">I").pack
 _FLAGS: Final = struct.Struct(">H").pack
 _LONG: Final = struct.Struct(">Q").pack
@@ -112,6 +115,9 @@ def decode(properties: BasicProperties, body: bytes) -> tuple[Message, str | Non
         properties: without the headers that the broker adds (see `broker_headers`).
         body: the body.
     """
+    id_ = properties.message_id
+    if not properties.headers and properties.timestamp is None and not isinstance(id_, bytes):
+        return Message(value=body, headers=_decoded_headers({}, None, properties.content_type), id=id_), None
     table: dict[Any, Any] = dict(properties.headers or {})
     fault = "; ".join(_faults(properties, table)) or None
     key = _bytes(table.pop(KEY)) if isinstance(table.get(KEY), str | bytes) else None
@@ -122,7 +128,7 @@ def decode(properties: BasicProperties, body: bytes) -> tuple[Message, str | Non
         key=key,
         timestamp_ms=_decoded_timestamp(properties.timestamp, table),
         headers=_decoded_headers(table, order, properties.content_type),
-        id=None if isinstance(properties.message_id, bytes) else properties.message_id,
+        id=None if isinstance(id_, bytes) else id_,
     )
     return message, fault
 
@@ -137,6 +143,8 @@ def _faults(properties: BasicProperties, table: Mapping[Any, Any]) -> Iterator[s
 
 
 def _decoded_headers(table: Mapping[Any, Any], order: object, content_type: str | None) -> Headers:
+    if not table and content_type is None:
+        return ()
     headers = [(_name_as_text(name), _bytes(value)) for name, value in table.items()]
     if isinstance(order, str):
         headers = _ordered(headers, order)
@@ -171,14 +179,13 @@ def _table(headers: Headers) -> list[bytes]:
     pieces: list[bytes] = []
     size = 0
     for name, value in headers:
-        written = _name(name)
-        pieces.append(written)
-        size += len(written) - 1
-        if value is None:
-            pieces.append(b"V")
+        if value is None or len(value) > _REPEATED:
+            pieces += (_name(name), b"V" if value is None else _value(value))
+            size += len(pieces[-2]) - 1 + len(value or b"")
         else:
-            pieces.append(_value(value))
-            size += len(value)
+            field = _field(name, value)
+            pieces.append(field)
+            size += len(field) - _FIELD
     if size > HEADERS_BYTES:
         text = f"its headers are {size} bytes; at most {HEADERS_BYTES} are possible, as all must fit one frame"
         raise Permanent(f"rabbitmq: this row cannot be sent: {text}", code=Code.TOO_LARGE)
@@ -186,6 +193,12 @@ def _table(headers: Headers) -> list[bytes]:
     if order is not None:
         pieces += (_name_of_ours(ORDER), order)
     return pieces
+
+
+@lru_cache(maxsize=1024)
+def _field(name: str, value: bytes) -> bytes:
+    """Return a whole header: most of a batch of letters are the same in all of them."""
+    return _name(name) + _value(value)
 
 
 @lru_cache(maxsize=4096)

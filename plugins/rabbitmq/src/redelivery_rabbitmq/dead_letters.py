@@ -9,12 +9,15 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing, suppress
 from hashlib import blake2b
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
+
+from pika.spec import BasicProperties
 
 from redelivery.contract.broker import DeadLetters, Letter
+from redelivery.contract.letters import WHOLE, LetterBatch, Wanted
 from redelivery.errors import BrokerError, ConfigurationError
 from redelivery.kit.letters import undecodable
 from redelivery_rabbitmq.address import Address
@@ -35,13 +38,32 @@ class RabbitmqDeadLetters(QueueRole, DeadLetters):
     def __init__(self, address: Address, settings: Settings, *, direct: bool) -> None:
         super().__init__(address if direct else address.dead_letters, settings)
         self._url = address.url
-        self._read = f"read permission on {self._address.queue!r}"
+        self._read_permission = f"read permission on {self._address.queue!r}"
         #: Open browses, and for the position of each letter that they show: its consumer and delivery tag.
         self._browses: list[Consumer] = []
         self._shown: dict[str, tuple[Consumer, int]] = {}
 
     def browse(self) -> Iterator[Letter]:
-        with self.connected("browsing", needs=self._read) as connection:
+        with closing(self._pages()) as pages:
+            for page in pages:
+                page.reverse()
+                while page:  # so that a letter that was shown is not kept
+                    yield self._letter(page.pop())
+
+    def read(self, split: str, wanted: Wanted) -> Iterator[LetterBatch]:  # noqa: ARG002 - AMQP selects nothing
+        if split != WHOLE:
+            raise ConfigurationError(f"rabbitmq: {split!r} is not a split of queue {self._address.queue!r}")
+        return self._read()
+
+    def _read(self) -> Iterator[LetterBatch]:
+        """A page is a batch, so that a reader that removes its letters does so while they are held."""
+        with closing(self._pages()) as pages:
+            for page in pages:
+                yield LetterBatch.of([self._letter(shown) for shown in page])
+
+    def _pages(self) -> Generator[list[_Shown], None, None]:
+        """Yield the letters page by page, and hold them until this ends."""
+        with self.connected("browsing", needs=self._read_permission) as connection:
             consumer = Consumer(connection, self._address.queue)
             pages = consumer.pages()
             page = next(pages, [])
@@ -49,11 +71,11 @@ class RabbitmqDeadLetters(QueueRole, DeadLetters):
         seen: Counter[str] = Counter()
         try:
             while page:
-                letters = [(self._show(consumer, delivery, seen), delivery) for delivery in page][::-1]
+                shown = [_shown(delivery, seen) for delivery in page]
                 page.clear()
-                while letters:
-                    yield self._letter(*letters.pop())
-                with self.connected("browsing", needs=self._read):
+                self._shown.update((each.position, (consumer, each.tag)) for each in shown)
+                yield shown
+                with self.connected("browsing", needs=self._read_permission):
                     page = next(pages, [])
         finally:
             self._end(consumer)
@@ -67,7 +89,7 @@ class RabbitmqDeadLetters(QueueRole, DeadLetters):
         for consumer in list(self._browses):
             held = [each for each in wanted if each in self._shown and self._shown[each][0] is consumer]
             if held:
-                with self.connected("removing from", needs=self._read):
+                with self.connected("removing from", needs=self._read_permission):
                     consumer.ack([self._shown.pop(each)[1] for each in held])
                     consumer.sync()
             for each in held:
@@ -76,7 +98,7 @@ class RabbitmqDeadLetters(QueueRole, DeadLetters):
         return removed + (self._search(wanted) if wanted else 0)
 
     def purge(self) -> int:
-        with self.connected("purging", needs=self._read) as connection, connection.channel() as channel:
+        with self.connected("purging", needs=self._read_permission) as connection, connection.channel() as channel:
             return int(channel.queue_purge(self._address.queue).method.message_count)
 
     def close(self) -> None:
@@ -84,18 +106,12 @@ class RabbitmqDeadLetters(QueueRole, DeadLetters):
             self._end(consumer)
         super().close()
 
-    def _show(self, consumer: Consumer, delivery: Delivery, seen: Counter[str]) -> str:
-        position = _position(delivery, seen)
-        self._shown[position] = (consumer, delivery.tag)
-        return position
-
-    def _letter(self, position: str, delivery: Delivery) -> Letter:
-        properties, added = broker_headers.split(delivery.properties)
-        message, fault = decode(properties, delivery.body)
-        context, dead_ms = broker_headers.death_context(added, message.id, self._url)
+    def _letter(self, shown: _Shown) -> Letter:
+        message, fault = decode(shown.properties, shown.body)
+        context, dead_ms = broker_headers.death_context(shown.added, message.id, self._url)
         if context is None and fault is not None:
             context = undecodable("rabbitmq", fault)
-        return Letter(position=position, message=message, context=context, dead_lettered_ms=dead_ms)
+        return Letter(position=shown.position, message=message, context=context, dead_lettered_ms=dead_ms)
 
     def _end(self, consumer: Consumer) -> None:
         """Return the letters of a browse, and forget their positions."""
@@ -112,11 +128,11 @@ class RabbitmqDeadLetters(QueueRole, DeadLetters):
         """Look for letters, oldest first, remove them, and return the others in their order."""
         seen: Counter[str] = Counter()
         found: list[int] = []
-        with self.connected("removing from", needs=self._read) as connection:
+        with self.connected("removing from", needs=self._read_permission) as connection:
             consumer = Consumer(connection, self._address.queue)
             try:
                 for page in consumer.pages():
-                    found += [delivery.tag for delivery in page if _position(delivery, seen) in wanted]
+                    found += [delivery.tag for delivery in page if _shown(delivery, seen).position in wanted]
                     if len(found) == len(wanted):
                         break
                 consumer.ack(found)
@@ -142,24 +158,33 @@ class RabbitmqDeadLetters(QueueRole, DeadLetters):
         consumer.close()
 
 
-def _position(delivery: Delivery, seen: Counter[str]) -> str:
-    """Return a digest of the whole letter; letters that are equal in all are numbered."""
+class _Shown(NamedTuple):
+    """A letter that is held: its position, its delivery without the headers that the broker added, and those."""
+
+    position: str
+    tag: int
+    properties: BasicProperties
+    added: broker_headers.BrokerHeaders
+    body: bytes
+
+
+def _shown(delivery: Delivery, seen: Counter[str]) -> _Shown:
+    """Give a letter its position, a digest of the whole letter. Letters that are equal in all are numbered."""
     properties, added = broker_headers.split(delivery.properties)
-    fields = {**vars(properties), "headers": properties.headers or None}
-    parts = [repr(_sorted(fields)), repr(_sorted(list(added.x_death)))]
-    digest = blake2b("\0".join(parts).encode(), digest_size=12)
+    fields = [each for each in vars(properties).items() if each[1] is not None and each[0] != "headers"]
+    parts = (fields, _sorted(properties.headers or {}), _sorted([*added.x_death]))
+    digest = blake2b(repr(parts).encode("utf-8", "surrogatepass"), digest_size=12)
     digest.update(delivery.body)
     name = digest.hexdigest()
     seen[name] += 1
-    return name if seen[name] == 1 else f"{name}.{seen[name]}"
+    position = name if seen[name] == 1 else f"{name}.{seen[name]}"
+    return _Shown(position, delivery.tag, properties, added, delivery.body)
 
 
 def _sorted(value: Any) -> Any:
     """Remove the order of tables from a value: a quorum queue sorts them when it delivers again."""
-    match value:
-        case Mapping():
-            return sorted((repr(name), _sorted(each)) for name, each in value.items())
-        case list():
-            return [_sorted(each) for each in value]
-        case _:
-            return repr(value)
+    if isinstance(value, dict):
+        return sorted((repr(name), _sorted(each)) for name, each in value.items())
+    if isinstance(value, list):
+        return [_sorted(each) for each in value]
+    return value

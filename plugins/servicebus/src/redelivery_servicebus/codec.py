@@ -39,6 +39,8 @@ PROPERTIES_BYTES: Final = 64 << 10
 #: Characters of a dead letter's reason, and of its description.
 TEXT: Final = 4_096
 
+# Made once: `dumps` would make another for each row.
+_ENCODER: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _OWN: Final = frozenset({PACKED, REASON, DESCRIPTION})
 #: Characters of a header's name that is a property's: at most 255 bytes.
@@ -233,7 +235,7 @@ def _text(value: Any) -> Any:
 
 
 def _json(packed: Mapping[str, Any]) -> str:
-    return json.dumps(packed, separators=(",", ":"), ensure_ascii=False)
+    return _ENCODER.encode(packed)
 
 
 def _json_text(value: bytes) -> str | None:

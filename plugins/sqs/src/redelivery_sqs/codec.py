@@ -18,6 +18,7 @@ import re
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Final
 
 from redelivery.contract.message import Headers, Message
@@ -43,6 +44,10 @@ EACH: Final = "*"
 
 #: The bodies that stand for a null and for an empty value.
 _PLACEHOLDERS: Final = {"null": "null", "empty": "-"}
+#: Bytes of the longest header value whose text is kept.
+_REPEATED: Final = 256
+# Made once: `dumps` would make another for each row.
+_json: Final = json.JSONEncoder(separators=(",", ":")).encode
 # SQS accepts the characters of XML.
 _FORBIDDEN = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _NAME = re.compile(r"(?!(?i:aws\.|amazon\.))(?!\.)(?!.*\.\.)[A-Za-z0-9_.-]{1,256}(?<!\.)")
@@ -92,7 +97,7 @@ def encode_row(
             packed["timestamp"] = int(timestamp)
         body = _body(value, texts, packed, max_bytes)
         if packed:
-            texts[PACKED] = json.dumps(packed, separators=(",", ":"))
+            texts[PACKED] = _json(packed)
     except (TypeError, ValueError, AttributeError) as error:
         text = f"sqs: this row cannot be sent: its key, headers, id or timestamp have a wrong type ({error})"
         raise Permanent(text, code=Code.INVALID_MESSAGE) from error
@@ -218,13 +223,22 @@ def _native() -> Callable[[str, bytes], str | None]:
 
     def native(name: str, value: bytes) -> str | None:
         nonlocal count
-        if not value or count == NATIVE_HEADERS or name in (PACKED, TRANSFER) or not _NAME.fullmatch(name):
+        if not value or count == NATIVE_HEADERS:
             return None
-        text = _text(value)
+        text = _native_text(name, value) if len(value) > _REPEATED else _repeated_text(name, value)
         count += text is not None
         return text
 
     return native
+
+
+def _native_text(name: str, value: bytes) -> str | None:
+    """Return a header's value as an attribute has it; None if it cannot be one."""
+    return None if name in (PACKED, TRANSFER) or not _NAME.fullmatch(name) else _text(value)
+
+
+#: Most headers of a batch of letters are the same in all of them.
+_repeated_text = lru_cache(maxsize=1024)(_native_text)
 
 
 def _native_value(attribute: Mapping[str, Any]) -> bytes | None:

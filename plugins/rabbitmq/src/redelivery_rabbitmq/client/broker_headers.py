@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any, Final
 
 from pika.spec import BasicProperties
@@ -57,14 +58,17 @@ class BrokerHeaders:
         return self.attempts + 1 + (int(redelivered) if self.delivery_count is None else self.delivery_count)
 
 
+_NONE: Final = BrokerHeaders()
+
+
 def split(properties: BasicProperties) -> tuple[BasicProperties, BrokerHeaders]:
     """Separate the properties that were published from the headers that were added."""
     headers = properties.headers
     if not headers:
-        return properties, BrokerHeaders()
+        return properties, _NONE
     published = {name: value for name, value in headers.items() if not _is_added(name)}
     if len(published) == len(headers):
-        return properties, BrokerHeaders()
+        return properties, _NONE
     properties = copy(properties)
     properties.headers = published or None
     deaths = headers.get(_X_DEATH)
@@ -105,6 +109,7 @@ def death_context(headers: BrokerHeaders, message_id: str | None, url: str) -> t
     ), dead_ms
 
 
+@lru_cache(maxsize=4096)
 def _is_added(name: object) -> bool:
     # pika gives names that are not UTF-8 as bytes
     return isinstance(name, str) and (name in _ADDED or name.startswith(_ADDED_PREFIXES))

@@ -20,8 +20,9 @@ from redelivery_rabbitmq.client.pika_private import send_cancel
 
 #: Messages that one call fetches at most: half of what a consumer of a quorum queue may hold.
 _MAX_MESSAGES: Final = 1000
-#: Messages in one page.
+#: Messages in the first page, and bytes that a page has at most if its messages are as large as those before.
 _PAGE: Final = 100
+_PAGE_BYTES: Final = 16 << 20
 #: Seconds to wait until the queue counts requeued messages again; a quorum queue took up to 0.03.
 _REQUEUE_TIMEOUT: Final = 1.0
 #: Seconds between two counts.
@@ -102,10 +103,15 @@ class Consumer:
         return fetched
 
     def pages(self) -> Iterator[list[Delivery]]:
-        """Fetch as many messages as are ready now, page by page."""
-        left = self.ready()
-        while left > 0 and (page := self.fetch(min(_PAGE, left), 0.0)):
+        """Fetch as many messages as are ready now, page by page.
+
+        Each page takes several round trips, so the next one is larger where messages are small.
+        """
+        left, size = self.ready(), _PAGE
+        while left > 0 and (page := self.fetch(min(size, left), 0.0)):
             left -= len(page)
+            average = sum(len(each.body) for each in page) // len(page) + 1
+            size = max(1, min(_MAX_MESSAGES, _PAGE_BYTES // average, 2 * size))
             yield page
 
     def ack(self, tags: Collection[int]) -> None:
