@@ -15,7 +15,7 @@ from pika.adapters.select_connection import IOLoop
 from pika.heartbeat import HeartbeatChecker
 
 import redelivery_rabbitmq
-from redelivery_rabbitmq.client import field_tables, pika_private
+from redelivery_rabbitmq.client import connection, field_tables, pika_private
 
 SOURCES = Path(redelivery_rabbitmq.__file__).parent
 PROJECT = Path(__file__).parents[1] / "pyproject.toml"
@@ -64,6 +64,7 @@ def test_pika_still_has_the_private_attributes(owner, name):
 
 
 def test_pika_reads_and_writes_fields_with_our_functions():
+    assert connection.CLOSE_TIMEOUT  # importing it put them there
     assert (data.decode_value, data.encode_value) == (field_tables.decode_value, field_tables.encode_value)
     pieces: list[bytes] = []
     data.encode_table(pieces, {"half": 0.5})
