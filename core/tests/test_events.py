@@ -78,6 +78,40 @@ def test_any_message_comes_back_unchanged_from_its_event_in_json(message):
     assert events.from_event(through_text(events.to_event(message))) == message
 
 
+@given(messages())
+def test_the_form_of_a_message_is_that_of_its_event(message):
+    form = events.form_of(message)
+    assert form == events.to_json(events.to_event(message))
+    assert events.message_of(json.loads(json.dumps(form))) == message
+
+
+MANGLED = (
+    None,
+    5,
+    "",
+    "x",
+    "\ud800",
+    [],
+    {"headers": [["a", 5]]},
+    '{"id": 5}',
+    '{"destination": 5}',
+    '{"headers": [["a"]]}',
+)
+
+
+@given(messages(), st.sampled_from(["id", "type", "source", "time", "data", "data_base64", "redeliverymessage", "x"]))
+@pytest.mark.parametrize("value", MANGLED)
+def test_the_message_of_a_mangled_form_is_that_of_its_event(value, message, name):
+    form = {**events.form_of(message), name: value}
+    try:
+        wanted = events.from_event(events.from_json(form))
+    except Permanent as error:
+        with pytest.raises(Permanent, match=re.escape(str(error))):
+            events.message_of(form)
+    else:
+        assert events.message_of(form) == wanted
+
+
 @pytest.mark.parametrize("value", [None, b"", b"text", b"\xff\x00", "é\x00".encode()])
 @pytest.mark.parametrize("key", [None, b"", b"k", b"\xff"])
 def test_null_empty_text_and_binary_are_told_apart(value, key):

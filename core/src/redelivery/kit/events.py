@@ -13,7 +13,7 @@ __all__ = ["from_json", "to_json"]
 
 def to_json(message: Message) -> dict[str, Any]:
     """Return a message as a CloudEvent in JSON; its key and headers are kept as attributes of ours."""
-    return events.to_json(events.to_event(message))
+    return events.form_of(message)
 
 
 def from_json(event: Mapping[str, Any]) -> Message:
@@ -23,6 +23,6 @@ def from_json(event: Mapping[str, Any]) -> Message:
         ValueError: it is not a CloudEvent; says why.
     """
     try:
-        return events.from_event(events.from_json(event))
+        return events.message_of(event)
     except Exception as error:
         raise ValueError(f"its event is not a CloudEvent: {error}") from error
