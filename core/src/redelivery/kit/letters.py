@@ -2,7 +2,7 @@
 
 Core writes contexts into headers and reads them. A plugin does so only where it stores letters in its own form:
 `attach` adds a context to a message, `read` finds it, `strip` removes it, `included` returns the record and the
-settings that it holds where a spec asked for them.
+settings that it holds where a spec asked for them. `read_all` and `strip_all` do so for a batch, in less time.
 """
 
 from __future__ import annotations
@@ -11,9 +11,20 @@ from typing import Any, Final
 
 from redelivery.codes import Code
 from redelivery.contract.context import GIVEN_UP, INVALID, ErrorContext, checked
-from redelivery.formats.dialects import attach, included, read, strip
+from redelivery.formats.dialects import attach, included, read, read_all, strip, strip_all
 
-__all__ = ["KINDS", "attach", "checked", "given_up", "included", "read", "strip", "undecodable"]
+__all__ = [
+    "KINDS",
+    "attach",
+    "checked",
+    "given_up",
+    "included",
+    "read",
+    "read_all",
+    "strip",
+    "strip_all",
+    "undecodable",
+]
 
 #: Kinds of what a broker does by itself, with the code that says the same.
 KINDS: Final = {code: kind for kind, code in GIVEN_UP.items()} | {Code.TERMINATED: "terminated"}

@@ -6,14 +6,19 @@ The third member, `context`, is optional.
 from __future__ import annotations
 
 import json
-from dataclasses import MISSING, fields
+from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 from redelivery.contract.context import ErrorContext
-from redelivery.contract.message import Message
+from redelivery.contract.message import Batch, Message
 from redelivery.errors import Permanent
 from redelivery.kit import events, letters
 from redelivery.kit.errors import Code
+
+_EMPTY = ErrorContext()
+_DEFAULTS = {item.name: getattr(_EMPTY, item.name) for item in fields(ErrorContext)}
+_dumps = json.JSONEncoder(allow_nan=False).encode
 
 
 def encode(message: Message, *, error: str | None = None, context: bool = False) -> tuple[str, bytes]:
@@ -27,18 +32,53 @@ def encode(message: Message, *, error: str | None = None, context: bool = False)
     Raises:
         Permanent: the message cannot be written as JSON.
     """
-    known = letters.read(message)
-    if error is None:
-        error = known.reason if known is not None else ""
-    event = events.to_json(letters.strip(message, keep_type=True))
-    line: dict[str, Any] = {"event": event, "error": error}
-    if context and known is not None:
-        line["context"] = {**_context_to_dict(known), **letters.included(message)}
+    (found,) = encode_all(Batch.of([message]), error=error, context=context)
+    if isinstance(found, Permanent):
+        raise found
+    return found
+
+
+def encode_all(batch: Batch, *, error: str | None = None, context: bool = False) -> list[tuple[str, bytes] | Permanent]:
+    """Return of each message what `encode` returns or raises; arguments as there."""
+    found = letters.read_all(batch, None if context else ["reason"])
+    reasons = found["reason"] if error is None else [error] * len(batch)
+    bare = letters.strip_all(batch, keep_type=True)
+    lines: list[dict[str, Any]] = [{"event": None, "error": reason} for reason in reasons]
+    if context:
+        for line, known in zip(lines, _contexts(batch, found), strict=True):
+            if known:
+                line["context"] = known
+    return [_encode(message, line) for message, line in zip(bare.rows(), lines, strict=True)]
+
+
+def _encode(message: Message, line: dict[str, Any]) -> tuple[str, bytes] | Permanent:
+    line["event"] = event = events.to_json(message)
     try:
-        text = json.dumps(line, allow_nan=False)
+        text = _dumps(line)
     except (TypeError, ValueError, RecursionError) as cause:
-        raise Permanent(f"file: the event cannot be written as JSON: {cause}", code=Code.INVALID_MESSAGE) from cause
+        error = Permanent(f"file: the event cannot be written as JSON: {cause}", code=Code.INVALID_MESSAGE)
+        error.__cause__ = cause
+        return error
     return str(event["id"]), text.encode("ascii") + b"\n"
+
+
+def _contexts(batch: Batch, found: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
+    """Return of each message the fields of its context that differ from the defaults, and what else it holds."""
+    columns = [
+        (name, found[name], default)
+        for name, default in _DEFAULTS.items()
+        if any(value != default for value in found[name])
+    ]
+    contexts = []
+    every = [()] * len(batch) if batch.headers is None else batch.headers.values
+    for index, headers in enumerate(every):
+        known = {name: values[index] for name, values, default in columns if values[index] != default}
+        if "extra" in known:
+            known["extra"] = dict(known["extra"])
+        if any(value is not None and (b'"value"' in value or b'"config"' in value) for _, value in headers or ()):
+            known |= letters.included(batch.row(index))
+        contexts.append(known)
+    return contexts
 
 
 def decode(data: bytes) -> tuple[Message, ErrorContext]:
@@ -53,14 +93,3 @@ def decode(data: bytes) -> tuple[Message, ErrorContext]:
     context = line.get("context")
     known = letters.checked(context if isinstance(context, dict) else {"reason": line["error"]})
     return events.from_json(line["event"]), known
-
-
-def _context_to_dict(context: ErrorContext) -> dict[str, Any]:
-    """Return the fields that differ from the defaults."""
-    out = {}
-    for item in fields(context):
-        value = getattr(context, item.name)
-        default = item.default_factory() if item.default_factory is not MISSING else item.default
-        if value != default:
-            out[item.name] = dict(value) if item.name == "extra" else value
-    return out

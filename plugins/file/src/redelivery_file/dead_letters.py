@@ -56,7 +56,8 @@ class FileDeadLetters(Resource, DeadLetters):
         sought = None if wanted.positions is None else {each.partition(":")[0] for each in wanted.positions}
         with TABLE.while_doing(self.doing("dividing")):
             listed = [name for name in self._folder.listed() if sought is None or name in sought]
-            names = sorted(name for name in listed if is_letter(name) and _is_between(millis_of(name), after, before))
+            ours = filter(self._is_letter, listed)
+            names = sorted(name for name in ours if _is_between(millis_of(name), after, before))
             segments = self._segments(filter(number_of_file, listed), after, before)
         few = max(1, min(wanted.readers, len(names) // _LEAST_FILES))
         groups = [names[len(names) * at // few : len(names) * (at + 1) // few] for at in range(few)]
@@ -106,11 +107,15 @@ class FileDeadLetters(Resource, DeadLetters):
     # --- which letters ---
 
     def _names(self) -> Iterator[str]:
-        for name in self._folder.names():
-            if is_letter(name):
-                yield name
-            elif number_of_file(name) is None:
+        return filter(self._is_letter, self._folder.names())
+
+    def _is_letter(self, name: str) -> bool:
+        """Return whether a file is named as one letter; warn of one that is not ours."""
+        if not is_letter(name):
+            if number_of_file(name) is None:
                 logger.warning("%s: left alone, it is not named as a letter", self._folder.path / name)
+            return False
+        return True
 
     def _entries(self, after: int, before: int | None) -> Iterator[_Entry]:
         """Yield the letters with numbers past `after`, up to `before`, that exist at the start, oldest first."""
@@ -203,7 +208,7 @@ class FileDeadLetters(Resource, DeadLetters):
                     yield from self._letters(self._lines(segment), wanted)
             else:
                 first, last = parts
-                names = (name for name in self._names() if first <= name <= last)
+                names = (name for name in self._folder.names() if first <= name <= last and is_letter(name))
                 yield from self._letters(((millis_of(name), name, None) for name in names), wanted)
 
     def _letters(self, entries: Iterable[_Entry], wanted: Wanted) -> Iterator[Letter]:

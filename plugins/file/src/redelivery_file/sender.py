@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Final
 
 from redelivery.contract.broker import Sender, Settled
-from redelivery.contract.message import Batch, Message
+from redelivery.contract.message import Batch
 from redelivery.errors import BrokerError, Fatal, Permanent, Retriable
 from redelivery.kit.errors import Code
 from redelivery.kit.in_flight import SettledBatches, time_left
@@ -44,11 +44,16 @@ class FileSender(Resource, Sender):
         self.check_open("writing a letter into")
         failures: dict[int, BrokerError] = {}
         letters: dict[int, tuple[str, bytes]] = {}
-        for index, message in enumerate(batch.rows()):
-            try:
-                letters[index] = self._encode(message)
-            except Permanent as error:
-                failures[index] = error
+        for index, found in enumerate(codec.encode_all(batch, context=self._context)):
+            if isinstance(found, Permanent):
+                failures[index] = found
+            else:
+                letters[index] = found
+        if batch.destination is not None:
+            for index, name in enumerate(batch.destination.values):
+                if name is not None:
+                    letters.pop(index, None)
+                    failures[index] = self._no_destination(name)
         failures |= self._store(letters, deadline) if self._lines is None else self._append(letters, deadline)
         self._settled.add(batch, failures)
 
@@ -61,11 +66,9 @@ class FileSender(Resource, Sender):
                 self._lines.close()
         self._folder.close()
 
-    def _encode(self, message: Message) -> tuple[str, bytes]:
-        if message.destination is not None:
-            text = f"file: {self._doing}: the row names the destination {message.destination!r}, but a folder has none"
-            raise Permanent(text, code=Code.INVALID_DESTINATION)
-        return codec.encode(message, context=self._context)
+    def _no_destination(self, name: str) -> Permanent:
+        text = f"file: {self._doing}: the row names the destination {name!r}, but a folder has none"
+        return Permanent(text, code=Code.INVALID_DESTINATION)
 
     def _append(self, letters: Mapping[int, tuple[str, bytes]], deadline: float) -> dict[int, BrokerError]:
         """Append letters to a file of many; return why some were not stored."""
