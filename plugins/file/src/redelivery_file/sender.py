@@ -20,7 +20,7 @@ from redelivery_file.errors import TABLE, unconfirmed
 from redelivery_file.options import Settings
 
 #: Files that are written between two looks at the deadline.
-_SLICE: Final = 64
+_SLICE: Final = 256
 
 
 class FileSender(Resource, Sender):
