@@ -30,9 +30,11 @@ from redelivery.contract.message import Batch, Message
 from redelivery.contract.spec import DeliverySpec
 from redelivery.deadletters.journal import Journal, default_path
 from redelivery.deadletters.queue import dead_letters
+from redelivery.deadletters.redrive import RedriveReport
 from redelivery.errors import ExportFailed
 from redelivery.formats import dialects
 from redelivery.registry import connect
+from redelivery.spark import java
 
 CONTEXT = ErrorContext(
     reason="no such airport: größe",
@@ -482,6 +484,49 @@ def test_stats_of_many_splits_are_those_of_one(url: str, capsys: pytest.CaptureF
     told = [run(capsys, "stats", url, "--threads", str(threads)) for threads in (1, 2, 4)]
     assert "1,500 dead letters" in told[0][1]
     assert told[0] == told[1] == told[2]
+
+
+class Session:
+    """In place of a Spark session."""
+
+    stopped = False
+
+    def stop(self) -> None:
+        self.stopped = True
+
+
+def test_a_redrive_as_a_spark_job_is_told_what_the_command_was_told(
+    url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, told = Session(), {}
+
+    def started(name: str, *, master: str, **_: Any) -> Session:
+        told["master"] = master
+        return session
+
+    def redriven(spark: Session, where_to: str, **arguments: Any) -> RedriveReport:
+        told.update(arguments, spark=spark, url=where_to)
+        return RedriveReport(considered=3, selected=3, redriven=3, removed=3)
+
+    monkeypatch.setattr(java, "local_session", started)
+    monkeypatch.setattr("redelivery.spark.redrive", redriven, raising=False)
+    options = ("--where", "kind=permanent", "--rate", "9", "--limit", "7", "--hop-limit", "2", "--max-returns", "1")
+    status, out, _ = run(capsys, "redrive", url, "--spark", "local[2]", *options, "--json")
+    assert (status, json.loads(out)["redriven"], session.stopped) == (0, 3, True)
+    assert (told["master"], told["spark"], told["url"], told["where"]) == ("local[2]", session, url, ["kind=permanent"])
+    assert (told["rate"], told["limit"], told["hop_limit"], told["max_returns"]) == (9, 7, 2, 1)
+    assert not told["dry_run"]
+
+
+def test_a_spark_job_needs_pyspark_and_takes_no_ids(
+    url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(java, "ensure_java", lambda: None)
+    monkeypatch.setitem(sys.modules, "pyspark.sql", None)
+    told = (2, "", "redelivery: pyspark is not installed: pip install 'redelivery[spark]'\n")
+    assert run(capsys, "redrive", url, "--spark", "local[2]") == told
+    status, _, err = run(capsys, "redrive", url, "--spark", "local[2]", "--id", "n0")
+    assert (status, "write --where id=..." in err) == (2, True)
 
 
 def test_ctrl_c_leaves_every_letter_in_one_place_and_the_rest_for_the_next_run(url: str) -> None:

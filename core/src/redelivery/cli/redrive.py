@@ -17,6 +17,7 @@ from redelivery.cli.arguments import (
     add_place,
     add_threads,
     add_where,
+    destination_of,
     no_such_letter,
     opened,
     selection_of,
@@ -68,6 +69,16 @@ def add(what: _SubParsersAction[argparse.ArgumentParser]) -> None:
         "letter with another one stays; may be repeated",
     )
     redrive.add_argument("--hop-limit", type=int, default=HOP_LIMIT, help="leave what came back so often (default 5)")
+    redrive.add_argument(
+        "--spark",
+        metavar="MASTER",
+        help="as a Spark job of this master (local[*], spark://HOST:7077): as many at once as it has cores",
+    )
+    redrive.add_argument(
+        "--shared-mount",
+        action="store_true",
+        help="with --spark: --journal, and a destination of one host, lie on a mount that all hosts share",
+    )
     forward.add_argument("--to", metavar="URL", help="the only sink, in place of those of the delivery spec")
     forward.add_argument(
         "--follow", action="store_true", help="go on with what is dead-lettered later, until Ctrl-C or SIGTERM"
@@ -116,6 +127,8 @@ def add(what: _SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def _redrive(arguments: argparse.Namespace) -> int:
     where, (spec, client) = selection_of(arguments), _spec(arguments)
+    if arguments.spark is not None:
+        return _redrive_by_spark(arguments, spec, client)
     with opened(arguments, client) as dlq, _Run(arguments) as run:
         settings = run.settings
         journal = arguments.journal or default_path(dlq.place)
@@ -128,6 +141,44 @@ def _redrive(arguments: argparse.Namespace) -> int:
             hop_limit=arguments.hop_limit,
             allow_targets=arguments.allow_targets,
         )
+    return run.status(_account(arguments, report))
+
+
+def _redrive_by_spark(arguments: argparse.Namespace, spec: DeliverySpec | None, client: dict[str, str]) -> int:
+    """Do the same as a Spark job, in a session of its own."""
+    if arguments.id:
+        raise ConfigurationError("--id: a Spark job takes conditions: write --where id=...")
+    from redelivery.spark import java  # noqa: PLC0415 - Spark is an extra, and takes seconds
+
+    quiet = {"spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
+    spark = java.local_session("redelivery dead-letters redrive", master=arguments.spark, config=quiet)
+    try:
+        from redelivery.spark import redrive  # noqa: PLC0415 - as above
+
+        with _Run(arguments) as run:  # after Spark, which has a handler of its own for Ctrl-C
+            settings = run.settings
+            report = redrive(
+                spark,
+                destination_of(arguments, client),
+                where=arguments.where,
+                to=arguments.to,
+                sink=arguments.sink,
+                options=client,
+                spec=spec,
+                limit=settings.limit,
+                rate=settings.rate,
+                hop_limit=arguments.hop_limit,
+                allow_targets=arguments.allow_targets,
+                max_returns=settings.max_returns,
+                key=arguments.key,
+                journal=arguments.journal,
+                shared_mount=arguments.shared_mount,
+                dry_run=settings.dry_run,
+                stop=settings.stop,
+                on_progress=settings.on_progress,
+            )
+    finally:
+        spark.stop()
     return run.status(_account(arguments, report))
 
 
