@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -78,9 +79,9 @@ def add_threads(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--threads",
         type=_count,
-        default=4,
+        default=min(4, os.cpu_count() or 1),
         metavar="N",
-        help="readers side by side, where the broker can (default 4)",
+        help="readers side by side, where the broker can (default: one a core, at most 4)",
     )
 
 
