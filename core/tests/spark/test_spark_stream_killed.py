@@ -14,6 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from redelivery.contract.message import Batch, Message
+from redelivery.registry import connect
+
 pytest.importorskip("redelivery_sqlite")
 
 FILES = 8
@@ -35,8 +38,8 @@ def stored(file, queue):
         return connection.execute(f"SELECT id, value FROM message_{number[0]}").fetchall()  # noqa: S608 - a number
 
 
-def start(*arguments, log):
-    script = Path(__file__).with_name("stream_job.py")
+def start(*arguments, log, script="stream_job.py"):
+    script = Path(__file__).with_name(script)
     with log.open("ab") as out:
         command = [sys.executable, str(script), *map(str, arguments)]
         return subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True)
@@ -86,3 +89,33 @@ def test_a_killed_stream_loses_nothing_and_doubles_nothing(tmp_path):
     assert all(each["accounted"] for each in written)
     again = sum(place["duplicates"] for each in written for place in each["destinations"].values())
     assert again > 0, "no batch was replayed, so nothing was tested"
+
+
+@pytest.mark.usefixtures("small_spark")
+def test_a_killed_stream_of_letters_shows_each_of_them_once(tmp_path):
+    count = 5_000
+    url, noted, log = f"sqlite://{tmp_path}/queue.db?queue=lines", tmp_path / "noted", tmp_path / "log"
+    noted.mkdir()
+
+    def put(*numbers):
+        letters = Batch.of([Message(value=b"%d" % number) for number in numbers])
+        with connect(f"{url}-dead-letters") as broker, broker.sender() as sender:
+            sender.send(letters, deadline=time.monotonic() + 60)
+            assert sender.collect(60)[0].failures == []
+
+    put(*range(count))
+    job = (url, tmp_path / "checkpoint", noted)
+    for most in (3, 11):
+        kill_when(
+            start(*job, log=log, script="letters_job.py"),
+            lambda most=most: len(list(noted.glob("*.json"))) >= most,
+        )
+    put(*range(count, count + 100))
+    with connect(url) as broker, broker.dead_letters() as letters:
+        last = {letter.position for letter in letters.browse() if letter.message.value == b"5050"}
+        assert letters.remove(sorted(last)) == 1
+    assert start(*job, log=log, script="letters_job.py").wait(timeout=PATIENCE) == 0, log.read_text()[-4000:]
+    found = [position for path in noted.glob("*.json") for position in json.loads(path.read_text())]
+    with connect(url) as broker, broker.dead_letters() as letters:
+        assert sorted(found) == [int(letter.position) for letter in letters.browse()]
+    assert len(found) == count + 99

@@ -17,7 +17,7 @@ from redelivery.contract.message import Batch, Column, Headers, Message
 from redelivery.deadletters.operations import HOP_MARK, original_id
 from redelivery.deadletters.trust import Targets, contexts_of
 from redelivery.formats import dialects, events
-from redelivery.formats.rows import headers_of
+from redelivery.formats.rows import headers_of, names_of
 from redelivery.spark import letter_schema
 from redelivery.spark.letter_rows import binary_event, micros, unpack
 from redelivery.spark.letter_schema import ERROR, POSITION
@@ -39,7 +39,7 @@ _MOMENTS: Final = frozenset({"first_failure", "last_failure"})
 _TEXTS: Final = frozenset({"message", "kind"})
 #: The key of `_error.target` among columns that are named by their own names.
 _TARGET: Final = f"{ERROR}.target"
-#: So many sets of header names, and so many markers, are remembered: anyone may write more.
+#: So many markers, and so many targets, are remembered: anyone may write more.
 _REMEMBERED: Final = 10_000
 
 
@@ -64,7 +64,6 @@ class LetterColumns:
         self._there = there
         self.sources = letter_schema.sources(wanted)
         self.reads_values = bool({*self._names, *self._parts} - {ERROR, POSITION, "dead_lettered"})
-        self._shapes: dict[tuple[str, ...], tuple[str | None, bool]] = {}
         self._hops: dict[bytes | None, int] = {}
         self._found: dict[tuple[str | None, ...], tuple[str | None, dict[str, str | None]]] = {}
         #: The columns that choose where a row is written: `destination`, and the broker's own.
@@ -92,13 +91,13 @@ class LetterColumns:
 
     def structured(self, messages: Batch) -> list[int]:
         """Return which messages declare that their value is an event."""
-        if messages.headers is None:
-            return []
-        shapes = map(self._shape, messages.headers.values)
+        every = headers_of(messages)
+        names = names_of(every)
+        typed = {each for each in set(names) if any(name.lower() == "content-type" for name in each)}
         return [
             index
-            for index, ((_, typed), headers) in enumerate(zip(shapes, messages.headers.values, strict=True))
-            if typed and events.is_structured(Message(value=None, headers=headers))
+            for index, each in enumerate(names if typed else ())
+            if each in typed and events.is_structured(Message(value=None, headers=every[index]))
         ]
 
     def _usual(self, letters: LetterBatch) -> dict[str, Any]:
@@ -132,24 +131,28 @@ class LetterColumns:
             fields |= {"target", "extra"}
         return contexts_of(letters, fields) if fields else {}
 
-    def _unpacked(self, messages: Batch, count: int) -> tuple[dict[str, list[Any]], list[Headers], list[int]]:
+    def _unpacked(self, messages: Batch, count: int) -> tuple[dict[str, list[Any]], Sequence[Headers], list[int]]:
         """Return the attributes of events in headers, the other headers, and the hops, as of redriven messages."""
         if messages.headers is None:
             return {}, [()] * count, [1] * count
-        bare = Batch(number=0, length=count, nbytes=0, value=Column.of([None] * count), headers=messages.headers)
-        found = [*headers_of(dialects.redriven_all(bare))]
+        found = headers_of(dialects.redriven_all(messages))
+        hops = [self._hop(headers) for headers in found]
+        names = names_of(found)
+        first = dict(zip(names, found, strict=True))
+        known = {each: events.prefix_in(Message(value=None, headers=headers)) for each, headers in first.items()}
         attributes: dict[str, list[Any]] = {}
-        hops = []
-        for index, headers in enumerate(found):
-            prefix, _ = self._shape(headers)
-            hops.append(self._hop(headers))
+        if not any(known.values()):
+            return attributes, found, hops
+        left = list(found)
+        for index, each in enumerate(names):
+            prefix = known[each]
             if prefix is not None:
-                own, found[index] = binary_event(headers, prefix)
+                own, left[index] = binary_event(found[index], prefix)
                 for name, value in own.items():
                     if name not in attributes:
                         attributes[name] = [None] * count
                     attributes[name][index] = value
-        return attributes, found, hops
+        return attributes, left, hops
 
     def _hop(self, headers: Headers) -> int:
         """Return the hop in the marker of a message."""
@@ -159,17 +162,6 @@ class LetterColumns:
             found = dialects.history(Message(value=None, headers=headers)).hops
             if sum(name in dialects.MARKERS for name, _ in headers) == 1 and len(self._hops) < _REMEMBERED:
                 self._hops[mark] = found
-        return found
-
-    def _shape(self, headers: Headers) -> tuple[str | None, bool]:
-        """Return the prefix of an event in headers, and whether a content type is among them: both by their names."""
-        names = tuple(name for name, _ in headers)
-        found = self._shapes.get(names)
-        if found is None:
-            typed = any(name.lower() == "content-type" for name in names)
-            found = events.prefix_in(Message(value=None, headers=headers)), typed
-            if len(self._shapes) < _REMEMBERED:
-                self._shapes[names] = found
         return found
 
     def _named_targets(self, letters: LetterBatch, known: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
