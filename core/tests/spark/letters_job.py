@@ -5,6 +5,7 @@ Arguments: the URL, the checkpoint's folder, the folder that takes the positions
 
 import json
 import sys
+import threading
 from pathlib import Path
 
 from redelivery.spark.java import local_session
@@ -21,6 +22,8 @@ def main(url: str, checkpoint: str, folder: str) -> None:
             (Path(folder) / "replayed").touch()
         path.with_suffix(".part").write_text(json.dumps(found))
         path.with_suffix(".part").rename(path)
+        if (Path(folder) / f"hold-{number}").exists():
+            threading.Event().wait()  # for ever: the parent kills it here
 
     options = {"url": url, "deadLetters": "true", "columns": "_position, value", "maxLettersPerTrigger": "250"}
     place = spark.readStream.format("redelivery").options(**options).load()
