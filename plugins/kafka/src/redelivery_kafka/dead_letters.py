@@ -43,6 +43,7 @@ log = logging.getLogger("redelivery.kafka")
 
 #: Seconds for one request, and without any letter before a browse gives up.
 _REQUEST: Final = 10.0
+_DESCRIBE: Final = 2.0
 _SILENCE: Final = 20.0
 #: Letters of one partition to read ahead while another has none yet; and records taken by one poll.
 _AHEAD: Final = 500
@@ -137,7 +138,7 @@ class KafkaDeadLetters(Resource, DeadLetters):
             )
 
     def cursor(self, *, after: str | None = None, most: int | None = None) -> str:
-        topic_id = self._topic_id()
+        topic_id = self._topic_id(controller=self._partitions()[1])
         last = None if after is None else self._parse_cursor(after)
         offsets = advance(self._ranges("reading", last, None, topic_id=topic_id), most)
         return str(Cursor(topic_id, offsets))
@@ -178,7 +179,7 @@ class KafkaDeadLetters(Resource, DeadLetters):
         states = self._states(renew=True)
         cursors = [each for each in (after, before) if each is not None]
         if cursors and topic_id is None:
-            topic_id = self._topic_id()
+            topic_id = self._topic_id(controller=self._partitions()[1])
         for cursor in cursors:
             self._check_cursor(cursor, topic_id or "", states, what)
         ranges = []
@@ -203,20 +204,33 @@ class KafkaDeadLetters(Resource, DeadLetters):
             text = "the topic was created again, or has lost records, since the cursor was made; begin a new stream"
             raise Fatal(f"kafka: {self.doing(what)}: {text} (for Spark: a new checkpoint)", code=Code.CONFLICT)
 
-    def _topic_id(self) -> str:
-        return self._described()[0]
-
-    def _described(self) -> tuple[str, list[int]]:
-        """Return the id that the brokers gave the topic, "" where they are too old to have one, and its partitions."""
+    def _partitions(self) -> tuple[list[int], bool]:
+        """Return the topic's partitions, and whether the cluster has a controller. Raises BrokerError."""
         self.check_open("reading")
+        with while_reading(self.doing("reading")):
+            cluster = self._removed.consumer.list_topics(self._address.topic, timeout=_REQUEST)
+            found = cluster.topics[self._address.topic]
+            if found.error is not None:
+                raise KafkaException(found.error)
+        return list(found.partitions), cluster.controller_id >= 0
+
+    def _topic_id(self, *, controller: bool) -> str:
+        """Return the id that the brokers gave the topic; "" where none is known: old ones have none.
+
+        Only a controller tells it, and the client waits for one.
+        """
+        if not controller:
+            return ""
         topic = self._address.topic
         if self._admin is None:
             self._admin = instances.admin(self._settings, self._address)
-        with while_reading(self.doing("reading")):
-            asked = self._admin.describe_topics(TopicCollection([topic]), request_timeout=_REQUEST)
-            found = asked[topic].result()
-        topic_id = str(found.topic_id)
-        return topic_id if topic_id.strip("A") else "", [each.id for each in found.partitions]
+        try:
+            asked = self._admin.describe_topics(TopicCollection([topic]), request_timeout=_DESCRIBE)
+            found = str(asked[topic].result().topic_id)
+        except KafkaException as error:
+            log.info("kafka: %s: the topic's id is not known: %s", self.doing("reading"), error)
+            return ""
+        return found if found.strip("A") else ""
 
     # --- browsing ---
 
@@ -269,7 +283,8 @@ class KafkaDeadLetters(Resource, DeadLetters):
     def _mark_removed(self, what: str, wanted: Mapping[int, Iterable[int]] | None) -> int:
         """Mark letters as removed, by partition, or all of them; return how many were not marked before."""
         self.check_open(what)
-        topic_id, there = self._described()
+        there, controller = self._partitions()
+        topic_id = self._topic_id(controller=controller)
         added: dict[int, list[tuple[int, int]]] = {}
         lows: dict[int, int] = {}
         for number in there if wanted is None else sorted(wanted.keys() & set(there)):
@@ -281,13 +296,7 @@ class KafkaDeadLetters(Resource, DeadLetters):
         return self._removed.add(added, lows, topic_id) if added else 0
 
     def _states(self, numbers: Sequence[int] | None = None, *, renew: bool = False) -> dict[int, _PartitionState]:
-        self.check_open("reading")
-        consumer = self._removed.consumer
-        with while_reading(self.doing("reading")):
-            topic = consumer.list_topics(self._address.topic, timeout=_REQUEST).topics[self._address.topic]
-            if topic.error is not None:
-                raise KafkaException(topic.error)
-        there = [each for each in topic.partitions if numbers is None or each in numbers]
+        there = [each for each in self._partitions()[0] if numbers is None or each in numbers]
         removed = self._removed.of(there, renew=renew)
         found = {}
         for number in there:
