@@ -205,14 +205,14 @@ class KafkaDeadLetters(Resource, DeadLetters):
             raise Fatal(f"kafka: {self.doing(what)}: {text} (for Spark: a new checkpoint)", code=Code.CONFLICT)
 
     def _partitions(self) -> tuple[list[int], bool]:
-        """Return the topic's partitions, and whether the cluster has a controller. Raises BrokerError."""
+        """Return the topic's partitions, and whether a broker is the cluster's controller. Raises BrokerError."""
         self.check_open("reading")
         with while_reading(self.doing("reading")):
             cluster = self._removed.consumer.list_topics(self._address.topic, timeout=_REQUEST)
             found = cluster.topics[self._address.topic]
             if found.error is not None:
                 raise KafkaException(found.error)
-        return list(found.partitions), cluster.controller_id >= 0
+        return list(found.partitions), cluster.controller_id in cluster.brokers
 
     def _topic_id(self, *, controller: bool) -> str:
         """Return the id that the brokers gave the topic; "" where none is known: old ones have none.
