@@ -187,6 +187,7 @@ HEADERS = st.lists(
 def test_headers_come_back_as_they_were_stored(rows):
     rows = [tuple((name.encode(errors="ignore").decode(), value) for name, value in row) for row in rows]
     stored = [codec.encode_headers(row) for row in rows]
+    assert codec.encode_headers_of([*rows, *rows]) == [*stored, *stored]
     faults: dict[int, str] = {}
     assert codec.decode_headers([None if each is None else each.encode() for each in stored], faults) == rows
     assert not faults

@@ -4,6 +4,7 @@
 `address`         a URL's parameters and paths; text that an error may show
 `options`         client options, declared once: parsing, help and error texts
 `errors`          a table of the client's errors: class, code and advice; `while_doing` raises them
+`clients`         client libraries that are imported at their first use
 `roles`           `Resource`: closed once, and by the process that opened it
 `names`           names of dead letter queues
 `in_flight`       batches that are sent and not settled; keys that must wait behind a failed row

@@ -38,6 +38,31 @@ def encode_headers(headers: Headers | None) -> str | None:
         return json.dumps([(name, portable(value)) for name, value in headers], separators=(",", ":"))
 
 
+def encode_headers_of(column: Sequence[Headers | None]) -> list[str | None]:
+    """Return of each row what `encode_headers` returns. Letters repeat most of their headers: each is encoded once."""
+    known: dict[Header, str] = {}
+    return [_encoded(headers, known) for headers in column]
+
+
+def _encoded(headers: Headers | None, known: dict[Header, str]) -> str | None:
+    if not headers:
+        return None
+    try:
+        parts = []
+        for header in headers:
+            part = known.get(header)
+            if part is None:
+                name, value = header
+                part = f"{_name(name)},{_quote(value.decode())}"  # type: ignore[union-attr]
+                if len(known) > _KNOWN:
+                    known.clear()
+                known[header] = part
+            parts.append(part)
+    except (AttributeError, UnicodeDecodeError, TypeError):
+        return encode_headers(headers)
+    return "[[" + "],[".join(parts) + "]]"
+
+
 def decode(
     id_: bytes | None, timestamp_ms: int | None, key: bytes | None, headers: bytes | None, value: bytes | None
 ) -> tuple[Message, str | None]:

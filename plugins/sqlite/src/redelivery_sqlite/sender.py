@@ -78,7 +78,7 @@ class SqliteSender(Resource, Sender):
         self._headers = None
         if batch.headers is not None:
             with suppress(*VALUE_ERRORS):  # storing the batch finds the row
-                self._headers = [codec.encode_headers(each) for each in batch.headers.values]
+                self._headers = codec.encode_headers_of(batch.headers.values)
 
     def _whole(self, connection: sqlite3.Connection, batch: Batch) -> tuple[dict[int, BrokerError], int]:
         """Store all rows. If that fails, find the rows that no file can store, and store the others.
