@@ -5,17 +5,20 @@ from __future__ import annotations
 import contextlib
 import time
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from redelivery.codes import Code
-from redelivery.contract.broker import Letter
+from redelivery.contract.broker import Letter, LetterBatch, Limits
 from redelivery.contract.context import ErrorContext
 from redelivery.contract.message import Message
 from redelivery.deadletters.selection import NUMBERS, TEXTS, Selection
+from redelivery.deadletters.trust import context_of
 from redelivery.errors import ConfigurationError
+from redelivery.formats.dialects import attach
 
 NOW = 1_700_000_000_000
 CONTEXT = ErrorContext(
@@ -34,6 +37,8 @@ LETTER = Letter(
     context=CONTEXT,
     dead_lettered_ms=NOW - 7_200_000,
 )
+
+STYLE: dict[str, Any] = {"dialect": "json", "limits": Limits(), "prefix": None}
 
 
 def about(reason: str) -> Letter:
@@ -168,3 +173,37 @@ def test_a_pattern_that_would_need_backtracking_is_refused_with_one_line(pattern
 
 def test_text_with_half_a_character_is_searched_too() -> None:
     assert Selection.parse("reason~time").admits(about("\ud800 timeout"), NOW)
+
+
+EACH = [
+    LETTER,
+    replace(LETTER, position="p-2", context=None),
+    replace(LETTER, position="p-3", context=ErrorContext(kind="expired")),
+    replace(LETTER, position="p-4", signed=False),
+    *(
+        Letter(position=f"p-{number}", message=attach(LETTER.message, context, **STYLE))
+        for number, context in enumerate(
+            (CONTEXT, replace(CONTEXT, kind="expired", code=None), ErrorContext()), start=5
+        )
+    ),
+]
+
+
+CONDITIONS = (
+    *("code=TOO_LARGE", "code!=EXPIRED", "kind~e", "reason~read", "attempts>2", "maybe_delivered=false", "hops<1"),
+    *("id=order-7", "size>3", "header.tenant=acme", "age>PT1H", "target=", "position!=p-5", "native_code~M"),
+)
+
+
+@given(
+    st.lists(st.sampled_from(CONDITIONS), max_size=3),
+    st.lists(st.sampled_from(EACH), min_size=1),
+)
+def test_letters_of_a_batch_are_selected_as_they_are_one_by_one(texts: list[str], letters: list[Letter]) -> None:
+    selection = Selection.parse(*texts)
+    wanted = [
+        index
+        for index, letter in enumerate(letters)
+        if selection.admits(replace(letter, context=context_of(letter)), NOW)
+    ]
+    assert list(selection.admitted(LetterBatch.of(letters), range(len(letters)), NOW)) == wanted

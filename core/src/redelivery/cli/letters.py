@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from itertools import chain, islice
@@ -27,12 +27,13 @@ from redelivery.cli.output import body, json_line, one_line, padded, room, say, 
 from redelivery.cli.progress import Progress, add_progress
 from redelivery.cli.prompt import confirm
 from redelivery.contract.broker import Letter
-from redelivery.contract.context import ErrorContext
+from redelivery.contract.context import ErrorContext, sound
 from redelivery.contract.letters import LetterBatch
 from redelivery.deadletters.export import as_json
-from redelivery.deadletters.selection import Selection, dead_since_ms
-from redelivery.deadletters.trust import context_of
+from redelivery.deadletters.selection import Selection, dead_since_ms, since_ms
+from redelivery.deadletters.trust import contexts_of
 from redelivery.errors import ConfigurationError, ExportFailed
+from redelivery.formats.rows import size_of
 
 _AGES: Final = ((60, "under a minute"), (3600, "under an hour"), (86400, "under a day"), (7 * 86400, "under a week"))
 _OLDER: Final = "a week and more"
@@ -229,7 +230,7 @@ class _Stats:
     count: int = 0
     nbytes: int = 0
     maybe: int = 0
-    groups: dict[str, Counter[str]] = field(default_factory=lambda: {name: Counter() for name in _GROUPS})
+    groups: dict[str, Counter[str]] = field(default_factory=lambda: {name: Counter() for name in _ORDER})
 
     def add(self, other: _Stats) -> None:
         """Add what was counted of others."""
@@ -241,14 +242,22 @@ class _Stats:
 
 
 def _stats_of(batch: LetterBatch, now: float) -> _Stats:
-    found = _Stats()
-    for letter in batch.letters():
-        whole = replace(letter, context=context_of(letter))
-        found.count += 1
-        found.nbytes += letter.message.size
-        found.maybe += whole.context is not None and whole.context.maybe_delivered
+    found = _Stats(count=len(batch), nbytes=size_of(batch.messages))
+    columns = contexts_of(batch, (*_SHOWN, "last_failure_ms"))
+    for said, count in Counter(zip(*(columns[name] for name in _SHOWN), strict=True)).items():
+        context = sound(ErrorContext(**dict(zip(_SHOWN, said, strict=True))))
+        found.maybe += count * context.maybe_delivered
         for name, of in _GROUPS.items():
-            found.groups[name][of(whole, now)] += 1
+            found.groups[name][of(context)] += count
+    nothing: list[int | None] = [None] * len(batch)
+    dead, sent = batch.dead_lettered_ms, batch.messages.timestamp_ms
+    times = zip(
+        nothing if dead is None else dead.values,
+        columns["last_failure_ms"],
+        nothing if sent is None else sent.values,
+        strict=True,
+    )
+    found.groups[_AGE].update(_how_old(since_ms(*known), now) for known in times)
     return found
 
 
@@ -269,41 +278,48 @@ def _say_stats(arguments: argparse.Namespace, stats: _Stats) -> None:
             say(f"  {count:>9,}  {one_line(group, width and width - 14)}")
 
 
-def _reason(letter: Letter, _: float) -> str:
-    context = letter.context or ErrorContext()
+def _reason(context: ErrorContext) -> str:
     return ": ".join(filter(None, (context.kind, context.label))) or context.reason or _UNKNOWN
 
 
-def _code(letter: Letter, _: float) -> str:
-    context = letter.context or ErrorContext()
+def _code(context: ErrorContext) -> str:
     return context.code or _UNKNOWN
 
 
-def _native_code(letter: Letter, _: float) -> str:
-    context = letter.context or ErrorContext()
+def _native_code(context: ErrorContext) -> str:
     return context.native_code or _UNKNOWN
 
 
-def _how_old(letter: Letter, now: float) -> str:
-    since = dead_since_ms(letter)
+def _how_old(since: int | None, now: float) -> str:
     if since is None:
         return _UNKNOWN
     return next((name for seconds, name in _AGES if now - since / 1000 < seconds), _OLDER)
 
 
-def _source(letter: Letter, _: float) -> str:
-    context = letter.context or ErrorContext()
+def _source(context: ErrorContext) -> str:
     said = context.subscriber and f"subscription {context.subscriber}"
     return said or context.destination or context.source_topic or _UNKNOWN
 
 
-_GROUPS: Final[dict[str, Callable[[Letter, float], str]]] = {
+_GROUPS: Final[dict[str, Callable[[ErrorContext], str]]] = {
     "by code": _code,
     "by native code": _native_code,
     "by reason": _reason,
-    "by age": _how_old,
     "by source": _source,
 }
+_AGE: Final = "by age"
+_ORDER: Final[tuple[str, ...]] = ("by code", "by native code", "by reason", _AGE, "by source")
+#: The fields of a context that `_GROUPS` read.
+_SHOWN: Final[tuple[str, ...]] = (
+    "kind",
+    "code",
+    "native_code",
+    "reason",
+    "subscriber",
+    "destination",
+    "source_topic",
+    "maybe_delivered",
+)
 
 
 def _export(arguments: argparse.Namespace) -> int:

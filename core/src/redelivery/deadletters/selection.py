@@ -22,7 +22,8 @@ from redelivery.codes import Code, code_of
 from redelivery.contract.broker import Letter
 from redelivery.contract.context import ErrorContext, moment_ms
 from redelivery.contract.letters import LetterBatch, Wanted
-from redelivery.deadletters.trust import context_of
+from redelivery.contract.message import Message
+from redelivery.deadletters.trust import context_of, contexts_of
 from redelivery.errors import ConfigurationError, InvalidSpec
 
 #: What a condition can compare, besides `header.<name>`: how it is read from a letter with its whole context.
@@ -84,6 +85,7 @@ class Condition:
         bare: `holds` needs no more of the context than the broker's own.
         narrow: returns what is wanted of a place under this condition too, at a time.
         columns: returns, of some rows of a batch, those that may meet it, without a look at each letter.
+        field: of the context, the only thing that `holds` needs; None: it needs more, or nothing.
     """
 
     text: str
@@ -91,6 +93,7 @@ class Condition:
     bare: bool = False
     narrow: Callable[[Wanted, int], Wanted] = _unchanged
     columns: Callable[[LetterBatch, Sequence[int]], Sequence[int]] = lambda _, rows: rows
+    field: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +148,10 @@ class Selection:
         bare = [each for each in self.conditions if each.bare]
         if bare:
             rows = [row for row in rows if all(each.holds(batch.letter(row), now_ms) for each in bare)]
-        rest = [each for each in self.conditions if not each.bare]
+        of_field = [each for each in self.conditions if each.field is not None]
+        if of_field and rows:
+            rows = _meeting(of_field, batch.take(rows) if len(rows) < len(batch) else batch, rows, now_ms)
+        rest = [each for each in self.conditions if not each.bare and each.field is None]
         if not rest:
             return rows
         found = []
@@ -167,10 +173,35 @@ class Selection:
         return " and ".join(each.text for each in self.conditions) or "all"
 
 
+def _meeting(conditions: Sequence[Condition], letters: LetterBatch, rows: Sequence[int], now_ms: int) -> list[int]:
+    """Return those of the rows that meet conditions on fields of their contexts: equal values are compared once.
+
+    Args:
+        conditions: each with a `field`.
+        letters: those of the rows.
+        rows: their indices.
+        now_ms: as in `Selection.admits`.
+    """
+    names = sorted({each.field for each in conditions if each.field is not None} | {"code", "kind"})  # for `sound`
+    columns = contexts_of(letters, names)
+    said = list(zip(*(columns[name] for name in names), strict=True))
+    nothing = Message(value=None)
+    wholes = {
+        each: Letter(position="", message=nothing, context=ErrorContext(**dict(zip(names, each, strict=True))))
+        for each in set(said)
+    }
+    met = {each: all(one.holds(whole, now_ms) for one in conditions) for each, whole in wholes.items()}
+    return [row for row, each in zip(rows, said, strict=True) if met[each]]
+
+
 def dead_since_ms(letter: Letter) -> int | None:
     """Return when a letter was given up, as far as known."""
     context = letter.context or ErrorContext()
-    known = (letter.dead_lettered_ms, context.last_failure_ms, letter.message.timestamp_ms)
+    return since_ms(letter.dead_lettered_ms, context.last_failure_ms, letter.message.timestamp_ms)
+
+
+def since_ms(*known: int | None) -> int | None:
+    """Return the first of these times that a clock can show."""
     return next((each for each in known if moment_ms(each) is not None), None)
 
 
@@ -182,9 +213,10 @@ def _condition(text: str) -> Condition:
     if name == AGE:
         return _of_age(text, sign, value)
     if name in NUMBERS:
-        return Condition(text, _of_number(text, NUMBERS[name], sign, value), bare=name == "size")
+        holds = _of_number(text, NUMBERS[name], sign, value)
+        return Condition(text, holds, bare=name == "size", field=None if name == "size" else name)
     if name in FLAGS:
-        return Condition(text, _of_flag(text, FLAGS[name], sign, value))
+        return Condition(text, _of_flag(text, FLAGS[name], sign, value), field=name)
     if name.startswith(HEADER):
         return Condition(text, _of_text(text, _headers(name.removeprefix(HEADER)), sign, value), bare=True)
     if name == CODE and sign in {"=", "!="} and value:
@@ -194,7 +226,7 @@ def _condition(text: str) -> Condition:
         holds = _of_text(text, lambda letter: (read(letter, letter.context or ErrorContext()),), sign, value)
         if name == "position":
             return Condition(text, holds, bare=True, narrow=_at(value) if sign == "=" else _unchanged)
-        return Condition(text, holds)
+        return Condition(text, holds, field=None if name in {"id", "target"} else name)
     raise unknown("condition", name, (*TEXTS, *NUMBERS, *FLAGS, AGE, f"{HEADER}NAME"))
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from operator import itemgetter
 from typing import Any, TypeVar
 
@@ -25,6 +27,18 @@ def names_of(every: Sequence[Headers]) -> list[tuple[str, ...]]:
 def taken(values: Sequence[T], rows: Sequence[int]) -> Sequence[T]:
     """Return the values of some rows."""
     return values if len(rows) == len(values) else [values[row] for row in rows]
+
+
+def size_of(batch: Batch) -> int:
+    """Return the bytes of all messages, as `Message.size` counts them."""
+    every = headers_of(batch)
+    texts = chain.from_iterable(names_of(every))
+    return (
+        sum(len(name.encode("utf-8", "surrogatepass")) * count for name, count in Counter(texts).items())
+        + sum([len(value) for headers in every for _, value in headers if value])
+        + sum(map(len, filter(None, batch.value.values)))
+        + (0 if batch.key is None else sum(map(len, filter(None, batch.key.values))))
+    )
 
 
 def picker(places: Sequence[int]) -> Callable[[Headers], Headers]:
