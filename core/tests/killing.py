@@ -1,5 +1,6 @@
 """Jobs that are killed at random moments, for tests of what survives it."""
 
+import contextlib
 import os
 import random
 import signal
@@ -40,17 +41,23 @@ def kill_driver(job: subprocess.Popen[bytes]) -> None:
 
 
 def kill_a_worker(job: subprocess.Popen[bytes], draw: random.Random) -> bool:
-    """Kill one Python worker of a job's Spark; return whether one was found."""
-    parents = {int(each.name): _parent(each) for each in Path("/proc").iterdir() if each.name.isdigit()}
-    forks = [pid for pid in parents if _is_daemon(pid) and _is_daemon(parents[pid]) and _group(pid) == job.pid]
-    workers = forks or [pid for pid in parents if _is_daemon(pid) and _group(pid) == job.pid]
-    for pid in draw.sample(sorted(workers), len(workers)):
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
-        return True
+    """Kill one Python worker of a job's Spark, as soon as it has one; return False where the job ended first."""
+    deadline = time.monotonic() + PATIENCE
+    while job.poll() is None and time.monotonic() < deadline:
+        workers = _workers(job)
+        if workers:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(draw.choice(workers), signal.SIGKILL)
+                return True
+        time.sleep(0.01)
     return False
+
+
+def _workers(job: subprocess.Popen[bytes]) -> list[int]:
+    """Return the Python workers of a job's Spark: forks of its daemon."""
+    parents = {int(each.name): _parent(each) for each in Path("/proc").iterdir() if each.name.isdigit()}
+    daemons = {pid for pid in parents if _session(pid) == job.pid and _is_daemon(pid)}
+    return sorted(pid for pid in daemons if parents[pid] in daemons)
 
 
 def moment(draw: random.Random) -> None:
@@ -65,7 +72,7 @@ def _parent(process: Path) -> int:
         return 0
 
 
-def _group(pid: int) -> int:
+def _session(pid: int) -> int:
     try:
         return os.getsid(pid)
     except ProcessLookupError:

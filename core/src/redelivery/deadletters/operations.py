@@ -7,7 +7,7 @@ sent of them is computed by column (`sendable`), and one by one only where a let
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -94,6 +94,21 @@ def sendable(operation: LetterOperation, letters: LetterBatch, there: Capabiliti
         if len(going) < len(letters):
             found.messages = found.messages.take(going)
     return found
+
+
+def mendable(
+    letters: LetterBatch, rows: Iterable[int], there: Capabilities, targets: Targets, hop_limit: int
+) -> Iterator[tuple[int, str | None]]:
+    """Return why each of these rows is not mended and sent back, None where it is; arguments as of `why_left`."""
+    stored = letters.messages
+    plain: Sequence[again.Again | None] = again.plain(stored)
+    routed = there.routes & stored.extra.keys() or any(stored.destination.values if stored.destination else ())
+    for index in rows:
+        each = plain[index]
+        if each is not None and each.hops < hop_limit and not routed and index not in letters.contexts:
+            yield index, None
+        else:
+            yield index, why_left(letters.letter(index), there, targets, hop_limit, mended=True)
 
 
 def _plain(letters: LetterBatch, hop_limit: int) -> list[again.Again | None]:

@@ -22,7 +22,7 @@ from redelivery.contract.broker import Broker, Capabilities, DeadLetters, Letter
 from redelivery.contract.spec import DeliverySpec, Sink
 from redelivery.deadletters.journal import Journal
 from redelivery.deadletters.letter_senders import ForwardSender, LetterSender, RedriveSender, RowSender
-from redelivery.deadletters.operations import FORWARD, HOP_LIMIT, LetterOperation, redrive_operation, why_left
+from redelivery.deadletters.operations import FORWARD, HOP_LIMIT, LetterOperation, mendable, redrive_operation
 from redelivery.deadletters.parts import Part, PartLetters
 from redelivery.deadletters.redrive import (
     RedriveReport,
@@ -245,11 +245,12 @@ class DeadLetterQueue:
         selection, now_ms = where or Selection(), self._connector.clock.wall_ms()
         for batch in itertools.chain.from_iterable(self._letters.read(split, part.wanted) for split in part.splits):
             kept = []
-            for index in selection.admitted(batch, _unsent(batch, part.earlier), now_ms):
+            meant = selection.admitted(batch, _unsent(batch, part.earlier), now_ms)
+            for index, why in mendable(batch, meant, there, targets, hop_limit):
                 if part.limit is not None and report.selected >= part.limit:
                     break
                 report.considered += 1
-                if not report.leave(why_left(batch.letter(index), there, targets, hop_limit, mended=True)):
+                if not report.leave(why):
                     report.selected += 1
                     kept.append(index)
             if kept:
