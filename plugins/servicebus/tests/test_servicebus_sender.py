@@ -55,6 +55,12 @@ class TestSending(Statements):
             assert not errors(sender, *(Message(value=value) for value in values))
         assert [each.body for each in namespace(subject).messages(queue(subject))] == values
 
+    def test_a_full_batch_is_not_larger_than_the_link_takes(self, subject: Subject) -> None:
+        """The SDK counts some bytes less than it sends."""
+        with subject.connect().sender() as sender:
+            for size in range(1_020, 1_028):
+                assert not errors(sender, *(Message(value=bytes(size), id=f"id-{at}") for at in range(260)))
+
     def test_a_message_over_the_queues_own_limit_is_refused_alone(self, subject: Subject) -> None:
         """Also where an option claims that the queue takes more."""
         options = {"servicebus.max_message_bytes": "1048576"}

@@ -27,6 +27,8 @@ from redelivery_servicebus.client.links import Link
 from redelivery_servicebus.codec import Encoded, encode_row, outgoing, scheduled
 from redelivery_servicebus.options import Settings
 
+#: Bytes of a batch that stay free: the SDK counts a few less than it sends, and then the whole batch is refused.
+_MARGIN: Final = 256
 #: Links to queues that rows name, kept open at once.
 _LINKS: Final = 32
 #: Seconds below which no request is begun.
@@ -150,7 +152,8 @@ class _Upload:
         if self._stop is None:
             try:
                 with self._link.using(self._left(), safe=True) as handler:
-                    return handler.create_message_batch()
+                    most = handler.create_message_batch().max_size_in_bytes
+                    return handler.create_message_batch(max(1, most - _MARGIN))
             except BrokerError as error:
                 self._stop = error
         return None
