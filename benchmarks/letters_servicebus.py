@@ -24,7 +24,7 @@ class ServicebusBench(Bench):
     def __init__(self) -> None:
         self.options = _options()
         text, certificate = _server()
-        self._made = {"conn_str": text, "connection_verify": certificate}
+        self._made: dict[str, Any] = {"conn_str": text, "connection_verify": certificate}
 
     def queue(self, name: str) -> str:
         with ServiceBusAdministrationClient.from_connection_string(**self._made) as admin:
