@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import logging
+import marshal
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -433,7 +434,6 @@ def digests_of(letters: LetterBatch) -> list[str]:
 
 
 def _digest(name: str | None, key: bytes | None, time_ms: int | None, headers: Headers, value: bytes | None) -> str:
-    # With its headers: the letter of a later failure of the same message has another time in them.
-    found = hashlib.blake2b(repr((name, key, time_ms, headers)).encode(errors="surrogatepass"), digest_size=12)
-    found.update(value or b"")
-    return found.hexdigest()
+    # With its headers: the letter of a later failure of the same message has another time in them. In version 2 of the
+    # format equal values are equal bytes, and it takes a fifth of the time of `repr`.
+    return hashlib.blake2b(marshal.dumps((name, key, time_ms, headers, value), 2), digest_size=12).hexdigest()
