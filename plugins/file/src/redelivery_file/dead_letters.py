@@ -12,8 +12,9 @@ from operator import itemgetter
 from typing import Any, Final
 
 from redelivery.contract.broker import DeadLetters, Letter, LetterBatch, Wanted
-from redelivery.contract.context import LAST_MS
-from redelivery.contract.letters import EVERYTHING, batches
+from redelivery.contract.context import LAST_MS, ErrorContext, moment_ms
+from redelivery.contract.letters import BATCH_BYTES, BATCH_LETTERS, EVERYTHING
+from redelivery.contract.message import Batch, Column, Message
 from redelivery.errors import ConfigurationError
 from redelivery.kit.roles import Resource
 from redelivery_file import codec
@@ -32,6 +33,8 @@ _LINE: Final = re.compile(r"(letters-.*):([0-9]{1,12})")
 
 #: The number of a letter, its position, and its content where that is read already.
 _Entry = tuple[int, str, bytes | None]
+#: The number of a letter, its position, its message and its context.
+_Decoded = tuple[int, str, Message, ErrorContext]
 #: Lines of a file between two offsets.
 _Segment = tuple[str, int, int]
 
@@ -47,7 +50,8 @@ class FileDeadLetters(Resource, DeadLetters):
     def browse(self) -> Iterator[Letter]:
         self.check_open("browsing")
         with TABLE.while_doing(self.doing("reading")):
-            yield from self._letters(self._entries(0, None), EVERYTHING)
+            for number, position, message, context in self._letters(self._entries(0, None), EVERYTHING):
+                yield Letter(position=position, message=message, context=context, dead_lettered_ms=number)
 
     def splits(self, wanted: Wanted) -> Sequence[str]:
         self.check_open("dividing")
@@ -68,7 +72,7 @@ class FileDeadLetters(Resource, DeadLetters):
     def read(self, split: str, wanted: Wanted) -> Iterator[LetterBatch]:
         self.check_open("reading")
         kind, parts = _parse(split)
-        return batches(self._read(kind, parts, wanted))
+        return _batches(self._read(kind, parts, wanted))
 
     def cursor(self, *, after: str | None = None, most: int | None = None) -> str:
         self.check_open("looking at")
@@ -201,7 +205,7 @@ class FileDeadLetters(Resource, DeadLetters):
 
     # --- reading ---
 
-    def _read(self, kind: str, parts: Sequence[Any], wanted: Wanted) -> Iterator[Letter]:
+    def _read(self, kind: str, parts: Sequence[Any], wanted: Wanted) -> Iterator[_Decoded]:
         with TABLE.while_doing(self.doing("reading")):
             if kind == "lines":
                 for segment in parts:
@@ -211,14 +215,14 @@ class FileDeadLetters(Resource, DeadLetters):
                 names = (name for name in self._folder.names() if first <= name <= last and is_letter(name))
                 yield from self._letters(((millis_of(name), name, None) for name in names), wanted)
 
-    def _letters(self, entries: Iterable[_Entry], wanted: Wanted) -> Iterator[Letter]:
+    def _letters(self, entries: Iterable[_Entry], wanted: Wanted) -> Iterator[_Decoded]:
         for number, position, data in entries:
             if _is_wanted(number, position, wanted):
                 letter = self._letter(number, position, data)
                 if letter is not None:
                     yield letter
 
-    def _letter(self, number: int, position: str, data: bytes | None) -> Letter | None:
+    def _letter(self, number: int, position: str, data: bytes | None) -> _Decoded | None:
         """Return a letter; None if it was removed since, or is no letter."""
         try:
             if data is None:
@@ -229,7 +233,7 @@ class FileDeadLetters(Resource, DeadLetters):
         except (ValueError, RecursionError) as error:
             logger.warning("%s: left out, it is torn or no letter of ours: %s", self._folder.path / position, error)
             return None
-        return Letter(position=position, message=message, context=context, dead_lettered_ms=number)
+        return number, position, message, context
 
     # --- removing ---
 
@@ -244,6 +248,30 @@ class FileDeadLetters(Resource, DeadLetters):
                         logger.warning("%s: left alone: %s", self._folder.path / name, error)
             self._folder.sync()
         return count
+
+
+def _batches(letters: Iterable[_Decoded]) -> Iterator[LetterBatch]:
+    """Return letters as columns. `Letter` would check each context a second time."""
+    some: list[_Decoded] = []
+    weight = 0
+    for letter in letters:
+        some.append(letter)
+        weight += letter[2].nbytes
+        if len(some) >= BATCH_LETTERS or weight >= BATCH_BYTES:
+            yield _batch(some)
+            some, weight = [], 0
+    if some:
+        yield _batch(some)
+
+
+def _batch(letters: Sequence[_Decoded]) -> LetterBatch:
+    numbers, positions, messages, contexts = zip(*letters, strict=True)
+    return LetterBatch(
+        messages=Batch.of(messages),
+        position=Column.of(list(positions)),
+        dead_lettered_ms=Column.of(list(map(moment_ms, numbers))),
+        contexts=dict(enumerate(contexts)),
+    )
 
 
 def _number(cursor: str) -> int:
