@@ -20,6 +20,7 @@ from redelivery.sending.engine import Flow
 from redelivery_conformance.forking import in_a_fork
 from redelivery_conformance.statements import Statements, broker_has
 from redelivery_conformance.subject import Subject
+from redelivery_kafka import codec
 from redelivery_kafka.address import Address
 from redelivery_kafka.client.known_settings import largest
 
@@ -451,3 +452,22 @@ def murmur2(data: bytes) -> int:
         found = (found ^ int.from_bytes(data[whole:], "little")) * multiplier & mask
     found = (found ^ found >> 13) * multiplier & mask
     return found ^ found >> 15
+
+
+def test_rows_that_fail_for_one_reason_share_an_error() -> None:
+    """A batch of which all rows are refused costs an error, not one a row."""
+    rows = [Message(value=b"v" * (200 if at % 2 else 300), headers=(("a\0", b"1"),)) for at in range(50)]
+    for limit, errors in ((100, 2), (10_000, 1)):
+        found = codec.faults(Batch.of(rows if limit > 1_000 else [replace(r, headers=()) for r in rows]), limit, {})
+        assert len(found) == 50
+        assert len({id(each) for each in found.values()}) == errors
+
+
+def test_a_letters_header_names_are_written_so_that_kafka_can_store_them() -> None:
+    """Those of its neighbours stay, in the list that the client takes."""
+    said = ("__connect.errors.stage", b"TASK_PUT")
+    letters = [Message(value=b"v", headers=(said, (name, b"1"))) for name in ("good", "a\0b", "\udcff")]
+    for some in (letters, letters[:1]):
+        found = [row[6] for row in codec.rows(Batch.of(some), range(len(some)), "t")]
+        names = ["good", "a\\0b", "\\udcff"][: len(some)]
+        assert found == [[said, (name, b"1")] for name in names]

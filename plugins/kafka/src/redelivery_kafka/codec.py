@@ -61,12 +61,15 @@ def rows(batch: Batch, slots: Sequence[Any], topic: str) -> Iterator[Row]:
     keys: Iterable[bytes | None] = repeat(None) if batch.key is None else batch.key.values
     headers: Iterable[Any] = repeat(None)
     if batch.headers is not None:
-        headers = map(letter_headers if _letters(batch.headers.values) else list, batch.headers.values)
+        values = batch.headers.values
+        headers = map(letter_headers if _letters(values) and _bad_names(values) else list, values)
     return zip(slots, topics, batch.value.values, keys, partitions, stamps, headers, strict=False)
 
 
 def faults(batch: Batch, limit: int, missing: Mapping[str, BrokerError]) -> dict[int, BrokerError]:
     """Return the rows that must not be given to the client, with their errors: it would change them, or fail.
+
+    Rows that fail for the same reason share an error.
 
     Args:
         batch: the rows.
@@ -75,10 +78,11 @@ def faults(batch: Batch, limit: int, missing: Mapping[str, BrokerError]) -> dict
     """
     found: dict[int, BrokerError] = {}
     if _may_be_large(batch, limit):
+        known: dict[int, BrokerError] = {}
         for index, row in enumerate(batch.rows()):
-            if row.size > limit:
-                what = f"a message of {row.size} bytes is over the limit of {limit}; kafka.message.max.bytes sets it"
-                found[index] = Permanent(f"kafka: {what}", code=Code.TOO_LARGE)
+            if (size := row.size) > limit:
+                what = f"a message of {size} bytes is over the limit of {limit}; kafka.message.max.bytes sets it"
+                found[index] = known.setdefault(size, Permanent(f"kafka: {what}", code=Code.TOO_LARGE))
     if batch.headers is not None and batch.headers.arrow is None:  # core has checked names that come from Arrow
         found |= _bad_headers(batch.headers.values)
     if batch.timestamp_ms is not None:
@@ -113,24 +117,24 @@ def _bad_timestamps(stamps: Sequence[int | None], column: Sequence[Headers]) -> 
     if not known or (min(known) > 0 and max(known) < _TIMESTAMP_END):
         return {}
     text = "kafka: a timestamp must lie after 1970-01-01T00:00:00Z, within 64 bits: the client takes 0 for now"
+    error = Permanent(text, code=Code.INVALID_MESSAGE)
     bad = (index for index, each in enumerate(stamps) if each is not None and not 0 < each < _TIMESTAMP_END)
-    return {
-        index: Permanent(text, code=Code.INVALID_MESSAGE) for index in bad if not column or not is_letter(column[index])
-    }
+    return {index: error for index in bad if not column or not is_letter(column[index])}
 
 
 def _bad_headers(column: Sequence[Headers]) -> dict[int, BrokerError]:
-    bad = {name for name in {name for headers in column for name, _ in headers} if not _is_name(name)}
+    bad = _bad_names(column)
     if not bad:
         return {}
     text = "kafka: a header's name must be text without NUL and lone surrogates: the client would cut it, or crash"
     indexes = (index for index, headers in enumerate(column) if any(name in bad for name, _ in headers))
     letters = _letters(column)
-    return {
-        index: Permanent(text, code=Code.INVALID_MESSAGE)
-        for index in indexes
-        if not letters or not is_letter(column[index])
-    }
+    error = Permanent(text, code=Code.INVALID_MESSAGE)
+    return {index: error for index in indexes if not letters or not is_letter(column[index])}
+
+
+def _bad_names(column: Sequence[Headers]) -> set[str]:
+    return {name for name in {name for headers in column for name, _ in headers} if not _is_name(name)}
 
 
 def _is_name(name: str) -> bool:
