@@ -14,6 +14,6 @@ def test_a_letter_keeps_the_sinks_columns_but_those_that_route():
     message = Message(value=b"v", destination="there", extra={"exchange": "shop", "priority": 3, "other": 1})
     there = Capabilities(send=Support.NATIVE, headers=Support.NATIVE, columns=COLUMNS, routes=frozenset({"exchange"}))
     reporter = Reporter(origin=Origin(run="r"), broker="b", component="c", destination="d:")
-    writer = LetterWriter(spec=DeliverySpec(), capabilities=there, configs={})
-    (letter,) = writer.letters(Group(rows=message, errors=[Permanent("never")]), reporter).rows()
+    writer = LetterWriter(spec=DeliverySpec(), capabilities=there, configs={}, reporter=lambda: reporter)
+    (letter,) = writer.letters(Group(rows=message, errors=[Permanent("never")])).rows()
     assert (letter.destination, letter.extra) == (None, {"priority": 3})

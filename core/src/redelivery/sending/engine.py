@@ -101,6 +101,7 @@ class Engine:
         self._delivered = delivered
         self._skipped = skipped
         self._rate = RateLimit(flow.rows_per_second)
+        self._writers: dict[SendQueue, LetterWriter] = {}
         self._order: KeyOrder | None = None
         if flow.ordering == "key":
             native = send_queues[0].capabilities.order == Support.NATIVE
@@ -459,16 +460,23 @@ class Engine:
 
     def _enter(self, group: Group, send_queue: SendQueue, *, wrapped: bool = False) -> None:
         """Hand the group to a sink as letters; wrapped where the sink has refused their content."""
-        writer = LetterWriter(
-            spec=self._spec,
-            capabilities=send_queue.capabilities,
-            configs=self._origin.configs,
-            moved=send_queue.moves,
-            rename_type=send_queue.rename_type,
-            beat=send_queue.beat,
-        )
-        group.enter(partial(writer.letters, reporter=self._reporter), wrapped=wrapped)
+        group.enter(self._writer(send_queue).letters, wrapped=wrapped)
         send_queue.wait(group, self._clock.monotonic())
+
+    def _writer(self, send_queue: SendQueue) -> LetterWriter:
+        """Return what makes the letters for a sink; one for all groups, because there may be as many as rows."""
+        writer = self._writers.get(send_queue)
+        if writer is None:
+            writer = self._writers[send_queue] = LetterWriter(
+                spec=self._spec,
+                capabilities=send_queue.capabilities,
+                configs=self._origin.configs,
+                reporter=lambda: self._reporter,
+                moved=send_queue.moves,
+                rename_type=send_queue.rename_type,
+                beat=send_queue.beat,
+            )
+        return writer
 
     def _failure(self, group: Group, what: str) -> DeliveryFailed:
         """Return the primary error as a failure of the job. Its text holds all; the sinks' errors are also notes."""

@@ -169,6 +169,7 @@ class LetterWriter:
         spec: the job's spec.
         capabilities: of the sink.
         configs: the job's options, redacted.
+        reporter: returns what says why rows were given up.
         moved: the broker moves the messages itself: their bodies stay, unless the spec asks for others.
         rename_type: the sink's own type, which takes precedence over the owner's and the spec's.
         beat: called now and then: many letters take long to make.
@@ -177,13 +178,14 @@ class LetterWriter:
     spec: DeliverySpec
     capabilities: Capabilities
     configs: Mapping[str, str]
+    reporter: Callable[[], Reporter]
     moved: bool = False
     rename_type: str | None = None
     beat: Callable[[], None] = lambda: None
 
-    def letters(self, group: Group, reporter: Reporter) -> Batch:
+    def letters(self, group: Group) -> Batch:
         """Return the letters of a group, one per row, each with its own identity."""
-        pieces = []
+        pieces, reporter = [], self.reporter()
         for start in range(0, len(group), _PIECE):
             self.beat()
             piece = group.take(range(start, min(start + _PIECE, len(group))))

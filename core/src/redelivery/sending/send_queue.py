@@ -35,13 +35,15 @@ class Bounds:
     """The bounds of a task's memory: rows that it has taken and that are not accounted for yet.
 
     They are in flight to the destination, wait for their next attempt or behind their key, or are letters on their way
-    to a sink. All count together, so an outage does not increase their number. A row costs about 1.5 KiB besides its
-    bytes when it has failed; the bound on their number limits that.
+    to a sink. All count together, so an outage does not increase their number. A row that has failed costs about 0.4 KiB
+    besides its bytes if many rows fail alike, and up to 1.5 KiB if each has an error code of its own (measured); the
+    bound on their number limits that. Letters are made in pieces when they are sent, and count among what is in flight
+    to their sink.
 
     Attributes:
         in_flight_records, in_flight_bytes: of all together. One batch is always let through.
-        waiting_records: records that have failed, in each send queue, or that wait behind their key; beyond it no new
-            rows are taken.
+        waiting_records: rows that have failed, in each send queue, or that wait behind their key; beyond it no new rows
+            are taken. The failed rows of a batch are counted when it is settled, so they may exceed it once.
     """
 
     in_flight_records: int = 200_000
