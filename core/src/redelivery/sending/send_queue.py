@@ -35,10 +35,9 @@ class Bounds:
     """The bounds of a task's memory: rows that it has taken and that are not accounted for yet.
 
     They are in flight to the destination, wait for their next attempt or behind their key, or are letters on their way
-    to a sink. All count together, so an outage does not increase their number. A row that has failed costs about 0.4 KiB
-    besides its bytes if many rows fail alike, and up to 1.5 KiB if each has an error code of its own (measured); the
-    bound on their number limits that. Letters are made in pieces when they are sent, and count among what is in flight
-    to their sink.
+    to a sink. All count together, so an outage does not increase their number. The bound on their number also limits
+    what a failed row costs besides its bytes: about 0.4 KiB where many rows fail alike, up to 1.5 KiB where each has an
+    error code of its own (measured). Letters are made in pieces when they are sent, and count as in flight to the sink.
 
     Attributes:
         in_flight_records, in_flight_bytes: of all together. One batch is always let through.
