@@ -327,3 +327,12 @@ def test_sqlite_roles_are_opened_side_by_side(broker):
     for each in others:
         each.close()
     assert errors == []
+
+
+@pytest.mark.parametrize("destination", ["", "\ud800"])
+def test_sqlite_a_wrong_destination_is_found_among_good_rows_whatever_it_is(broker, destination):
+    rows = [Message(value=b"1"), Message(value=b"2", destination=destination), Message(value=b"3")]
+    with broker.sender() as sender:
+        sender.send(Batch.of(rows), deadline=time.monotonic() + 10)
+        (settled,) = sender.collect(0)
+    assert [(each.index, type(each.error)) for each in settled.failures] == [(1, Permanent)]

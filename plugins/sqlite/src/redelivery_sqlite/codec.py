@@ -22,6 +22,8 @@ COLUMNS = "m.seq, CAST(m.id AS BLOB), m.timestamp_ms, m.key, CAST(m.headers AS B
 
 #: Decoded headers that are kept, to be found again.
 _KNOWN = 1_000
+#: Bytes of a header that may well be another's too.
+_SHORT = 400
 _INT64 = range(-(2**63), 2**63)
 #: Names repeat, so each is encoded only once.
 _name = lru_cache(maxsize=1024)(_quote)
@@ -50,13 +52,15 @@ def _encoded(headers: Headers | None, known: dict[Header, str]) -> str | None:
     try:
         parts = []
         for header in headers:
-            part = known.get(header)
+            name, value = header
+            is_short = len(value) < _SHORT  # type: ignore[arg-type]
+            part = known.get(header) if is_short else None
             if part is None:
-                name, value = header
                 part = f"{_name(name)},{_quote(value.decode())}"  # type: ignore[union-attr]
-                if len(known) > _KNOWN:
-                    known.clear()
-                known[header] = part
+                if is_short:
+                    if len(known) > _KNOWN:
+                        known.clear()
+                    known[header] = part
             parts.append(part)
     except (AttributeError, UnicodeDecodeError, TypeError):
         return encode_headers(headers)
@@ -138,6 +142,26 @@ def _header(part: bytes) -> Header | None:
         return None
     is_text = isinstance(first, str) and isinstance(second, str)
     return (first, second.encode("utf-8", "surrogatepass")) if is_text else None
+
+
+def is_surely_storable(batch: Batch, *, message_bytes: int) -> bool:
+    """Return whether `unstorable` refuses none of these rows but for their destinations. False: some may be refused."""
+    stamps = [] if batch.timestamp_ms is None else [each for each in batch.timestamp_ms.values if each is not None]
+    texts = [column.values for column in (batch.id, batch.identity) if column is not None]
+    parts = [column.values for column in (batch.value, batch.key) if column is not None]
+    try:
+        for column in texts:
+            "".join([text for text in column if text is not None]).encode()
+    except (TypeError, UnicodeEncodeError):
+        return False
+    names = [] if batch.destination is None else batch.destination.values
+    return (
+        batch.nbytes <= message_bytes
+        and set(map(type, names)) <= {str, type(None)}
+        and all(set(map(type, column)) <= {bytes, type(None)} for column in parts)
+        and set(map(type, stamps)) <= {int}
+        and (not stamps or (min(stamps) in _INT64 and max(stamps) in _INT64))
+    )
 
 
 def unstorable(message: Message, *, message_bytes: int) -> Permanent | None:

@@ -14,7 +14,7 @@ from itertools import repeat
 from typing import Any
 
 from redelivery.contract.broker import Sender, Settled
-from redelivery.contract.message import Batch
+from redelivery.contract.message import Batch, Message
 from redelivery.errors import BrokerError, Fatal, Permanent, Unattributed
 from redelivery.kit.errors import Code
 from redelivery.kit.in_flight import FailedKeys, SettledBatches, time_left
@@ -120,14 +120,26 @@ class SqliteSender(Resource, Sender):
 
     def _faults(self, batch: Batch) -> dict[int, BrokerError]:
         """Return the rows that no file can store, and those that must wait behind an earlier row of their key."""
-        found: dict[int, BrokerError] = {}
-        for index, message in enumerate(batch.rows()):
-            error = codec.unstorable(message, message_bytes=self._message_bytes)
-            if error is None and message.destination is not None and self._number(message.destination) is None:
-                error = self._no_queue(message.destination)
-            if error is not None:
-                found[index] = error
+        if codec.is_surely_storable(batch, message_bytes=self._message_bytes):
+            found = self._wrong_destinations(batch)
+        else:
+            rows = enumerate(batch.rows())
+            found = {index: error for index, message in rows if (error := self._fault(message)) is not None}
         return self._failed_keys.keep_back(batch, found)
+
+    def _wrong_destinations(self, batch: Batch) -> dict[int, BrokerError]:
+        """Return the rows whose destination takes none. Rows of one destination share their error."""
+        if batch.destination is None:
+            return {}
+        names = batch.destination.values
+        errors = {name: self._fault(Message(value=None, destination=name)) for name in set(names)}
+        return {index: error for index, name in enumerate(names) if (error := errors[name]) is not None}
+
+    def _fault(self, message: Message) -> BrokerError | None:
+        error = codec.unstorable(message, message_bytes=self._message_bytes)
+        if error is None and message.destination is not None and self._number(message.destination) is None:
+            error = self._no_queue(message.destination)
+        return error
 
     def _store_rows(self, connection: sqlite3.Connection, batch: Batch, indexes: Sequence[int] | None) -> int:
         """Store these rows (None: all), each in its queue; return the number of duplicates."""
