@@ -17,6 +17,8 @@ from redelivery_rabbitmq.testing import RabbitmqHarness, RabbitmqRuntime
 
 ROWS = 20_000
 _WINDOW = 1_000
+#: Seconds: while it waits, pika's blocking connection does not return for a confirm.
+_POLL = 0.002
 _PERSISTENT = pika.BasicProperties(delivery_mode=2)  # type: ignore[no-untyped-call]
 
 
@@ -47,25 +49,26 @@ class RabbitmqBench(Bench):
     def move(self, queue: str, to: str, rows: int) -> int:
         """Publish a window, wait for its confirms, and acknowledge it."""
         connection = self._connect()
-        confirmed: list[int] = []
-        target = self._connect().channel()
-        target.confirm_delivery()
-        beneath = target._impl  # noqa: SLF001 - pika's blocking calls wait for each confirm; this is what they are built on
-        beneath.add_callback(lambda frame: confirmed.append(_tag(frame)), [pika.spec.Basic.Ack], one_shot=False)
-        sent = 0
+        channel = connection.channel()
+        beneath = channel._impl  # noqa: SLF001 - pika's blocking calls wait for each confirm; this is what is under them
+        confirmed, sent = [0], 0
+        ready: list[object] = []
+        beneath.confirm_delivery(lambda frame: confirmed.append(frame.method.delivery_tag), ready.append)
+        while not ready:
+            connection.process_data_events(_POLL)
 
         def forward(bodies: list[bytes]) -> None:
             nonlocal sent
             for body in bodies:
                 beneath.basic_publish("", to, body, _PERSISTENT, mandatory=True)
             sent += len(bodies)
-            while not confirmed or max(confirmed) < sent:
-                target.connection.process_data_events(1)
+            while max(confirmed) < sent:
+                connection.process_data_events(_POLL)
+            confirmed[:] = [max(confirmed)]
 
         try:
             return self._consume(queue, rows, forward=forward)
         finally:
-            target.connection.close()
             connection.close()
 
     def _consume(self, queue: str, rows: int, *, acknowledges: bool = True, forward: Any = None) -> int:
@@ -101,10 +104,6 @@ class RabbitmqBench(Bench):
 
 def _received(receive: Any, _channel: Any, method: Any, _properties: Any, body: bytes) -> None:
     receive(method, body)
-
-
-def _tag(frame: Any) -> int:
-    return int(frame.method.delivery_tag)
 
 
 if __name__ == "__main__":
