@@ -19,7 +19,9 @@ from redelivery.deadletters.trust import Targets, context_of
 from redelivery.formats import dialects
 from redelivery.formats.dialects import again
 
-THERE = Capabilities(send=Support.NATIVE, columns={"partition": int, "exchange": str}, routes=frozenset({"exchange"}))
+THERE = Capabilities(
+    send=Support.NATIVE, ids=Support.NATIVE, columns={"partition": int, "exchange": str}, routes=frozenset({"exchange"})
+)
 OPERATION = redrive_operation(Targets(allowed=("orders-*",)), 5)
 PLAIN = ErrorContext(reason="full", kind="permanent", code=Code.REJECTED, attempts=3, attempts_total=3, run="r")
 
@@ -85,6 +87,18 @@ def a_letter(message: Message, context: ErrorContext = PLAIN, dialect: str = "js
 def test_letters_are_sent_back_by_column_as_they_are_one_by_one(found: list[Letter]) -> None:
     expected, got = one_by_one(OPERATION, found), as_a_batch(OPERATION, found)
     assert list(map(whole, got)) == list(map(whole, expected))
+
+
+def test_a_letter_without_an_id_needs_a_look_only_where_an_id_arrives() -> None:
+    """Kafka has none: its letters would all be looked at one by one."""
+    batch = LetterBatch.of([a_letter(Message(value=b"v"), replace(PLAIN, message_id="order-7"))])
+    sent = sendable(OPERATION, batch, THERE).messages
+    assert sent is not None
+    assert sent.row(0).id == "order-7~~1"
+    without = replace(THERE, ids=Support.NONE)
+    nameless = sendable(OPERATION, batch, without).messages
+    assert nameless is not None
+    assert replace(sent.row(0), id=None) == nameless.row(0)
 
 
 @pytest.mark.parametrize("dialect", ["json", "connect"])

@@ -66,7 +66,7 @@ def sendable(operation: LetterOperation, letters: LetterBatch, there: Capabiliti
     stored = letters.messages
     plain: Sequence[again.Again | None] = [None] * len(letters)
     if operation.hop_limit is not None and not there.routes & stored.extra.keys():
-        plain = _plain(letters, operation.hop_limit)
+        plain = _plain(letters, operation.hop_limit, there)
     found = Sendable([], None)
     single: dict[int, Message] = {}
     going: list[int] = []
@@ -111,8 +111,12 @@ def mendable(
             yield index, why_left(letters.letter(index), there, targets, hop_limit, mended=True)
 
 
-def _plain(letters: LetterBatch, hop_limit: int) -> list[again.Again | None]:
-    """Return what letters are sent back with that need no look of their own."""
+def _plain(letters: LetterBatch, hop_limit: int, there: Capabilities) -> list[again.Again | None]:
+    """Return what letters are sent back with that need no look of their own.
+
+    A letter without an id gets one from its context, but not where no id arrives.
+    """
+    named = bool(there.ids or there.deduplicate)
     stored = letters.messages
     plain = again.plain(stored)
     ids = [None] * len(letters) if stored.id is None else stored.id.values
@@ -120,7 +124,11 @@ def _plain(letters: LetterBatch, hop_limit: int) -> list[again.Again | None]:
     for index, each in enumerate(plain):
         if (
             each is not None
-            and (each.hops >= hop_limit or ids[index] is None or (destinations and destinations[index] is not None))
+            and (
+                each.hops >= hop_limit
+                or (named and ids[index] is None)
+                or (destinations and destinations[index] is not None)
+            )
         ) or index in letters.contexts:
             plain[index] = None
     return plain
