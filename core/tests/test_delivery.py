@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from scripted import FakeClock, ScriptedBroker
+from scripted import FakeClock, ScriptedBroker, ScriptedSender
 
 from redelivery.contract.broker import Broker, Sender, Settled
 from redelivery.contract.message import Batch, Message
@@ -352,6 +352,27 @@ def test_an_engine_that_is_busy_with_many_letters_is_not_taken_for_a_plugin_that
         delivery._longest_call = 150 * slow
         delivery.write(batch(*names))
         assert delivery.finish().dead_lettered == len(names)
+
+
+def test_rows_that_went_at_their_second_attempt_make_room_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the broker answers at once, so that nothing is in flight between the engine's turns."""
+    monkeypatch.setattr(module, "_TICK", 5.0)
+    names = [f"m{n}" for n in range(5)]
+    lent = Lent(work=scripted(**{name: ["retriable"] for name in names}))
+    began = time.monotonic()
+    spec = DeliverySpec(retry=1, backoff_policy="linear", backoff_delay=timedelta(0))
+    bounds, origin, collect = Bounds(waiting_records=1), Origin(run="r"), ScriptedSender.collect
+    with Delivery.open("scripted:work", spec, origin=origin, bounds=bounds, connection_factory=lent) as delivery:
+
+        def collect_with_more_to_come(sender: ScriptedSender, wait: float) -> Sequence[Settled]:
+            until(lambda: delivery._inbox or delivery._finishing)
+            return collect(sender, wait)
+
+        monkeypatch.setattr(ScriptedSender, "collect", collect_with_more_to_come)
+        for name in names:
+            delivery.write(batch(name))
+        assert delivery.finish().delivered == len(names)
+    assert time.monotonic() - began < 5.0
 
 
 def test_who_does_not_return_is_named_and_a_slow_opening_is_no_hang(monkeypatch: pytest.MonkeyPatch) -> None:
