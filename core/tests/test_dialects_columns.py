@@ -267,6 +267,31 @@ def test_hostile_letters_are_read_by_column_as_row_by_row(batch: Batch, names: l
     assert_signed(batch)
 
 
+attributes = st.fixed_dictionaries(
+    {"specversion": st.sampled_from([b"1.0", b"1.0", b"2"]), "source": st.sampled_from([b"/s", b""])},
+    optional={
+        "id": st.sampled_from([b"1", b"2", b"", b"\xff", None]),
+        "type": st.just(b"t"),
+        "time": st.sampled_from(
+            [b"2024-01-31T12:00:00Z", b"2024-01-31T12:00:00", b"2024-02-31T12:00:00Z", b"", b"\xff"]
+        ),
+        "subject": st.sampled_from([b"s", b""]),
+        "Odd-name": st.just(b"x"),
+    },
+)
+
+
+@given(st.lists(st.tuples(attributes, st.sampled_from([(), (("content-type", b""),), (("ce-id", b"3"),)])), min_size=1))
+def test_events_in_headers_are_recognised_by_column_as_row_by_row(
+    found: list[tuple[dict[str, bytes | None], Any]],
+) -> None:
+    rows = [
+        Message(value=b"{", headers=(*((f"ce-{name}", value) for name, value in given.items()), *more))
+        for given, more in found
+    ]
+    assert events.events_in(Batch.of(rows)) == [events.event_in(each) is not None for each in rows]
+
+
 natives = st.none() | st.sampled_from(
     [
         ErrorContext(kind="expired"),

@@ -233,6 +233,14 @@ def event_in(message: Message) -> CloudEvent | None:
         return None
 
 
+def is_valid_text(name: str, text: bytes) -> bool:
+    """Return whether an event in headers may have this id, or this time."""
+    try:
+        return bool(_moment(text.decode()) if name == "time" else text.decode())
+    except (ValueError, Permanent):
+        return False
+
+
 def is_json(content_type: str | None) -> bool:
     """Whether data of this type is JSON; data without a type is JSON."""
     return bool(_JSON_TYPE.match(content_type or JSONFormat.DEFAULT_CONTENT_TYPE))

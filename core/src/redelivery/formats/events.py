@@ -9,7 +9,7 @@ import base64
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, date, datetime, time
 from functools import singledispatch
@@ -34,6 +34,7 @@ from redelivery.formats.cloudevents import (
     from_json,
     is_json,
     is_structured,
+    is_valid_text,
     prefix_in,
     rfc3339,
     to_binary,
@@ -77,6 +78,9 @@ UNDELIVERABLE: Final = "redelivery.undeliverable"
 #: The extension attribute that holds what an event alone would lose of its message.
 _ENVELOPE: Final = "redeliverymessage"
 _REASON_CHARACTERS: Final = 1024
+#: An id and a time that are valid.
+_ANY_ID: Final = b"1"
+_ANY_TIME: Final = b"2000-01-01T00:00:00Z"
 #: Characters that a path may hold besides letters and digits; not ":", before which a scheme would be.
 _SAFE: Final = "/._~!$&'()*+,;=@-"
 
@@ -154,7 +158,7 @@ def reformat(message: Message, event_format: EventFormat, prefix: str | None) ->
 def reformat_all(batch: Batch, event_format: EventFormat, prefix: str | None) -> Batch:
     """Return each message as `reformat` returns it."""
     changes = Changes(batch)
-    for row in _perhaps_events(batch):
+    for row, *_ in _perhaps_events(batch):
         message = batch.row(row)
         new = reformat(message, event_format, prefix)
         if new is not message:
@@ -165,21 +169,50 @@ def reformat_all(batch: Batch, event_format: EventFormat, prefix: str | None) ->
 def events_in(batch: Batch) -> list[bool]:
     """Return whether each message is an event, in either mode."""
     found = [False] * len(batch)
-    for row in _perhaps_events(batch):
-        found[row] = event_in(batch.row(row)) is not None
+    known: dict[Headers, bool] = {}
+    for row, headers, prefix, typed in _perhaps_events(batch):
+        if prefix is None or (typed and is_structured(Message(value=None, headers=headers))):
+            found[row] = event_in(batch.row(row)) is not None
+        else:
+            found[row] = _is_binary_event(headers, prefix, known)
     return found
 
 
-def _perhaps_events(batch: Batch) -> list[int]:
-    """Return the rows that may be events, by the names of their headers."""
-    names = names_of(headers_of(batch))
-    may = {
-        each
-        for each in set(names)
-        if CONTENT_TYPE in map(str.lower, each)
-        or prefix_in(Message(value=None, headers=tuple((name, None) for name in each)))
-    }
-    return [row for row, each in enumerate(names) if each in may] if may else []
+def _is_binary_event(headers: Headers, prefix: str, known: dict[Headers, bool]) -> bool:
+    """Return whether `event_in` returns an event of headers with this prefix, whatever the body is.
+
+    Each attribute is valid or not, whatever the others are. Those that differ by event, its id and time, are looked at
+    alone; the others only once.
+
+    Args:
+        headers: of the message.
+        prefix: theirs.
+        known: what is known of headers, with the same id and time in all.
+    """
+    own = {f"{prefix}id": _ANY_ID, f"{prefix}time": _ANY_TIME}
+    alike = tuple([(n, own.get(n, value)) for n, value in headers if n.startswith(prefix) or n.lower() == CONTENT_TYPE])
+    if alike not in known:
+        known[alike] = event_in(Message(value=None, headers=alike)) is not None
+    if not known[alike]:
+        return False
+    return all(is_valid_text(name.removeprefix(prefix), value or b"") for name, value in headers if name in own)
+
+
+def _perhaps_events(batch: Batch) -> Iterator[tuple[int, Headers, str | None, bool]]:
+    """Return the rows that may be events by the names of their headers.
+
+    Each with its headers, the prefix of an event in headers (`prefix_in`), and whether it has a content type.
+    """
+    every = headers_of(batch)
+    names = names_of(every)
+    shapes: dict[tuple[str, ...], tuple[str | None, bool]] = {}
+    for each in set(names):
+        bare = Message(value=None, headers=tuple((name, None) for name in each))
+        shapes[each] = prefix_in(bare), CONTENT_TYPE in map(str.lower, each)
+    for row, each in enumerate(names) if any(map(any, shapes.values())) else ():
+        prefix, typed = shapes[each]
+        if prefix is not None or typed:
+            yield row, every[row], prefix, typed
 
 
 def source_of(message: Message) -> str | None:
