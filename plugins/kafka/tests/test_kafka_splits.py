@@ -105,6 +105,29 @@ class TestKafkaSplits(Statements):
             batches = [batch for split in letters.splits(bare) for batch in letters.read(split, bare)]
             assert {batch.messages.headers for batch in batches} == {None}, "headers were decoded"
 
+    @pytest.mark.parametrize("dated", ["LogAppendTime", "CreateTime"])
+    def test_a_time_bounds_what_is_read_where_brokers_date_letters(self, subject: Subject, dated: str) -> None:
+        """Elsewhere a record's time is that of the message that died: all letters are read."""
+        topic = f"{subject.place.topic}-dead-letters"  # type: ignore[attr-defined]
+        real(subject).make(topic, 2, **{"retention.ms": "-1", "message.timestamp.type": dated})  # type: ignore[arg-type]
+        moments = []
+        for first in (0, 20, 40):
+            moments.append(time.time_ns() // 1_000_000)
+            filled(subject, topic, range(first, first + 20), 2)
+            end = time.monotonic() + 0.02
+            while time.monotonic() < end:
+                pass
+        with subject.broker.dead_letters() as letters:
+            for wanted, expected in (
+                (Wanted(since_ms=moments[1]), range(20, 60)),
+                (Wanted(until_ms=moments[2]), range(40)),
+                (Wanted(since_ms=moments[1], until_ms=moments[2]), range(20, 40)),
+                (Wanted(since_ms=moments[2] + 3_600_000), range(0)),
+                (Wanted(since_ms=-5, until_ms=1 << 65), range(60)),
+            ):
+                found = sorted(values(read(letters, letters.splits(wanted), wanted)))
+                assert found == (list(expected) if dated == "LogAppendTime" else list(range(60)))
+
     def test_the_marks_of_transactions_and_what_was_aborted_end_no_split_early(self, subject: Subject) -> None:
         topic = made(subject, 1)
         producer = Producer({"bootstrap.servers": real(subject).bootstrap, "transactional.id": topic})

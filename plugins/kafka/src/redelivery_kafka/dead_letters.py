@@ -113,6 +113,8 @@ class KafkaDeadLetters(Resource, DeadLetters):
                 low, high = max(low, min(offsets)), min(high, max(offsets) + 1)
             if low < high:
                 ranges.append(Range(part.number, low, high))
+        if wanted.since_ms is not None or wanted.until_ms is not None:
+            ranges = self._within(ranges, wanted)
         if not wanted.removing:  # what is removed of a partition is one state, which two readers would write over
             ranges = cut(ranges, wanted.readers)
         return [split_text(self._address.topic, each) for each in ranges]
@@ -188,6 +190,20 @@ class KafkaDeadLetters(Resource, DeadLetters):
             high = state.high if before is None else min(state.high, before.offsets.get(number, 0))
             ranges.append(Range(number, min(low, max(high, 0)), max(high, 0)))
         return ranges
+
+    def _within(self, ranges: Sequence[Range], wanted: Wanted) -> list[Range]:
+        """Return what of ranges may be of the time that is wanted: all of it, unless brokers dated the letters."""
+        found: list[Range] = []
+        with self._consumer("reading") as consumer:
+            reader = LetterReader(consumer, self._address.topic, self.doing("reading"))
+            for at, each in enumerate(ranges):
+                if not (reader.is_dated(each.number, each.low) and reader.is_dated(each.number, each.high - 1)):
+                    return [*found, *ranges[at:]]  # a topic's setting: the others are as this one
+                low = each.low if wanted.since_ms is None else reader.first_at(each, wanted.since_ms)
+                high = each.high if wanted.until_ms is None else reader.first_at(each, wanted.until_ms)
+                if low < high:
+                    found.append(Range(each.number, low, high))
+        return found
 
     def _parse_cursor(self, text: str) -> Cursor:
         try:

@@ -16,6 +16,7 @@ from confluent_kafka import (
     TIMESTAMP_LOG_APPEND_TIME,
     TIMESTAMP_NOT_AVAILABLE,
     Consumer,
+    KafkaException,
     Message,
     TopicPartition,
 )
@@ -38,6 +39,9 @@ _SILENCE: Final = 20.0
 #: Seconds that one call waits for records; and how many the first call takes, whose size is unknown yet.
 _WAIT: Final = 0.1
 _FIRST: Final = 200
+#: Above every time that brokers keep.
+_LATEST_MS: Final = (1 << 63) - 1
+_BARE: Final = Wanted(columns=frozenset())
 #: Letters of a batch of which one has its headers measured.
 _SAMPLE: Final = 16
 
@@ -82,6 +86,20 @@ class LetterReader:
                     chosen = [each for each in chosen if each.key() == wanted.key]
                 if chosen:
                     yield letters(self._topic, part.number, chosen, wanted)
+
+    def is_dated(self, number: int, offset: int) -> bool:
+        """Return whether a record exists at this offset, and its time is that of the broker that stored it."""
+        found = self.read(Range(number, offset, offset + 1), OffsetMap(0), _BARE)
+        return any(batch.dead_lettered_ms is not None for batch in found)
+
+    def first_at(self, part: Range, moment_ms: int) -> int:
+        """Return the first offset of a range whose record has this time or a later one; its end if none has."""
+        asked = TopicPartition(self._topic, part.number, min(max(0, moment_ms), _LATEST_MS))
+        with while_reading(self._doing):
+            (found,) = self._consumer.offsets_for_times([asked], timeout=_REQUEST)
+            if found.error is not None:
+                raise KafkaException(found.error)
+        return part.high if found.offset < 0 else min(max(part.low, found.offset), part.high)
 
     def _records(self, part: Range) -> Iterator[Sequence[Any]]:
         """Yield the records of a range in pieces, without the client's events."""
