@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import json
+
+import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as f
+from pyspark.sql import types as t
 
+from redelivery.contract.letters import Wanted
+from redelivery.deadletters.parts import Leader, Part
+from redelivery.deadletters.redrive import RedriveSettings
 from redelivery.errors import ConfigurationError
 from redelivery.registry import connect
 from redelivery.spark import deliver, rows
+from redelivery.spark.job import Job
+from redelivery.spark.options import read_write_options
+from redelivery.spark.redrive_tasks import Work, letters_of, letters_schema, send_rows
 
 pytest.importorskip("redelivery_sqlite")
 
@@ -123,3 +133,30 @@ def test_what_an_earlier_run_has_sent_is_not_mended_again(spark, place):
         journal.sent({each.position: digest(each) for each in found[5:10]})
     report = place.redrive(spark, mend=lambda letters: letters)
     assert (report.resumed, report.redriven, len(place.sent), place.letters) == (5, 15, 15, [])
+
+
+@pytest.mark.parametrize("noted", [0, 7, 30])
+def test_a_task_that_is_started_again_sends_only_what_it_had_not_sent(place, noted):
+    place.bury(30)
+    work = Work(
+        url=place.url, sink=None, to=None, options={}, key=None, where=(), spec=None, hop_limit=5, allow_targets=(),
+        shared_mount=False, settings=RedriveSettings(rate=100),
+    )  # fmt: skip
+    with work.opened() as letters, Leader(place.journal, letters.place, "r") as leader:
+        wanted = Wanted(removing=True)
+        plan = [Part(run="r", number=0, splits=letters.splits(wanted), wanted=wanted, folder=leader.folder)]
+        rows = list(letters_of(work, plan, [pa.record_batch([pa.array([0])], names=["id"])]))
+        settings = read_write_options({"url": place.url})
+        body = [each for each in rows[0].schema.names if each not in ("_error", "_position")]
+        rows = [each.select([*body, "_position"]) for each in rows]
+        layout = Job.plan(
+            settings, t.StructType([each for each in letters_schema(place.url) if each.name in body])
+        ).layout
+        if noted:
+            list(send_rows(work, plan, layout, [each.slice(0, noted) for each in rows]))
+        assert len(place.sent) == noted
+        (answer,) = send_rows(work, plan, layout, rows)
+    _, report, settled = json.loads(answer.column(0)[0].as_py())
+    assert (report["redriven"], report["removed"], report["considered"], settled) == (30, 30, 30, [])
+    assert sorted(name for name, _ in place.sent) == sorted(f"n{at}~1" for at in range(30))
+    assert place.letters == []

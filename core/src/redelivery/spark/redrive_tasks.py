@@ -251,11 +251,11 @@ class _RowsOfPart:
         marks = piece.column(piece.num_columns - 1).to_pylist()
         must = mended.must_send(marks)
         self._count(marks)
+        if not any(must):
+            return
         if not all(must):
             piece = piece.take([index for index, each in enumerate(must) if each])
             marks = list(itertools.compress(marks, must))
-        if not marks:
-            return
         confirmed = [False] * len(marks)
         batch, rejected = encoder.encode(piece.select(range(piece.num_columns - 1)))
         first = encoder.position - len(marks)
