@@ -47,6 +47,9 @@ _TRACE: Final = ("exception",)
 #: An outline holds at most so many values; a plan holds so many outlines, and gives up after so many failures.
 _VALUES: Final = 200
 _OUTLINES: Final = 8
+#: Fewer letters that look alike are not worth a plan: it takes as long as to read so many, and anyone may write letters
+#: that look like no other.
+_FEWEST: Final = 8
 #: Plans are kept for markers and names of so many bytes or characters.
 _LARGEST: Final = 4096
 
@@ -72,7 +75,7 @@ def read_columns(
         first = every[rows[0]]
         if _says_nothing(first, foreign):
             continue
-        plan = _plan_of(first, wanted)
+        plan = _plan_of(first, wanted) if len(rows) >= _FEWEST else None
         left = rows if plan is None else plan.fill(columns, rows, every)
         for row in left:
             context = alone(batch.row(row)) or ErrorContext()
@@ -102,7 +105,7 @@ def _plan_of(headers: Headers, wanted: tuple[str, ...]) -> _Plan | None:
     return _plan(names, found[1], wanted, structured=is_structured(Message(value=None, headers=headers)))
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=128)
 def _plan(names: tuple[str, ...], marker: Marker, wanted: tuple[str, ...], *, structured: bool) -> _Plan | None:
     documents = [at for at, name in enumerate(names) if name in CONTEXT and name in marker.headers]
     in_body = marker.attributes or (structured and any(each.extensions for each in known_dialects(marker)))

@@ -10,12 +10,16 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from typing import Final
 
 from redelivery.contract.message import Batch, Headers, Message
 from redelivery.formats.cloudevents import is_structured
 from redelivery.formats.dialects import _marker
 from redelivery.formats.dialects._reader import forms_of, is_letter, matters
 from redelivery.formats.rows import Changes, picker
+
+#: Fewer messages that look alike are not worth more than a look at each.
+_FEWEST: Final = 3
 
 
 def restored(batch: Batch, restore: Callable[[Message], Message]) -> Batch:
@@ -25,10 +29,13 @@ def restored(batch: Batch, restore: Callable[[Message], Message]) -> Batch:
     for row, form in enumerate(forms_of(changes.before)):
         alike[form].append(row)
     for rows in alike.values():
-        way = _way(changes.before[rows[0]], restore)
+        way = _way(changes.before[rows[0]], restore) if len(rows) >= _FEWEST else None
         if way is None:
             for row in rows:
-                changes.put(row, restore(batch.row(row)))
+                message = batch.row(row)
+                new = restore(message)
+                if new is not message:
+                    changes.put(row, new)
         elif not way.same:
             grown = way.grown(changes.before[rows[0]])  # others differ little
             changes.fill(rows, [way.of(changes.before[row]) for row in rows], None, grown * len(rows))
