@@ -89,7 +89,7 @@ def _bounded_texts(name: str, values: Sequence[Any]) -> tuple[Sequence[Any], lis
         changed[""] = None
     if not changed:
         return values, []
-    cut = {old for old, whole, new in zip(texts, safe, short, strict=True) if whole != new}
+    cut = {old for old, whole, new in zip(texts, safe, short, strict=True) if whole != (new or "")}
     column = [changed.get(value, value) if isinstance(value, str) else value for value in values]
     return column, [row for row, value in enumerate(values) if isinstance(value, str) and value in cut]
 
