@@ -22,7 +22,7 @@ from redelivery.formats.dialects import DeliveryHistory
 from redelivery.sending.group import Group, Origin, joined
 
 #: Letters that are made at a time: the engine shows that it is alive in between.
-_PIECE: Final = 1000
+_PIECE: Final = 3000
 _NONE: Final = DeliveryHistory()
 
 
