@@ -27,7 +27,6 @@ from redelivery.base.urls import (
 from redelivery.contract.broker import BrokerPlugin
 from redelivery.contract.hooks import GROUP
 from redelivery.contract.spec import NATIVE, DeliverySpec
-from redelivery.deadletters.selection import Selection
 from redelivery.errors import ConfigurationError, InvalidSpec
 from redelivery.formats import signing
 from redelivery.formats.specs import options as forms
@@ -250,8 +249,6 @@ def read_read_options(options: Mapping[str, str], *, stream: bool = True) -> Rea
         raise ConfigurationError(f"{plugin.name!r} places cannot be browsed, so their dead letters cannot be read")
     mine = {**client, **{name.removeprefix(SINK_PREFIX): value for name, value in sink_client.items()}}
     known = _known(known_options, plugin)
-    where = tuple(each for each in own.get("where", "").splitlines() if each.strip())
-    Selection.parse(*where)
     return ReadSettings(
         url=url,
         direct=direct,
@@ -259,7 +256,7 @@ def read_read_options(options: Mapping[str, str], *, stream: bool = True) -> Rea
         run=own.get("run"),
         since_ms=_moment_ms(own, "since"),
         until_ms=_moment_ms(own, "until"),
-        where=where,
+        where=_conditions(own.get("where", "")),
         columns=_names(own.get("columns", "")),
         readers=_count(own, "minPartitions", max(_LEAST_READERS, 2 * (os.cpu_count() or 1))),
         keys=signing.references(own.get("letterKey")),
@@ -468,6 +465,16 @@ def _count(own: Mapping[str, str], name: str, default: int) -> int:
     if not re.fullmatch(r"[0-9]{1,15}", text) or int(text) == 0:
         raise ConfigurationError(f"{name} must be a whole number above 0, not {text!r}")
     return int(text)
+
+
+def _conditions(text: str) -> tuple[str, ...]:
+    """Return the conditions of a text, one a line. Raises ConfigurationError."""
+    conditions = tuple(each for each in text.splitlines() if each.strip())
+    if conditions:
+        from redelivery.deadletters.selection import Selection  # noqa: PLC0415 - a write has none
+
+        Selection.parse(*conditions)
+    return conditions
 
 
 def _names(text: str) -> tuple[str, ...]:
