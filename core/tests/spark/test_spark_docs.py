@@ -16,10 +16,16 @@ ROOT = Path(__file__).resolve().parents[3]
 DOCUMENTS = Sybil(parsers=[PythonCodeBlockParser()])
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/streaming.md"])
-def test_the_code_of_a_document_runs(name, spark, tmp_path):
+@pytest.mark.parametrize("name", ["README.md", "docs/streaming.md", "docs/the_day_after_an_outage.md"])
+def test_the_code_of_a_document_runs(name, spark, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     url = f"sqlite://{tmp_path}/orders.db?queue=orders"
     assert deliver(spark.sql("SELECT 'paid' AS value, 'order-42' AS id"), url).delivered == 1
+    bad = spark.sql(
+        "SELECT 't' AS type, '/s' AS source, STRING(NULL) AS subject, id AS number, 'a' AS sku FROM range(3)"
+    )
+    if "outage" in name:
+        deliver(bad, url, deadLetterSink="native", requireAttributes="subject")
     text = (ROOT / name).read_text(encoding="utf-8")
     for folder in ("/tmp/", "/var/lib/"):  # noqa: S108 - as the documents write it
         text = text.replace(folder, f"{tmp_path}/")
@@ -30,6 +36,7 @@ def test_the_code_of_a_document_runs(name, spark, tmp_path):
     document.namespace.update(
         spark=spark,
         url=url,
+        schema=bad.schema,
         events=stream,
         df=stream.selectExpr("value", "int(value) - 3 AS amount"),
         checkpoint=str(tmp_path / "checkpoint"),
