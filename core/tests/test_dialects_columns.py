@@ -423,6 +423,13 @@ def test_rows_that_exceed_a_limit_are_cut_and_others_are_not() -> None:
     assert [each is not None and each.truncated for each in said] == [False, False, False, True, False]
 
 
+def test_numbers_that_header_text_does_not_give_back_are_in_json_too() -> None:
+    varying = {"source_offset": [10**18 + row for row in range(5)]}
+    options: dict[str, Any] = {"dialect": "connect", "limits": Limits(), "prefix": None}
+    letters = dialects.attach_all(plain_rows(), CONTEXT, varying, **options)
+    assert_equal(letters, row_by_row(plain_rows(), CONTEXT, varying, **options))
+
+
 def test_a_long_stack_trace_of_one_row_does_not_mark_those_without_any_as_cut() -> None:
     varying = {"stacktrace": ["", "frame\n" * 400, None, "", ""]}
     options: dict[str, Any] = {"dialect": "connect", "limits": Limits(), "prefix": None}
