@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
@@ -21,6 +22,7 @@ from redelivery.contract.message import Batch, Header, Message
 from redelivery.deadletters.trust import context_of, contexts_of
 from redelivery.formats import dialects, events, identity
 from redelivery.formats.dialects import _columns, _read_columns, _restoring
+from redelivery.formats.dialects._writer import CONTEXT as CONTEXTS
 
 KEY = b"a key that nobody else has"
 CONTEXT = ErrorContext(
@@ -403,6 +405,20 @@ def test_usual_letters_are_not_read_one_by_one(
     monkeypatch.setattr(Batch, "row", None)
     found = dialects.read_all(letters, names)
     assert found == {name: [getattr(each, name) for each in contexts] for name in names or ALL_FIELDS}
+
+
+def test_names_that_somebody_chose_to_be_long_are_neither_compiled_nor_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    letters = dialects.attach_all(plain_rows(), CONTEXT, {}, dialect="json", limits=Limits(), prefix=None)
+    ours = [(name, value or b"") for name, value in letters.row(0).headers]
+    swollen = [
+        (name, b'{"%b":1,' % (b"k" * 100_000) + value[1:] if name in CONTEXTS else value) for name, value in ours
+    ]
+    batch = Batch.of([Message(value=b"v", headers=tuple(swollen))] * 20)
+    compiled: list[bytes] = []
+    compile_ = re.compile
+    monkeypatch.setattr(_read_columns.re, "compile", lambda said, *more: compiled.append(said) or compile_(said, *more))
+    assert dialects.read_all(batch, ["reason"]) == {"reason": ["refused"] * 20}
+    assert not [each for each in compiled if len(each) > 50_000]
 
 
 def test_a_batch_of_letters_is_the_same_batch_otherwise() -> None:

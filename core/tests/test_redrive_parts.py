@@ -105,6 +105,19 @@ def test_a_part_that_outlives_its_leader_keeps_the_next_one_waiting_and_stops(tm
         PartJournal(part, PLACE)
 
 
+def test_a_part_that_begins_after_its_leader_was_killed_gives_way_to_a_run_of_one_process(tmp_path: Path) -> None:
+    here = DeadLetterSetup(letter("a"))
+    leader = Leader(tmp_path / "journal", PLACE, "r")
+    part = part_of(leader)
+    leader._journal.close()  # killed: nothing else happens
+    with Journal(tmp_path / "journal", PLACE) as journal:
+        with here.dlq() as dlq:
+            assert dlq.redrive(journal=journal).redriven == 1
+        assert part.must_stop()
+        with pytest.raises(JournalError, match=r"another one of .* has begun"):
+            PartJournal(part, PLACE)
+
+
 def test_a_part_is_in_one_process_only(tmp_path: Path) -> None:
     with Leader(tmp_path / "journal", PLACE, "r") as leader, PartJournal(part_of(leader), PLACE):
         with pytest.raises(JournalError, match="in use"):

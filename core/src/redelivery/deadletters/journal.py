@@ -26,6 +26,8 @@ _MARK: Final = 0x72644C67
 _BUSY: Final = 0.5
 #: How the name of a journal of one process ends.
 PART: Final = ".db"
+#: How the name of the file ends that lives as long as the leader of a shared redrive does.
+CONTROL: Final = ".run"
 
 
 def default_path(source: str) -> Path:
@@ -162,8 +164,22 @@ class Journal:
         Raises:
             ConfigurationError, JournalError: the file is damaged, or a process of a shared redrive still runs.
         """
+        self.disown()
         self.absorb()
         return self.noted()
+
+    def disown(self) -> None:
+        """Let processes of an earlier shared redrive see that it is over, also those that have not begun yet.
+
+        Raises:
+            JournalError: the folder where they meet cannot be written.
+        """
+        try:
+            for path in parts_folder(self.path).glob(f"*{CONTROL}"):
+                path.unlink(missing_ok=True)
+        except OSError as error:
+            folder = str(parts_folder(self.path))
+            raise JournalError(f"the folder {folder!r} of an earlier redrive cannot be written: {error}") from error
 
     def noted(self) -> dict[str, str]:
         """Return what this file alone holds. Raises JournalError."""

@@ -20,7 +20,7 @@ from typing import Final, Self
 
 from redelivery.base.files import make_private, make_private_folder
 from redelivery.contract.broker import DeadLetters, Letter, LetterBatch, Wanted
-from redelivery.deadletters.journal import PART, Journal, parts_folder
+from redelivery.deadletters.journal import CONTROL, PART, Journal, parts_folder
 from redelivery.deadletters.redrive import RedriveReport
 from redelivery.errors import JournalError
 
@@ -30,8 +30,6 @@ log = logging.getLogger("redelivery.redriving")
 _ORPHANS: Final = 30.0
 #: Seconds between two reports of a part.
 _REPORT: Final = 0.5
-#: How the name of the file ends that lives as long as its leader does. It holds why all must stop, if they must.
-_CONTROL: Final = ".run"
 _PROGRESS: Final = ".json"
 
 
@@ -173,9 +171,9 @@ class Leader:
         self._journal = Journal(journal, source)
         try:
             make_private_folder(self.folder)
-            for pattern in (f"*{_CONTROL}", f"*{_PROGRESS}"):  # first: parts of a dead leader see that it is gone
-                for path in self.folder.glob(pattern):
-                    path.unlink(missing_ok=True)
+            self._journal.disown()  # first: parts of a dead leader see that it is gone
+            for path in self.folder.glob(f"*{_PROGRESS}"):
+                path.unlink(missing_ok=True)
             self._journal.absorb(wait=_ORPHANS)
             self.earlier = self._journal.noted()
             make_private(self._control)
@@ -189,7 +187,7 @@ class Leader:
 
     @property
     def _control(self) -> Path:
-        return self.folder / f"{self._run}{_CONTROL}"
+        return self.folder / f"{self._run}{CONTROL}"
 
     def stop(self, reason: str) -> None:
         """Make all parts stop after the letters in flight are settled."""
@@ -239,7 +237,7 @@ class Leader:
 def _control(folder: Path, run: str) -> str | None:
     """Return why all parts must stop, "" where they need not; None where the leader has gone."""
     try:
-        return (folder / f"{run}{_CONTROL}").read_text(encoding="utf-8")
+        return (folder / f"{run}{CONTROL}").read_text(encoding="utf-8")
     except FileNotFoundError:
         return None
     except OSError as error:

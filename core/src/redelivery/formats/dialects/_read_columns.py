@@ -50,6 +50,8 @@ _OUTLINES: Final = 8
 #: Fewer letters that look alike are not worth a plan: it takes as long as to read so many, and anyone may write letters
 #: that look like no other.
 _FEWEST: Final = 8
+#: A longer outline would hold names that somebody chose to be long; it is kept, and takes long to compile. Bytes.
+_LONGEST: Final = 16_384
 #: Plans are kept for markers and names of so many bytes or characters.
 _LARGEST: Final = 4096
 
@@ -248,7 +250,10 @@ def _outlined(document: bytes, wanted: Sequence[str], *, whole: bool) -> _Outlin
         if whole and "stacktrace" not in form[json_context.OURS]:
             paths[_TRACE] = "stacktrace"
         drawing = _Drawing({path: name for path, name in paths.items() if name in wanted})
-        match = re.compile(drawing.draw(form, ())).fullmatch
+        pattern = drawing.draw(form, ())
+        if len(pattern) > _LONGEST:
+            return None
+        match = re.compile(pattern).fullmatch
     except (ValueError, RecursionError):
         return None
     if match(document) is None:
