@@ -126,6 +126,8 @@ class LetterScan:
             connection_factory(settings.url, settings.client) as broker,
             broker.dead_letters(direct=settings.direct) as letters,
         ):
+            if not broker.capabilities.splits:  # may show its letters in another order each time: one look must do
+                partition = replace(partition, wanted=replace(partition.wanted, columns=None))
             made = LetterColumns(self.columns, Targets(allowed=settings.allow_targets), broker.capabilities)
             selected = Selected(settings, self.now_ms)
             for batch in self._batches(Verified(letters, keys), partition, made):
