@@ -385,10 +385,37 @@ def test_what_cannot_be_written_leaves_nothing_of_its_batch(tmp_path, broker, mo
         with monkeypatch.context() as patch:
             patch.setattr(lines_module.os, "write", write)
             assert send(sender, 2, 3) == [Retriable] * 2
+            calls.clear()
+            assert send(sender, 2, 3) == [Retriable] * 2
+        assert len(files(tmp_path)) == 1
         assert not send(sender, 4, 5)
-    assert len(files(tmp_path)) == 1
     with broker.dead_letters() as letters:
         assert shown(letters) == [0, 1, 4, 5]
+
+
+def test_letters_that_were_seen_of_a_torn_batch_share_no_position_with_later_ones(tmp_path, broker, monkeypatch):
+    real, seen = os.write, []
+
+    def write(fd: int, data: bytes) -> int:
+        if seen:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written = real(fd, bytes(data)[: bytes(data).index(b"\n") + 9])
+        seen.extend(letters.browse())
+        return written
+
+    with broker.dead_letters() as letters:
+        for kept in ([], [0]):
+            with broker.sender() as sender:
+                assert not kept or not send(sender, *kept)
+                with monkeypatch.context() as patch:
+                    patch.setattr(lines_module.os, "write", write)
+                    assert send(sender, 1, 2) == [Retriable] * 2
+                assert not send(sender, 3)
+            assert b"1" in [each.message.value for each in seen]
+            assert letters.remove([each.position for each in seen if each.message.value == b"1"]) == 0
+            assert shown(letters) == [*kept, 3]
+            letters.purge()
+            seen.clear()
 
 
 def test_a_batch_that_cannot_be_synced_is_ambiguous_and_the_next_goes_to_another_file(tmp_path, broker, monkeypatch):

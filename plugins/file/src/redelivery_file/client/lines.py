@@ -79,10 +79,7 @@ class LinesWriter:
             try:
                 _write(self._fd, data)
             except OSError:
-                try:
-                    os.ftruncate(self._fd, self._size)
-                except OSError:
-                    self._abandon()  # what it has of this batch may be torn: nothing may follow
+                self._take_back()
                 raise
             self._size += len(data)
             self._count += len(letters)
@@ -111,6 +108,18 @@ class LinesWriter:
         if self._fd >= 0:
             self._abandon()
             Lines(self._folder, self._name).delete_if_removed()
+
+    def _take_back(self) -> None:
+        """Take back the torn batch, and end the file.
+
+        Its first lines may have been read, to be removed later: no other letters may ever be in their place.
+        """
+        with contextlib.suppress(OSError):
+            if self._size:
+                os.ftruncate(self._fd, self._size)
+            else:
+                os.unlink(self._name, dir_fd=self._folder.fd)
+        self._end()
 
     def _abandon(self) -> None:
         fd, self._fd = self._fd, -1
