@@ -123,3 +123,15 @@ def test_a_field_that_hides_behind_an_escape_is_looked_at() -> None:
     letter = replace(letter, message=replace(letter.message, headers=hidden))
     assert context_of(letter).target == "elsewhere"
     assert again.plain(LetterBatch.of([letter]).messages) == [None]
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32-be"])
+def test_a_field_that_hides_in_another_encoding_is_looked_at(encoding: str) -> None:
+    letter = a_letter(Message(value=b"v", id="a"), replace(PLAIN, target="elsewhere"))
+    hidden = tuple(
+        (name, value.decode().encode(encoding) if value and b'"target"' in value else value)
+        for name, value in letter.message.headers
+    )
+    letter = replace(letter, message=replace(letter.message, headers=hidden))
+    assert context_of(letter).target == "elsewhere"
+    assert again.plain(LetterBatch.of([letter]).messages) == [None]

@@ -16,8 +16,9 @@ from redelivery.formats.dialects._marker import Marker
 from redelivery.formats.dialects._writer import CONTEXT
 
 #: Fields of a context that go into the message that is sent, and how a text may spell them by escapes: what holds one
-#: of these is not plain. (One regular expression takes several times as long.)
-_MATTERS: Final = (b'"target"', b'"extra"', b'"maybe_delivered"', b"\\u00")
+#: of these is not plain. (One regular expression takes several times as long.) JSON in UTF-16 or UTF-32, which is read
+#: too, has NULs.
+_MATTERS: Final = (b'"target"', b'"extra"', b'"maybe_delivered"', b"\\u00", b"\0")
 _PLAIN_DIALECTS: Final = frozenset({"json", "connect"})
 
 
@@ -58,7 +59,7 @@ def plain(batch: Batch) -> list[Again | None]:
         return [None] * len(batch)
     markers: dict[tuple[str, ...], int | None] = {}
     plans: dict[tuple[tuple[str, ...], bytes | None], _Plan | None] = {}
-    target, extra, maybe, escape = _MATTERS
+    target, extra, maybe, escape, null = _MATTERS
     found: list[Again | None] = []
     for headers in batch.headers.values:
         names = tuple([name for name, _ in headers])
@@ -77,7 +78,7 @@ def plain(batch: Batch) -> list[Again | None]:
             continue
         for index in plan.contexts:
             text = headers[index][1] or b""
-            if target in text or extra in text or maybe in text or escape in text:
+            if target in text or extra in text or maybe in text or escape in text or null in text:
                 found.append(None)
                 break
         else:
