@@ -391,7 +391,8 @@ class DeadLetterQueue:
                 clock=self._connector.clock,
                 follow=follow,
                 partial=self._broker.capabilities.browse is Support.LOWER_BOUND,
-                splits=bool(self._broker.capabilities.splits),
+                # A broker that cannot look without taking holds a batch only for some time.
+                batches=bool(self._broker.capabilities.splits) or settings.rate is None,
             )
             return transfer.run(letter_sender)
 

@@ -145,7 +145,7 @@ class Transfer:
         journal: remembers letters that were sent and not yet removed; None: no journal.
         follow: look again after so many seconds, until stopped; None: look once.
         partial: the queue shows some letters only when earlier ones are gone.
-        splits: letters are read in batches; False: one by one, as a batch may take long to fill.
+        batches: letters are read in batches; False: one by one, as others may take those of a batch that waits.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class Transfer:
         clock: Clock,
         follow: float | None = None,
         partial: bool = False,
-        splits: bool = False,
+        batches: bool = True,
     ) -> None:
         self.report = RedriveReport()
         self._letters = letters
@@ -176,7 +176,7 @@ class Transfer:
         self._clock = clock
         self._follow = follow
         self._partial = partial
-        self._splits = splits
+        self._batches = batches
         self._stay: set[str] = set()
         #: Letters that are confirmed at their destination and not known to be removed: digests by position.
         self._pending: dict[str, str] = {}
@@ -250,7 +250,7 @@ class Transfer:
 
     def _chunks(self, rate: RateLimit) -> Iterator[LetterBatch]:
         """Return the letters that are meant, as many at a time as are sent together."""
-        if not self._splits:
+        if not self._batches:
             single = self._single()
             while taken := _taken(single, self._size(rate)):
                 yield LetterBatch.of(taken)
@@ -259,6 +259,7 @@ class Transfer:
         for split in self._letters.splits(wanted):
             for batch in self._letters.read(split, wanted):
                 meant = self._meant(batch)
+                self._resume()  # while a broker that cannot look without taking still holds this batch
                 first = 0
                 while first < len(meant) and not self.report.stopped:
                     some = self._fitting(batch, meant[first : first + self._size(rate)])

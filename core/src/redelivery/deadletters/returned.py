@@ -17,9 +17,11 @@ from redelivery.deadletters.selection import dead_since_ms
 from redelivery.deadletters.trust import context_of
 from redelivery.formats.dialects import again
 
-#: Looks take at most this part of the time, and are at least so far apart, in seconds.
+#: Looks take at most this part of the time, and are at least so far apart, in seconds. A look at the whole place has a
+#: price however early it is given up: the broker may have to show the letters again.
 _LOOKING: Final = 0.1
 _LOOK_AFTER: Final = 1.0
+_WHOLE_AFTER: Final = 10.0
 #: What a look needs of a letter: its marker is a header.
 _COLUMNS: Final = frozenset({"headers"})
 
@@ -45,7 +47,7 @@ class Returned:
     def begin(self) -> None:
         """Remember what the place holds now: only what comes later can have come back. Raises BrokerError."""
         self._began_ms, self._began = self._clock.wall_ms(), self._clock.monotonic()
-        self._next = self._began + _LOOK_AFTER
+        self._next = self._began + (_LOOK_AFTER if self._cursors else _WHOLE_AFTER)
         if self._cursors:
             with self._look() as place:
                 self._after = place.cursor()
@@ -57,7 +59,7 @@ class Returned:
         """
         began = self._clock.monotonic()
         if began >= self._next:
-            self._count(None if self._after is not None else began + max(_LOOK_AFTER, _LOOKING * (began - self._began)))
+            self._count(None if self._after is not None else began + _LOOKING * (began - self._began))
             now = self._clock.monotonic()
             self._next = now + max(_LOOK_AFTER, (now - began) / _LOOKING)
         return self._known
