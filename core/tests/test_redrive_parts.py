@@ -149,6 +149,15 @@ def test_all_parts_stop_when_their_leader_says_so_and_it_sees_how_far_they_are(t
     assert not parts_folder(tmp_path / "journal").exists()
 
 
+def test_a_digest_is_the_same_for_a_number_of_the_clients_own_kind() -> None:
+    class Long(int):
+        """As pika returns a timestamp."""
+
+    stored = letter("a")
+    plain, own = (replace(stored, message=replace(stored.message, timestamp_ms=kind(7))) for kind in (int, Long))
+    assert digest(own) == digest(plain)
+
+
 def test_a_note_of_a_part_holds_for_its_letter_only(tmp_path: Path) -> None:
     here = DeadLetterSetup(letter("a"))
     with Leader(tmp_path / "journal", PLACE, "r") as leader:

@@ -25,6 +25,9 @@ THERE = Capabilities(
 OPERATION = redrive_operation(Targets(allowed=("orders-*",)), 5)
 PLAIN = ErrorContext(reason="full", kind="permanent", code=Code.REJECTED, attempts=3, attempts_total=3, run="r")
 
+#: What only a broker knows of a letter.
+NATIVE = [ErrorContext(kind="expired"), ErrorContext(kind="expired", target="elsewhere", message_id="m")]
+
 modest = contexts | st.builds(
     ErrorContext,
     reason=st.text(max_size=5),
@@ -47,7 +50,9 @@ def letters(draw) -> Letter:
     if draw(st.booleans()):
         dialect = draw(st.sampled_from([*dialects.NAMES, ("json", "knativeerror")]))
         message = dialects.attach(message, draw(modest), dialect=dialect, limits=Limits(), prefix="ce_")
-    native = draw(st.none() | st.just(ErrorContext(kind="expired")))
+    if draw(st.integers(0, 3)) == 0:
+        message = replace(message, headers=())
+    native = draw(st.none() | st.sampled_from(NATIVE))
     return Letter(position="", message=message, context=native, signed=draw(st.none() | st.booleans()))
 
 

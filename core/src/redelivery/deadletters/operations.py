@@ -129,9 +129,14 @@ def _plain(letters: LetterBatch, hop_limit: int, there: Capabilities) -> list[ag
                 or (named and ids[index] is None)
                 or (destinations and destinations[index] is not None)
             )
-        ) or index in letters.contexts:
+        ) or not _goes_plain(letters.contexts.get(index)):
             plain[index] = None
     return plain
+
+
+def _goes_plain(native: ErrorContext | None) -> bool:
+    """Whether nothing of what only the broker knows of a letter goes into the message that is sent."""
+    return native is None or not (native.target or native.extra or native.maybe_delivered)
 
 
 def _sent_plain(stored: Batch, plain: Sequence[again.Again | None], there: Capabilities) -> Batch:

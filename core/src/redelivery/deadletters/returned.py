@@ -17,11 +17,13 @@ from redelivery.deadletters.selection import dead_since_ms
 from redelivery.deadletters.trust import context_of
 from redelivery.formats.dialects import again
 
-#: Looks take at most this part of the time, and are at least so far apart, in seconds. A look at the whole place has a
-#: price however early it is given up: the broker may have to show the letters again.
+#: Looks take at most this part of the time, all together. With cursors they are at least so far apart, in seconds; the
+#: first one at a whole place comes when so many seconds may be spent on it.
 _LOOKING: Final = 0.1
 _LOOK_AFTER: Final = 1.0
-_WHOLE_AFTER: Final = 10.0
+_WHOLE: Final = 0.2
+#: A look that was given up is followed by one that may take so many times as long.
+_LONGER: Final = 4
 #: What a look needs of a letter: its marker is a header.
 _COLUMNS: Final = frozenset({"headers"})
 
@@ -42,12 +44,14 @@ class Returned:
         self._after: str | None = None
         self._began_ms = 0
         self._began = self._next = 0.0
+        #: Seconds that looks have taken, and that the next one at a whole place needs.
+        self._spent, self._needs = 0.0, _WHOLE
         self._known = 0
 
     def begin(self) -> None:
         """Remember what the place holds now: only what comes later can have come back. Raises BrokerError."""
         self._began_ms, self._began = self._clock.wall_ms(), self._clock.monotonic()
-        self._next = self._began + (_LOOK_AFTER if self._cursors else _WHOLE_AFTER)
+        self._next = self._began + _LOOK_AFTER
         if self._cursors:
             with self._look() as place:
                 self._after = place.cursor()
@@ -58,10 +62,18 @@ class Returned:
         A look at the whole place that takes longer is given up; the next one may take longer.
         """
         began = self._clock.monotonic()
-        if began >= self._next:
-            self._count(None if self._after is not None else began + _LOOKING * (began - self._began))
-            now = self._clock.monotonic()
-            self._next = now + max(_LOOK_AFTER, (now - began) / _LOOKING)
+        may_take = _LOOKING * (began - self._began) - self._spent
+        if self._after is not None:
+            if began >= self._next:
+                self._count(None)
+                now = self._clock.monotonic()
+                self._next = now + max(_LOOK_AFTER, (now - began) / _LOOKING)
+        elif may_take >= self._needs:
+            ended = self._count(began + may_take)
+            # Also what it takes to open and to end a look: there the broker may show the letters again.
+            took = self._clock.monotonic() - began
+            self._spent += took
+            self._needs = max(_WHOLE, took if ended else _LONGER * took)
         return self._known
 
     def count(self) -> int:
@@ -69,13 +81,15 @@ class Returned:
         self._count(None)
         return self._known
 
-    def _count(self, until: float | None) -> None:
+    def _count(self, until: float | None) -> bool:
+        """Look; return whether the look came to its end."""
         with self._look() as place:
-            if self._after is None:
-                found, ended = self._whole(place, until)
-                self._known = found if ended else max(found, self._known)
-            else:
+            if self._after is not None:
                 self._known += self._behind(place, self._after)
+                return True
+            found, ended = self._whole(place, until)
+            self._known = found if ended else max(found, self._known)
+            return ended
 
     def _behind(self, place: DeadLetters, after: str) -> int:
         """Count those behind a cursor, and remember where the place ends now."""

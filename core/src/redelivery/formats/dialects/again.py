@@ -1,7 +1,7 @@
 """Letters that are sent back, by column: their headers without our context and one hop further, and their hops.
 
-Only plain letters: those of whose context nothing goes into the message that is sent. `redriven` does the same for any
-one letter; a test holds both together.
+Only plain letters: those of whose context nothing goes into the message that is sent, and those without any header.
+`redriven` does the same for any one letter; a test holds both together.
 """
 
 from __future__ import annotations
@@ -35,6 +35,10 @@ class Again:
     hops: int
 
 
+#: A message without headers has no context and no history.
+_BARE: Final = Again(((_marker.NAMES[0], Marker(hops=1).dump()),), 0)
+
+
 @dataclass(frozen=True, slots=True)
 class _Plan:
     """What is done with letters whose headers have these names, and whose marker is this one.
@@ -56,12 +60,15 @@ class _Plan:
 def plain(batch: Batch) -> list[Again | None]:
     """Return, for each message of a batch as stored, what it is sent back with; None where it is not a plain letter."""
     if batch.headers is None:
-        return [None] * len(batch)
+        return [_BARE] * len(batch)
     markers: dict[tuple[str, ...], int | None] = {}
     plans: dict[tuple[tuple[str, ...], bytes | None], _Plan | None] = {}
     target, extra, maybe, escape, null = _MATTERS
     found: list[Again | None] = []
     for headers in batch.headers.values:
+        if not headers:
+            found.append(_BARE)
+            continue
         names = tuple([name for name, _ in headers])
         if names not in markers:
             markers[names] = next((at for at, name in enumerate(names) if name in _marker.NAMES), None)
