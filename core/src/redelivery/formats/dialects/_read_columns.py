@@ -110,10 +110,12 @@ def _plan_of(headers: Headers, wanted: tuple[str, ...]) -> _Plan | None:
 @lru_cache(maxsize=128)
 def _plan(names: tuple[str, ...], marker: Marker, wanted: tuple[str, ...], *, structured: bool) -> _Plan | None:
     documents = [at for at, name in enumerate(names) if name in CONTEXT and name in marker.headers]
-    in_body = marker.attributes or (structured and any(each.extensions for each in known_dialects(marker)))
-    if not is_letter(marker) or in_body or len(documents) > 1:
+    dialects = known_dialects(marker)
+    whole = bool(documents) and any(each.whole for each in dialects)
+    in_body = marker.attributes or (structured and any(each.extensions for each in dialects))
+    if not is_letter(marker) or (in_body and not whole) or len(documents) > 1:
         return None
-    return _Plan(names, marker, documents[0] if documents else None, wanted)
+    return _Plan(names, marker, documents[0] if documents else None, wanted, whole=whole)
 
 
 class _Plan:
@@ -124,13 +126,17 @@ class _Plan:
         marker: theirs.
         document: the index of the JSON header; None where they have none.
         wanted: names of fields.
+        whole: the JSON header holds the whole context, so that no text beside it is read.
     """
 
-    def __init__(self, names: tuple[str, ...], marker: Marker, document: int | None, wanted: tuple[str, ...]) -> None:
+    def __init__(
+        self, names: tuple[str, ...], marker: Marker, document: int | None, wanted: tuple[str, ...], *, whole: bool
+    ) -> None:
         self._marker = marker
         self._document = document
         self._wanted = wanted
-        self._dialects = known_dialects(marker)
+        self._whole = whole
+        self._dialects = [] if whole else known_dialects(marker)
         self._texts = picker([at for at, name in enumerate(names) if self._matters(name)])
         self._outlines: list[_Outline] = []
         self._refused = 0
@@ -151,7 +157,7 @@ class _Plan:
             rows, documents = self._fill(outline, columns, rows, documents, every)
         left: list[int] = []
         while rows and self._refused < _OUTLINES and len(self._outlines) < _OUTLINES:
-            new = _outlined(documents[0], self._wanted, whole=any(each.whole for each in self._dialects))
+            new = _outlined(documents[0], self._wanted, whole=self._whole)
             if new is None:
                 self._refused += 1
                 left.append(rows[0])

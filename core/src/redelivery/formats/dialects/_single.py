@@ -431,10 +431,11 @@ def redriven_all(batch: Batch) -> Batch:
 def _read_ours(message: Message, marker: Marker) -> ErrorContext:
     fields: dict[str, Any] = {name: getattr(marker, name) for name in BOOKKEEPING}
     known = known_dialects(marker)
-    fields |= combined(known, written_texts(message, marker))
     whole = any(dialect.whole for dialect in known)
-    for value in written_json(message, marker):
-        form = json_context.parse(value) or {}
+    forms = [form for value in written_json(message, marker) if (form := json_context.parse(value))]
+    if not (whole and forms):  # JSON that holds the whole context needs no texts beside it
+        fields |= combined(known, written_texts(message, marker))
+    for form in forms:
         fields |= json_context.read(form) if whole else json_context.ours(form)
     return checked(fields)
 
