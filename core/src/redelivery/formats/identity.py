@@ -137,23 +137,27 @@ def of_redriven_all(batch: Batch) -> list[str | None]:
     """Return `of_redriven` of each message of a batch whose rows have no destination of their own."""
     if batch.id is None:
         return [None] * len(batch)
-    begin = _parts(("redriven", None))
+    length = len(batch)
     columns = [batch.id, batch.key, batch.value, batch.timestamp_ms]
-    values = [repeat(None) if column is None else column.values for column in columns]
-    headers: Iterable[Headers] = repeat(()) if batch.headers is None else batch.headers.values
+    parts = [repeat(_part(None), length) if each is None else _column(each.values) for each in columns]
+    headers: Iterable[Headers] = repeat((), length) if batch.headers is None else batch.headers.values
     written: dict[Headers, bytes] = {}  # letters of one cause have the same
-    found: list[str | None] = []
-    for index, (id_, key, value, time_ms, of_row) in enumerate(zip(*values, headers, strict=False)):
-        if id_ is None:
-            found.append(None)
-            continue
+    ends: list[bytes] = []
+    for of_row in headers:
         end = written.get(of_row)
         if end is None:
             end = written[of_row] = _parts((len(of_row), *(part for header in of_row for part in header)))
-        extra = {name: column.values[index] for name, column in batch.extra.items()} if batch.extra else {}
-        content = begin + _parts((id_, key, value, time_ms)) + end + _parts(_extra(extra))
-        found.append(_behind(id_, hashlib.blake2b(content, digest_size=_BYTES).hexdigest()))
-    return found
+        ends.append(end)
+    extra: Iterable[bytes] = repeat(b"", length)
+    if batch.extra:
+        rows = zip(*(column.values for column in batch.extra.values()), strict=True)
+        extra = [_parts(_extra(dict(zip(batch.extra, row, strict=True)))) for row in rows]
+    begin = repeat(_parts(("redriven", None)), length)
+    contents = map(b"".join, zip(begin, *parts, ends, extra, strict=True))
+    return [
+        None if id_ is None else _behind(id_, hashlib.blake2b(content, digest_size=_BYTES).hexdigest())
+        for id_, content in zip(batch.id.values, contents, strict=True)
+    ]
 
 
 def of_unchanged(message: Message, context: ErrorContext) -> str | None:
