@@ -170,7 +170,7 @@ def _patched(sent: Batch, single: Mapping[int, Message]) -> Batch:
 
         return Column(length, load)
 
-    def extra(name: str) -> Column[Any]:
+    def own(name: str) -> Column[Any]:
         values = list(sent.extra[name].values) if name in sent.extra else [None] * length
         for index, message in single.items():
             values[index] = message.extra.get(name)
@@ -185,7 +185,7 @@ def _patched(sent: Batch, single: Mapping[int, Message]) -> Batch:
         id=patched(sent.id, "id"),
         destination=patched(sent.destination, "destination"),
         timestamp_ms=patched(sent.timestamp_ms, "timestamp_ms"),
-        extra={name: extra(name) for name in sorted(names)},
+        extra={name: own(name) for name in sorted(names)},
         identity=patched(sent.identity, "identity"),
     )
 
