@@ -17,6 +17,7 @@ from redelivery.contract.broker import Broker, Letter, Limits, Support
 from redelivery.contract.context import ErrorContext
 from redelivery.contract.message import Message
 from redelivery.contract.spec import NATIVE, DeliverySpec, Sink
+from redelivery.deadletters import returned
 from redelivery.deadletters.journal import Journal
 from redelivery.deadletters.queue import dead_letters
 from redelivery.deadletters.redrive import RedriveReport, RedriveSettings
@@ -76,7 +77,8 @@ def test_it_stops_when_too_many_are_refused() -> None:
     assert len(here.place.letters) == 30, "what is refused stays"
 
 
-def test_it_stops_when_too_many_come_back() -> None:
+def test_it_stops_when_too_many_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(returned, "_WHOLE", 0.1)
     here = setup(60)
 
     def bounce(report: RedriveReport) -> None:

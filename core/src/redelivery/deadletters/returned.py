@@ -18,10 +18,11 @@ from redelivery.deadletters.trust import context_of
 from redelivery.formats.dialects import again
 
 #: Looks take at most this part of the time, all together. With cursors they are at least so far apart, in seconds; the
-#: first one at a whole place comes when so many seconds may be spent on it.
+#: first one at a whole place comes when so many seconds may be spent on it: that long it takes on SQS however few
+#: letters there are.
 _LOOKING: Final = 0.1
 _LOOK_AFTER: Final = 1.0
-_WHOLE: Final = 0.2
+_WHOLE: Final = 1.0
 #: A look that was given up is followed by one that may take so many times as long.
 _LONGER: Final = 4
 #: What a look needs of a letter: its marker is a header.
