@@ -84,6 +84,32 @@ KINDS["position"] |= st.sampled_from([10**18, -(10**18), 2**63])
 KINDS["source_offset"] |= st.sampled_from([10**17, 10**18, -(10**18), 0])
 
 
+#: Texts as errors have them: one per row, or the same here and there.
+told = (
+    st.integers(0, 10**9).map("the message has {:,} bytes".format)
+    | st.text(max_size=20)
+    | odd_texts
+    | st.sampled_from(
+        [
+            'a "quoted" \\ text, 100% {}',
+            "two\nlines\tof it",
+            "a\r\x00\x1f\x7f\x85\ufdd0 control",
+            "\U0001f600 \u00e9 \ud83d\ude00",
+            "x" * 768,
+            "x" * 769,
+            "\u00e9" * 385,
+            "x" * 9000,
+            "frame\n" * 7000,
+            f"with {SECRET} in it",
+            "amqp://u:p4ssw0rd@host/ refused",
+            "password=hunter2, and more",
+            "Bearer ABCDEFGHIJ0",
+            "x" * 20_000 + " password=hunter2",
+        ]
+    )
+)
+
+
 @st.composite
 def batches(draw: st.DrawFn, some: st.SearchStrategy[Message] = messages) -> Batch:
     """Rows that look alike, and others."""
@@ -117,6 +143,9 @@ def varied(draw: st.DrawFn, some: st.SearchStrategy[Message] = messages) -> tupl
     for name in draw(st.lists(st.sampled_from(sorted(KINDS)), max_size=5, unique=True)):
         values = draw(st.lists(KINDS[name], min_size=1, max_size=3))
         varying[name] = draw(st.lists(st.sampled_from(values), min_size=len(batch), max_size=len(batch)))
+    for name, each in (("reason", told), ("stacktrace", st.none() | told)):
+        if draw(st.booleans()):
+            varying[name] = draw(st.lists(each, min_size=len(batch), max_size=len(batch)))
     return batch, varying
 
 
@@ -366,6 +395,8 @@ def test_usual_rows_are_not_written_one_by_one(
         "extra": [{}, {"partition": "1", "a": "%"}, {"partition": "2"}, {}, {}],
         "attempts": [1, 1, 2, 1, 1],
         "first_failure_ms": [1, 2, 3, 4, 5],
+        "reason": [f"the message has {n} bytes, \u00e9" for n in range(5)],
+        "stacktrace": [None, *(f'File "{n}"\n' for n in range(4))],
     }
     options: dict[str, Any] = {"dialect": dialect, "limits": Limits(message_bytes=1 << 20), "prefix": "ce_", "key": key}
     wanted = row_by_row(batch, CONTEXT, varying, **options)
@@ -453,9 +484,78 @@ def test_a_long_stack_trace_of_one_row_does_not_mark_those_without_any_as_cut() 
     assert_equal(letters, row_by_row(plain_rows(), CONTEXT, varying, **options))
 
 
+PARTS = (
+    *[
+        "secret",
+        "passw",
+        "passphrase",
+        "token",
+        "credential",
+        "access",
+        "key",
+        "accessKey",
+        "signature",
+        "private.key",
+        "key.pem",
+        "external.id",
+    ],
+    *[
+        "sas",
+        "connection.string",
+        "jaas",
+        "oauthbearer.config",
+        "bearer",
+        "Basic",
+        "env:N",
+        "file:x",
+        "http://",
+        "amqp:",
+        "@",
+        "?",
+        "#",
+        "&",
+        "%",
+        "%73",
+    ],
+    *["=", ":", "<", ">", "'", '"', ";", ",", "*", "***", "A1b2C3d4E5", "u"],
+    " ",
+    "\n",
+    "\u017f",
+    "\u0130",
+    "\u0131",
+    "\u212a",
+)
+
+
 @given(
     st.lists(
-        st.text(max_size=9) | odd_texts | st.sampled_from(["bearer ABCDEFGHI", "<token>x", "ba\u017fic 12345678A"])
+        st.text(max_size=9)
+        | odd_texts
+        | told
+        | st.sampled_from(
+            [
+                "bearer ABCDEFGHI",
+                "<token>x",
+                "<TO\u212aEN>x",
+                "ba\u017fic 12345678A",
+                "ba\u017f\u0131c 12345678A",
+                "BAS\u0130C 12345678A",
+                "pa\u017fsword:x",
+                "Con_nection-String=a",
+                "CONNECTION STRING=a",
+                "x: http:u:p4ss@h",
+                "http:h?%73ecret=x",
+                "http:h#%73ecret=x",
+                "a\"'=",
+                'password="',
+                '"',
+                "password=",
+                "token",
+                "=env:NAME",
+                ":x",
+            ]
+        )
+        | st.lists(st.sampled_from(PARTS), max_size=6).map("".join)
     )
 )
 def test_texts_are_redacted_at_once_as_they_are_one_by_one(texts: list[str]) -> None:

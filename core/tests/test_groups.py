@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import traceback
 import weakref
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -25,7 +26,7 @@ from redelivery.errors import BrokerError, DeliveryFailed, Permanent, Retriable,
 from redelivery.formats import dialects
 from redelivery.formats.dialects import _single
 from redelivery.policy.decisions import for_sink
-from redelivery.sending import Bounds, Engine, Origin, Rejected, SendQueue, engine, send_queue
+from redelivery.sending import Bounds, Engine, Origin, Rejected, SendQueue, engine, letters, send_queue
 from redelivery.sending.group import Group, alike, distinct, joined, picked
 
 FATES = ("ok", "retriable", "throttled", "lost", "stored", "permanent")
@@ -395,3 +396,68 @@ def test_resent_rows_of_many_batches_go_in_one() -> None:
             scene.engine.take(Batch.of([Message(value=b"v", id=name) for name in names]))
         scene.run()
     assert [len(ids) for _, ids, _ in scene.work.sends[5:]] == [7, 3]
+
+
+def fail(kind: type[Exception], *args: object) -> None:
+    raise kind(*args)
+
+
+def raised(kind: type[Exception], *args: object, during: type[Exception] | None = None) -> BaseException:
+    """Return an error that was raised here, perhaps while another was handled."""
+    try:
+        if during is None:
+            fail(kind, *args)
+        else:
+            try:
+                fail(during, *args)
+            except during:
+                fail(kind, *args)
+    except kind as error:
+        return error
+    raise AssertionError
+
+
+def chained(error: BaseException, cause: BaseException | None) -> BaseException:
+    error.__cause__ = cause
+    return error
+
+
+def misspelt(error: BaseException, name: str | None) -> BaseException:
+    """Return an error for which the standard library suggests another name."""
+    assert isinstance(error, NameError)
+    if name is not None:
+        error.name = name
+    return error
+
+
+def noted(error: BaseException) -> BaseException:
+    error.add_note("a note")
+    return error
+
+
+class _Mute(Exception):
+    def __str__(self) -> str:
+        raise ValueError
+
+
+def test_errors_of_many_rows_read_as_the_standard_library_shows_each() -> None:
+    ring = Permanent("a")
+    ring.__cause__ = ValueError("b")
+    ring.__cause__.__cause__ = ring
+    errors = [
+        *(Permanent(text) for text in ("row 1", "row 2", "", ": x", "two\nlines", "\ud800")),
+        *(raised(Permanent, text) for text in ("row 1", "row 2", "", "row 3")),
+        *(raised(Permanent, text, during=ValueError) for text in ("row 1", "row 2")),
+        *(chained(Permanent(text), raised(KeyError, text)) for text in ("row 1", "row 2", "")),
+        *(chained(raised(Permanent, text), raised(OSError, 1, text)) for text in ("row 1", "row 2")),
+        *(chained(raised(Permanent, "x"), raised(kind, "y")) for kind in (NameError, ImportError, _Mute) * 2),
+        *(chained(Permanent("x"), each) for each in (ExceptionGroup("g", [ValueError("x")]), SyntaxError("y"))),
+        *(noted(raised(Permanent, text)) for text in ("row 1", "row 2")),
+        *(chained(Permanent("x"), misspelt(raised(NameError, "y"), name)) for name in (None, "kimd")),
+        raised(Permanent, "row 4"),
+        chained(Permanent("x"), noted(ValueError("y"))),
+        ring,
+    ]
+    forms: dict[object, str] = {}
+    found = [letters._formatted(error, forms) for error in errors]
+    assert found == ["".join(traceback.format_exception(error)) for error in errors]

@@ -60,6 +60,13 @@ _PAIR: Final = re.compile(
 )
 #: An XML element, as services answer in: its text up to the next tag.
 _ELEMENT: Final = re.compile(rf"<(?P<name>[A-Za-z0-9_.:-]*?(?i:{_WORDS})[A-Za-z0-9_.:-]{{0,64}}+)>(?P<value>[^<]+)")
+#: Each name that `_WORDS` finds holds one of these, in small letters.
+_NEEDED: Final = (
+    *("secret", "passw", "passphrase", "token", "credential", "access", "private", "key.pem", "external", "sas"),
+    *("connection", "jaas", "oauthbearer.config"),
+)
+#: Other characters that a pattern takes for a letter of ASCII where its case does not count.
+_LOOKALIKES: Final = {0x130: "i", 0x131: "i", 0x17F: "s", 0x212A: "k"}
 _AUTHORIZATION: Final = re.compile(r"\b(?P<how>(?i:bearer|basic))\s+(?=[^\s,;\"']*[0-9A-Z=])[^\s,;\"']{8,}")
 
 
@@ -337,17 +344,22 @@ def redact(text: str) -> str:
 
 def redact_all(texts: Sequence[str]) -> list[str]:
     """Return each text as `redact` returns it; texts that hold nothing to hide are searched all at once."""
-    return [redact(text) for text in texts] if _may_hide(texts) else list(texts)
-
-
-def _may_hide(texts: Sequence[str]) -> bool:
-    """Whether `redact` may change one of these texts. Each pattern needs one of these characters, or white space."""
     joined = "\0".join(texts)
-    if any(sign in joined for sign in ":=<") or max(map(len, texts), default=0) > LONGEST:
-        return True
     if _remembered.hide(joined) != joined:
+        return [redact(text) for text in texts]
+    if not _may_reveal(joined) and max(map(len, texts), default=0) <= LONGEST:
+        return list(texts)
+    return [redact(text) if len(text) > LONGEST or _may_reveal(text) else text for text in texts]
+
+
+def _may_reveal(text: str) -> bool:
+    """Whether a pattern, or the form of a URL, may reveal a secret in a text: a fast search for what each needs."""
+    if "@" in text or ("=" in text and ("?" in text or "#" in text)):
         return True
-    return re.search(r"\s", joined) is not None and _AUTHORIZATION.search(joined) is not None
+    small = (text if text.isascii() else text.translate(_LOOKALIKES)).lower()
+    if "bearer" in small or "basic" in small:
+        return True
+    return any(sign in text for sign in ":=<") and any(word in small for word in _NEEDED)
 
 
 def _without_patterns(text: str) -> str:

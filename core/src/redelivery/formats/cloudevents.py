@@ -143,6 +143,11 @@ def rfc3339(moment: datetime) -> str:
     return aware.isoformat().removesuffix("+00:00") + ("Z" if aware.isoformat().endswith("+00:00") else "")
 
 
+def is_plain(value: str) -> bool:
+    """Whether an attribute may hold this text as it is."""
+    return _FORBIDDEN.search(value) is None
+
+
 def clean(value: str) -> str:
     """Return text that an attribute may hold: white space becomes a space, forbidden characters U+FFFD."""
     return _FORBIDDEN.sub("\ufffd", re.sub(r"[\t\r\n]+", " ", value))

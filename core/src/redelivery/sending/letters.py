@@ -6,11 +6,13 @@ What the rows of a group have in common is written once.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import repeat
+from types import TracebackType
 from typing import Any, Final, NamedTuple
 
+from redelivery.base.secrets import redact_all
 from redelivery.base.urls import redact
 from redelivery.contract.broker import Capabilities
 from redelivery.contract.context import ErrorContext, qualified
@@ -24,6 +26,13 @@ from redelivery.sending.group import Group, Origin, joined
 #: Letters that are made at a time: the engine shows that it is alive in between.
 _PIECE: Final = 3000
 _NONE: Final = DeliveryHistory()
+#: Longer chains are formatted one by one: a chain may be a ring.
+_LONGEST_CHAIN: Final = 20
+#: What makes texts that say all of an error; of the special ones `traceback` shows more.
+_PLAIN_TEXT: Final = frozenset({BaseException.__str__, OSError.__str__, KeyError.__str__})
+_SPECIAL: Final = (NameError, AttributeError, ImportError, SyntaxError, BaseExceptionGroup)
+_CAUSED: Final = "\nThe above exception was the direct cause of the following exception:\n\n"
+_DURING: Final = "\nDuring handling of the above exception, another exception occurred:\n\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +150,55 @@ class _Told(NamedTuple):
 
 def _several(errors: Sequence[BrokerError]) -> dict[str, Sequence[str | None]]:
     """Return the same of several errors, a column per field."""
-    told = {name: _Told.of(error) for name, error in {id(error): error for error in errors}.items()}
+    known = {id(error): error for error in errors}
+    forms: dict[object, str] = {}
+    reasons = redact_all([str(error) for error in known.values()])
+    traces = redact_all([_formatted(error, forms) for error in known.values()])
+    names = [qualified(type(thrown(error))) for error in known.values()]
+    told = dict(zip(known, map(_Told, reasons, names, traces), strict=True))
     return dict(zip(_Told._fields, zip(*(told[id(error)] for error in errors), strict=True), strict=True))
+
+
+def _formatted(error: BaseException, forms: dict[object, str]) -> str:
+    """Return an error with its stack trace and what it is chained from, as `traceback.format_exception` does.
+
+    Args:
+        error: the error.
+        forms: what stands before the text of an error that was raised in one place; filled here.
+    """
+    parts: list[str] = []
+    link: BaseException | None = error
+    while link is not None:
+        if len(parts) > _LONGEST_CHAIN or type(link).__str__ not in _PLAIN_TEXT or isinstance(link, _SPECIAL):
+            return "".join(traceback.format_exception(error))
+        parts.insert(0, _alone(link, forms))
+        between = _DURING if link.__cause__ is None else _CAUSED
+        link = link.__cause__ if link.__cause__ is not None or link.__suppress_context__ else link.__context__
+        if link is not None:
+            parts.insert(0, between)
+    return "".join(parts)
+
+
+def _alone(error: BaseException, forms: dict[object, str]) -> str:
+    """Return one error with its stack trace; arguments as of `_formatted`."""
+    if getattr(error, "__notes__", None):
+        return "".join(traceback.format_exception(error, chain=False))
+    said = str(error)
+    where = type(error), *((frame.tb_frame.f_code, frame.tb_lasti) for frame in _frames(error))
+    before = forms.get(where)
+    if before is None or not said:
+        whole = "".join(traceback.format_exception(error, chain=False))
+        if said and whole.endswith(f": {said}\n"):
+            forms[where] = whole[: -len(said) - 1]
+        return whole
+    return f"{before}{said}\n"
+
+
+def _frames(error: BaseException) -> Iterator[TracebackType]:
+    frame = error.__traceback__
+    while frame is not None:
+        yield frame
+        frame = frame.tb_next
 
 
 def _extras(messages: Batch) -> list[dict[str, str]]:

@@ -1,8 +1,9 @@
 """Letters of many rows that failed alike: what is common is written once, what differs by row is filled in.
 
 Rows have the same *shape* where the same is written into them, apart from the *slots*: values that stand in a header as
-they are (an id, a position, a time). One letter of each shape is written by `Letter`, with a token in each slot: random
-text that nothing else holds. Cut at its tokens, each of its headers becomes a template that the columns fill.
+they are (an id, a position, a time), and texts that most rows have of their own (the reason, the stack trace). One
+letter of each shape is written by `Letter`, with a token in each slot: random text that nothing else holds. Cut at its
+tokens, each of its headers becomes a template that the columns fill.
 
 The shape of a row: the names of its headers, the marker that it has from a redrive, whether it is an event in JSON and
 which extensions that has, which fields of its context are set, and the values of fields that are no slots. Rows of a
@@ -11,6 +12,7 @@ rare or unusual shape, and rows whose letter would exceed a limit, are written o
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import re
@@ -26,11 +28,13 @@ from redelivery.codes import Code
 from redelivery.contract.broker import Limits
 from redelivery.contract.context import ErrorContext
 from redelivery.contract.message import Batch, Headers, Message
-from redelivery.formats.cloudevents import event_in, is_structured, prefix_in
+from redelivery.formats.cloudevents import event_in, is_plain, is_structured, prefix_in
 from redelivery.formats.dialects import _body, _marker, _signature
+from redelivery.formats.dialects._fields import printable
 from redelivery.formats.dialects._marker import Marker
 from redelivery.formats.dialects._reader import forms_of, is_letter, signed_parts
 from redelivery.formats.dialects._writer import CONTEXT, Letter, Style
+from redelivery.formats.dialects.knativeerror import DATA_BYTES
 from redelivery.formats.rows import Changes, taken
 
 #: A header of ours: its name, and its value: one for all rows, or one for each.
@@ -48,10 +52,17 @@ _SLOTS: Final[Mapping[str, type]] = {
     "first_failure_ms": int,
     "last_failure_ms": int,
     _TIME: int,
+    "reason": str,
+    "stacktrace": str,
 }
+#: Slots within other text too, as JSON has it; in a header as it is, or base64 of it.
+_TEXTS: Final = ("reason", "stacktrace")
+_RAW, _BASE64 = " as it is", " in base64"
+#: A text that fewer rows share on average differs by row: the rows of each text are too few for their own template.
+_OFTEN: Final = 20
 #: Slots of a signature, and where an event's body was changed.
-_MAC, _DOCUMENT, _KEY, _VALUE, _OFFSET = "mac", "document", "key", "value", "offset"
-_MORE: Final[Mapping[str, type]] = {_MAC: str, _DOCUMENT: str, _KEY: str, _VALUE: str, _OFFSET: int}
+_MAC, _DOCUMENT, _KEY, _VALUE, _OFFSET, _LENGTH = "mac", "document", "key", "value", "offset", "length"
+_MORE: Final[Mapping[str, type]] = {_MAC: str, _DOCUMENT: str, _KEY: str, _VALUE: str, _OFFSET: int, _LENGTH: int}
 #: The types of fields that are no slots; one column has one of them.
 _PLAIN: Final = frozenset({int, str, bool, Code})
 #: Smaller numbers are read back as they are from header text, in every dialect.
@@ -74,8 +85,10 @@ def _token(number: int, kind: type) -> Any:
 
 
 _TOKENS: Final = {name: _token(number, kind) for number, (name, kind) in enumerate({**_SLOTS, **_MORE}.items())}
-#: The slots, by their tokens in JSON.
-_BY_TOKEN: Final = {_COMPACT(token).encode(): name for name, token in _TOKENS.items()}
+#: The slots, by their tokens in JSON; of texts, without the quotes.
+_BY_TOKEN: Final = {
+    (token if name in _TEXTS else _COMPACT(token)).encode(): name for name, token in _TOKENS.items()
+} | {base64.b64encode(_TOKENS[name].encode()): name + _BASE64 for name in _TEXTS}
 _ANY_TOKEN: Final = re.compile(b"(" + b"|".join(map(re.escape, _BY_TOKEN)) + b")")
 
 
@@ -99,9 +112,11 @@ def attached(
     letters = Changes(batch)
     if not style.wrapped and not style.include_message and all(map(_is_regular, given, given.values())):
         common, given = _settled(context, given)
-        for rows in _alike(batch, letters.before, given, style):
+        differing = _differing(given, style)
+        for rows in _alike(batch, letters.before, {**given, **differing}, style):
             if len(rows) >= _FEWEST:
                 first = {name: values[rows[0]] for name, values in given.items()}
+                first |= {name: values[rows[0]] for name, values in differing.items()}
                 drawn = _drawn(batch.row(rows[0]), common, first, style)
                 if drawn is not None:
                     _fill(letters, rows, given, drawn, style)
@@ -128,9 +143,42 @@ def _settled(
     context: ErrorContext, columns: Mapping[str, Sequence[Any]]
 ) -> tuple[ErrorContext, dict[str, Sequence[Any]]]:
     """Return the context with the columns that hold one value only, and the other columns."""
-    same = {name: each for name, each in columns.items() if name not in _SLOTS and each.count(each[0]) == len(each)}
+    same = {
+        name: each
+        for name, each in columns.items()
+        if (name not in _SLOTS or name in _TEXTS) and each.count(each[0]) == len(each)
+    }
     context = replace(context, **{name: each[0] for name, each in same.items()})
     return context, {name: each for name, each in columns.items() if name not in same}
+
+
+def _differing(columns: Mapping[str, Sequence[Any]], style: Style) -> dict[str, Sequence[str | None]]:
+    """Return the columns of texts, with the token in place of each text that a slot can hold.
+
+    The other texts are part of their row's shape: a dialect would change them, or many rows have them.
+    """
+    extensions = any(each.extensions for each in style.dialects)
+    return {
+        name: _tokens(name, columns[name], strict=extensions and name == "reason")
+        for name in _TEXTS
+        if name in columns and len(set(columns[name])) * _OFTEN > len(columns[name])
+    }
+
+
+def _tokens(name: str, values: Sequence[str | None], *, strict: bool) -> Sequence[str | None]:
+    """Return the slot's token for each text that every dialect writes as it is.
+
+    Args:
+        name: the slot.
+        values: its column.
+        strict: it becomes an attribute of an event too, and the data of another.
+    """
+    token = _TOKENS[name]
+
+    def is_usual(text: str) -> bool:
+        return printable(text) == text and (not strict or (is_plain(text) and len(text.encode()) <= DATA_BYTES))
+
+    return [token if value and is_usual(value) else value for value in values]
 
 
 def _alike(
@@ -141,7 +189,7 @@ def _alike(
     if batch.headers is not None:
         parts.append(_forms(batch, headers, style))
     for name, values in columns.items():
-        if name not in _SLOTS:
+        if name not in _SLOTS or name in _TEXTS:
             parts.append(values)
         elif name == "extra":
             parts.append([not value for value in values])
@@ -179,16 +227,18 @@ class _Template:
 
     Args:
         shown: the bytes, with a token in each slot.
+        raw: texts stand in it as they are; otherwise as in JSON.
 
     Attributes:
         names: the slots in their order.
     """
 
-    def __init__(self, shown: bytes) -> None:
+    def __init__(self, shown: bytes, *, raw: bool = False) -> None:
         pieces = _ANY_TOKEN.split(shown)
         self._shown = shown
         self._format = b"%b".join(piece.replace(b"%", b"%%") for piece in pieces[::2])
-        self.names = tuple(_BY_TOKEN[piece] for piece in pieces[1::2])
+        names = [_BY_TOKEN[piece] for piece in pieces[1::2]]
+        self.names = tuple(name + _RAW if raw and name in _TEXTS else name for name in names)
 
     def fill(self, slots: Mapping[str, Sequence[bytes]]) -> bytes | list[bytes]:
         """Return the bytes of each row, or the same for all where nothing differs."""
@@ -210,7 +260,7 @@ class _Drawn:
 
     marker_at: int
     headers: Sequence[tuple[str, _Template]]
-    piece: bytes | None
+    piece: _Template | None
     signed: _Template | None
 
 
@@ -220,7 +270,7 @@ def _drawn(message: Message, context: ErrorContext, given: Mapping[str, Any], st
     Args:
         message: the first of the shape.
         context: what the contexts share.
-        given: what differs, as the first has it.
+        given: what differs, as the first has it; a text that differs by row as its token.
         style: how letters are written.
     """
     at, history = _marker.find(message.headers) or (len(message.headers), Marker())
@@ -229,7 +279,8 @@ def _drawn(message: Message, context: ErrorContext, given: Mapping[str, Any], st
     if style.rename_type and (is_structured(message) or prefix_in(message)):
         return None
     tokens = {
-        name: _TOKENS[name] if name in _SLOTS and value not in (None, {}) else value for name, value in given.items()
+        name: _TOKENS[name] if name in _SLOTS and name not in _TEXTS and value not in (None, {}) else value
+        for name, value in given.items()
     }
     plain = replace(message, headers=_without(message.headers, at), timestamp_ms=tokens.pop(_TIME, None))
     letter = Letter(plain, history, style, None if style.key is None else _unsigned).whole(replace(context, **tokens))
@@ -251,13 +302,14 @@ def _cut(at: int, plain: Message, letter: Message, *, signed: bool) -> _Drawn | 
     marker, piece, payload = found[1], None, None
     if marker.inserted is not None:
         begin, length = marker.inserted.offset, marker.inserted.length
-        piece = (letter.value or b"")[begin : begin + length]
-        marker = replace(marker, inserted=replace(marker.inserted, offset=_TOKENS[_OFFSET]))
+        piece = _Template((letter.value or b"")[begin : begin + length])
+        marker = replace(marker, inserted=replace(marker.inserted, offset=_TOKENS[_OFFSET], length=_TOKENS[_LENGTH]))
     if signed:
         text, texts, documents, _ = signed_parts(letter, marker)
         tokens = [_TOKENS[_DOCUMENT] for _ in documents]
         payload = _Template(_signature.payload(text, texts, tokens, _TOKENS[_KEY], _TOKENS[_VALUE]))
-    headers = [(name, _Template(value or b"")) for name, value in (*ours, (last[0], marker.dump()))]
+    headers = [(name, _Template(value or b"", raw=name not in CONTEXT)) for name, value in ours]
+    headers.append((last[0], _Template(marker.dump())))
     return _Drawn(at, headers, piece, payload)
 
 
@@ -276,13 +328,17 @@ def _fill(
     removed = users[0][drawn.marker_at : drawn.marker_at + 1]
     if removed:
         users = [_without(headers, drawn.marker_at) for headers in users]
-    names = {name for _, template in drawn.headers for name in template.names}
-    slots = {name: _shown(name, taken(columns[name], rows)) for name in names if name in columns}
-    bodies = values
+    templates = [drawn.piece, drawn.signed, *(template for _, template in drawn.headers)]
+    names = {name for template in templates if template is not None for name in template.names}
+    slots = _slots(names, columns, rows)
+    bodies, lengths = values, [0]
     if drawn.piece is not None:
         ends = [len(value.rstrip(_SPACE)) - 1 for value in values]
-        bodies = [value[:end] + drawn.piece + value[end:] for value, end in zip(values, ends, strict=True)]
-        slots[_OFFSET] = _shown(_OFFSET, ends)
+        filled = drawn.piece.fill(slots)
+        pieces = [filled] * len(values) if isinstance(filled, bytes) else filled
+        bodies = [value[:end] + piece + value[end:] for value, piece, end in zip(values, pieces, ends, strict=True)]
+        lengths = list(map(len, pieces))
+        slots |= {_OFFSET: _shown(_OFFSET, ends), _LENGTH: _shown(_LENGTH, lengths)}
     *first, (name, marker) = drawn.headers
     ours: list[_Filled] = [(each, template.fill(slots)) for each, template in first]
     if drawn.signed is not None and style.key is not None:
@@ -291,12 +347,33 @@ def _fill(
     fit = _fitting(style.limits, users, ours, bodies, keys)
     if fit is not None:
         rows, users, bodies = ([each[at] for at in fit] for each in (rows, users, bodies))  # type: ignore[assignment]
+        lengths = [lengths[at] for at in fit] if drawn.piece is not None else lengths
         ours = [(name, found if isinstance(found, bytes) else [found[at] for at in fit]) for name, found in ours]
     if rows:
         grown = sum(_weight(name, found, len(rows)) for name, found in ours)
         grown -= sum(_weight(name, found or b"", len(rows)) for name, found in removed)
-        grown += len(drawn.piece or b"") * len(rows)
+        grown += sum(lengths)
         letters.fill(rows, _joined(users, ours), None if drawn.piece is None else bodies, grown)
+
+
+def _slots(
+    names: Iterable[str], columns: Mapping[str, Sequence[Any]], rows: Sequence[int]
+) -> dict[str, Sequence[bytes]]:
+    """Return what fills the slots of these names, as far as columns have it."""
+    slots: dict[str, Sequence[bytes]] = {}
+    for name in names:
+        text = name.removesuffix(_RAW).removesuffix(_BASE64)
+        if text not in columns:
+            continue
+        values = taken(columns[text], rows)
+        if name.endswith(_RAW):
+            slots[name] = list(map(str.encode, values))
+        elif name.endswith(_BASE64):
+            slots[name] = [base64.b64encode(value.encode()) for value in values]
+        else:
+            shown = _shown(name, values)
+            slots[name] = [each[1:-1] for each in shown] if name in _TEXTS else shown
+    return slots
 
 
 def _shown(name: str, values: Sequence[Any]) -> list[bytes]:

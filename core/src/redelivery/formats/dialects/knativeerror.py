@@ -24,7 +24,7 @@ GIVES: Final = {
 
 #: Characters of base64, the most that Knative writes; so many bytes fill them exactly.
 DATA_CHARACTERS: Final = 1024
-_DATA_BYTES: Final = DATA_CHARACTERS // 4 * 3
+DATA_BYTES: Final = DATA_CHARACTERS // 4 * 3
 
 
 def write(context: ErrorContext) -> list[tuple[str, str | int]]:
@@ -37,7 +37,7 @@ def write(context: ErrorContext) -> list[tuple[str, str | int]]:
     elif context.code or native:
         out.append((_CODE, clean(native if context.code in (None, Code.UNKNOWN) and native else context.code or "")))
     if context.reason:
-        data = base64.b64encode(head(context.reason, _DATA_BYTES).encode())
+        data = base64.b64encode(head(context.reason, DATA_BYTES).encode())
         out.append((_DATA, data.decode()[:DATA_CHARACTERS]))
     if context.destination:
         out.append((_DEST, uri(context.destination)))
