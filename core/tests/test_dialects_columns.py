@@ -531,7 +531,6 @@ PARTS = (
     st.lists(
         st.text(max_size=9)
         | odd_texts
-        | told
         | st.sampled_from(
             [
                 "bearer ABCDEFGHI",
@@ -558,5 +557,6 @@ PARTS = (
         | st.lists(st.sampled_from(PARTS), max_size=6).map("".join)
     )
 )
+@settings(deadline=None)
 def test_texts_are_redacted_at_once_as_they_are_one_by_one(texts: list[str]) -> None:
     assert redact_all(texts) == [redact(each) for each in texts]
