@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -229,13 +229,18 @@ def redelivery_dialect():
 """
 
 
-def test_a_header_dialect_of_a_plugin_is_read_without_a_change_in_core(
-    install: Install, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def own_dialects() -> Iterator[None]:
+    """The dialects that a test recognises are forgotten at its end."""
+    yield
+    dialects.recognise(redelivery_plugins.installed().dialects.values())
+
+
+@pytest.mark.usefixtures("own_dialects")
+def test_a_header_dialect_of_a_plugin_is_read_without_a_change_in_core(install: Install) -> None:
     found = discover([install("theirs", DIALECT.format(name="theirs", attempts="7"))])
     assert not found.failed
     assert not found.plugins
-    monkeypatch.setattr(dialects, "_others", [])
     dialects.recognise(found.dialects.values())
     letter = Message(value=b"v", headers=(("x-why", b"no such airport"), ("other", b"1")))
     assert dialects.read(letter) == ErrorContext(reason="no such airport", attempts=7)
@@ -243,11 +248,11 @@ def test_a_header_dialect_of_a_plugin_is_read_without_a_change_in_core(
     assert dialects.strip(letter) == letter, "what others wrote is not ours to take away"
 
 
+@pytest.mark.usefixtures("own_dialects")
 def test_a_header_dialect_that_fails_or_is_wrong_hides_no_letter(
-    install: Install, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    install: Install, caplog: pytest.LogCaptureFixture
 ) -> None:
     found = discover([install("theirs", DIALECT.format(name="theirs", attempts="1 / 0"))])
-    monkeypatch.setattr(dialects, "_others", [])
     dialects.recognise(found.dialects.values())
     assert dialects.read(Message(value=b"v", headers=(("x-why", b"x"),))) is None
     assert "'theirs' could not read a letter" in caplog.text
