@@ -22,9 +22,9 @@ from pyspark.sql import functions as f
 
 from redelivery import dead_letters
 from redelivery.codes import Code
-from redelivery.contract.broker import Limits
+from redelivery.contract.broker import Capabilities
 from redelivery.contract.context import ErrorContext
-from redelivery.contract.message import Batch, Message
+from redelivery.contract.message import Batch, Column
 from redelivery.contract.spec import DeliverySpec
 from redelivery.deadletters.redrive import RedriveSettings
 from redelivery.formats import dialects
@@ -157,54 +157,52 @@ def _rows(spark: SparkSession, count: int) -> DataFrame:
 
 
 def fill(url: str, count: int) -> None:
-    """Write letters by our sender: ten headers each, four codes, a 200-byte value."""
-    broker = installed().by_url(url)
-    has = broker.capabilities
+    """Write letters by our sender: as an engine makes them, four codes, a 200-byte value."""
+    has = installed().by_url(url).capabilities
     with Delivery.open(url, DeliverySpec(), origin=Origin(run="fill")) as delivery:
         for first in range(0, count, _BATCH):
-            numbers = range(first, min(first + _BATCH, count))
-            delivery.write(Batch.of([_letter(number, has.context_dialect, has.limits) for number in numbers]))
+            delivery.write(_letters(range(first, min(first + _BATCH, count)), has))
         delivery.finish()
 
 
-def _letter(number: int, dialect: str, limits: Limits) -> Message:
-    """Return a letter. The context is rendered once per code, and numbered."""
-    message = _template(number % 4, dialect, limits)
-    key = b"%010d" % number
-    return Message(value=key.rjust(200, b"x"), key=key, headers=message.headers, id=f"id-{number}")
-
-
-_templates: dict[tuple[int, str], Message] = {}
-
-
-def _template(kind: int, dialect: str, limits: Limits) -> Message:
-    if (kind, dialect) not in _templates:
-        code, native = _CODES[kind]
-        context = ErrorContext(
-            reason=f"the broker said no: {native}",
-            kind="permanent",
-            code=code,
-            native_code=native,
-            exception="redelivery.errors.Permanent",
-            stage="TASK_PUT",
-            broker="carrier",
-            destination="carrier://host/orders",
-            attempts=3,
-            attempts_total=3,
-            first_failure_ms=1_700_000_000_000,
-            last_failure_ms=1_700_000_000_999,
-            run="run-1",
-            partition=1,
-        )
-        found = dialects.attach(
-            Message(value=b""),
-            context,
-            dialect=dialect,
-            limits=limits,
-            prefix=None,
-        )
-        _templates[kind, dialect] = found
-    return _templates[kind, dialect]
+def _letters(numbers: range, has: Capabilities) -> Batch:
+    """Return letters of one code; each has its own id and position."""
+    code, native = _CODES[numbers.start // _BATCH % len(_CODES)]
+    context = ErrorContext(
+        reason=f"the broker said no: {native}",
+        kind="permanent",
+        code=code,
+        native_code=native,
+        exception="redelivery.errors.Permanent",
+        stage="TASK_PUT",
+        broker="carrier",
+        component="carrier.sender.Sender",
+        destination="carrier://host/orders",
+        attempts=3,
+        attempts_total=3,
+        first_failure_ms=1_700_000_000_000,
+        last_failure_ms=1_700_000_000_999,
+        run="run-1",
+        partition=1,
+    )
+    keys = [b"%010d" % number for number in numbers]
+    ids = [f"id-{number}" for number in numbers]
+    rows = Batch(
+        number=0,
+        length=len(keys),
+        nbytes=400 * len(keys),
+        value=Column.of([key.rjust(200, b"x") for key in keys]),
+        key=Column.of(list(keys)) if has.keys else None,
+        id=Column.of(list(ids)) if has.ids else None,
+    )
+    return dialects.attach_all(
+        rows,
+        context,
+        {"message_id": ids, "position": numbers},
+        dialect=has.context_dialect,
+        limits=has.limits,
+        prefix=None,
+    )
 
 
 # --- what every broker can be asked ----------------------------------------------------------------------------------
