@@ -12,6 +12,7 @@ from redelivery.sending.report import DeliveryReport
 from redelivery.spark import deliver
 from redelivery.spark.job import Job
 from redelivery.spark.options import read_write_options
+from redelivery.spark.redelivered import Redelivered
 from redelivery.spark.writer import RedeliveryWriter, TaskDone
 
 #: Lines of an error that Spark shows: its own, the step that raised, and ours.
@@ -185,7 +186,7 @@ def test_an_aborted_job_says_what_it_does_not_know(shelf):
         writer.abort([None, None])
         report = DeliveryReport(rows=3, primary=shelf.url(), run=job.run)
         report.at(shelf.url()).delivered = 3
-        writer.abort([None, TaskDone(report, speculation=False, started=0.0)])
+        writer.abort([None, TaskDone(report, speculation=False, started=0.0, redelivered=Redelivered())])
     finally:
         logger.removeHandler(handler)
     assert "0 rows" not in said[0]
