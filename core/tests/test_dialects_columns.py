@@ -369,11 +369,22 @@ def plain_rows(count: int = 5) -> Batch:
     )
 
 
+@pytest.mark.parametrize("dialect", dialects.NAMES)
+def test_positions_may_be_a_range_as_the_engine_gives_them(dialect: str, caplog: pytest.LogCaptureFixture) -> None:
+    batch = Batch.of([Message(value=b"v", id=f"{number}") for number in range(100)])
+    varying = {"position": range(7, 107)}
+    options: dict[str, Any] = {"dialect": dialect, "limits": Limits(), "prefix": None}
+    assert_equal(
+        dialects.attach_all(batch, CONTEXT, varying, **options), row_by_row(batch, CONTEXT, varying, **options)
+    )
+    assert not caplog.records, "they were written one by one after an error"
+
+
 @pytest.mark.parametrize("dialect", [*dialects.NAMES, ("connect", "knativeerror", "deadletter")])
 @pytest.mark.parametrize("key", [None, KEY], ids=["unsigned", "signed"])
 @pytest.mark.parametrize("kind", ["plain", "redriven", "binary", "structured"])
 def test_usual_rows_are_not_written_one_by_one(
-    dialect: Any, key: bytes | None, kind: str, monkeypatch: pytest.MonkeyPatch
+    dialect: Any, key: bytes | None, kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     rows = list(plain_rows().rows())
     if kind == "redriven":
@@ -389,7 +400,7 @@ def test_usual_rows_are_not_written_one_by_one(
     batch = Batch.of(rows)
     varying = {
         "message_id": [each.id for each in rows],
-        "position": list(range(5)),
+        "position": range(5),  # as the engine gives them
         "source_offset": list(range(5)),
         "target": [None, "a", "b", None, None],
         "extra": [{}, {"partition": "1", "a": "%"}, {"partition": "2"}, {}, {}],
@@ -406,6 +417,7 @@ def test_usual_rows_are_not_written_one_by_one(
     letters = dialects.attach_all(batch, CONTEXT, varying, **options)
     assert alone == []
     assert_equal(letters, wanted)
+    assert not caplog.records, "they were written one by one after an error"
 
 
 @pytest.mark.parametrize("dialect", [*dialects.NAMES, ("connect", "knativeerror", "deadletter")])
@@ -420,7 +432,7 @@ def test_usual_letters_are_not_read_one_by_one(
         context,
         {
             "message_id": ["a", "b", "\u00e9", "\ud800", 'd"'],
-            "position": list(range(5)),
+            "position": range(5),  # as the engine gives them
             "target": [None, "a", "b", None, None],
             "extra": [{}, {"partition": "1"}, {"partition": "2"}, {}, {}],
             "attempts": [1, 1, 2, 1, 1],

@@ -380,7 +380,7 @@ def _shown(name: str, values: Sequence[Any]) -> list[bytes]:
     """Return the JSON of each value."""
     if name == "extra":
         return [_COMPACT(value).encode() for value in values]
-    return _LINES(values).encode()[1:-1].split(b"\n")
+    return _LINES(list(values)).encode()[1:-1].split(b"\n")
 
 
 def _macs(
