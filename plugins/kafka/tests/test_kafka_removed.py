@@ -24,7 +24,7 @@ def filled(subject: Subject, count: int, partitions: int = 1) -> str:
         raise CannotShow("thousands of commits: run it in a container, or by --broker-url")
     cluster: Cluster = subject.runtime.cluster  # type: ignore[attr-defined]
     topic = f"{subject.place.topic}-dead-letters"  # type: ignore[attr-defined]
-    cluster.make(topic, partitions, **{"retention.ms": "-1"})  # type: ignore[arg-type]
+    cluster.make(topic, partitions)
     producer = Producer({"bootstrap.servers": cluster.bootstrap, "queue.buffering.max.messages": 1_000_000})
     for at in range(count):
         producer.produce(topic, b"%d" % at, partition=at % partitions)

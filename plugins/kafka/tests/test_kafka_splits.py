@@ -31,7 +31,7 @@ def real(subject: Subject) -> Cluster:
 def made(subject: Subject, partitions: int) -> str:
     """Make a dead letter topic with these partitions; return its name."""
     topic = f"{subject.place.topic}-dead-letters"  # type: ignore[attr-defined]
-    real(subject).make(topic, partitions, **{"retention.ms": "-1"})  # type: ignore[arg-type]
+    real(subject).make(topic, partitions)
     return topic
 
 
@@ -109,7 +109,7 @@ class TestKafkaSplits(Statements):
     def test_a_time_bounds_what_is_read_where_brokers_date_letters(self, subject: Subject, dated: str) -> None:
         """Elsewhere a record's time is that of the message that died: all letters are read."""
         topic = f"{subject.place.topic}-dead-letters"  # type: ignore[attr-defined]
-        real(subject).make(topic, 2, **{"retention.ms": "-1", "message.timestamp.type": dated})  # type: ignore[arg-type]
+        real(subject).make(topic, 2, **{"message.timestamp.type": dated})  # type: ignore[arg-type]
         moments = []
         for first in (0, 20, 40):
             moments.append(time.time_ns() // 1_000_000)

@@ -143,8 +143,8 @@ class KafkaRuntime(Runtime):
         return KafkaPlace(self, self.fresh_name(self._stem))
 
     def make(self, topic: str) -> None:
-        """Make a topic with one partition, which keeps records whose time is years ago."""
-        self.cluster.make(topic, 1, **{"retention.ms": "-1"})
+        """Make a topic with one partition."""
+        self.cluster.make(topic)
 
     def remove(self, prefix: str) -> None:
         """Remove the topics of a place."""

@@ -44,8 +44,8 @@ class Cluster:
         return bool(brokers) and client.describe_cluster(request_timeout=2).result().controller is not None
 
     def make(self, topic: str, partitions: int = 1, **config: str) -> None:
-        """Make a topic, and wait until it can be written to."""
-        new = NewTopic(topic, partitions, 1, config=config)
+        """Make a topic that keeps records whose time is years ago, and wait until it can be written to."""
+        new = NewTopic(topic, partitions, 1, config={"retention.ms": "-1", **config})
         with suppress_codes(KafkaError.TOPIC_ALREADY_EXISTS):
             self.admin.create_topics([new], request_timeout=PATIENCE)[topic].result()
         deadline = time.monotonic() + PATIENCE
