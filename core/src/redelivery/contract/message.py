@@ -36,6 +36,10 @@ class Message:
         destination: where it goes, if not to the URL's own target (topic, queue, routing key).
         timestamp_ms: creation time, milliseconds since the epoch.
         extra: the broker's own columns as its capabilities name them (partition, exchange, ...).
+        native: what the broker's own message holds beyond all this: properties, types of headers. Opaque, picklable,
+            and made by the plugin that received the message or read the letter; None: nothing. Core carries it along,
+            and never reads it. A sender of the same plugin writes it again where the other attributes do not say
+            otherwise; any other sender ignores it. It is not part of the content, as `identity` is not.
     """
 
     value: bytes | None
@@ -46,6 +50,7 @@ class Message:
     timestamp_ms: int | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
     identity: str | None = field(default=None, compare=False)
+    native: Any = field(default=None, compare=False, repr=False)
 
     @property
     def nbytes(self) -> int:
@@ -114,8 +119,8 @@ class Batch:
         isolate: each row must be sent alone, so that a failure belongs to one row.
         ordered: where the broker's `order` is native, rows of one key must be stored in their order: when one fails,
             every later row of its key that is not yet stored fails with `NotSent`, in this batch and in later ones.
-        value, key, headers, id, destination, timestamp_ms, extra, identity: as in `Message`, a column each. Senders
-            that do not de-duplicate do not read `identity`, which may have to be computed.
+        value, key, headers, id, destination, timestamp_ms, extra, identity, native: as in `Message`, a column each.
+            Senders that do not de-duplicate do not read `identity`, which may have to be computed.
     """
 
     number: int
@@ -129,6 +134,7 @@ class Batch:
     timestamp_ms: Column[int | None] | None = None
     extra: Mapping[str, Column[Any]] = field(default_factory=dict)
     identity: Column[str | None] | None = None
+    native: Column[Any] | None = None
     first: int = 0
     isolate: bool = False
     ordered: bool = False
@@ -151,6 +157,7 @@ class Batch:
             timestamp_ms=at(self.timestamp_ms),
             extra={name: column.values[index] for name, column in self.extra.items()} if self.extra else _NO_EXTRA,
             identity=at(self.identity),
+            native=at(self.native),
         )
 
     def take(self, indices: Sequence[int]) -> Batch:
@@ -171,6 +178,7 @@ class Batch:
             timestamp_ms=at(self.timestamp_ms),
             extra={name: column.take(indices) for name, column in self.extra.items()} if self.extra else self.extra,
             identity=at(self.identity),
+            native=at(self.native),
         )
 
     def rows(self) -> Iterable[Message]:
@@ -193,6 +201,7 @@ class Batch:
             timestamp_ms=Column.of([m.timestamp_ms for m in messages]),
             extra={name: Column.of([m.extra.get(name) for m in messages]) for name in names},
             identity=Column.of([m.identity for m in messages]) if any(m.identity for m in messages) else None,
+            native=Column.of([m.native for m in messages]) if any(m.native is not None for m in messages) else None,
             isolate=isolate,
             ordered=ordered,
         )

@@ -187,6 +187,7 @@ def _patched(sent: Batch, single: Mapping[int, Message]) -> Batch:
         timestamp_ms=patched(sent.timestamp_ms, "timestamp_ms"),
         extra={name: own(name) for name in sorted(names)},
         identity=patched(sent.identity, "identity"),
+        native=patched(sent.native, "native"),
     )
 
 

@@ -224,7 +224,9 @@ def source_of(message: Message) -> str | None:
 def wrapped(message: Message) -> Message:
     """Return a message as a structured event that stands for it, in ASCII, with no other header. Never raises."""
     body = json.dumps(to_json(_wrap(message)), separators=(",", ":")).encode()
-    return Message(value=body, headers=((CONTENT_TYPE, STRUCTURED.encode()),), identity=message.identity)
+    return Message(
+        value=body, headers=((CONTENT_TYPE, STRUCTURED.encode()),), identity=message.identity, native=message.native
+    )
 
 
 def _is_finite(event: CloudEvent) -> bool:

@@ -327,6 +327,7 @@ def picked(batch: Batch, rows: Sequence[int]) -> Batch:
         timestamp_ms=at(batch.timestamp_ms),
         extra={name: Column.of(_at(column.values, rows)) for name, column in batch.extra.items()},
         identity=at(batch.identity),
+        native=at(batch.native),
     )
 
 
@@ -361,6 +362,7 @@ def joined(batches: Sequence[Batch]) -> Batch:
             if (column := chain([batch.extra.get(name) for batch in batches], None)) is not None
         },
         identity=chain([batch.identity for batch in batches], None),
+        native=chain([batch.native for batch in batches], None),
     )
 
 

@@ -371,7 +371,9 @@ def _unwrapped(message: Message) -> Message:
     if event is None or event.get_type() != events.WRAPPED:
         return message
     inner = events.from_event(event)
-    return replace(inner, destination=message.destination, extra=message.extra, identity=message.identity)
+    return replace(
+        inner, destination=message.destination, extra=message.extra, identity=message.identity, native=message.native
+    )
 
 
 def renamed(message: Message, event_type: str) -> Message:
