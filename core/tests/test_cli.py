@@ -9,7 +9,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import IO
@@ -124,6 +124,18 @@ def test_the_markdown_is_one_table_with_a_column_a_plugin() -> None:
     assert head == "| capability | alpha | beta |"
     assert ruler == "| --- | --- | --- |"
     assert all(row.count("|") == 4 for row in rows)
+
+
+def test_every_table_shows_a_plugin_s_modes_beside_it() -> None:
+    plugin = replace(a_plugin("alpha", delay=Support.NATIVE), modes={"share group": Capabilities()})
+    found = a_registry(plugin, a_plugin("beta"))
+    head, _, *rows = command.as_markdown(found).splitlines()
+    assert head == "| capability | alpha | alpha (share group) | beta |"
+    assert "| delay | native | - | - |" in rows
+    assert ["delay", "native", "-", "-"] in [line.split() for line in command.as_table(found).splitlines()]
+    alpha, beta = command.as_dict(found)["plugins"]
+    assert alpha["modes"]["share group"]["delay"] == "none"
+    assert beta["modes"] == {}
 
 
 @pytest.mark.parametrize("form", [[], ["--json"], ["--markdown"]])

@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeAlias
 
 from redelivery.base import durations
 from redelivery.cli.output import say, say_json
@@ -21,6 +21,9 @@ from redelivery.registry import Registry, discover
 WIDTH = 80
 
 _GAP = "  "
+
+#: A column of the table: its head and what it shows.
+_Column: TypeAlias = tuple[str, Capabilities]
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -68,6 +71,7 @@ def as_dict(found: Registry) -> dict[str, Any]:
                 "version": plugin.version,
                 "contract": plugin.contract,
                 "capabilities": _plain(plugin.capabilities),
+                "modes": {name: _plain(each) for name, each in plugin.modes.items()},
                 "options": dict(plugin.options),
             }
             for plugin in found.plugins.values()
@@ -82,7 +86,7 @@ def as_table(found: Registry) -> str:
     lines = list(_aligned([("PLUGIN", "VERSION", "CONTRACT", "SCHEMES"), *map(_identity, plugins)]))
     if not plugins:
         lines = ["No plugin is installed: pip install redelivery brings the embedded ones."]
-    for block in _blocks(plugins):
+    for block in _blocks(_columns(plugins)):
         lines += ["", *_aligned(_matrix(block))]
     if found.failed:
         lines += ["", "FAILED TO LOAD"]
@@ -92,8 +96,8 @@ def as_table(found: Registry) -> str:
 
 
 def as_markdown(found: Registry) -> str:
-    """Return the table of capabilities for the README: one row per capability, one column per plugin."""
-    head, *rows = _matrix(list(found.plugins.values()))
+    """Return the table of capabilities for the README: one row per capability, one column per plugin and mode."""
+    head, *rows = _matrix(_columns(found.plugins.values()))
     ruler = ["---"] * len(head)
     return "\n".join("| " + " | ".join(row) + " |" for row in [head, ruler, *rows])
 
@@ -102,10 +106,19 @@ def _identity(plugin: BrokerPlugin) -> tuple[str, ...]:
     return plugin.name, plugin.version, str(plugin.contract), " ".join(f"{scheme}:" for scheme in plugin.schemes)
 
 
-def _matrix(plugins: Sequence[BrokerPlugin]) -> list[tuple[str, ...]]:
-    """Return what each can do, one row per capability; rows that are empty for every plugin here are left out."""
-    all_of = [plugin.capabilities for plugin in plugins]
-    rows: list[tuple[str, ...]] = [("capability", *(plugin.name for plugin in plugins))]
+def _columns(plugins: Iterable[BrokerPlugin]) -> list[_Column]:
+    """Return a column for each plugin, followed by those of its modes."""
+    return [
+        (f"{plugin.name} ({mode})" if mode else plugin.name, capabilities)
+        for plugin in plugins
+        for mode, capabilities in {"": plugin.capabilities, **plugin.modes}.items()
+    ]
+
+
+def _matrix(columns: Sequence[_Column]) -> list[tuple[str, ...]]:
+    """Return what each can do, one row per capability; rows that are empty in every column here are left out."""
+    all_of = [capabilities for _, capabilities in columns]
+    rows: list[tuple[str, ...]] = [("capability", *(name for name, _ in columns))]
     rows += [(_words(name), *(_support(getattr(each, name)) for each in all_of)) for name in FEATURES]
     rows += [
         ("settles per", *(each.settles for each in all_of)),
@@ -118,14 +131,14 @@ def _matrix(plugins: Sequence[BrokerPlugin]) -> list[tuple[str, ...]]:
     return rows
 
 
-def _blocks(plugins: Sequence[BrokerPlugin]) -> Iterator[list[BrokerPlugin]]:
-    """Return as many plugins side by side as fit into WIDTH."""
-    block: list[BrokerPlugin] = []
-    for plugin in plugins:
-        if block and max(map(len, _aligned(_matrix([*block, plugin])))) > WIDTH:
+def _blocks(columns: Sequence[_Column]) -> Iterator[list[_Column]]:
+    """Return as many columns side by side as fit into WIDTH."""
+    block: list[_Column] = []
+    for column in columns:
+        if block and max(map(len, _aligned(_matrix([*block, column])))) > WIDTH:
             yield block
             block = []
-        block.append(plugin)
+        block.append(column)
     if block:
         yield block
 

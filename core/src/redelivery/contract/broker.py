@@ -570,6 +570,8 @@ class BrokerPlugin:
         schemes: URL schemes it opens; the first is the usual one.
         version: the distribution's version.
         capabilities: what its brokers can do, before any is connected.
+        modes: capabilities that differ by the URL, an option or the broker's version: name of the mode ("share group",
+            "on 4.3") -> its capabilities. For people: core reads those of the connected broker.
         connect: makes a `Broker` of a URL and its own options (keys without the prefix, secrets resolved). No I/O.
             Raises InvalidURL, UnknownOption, ConfigurationError.
         options: its client options, each with one line of help; core refuses all others.
@@ -582,6 +584,7 @@ class BrokerPlugin:
     version: str
     capabilities: Capabilities
     connect: Callable[[str, Mapping[str, str]], Broker]
+    modes: Mapping[str, Capabilities] = field(default_factory=dict)
     options: Mapping[str, str] = field(default_factory=dict)
     open_options: bool = False
     contract: int = CONTRACT_VERSION
