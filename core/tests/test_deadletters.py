@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import buried
 import pytest
 from scripted import ScriptedBroker
 from test_delivery import RealClock
@@ -154,9 +156,26 @@ def test_the_place_of_the_letters_is_no_destination() -> None:
         dlq.redrive(to="scripted:native")
 
 
-def test_a_sink_named_by_url_must_be_told_where_its_letters_go() -> None:
+def test_letters_of_a_sink_go_back_to_the_destination_that_was_named(tmp_path: Path) -> None:
+    """A sink that several destinations share has letters of others, which stay."""
+    place = buried.Place(tmp_path)
+    url = f"sqlite://{tmp_path / 'other.db'}?queue=orders"
+    place.bury(2, destination=url)
+    place.bury(1, first=2, destination=f"{url}-2")
+    place.bury(1, first=3, destination="nothing:at all")
+    place.bury(1, first=4)
+    with dead_letters(url, sink=f"{place.url}-dead-letters") as letters:
+        counted = letters.redrive(settings=RedriveSettings(dry_run=True))
+        report = letters.redrive()
+    assert (counted.selected, report.selected, report.redriven) == (3, 3, 3)
+    assert [id_ for id_, _ in buried.stored(tmp_path / "other.db", "orders")] == ["n0~1", "n1~1", "n4~1"]
+    assert [id_ for id_, _ in place.letters] == ["n2", "n3"]
+
+
+def test_a_queue_of_letters_must_be_told_where_its_letters_go() -> None:
     setup = DeadLetterSetup(letter("a"))
-    with setup.dlq(sink="scripted:sink") as dlq:
+    object.__setattr__(setup.work.capabilities, "dead_letter", Support.NONE)
+    with setup.dlq() as dlq:
         with pytest.raises(ConfigurationError, match="say where its letters go"):
             dlq.redrive()
         assert dlq.redrive(to="scripted:other").redriven == 1

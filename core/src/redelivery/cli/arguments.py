@@ -51,7 +51,11 @@ def add_place(parser: argparse.ArgumentParser, *, with_spec: bool = False) -> No
     """Add the queue that is read, and with a spec: how its letters are moved."""
     parser.add_argument("url", help="the destination whose dead letters are meant")
     add_subscription(parser)
-    parser.add_argument("--sink", metavar="URL", help="where its letters went, if not to its native place")
+    parser.add_argument(
+        "--sink",
+        metavar="URL",
+        help="where its letters went, if not to its native place; a redrive sends back those of URL",
+    )
     parser.add_argument(
         "--key",
         metavar="REFERENCE",

@@ -59,7 +59,9 @@ def add(what: _SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     redrive.set_defaults(run=_redrive)
     forward.set_defaults(run=_forward)
-    redrive.add_argument("--to", metavar="URL", help="another destination than the one where they failed")
+    redrive.add_argument(
+        "--to", metavar="URL", help="another destination than the one where they failed; with --sink, than URL"
+    )
     redrive.add_argument(
         "--allow-targets",
         action="append",

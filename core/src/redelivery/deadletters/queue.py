@@ -74,6 +74,7 @@ class DeadLetterQueue:
         options: Mapping[str, str],
         *,
         direct: bool,
+        home: str | None = None,
         keys: Sequence[bytes] = (),
     ) -> None:
         self._keys = keys
@@ -82,6 +83,7 @@ class DeadLetterQueue:
         self._broker = broker
         self._letters = Verified(letters, keys)
         self._direct = direct
+        self._home = home
 
     def __iter__(self) -> Iterator[Letter]:
         """Return the letters, oldest first, left in place, each with its whole context."""
@@ -165,7 +167,8 @@ class DeadLetterQueue:
 
         Args:
             ids: message ids or positions; None: all letters that exist now.
-            to: another destination, also for letters with another target. None: the destination where they failed.
+            to: another destination, also for letters with another target. None: the destination where they failed; of
+                a sink, letters of the destination that was named, and those of which nothing says where they failed.
             where: of these, only the selected ones.
             settings: limit, rate, dry run, and when to stop.
             journal: a file that lets a killed run continue, and prevents a second run at the same time; or an open
@@ -187,22 +190,21 @@ class DeadLetterQueue:
         self._check_target(to)
         if isinstance(ids, str):
             raise ConfigurationError(f"redrive: ids is a list of ids, not one text: write [{ids!r}]")
-        selection = where or Selection()
-        options = self._options_for(to)
+        selection = self._meant(where, to)
         meant = selection if ids is None else selection.of(ids)
         settings = settings or RedriveSettings()
 
         def opened(connector: Connector) -> tuple[LetterSender | None, Capabilities]:
-            broker = self._destination(replace(connector, url=to or connector.url, options=options), to)
-            send_queue = None if settings.dry_run else replace(connector, url=to or connector.url).destination(broker)
+            there = self._towards(connector, to)
+            broker = self._destination(there, to)
+            send_queue = None if settings.dry_run else there.destination(broker)
             return None if send_queue is None else RedriveSender(
                 send_queue, connector.spec, connector.clock
             ), broker.capabilities
 
         if isinstance(allow_targets, str):
             raise ConfigurationError(f"redrive: allow_targets is a list, not one text: write [{allow_targets!r}]")
-        is_own = lru_cache(maxsize=1024)(self._is_own)
-        targets = Targets(allowed=tuple(allow_targets), is_own=is_own, none=to is not None)
+        targets = self._targets(to, allow_targets)
         return self._transfer(redrive_operation(targets, hop_limit), opened, spec, meant, settings, journal, part=part)
 
     @contextlib.contextmanager
@@ -210,13 +212,7 @@ class DeadLetterQueue:
         """Open the destination for rows that letters have become; arguments and errors as of `redrive`."""
         self._check_target(to)
         with Resources() as resources:
-            there = replace(
-                self._connector,
-                url=to or self._connector.url,
-                options=self._options_for(to),
-                spec=_given(spec),
-                resources=resources,
-            )
+            there = self._towards(replace(self._connector, spec=_given(spec), resources=resources), to)
             yield RowSender(there.destination(self._destination(there, to)), there.spec, there.clock)
 
     def read(
@@ -242,7 +238,7 @@ class DeadLetterQueue:
             report: counts them.
         """
         targets, there = self._targets(to, allow_targets), self._broker.capabilities
-        selection, now_ms = where or Selection(), self._connector.clock.wall_ms()
+        selection, now_ms = self._meant(where, to), self._connector.clock.wall_ms()
         for batch in itertools.chain.from_iterable(self._letters.read(split, part.wanted) for split in part.splits):
             kept = []
             meant = selection.admitted(batch, _unsent(batch, part.earlier), now_ms)
@@ -397,11 +393,31 @@ class DeadLetterQueue:
             return transfer.run(letter_sender)
 
     def _check_target(self, to: str | None) -> None:
-        if to is None and self._direct:
-            raise ConfigurationError("redrive: this is a sink named by its URL; say where its letters go, with `to`")
+        if to is None and self._direct and self._home is None:
+            raise ConfigurationError("redrive: this is itself a queue of letters; say where its letters go, with `to`")
 
-    def _options_for(self, to: str | None) -> Mapping[str, str]:
-        return self._options if to is None else own_options(to, self._options)
+    def _towards(self, connector: Connector, to: str | None) -> Connector:
+        """Return the connector to where letters go back to: `to`, else the destination that they failed at."""
+        if to is None and self._home is None:
+            return connector
+        url = to or self._home or connector.url
+        return replace(connector, url=url, options=own_options(url, self._options))
+
+    def _meant(self, where: Selection | None, to: str | None) -> Selection:
+        """Return which letters go back: of a sink that several destinations share, those of the one that was named."""
+        selection = where or Selection()
+        if to is not None or self._home is None:
+            return selection
+        return selection.failed_at(redact(self._home), lru_cache(maxsize=1024)(self._is_home))
+
+    def _is_home(self, url: str) -> bool:
+        """Return whether a URL, which anyone may have written, means the destination that was named."""
+        with contextlib.suppress(RedeliveryError):
+            return self._at(url).is_at(self._at(self._home or url))
+        return False
+
+    def _at(self, url: str) -> Broker:
+        return connect(url, own_options(url, self._options))
 
     def _targets(self, to: str | None, allowed: Collection[str]) -> Targets:
         is_own = lru_cache(maxsize=1024)(self._is_own)
@@ -409,15 +425,17 @@ class DeadLetterQueue:
 
     def _destination(self, connector: Connector, to: str | None) -> Broker:
         """Return where letters go back to. Raises ConfigurationError."""
-        broker = self._broker if to is None or to == self._place() else connector.connect()
-        self._check_elsewhere("redrive", to or self._connector.url, broker)
+        here = to == self._place() or (to is None and self._home is None)
+        broker = self._broker if here else connector.connect()
+        self._check_elsewhere("redrive", connector.url, broker)
         return broker
 
     def _is_own(self, target: str) -> bool:
         """Return whether a target of this name is the destination itself, however it is spelled."""
         with contextlib.suppress(RedeliveryError):  # such a name does not exist there, so it is another place
-            url = self._broker.sibling(target)
-            return self._broker.canonical_url == url or connect(url, self._connector.options).is_at(self._broker)
+            there = self._broker if self._home is None else self._at(self._home)
+            url = there.sibling(target)
+            return there.canonical_url == url or self._at(url).is_at(there)
         return False
 
     def _check_elsewhere(self, doing: str, url: str, there: Broker) -> None:
@@ -505,5 +523,6 @@ def dead_letters(
         resources.callback(letters.close)
         kept = resources.pop_all()
         dlq = replace(connector, resources=kept)
-        return DeadLetterQueue(dlq, broker, letters, options or {}, direct=direct, keys=keys)
+        home = None if sink is None else url
+        return DeadLetterQueue(dlq, broker, letters, options or {}, direct=direct, home=home, keys=keys)
     raise AssertionError("unreachable")

@@ -126,6 +126,21 @@ class Selection:
 
         return Selection((*self.conditions, Condition(f"{len(named)} ids", holds, columns=columns)))
 
+    def failed_at(self, destination: str, is_there: Callable[[str], bool]) -> Selection:
+        """Select only letters that failed at one destination, and those of which nothing says where.
+
+        Args:
+            destination: its URL, for people.
+            is_there: whether a URL means it.
+        """
+
+        def holds(letter: Letter, _: int) -> bool:
+            where = (letter.context or ErrorContext()).destination
+            return where is None or is_there(where)
+
+        own = Condition(f"destination={destination}", holds, field="destination")
+        return Selection((*self.conditions, own))
+
     def admits(self, letter: Letter, now_ms: int) -> bool:
         """Return whether this letter is selected.
 

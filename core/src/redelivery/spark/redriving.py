@@ -91,7 +91,8 @@ def redrive(
         spark: the session. This process plans, so it must reach the broker.
         url: the destination; its native dead letters are sent back.
         where: conditions that must all hold, as `--where` takes them: "code=TOO_LARGE", "age>PT2H".
-        to: another destination than the one where they failed.
+        to: another destination than the one where they failed. Of a `sink`, letters go back to `url`, those that failed
+            there and those of which nothing says where.
         mend: gets the letters as a DataFrame, as `spark.read` gives them, and returns the rows to be sent. It must keep
             the column `_position`. Letters whose rows it drops stay. Where it makes several rows of one letter, give
             each its own `id`; the letter is removed when all of them are confirmed. If it fails, nothing was sent.
