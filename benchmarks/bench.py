@@ -74,6 +74,7 @@ def main() -> int:
     parser.add_argument("--only-memory", action="store_true", help="measure nothing but how the memory grows")
     parser.add_argument("--skip-memory", action="store_true", help="leave out how the memory grows with the rows")
     parser.add_argument("--only", help="of letters-BROKER, only works whose name contains this")
+    parser.add_argument("--master", default="local[2]", help="of letters-BROKER, how many cores Spark has")
     args = parser.parse_args()
     if args.broker.startswith("letters-"):
         results = of_letters(args.broker, args)
@@ -97,7 +98,7 @@ def of_letters(name: str, args: argparse.Namespace) -> list[Result]:
     """Measure the works of `letters_<broker>.py`."""
     letters = importlib.import_module("letters")
     module = importlib.import_module(name.replace("-", "_"))
-    timed = letters.measure(module, rows=args.rows, repeat=args.repeat, only=args.only)
+    timed = letters.measure(module, rows=args.rows, repeat=args.repeat, only=args.only, master=args.master)
     return [Result(each.name, each.rows, each.rows_per_s, each.ratio, each.to) for each in timed]
 
 

@@ -89,13 +89,13 @@ class Timed:
     to: str
 
 
-def measure(module: Broker, *, rows: int | None, repeat: int, only: str | None) -> Iterator[Timed]:
+def measure(module: Broker, *, rows: int | None, repeat: int, only: str | None, master: str) -> Iterator[Timed]:
     """Measure every work of a broker whose name contains `only`, and those that their ratios refer to."""
     scratch = Path(tempfile.mkdtemp())
     atexit.register(shutil.rmtree, scratch, ignore_errors=True)
     failing_plugin.install(scratch)
     config: Mapping[str, str] = module.config() if hasattr(module, "config") else {}
-    spark = local_session("letters", master="local[2]", config=dict(config))
+    spark = local_session("letters", master=master, config=dict(config))
     try:
         all_works = [*writing(module, spark, rows or module.ROWS), *module.works(spark, rows or module.LETTERS)]
         named = [work for work in all_works if only is None or only in work.name]
