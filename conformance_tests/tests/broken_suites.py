@@ -7,6 +7,7 @@ import broken_codes
 import broken_content
 import broken_copies
 import broken_ends
+import broken_fidelity
 import broken_leases
 import broken_outages
 import broken_places
@@ -25,6 +26,7 @@ __all__ = [
     "broken_content",
     "broken_copies",
     "broken_ends",
+    "broken_fidelity",
     "broken_leases",
     "broken_outages",
     "broken_places",

@@ -11,7 +11,7 @@ import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import count
 from pathlib import Path
@@ -45,6 +45,22 @@ class NotHere(Exception):
 
 class CannotShow(Exception):
     """This runtime cannot show what a statement asks for; the text names a runtime that can."""
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """A message of another application, as an independent client shows it.
+
+    Attributes:
+        headers: by name, each with its value as the broker types it: application properties, message attributes. The
+            suite compares types too: `True` is not `1`, and 1 is not 1.0.
+        rest: everything else that the application has set: body, id, properties. What the broker itself adds or
+            changes at each delivery (counters, times of arrival, a history of deaths) is left out. The suite compares
+            it with its types as well.
+    """
+
+    headers: Mapping[str, object]
+    rest: Mapping[str, object]
 
 
 class Place(ABC):
@@ -187,6 +203,28 @@ class Place(ABC):
     def damage(self) -> None:
         """Store a message that the plugin cannot decode. Raises CannotShow."""
         raise CannotShow("a message that cannot be decoded: its harness has no `damage`")
+
+    def put_foreign(self, *, dead: bool) -> Foreign:  # noqa: ARG002
+        """Write one message that uses everything that this broker has, as another application does; return it.
+
+        It has an id, if messages have ids here, and every property and every type of header that this plugin promises
+        to keep. Write it with an independent client, not with the plugin's code. Nothing of it may be ours.
+
+        Args:
+            dead: into the native dead letter place, in a way in which other applications' letters come there: by the
+                broker (a rejection, a limit) or by a client. Otherwise into the destination.
+
+        Raises:
+            CannotShow: there is no such client.
+        """
+        raise CannotShow("another application's message: its harness has no `put_foreign`")
+
+    def foreign(self, *, dead: bool) -> Sequence[Foreign]:  # noqa: ARG002
+        """Return the messages of the dead letter place, or of the destination, as `put_foreign` does. They stay.
+
+        Read with an independent client. Raises CannotShow.
+        """
+        raise CannotShow("another application's message: its harness has no `foreign`")
 
     def close(self) -> None:  # noqa: B027 - nothing to do is a common case
         """Remove everything that the test left behind."""

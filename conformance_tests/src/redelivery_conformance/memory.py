@@ -38,7 +38,7 @@ from redelivery.contract.letters import batches
 from redelivery.contract.message import Message
 from redelivery.contract.spec import DeliverySpec, DeliveryStatus, Ref
 from redelivery.errors import ConfigurationError, Fatal, InvalidURL, Permanent, Retriable, Unsupported
-from redelivery_conformance.harness import Outage, Place, Runtime, RuntimeKind, Unregistered
+from redelivery_conformance.harness import Foreign, Outage, Place, Runtime, RuntimeKind, Unregistered
 from redelivery_conformance.memory_receiver import MemoryReceiver
 from redelivery_conformance.memory_sender import MemorySender
 from redelivery_conformance.memory_store import Queue, Store
@@ -437,6 +437,25 @@ class MemoryPlace(Place):
 
     def damage(self) -> None:
         self.store.queue("orders").state(self.store.add("orders", Message(value=b"damaged"))).damage = "it is damaged"
+
+    def put_foreign(self, *, dead: bool) -> Foreign:
+        headers = (("count", b"7"), ("trace", b"00-1"))
+        message = Message(
+            value=b"theirs",
+            id="theirs-1",
+            headers=headers,
+            native={"types": {"count": int}, "priority": 7, "tables": {"deep": [1, True, 1.5, None]}},
+        )
+        assert self.store.put("orders" + DEAD_LETTERS if dead else "orders", message)
+        (written,) = self.foreign(dead=dead)
+        return written
+
+    def foreign(self, *, dead: bool) -> Sequence[Foreign]:
+        queue = self.store.queue("orders" + DEAD_LETTERS if dead else "orders")
+        return [
+            Foreign(dict(message.headers), {"value": message.value, "id": message.id, "native": message.native})
+            for message in queue.messages.values()
+        ]
 
     def close(self) -> None:
         del Store.by_name[self.name]

@@ -61,6 +61,12 @@ class Subject:
         both = {**self.place.options, **(options or {})}
         return self.keep(self.harness.connect(self._url if url is None else url, both))
 
+    @contextmanager
+    def connected(self, url: str, options: Mapping[str, str]) -> Iterator[Broker]:
+        """Open a broker for core, with the place's options, and close it again: a `ConnectionFactory`."""
+        with self.harness.connect(url, {**self.place.options, **options}) as broker:
+            yield broker
+
     def expect_outages(self) -> None:
         """Reach the place through the URL that an outage can cut off, from now on."""
         self._url = self.place.outage_url

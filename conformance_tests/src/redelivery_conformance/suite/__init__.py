@@ -8,6 +8,7 @@ from redelivery_conformance.suite.codes import Codes
 from redelivery_conformance.suite.copies import Copies
 from redelivery_conformance.suite.destinations import Destinations
 from redelivery_conformance.suite.failures import Failures
+from redelivery_conformance.suite.fidelity import Fidelity
 from redelivery_conformance.suite.headers import Headers
 from redelivery_conformance.suite.hostility import Hostility
 from redelivery_conformance.suite.ids import Ids
@@ -38,6 +39,7 @@ __all__ = [
     "Destinations",
     "Extending",
     "Failures",
+    "Fidelity",
     "Headers",
     "Hostility",
     "Ids",
@@ -87,6 +89,7 @@ class BrokerSuite(
     Splits,
     Cursors,
     Redriving,
+    Fidelity,
     Provisioning,
     Closing,
     Subscribing,

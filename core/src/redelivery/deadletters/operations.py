@@ -143,7 +143,7 @@ def _sent_plain(stored: Batch, plain: Sequence[again.Again | None], there: Capab
     """Return plain letters as they are sent; other rows are to be patched, or left out."""
     ids = [None] * len(stored) if stored.id is None else stored.id.values
     names = [
-        None if each is None or name is None else f"{original_id(name, each.hops)}{HOP_MARK}{each.hops + 1}"
+        None if each is None or name is None else next_id(name, each.hops + 1, unsent=each.unsent)
         for name, each in zip(ids, plain, strict=True)
     ]
     sent = replace(
@@ -154,7 +154,15 @@ def _sent_plain(stored: Batch, plain: Sequence[again.Again | None], there: Capab
         extra={name: column for name, column in stored.extra.items() if name in there.columns},
         identity=None,
     )
-    return replace(sent, identity=Column(len(sent), lambda: identity.of_redriven_all(sent)))
+    kept = [name is not None and name == old for name, old in zip(names, ids, strict=True)]
+    if there.deduplicate or not any(kept):
+        return replace(sent, identity=Column(len(sent), lambda: identity.of_redriven_all(sent)))
+
+    def identities() -> list[str | None]:
+        every = identity.of_redriven_all(sent)
+        return [None if same else each for same, each in zip(kept, every, strict=True)]
+
+    return replace(sent, identity=Column(len(sent), identities))
 
 
 def _patched(sent: Batch, single: Mapping[int, Message]) -> Batch:
@@ -196,8 +204,7 @@ def sent_back(
 ) -> Message:
     """Return the message of a letter as it is sent again: without our context, one hop further, to its own target.
 
-    Its id is `<id>~<hop>`, so that no broker takes it for the message that died. Where the message may have been
-    delivered, the id is the one under which it was sent.
+    Its id is that of `next_id`. Where the message may have been delivered, it is the one under which it was sent.
 
     Args:
         letter: as stored.
@@ -209,21 +216,24 @@ def sent_back(
     columns = {name: kind for name, kind in there.columns.items() if targeted or name not in there.routes}
     message = dialects.redriven(letter.message)
     hop = dialects.history(message).hops
-    name = message.id
+    name, unsent = message.id, dialects.unsent(letter.message)
     if context.maybe_delivered:
         name = name or context.message_id  # as it was sent: a consumer that has it already can tell
     elif name is None and context.message_id is not None:
         # Not the letter's own: another letter may have it, and must not be taken for the same message.
-        name = f"{context.message_id}{HOP_MARK}{letter.position}"
+        name = f"{context.message_id}{HOP_MARK}{letter.position}" if unsent else context.message_id
     extra = _restored(context.extra, columns)
     sent = replace(
         message,
-        id=name if name is None or context.maybe_delivered else f"{original_id(name, hop - 1)}{HOP_MARK}{hop}",
+        id=name if name is None or context.maybe_delivered else next_id(name, hop, unsent=unsent),
         destination=message.destination or context.target if targeted else None,
         extra={**extra, **{name: value for name, value in message.extra.items() if name in columns}},
     )
-    again = context.maybe_delivered
-    return replace(sent, identity=identity.of_unchanged(sent, context) if again else identity.of_redriven(sent))
+    if context.maybe_delivered:
+        return replace(sent, identity=identity.of_unchanged(sent, context))
+    if sent.id == name and not there.deduplicate:
+        return replace(sent, identity=None)
+    return replace(sent, identity=identity.of_redriven(sent))
 
 
 def _restored(texts: Mapping[str, str], columns: Mapping[str, type]) -> dict[str, Any]:
@@ -234,6 +244,22 @@ def _restored(texts: Mapping[str, str], columns: Mapping[str, type]) -> dict[str
             with contextlib.suppress(ValueError):  # another program wrote it: the message is sent without it
                 extra[name] = columns[name](text)
     return extra
+
+
+def next_id(name: str, hop: int, *, unsent: bool) -> str:
+    """Return the id under which a letter is sent back.
+
+    A message of ours gets `<id>~<hop>`, so that no reader takes it for the one that failed. A message that was stored
+    before it died keeps its id: its application, or another one, knows it by that. A broker that de-duplicates
+    recognises both by their `identity`, which differs at each hop.
+
+    Args:
+        name: its id.
+        hop: how often it was sent back, this time included.
+        unsent: as of `dialects.unsent`.
+    """
+    original = original_id(name, hop - 1)
+    return f"{original}{HOP_MARK}{hop}" if unsent or original != name else name
 
 
 def original_id(name: str, hop: int) -> str:

@@ -31,6 +31,7 @@ from redelivery.formats.dialects._single import (
     renamed,
     strip,
     strip_all,
+    unsent,
     wrap,
 )
 
@@ -56,5 +57,6 @@ __all__ = [
     "renamed",
     "strip",
     "strip_all",
+    "unsent",
     "wrap",
 ]

@@ -20,7 +20,7 @@ NAMES: Final = ("redelivery-letter", "redelivery-letter-2")
 _MOST: Final = 2**31
 #: Longer markers are parsed each time. Bytes.
 _REMEMBERED: Final = 2048
-_FLAGS: Final = ("truncated", "maybe_delivered", "wrapped")
+_FLAGS: Final = ("truncated", "maybe_delivered", "wrapped", "received")
 _MEMBERS: Final = ("dialect", "headers", "attributes", "attempts_total", "hops", *_FLAGS)
 
 
@@ -37,6 +37,7 @@ class Marker:
         maybe_delivered: the destination may hold the message, by an attempt before or after a redrive.
         retyped: an event's type before it was reposted under another.
         wrapped: the letter is an event that stands for the message (`events.wrapped`).
+        received: the message was stored at its destination before it died there; any application may have written it.
         mac: signs all of this, what we wrote, and the message (`dialects._signature`).
     """
 
@@ -50,6 +51,7 @@ class Marker:
     maybe_delivered: bool = False
     retyped: Retyped | None = None
     wrapped: bool = False
+    received: bool = False
     mac: str | None = None
 
     @property

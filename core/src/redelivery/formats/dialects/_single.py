@@ -390,6 +390,12 @@ def redriven(message: Message) -> Message:
     return _remark(stripped, replace(marker, hops=marker.hops + 1))
 
 
+def unsent(message: Message) -> bool:
+    """Whether a letter stands for a message of ours that never arrived. Others are as their applications wrote them."""
+    found = _marker.find(message.headers)
+    return found is not None and is_letter(found[1]) and not found[1].received
+
+
 def history(message: Message) -> DeliveryHistory:
     """Return the history in the message's marker; an empty one without a marker."""
     found = _marker.find(message.headers)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from redelivery.contract.broker import Limits
-from redelivery.contract.context import ErrorContext
+from redelivery.contract.context import GIVEN_UP, ErrorContext
 from redelivery.contract.message import Header, Message
 from redelivery.formats.cloudevents import event_in, is_structured, prefix_in
 from redelivery.formats.dialects import _body, _marker, json_context
@@ -25,6 +25,8 @@ CONTEXT: Final = ("redelivery-context", "redelivery-context-2")
 _LEAST: Final = 64
 _SEARCHES: Final = 10
 _MOST: Final = 2**31 - 1
+#: Kinds of what a broker, or another application, moved to the dead letters.
+_BURIED: Final = frozenset({*GIVEN_UP, "rejected", "full", "terminated"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +109,13 @@ class Letter:
         self._include_message = style.include_message
         self._configs = style.configs
         self._taken = {name.lower() for name, _ in message.headers}
+        self._received = False
         self._in_body = is_structured(message) and event_in(message) is not None
         self._prefix = prefix_in(message) or style.prefix or ""
 
     def whole(self, context: ErrorContext) -> Message | None:
         """Return the letter with the whole context, whether it fits or not; None where headers have no room for it."""
+        self._received = context.subscriber is not None or context.kind in _BURIED
         return self._render(context) if self._room() > 1 else None
 
     def fit(self, context: ErrorContext) -> Message | None:
@@ -159,7 +163,13 @@ class Letter:
             yield self._render(context, named=0)
             yield self._render(context, rest=False)
         yield self._with((), replace(self._marker(context), truncated=True))
-        yield self._with((), Marker(truncated=True, retyped=self._lives.retyped, wrapped=self._lives.wrapped))
+        least = Marker(
+            truncated=True,
+            retyped=self._lives.retyped,
+            wrapped=self._lives.wrapped,
+            received=self._received,
+        )
+        yield self._with((), least)
 
     def _cut(self, context: ErrorContext, field: str) -> Iterator[Message]:
         """Return the letter with as much of one text as fits, found by halving."""
@@ -231,6 +241,7 @@ class Letter:
             maybe_delivered=context.maybe_delivered,
             retyped=self._lives.retyped,
             wrapped=self._lives.wrapped,
+            received=self._received,
         )
 
     def _with(

@@ -29,14 +29,16 @@ class Again:
     Attributes:
         headers: of the message that is sent.
         hops: how often the letter had been sent back before.
+        unsent: as of `_single.unsent`.
     """
 
     headers: Headers
     hops: int
+    unsent: bool
 
 
 #: A message without headers has no context and no history.
-_BARE: Final = Again(((_marker.NAMES[0], Marker(hops=1).dump()),), 0)
+_BARE: Final = Again(((_marker.NAMES[0], Marker(hops=1).dump()),), 0, unsent=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,7 @@ class _Plan:
         contexts: indices of JSON headers of ours.
         marker: index of the marker, and its new header.
         hops: how often they were sent back before.
+        unsent: as of `Again`.
     """
 
     kept: Sequence[int]
@@ -55,6 +58,7 @@ class _Plan:
     marker: int
     header: tuple[str, bytes]
     hops: int
+    unsent: bool
 
 
 def plain(batch: Batch) -> list[Again | None]:
@@ -91,7 +95,7 @@ def plain(batch: Batch) -> list[Again | None]:
         else:
             marker, header = plan.marker, plan.header
             kept = tuple([header if index == marker else headers[index] for index in plan.kept])
-            found.append(Again(kept, plan.hops))
+            found.append(Again(kept, plan.hops, plan.unsent))
     return found
 
 
@@ -104,7 +108,7 @@ def _plan(headers: Headers, names: Sequence[str]) -> _Plan | None:
     # An event may be another's stand-in, or have another's type; without history a marker goes, and comes last again.
     if any(name.lower().endswith("type") for name in names) or not (marker.attempts_total or marker.hops):
         return None
-    ours = replace(marker, dialect=None, headers=(), attempts_total=0, hops=0, mac=None)
+    ours = replace(marker, dialect=None, headers=(), attempts_total=0, hops=0, received=False, mac=None)
     if not marker.dialects or not _PLAIN_DIALECTS.issuperset(marker.dialects) or ours != Marker():
         return None
     written = set(marker.headers)
@@ -118,6 +122,7 @@ def _plan(headers: Headers, names: Sequence[str]) -> _Plan | None:
         marker=index,
         header=(names[index], next_marker.dump()),
         hops=marker.hops,
+        unsent=not marker.received,
     )
 
 
