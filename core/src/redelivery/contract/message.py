@@ -39,7 +39,8 @@ class Message:
         native: what the broker's own message holds beyond all this: properties, types of headers. Opaque, picklable,
             and made by the plugin that received the message or read the letter; None: nothing. Core carries it along,
             and never reads it. A sender of the same plugin writes it again where the other attributes do not say
-            otherwise; any other sender ignores it. It is not part of the content, as `identity` is not.
+            otherwise; any other sender ignores it. It is not part of the content, as `identity` is not. Where it has
+            `nbytes`, they count in the message's.
     """
 
     value: bytes | None
@@ -54,8 +55,8 @@ class Message:
 
     @property
     def nbytes(self) -> int:
-        """Return `size` plus a fixed overhead: bounds are counted in it."""
-        return self.size + ROW_OVERHEAD
+        """Return `size` plus the native part's and a fixed overhead: bounds are counted in it."""
+        return self.size + ROW_OVERHEAD + (0 if self.native is None else getattr(self.native, "nbytes", 0))
 
     @property
     def size(self) -> int:

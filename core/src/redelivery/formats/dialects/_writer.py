@@ -163,13 +163,8 @@ class Letter:
             yield self._render(context, named=0)
             yield self._render(context, rest=False)
         yield self._with((), replace(self._marker(context), truncated=True))
-        least = Marker(
-            truncated=True,
-            retyped=self._lives.retyped,
-            wrapped=self._lives.wrapped,
-            received=self._received,
-        )
-        yield self._with((), least)
+        retyped, wrapped = self._lives.retyped, self._lives.wrapped
+        yield self._with((), Marker(truncated=True, retyped=retyped, wrapped=wrapped, received=self._received))
 
     def _cut(self, context: ErrorContext, field: str) -> Iterator[Message]:
         """Return the letter with as much of one text as fits, found by halving."""
