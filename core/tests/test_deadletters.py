@@ -17,6 +17,7 @@ from redelivery.codes import Code
 from redelivery.contract.broker import Broker, DeadLetters, Letter, Limits, Support
 from redelivery.contract.context import ErrorContext
 from redelivery.contract.message import Message
+from redelivery.contract.spec import DeliverySpec, Sink
 from redelivery.deadletters import redrive
 from redelivery.deadletters.operations import original_id
 from redelivery.deadletters.queue import DeadLetterQueue, dead_letters
@@ -84,6 +85,29 @@ def test_a_letter_is_confirmed_at_work_before_it_is_removed() -> None:
         report = dlq.redrive()
     assert (report.considered, report.redriven, report.removed) == (2, 2, 2)
     assert setup.place.at_work_when_removed == [("p-a", True), ("p-b", True)]
+
+
+def test_letters_of_a_place_that_nobody_can_send_to_are_sent_back_forwarded_and_removed() -> None:
+    """Only a writer needs the native sink."""
+
+    def refuse() -> str:
+        raise ConfigurationError("it cannot be sent to: provision it")
+
+    given_up = Letter(position="p-c", message=Message(value=b"c", id="c"), context=replace(CONTEXT, kind="expired"))
+    setup = DeadLetterSetup(letter("a"), letter("b"), given_up)
+    setup.work.native_sink = refuse  # type: ignore[method-assign]
+    setup.work.dead_letter_places = lambda: ("scripted:inside", "scripted:beside")  # type: ignore[method-assign]
+    spec = DeliverySpec(dead_letter_sink=(Sink(uri="native"), Sink(uri="scripted:other")))
+    with setup.dlq() as dlq:
+        assert dlq.place == "scripted:inside"
+        assert dlq.redrive(["a"]).removed == 1
+        assert dlq.remove(["b"]) == 1
+        assert dlq.forward(spec=spec).removed == 1
+        for place in ("scripted:inside", "scripted:beside"):
+            with pytest.raises(ConfigurationError, match="the place that the letters are in"):
+                dlq.redrive(to=place)
+    assert [message.value for message in setup.other.stored] == [b"c"]
+    assert setup.place.letters == []
 
 
 def test_it_goes_back_as_it_was_sent_under_its_hop_without_our_context() -> None:

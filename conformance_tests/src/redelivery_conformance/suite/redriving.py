@@ -305,6 +305,9 @@ class Watched(Broker):
     def native_sink(self) -> str:
         return self._broker.native_sink()
 
+    def dead_letter_places(self) -> Sequence[str]:
+        return self._broker.dead_letter_places()
+
     def dead_letters(self, *, direct: bool = False) -> DeadLetters:
         return WatchedLetters(self._broker.dead_letters(direct=direct), *self._watches)
 

@@ -178,6 +178,9 @@ class Mortal(Broker):
     def native_sink(self) -> str:
         return self._broker.native_sink()
 
+    def dead_letter_places(self) -> Sequence[str]:
+        return self._broker.dead_letter_places()
+
     def close(self) -> None:
         """Do nothing: the borrower closes the broker."""
 

@@ -502,6 +502,18 @@ class Broker(Role):
         """
         raise self._without("native dead letter place")
 
+    def dead_letter_places(self) -> Sequence[str]:
+        """Return the URLs of the places that `dead_letters` reads; the first one names them all.
+
+        People and journals know the letters by that name; it is the same each time. Unlike `native_sink`, no writer
+        needs these places: one that nobody can send to is among them, and nothing has to be provisioned. The default is
+        the native sink alone.
+
+        Raises:
+            BrokerError, ConfigurationError, Unsupported
+        """
+        return (self.native_sink(),)
+
     def sibling(self, name: str) -> str:  # noqa: ARG002
         """Return the URL of another place at the same broker, by its native name (queue, topic). No I/O.
 

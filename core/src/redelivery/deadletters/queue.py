@@ -19,7 +19,7 @@ from typing import Any, Final, Self, TypeVar
 from redelivery.base.clock import SystemClock
 from redelivery.base.urls import redact
 from redelivery.contract.broker import Broker, Capabilities, DeadLetters, Letter, LetterBatch, Support, Wanted
-from redelivery.contract.spec import DeliverySpec, Sink
+from redelivery.contract.spec import NATIVE, DeliverySpec, Sink
 from redelivery.deadletters.journal import Journal
 from redelivery.deadletters.letter_senders import ForwardSender, LetterSender, RedriveSender, RowSender
 from redelivery.deadletters.operations import FORWARD, HOP_LIMIT, LetterOperation, mendable, redrive_operation
@@ -133,7 +133,7 @@ class DeadLetterQueue:
     @property
     def place(self) -> str:
         """The URL of the dead letter queue, redacted. Raises BrokerError, ConfigurationError."""
-        return redact(self._place())
+        return redact(self._places()[0])
 
     def remove(self, ids: Collection[str]) -> int:
         """Remove letters by message id or position; return how many."""
@@ -425,7 +425,7 @@ class DeadLetterQueue:
 
     def _destination(self, connector: Connector, to: str | None) -> Broker:
         """Return where letters go back to. Raises ConfigurationError."""
-        here = to == self._place() or (to is None and self._home is None)
+        here = to in self._places() or (to is None and self._home is None)
         broker = self._broker if here else connector.connect()
         self._check_elsewhere("redrive", connector.url, broker)
         return broker
@@ -439,32 +439,34 @@ class DeadLetterQueue:
         return False
 
     def _check_elsewhere(self, doing: str, url: str, there: Broker) -> None:
-        place = self._place()
-        if place in (url, there.canonical_url) or (self._direct and there.is_at(self._broker)):
+        if not {url, there.canonical_url}.isdisjoint(self._places()) or (self._direct and there.is_at(self._broker)):
             raise ConfigurationError(f"{doing}: {redact(url)} is the place that the letters are in; say where to")
 
     def _sinks(self, connector: Connector, to: str | None, spec: DeliverySpec) -> Iterator[tuple[Sink, str, Broker]]:
         """Return URL and broker of each sink that letters are forwarded to. Raises ConfigurationError, BrokerError."""
-        place = self._place()
+        places = self._places()
         for sink in spec.dead_letter_sink if to is None else (Sink(uri=to),):
+            here = to is None and not sink.options
+            if here and not self._direct and sink.uri == NATIVE:
+                continue  # it is where they are; nobody needs to be able to send there
             url = sink_url(sink, self._broker)
-            if to is None and url == place and not sink.options:
+            if here and url in places:
                 continue
             own = own_options(url, self._options)
             options = {**own, **sink_options(sink, self._broker, own)}
             there = connector.resources.enter_context(connector.connection_factory(url, options))
             url = true_url(sink, url, there)
-            if to is None and place in (url, there.canonical_url):
+            if to is None and not {url, there.canonical_url}.isdisjoint(places):
                 continue
             self._check_elsewhere("forward", url, there)
             refuse_destination(url, there, connector.url, self._broker)
             yield sink, url, there
 
-    def _place(self) -> str:
-        """Return the queue's canonical URL: a relative path means another place in another folder."""
+    def _places(self) -> Sequence[str]:
+        """Return the canonical URLs of the places that are read: a relative path means another in another folder."""
         if self._direct:
-            return self._broker.canonical_url or self._connector.url
-        return self._broker.native_sink()
+            return (self._broker.canonical_url or self._connector.url,)
+        return self._broker.dead_letter_places()
 
 
 def _unsent(batch: LetterBatch, earlier: Mapping[str, str]) -> Sequence[int]:

@@ -7,6 +7,7 @@ Elsewhere each look reads the whole place, and so has a budget.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
@@ -15,6 +16,7 @@ from redelivery.contract.broker import DeadLetters
 from redelivery.contract.letters import LetterBatch, Wanted
 from redelivery.deadletters.selection import dead_since_ms
 from redelivery.deadletters.trust import context_of
+from redelivery.errors import Retriable, Unsupported
 from redelivery.formats.dialects import again
 
 #: Looks take at most this part of the time, all together. With cursors they are at least so far apart, in seconds; the
@@ -54,7 +56,8 @@ class Returned:
         self._began_ms, self._began = self._clock.wall_ms(), self._clock.monotonic()
         self._next = self._began + _LOOK_AFTER
         if self._cursors:
-            with self._look() as place:
+            # The end of this place may have no name, or none now: then it is looked at as a whole.
+            with self._look() as place, suppress(Unsupported, Retriable):
                 self._after = place.cursor()
 
     def look(self) -> int:

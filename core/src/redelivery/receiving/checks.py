@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from datetime import timedelta
 
 from redelivery.base.urls import redact
@@ -17,10 +18,10 @@ def refuse_own_letters(broker: Broker, url: str) -> None:
     Raises:
         ConfigurationError
     """
-    place = None
-    with contextlib.suppress(RedeliveryError):  # not provisioned, or a sender cannot name it
-        place = broker.native_sink()
-    if place is not None and place in {url, broker.canonical_url}:
+    places: Sequence[str] = ()
+    with contextlib.suppress(RedeliveryError):  # not provisioned
+        places = broker.dead_letter_places()
+    if not {url, broker.canonical_url}.isdisjoint(places):
         raise ConfigurationError(
             f"deadLetterSink: {redact(url)} is a dead letter place, and its own native one: letters that die "
             "there would come back forever; name another place"

@@ -26,7 +26,9 @@ class TerminatingQueue(SendQueue):
     def __init__(
         self, broker: Broker, receiver: Receiver, spec: DeliverySpec, clock: Clock, *, rename_type: str | None
     ) -> None:
-        url, spec = redact(broker.native_sink()), policy.for_sink(spec)
+        if spec.format is not None or (rename_type or spec.dead_letter_type) is not None:
+            broker.native_sink()  # a letter with another body is not moved, but sent: that must be possible
+        url, spec = redact(broker.dead_letter_places()[0]), policy.for_sink(spec)
         super().__init__(url, broker, spec, Bounds(), clock, rename_type=rename_type)
         self._receiver = receiver
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 
@@ -16,7 +16,7 @@ from redelivery.contract.broker import (
 )
 from redelivery.kit.address import is_local
 from redelivery_servicebus import CAPABILITIES
-from redelivery_servicebus.address import Address
+from redelivery_servicebus.address import SUB_QUEUE, Address
 from redelivery_servicebus.admin import ServicebusAdmin, native_sink
 from redelivery_servicebus.client.limits import RESERVE
 from redelivery_servicebus.dead_letters import ServicebusDeadLetters
@@ -52,6 +52,11 @@ class ServicebusBroker(Broker):
 
     def native_sink(self) -> str:
         return native_sink(self.address, self.settings)
+
+    def dead_letter_places(self) -> Sequence[str]:
+        own = self.address
+        letters = own.dead_letters.url
+        return (letters,) if own.is_dead_letters else (f"{own.at(own.queue).url}{SUB_QUEUE}", letters)
 
     def sibling(self, name: str) -> str:
         return self.address.sibling(name).url

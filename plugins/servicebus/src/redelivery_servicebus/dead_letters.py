@@ -171,10 +171,14 @@ class ServicebusDeadLetters(Resource, DeadLetters):
 
         Raises:
             Retriable: letters remain there.
+            Unsupported: nothing is forwarded.
         """
         if len(self._places) == 1:
             return
         sub, queue = self._places
+        if not queue.exists():
+            text = f"letters stay in {sub.path!r}, whose numbers are not sure to rise: a stream needs them forwarded"
+            raise Unsupported(f"servicebus: {self.doing('browsing')}: {text}: provision it, or read them as a whole")
         end = time.monotonic() + _FORWARDING
         while sub.look(1) is not None:
             if time.monotonic() >= end or self.sleep_unless_closed(_POLL):
@@ -241,6 +245,10 @@ class _Place:
         while shown < seen and (page := self._peek(shown + 1)):
             shown = _number(page[-1])
             yield from ((raw, self) for raw in page if _number(raw) <= seen)
+
+    def exists(self) -> bool:
+        """Return whether its queue exists. Raises BrokerError."""
+        return self._exists(self._link, self._timeout)
 
     def look(self, first: int) -> ServiceBusReceivedMessage | None:
         """Return the first message from this number on."""
@@ -498,11 +506,14 @@ def _context(raw: ServiceBusReceivedMessage, decoded: codec.Decoded) -> ErrorCon
     if not (reason or description):
         return None
     code = REASONS.get(reason)
+    told = description or reason  # Service Bus's own reasons are codes
+    if code is None:  # an application's: a word or a sentence, and what happened
+        told = ": ".join(each for each in (reason, description) if each)
     return given_up(
         "servicebus",
         code or Code.TERMINATED,
-        (reason or description) if code is None else (description or reason),
-        native_code=None if code is None else reason,
+        told,
+        native_code=reason if code is not None or (reason and description) else None,
         source_topic=raw.dead_letter_source,
         message_id=decoded.message.id,
     )
