@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from redelivery.deadletters import parts
 from redelivery.deadletters.journal import Journal, parts_folder
 from redelivery.deadletters.parts import Leader, Part, PartJournal
 from redelivery.deadletters.redrive import RedriveReport, RedriveSettings, digest
+from redelivery.deadletters.selection import Selection
 from redelivery.errors import JournalError, Retriable
 
 PLACE = "scripted:native"
@@ -25,7 +27,13 @@ def _no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def part_of(leader: Leader, number: int = 0) -> Part:
     return Part(
-        run="r", number=number, splits=[WHOLE], wanted=Wanted(), folder=leader.folder, earlier=dict(leader.earlier)
+        run="r",
+        number=number,
+        splits=[WHOLE],
+        wanted=Wanted(),
+        folder=leader.folder,
+        earlier=dict(leader.earlier),
+        now_ms=time.time_ns() // 1_000_000,
     )
 
 
@@ -135,6 +143,18 @@ def test_a_part_that_is_started_again_knows_how_many_it_has_sent(tmp_path: Path)
             assert journal.tally == 2
 
 
+def test_what_parts_of_a_killed_redrive_have_sent_counts_as_sent_by_it(tmp_path: Path) -> None:
+    with Leader(tmp_path / "journal", PLACE, "r") as leader:
+        assert leader.began("mine") == 0
+        with PartJournal(part_of(leader), PLACE) as journal:
+            journal.sent({"1": "a", "2": "b"})
+            journal.removed(["1"])
+    with Leader(tmp_path / "journal", PLACE, "s") as leader:
+        assert leader.began("mine") == 2
+        leader.finish([])
+        assert leader.began("mine") == 0
+
+
 def test_all_parts_stop_when_their_leader_says_so_and_it_sees_how_far_they_are(tmp_path: Path) -> None:
     with Leader(tmp_path / "journal", PLACE, "r") as leader:
         part = part_of(leader)
@@ -147,6 +167,26 @@ def test_all_parts_stop_when_their_leader_says_so_and_it_sees_how_far_they_are(t
         assert part.must_stop()
         assert leader.stopped == "enough"
     assert not parts_folder(tmp_path / "journal").exists()
+
+
+def test_what_a_part_has_read_and_then_sent_is_told_apart(tmp_path: Path) -> None:
+    with Leader(tmp_path / "journal", PLACE, "r") as leader:
+        part = part_of(leader)
+        part.reporter("-read")(RedriveReport(considered=3, selected=3))
+        part.reporter()(RedriveReport(considered=2, selected=2, redriven=2))
+        assert (leader.progress().considered, leader.progress("-read").considered) == (2, 3)
+
+
+def test_ages_are_computed_to_the_time_of_the_leader(tmp_path: Path) -> None:
+    here = DeadLetterSetup(replace(letter("a"), dead_lettered_ms=1_000_000))
+    with Leader(tmp_path / "journal", PLACE, "r") as leader, here.dlq() as dlq:
+        for now_ms, redriven in ((1_000_000 + 60_000, 0), (1_000_000 + 60_001, 1)):
+            part = replace(part_of(leader, number=now_ms), now_ms=now_ms)
+            read = RedriveReport()
+            older = Selection.parse("age>PT1M")
+            assert sum(map(len, dlq.read(part, where=older, report=read))) == redriven
+            with PartJournal(part, dlq.place) as journal:
+                assert dlq.redrive(journal=journal, part=part, where=older).redriven == redriven
 
 
 def test_a_digest_is_the_same_for_a_number_of_the_clients_own_kind() -> None:

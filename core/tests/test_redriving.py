@@ -40,6 +40,44 @@ def test_a_dry_run_sends_and_removes_nothing_and_says_what_would_go() -> None:
     assert len(here.place.letters) == 2
 
 
+@pytest.mark.parametrize("sent", [2, 3])
+def test_a_limit_holds_for_a_run_that_failed_and_the_next_one_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sent: int
+) -> None:
+    monkeypatch.setattr("redelivery.deadletters.redrive._CHUNK", sent)
+    here = DeadLetterSetup(*(letter(name) for name in "abcdef"))
+    remove, journal, settings = here.place.remove, tmp_path / "journal", RedriveSettings(limit=3)
+
+    def fails(_positions: object) -> int:
+        raise Retriable("killed here")
+
+    here.place.remove = fails  # type: ignore[method-assign]
+    with here.dlq() as dlq, pytest.raises(Retriable):
+        dlq.redrive(journal=journal, settings=settings)
+    here.place.remove = remove  # type: ignore[method-assign]
+    assert len(here.work.stored_ids()) == sent
+    with here.dlq() as dlq:
+        report = dlq.redrive(journal=journal, settings=settings)
+        assert (report.redriven, report.resumed) == (3 - sent, sent)
+        assert report.stopped == f"the limit of 3 letters is reached, {sent} of them by the run that this one continued"
+        report = dlq.redrive(journal=journal, settings=settings)
+        assert (report.redriven, report.resumed) == (3, 0), "the one before has given its account"
+        assert report.stopped == "the limit of 3 letters is reached"
+    assert sorted(here.work.stored_ids()) == [f"{name}~1" for name in "abcdef"]
+
+
+def test_another_redrive_has_its_own_limit(tmp_path: Path) -> None:
+    with Journal(tmp_path / "journal", "scripted:native") as journal:
+        assert journal.began("one") == 0
+        journal.sent({"1": "a", "2": "b"})
+        assert journal.began("one") == 2
+        assert journal.began("two") == 0
+        assert journal.began("one") == 0
+        journal.sent({"3": "a"})
+        journal.finished()
+        assert journal.began("one") == 0
+
+
 def test_no_more_than_the_limit_are_sent() -> None:
     here = setup(5)
     with here.dlq() as dlq:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pyarrow as pa
 import pytest
@@ -109,6 +110,29 @@ def test_rows_that_never_became_messages_are_mended(spark, place):
     assert (len(place.sent), place.letters) == (3, [])
 
 
+@pytest.mark.parametrize("mended", [False, True])
+def test_a_limit_counts_letters_that_are_sent_and_not_those_that_an_earlier_run_has_sent(spark, place, mended):
+    from redelivery.deadletters.journal import Journal  # noqa: PLC0415
+    from redelivery.deadletters.redrive import digest  # noqa: PLC0415
+
+    place.bury(40)
+    with connect(place.url, {}) as broker, broker.dead_letters() as letters:
+        found = list(letters.browse())
+    with Journal(place.journal, f"{place.url}-dead-letters") as journal:
+        journal.sent({each.position: digest(each) for each in found[:15]})
+    report = place.redrive(spark, limit=20, mend=(lambda letters: letters) if mended else None)
+    assert (report.resumed, report.redriven, len(place.letters)) == (15, 20, 5)
+    assert report.stopped == "the limit of 20 letters is reached"
+
+
+def test_a_limit_counts_rows_that_never_became_messages_where_they_are_mended(spark, place):
+    bad = spark.sql("SELECT '/s' AS source, STRING(NULL) AS type, string(id) AS subject FROM range(10)")
+    deliver(bad, place.url, deadLetterSink="native")
+    mend = lambda letters: rows(letters, bad.schema).withColumn("type", f.lit("mended"))  # noqa: E731
+    report = place.redrive(spark, mend=mend, limit=4)
+    assert (report.redriven, len(place.letters)) == (4, 6)
+
+
 def test_limit_rate_and_hop_limit_hold(spark, place):
     place.bury(60)
     place.bury(5, first=60, hops=9)
@@ -135,28 +159,71 @@ def test_what_an_earlier_run_has_sent_is_not_mended_again(spark, place):
     assert (report.resumed, report.redriven, len(place.sent), place.letters) == (5, 15, 15, [])
 
 
-@pytest.mark.parametrize("noted", [0, 7, 30])
-def test_a_task_that_is_started_again_sends_only_what_it_had_not_sent(place, noted):
-    place.bury(30)
-    work = Work(
-        url=place.url, sink=None, to=None, options={}, key=None, where=(), spec=None, hop_limit=5, allow_targets=(),
-        shared_mount=False, settings=RedriveSettings(rate=100),
-    )  # fmt: skip
-    with work.opened() as letters, Leader(place.journal, letters.place, "r") as leader:
-        wanted = Wanted(removing=True)
-        plan = [Part(run="r", number=0, splits=letters.splits(wanted), wanted=wanted, folder=leader.folder)]
-        rows = list(letters_of(work, plan, [pa.record_batch([pa.array([0])], names=["id"])]))
+class Parts:
+    """A redrive of one part, whose stages are called as Spark calls them: once, or again."""
+
+    def __init__(self, place, *, limit=None):
+        self.work = Work(
+            url=place.url, sink=None, to=None, options={}, key=None, where=(), spec=None, hop_limit=5, allow_targets=(),
+            shared_mount=False, settings=RedriveSettings(rate=100),
+        )  # fmt: skip
+        with self.work.opened() as letters:
+            self.leader = Leader(place.journal, letters.place, "r")
+            wanted = Wanted(removing=True)
+            self.plan = [
+                Part(
+                    run="r",
+                    number=0,
+                    splits=letters.splits(wanted),
+                    wanted=wanted,
+                    folder=self.leader.folder,
+                    limit=limit,
+                    now_ms=time.time_ns() // 1_000_000,
+                )
+            ]
         settings = read_write_options({"url": place.url})
-        body = [each for each in rows[0].schema.names if each not in ("_error", "_position")]
-        rows = [each.select([*body, "_position"]) for each in rows]
-        layout = Job.plan(
-            settings, t.StructType([each for each in letters_schema(place.url) if each.name in body])
-        ).layout
+        fields = [each for each in letters_schema(place.url) if each.name not in ("_error", "_position")]
+        self.body = [each.name for each in fields]
+        self.layout = Job.plan(settings, t.StructType(fields)).layout
+
+    def read(self):
+        """The rows that the first stage gives."""
+        batches = letters_of(self.work, self.plan, [pa.record_batch([pa.array([0])], names=["id"])])
+        return [each.select([*self.body, "_position"]) for each in batches]
+
+    def send(self, rows):
+        """What the second stage says."""
+        (answer,) = send_rows(self.work, self.plan, self.layout, rows)
+        _, report, settled = json.loads(answer.column(0)[0].as_py())
+        return report, settled
+
+
+@pytest.mark.parametrize("noted", [0, 7, 30])
+@pytest.mark.parametrize("reads_again", [False, True])
+def test_a_task_that_is_started_again_sends_only_what_it_had_not_sent(place, noted, reads_again):
+    place.bury(30)
+    parts = Parts(place)
+    with parts.leader:
+        rows = parts.read()
         if noted:
-            list(send_rows(work, plan, layout, [each.slice(0, noted) for each in rows]))
+            parts.send([each.slice(0, noted) for each in rows])
         assert len(place.sent) == noted
-        (answer,) = send_rows(work, plan, layout, rows)
-    _, report, settled = json.loads(answer.column(0)[0].as_py())
-    assert (report["redriven"], report["removed"], report["considered"], settled) == (30, 30, 30, [])
+        rows = parts.read() if reads_again else rows
+        if rows:
+            report, settled = parts.send(rows)
+            assert (report["redriven"], report["removed"], settled) == (30, 30, [])
     assert sorted(name for name, _ in place.sent) == sorted(f"n{at}~1" for at in range(30))
     assert place.letters == []
+
+
+@pytest.mark.parametrize("reads_again", [False, True])
+def test_a_part_keeps_to_its_limit_also_when_both_stages_are_repeated(place, reads_again):
+    place.bury(30)
+    parts = Parts(place, limit=20)
+    with parts.leader:
+        rows = parts.read()
+        parts.send([each.slice(0, 12) for each in rows])
+        report, _ = parts.send(parts.read() if reads_again else rows)
+    assert (report["redriven"], report["removed"]) == (20, 20)
+    assert [name for name, _ in place.sent] == [f"n{at}~1" for at in range(20)]
+    assert [name for name, _ in place.letters] == [f"n{at}" for at in range(20, 30)]

@@ -91,7 +91,7 @@ def add(what: _SubParsersAction[argparse.ArgumentParser]) -> None:
     for parser, returns in ((redrive, MAX_RETURNS), (forward, None)):
         add_place(parser, with_spec=True)
         add_where(parser)
-        parser.add_argument("--limit", type=int, help="letters, at most")
+        parser.add_argument("--limit", type=int, help="letters, at most; those of a run that was killed count")
         parser.add_argument("--rate", type=float, help="letters a second, at most")
         parser.add_argument("--dry-run", action="store_true", help="only say how many would go")
         parser.add_argument(
@@ -297,8 +297,7 @@ def _account(arguments: argparse.Namespace, report: RedriveReport) -> int:
         say(f"{held:>9,}  of those were not removed: gone already, or hidden or locked, and removed by the next run")
     if nothing:
         return no_such_letter(arguments.id)
-    limited = report.stopped is not None and arguments.limit is not None and report.selected >= arguments.limit
-    return INCOMPLETE if report.failed or held or (report.stopped and not limited) else 0
+    return INCOMPLETE if report.failed or held or (report.stopped and not report.is_limited) else 0
 
 
 def _move_back(arguments: argparse.Namespace) -> int:

@@ -14,7 +14,7 @@ import contextlib
 import hashlib
 import os
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Self
 
@@ -100,6 +100,7 @@ class Journal:
         run(f"PRAGMA application_id = {_MARK}")
         run("CREATE TABLE IF NOT EXISTS place (source TEXT NOT NULL, sent INTEGER NOT NULL)")
         run("CREATE TABLE IF NOT EXISTS letter (position TEXT PRIMARY KEY, digest TEXT NOT NULL) WITHOUT ROWID")
+        run("CREATE TABLE IF NOT EXISTS unfinished (redrive TEXT NOT NULL, began INTEGER NOT NULL)")
         run("INSERT INTO place SELECT ?, 0 WHERE NOT EXISTS (SELECT 1 FROM place)", (source,))
         (known,) = run("SELECT source FROM place").fetchone()
         if known != source:
@@ -119,24 +120,56 @@ class Journal:
         Raises:
             JournalError: it cannot be written.
         """
-        self._write(removed, letters)
+        self._write(removed, letters, len(letters))
 
     @property
     def tally(self) -> int:
-        """How many letters were ever noted as sent here: a task that is started again has its limit lowered by it."""
+        """How many letters were ever noted as sent here: a redrive that goes on has its limit lowered by it."""
         return int(self._file.execute("SELECT sent FROM place").fetchone()[0])
 
     def removed(self, positions: Sequence[str]) -> None:
         """Note that these letters have been removed. Raises as `sent`."""
-        self._write(positions, {})
+        self._write(positions, {}, 0)
 
-    def _write(self, removed: Sequence[str], sent: Mapping[str, str]) -> None:
+    def began(self, redrive: str) -> int:
+        """Return how many letters this redrive has sent already: if it was killed or has failed, it goes on now.
+
+        Args:
+            redrive: names it, by its arguments. Any other that was not finished is forgotten.
+
+        Raises:
+            JournalError: it cannot be written.
+        """
+        found = self._file.execute("SELECT redrive, began FROM unfinished").fetchone()
+        if found is not None and found[0] == redrive:
+            return self.tally - int(found[1])
+        with self._writing():
+            self._file.execute("DELETE FROM unfinished")
+            self._file.execute("INSERT INTO unfinished SELECT ?, sent FROM place", (redrive,))
+        return 0
+
+    def finished(self) -> None:
+        """Note that the redrive has given its account: the next one is another. Raises JournalError."""
+        with self._writing():
+            self._file.execute("DELETE FROM unfinished")
+
+    def _write(self, removed: Sequence[str], sent: Mapping[str, str], count: int) -> None:
+        """Note what is removed and what is sent, and that so many letters were sent."""
+        with self._writing():
+            self._change(removed, sent, count)
+
+    def _change(self, removed: Sequence[str], sent: Mapping[str, str], count: int) -> None:
+        self._file.executemany("DELETE FROM letter WHERE position = ?", [(each,) for each in removed])
+        self._file.executemany("INSERT OR REPLACE INTO letter VALUES (?, ?)", list(sent.items()))
+        if count:
+            self._file.execute("UPDATE place SET sent = sent + ?", (count,))
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """One transaction, durable at its end. Raises JournalError."""
         try:
             self._file.execute("BEGIN")
-            self._file.executemany("DELETE FROM letter WHERE position = ?", [(each,) for each in removed])
-            self._file.executemany("INSERT OR REPLACE INTO letter VALUES (?, ?)", list(sent.items()))
-            if sent:
-                self._file.execute("UPDATE place SET sent = sent + ?", (len(sent),))
+            yield
             self._file.execute("COMMIT")
         except sqlite3.Error as error:
             with contextlib.suppress(sqlite3.Error):
@@ -155,7 +188,7 @@ class Journal:
         """
         for path in sorted(parts_folder(self.path).glob(f"*{PART}")):
             with Journal(path, self._source, wait=wait) as part:
-                self.sent(part.noted())
+                self._write((), part.noted(), part.tally)
             path.unlink()
 
     def pending(self) -> dict[str, str]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
 from redelivery.contract.broker import LetterBatch
-from redelivery.deadletters.parts import PartJournal
+from redelivery.deadletters.parts import Part, PartJournal
 from redelivery.deadletters.queue import DeadLetterQueue
 from redelivery.deadletters.redrive import RedriveReport, digests_of
 from redelivery.errors import ConfigurationError
@@ -54,6 +54,28 @@ def marks_of(letters: LetterBatch, part: int, first: int) -> list[str]:
     return [str(Mark(part, first + at, said, position)) for at, (said, position) in enumerate(found)]
 
 
+class MendedJournal(PartJournal):
+    """The journal of a part whose letters are mended. It also keeps what is removed: Spark may give rows again."""
+
+    def __init__(self, part: Part, source: str) -> None:
+        super().__init__(part, source)
+        self._file.execute(
+            "CREATE TABLE IF NOT EXISTS done (position TEXT PRIMARY KEY, digest TEXT NOT NULL) WITHOUT ROWID"
+        )
+        self._is_first = not self.tally
+
+    def is_done(self, mark: Mark) -> bool:
+        """Return whether a process that had this part before has sent this letter."""
+        if self._is_first:
+            return False
+        found = self._file.execute("SELECT digest FROM done WHERE position = ?", (mark.position,)).fetchone()
+        return found is not None and found[0] == mark.digest
+
+    def _change(self, removed: Sequence[str], sent: Mapping[str, str], count: int) -> None:
+        super()._change(removed, sent, count)
+        self._file.executemany("INSERT OR REPLACE INTO done VALUES (?, ?)", list(sent.items()))
+
+
 class MendedLetters:
     """Notes and removes the letters of a part whose rows are confirmed.
 
@@ -64,32 +86,42 @@ class MendedLetters:
         letters: the queue.
         journal: of the part.
         report: the account of the part; `considered` and `selected` count the letters that still had rows.
-        present: positions that still exist; None: all do. A row of another letter was sent before, and is left out.
+        limit: the most letters that are sent; None: any number.
     """
 
     def __init__(
         self,
         letters: DeadLetterQueue,
-        journal: PartJournal,
+        journal: MendedJournal,
         report: RedriveReport,
-        present: Collection[str] | None = None,
+        limit: int | None = None,
     ) -> None:
         self._letters = letters
         self._journal = journal
         self._report = report
-        self._present = present
-        self._noted: Mapping[str, str] = journal.noted()
+        self._left = limit
+        #: The last letter that was asked about, and whether it is sent.
+        self._asked: tuple[str, bool] | None = None
         self._mark: str | None = None
         self._good = True
         self._done: dict[str, str] = {}
 
-    def must_send(self, marks: Iterable[str | None]) -> list[bool]:
-        """Return which of these rows must be sent. Raises ConfigurationError: a mark is not one of ours."""
-        found = (Mark.parse(each) for each in marks)
-        return [
-            each.position not in self._noted and (self._present is None or each.position in self._present)
-            for each in found
-        ]
+    def must_send(self, marks: Sequence[str]) -> list[bool]:
+        """Return which of the next rows must be sent. Raises ConfigurationError: a mark is not one of ours."""
+        found = []
+        for each in marks:
+            if self._asked is None or self._asked[0] != each:
+                self._asked = each, self._is_sent(Mark.parse(each))
+            found.append(self._asked[1])
+        return found
+
+    def _is_sent(self, mark: Mark) -> bool:
+        """Return whether a letter is sent, and count it."""
+        if self._journal.is_done(mark) or self._left == 0:
+            return False
+        if self._left is not None:
+            self._left -= 1
+        return True
 
     def account(self, marks: Sequence[str], confirmed: Sequence[bool]) -> None:
         """Account for the next rows: the rows of a letter whose last row was seen are complete."""
@@ -106,9 +138,10 @@ class MendedLetters:
         self._mark = None
         self._settle()
 
-    def remove_noted(self) -> None:
+    def remove_noted(self, part: Part) -> None:
         """Remove what this part had sent before its process was killed."""
-        again = [each for each in self._noted if self._present is None or each in self._present]
+        noted = self._journal.noted()
+        again = self._letters.still(part, noted) if noted else []
         if again:
             self._report.resumed += self._remove(again)
 

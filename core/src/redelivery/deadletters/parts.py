@@ -45,6 +45,7 @@ class Part:
         folder: where the processes meet; None: nothing is sent, so that nothing has to be noted.
         earlier: letters that earlier runs have sent, and not removed as far as they knew: digests by position.
         limit: the most letters that this part may send, however often its process is started again; None: any number.
+        now_ms: the time to which ages of letters are computed, by the leader's clock: the same for all parts.
     """
 
     run: str
@@ -54,6 +55,7 @@ class Part:
     folder: Path | None = None
     earlier: Mapping[str, str] = field(default_factory=dict)
     limit: int | None = None
+    now_ms: int
 
     def must_stop(self) -> bool:
         """Whether the leader has said so, or has gone."""
@@ -114,8 +116,8 @@ class PartJournal(Journal):
     def pending(self) -> dict[str, str]:
         return {**self._earlier, **self.noted()}
 
-    def _write(self, removed: Sequence[str], sent: Mapping[str, str]) -> None:
-        super()._write(removed, sent)
+    def _write(self, removed: Sequence[str], sent: Mapping[str, str], count: int) -> None:
+        super()._write(removed, sent, count)
         self.settled += [each for each in removed if each in self._earlier]
 
 
@@ -200,15 +202,21 @@ class Leader:
         return _control(self.folder, self._run) or None
 
     def progress(self, name: str = "") -> RedriveReport:
-        """Return how far all parts are, as far as they have told in the reports of this name; "": in any."""
+        """Return how far all parts are, as far as they have told in the reports of this name."""
         found = []
         for path in self.folder.glob(f"{self._run}-*{name}{_PROGRESS}"):
+            if not path.name.removeprefix(f"{self._run}-").removesuffix(f"{name}{_PROGRESS}").isdecimal():
+                continue  # a report of another name
             with contextlib.suppress(OSError, ValueError, TypeError):
                 found.append(RedriveReport(**json.loads(path.read_text(encoding="utf-8"))))
         return RedriveReport.total(found)
 
+    def began(self, redrive: str) -> int:
+        """Return how many letters this redrive has sent already; see `Journal.began`."""
+        return self._journal.began(redrive)
+
     def finish(self, settled: Sequence[str]) -> None:
-        """Note what the parts have removed, and take over their journals. All parts have ended.
+        """Note what the parts have removed, and take over their journals. All parts have ended, none by an error.
 
         Args:
             settled: of `earlier`, what is removed now.
@@ -216,6 +224,7 @@ class Leader:
         try:
             self._journal.removed(settled)
             self._journal.absorb()
+            self._journal.finished()
         except JournalError as error:
             log.warning("the next redrive takes over what this one has noted: %s", error)
 

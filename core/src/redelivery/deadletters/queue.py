@@ -29,6 +29,7 @@ from redelivery.deadletters.redrive import (
     RedriveSettings,
     Transfer,
     digest,
+    name_of,
 )
 from redelivery.deadletters.returned import Returned
 from redelivery.deadletters.scan import scan
@@ -204,8 +205,15 @@ class DeadLetterQueue:
 
         if isinstance(allow_targets, str):
             raise ConfigurationError(f"redrive: allow_targets is a list, not one text: write [{allow_targets!r}]")
-        targets = self._targets(to, allow_targets)
-        return self._transfer(redrive_operation(targets, hop_limit), opened, spec, meant, settings, journal, part=part)
+        name = self.name_of(to, where, settings.limit, ids)
+        operation = redrive_operation(self._targets(to, allow_targets), hop_limit)
+        return self._transfer(operation, opened, spec, meant, settings, journal, name=name, part=part)
+
+    def name_of(
+        self, to: str | None, where: Selection | None, limit: int | None, ids: Collection[str] | None = None
+    ) -> str:
+        """Return the name of a redrive with these arguments in its journal."""
+        return name_of("redrive", to, str(self._meant(where, to)), None if ids is None else sorted(ids), limit)
 
     @contextlib.contextmanager
     def row_sender(self, to: str | None = None, *, spec: DeliverySpec | None = None) -> Iterator[RowSender]:
@@ -238,10 +246,10 @@ class DeadLetterQueue:
             report: counts them.
         """
         targets, there = self._targets(to, allow_targets), self._broker.capabilities
-        selection, now_ms = self._meant(where, to), self._connector.clock.wall_ms()
+        selection = self._meant(where, to)
         for batch in itertools.chain.from_iterable(self._letters.read(split, part.wanted) for split in part.splits):
             kept = []
-            meant = selection.admitted(batch, _unsent(batch, part.earlier), now_ms)
+            meant = selection.admitted(batch, _unsent(batch, part.earlier), part.now_ms)
             for index, why in mendable(batch, meant, there, targets, hop_limit):
                 if part.limit is not None and report.selected >= part.limit:
                     break
@@ -258,11 +266,15 @@ class DeadLetterQueue:
         """Return the splits of the letters that exist now; see `redelivery.contract.broker.DeadLetters.splits`."""
         return self._letters.splits(wanted)
 
-    def positions(self, part: Part) -> set[str]:
-        """Return the positions of the letters of a part that still exist."""
-        wanted = replace(part.wanted, columns=frozenset())
-        batches = (batch for split in part.splits for batch in self._letters.read(split, wanted))
-        return {position for batch in batches for position in batch.position.values}
+    def still(self, part: Part, letters: Mapping[str, str]) -> list[str]:
+        """Return which of these letters a part still holds: digests by position, of which there are few."""
+        wanted = replace(part.wanted, positions=frozenset(letters))
+        return [
+            position
+            for batch in itertools.chain.from_iterable(self._letters.read(split, wanted) for split in part.splits)
+            for index, position in enumerate(batch.position.values)
+            if position in letters and letters[position] == digest(batch.letter(index))
+        ]
 
     def returned(self) -> Returned:
         """Return what counts the letters that were sent back before and are dead again, from now on."""
@@ -341,7 +353,9 @@ class DeadLetterQueue:
             return ForwardSender(place, send_queues, connector.spec, connector.clock), send_queues[0].capabilities
 
         seconds = interval.total_seconds() if follow else None
-        return self._transfer(FORWARD, opened, spec, where or Selection(), settings, journal, follow=seconds)
+        selection = where or Selection()
+        name = name_of("forward", to, str(selection), settings.limit)
+        return self._transfer(FORWARD, opened, spec, selection, settings, journal, name=name, follow=seconds)
 
     def close(self) -> None:
         """Close the connection."""
@@ -364,6 +378,7 @@ class DeadLetterQueue:
         settings: RedriveSettings,
         journal: Path | Journal | None,
         *,
+        name: str,
         follow: float | None = None,
         part: Part | None = None,
     ) -> RedriveReport:
@@ -384,6 +399,9 @@ class DeadLetterQueue:
                 there=there,
                 settings=settings,
                 journal=book,
+                name=name if part is None else None,
+                now_ms=None if part is None else part.now_ms,
+                earlier=part.earlier if part is not None and settings.dry_run else None,
                 clock=self._connector.clock,
                 follow=follow,
                 partial=self._broker.capabilities.browse is Support.LOWER_BOUND,

@@ -11,7 +11,7 @@ import itertools
 import logging
 import marshal
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Self
 
@@ -23,7 +23,7 @@ from redelivery.deadletters.journal import Journal
 from redelivery.deadletters.letter_senders import LetterSender
 from redelivery.deadletters.operations import LetterOperation, Sendable, sendable
 from redelivery.deadletters.returned import Returned
-from redelivery.deadletters.selection import Selection
+from redelivery.deadletters.selection import NOTHING, Selection
 from redelivery.errors import Ambiguous, ConfigurationError, RedeliveryError, Retriable
 from redelivery.policy.rate import RateLimit
 from redelivery.sending.report import MAX_REASONS, OTHER
@@ -38,6 +38,7 @@ _CHUNK: Final = 500
 _MOST: Final = 5_000
 _CHUNK_BYTES: Final = 16 * 1024 * 1024
 _INTERRUPTED: Final = "it was interrupted"
+_LIMITED: Final = "the limit of"
 #: The longest time without a look at `RedriveSettings.stop`, in seconds.
 _NAP: Final = 0.2
 
@@ -69,6 +70,11 @@ class RedriveReport:
     resumed: int = 0
     returned: int = 0
     stopped: str | None = None
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether it ended because it had sent as many letters as it may."""
+        return self.stopped is not None and self.stopped.startswith(_LIMITED)
 
     def look_again(self) -> None:
         """Forget the letters that stay: the next look finds them again."""
@@ -108,7 +114,7 @@ class RedriveSettings:
     """How far and how fast letters are moved.
 
     Attributes:
-        limit: the most letters that are sent.
+        limit: the most letters that are sent: with a journal, by a run that was killed and the next one together.
         rate: the most letters per second.
         dry_run: send and remove nothing.
         max_returns: stop when more letters than this were refused or came back; None: never stop for that.
@@ -143,6 +149,10 @@ class Transfer:
         there: the destination's capabilities.
         settings: how far and how fast.
         journal: remembers letters that were sent and not yet removed; None: no journal.
+        name: of this redrive in the journal (`name_of`), under which a killed run goes on with what is left of its
+            limit; None: another process sees to that.
+        now_ms: the time to which ages are computed; None: the time of each look.
+        earlier: for a dry run: letters that were sent before, digests by position.
         follow: look again after so many seconds, until stopped; None: look once.
         partial: the queue shows some letters only when earlier ones are gone.
         batches: letters are read in batches; False: one by one, as others may take those of a batch that waits.
@@ -160,6 +170,9 @@ class Transfer:
         settings: RedriveSettings,
         journal: Journal | None,
         clock: Clock,
+        name: str | None = None,
+        now_ms: int | None = None,
+        earlier: Mapping[str, str] | None = None,
         follow: float | None = None,
         partial: bool = False,
         batches: bool = True,
@@ -179,17 +192,21 @@ class Transfer:
         self._batches = batches
         self._stay: set[str] = set()
         #: Letters that are confirmed at their destination and not known to be removed: digests by position.
-        self._pending: dict[str, str] = {}
+        self._pending: dict[str, str] = dict(earlier or {})
         #: Of those, the letters that the queue shows again.
         self._again: list[str] = []
-        self._looked_ms = clock.wall_ms()
+        self._looked_ms = clock.wall_ms() if now_ms is None else now_ms
+        self._name = name
+        #: How many letters the run that this one continues has sent, and how many may be sent.
+        self._before = 0
+        self._limit = settings.limit
         self._usual = _CHUNK
         self._removed: list[str] = []
 
     def run(self, letter_sender: LetterSender | None) -> RedriveReport:
         """Move the letters by this sender; without one, which is a dry run, only count them."""
         if letter_sender is not None:
-            self._pending = {} if self._journal is None else self._journal.pending()
+            self._begin()
             if self._returned is not None:
                 self._returned.begin()
         rate = RateLimit(self._settings.rate)
@@ -200,7 +217,21 @@ class Transfer:
         if letter_sender is not None and self.report.redriven and self._returned is not None:
             self.report.returned = self._returned.count()
             self._settings.on_progress(self.report)
+        if self._journal is not None and self._name is not None:
+            self._journal.finished()
         return self.report
+
+    def _begin(self) -> None:
+        """Find out what earlier runs have sent."""
+        if self._journal is None:
+            return
+        self._pending = self._journal.pending()
+        if self._name is not None:
+            self._before = self._journal.began(self._name)
+            if self._limit is not None:
+                self._limit = max(0, self._limit - self._before)
+                if not self._limit:
+                    self._selection = NOTHING  # what was sent is to be removed
 
     def _run(self, letter_sender: LetterSender | None, rate: RateLimit) -> None:
         self._pass(letter_sender, rate)
@@ -224,6 +255,8 @@ class Transfer:
                 if self._must_stop():
                     break
             self._resume()
+            if self._limit == 0 and self._settings.limit is not None:
+                self.report.stopped = limit_reached(self._settings.limit, self._before)
             # Letters behind those that are gone are visible now.
             again = self._partial and not self.report.stopped and self.report.removed > removed
 
@@ -297,7 +330,7 @@ class Transfer:
 
     def _size(self, rate: RateLimit) -> int:
         size = min(self._usual, rate.piece or self._usual)
-        return size if self._settings.limit is None else min(size, self._settings.limit - self.report.selected)
+        return size if self._limit is None else max(1, min(size, self._limit - self.report.selected))
 
     def _sendable(self, chunk: LetterBatch) -> Sendable:
         report = self.report
@@ -374,7 +407,7 @@ class Transfer:
     def _resume(self) -> None:
         """Remove letters that were sent before and still exist."""
         some, self._again = self._again, []
-        if some:
+        if some and not self._settings.dry_run:
             self.report.resumed += self._remove(some)
 
     def _may_send(self, rate: RateLimit, count: int) -> bool:
@@ -392,14 +425,25 @@ class Transfer:
         report, settings = self.report, self._settings
         if settings.stop():
             report.stopped = _INTERRUPTED
-        elif settings.limit is not None and report.selected >= settings.limit:
-            report.stopped = f"the limit of {settings.limit} letters is reached"
+        elif settings.limit is not None and self._limit is not None and report.selected >= self._limit:
+            report.stopped = limit_reached(settings.limit, self._before)
         elif settings.max_returns is not None and not settings.dry_run:
             if self._returned is not None and report.redriven:
                 report.returned = self._returned.look()
             if report.failed + report.returned > settings.max_returns:
                 report.stopped = harm(report)
         return report.stopped is not None
+
+
+def limit_reached(limit: int, before: int) -> str:
+    """Return why a redrive stops that has sent as many letters as it may; `before`: so many of them before a kill."""
+    by_whom = f", {before} of them by the run that this one continued" if before else ""
+    return f"{_LIMITED} {limit} letters is reached{by_whom}"
+
+
+def name_of(*arguments: object) -> str:
+    """Return the name of the redrive with these arguments: one that was killed goes on when it is called again."""
+    return hashlib.sha256(repr(arguments).encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 def harm(report: RedriveReport) -> str:

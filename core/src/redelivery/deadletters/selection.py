@@ -188,6 +188,10 @@ class Selection:
         return " and ".join(each.text for each in self.conditions) or "all"
 
 
+#: Selects no letter.
+NOTHING: Final = Selection((Condition("none", lambda _letter, _now: False, columns=lambda _letters, _rows: ()),))
+
+
 def _meeting(conditions: Sequence[Condition], letters: LetterBatch, rows: Sequence[int], now_ms: int) -> list[int]:
     """Return those of the rows that meet conditions on fields of their contexts: equal values are compared once.
 

@@ -18,11 +18,11 @@ from redelivery.contract.letters import LetterBatch
 from redelivery.contract.message import Column
 from redelivery.contract.spec import DeliverySpec
 from redelivery.deadletters.letter_senders import RowSender
-from redelivery.deadletters.mended import Mark, MendedLetters, marks_of
+from redelivery.deadletters.mended import Mark, MendedJournal, MendedLetters, marks_of
 from redelivery.deadletters.parts import Part, PartJournal
 from redelivery.deadletters.queue import DeadLetterQueue, dead_letters
 from redelivery.deadletters.redrive import RedriveReport, RedriveSettings
-from redelivery.deadletters.selection import Condition, Selection
+from redelivery.deadletters.selection import NOTHING, Selection
 from redelivery.deadletters.trust import Targets
 from redelivery.errors import ConfigurationError, RedeliveryError
 from redelivery.policy.rate import RateLimit
@@ -76,6 +76,17 @@ class Work:
             **more,
         )
 
+    def read(self, letters: DeadLetterQueue, part: Part, report: RedriveReport) -> Iterator[LetterBatch]:
+        """Return the letters of a part that are to be mended, and count them."""
+        return letters.read(
+            part,
+            to=self.to,
+            where=Selection.parse(*self.where),
+            hop_limit=self.hop_limit,
+            allow_targets=self.allow_targets,
+            report=report,
+        )
+
     def refuse_one_host(self, master: str | None, journal: Path | None) -> None:
         """Refuse places of one host on a cluster of several. Raises ConfigurationError."""
         for each in (self.sink or self.url, self.to or self.url):
@@ -87,10 +98,15 @@ class Work:
             )
 
 
-def count(work: Work, part: Part) -> tuple[RedriveReport, list[str]]:
-    """Count what a part would send."""
+def count(work: Work, part: Part, *, mended: bool) -> tuple[RedriveReport, list[str]]:
+    """Count what a part would send; `mended`: what it would give to be mended."""
     with task_connections() as connection_factory, work.opened(connection_factory=connection_factory) as letters:
-        settings = RedriveSettings(dry_run=True, limit=work.settings.limit)
+        if mended:
+            report = RedriveReport()
+            for _ in work.read(letters, part, report):
+                pass
+            return report, []
+        settings = RedriveSettings(dry_run=True, limit=part.limit)
         return _unstopped(work.transfer(letters, part, settings=settings)), []
 
 
@@ -105,7 +121,7 @@ def send(work: Work, part: Part) -> tuple[RedriveReport, list[str]]:
         before = _Before(journal)
         left = before.left(part.limit)
         if left == 0:
-            return before.added(RedriveReport()), []
+            return before.added(_resumed(work, letters, part, journal)), journal.settled
         settings = replace(work.settings, limit=left, stop=part.must_stop, on_progress=part.reporter())
         report = work.transfer(letters, part, settings=settings, journal=journal)
         return before.added(_unstopped(report)), journal.settled
@@ -118,11 +134,12 @@ def resume(work: Work, part: Part) -> tuple[RedriveReport, list[str]]:
         work.opened(connection_factory=connection_factory) as letters,
         PartJournal(part, letters.place) as journal,
     ):
-        nothing = Selection((Condition("none", lambda _letter, _now: False),))
-        report = letters.redrive(
-            to=work.to, where=nothing, part=part, journal=journal, settings=RedriveSettings(stop=part.must_stop)
-        )
-        return report, journal.settled
+        return _resumed(work, letters, part, journal), journal.settled
+
+
+def _resumed(work: Work, letters: DeadLetterQueue, part: Part, journal: PartJournal) -> RedriveReport:
+    settings = RedriveSettings(stop=part.must_stop)
+    return letters.redrive(to=work.to, where=NOTHING, part=part, journal=journal, settings=settings)
 
 
 def letters_of(work: Work, plan: Sequence[Part], batches: Iterable[Any]) -> Iterator[Any]:
@@ -139,17 +156,9 @@ def _read(work: Work, part: Part) -> Iterator[Any]:
     work.refuse_one_host(jobs.local_property("spark.master"), part.folder)
     report, reporter = RedriveReport(), part.reporter(READ)
     with task_connections() as connection_factory, work.opened(connection_factory=connection_factory) as letters:
-        found = letters.read(
-            part,
-            to=work.to,
-            where=Selection.parse(*work.where) if work.where else None,
-            hop_limit=work.hop_limit,
-            allow_targets=work.allow_targets,
-            report=report,
-        )
         make = _LetterRows(work.to or work.url, work.allow_targets)
         ordinal = 0
-        for batch in found:
+        for batch in work.read(letters, part, report):
             marks = marks_of(batch, part.number, ordinal)
             ordinal += len(batch)
             yield make(replace(batch, position=Column.of(marks)))
@@ -217,13 +226,12 @@ class _RowsOfPart:
         with (
             task_connections() as connection_factory,
             work.opened(connection_factory=connection_factory) as letters,
-            PartJournal(part, letters.place) as journal,
+            MendedJournal(part, letters.place) as journal,
             letters.row_sender(work.to, spec=work.spec) as sender,
         ):
             before = _Before(journal)
-            # A process was killed after it had sent some: what it has removed must not be sent again.
-            mended = MendedLetters(letters, journal, report, letters.positions(part) if journal.tally else None)
-            mended.remove_noted()
+            mended = MendedLetters(letters, journal, report, before.left(part.limit))
+            mended.remove_noted(part)
             encoder = Encoder(
                 self._layout, sender.capabilities, prefix=f"{part.run}-{part.number}", source=f"redelivery:{part.run}"
             )
@@ -319,7 +327,7 @@ class _Before:
 
 def _unstopped(report: RedriveReport) -> RedriveReport:
     """Return the report without the end by a limit: the limit of a part is not that of the redrive."""
-    if report.stopped is not None and report.stopped.startswith("the limit"):
+    if report.is_limited:
         report.stopped = None
     return report
 

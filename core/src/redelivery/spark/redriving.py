@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pyspark.sql import functions as f
 from pyspark.sql.utils import is_remote
@@ -30,7 +30,13 @@ from redelivery.deadletters.mended import PART_DIGITS
 from redelivery.deadletters.operations import HOP_LIMIT
 from redelivery.deadletters.parts import Leader, Part
 from redelivery.deadletters.queue import DeadLetterQueue
-from redelivery.deadletters.redrive import MAX_RETURNS, RedriveReport, RedriveSettings, harm
+from redelivery.deadletters.redrive import (
+    MAX_RETURNS,
+    RedriveReport,
+    RedriveSettings,
+    harm,
+    limit_reached,
+)
 from redelivery.deadletters.returned import Returned
 from redelivery.deadletters.selection import Selection
 from redelivery.errors import ConfigurationError, RedeliveryError
@@ -99,7 +105,8 @@ def redrive(
         sink: URL of the sink that the letters went to, where that was not the native queue.
         options: client options, with their plugin's prefix; of the destinations, too.
         spec: retries, backoff and timeouts of sending. A letter that fails permanently stays in place.
-        limit: the most letters that are sent. They are counted first, in one more pass over the letters.
+        limit: the most letters that are sent, by a call that was killed or has failed and the next one together. They
+            are counted first, in one more pass over the letters.
         rate: the most letters per second, of all tasks together: each has an equal part, and a task that has ended
             leaves its part unused.
         hop_limit: letters that were sent back so often stay.
@@ -163,6 +170,7 @@ class _Redrive:
         self._stop = stop
         self._on_progress = on_progress
         self._run = uuid.uuid4().hex
+        self._now_ms = SystemClock().wall_ms()
 
     def run(self, journal: Path | None) -> RedriveReport:
         """Do it all, and return the account."""
@@ -171,50 +179,68 @@ class _Redrive:
             path = None if settings.dry_run else (journal or default_path(letters.place)).absolute()
             work.refuse_one_host(_master(self._spark), path)
             # A redrive of no letters: what can never work is reported here, and not by each task.
-            none = Part(run=self._run, number=0, splits=(), wanted=Wanted())
+            none = Part(run=self._run, number=0, splits=(), wanted=Wanted(), now_ms=self._now_ms)
             work.transfer(letters, none, settings=RedriveSettings(dry_run=True))
             if path is None:
-                return self._limited(RedriveReport.total(self._counted(self._planned(letters))))
+                report = RedriveReport.total(self._counted(self._planned(letters), settings.limit))
+                self._limited(report, report.selected, 0)
+                return report
             with Leader(path, letters.place, self._run) as leader:
                 plan = [replace(each, folder=leader.folder, earlier=leader.earlier) for each in self._planned(letters)]
-                return self._limited(self._sent(letters, leader, self._within_limit(plan)))
+                return self._sent(letters, leader, plan)
 
     def _planned(self, letters: DeadLetterQueue) -> list[Part]:
         """Return the parts: a split each, or under a rate as many as run at once, so that each has its share of it."""
         tasks = _tasks_at_once(self._spark)
-        selection, now_ms = Selection.parse(*self._work.where), SystemClock().wall_ms()
-        wanted = replace(selection.wanted(now_ms), readers=tasks, removing=not self._work.settings.dry_run)
+        selection = Selection.parse(*self._work.where)
+        wanted = replace(selection.wanted(self._now_ms), readers=tasks, removing=not self._work.settings.dry_run)
         splits = letters.splits(wanted)
         count = min(len(splits), tasks) if self._work.settings.rate is not None else len(splits)
         return [
-            Part(run=self._run, number=number, splits=splits[number::count], wanted=wanted) for number in range(count)
+            Part(run=self._run, number=number, splits=splits[number::count], wanted=wanted, now_ms=self._now_ms)
+            for number in range(count)
         ]
 
-    def _counted(self, plan: Sequence[Part]) -> list[RedriveReport]:
-        """Return what each part would send."""
-        dry = [replace(each, folder=None) for each in plan]
-        return [report for report, _ in _run(self._spark, dry, partial(count, self._work))]
+    def _counted(self, plan: Sequence[Part], limit: int | None) -> list[RedriveReport]:
+        """Return what each part would send, up to a limit."""
+        dry = [replace(each, folder=None, limit=limit) for each in plan]
+        counting = partial(count, self._work, mended=self._mend is not None)
+        return [report for report, _ in _run(self._spark, dry, counting)]
 
-    def _within_limit(self, plan: list[Part]) -> list[Part]:
+    def _within_limit(self, plan: list[Part], left: int | None) -> list[Part]:
         """Return the parts that may send something, each with its own limit: oldest letters first."""
-        left = self._work.settings.limit
         if left is None:
             return plan
+        if left == 0:
+            return []
         limited = []
-        for part, report in zip(plan, self._counted(plan), strict=True):
+        for part, report in zip(plan, self._counted(plan, left), strict=True):
             if left > 0 and report.selected:
                 limited.append(replace(part, limit=min(left, report.selected)))
                 left -= min(left, report.selected)
         return limited
 
-    def _limited(self, report: RedriveReport) -> RedriveReport:
+    def _limited(self, report: RedriveReport, selected: int, before: int) -> None:
+        """Say whether a redrive ended by its limit.
+
+        Args:
+            report: its account.
+            selected: letters that were selected, also those that the mend has dropped.
+            before: letters that the run has sent which this one continues.
+        """
         limit = self._work.settings.limit
-        if report.stopped is None and limit is not None and report.selected >= limit:
-            report.selected = min(report.selected, limit)
-            report.stopped = f"the limit of {limit} letters is reached"
-        return report
+        if report.stopped is None and limit is not None and selected >= limit - before:
+            report.selected = min(report.selected, max(0, limit - before))
+            report.stopped = limit_reached(limit, before)
 
     def _sent(self, letters: DeadLetterQueue, leader: Leader, plan: list[Part]) -> RedriveReport:
+        work = self._work
+        before = leader.began(letters.name_of(work.to, Selection.parse(*work.where), work.settings.limit))
+        left = None if work.settings.limit is None else max(0, work.settings.limit - before)
+        resumed = _Resumed([], plan)
+        if leader.earlier and (left is not None or self._mend is not None):
+            resumed = self._resumed(leader.earlier, plan)
+        plan = self._within_limit(resumed.plan, left)
         rate = self._work.settings.rate
         share = None if rate is None or not plan else rate / len(plan)
         work = replace(self._work, settings=replace(self._work.settings, rate=share))
@@ -224,29 +250,35 @@ class _Redrive:
             if self._mend is None:
                 found = _run(self._spark, plan, partial(send, work))
             else:
-                found = self._mended(self._mend, leader, plan, work)
+                found = self._mended(self._mend, plan, work)
+            found += resumed.found
             report = RedriveReport.total(report for report, _ in found)
+            selected = report.selected
             if self._mend is not None:
-                _account_for_dropped(report, leader.progress(READ), stopped=leader.stopped is not None)
+                read = leader.progress(READ)
+                selected = read.selected
+                _account_for_dropped(report, read, stopped=leader.stopped is not None)
         leader.finish([position for _, settled in found for position in settled])
         report.stopped = leader.stopped or report.stopped
+        self._limited(report, selected, before)
         if report.redriven:
             report.returned = returned.count()
         self._on_progress(report)
         return report
 
+    def _resumed(self, earlier: Mapping[str, str], plan: Sequence[Part]) -> _Resumed:
+        """Remove what earlier runs have sent, before letters are counted or read."""
+        found = _run(self._spark, plan, partial(resume, self._work))
+        gone = {position for _, settled in found for position in settled}
+        left = {position: said for position, said in earlier.items() if position not in gone}
+        return _Resumed(found, [replace(each, earlier=left) for each in plan])
+
     def _mended(
-        self, mend: Callable[[DataFrame], DataFrame], leader: Leader, plan: list[Part], work: Work
+        self, mend: Callable[[DataFrame], DataFrame], plan: list[Part], work: Work
     ) -> list[tuple[RedriveReport, list[str]]]:
         """Read the letters of all parts, let them be mended, and send the rows."""
-        resumed: list[tuple[RedriveReport, list[str]]] = []
-        if leader.earlier:
-            resumed = _run(self._spark, plan, partial(resume, work))
-            gone = {position for _, settled in resumed for position in settled}
-            earlier = {position: said for position, said in leader.earlier.items() if position not in gone}
-            plan = [replace(each, earlier=earlier) for each in plan]
         if not plan:
-            return resumed
+            return []
         settings = read_write_options(
             {"url": work.to or work.url, **registry.own_options(work.to or work.url, work.options)}
         )
@@ -257,7 +289,14 @@ class _Redrive:
         part = f.substring(POSITION, 1, PART_DIGITS).cast("int")
         together = rows.repartitionById(len(plan), part).sortWithinPartitions(POSITION)
         done = together.mapInArrow(partial(send_rows, work, plan, layout), "answer string").collect()
-        return resumed + _answers(done)
+        return _answers(done)
+
+
+class _Resumed(NamedTuple):
+    """What the parts have removed that earlier runs had sent: their accounts, and the parts without it."""
+
+    found: list[tuple[RedriveReport, list[str]]]
+    plan: list[Part]
 
 
 class _Watch:
@@ -279,7 +318,9 @@ class _Watch:
 
     def _watch(self) -> None:
         while not self._ended.wait(_LOOK):
-            report = self._leader.progress()
+            report, read = self._leader.progress(), self._leader.progress(READ)
+            if read.considered:  # letters to be mended are counted when they are read
+                report.considered, report.selected, report.left = read.considered, read.selected, read.left
             most = self._settings.max_returns
             if most is not None and report.redriven:
                 try:
