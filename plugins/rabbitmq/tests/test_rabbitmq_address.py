@@ -36,7 +36,7 @@ def test_what_a_url_is_made_of_comes_back(vhost, user, password, queue, tls):
 def test_the_password_is_in_no_text_but_the_full_url(user, password):
     address = Address(username=user, password=f"{SECRET}{password}", queue="q", routing_key="q")
     assert SECRET not in address.url + repr(address) + str(address)
-    assert address.url == redact(address.full_url)
+    assert SECRET not in redact(address.full_url)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pika.adapters.utils import connection_workflow as workflow
 
 from redelivery.codes import Code
 from redelivery.contract.message import Message
-from redelivery.errors import Ambiguous, BrokerError, Fatal, Retriable
+from redelivery.errors import Ambiguous, BrokerError, Fatal, Permanent, Retriable
 from redelivery.registry import connect
 from redelivery_conformance.statements import Statements
 from redelivery_conformance.subject import Subject
@@ -19,6 +19,7 @@ from redelivery_rabbitmq.errors import OPENING, TABLE
 SECRET = "not-to-be-shown"  # noqa: S105 - a made-up one
 
 NODE_IS_DOWN = "NOT_FOUND - home node 'rabbit@b' of durable queue 'q' in vhost '/' is down or inaccessible"
+TOO_LARGE = "PRECONDITION_FAILED - message size 2 is larger than configured max size 1"
 HELD_TOO_LONG = "PRECONDITION_FAILED - delivery acknowledgement on channel 1 timed out. Timeout value used: 3000 ms"
 
 
@@ -106,6 +107,7 @@ channel, connection = exceptions.ChannelClosedByBroker, exceptions.ConnectionClo
             Code.CONFLICT,
         ),
         (channel(406, HELD_TOO_LONG), False, Retriable, Code.LEASE_LOST),
+        (channel(406, TOO_LARGE), False, Permanent, Code.TOO_LARGE),
         (ConnectionRefusedError(111, "refused"), True, Retriable, Code.CONNECTION_LOST),
         (ssl.SSLEOFError(8, "EOF occurred in violation of protocol"), True, Retriable, Code.CONNECTION_LOST),
         (ssl.SSLEOFError(8, "EOF occurred in violation of protocol"), False, Ambiguous, Code.CONNECTION_LOST),

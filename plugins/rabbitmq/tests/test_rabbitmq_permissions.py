@@ -6,17 +6,22 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from rabbitmq_operating import as_user, queue_of, raw
+from rabbitmq_operating import as_user, broker_version, queue_of, raw
 
+from redelivery.codes import Code
 from redelivery.contract.broker import Accept, Release, Retry, Terminate
 from redelivery.contract.message import Message
 from redelivery.contract.spec import DeliverySpec, Sink
-from redelivery.errors import Fatal
+from redelivery.errors import Fatal, Permanent
 from redelivery.sending import preflight
 from redelivery_conformance.statements import Statements
 from redelivery_conformance.subject import Subject
 from redelivery_conformance.taking import Taker
 from redelivery_rabbitmq.address import Address
+
+
+#: From this version on (and 4.2.6).
+LOOKING_TAKES_A_PERMISSION = (4, 3)
 
 
 class TestPermissions(Statements):
@@ -30,7 +35,7 @@ class TestPermissions(Statements):
             admin.provision(DeliverySpec())
             names = [item.name for item in admin.plan(spec).objects if item.action == "create"]
         subject.deliver(*(Message(value=b"%d" % at) for at in range(4)))
-        url = as_user(subject, "^$", r"^amq\.default$", f"^{queue_of(subject)}$")
+        url = as_user(subject, "^$", r"^amq\.default$", f"^{queue_of(subject)}(-.*)?$")
         with subject.connect(url).admin() as admin:
             plan = admin.plan(DeliverySpec())
             assert admin.provision(DeliverySpec()) == plan.status
@@ -54,6 +59,35 @@ class TestPermissions(Statements):
             admin.provision(spec)
         taker.settle(Retry(timedelta(seconds=0.1)), delayed)
         assert {each.message.value for each in taker.take(2)} == {retried.message.value, delayed.message.value}
+
+    def test_to_look_at_a_queue_takes_any_permission_on_it_on_newer_brokers(self, subject: Subject) -> None:
+        """Older ones let every user look."""
+        subject.provision()
+        queue = queue_of(subject)
+        for rights in (
+            ("^$", "^$", "^$"),
+            *(tuple(f"^{queue}" if at == right else "^$" for at in range(3)) for right in range(3)),
+        ):
+            with subject.connect(as_user(subject, *rights)).admin() as admin:
+                for ask in (admin.depth, lambda: admin.plan(DeliverySpec())):
+                    if broker_version(subject) >= LOOKING_TAKES_A_PERMISSION and rights == ("^$", "^$", "^$"):
+                        with pytest.raises(Fatal, match=f"any permission on '{queue}"):
+                            ask()
+                    else:
+                        ask()
+
+    def test_rows_for_an_exchange_that_their_user_may_not_write_to_are_undeliverable_alone(
+        self, subject: Subject
+    ) -> None:
+        """On 4.3 the broker refuses already the question whether it exists; nothing tells a missing one apart."""
+        url = as_user(subject, "^$", r"^amq\.default$", "^$")
+        rows = [Message(value=b"%d" % at, extra={"exchange": "amq.fanout"} if at % 2 else {}) for at in range(6)]
+        with subject.connect(url).sender() as sender:
+            settled = subject.send(*rows, sender=sender, isolate=True)
+        assert settled.error is None
+        found = {each.index: (type(each.error), each.error.code) for each in settled.failures}
+        assert found == dict.fromkeys((1, 3, 5), (Permanent, Code.NOT_AUTHORIZED))
+        assert subject.values() == {b"0": 1, b"2": 1, b"4": 1}
 
     def test_a_permission_that_is_missing_is_named(self, subject: Subject) -> None:
         subject.provision()

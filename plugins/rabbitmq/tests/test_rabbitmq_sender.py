@@ -263,23 +263,25 @@ class TestRefusing(Statements):
 
     def test_a_body_over_the_brokers_own_limit_is_blamed_exactly(self, subject: Subject) -> None:
         """Ours is set too high here. What came before may be stored; what came behind was not read."""
-        operate(subject, "eval", "application:set_env(rabbit, max_message_size, 1000).")
+        _set_message_size(subject, 1000)
         try:
             sender = subject.sender()
             settled = subject.send(row(0), Message(value=bytes(2000)), row(2), sender=sender)
             failed = errors(settled)
-            assert type(failed[1]) is Permanent
+            assert (type(failed[1]), failed[1].code) == (Permanent, Code.TOO_LARGE)
             assert type(failed[2]) is Retriable
             assert type(failed.get(0, Ambiguous(""))) is Ambiguous
+            assert all("max_message_size" in str(each) for each in failed.values())
             assert not subject.send(row(3), sender=sender).failures
         finally:
-            operate(subject, "eval", "application:set_env(rabbit, max_message_size, 134217728).")
+            _set_message_size(subject, 16 << 20)
         found = subject.values()
         assert found[b"2"] == 0
         assert found[b"3"] == 1
         assert found[b"0"] or 0 in failed
 
     def test_a_refused_permission_says_which_and_leaves_neighbours_unblamed(self, subject: Subject) -> None:
+        """A newer broker refuses already the question whether the exchange exists, and so no neighbour is harmed."""
         user = "may-only-publish-to-the-default-exchange"
         operate(subject, "add_user", user, "pw")
         try:
@@ -291,13 +293,15 @@ class TestRefusing(Statements):
             failed = errors(settled)
             assert type(failed[0]) is Permanent
             assert "amq.fanout" in str(failed[0])
-            assert type(failed[1]) is Retriable
+            assert type(failed.pop(1, Retriable(""))) is Retriable
+            assert set(failed) == {0}
             url = subject.place.url.partition("?")[0] + "?exchange=amq.fanout"
-            other = subject.keep(subject.connect(url, options).sender())
-            assert {type(error) for error in errors(subject.send(row(3), sender=other)).values()} == {Fatal}
+            with pytest.raises(Fatal, match="fanout") as caught, subject.connect(url, options).sender() as other:
+                raise errors(subject.send(row(3), sender=other))[0]
+            assert caught.value.code is Code.NOT_AUTHORIZED
         finally:
             operate(subject, "delete_user", user)
-        assert subject.values() == Counter([b"0"])
+        assert subject.values() in (Counter([b"0"]), Counter([b"0", b"2"]))
 
 
 class TestLosing(Statements):
@@ -400,6 +404,12 @@ class TestLosing(Statements):
         assert {type(error) for error in errors(settled).values()} == {Ambiguous}
         assert not subject.send(row(2), sender=sender).failures
         assert subject.values() == Counter([b"0", b"1", b"2"])
+
+
+def _set_message_size(subject: Subject, size: int) -> None:
+    """A newer broker keeps its setting in a second place."""
+    change = f"application:set_env(rabbit, max_message_size, {size}), persistent_term:put(max_message_size, {size})."
+    operate(subject, "eval", change)
 
 
 def subject_settled(subject: Subject, sender: Any, batches: list[Batch]) -> list[Settled]:

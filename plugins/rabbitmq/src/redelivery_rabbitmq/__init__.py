@@ -18,7 +18,7 @@ from redelivery.kit.clients import find_client
 from redelivery_rabbitmq.address import API_GROUP, EXCHANGE, QUEUE, SCHEMES
 from redelivery_rabbitmq.client.frames import HEADERS_BYTES, SHORT_STRING
 from redelivery_rabbitmq.client.topology import DELAY_MAX
-from redelivery_rabbitmq.options import Settings
+from redelivery_rabbitmq.options import MESSAGE_BYTES, Settings
 
 CAPABILITIES: Final = Capabilities(
     send=Support.NATIVE,
@@ -50,7 +50,7 @@ CAPABILITIES: Final = Capabilities(
     columns={"exchange": str, "routing_key": str},
     routes=frozenset({"exchange", "routing_key"}),
     destination_column="queue",
-    limits=Limits(message_bytes=128 << 20, headers_bytes=HEADERS_BYTES, id_bytes=SHORT_STRING, delay_max=DELAY_MAX),
+    limits=Limits(message_bytes=MESSAGE_BYTES, headers_bytes=HEADERS_BYTES, id_bytes=SHORT_STRING, delay_max=DELAY_MAX),
 )
 
 

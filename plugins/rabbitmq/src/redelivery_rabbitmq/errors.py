@@ -39,6 +39,10 @@ _CERTIFICATE: Final = Rule(
 _NOT_OPENED: Final = Rule(
     Retriable, Code.CONNECTION_LOST, "no connection could be opened and nothing was sent, so it may be tried again"
 )
+#: The broker's max_message_size is lower than our option.
+TOO_LARGE: Final = Rule(
+    Permanent, Code.TOO_LARGE, "that is the broker's max_message_size; set rabbitmq.message_bytes to it"
+)
 
 #: Rules by AMQP's reply code, of a connection or channel that the broker closed.
 _BY_CODE: Final = {
@@ -47,7 +51,12 @@ _BY_CODE: Final = {
     313: Rule(Permanent, Code.NO_SUCH_DESTINATION, "no consumer takes it"),
     320: _CLOSED,
     402: _VHOST,
-    403: Rule(Fatal, Code.NOT_AUTHORIZED, "the user may not do this; give it the permission, or use another user"),
+    403: Rule(
+        Fatal,
+        Code.NOT_AUTHORIZED,
+        "the user may not do this; give it the permission, or use another user",
+        about_target=True,
+    ),
     404: Rule(
         Fatal, Code.NO_SUCH_DESTINATION, "it does not exist; provision it, or correct the URL", about_target=True
     ),
@@ -109,6 +118,7 @@ _BY_TEXT: Final = (
         "delivery acknowledgement",
         Rule(Retriable, Code.LEASE_LOST, "a message was held for longer than that, and returned to its queue"),
     ),
+    (406, "message size", TOO_LARGE),
     (530, "not found", _VHOST),
 )
 

@@ -10,6 +10,8 @@ from redelivery.errors import ConfigurationError
 from redelivery.kit.options import Options, choice, flag, integer, seconds, secret, text
 
 _MAX: Final = 2**32 - 1
+#: The default `max_message_size` from RabbitMQ 4.0 on; before, 128 MiB. The broker does not tell its own.
+MESSAGE_BYTES: Final = 16 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +47,7 @@ class Settings(Options, broker="rabbitmq"):
         0, "messages that a provisioned queue takes before it refuses more; 0: any number", least=0, most=_MAX
     )
     message_bytes: int = integer(
-        128 << 20, "largest body that the broker takes, its max_message_size", least=1, most=_MAX
+        MESSAGE_BYTES, "largest body that the broker takes, its max_message_size", least=1, most=_MAX
     )
 
 

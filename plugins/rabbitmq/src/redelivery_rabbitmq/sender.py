@@ -50,7 +50,8 @@ class RabbitmqSender(Resource, Sender):
         self._batches: deque[UnconfirmedBatch] = deque()
         self._settled: list[Settled] = []
         self._exchanges: set[str] = {""}  # that exist
-        self._missing: dict[str, Permanent] = {}  # exchanges that rows of one call name
+        #: exchanges that rows of one call name, and that do not exist or that this user has no permission on
+        self._refused: dict[str, Permanent] = {}
 
     def open(self) -> RabbitmqSender:
         """Connect, so that a wrong URL or option fails before there are rows."""
@@ -77,7 +78,7 @@ class RabbitmqSender(Resource, Sender):
     def send(self, batch: Batch, *, deadline: float) -> None:
         self.check_open("sending to")
         time_left(deadline, f"rabbitmq: {self.doing('sending to')}")
-        self._missing = {}
+        self._refused = {}
         if batch.isolate:
             self._publish_isolated(batch, deadline)
         else:
@@ -189,22 +190,23 @@ class RabbitmqSender(Resource, Sender):
             route = self._route
             try:
                 route = self._router.route(batch, index)
-                missing = self._missing.get(route.exchange)
-                if missing is None:  # each check costs a channel
+                refused = self._refused.get(route.exchange)
+                if refused is None:  # each check costs a channel
                     self._check_exchange(publisher, route, deadline)
                 else:
-                    unconfirmed.failures[index] = missing
+                    unconfirmed.failures[index] = refused
             except Permanent as error:
                 unconfirmed.failures[index] = error
-                if error.code is Code.NO_SUCH_DESTINATION:
-                    self._missing[route.exchange] = error
+                if error.code is not Code.INVALID_DESTINATION:  # that is the row's own
+                    self._refused[route.exchange] = error
             routes.append(route)
         return routes
 
     def _check_exchange(self, publisher: Publisher, route: Route, deadline: float) -> None:
         """Check that an exchange exists: publishing to a missing one would close the channel for all rows.
 
-        Raises Permanent or, for the URL's own exchange, Fatal.
+        From 4.2.6 and 4.3.0 on the broker also refuses this to a user who may not even write to it. Raises Permanent
+        or, for the URL's own exchange, Fatal.
         """
         if route.exchange in self._exchanges:
             return
@@ -319,12 +321,15 @@ class RabbitmqSender(Resource, Sender):
     def _lost(self, error: BaseException) -> None:
         """Fail all unconfirmed rows: the connection or the channel is closed."""
         found = TABLE.error(error, self.doing("sending to"))
+        blamed = self._router.blamed(error)
         ambiguous = found if isinstance(found, Ambiguous) else found.reclassified(Ambiguous)
+        if blamed is not None:
+            text = f"{found}; this row was written before that, and its confirm is missing"
+            ambiguous = Ambiguous(text, code=Code.UNCONFIRMED, native_code=found.native_code)
         text = f"{found}; the broker did not read this row, because it had refused an earlier one"
         unread = found.reclassified(Retriable, text)
         for each in (ambiguous, unread):
             each.__cause__ = error
-        blamed = self._router.blamed(error)
         is_behind = False
         for unconfirmed in self._batches:
             if unconfirmed.batch is not None:

@@ -12,6 +12,7 @@ from redelivery.codes import Code
 from redelivery.contract.message import Batch, Column
 from redelivery.errors import BrokerError, Fatal, Permanent
 from redelivery_rabbitmq.address import Address
+from redelivery_rabbitmq.errors import TOO_LARGE
 
 #: The error of a row, by its batch and index; None if the row is not to blame.
 RowError = Callable[[Batch, int], BrokerError | None]
@@ -85,7 +86,9 @@ class Router:
         if large:
             limit = int(large[1])
             return lambda batch, index: (
-                Permanent(text, code=Code.TOO_LARGE) if len(batch.value.values[index] or b"") > limit else None
+                Permanent(f"{text}; {TOO_LARGE.advice}", code=Code.TOO_LARGE)
+                if len(batch.value.values[index] or b"") > limit
+                else None
             )
         if error.reply_code != _ACCESS_REFUSED or not exchange:
             return None
