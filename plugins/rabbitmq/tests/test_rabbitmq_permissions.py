@@ -19,7 +19,6 @@ from redelivery_conformance.subject import Subject
 from redelivery_conformance.taking import Taker
 from redelivery_rabbitmq.address import Address
 
-
 #: From this version on (and 4.2.6).
 LOOKING_TAKES_A_PERMISSION = (4, 3)
 
