@@ -289,6 +289,21 @@ def test_letters_of_a_whole_batch_are_made_at_once(caplog: pytest.LogCaptureFixt
     assert not caplog.records
 
 
+def test_letters_that_cannot_be_made_at_once_are_made_one_by_one_and_the_defect_is_logged(
+    logged_defects: list[str],
+) -> None:
+    batch, options = Batch.of([Message(value=b"v", id=f"m{n}") for n in range(5)]), {"dialect": "json", "prefix": None}
+    said = ErrorContext(reason="no", kind="permanent")
+    whole = dialects.attach_all(batch, said, {"position": range(5)}, limits=Limits(), **options)
+    with mock.patch.object(_single._columns, "attached", side_effect=ZeroDivisionError("a defect")):
+        found = dialects.attach_all(batch, said, {"position": range(5)}, limits=Limits(), **options)
+    assert list(found.rows()) == list(whole.rows())
+    (logged,) = logged_defects
+    assert "could not be written at once" in logged
+    assert "a defect" in logged
+    logged_defects.clear()
+
+
 def test_letters_that_wait_for_their_sink_are_not_made_yet_and_go_in_pieces_that_fit() -> None:
     bounds = Bounds(in_flight_bytes=20_000)
     scene = Scene(bounds=bounds, retry=0)

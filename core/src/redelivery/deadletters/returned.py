@@ -20,8 +20,8 @@ from redelivery.errors import Retriable, Unsupported
 from redelivery.formats.dialects import again
 
 #: Looks take at most this part of the time, all together. With cursors they are at least so far apart, in seconds; the
-#: first one at a whole place comes when so many seconds may be spent on it: that long it takes on SQS however few
-#: letters there are.
+#: first one at a whole place comes when so many seconds may be spent on it: a broker that cannot look without taking
+#: needs about that long, however few letters there are.
 _LOOKING: Final = 0.1
 _LOOK_AFTER: Final = 1.0
 _WHOLE: Final = 1.0
