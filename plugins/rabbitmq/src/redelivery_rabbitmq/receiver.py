@@ -30,6 +30,7 @@ from redelivery_rabbitmq.client.at_least_once import FLAG_IS_OFF, is_at_least_on
 from redelivery_rabbitmq.client.connection import QueueRole
 from redelivery_rabbitmq.client.consumer import Consumer, Delivery, Lease
 from redelivery_rabbitmq.client.frames import fits_frame
+from redelivery_rabbitmq.client.parameters import user_of
 from redelivery_rabbitmq.codec import EncodedProperties, decode, encode
 from redelivery_rabbitmq.options import Settings
 
@@ -47,6 +48,7 @@ class RabbitmqReceiver(QueueRole, Receiver):
     def __init__(self, address: Address, settings: Settings, lease: timedelta) -> None:  # noqa: ARG002 - see above
         super().__init__(address, settings)
         self._read = f"read permission on {address.queue!r}"
+        self._user = user_of(address, settings)
         self._consumer: Consumer | None = None
         self._publish_channel: BlockingChannel | None = None
         self._declared: set[str] = set()
@@ -129,7 +131,7 @@ class RabbitmqReceiver(QueueRole, Receiver):
             text = f"its value is {size} bytes; the broker takes at most {limit}"
             raise Permanent(f"rabbitmq: this letter cannot be stored: {text}", code=Code.TOO_LARGE)
         try:
-            self._store(connection, *encode(outcome.letter))
+            self._store(connection, *encode(outcome.letter, self._user))
         except Permanent as refused:
             self._dead_letter_unchanged(connection, received, outcome, refused)
 
@@ -137,7 +139,7 @@ class RabbitmqReceiver(QueueRole, Receiver):
         self, connection: BlockingConnection, received: Received, outcome: Terminate, refused: Permanent
     ) -> None:
         """Dead-letter a message of another client that our codec cannot write: else no consumer would get past it."""
-        body, properties = _copied(received)
+        body, properties = _copied(received, self._user)
         properties.expiration = None
         properties.delivery_mode = _PERSISTENT
         original = properties.headers or {}
@@ -169,7 +171,7 @@ class RabbitmqReceiver(QueueRole, Receiver):
         delay = min(delay, topology.DELAY_MAX)
         queue = topology.retry_queue(self._address.queue, topology.retry_step(delay))
         what = f"delaying a message in {queue.name!r} for"
-        body, properties = _copied(received)
+        body, properties = _copied(received, self._user)
         properties.headers = {**(properties.headers or {}), broker_headers.ATTEMPTS: received.attempt}
         properties.expiration = str(-(-delay // _MILLISECOND))
         was_declared = queue.name in self._declared
@@ -231,11 +233,12 @@ class RabbitmqReceiver(QueueRole, Receiver):
         return True
 
 
-def _copied(received: Received) -> tuple[bytes, BasicProperties]:
-    """Return body and properties as they were published, for publishing the message again."""
+def _copied(received: Received, user: str | None) -> tuple[bytes, BasicProperties]:
+    """Return body and properties as they were published, for publishing the message again as this user."""
     delivery: Delivery = received.lease.delivery
     properties = copy(broker_headers.split(delivery.properties)[0])
-    properties.user_id = None  # the broker closes the channel of another user
+    if properties.user_id != user:
+        properties.user_id = None  # the broker closes the channel of another user
     return delivery.body, properties
 
 

@@ -21,10 +21,11 @@ from redelivery.kit.in_flight import time_left
 from redelivery.kit.roles import Resource
 from redelivery_rabbitmq.address import Address
 from redelivery_rabbitmq.client.frames import SHORT_STRING, FrameEncoder
+from redelivery_rabbitmq.client.parameters import user_of
 from redelivery_rabbitmq.client.publisher import Publisher
 from redelivery_rabbitmq.client.routing import Route, Router
 from redelivery_rabbitmq.client.unconfirmed import UnconfirmedBatch
-from redelivery_rabbitmq.codec import decode, encode_properties
+from redelivery_rabbitmq.codec import Native, decode, encode_native, encode_properties
 from redelivery_rabbitmq.errors import TABLE
 from redelivery_rabbitmq.options import Settings
 
@@ -43,6 +44,7 @@ class RabbitmqSender(Resource, Sender):
         super().__init__("rabbitmq", str(self._route))
         self._address = address
         self._settings = settings
+        self._user = user_of(address, settings)
         self._publisher: Publisher | None = None
         self._frames: FrameEncoder
         self._next_tag = 1
@@ -156,6 +158,7 @@ class RabbitmqSender(Resource, Sender):
         default = publish(self._route.exchange, self._route.routing_key)
         columns = (batch.key, batch.headers, batch.id, batch.timestamp_ms)
         given = [repeat(None) if column is None else column.values for column in columns]
+        natives = None if batch.native is None else batch.native.values
         frames: list[bytes] = []
         rows: list[int] = []
         size = 0
@@ -163,7 +166,10 @@ class RabbitmqSender(Resource, Sender):
             if index in failures:
                 continue
             try:
-                properties = encode_properties(value, key, headers or (), id_, timestamp_ms)
+                if natives is None or not isinstance(native := natives[index], Native):
+                    properties = encode_properties(value, key, headers or (), id_, timestamp_ms)
+                else:
+                    properties = encode_native(batch.row(index), native, self._user)
                 to = default if routes is None else publish(routes[index].exchange, routes[index].routing_key)
                 encoded = encode_row(to, properties, value or b"")
             except Permanent as error:

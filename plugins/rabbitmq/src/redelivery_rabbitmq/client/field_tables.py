@@ -6,13 +6,17 @@ message: no consumer would ever get past it. pika cuts fractions to integers, an
 and arrays by recursion: 3 KB of tables nested 400 deep ended every consumer. Here, values nested deeper than
 `MAX_DEPTH` stay encoded.
 
-Other users of pika in this process read the same values as before, except for those that raised and fractions.
+pika also forgets types: it reads a number of 16 bits, and writes one of 32. A value that it would write in another way
+remembers how it was encoded (`encoded`), and is written so again, in tables and arrays too.
+
+Other users of pika in this process read values that equal those before, except for those that raised and fractions.
 """
 
 from __future__ import annotations
 
 import struct
 import threading
+from decimal import Decimal
 from typing import Any, Final
 
 from pika.compat import long
@@ -23,6 +27,8 @@ from redelivery_rabbitmq.client import pika_private
 MAX_DEPTH: Final = 32
 
 _TIME: Final = b"T"
+#: Types that pika writes as it has read them; `S` and `T` where they are valid.
+_SAME: Final = frozenset({b"t", b"I", b"l", b"d", b"x", b"V"})
 _NESTED: Final = frozenset({b"F", b"A"})
 _LENGTH: Final = struct.Struct(">I")
 _FRACTIONS: Final = {b"f": struct.Struct(">f"), b"d": struct.Struct(">d")}
@@ -33,6 +39,34 @@ class EncodedField(bytes):
     """A field value that is nested too deep, still encoded: its type and its bytes."""
 
     __slots__ = ()
+
+
+class OddInt(int):
+    """A whole number, or a time that no clock shows, and its field."""
+
+    encoded: bytes
+
+
+class OddFloat(float):
+    """A fraction of 32 bits, and its field."""
+
+    encoded: bytes
+
+
+class OddDecimal(Decimal):
+    """A decimal with its scale, and its field."""
+
+    encoded: bytes
+
+
+class OddBytes(bytes):
+    """A text that is not UTF-8, and its field."""
+
+    encoded: bytes
+
+
+_ODD: Final[dict[type, Any]] = {int: OddInt, long: OddInt, float: OddFloat, Decimal: OddDecimal, bytes: OddBytes}
+_ODD_TYPES: Final = (OddInt, OddFloat, OddDecimal, OddBytes)
 
 
 class _TooDeepError(Exception):
@@ -61,13 +95,19 @@ def decode_value(encoded: bytes, offset: int) -> tuple[Any, int]:
         return _decode_nested(encoded, offset)
     fraction = _FRACTIONS.get(kind)
     if fraction is not None:
-        return fraction.unpack_from(encoded, offset + 1)[0], offset + 1 + fraction.size
-    if kind != _TIME:
-        return pika_private.decode_value(encoded, offset)
-    try:
-        return pika_private.decode_value(encoded, offset)
-    except (ValueError, OverflowError, OSError):  # which of them depends on the platform
-        return long(_SIGNED.unpack_from(encoded, offset + 1)[0]), offset + 1 + _SIGNED.size
+        value, end = fraction.unpack_from(encoded, offset + 1)[0], offset + 1 + fraction.size
+    else:
+        try:
+            value, end = pika_private.decode_value(encoded, offset)
+        except (ValueError, OverflowError, OSError):  # which of them depends on the platform
+            if kind != _TIME:
+                raise
+            value, end = long(_SIGNED.unpack_from(encoded, offset + 1)[0]), offset + 1 + _SIGNED.size
+    odd = None if kind in _SAME else _ODD.get(type(value))
+    if odd is not None:
+        value = odd(value)
+        value.encoded = encoded[offset:end]
+    return value, end
 
 
 def _decode_nested(encoded: bytes, offset: int) -> tuple[Any, int]:
@@ -86,10 +126,13 @@ def _decode_nested(encoded: bytes, offset: int) -> tuple[Any, int]:
 
 
 def encode_value(pieces: list[bytes], value: Any) -> int:
-    """Append a value and return its size. As pika's own, except for fractions and `EncodedField`."""
+    """Append a value and return its size. As pika's own, except for fractions and values with their own encoding."""
     if isinstance(value, EncodedField):
         pieces.append(bytes(value))
         return len(value)
+    if isinstance(value, _ODD_TYPES):
+        pieces.append(value.encoded)
+        return len(value.encoded)
     if not isinstance(value, float):
         return pika_private.encode_value(pieces, value)
     pieces.append(b"d" + struct.pack(">d", value))

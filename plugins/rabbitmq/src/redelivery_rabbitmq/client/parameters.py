@@ -48,12 +48,20 @@ def connection_parameters(address: Address, settings: Settings) -> pika.Connecti
     )
 
 
-def _credentials(address: Address, settings: Settings) -> PlainCredentials | ExternalCredentials:
+def user_of(address: Address, settings: Settings) -> str | None:
+    """Return the name of the user who connects; None where the broker takes it from a certificate."""
     if settings.auth == "EXTERNAL":
-        return ExternalCredentials()
+        return None
     username = address.username if address.username is not None else settings.username
+    return "guest" if username is None else username
+
+
+def _credentials(address: Address, settings: Settings) -> PlainCredentials | ExternalCredentials:
+    username = user_of(address, settings)
+    if username is None:
+        return ExternalCredentials()
     password = resolve_secret(address.password) if address.password is not None else settings.password
-    return PlainCredentials("guest" if username is None else username, "guest" if password is None else password)
+    return PlainCredentials(username, "guest" if password is None else password)
 
 
 def _tls(address: Address, settings: Settings) -> pika.SSLOptions | None:

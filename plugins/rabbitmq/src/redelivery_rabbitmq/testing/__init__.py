@@ -5,10 +5,11 @@ Needs the extra `testing`. `reading.py` reads the stored messages without the pl
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 from urllib.parse import urlencode
 
 import pika
@@ -21,6 +22,7 @@ from redelivery_conformance.containers import Container
 from redelivery_conformance.harness import (
     SUBSCRIBERS,
     CannotShow,
+    Foreign,
     Harness,
     NotHere,
     Outage,
@@ -34,7 +36,7 @@ from redelivery_rabbitmq.address import Address
 from redelivery_rabbitmq.client.parameters import connection_parameters
 from redelivery_rabbitmq.options import settings_of
 from redelivery_rabbitmq.testing.node import Node
-from redelivery_rabbitmq.testing.reading import Cluster
+from redelivery_rabbitmq.testing.reading import BROKERS, Cluster
 
 IMAGE: Final = "rabbitmq:4"
 PORT: Final = 5672
@@ -42,6 +44,41 @@ PORT: Final = 5672
 START: Final = 120.0
 DEAD_LETTERS: Final = "-dead-letters"
 _STEM: Final = "conformance"
+
+
+#: Another application's headers: a value of each type that the broker takes.
+FIELDS: Final[Mapping[str, bytes]] = {
+    "text": b"S\0\0\0\x02hi",
+    "bytes that are text": b"x\0\0\0\x02hi",
+    "text in Latin-1": b"S\0\0\0\x02h\xe9",
+    "yes": b"t\x01",
+    "int8": b"b\xff",
+    "uint8": b"B\xff",
+    "int16": b"s\xff\xfe",
+    "uint16": b"u\xff\xfe",
+    "int32": b"I\xff\xff\xff\xfe",
+    "uint32": b"i\xff\xff\xff\xfe",
+    "int64": b"l\0\0\0\0\0\0\0\x07",
+    "float": struct.pack(">cf", b"f", 1.1),
+    "double": struct.pack(">cd", b"d", 1.1),
+    "decimal": b"D\x02\0\0\0\x96",
+    "time": b"T" + struct.pack(">q", 1_700_000_000),
+    "time in milliseconds": b"T" + struct.pack(">q", 1_700_000_000_123),
+    "nothing": b"V",
+    "table": b"F\0\0\0\x09" + b"\x01a" + b"s\0\x07" + b"\x01b" + b"t\x00",
+    "array": b"A\0\0\0\x08" + b"s\0\x07" + b"I\0\0\0\x07",
+}
+PROPERTIES: Final[Mapping[str, object]] = {
+    "content_type": "text/x-theirs",
+    "content_encoding": "gzip",
+    "priority": 7,
+    "correlation_id": "order-7",
+    "reply_to": "answers",
+    "message_id": "theirs-1",
+    "timestamp": 1_700_000_000,
+    "type": "order.created",
+    "app_id": "shop",
+}
 
 
 class Operator(Protocol):
@@ -140,6 +177,20 @@ class RabbitmqPlace(Place):
         headers: dict[str, object] = {b"\xff": "a name that is not UTF-8"}  # type: ignore[dict-item]
         properties = pika.BasicProperties(headers=headers, delivery_mode=2)  # type: ignore[no-untyped-call]
         self.cluster.put(self.queue, b"damaged", properties)
+
+    def put_foreign(self, *, dead: bool) -> Foreign:
+        cluster, credentials = self.cluster, self.cluster.parameters.credentials
+        user = credentials.username if isinstance(credentials, pika.PlainCredentials) else None
+        message = {
+            "body": b"\x1f\x8b theirs \xff".hex(),
+            "headers": {name: value.hex() for name, value in FIELDS.items()},
+            "properties": {**PROPERTIES, **({} if user is None else {"user_id": user})},
+        }
+        cluster.foreign(self.queue, message, reject=dead)
+        return _foreign(message)
+
+    def foreign(self, *, dead: bool) -> Sequence[Foreign]:
+        return list(map(_foreign, self.cluster.foreign(self.queue + DEAD_LETTERS if dead else self.queue)))
 
     def close(self) -> None:
         with suppress(pika.exceptions.AMQPError):
@@ -272,6 +323,12 @@ class RabbitmqHarness(Harness):
             close=operator.close,
             proxy=Proxy(host, int(port)),
         )
+
+
+def _foreign(message: Mapping[str, Any]) -> Foreign:
+    """Return a message that `foreign.py` reads or writes, without what the broker adds."""
+    headers = {name: value for name, value in message["headers"].items() if not name.startswith(BROKERS)}
+    return Foreign(headers, {"body": message["body"], **message["properties"]})
 
 
 def _client_options(options: Mapping[str, str]) -> dict[str, str]:

@@ -6,21 +6,27 @@ counts as a delivery.
 
 from __future__ import annotations
 
+import json
 import socket
+import subprocess
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
+from urllib.parse import quote
 
 import pika
 from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
 
 from redelivery.contract.message import Message
+from redelivery_conformance.harness import CannotShow
 
 _KEY: Final = "x-redelivery-key"
 _NULL: Final = "x-redelivery-null"
 _ORDER: Final = "x-redelivery-order"
 _STAMP: Final = "timestamp_in_ms"
 #: Headers that the broker adds.
-_BROKERS: Final = ("x-death", "x-first-death-", "x-last-death-", "x-delivery-count", "x-acquired-count")
+BROKERS: Final = ("x-death", "x-first-death-", "x-last-death-", "x-delivery-count", "x-acquired-count")
 _NONE: Final = 404
 #: Seconds to wait for the broker's first byte.
 _GREETING: Final = 5.0
@@ -88,6 +94,21 @@ class Cluster:
             channel.confirm_delivery()
             channel.basic_publish("", queue, body, properties, mandatory=True)
 
+    def foreign(self, queue: str, put: Mapping[str, Any] | None = None, *, reject: bool = False) -> list[Any]:
+        """Write a message with `foreign.py`, or read those of a queue. Raises CannotShow."""
+        there = self.parameters
+        if there.ssl_options is not None or not isinstance(there.credentials, pika.PlainCredentials):
+            raise CannotShow("another application's message: its client logs in by name and password, without TLS")
+        login = f"{quote(str(there.credentials.username), safe='')}:{quote(str(there.credentials.password), safe='')}"
+        url = f"amqp://{login}@{there.host}:{there.port}/{quote(str(there.virtual_host), safe='')}"
+        asked = json.dumps({"url": url, "queue": queue, "put": put, "reject": reject})
+        program = [sys.executable, str(Path(__file__).with_name("foreign.py"))]
+        done = subprocess.run(program, input=asked, capture_output=True, text=True, timeout=60.0, check=False)  # noqa: S603
+        if done.returncode:
+            raise RuntimeError(f"the client of another application failed: {done.stderr}")
+        found: list[Any] = json.loads(done.stdout)
+        return found
+
     def messages(self, queue: str) -> list[Message]:
         """Return the messages that wait in a queue, in its order, and leave them there."""
         left = self.count(queue)
@@ -119,7 +140,7 @@ class Cluster:
 
 def _message(properties: pika.BasicProperties, body: bytes) -> Message:
     headers: dict[Any, Any] = {
-        name: value for name, value in (properties.headers or {}).items() if not str(name).startswith(_BROKERS)
+        name: value for name, value in (properties.headers or {}).items() if not str(name).startswith(BROKERS)
     }
     key = headers.pop(_KEY, None)
     is_null = headers.pop(_NULL, 0) is None
