@@ -139,13 +139,13 @@ class EncodedProperties(BasicProperties):
 def encode(message: Message, user: str | None = None) -> tuple[bytes, BasicProperties]:
     """Return body and properties of a message; `user` publishes it. Raises Permanent: AMQP cannot carry it."""
     if isinstance(message.native, Native):
-        payload = encode_native(message, message.native, user)
+        payload = encode_native(message, message.native, user, most=HEADERS_BYTES)
     else:
         payload = encode_properties(message.value, message.key, message.headers, message.id, message.timestamp_ms)
     return message.value or b"", EncodedProperties(payload)
 
 
-def encode_native(message: Message, native: Native, user: str | None) -> bytes:
+def encode_native(message: Message, native: Native, user: str | None, *, most: int | None = None) -> bytes:
     """Return the encoded properties of a message that was read from RabbitMQ; errors as of `encode_properties`.
 
     What the message's fields say counts. A header whose value is still the same is written as it was encoded.
@@ -154,6 +154,7 @@ def encode_native(message: Message, native: Native, user: str | None) -> bytes:
         message: the message.
         native: what it held when it was read.
         user: who publishes it; the broker takes a user id from that user alone.
+        most: bytes of the headers at most; None: they may be as large as they were, if that is more than usual.
     """
     parts = {**native.properties, "delivery_mode": _PERSISTENT}
     if native.body not in {None, _checksum(message.value)}:
@@ -162,7 +163,7 @@ def encode_native(message: Message, native: Native, user: str | None) -> bytes:
             del parts["type"]
     if user is None or native.user != user:
         parts.pop("user_id", None)
-    table, content_type = _native_table(message, native)
+    table, content_type = _native_table(message, native, most)
     if content_type is not None:
         parts["content_type"] = _short(content_type)
     if message.id is not None:
@@ -181,7 +182,7 @@ def encode_native(message: Message, native: Native, user: str | None) -> bytes:
     return b"".join((_FLAGS(sum(_PROPERTIES[name] for name in there)), *(parts[name] for name in there)))
 
 
-def _native_table(message: Message, native: Native) -> tuple[list[bytes], bytes | None]:
+def _native_table(message: Message, native: Native, most: int | None) -> tuple[list[bytes], bytes | None]:
     """Return the headers, encoded, and the value of the property `content-type`; None: it is not set."""
     headers = message.headers
     shown = next((value for name, value in headers if name == _CONTENT_TYPE), None)
@@ -200,7 +201,7 @@ def _native_table(message: Message, native: Native) -> tuple[list[bytes], bytes 
         else:
             table += (_name(name), b"V" if value is None else _value(value))
     size = sum(map(len, table))
-    if size > max(HEADERS_BYTES, native.table_bytes + _GROWTH):
+    if size > (most or max(HEADERS_BYTES, native.table_bytes + _GROWTH)):
         _too_large(size)
     if order is not None and native.ordered:
         table += (_name_of_ours(ORDER), order)
