@@ -3,6 +3,7 @@
 Core writes contexts into headers and reads them. A plugin does so only where it stores letters in its own form:
 `attach` adds a context to a message, `read` finds it, `strip` removes it, `included` returns the record and the
 settings that it holds where a spec asked for them. `read_all` and `strip_all` do so for a batch, in less time.
+`MARKERS` are the names of the header that a redriven message keeps.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ from typing import Any, Final
 
 from redelivery.codes import Code
 from redelivery.contract.context import GIVEN_UP, INVALID, ErrorContext, checked
-from redelivery.formats.dialects import attach, included, read, read_all, strip, strip_all
+from redelivery.formats.dialects import MARKERS, attach, included, read, read_all, strip, strip_all
 
 __all__ = [
     "KINDS",
+    "MARKERS",
     "attach",
     "checked",
     "given_up",

@@ -20,7 +20,7 @@ from redelivery.contract.broker import (
 from redelivery.contract.hooks import hookimpl
 from redelivery.kit.clients import find_client
 from redelivery_sqs.address import API_GROUP, KIND
-from redelivery_sqs.codec import MAX_ENTRIES, binary_limit
+from redelivery_sqs.codec import GROUP, MAX_ENTRIES, binary_limit
 from redelivery_sqs.options import Settings
 
 #: SQS hides a message for 12 hours after its receipt at most; an hour of them remains for handling it.
@@ -55,6 +55,7 @@ CAPABILITIES: Final = Capabilities(
     delivery_limit=Support.NATIVE,
     context_dialect="json",
     cloudevents_prefix=None,
+    columns={GROUP: str},
     destination_column="queue",
     limits=Limits(
         message_bytes=binary_limit(1 << 20),

@@ -19,7 +19,7 @@ from redelivery.kit.address import is_local
 from redelivery_sqs import CAPABILITIES
 from redelivery_sqs.address import Address, invalid_name
 from redelivery_sqs.admin import SqsAdmin
-from redelivery_sqs.codec import GROUP, binary_limit
+from redelivery_sqs.codec import binary_limit
 from redelivery_sqs.dead_letters import SqsDeadLetters
 from redelivery_sqs.options import Settings
 from redelivery_sqs.receiver import SqsReceiver
@@ -47,7 +47,7 @@ class SqsBroker(Broker):
         limits = replace(CAPABILITIES.limits, message_bytes=binary_limit(max_bytes), batch_bytes=max_bytes)
         self.capabilities = replace(CAPABILITIES, limits=limits)
         if address.fifo:  # SQS shows only the first ten messages of a group
-            self.capabilities = replace(self.capabilities, browse=Support.LOWER_BOUND, columns={GROUP: str})
+            self.capabilities = replace(self.capabilities, browse=Support.LOWER_BOUND)
         else:
             none = Support.NONE
             self.capabilities = replace(self.capabilities, order=none, deduplicate=none, deduplication_window=None)

@@ -8,30 +8,39 @@ SQS takes non-empty text and ten attributes. Therefore:
 - Everything else is in one attribute, `redelivery`, a JSON object: `id`, `key`, `timestamp`, `body` ("null" or "empty",
   if the body is a placeholder), `headers`: in their order, each an attribute's name or a pair of name and value. Bytes
   that are not UTF-8 are written as `{"base64": ...}`.
+
+What another application's message holds beyond a `Message` is its `native` part: the types of its attributes, its body
+where ours would be written in another form, its trace header, its group.
 """
 
 from __future__ import annotations
 
 import base64
 import json
+import logging
 import re
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, Final
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
 
 from redelivery.contract.message import Headers, Message
 from redelivery.errors import Permanent
 from redelivery.kit.errors import Code
+from redelivery.kit.letters import MARKERS, strip
 from redelivery.kit.packing import from_portable, hashed_id, pack_headers, portable, unpack_headers
 
 #: The attribute for the parts of a message that SQS has no place for.
 PACKED: Final = "redelivery"
 #: The attribute that names the body's encoding.
 TRANSFER: Final = "content-transfer-encoding"
-#: Headers that are attributes: SQS's ten, less the two above.
+#: Attributes of a message at most, and headers that are attributes: ten less the two above.
+MAX_ATTRIBUTES: Final = 10
 NATIVE_HEADERS: Final = 8
+#: The system attribute of AWS X-Ray, the one that SQS takes from a sender.
+TRACE: Final = "AWSTraceHeader"
 #: Entries of one request at most.
 MAX_ENTRIES: Final = 10
 #: Bytes of a message that are reserved for names, types and JSON's own characters.
@@ -55,13 +64,50 @@ _NAME = re.compile(r"(?!(?i:aws\.|amazon\.))(?!\.)(?!.*\.\.)[A-Za-z0-9_.-]{1,256
 _FIFO_ID = re.compile(r"[A-Za-z0-9!-/:-@\[-`{-~]{1,128}")
 
 
+class Native(NamedTuple):
+    """What a message of SQS holds beyond a `Message`.
+
+    Attributes:
+        attributes: its message attributes, as boto3 gives them.
+        body: where encoding its value would give another one.
+        trace: its trace header.
+        group: its message group id.
+    """
+
+    attributes: Mapping[str, Any]
+    body: str | None
+    trace: str | None
+    group: str | None
+
+
+log = logging.getLogger("redelivery.sqs")
+
+
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """An encoded message; `size` counts against SQS's limit."""
+    """An encoded message.
+
+    Attributes:
+        body, attributes, system: as boto3 takes them.
+        size: counts against SQS's limit.
+        bare: it has ten attributes of its own, so the headers that redelivery added are left out.
+    """
 
     body: str
-    attributes: dict[str, dict[str, str]]
+    attributes: dict[str, Mapping[str, Any]]
     size: int
+    system: Mapping[str, Any] = field(default_factory=dict)
+    bare: bool = False
+
+    @property
+    def entry(self) -> dict[str, Any]:
+        """The entry of a request, without `Id`."""
+        entry: dict[str, Any] = {"MessageBody": self.body}
+        if self.attributes:
+            entry["MessageAttributes"] = self.attributes
+        if self.system:
+            entry["MessageSystemAttributes"] = self.system
+        return entry
 
 
 def binary_limit(max_bytes: int) -> int:
@@ -75,7 +121,9 @@ def encode(message: Message, max_bytes: int) -> Encoded:
     Raises:
         Permanent: SQS cannot carry it, or it is larger than `max_bytes`.
     """
-    return encode_row(message.value, message.key, message.headers, message.id, message.timestamp_ms, max_bytes)
+    return encode_row(
+        message.value, message.key, message.headers, message.id, message.timestamp_ms, max_bytes, message.native
+    )
 
 
 def encode_row(
@@ -85,29 +133,138 @@ def encode_row(
     id_: str | None,
     timestamp: int | None,
     max_bytes: int,
+    native: object = None,
 ) -> Encoded:
     """Encode the columns of a row, as `encode` does. Raises Permanent."""
+    known = native if isinstance(native, Native) else None
+    packed: dict[str, Any] = {}
     try:
-        texts, packed = pack_headers(headers, _native()) if headers else ({}, {})
         if id_ is not None:
             packed["id"] = id_
         if key is not None:
             packed["key"] = portable(key)
         if timestamp is not None:
             packed["timestamp"] = int(timestamp)
-        body = _body(value, texts, packed, max_bytes)
-        if packed:
-            texts[PACKED] = _json(packed)
+        if known is not None:
+            return _as_it_was(value, headers or (), packed, max_bytes, known)
+        return _encoded(value, headers or (), packed, max_bytes)
     except (TypeError, ValueError, AttributeError) as error:
         text = f"sqs: this row cannot be sent: its key, headers, id or timestamp have a wrong type ({error})"
         raise Permanent(text, code=Code.INVALID_MESSAGE) from error
+
+
+def _as_it_was(
+    value: bytes | None, headers: Headers, packed: dict[str, Any], max_bytes: int, native: Native
+) -> Encoded:
+    """Encode a message that was read from SQS: what has not changed since is written as it was.
+
+    Where its own attributes and ours are more than ten, ours are left out: the headers that redelivery added. Only if
+    that does not suffice (somebody has added headers to it, or has changed its body) an attribute goes into ours.
+    """
+    kept = _unchanged(headers, native)
+    found = _encoded(value, headers, packed, max_bytes, native, kept, MAX_ATTRIBUTES)
+    if len(found.attributes) > MAX_ATTRIBUTES:
+        found = _encoded(value, headers, packed, max_bytes, native, kept)
+    if len(found.attributes) > MAX_ATTRIBUTES:
+        bare = tuple(each for each in strip(Message(value=None, headers=headers)).headers if each[0] not in MARKERS)
+        found = replace(
+            _encoded(value, bare, packed, max_bytes, native, kept, MAX_ATTRIBUTES), bare=len(bare) < len(headers)
+        )
+    if len(found.attributes) > MAX_ATTRIBUTES:
+        kept = dict(list(kept.items())[:NATIVE_HEADERS])
+        found = _encoded(value, headers, packed, max_bytes, native, kept)
+    return found
+
+
+def _unchanged(headers: Headers, native: Native) -> dict[str, Mapping[str, Any]]:
+    """Return, by name, the attributes that the message had and of which a header holds the same bytes."""
+    kept: dict[str, Mapping[str, Any]] = {}
+    for name, value in headers:
+        attribute = native.attributes.get(name)
+        if attribute is not None and value is not None and name not in kept and value == _native_value(attribute):
+            kept[name] = attribute
+    return kept
+
+
+def _encoded(
+    value: bytes | None,
+    headers: Headers,
+    more: Mapping[str, Any],
+    max_bytes: int,
+    native: Native | None = None,
+    kept: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+    most: int = NATIVE_HEADERS,
+) -> Encoded:
+    """Encode a message.
+
+    Args:
+        value: its body.
+        headers: its headers.
+        more: goes into the attribute of ours.
+        max_bytes: of the message.
+        native: its native part.
+        kept: attributes that are written as they were, by the names of their headers.
+        most: headers that become attributes, besides those that are kept.
+    """
+    texts, packed = pack_headers(headers, _native(kept, most)) if headers else ({}, {})
+    if native is not None and packed and _keeps_order(headers, packed):
+        packed = {}
+    packed |= more
+    if native is not None and native.body is not None and _is_said_by(native.body, value):
+        body = native.body
+        texts[TRANSFER] = "base64"
+    else:
+        body = _body(value, texts, packed, max_bytes)
+    if packed:
+        texts[PACKED] = _json(packed)
     size = _size(body)
+    attributes: dict[str, Mapping[str, Any]] = {}
     for name, text in texts.items():
-        size += _size(name) + len("String") + _size(text)
+        attribute = kept.get(name)
+        if attribute is None:
+            attributes[name] = {"DataType": "String", "StringValue": text}
+            size += _size(name) + len("String") + _size(text)
+        else:
+            attributes[name] = attribute
+            size += _size(name) + _size(attribute["DataType"]) + len(_native_value(attribute) or b"")
     if size > max_bytes:
         raise _too_large(size, max_bytes, "bytes")
-    attributes = {name: {"DataType": "String", "StringValue": text} for name, text in texts.items()}
-    return Encoded(body, attributes, size)
+    if native is None or native.trace is None:
+        return Encoded(body, attributes, size)
+    return Encoded(body, attributes, size, {TRACE: {"DataType": "String", "StringValue": native.trace}})
+
+
+def _keeps_order(headers: Headers, packed: Mapping[str, Any]) -> bool:
+    """Whether the headers have the order in which we read attributes, so that it need not be written.
+
+    Wherever redelivery's own headers are among them: SQS keeps no order, so a message of another application has none.
+    """
+    if not all(isinstance(each, str) for each in packed["headers"]):
+        return False
+    for theirs in (headers, strip(Message(value=None, headers=headers)).headers):
+        names = [name for name, _ in theirs if name not in MARKERS]
+        if names == sorted(names):
+            return True
+    return False
+
+
+@lru_cache(maxsize=1024)
+def warn_of_bare(queue: str) -> None:
+    """Log, once per process and queue, that a message was sent without our headers (`Encoded.bare`)."""
+    text = (
+        "%r: a message with ten attributes of its own is sent without redelivery's headers, for which SQS has no room: "
+        "a letter without its reason, a redriven message without the count of its hops"
+    )
+    log.warning(text, queue)
+
+
+def group_fields(key: bytes | None, group: object) -> dict[str, str]:
+    """Return the group of a row for a standard queue, by its key or else this group; empty if it has neither."""
+    if key is None:
+        if group is None:
+            return {}
+        key = str(group).encode("utf-8", "surrogatepass")
+    return {"MessageGroupId": hashed_id(key, _is_fifo_id)} if key else {}
 
 
 def fifo_fields(known_by: str | None, key: bytes | None, group: str | None) -> dict[str, str]:
@@ -147,44 +304,83 @@ def decode(raw: Mapping[str, Any]) -> tuple[Message, str | None]:
     """
     body = str(raw.get("Body", ""))
     try:
-        return _decode(body, raw.get("MessageAttributes") or {})
+        return _decode(body, raw.get("MessageAttributes") or {}, raw.get("Attributes") or {})
     except Exception as error:  # noqa: BLE001 - another producer wrote it; one message must not hold up the others
         fault = f"sqs: its attributes cannot be read ({type(error).__name__}: {error})"
         return Message(value=body.encode("utf-8", "surrogatepass")), fault
 
 
-def _decode(body: str, attributes: Mapping[str, Any]) -> tuple[Message, str | None]:
+def _decode(body: str, attributes: Mapping[str, Any], system: Mapping[str, Any]) -> tuple[Message, str | None]:
     fault: str | None = None
-    marked = attributes.get(TRANSFER, {}).get("StringValue") == "base64"
-    own = {PACKED, TRANSFER} if marked else {PACKED}
-    natives = {name: _native_value(each) for name, each in attributes.items() if name not in own}
-    message = Message(value=body.encode("utf-8", "surrogatepass"), headers=unpack_headers({}, natives))
-    placeholder = None
-    if PACKED in attributes:
-        text = attributes[PACKED].get("StringValue")
-        try:
-            packed = json.loads(text)
-            message = replace(
-                message,
-                key=from_portable(packed.get("key")),
-                headers=unpack_headers(packed, natives),
-                id=_typed(packed, "id", str),
-                timestamp_ms=_typed(packed, "timestamp", int),
-            )
-            placeholder = packed.get("body")
-        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-            fault = f"sqs: its attribute {PACKED!r} is damaged ({error})"
+    value: bytes | None = body.encode("utf-8", "surrogatepass")
+    key, id_, timestamp, placeholder = None, None, None, None
+    headers: Headers = ()
+    marked = False
+    if attributes:
+        marked = _is_base64(attributes)
+        natives = {
+            name: _native_value(each)
+            for name, each in attributes.items()
+            if name != PACKED and not (marked and name == TRANSFER)
+        }
+        headers = unpack_headers({}, natives)
+        if PACKED in attributes:
+            text = attributes[PACKED].get("StringValue")
+            try:
+                packed = json.loads(text)
+                found = (
+                    from_portable(packed.get("key")),
+                    unpack_headers(packed, natives),
+                    _typed(packed, "id", str),
+                    _typed(packed, "timestamp", int),
+                )
+                placeholder = packed.get("body")
+                key, headers, id_, timestamp = found
+            except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+                fault = f"sqs: its attribute {PACKED!r} is damaged ({error})"
     if placeholder is not None:
         if body == _PLACEHOLDERS.get(str(placeholder)):
-            return replace(message, value=None if placeholder == "null" else b""), fault
-        fault = f"sqs: its attribute {PACKED!r} contradicts its body"  # so we did not write it, and the body counts
+            value = None if placeholder == "null" else b""
+        else:  # so we did not write it, and the body counts
+            fault = f"sqs: its attribute {PACKED!r} contradicts its body"
     elif marked:
         try:
-            lines = body.split()  # RFC 2045 breaks them
-            message = replace(message, value=base64.b64decode("".join(lines), validate=True))
+            value = _from_base64(body)
         except ValueError as error:
             fault = f"sqs: its body is marked as base64, but is not ({error})"
+    native = None
+    trace, group = system.get(TRACE), system.get("MessageGroupId")
+    as_written = body if marked and _would_be_another(body, value) else None
+    if headers or as_written is not None or trace is not None or group is not None:
+        native = Native(attributes, as_written, trace, group)
+    message = Message(value=value, key=key, headers=headers, id=id_, timestamp_ms=timestamp, native=native)
     return message, fault
+
+
+def _is_base64(attributes: Mapping[str, Any]) -> bool:
+    """Whether these attributes say that the body is base64."""
+    return bool(attributes.get(TRANSFER, {}).get("StringValue") == "base64")
+
+
+def _from_base64(body: str) -> bytes:
+    """Return the value that a body is. Raises ValueError."""
+    try:
+        return base64.b64decode(body, validate=True)
+    except ValueError:
+        return base64.b64decode("".join(body.split()), validate=True)  # RFC 2045 breaks its lines
+
+
+def _would_be_another(body: str, value: bytes | None) -> bool:
+    """Whether a body that is marked as base64 is not how we write its value."""
+    return not value or _text(value) is not None or base64.b64encode(value).decode() != body
+
+
+def _is_said_by(body: str, value: bytes | None) -> bool:
+    """Whether a body that is marked as base64 has this value."""
+    try:
+        return _from_base64(body) == value
+    except ValueError:
+        return body.encode("utf-8", "surrogatepass") == value
 
 
 def _typed(packed: Mapping[str, Any], name: str, kind: type) -> Any:
@@ -217,13 +413,22 @@ def _body(value: bytes | None, texts: dict[str, str], packed: dict[str, Any], ma
     return base64.b64encode(value).decode()
 
 
-def _native() -> Callable[[str, bytes], str | None]:
-    """Make what decides, for the headers of one message, which become attributes: it returns their text."""
-    count = 0
+def _native(
+    kept: Mapping[str, object] = MappingProxyType({}), most: int = NATIVE_HEADERS
+) -> Callable[[str, bytes], str | None]:
+    """Make what decides, for the headers of one message, which become attributes: it returns their text.
+
+    Args:
+        kept: headers that are attributes already.
+        most: attributes at most.
+    """
+    count = len(kept)
 
     def native(name: str, value: bytes) -> str | None:
         nonlocal count
-        if not value or count == NATIVE_HEADERS:
+        if name in kept:
+            return ""
+        if not value or count >= most:
             return None
         text = _native_text(name, value) if len(value) > _REPEATED else _repeated_text(name, value)
         count += text is not None

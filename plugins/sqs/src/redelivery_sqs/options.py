@@ -44,6 +44,10 @@ class Settings(Options, broker="sqs"):
     )
     endpoint_url: str | None = text("endpoint of SQS; by default AWS's own")
     external_id: str | None = secret("external id that the role of role_arn requires")
+    fair_by_key: bool = flag(
+        "standard queues: a row's key is also its message group id, so that no key delays the others (fair queues)",
+        default=False,
+    )
     kms_key: str | None = text("key that encrypts provisioned queues; by default SQS's own (SSE-SQS)")
     max_message_bytes: int = integer(
         1 << 20,

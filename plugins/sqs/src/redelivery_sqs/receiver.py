@@ -201,8 +201,12 @@ class SqsReceiver(Resource, Receiver):
                 send()
                 size = 0
             size += letter.size
-            entries[at] = {"MessageBody": letter.body, "MessageAttributes": letter.attributes}
-            if queue.address.fifo:
+            entries[at] = letter.entry
+            if letter.bare:
+                codec.warn_of_bare(queue.address.queue)
+            if not queue.address.fifo:
+                entries[at] |= codec.group_fields(None, received.lease.group)
+            else:
                 # A letter without an identity has SQS's own id of its message: terminating one message twice makes one
                 # letter, and two messages with the same id of ours make two.
                 known_by = codec.deduplication_id(outcome.letter.identity or received.position)

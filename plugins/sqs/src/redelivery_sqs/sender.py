@@ -20,7 +20,15 @@ from redelivery_sqs.address import Address, invalid_name
 from redelivery_sqs.client.batch_requests import Answer
 from redelivery_sqs.client.queue import Queue
 from redelivery_sqs.client.send_queues import FifoSendQueue, PendingBatch, PendingRow, SendQueue, StandardSendQueue
-from redelivery_sqs.codec import GROUP, MAX_ENTRIES, encode_row, fifo_fields
+from redelivery_sqs.codec import (
+    GROUP,
+    MAX_ENTRIES,
+    Native,
+    encode_row,
+    fifo_fields,
+    group_fields,
+    warn_of_bare,
+)
 from redelivery_sqs.options import Settings
 
 
@@ -75,32 +83,42 @@ class SqsSender(Resource, Sender):
     def _rows(self, batch: Batch) -> Iterator[PendingRow]:
         """Each row as an entry for its queue, or with the reason why it cannot be sent."""
         nothing = [None] * batch.length
-        keys, headers, ids, timestamps, destinations = (
+        keys, headers, ids, timestamps, destinations, natives = (
             nothing if column is None else column.values
-            for column in (batch.key, batch.headers, batch.id, batch.timestamp_ms, batch.destination)
+            for column in (batch.key, batch.headers, batch.id, batch.timestamp_ms, batch.destination, batch.native)
         )
         identities = self._identities(batch) or ids
-        groups = batch.extra[GROUP].values if GROUP in batch.extra else nothing
-        max_bytes, default_group = self._settings.max_message_bytes, self._settings.message_group
-        values = zip(batch.value.values, keys, headers, ids, timestamps, destinations, groups, identities, strict=True)
-        for index, (value, key, pairs, id_, timestamp, destination, group, identity) in enumerate(values):
+        groups = _groups(batch)
+        max_bytes = self._settings.max_message_bytes
+        values = zip(
+            batch.value.values, keys, headers, ids, timestamps, destinations, groups, natives, identities, strict=True
+        )
+        for index, (value, key, pairs, id_, timestamp, destination, group, native, identity) in enumerate(values):
             row = PendingRow(index)
             try:
                 row.send_queue = queue = self._send_queue(destination)
                 if isinstance(queue, FifoSendQueue):
-                    ordering = key if key is not None or group is None else str(group).encode("utf-8", "surrogatepass")
-                    row.entry = fifo_fields(id_ if identity is None else identity, ordering, default_group)
-                    row.group = row.entry["MessageGroupId"]
-                    row.ordered = batch.ordered and ordering is not None
-                encoded = encode_row(value, key, pairs, id_, timestamp, max_bytes)
+                    self._into_group(row, id_ if identity is None else identity, key, group, ordered=batch.ordered)
+                elif group is not None or (key is not None and self._settings.fair_by_key):
+                    row.entry = group_fields(None if group is not None else key, group)
+                encoded = encode_row(value, key, pairs, id_, timestamp, max_bytes, native)
             except Permanent as error:
                 row.refused = error
             else:
                 row.size = encoded.size
-                row.entry["MessageBody"] = encoded.body
-                if encoded.attributes:
-                    row.entry["MessageAttributes"] = encoded.attributes
+                row.entry |= encoded.entry
+                if encoded.bare:
+                    warn_of_bare(queue.destination.address.queue)
             yield row
+
+    def _into_group(
+        self, row: PendingRow, known_by: str | None, key: bytes | None, group: object, *, ordered: bool
+    ) -> None:
+        """Give a row the fields that a FIFO queue requires."""
+        ordering = key if key is not None or group is None else str(group).encode("utf-8", "surrogatepass")
+        row.entry = fifo_fields(known_by, ordering, self._settings.message_group)
+        row.group = row.entry["MessageGroupId"]
+        row.ordered = ordered and ordering is not None
 
     def _identities(self, batch: Batch) -> list[str | None] | None:
         """The identities, if a FIFO queue may need them: no other queue recognises a message."""
@@ -195,6 +213,17 @@ class SqsSender(Resource, Sender):
             return queue.destination.request_entries("send_message_batch", "sending to", [row.entry for row in rows])
         except BrokerError as error:
             return [error] * len(rows)
+
+
+def _groups(batch: Batch) -> Sequence[object]:
+    """The message group of each row: that of its column, or the one that it had when it was read from SQS."""
+    given: Sequence[object] = batch.extra[GROUP].values if GROUP in batch.extra else [None] * batch.length
+    if batch.native is None:
+        return given
+    return [
+        native.group if group is None and isinstance(native, Native) else group
+        for group, native in zip(given, batch.native.values, strict=True)
+    ]
 
 
 def _group(row: PendingRow) -> tuple[SendQueue | None, str]:

@@ -1,0 +1,166 @@
+"""A message of another application is written again as it was: types of attributes, body, trace header, group."""
+
+from __future__ import annotations
+
+import base64
+import pickle
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from redelivery.contract.context import ErrorContext
+from redelivery.contract.message import Message
+from redelivery.kit.letters import MARKERS, attach, read
+from redelivery_sqs import CAPABILITIES
+from redelivery_sqs.codec import MAX_ATTRIBUTES, PACKED, TRACE, TRANSFER, decode, encode
+
+MOST = 1 << 20
+TRACED = "Root=1-5759e988-bd862e3fe1be46a994272793;Parent=53995c3f42cd8ad8;Sampled=1"
+MARKER = (MARKERS[0], b'{"hops":1}')
+
+texts = st.text(st.characters(min_codepoint=32, max_codepoint=0xD7FF), min_size=1, max_size=20)
+attributes = st.one_of(
+    st.builds(lambda text: {"DataType": "String", "StringValue": text}, texts),
+    st.builds(lambda text: {"DataType": "String.custom", "StringValue": text}, texts),
+    st.builds(lambda number: {"DataType": "Number", "StringValue": str(number)}, st.integers() | st.just("7.50")),
+    st.builds(lambda number: {"DataType": "Number.int", "StringValue": str(number)}, st.integers()),
+    st.builds(lambda data: {"DataType": "Binary", "BinaryValue": data}, st.binary(min_size=1, max_size=20)),
+    st.builds(lambda data: {"DataType": "Binary.gif", "BinaryValue": data}, st.binary(min_size=1, max_size=20)),
+)
+marked = st.just({"DataType": "String", "StringValue": "base64"})
+names = st.text("abzAZ09_-.", min_size=1, max_size=6).filter(
+    lambda name: not name.startswith(".") and not name.endswith(".") and ".." not in name
+)
+foreign = st.builds(
+    lambda body, given, system: {"Body": body, "MessageAttributes": given, "Attributes": system},
+    texts | st.binary(max_size=30).map(lambda data: base64.encodebytes(data).decode() or "x"),
+    st.dictionaries(names | st.just(TRANSFER), attributes | marked, max_size=10),
+    st.fixed_dictionaries({}, optional={TRACE: st.just(TRACED), "MessageGroupId": st.just("tenant")}),
+)
+
+
+def sent(message: Message) -> dict[str, Any]:
+    return encode(message, MOST).entry
+
+
+def as_given(raw: dict[str, Any]) -> dict[str, Any]:
+    """The entry by which another application has sent it, apart from its group."""
+    entry: dict[str, Any] = {"MessageBody": raw["Body"]}
+    if raw["MessageAttributes"]:
+        entry["MessageAttributes"] = raw["MessageAttributes"]
+    if TRACE in raw["Attributes"]:
+        entry["MessageSystemAttributes"] = {TRACE: {"DataType": "String", "StringValue": TRACED}}
+    return entry
+
+
+@given(foreign)
+def test_it_is_written_as_it_was(raw: dict[str, Any]) -> None:
+    message, _ = decode(raw)
+    message = pickle.loads(pickle.dumps(message))  # noqa: S301 - our own
+    assert sent(message) == as_given(raw)
+
+
+@given(foreign)
+def test_a_redrive_adds_its_marker_and_nothing_else(raw: dict[str, Any]) -> None:
+    assume(len(raw["MessageAttributes"]) < MAX_ATTRIBUTES)
+    message, _ = decode(raw)
+    entry = sent(replace(message, headers=(*message.headers, MARKER)))
+    assert entry["MessageAttributes"].pop(MARKER[0]) == {"DataType": "String", "StringValue": '{"hops":1}'}
+    assert {name: value for name, value in entry.items() if value != {}} == as_given(raw)
+
+
+@given(foreign)
+def test_its_letter_has_its_attributes_as_they_were_and_the_reason_where_there_is_room(raw: dict[str, Any]) -> None:
+    message, _ = decode(raw)
+    letter = attach(
+        message, ErrorContext(reason="closed in 1969"), dialect="json", limits=CAPABILITIES.limits, prefix=None
+    )
+    entry = sent(letter)
+    assert len(entry["MessageAttributes"]) <= MAX_ATTRIBUTES
+    theirs = {name: entry["MessageAttributes"].get(name) for name in raw["MessageAttributes"]}
+    assert theirs == raw["MessageAttributes"]
+    assert entry["MessageBody"] == raw["Body"]
+    stored = {"Body": raw["Body"], "MessageAttributes": entry["MessageAttributes"], "Attributes": raw["Attributes"]}
+    found, _ = decode(stored)
+    context = read(found)
+    if len(raw["MessageAttributes"]) < MAX_ATTRIBUTES:
+        assert context is not None
+        assert context.reason == "closed in 1969"
+    else:
+        assert context is None
+        assert encode(letter, MOST).bare
+
+
+def raw_with(count: int) -> dict[str, Any]:
+    given = {f"a{at}": {"DataType": "Number", "StringValue": str(at)} for at in range(count)}
+    return {"Body": "theirs", "MessageAttributes": given, "Attributes": {}}
+
+
+@pytest.mark.parametrize("count", [1, 7, 8, 9])
+def test_up_to_nine_attributes_leave_room_for_a_marker_of_its_own(count: int) -> None:
+    """In an attribute of its own: the message gets none that only redelivery reads."""
+    message, _ = decode(raw_with(count))
+    marked = replace(message, headers=(*message.headers, MARKER))
+    assert sent(marked)["MessageAttributes"].keys() == {*raw_with(count)["MessageAttributes"], MARKER[0]}
+
+
+def test_ten_attributes_stay_and_the_marker_goes() -> None:
+    message, _ = decode(raw_with(10))
+    found = encode(replace(message, headers=(*message.headers, MARKER)), MOST)
+    assert found.attributes == raw_with(10)["MessageAttributes"]
+    assert found.bare
+
+
+def test_a_header_that_somebody_adds_to_ten_attributes_is_not_lost() -> None:
+    """It cannot be told by bytes alone what the user wants of the ten; all of them come back."""
+    message, _ = decode(raw_with(10))
+    mended = replace(message, headers=(*message.headers, ("added", b"1")))
+    entry = sent(mended)
+    assert len(entry["MessageAttributes"]) <= MAX_ATTRIBUTES
+    again, fault = decode({"Body": entry["MessageBody"], "MessageAttributes": entry["MessageAttributes"]})
+    assert fault is None
+    assert again.headers == mended.headers
+
+
+def test_a_value_that_was_mended_is_text_and_the_others_keep_their_types() -> None:
+    message, _ = decode(raw_with(2))
+    entry = sent(replace(message, headers=(("a0", b"mended"), ("a1", b"1"))))
+    assert entry["MessageAttributes"] == {
+        "a0": {"DataType": "String", "StringValue": "mended"},
+        "a1": {"DataType": "Number", "StringValue": "1"},
+    }
+
+
+def test_a_header_that_was_removed_stays_away() -> None:
+    message, _ = decode(raw_with(2))
+    assert sent(replace(message, headers=())).keys() == {"MessageBody"}
+
+
+def test_a_mended_body_is_written_as_ours() -> None:
+    given = {TRANSFER: {"DataType": "String", "StringValue": "base64"}}
+    message, _ = decode({"Body": base64.b64encode(b"text").decode(), "MessageAttributes": given})
+    assert message.value == b"text"
+    assert sent(replace(message, value=b"mended")) == {"MessageBody": "mended"}
+
+
+def test_what_is_ours_needs_no_native_part() -> None:
+    for message in (
+        Message(value=b"v", id="i", key=b"k"),
+        Message(value=b"\0"),
+        Message(value=None),
+        Message(value=b"v"),
+    ):
+        found, _ = decode(
+            {"Body": sent(message)["MessageBody"], "MessageAttributes": sent(message).get("MessageAttributes")}
+        )
+        assert found == message
+        assert found.native is None
+        assert PACKED not in (found.headers or ())
+
+
+def test_a_native_part_of_another_broker_is_ignored() -> None:
+    plain = Message(value=b"v", headers=(("a", b"1"),))
+    assert sent(replace(plain, native={"properties": 1})) == sent(plain)
