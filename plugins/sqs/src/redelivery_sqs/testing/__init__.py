@@ -19,7 +19,7 @@ from redelivery.contract.message import Message
 from redelivery.contract.spec import DeliverySpec
 from redelivery.kit.options import resolve_secrets
 from redelivery_conformance.containers import Container
-from redelivery_conformance.harness import CannotShow, Harness, NotHere, Outage, Place, Runtime, RuntimeKind
+from redelivery_conformance.harness import CannotShow, Foreign, Harness, NotHere, Outage, Place, Runtime, RuntimeKind
 from redelivery_conformance.proxy import Proxy
 from redelivery_conformance.subject import Subject
 from redelivery_sqs import connect
@@ -30,6 +30,20 @@ IMAGE: Final = "softwaremill/elasticmq-native:1.6.14"
 _PORT = 9324
 _READY_SECONDS = 60.0
 _FIFO = ".fifo"
+
+_TRACED: Final = "Root=1-5759e988-bd862e3fe1be46a994272793;Parent=53995c3f42cd8ad8;Sampled=1"
+#: Nine of the ten attributes that SQS allows: a redrive's own needs one.
+_FOREIGN: Final[Mapping[str, Any]] = {
+    "count": {"DataType": "Number", "StringValue": "7"},
+    "price": {"DataType": "Number", "StringValue": "7.50"},
+    "retries": {"DataType": "Number.int", "StringValue": "3"},
+    "source": {"DataType": "String", "StringValue": "billing"},
+    "url": {"DataType": "String.uri", "StringValue": "https://theirs.example/ä"},
+    "signature": {"DataType": "Binary", "BinaryValue": b"\0\xff"},
+    "text": {"DataType": "Binary", "BinaryValue": b"text"},
+    "thumbnail": {"DataType": "Binary.gif", "BinaryValue": b"GIF89a"},
+    "zone": {"DataType": "String", "StringValue": "eu"},
+}
 
 _STAND_IN = ("Amazon SQS itself: this is a stand-in", "KMS keys, IAM policies, throttling: it has none")
 
@@ -124,6 +138,35 @@ class SqsPlace(Place):
         url = self._url(self.queue)
         self._sqs.send_message(QueueUrl=url, MessageBody="damaged", MessageAttributes=attributes, **more)
 
+    def put_foreign(self, *, dead: bool) -> Foreign:
+        """SQS itself moves a letter: it has been received too often."""
+        url = self._url(self.queue)
+        given: dict[str, Any] = {"MessageBody": '{"theirs": 1}\n', "MessageAttributes": _FOREIGN}
+        given["MessageGroupId"] = "their-tenant"
+        if self.queue.endswith(_FIFO):
+            given["MessageDeduplicationId"] = "theirs-1"
+        if self._runtime.keeps_trace:
+            given["MessageSystemAttributes"] = {"AWSTraceHeader": {"DataType": "String", "StringValue": _TRACED}}
+        self._sqs.send_message(QueueUrl=url, **given)
+        if dead:
+            policy = json.loads(self._attributes(self.queue)["RedrivePolicy"])
+            self._redrive(maxReceiveCount=1)
+            while not self.foreign(dead=True):
+                self._sqs.receive_message(QueueUrl=url, VisibilityTimeout=0)
+            self._redrive(**policy)
+        return _foreign(given["MessageBody"], _FOREIGN, _TRACED if self._runtime.keeps_trace else None, "their-tenant")
+
+    def foreign(self, *, dead: bool) -> Sequence[Foreign]:
+        return [
+            _foreign(
+                each["Body"],
+                each.get("MessageAttributes", {}),
+                each["Attributes"].get("AWSTraceHeader"),
+                each["Attributes"].get("MessageGroupId"),
+            )
+            for each in reading.as_stored(self._sqs, self._made[dead])
+        ]
+
     def close(self) -> None:
         for name in self._made:
             with suppress(Exception):  # a test may have removed it, or stopped the server
@@ -135,6 +178,15 @@ class SqsPlace(Place):
     def _attributes(self, queue: str) -> dict[str, str]:
         found = self._sqs.get_queue_attributes(QueueUrl=self._url(queue), AttributeNames=["All"])["Attributes"]
         return {name: value for name, value in found.items() if not name.startswith("Approximate")}
+
+
+def _foreign(body: str, attributes: Mapping[str, Any], trace: str | None, group: str | None) -> Foreign:
+    def value(attribute: Mapping[str, Any]) -> tuple[str, object]:
+        text = attribute.get("StringValue")
+        return attribute["DataType"], attribute["BinaryValue"] if text is None else text
+
+    values = {name: value(attribute) for name, attribute in attributes.items()}
+    return Foreign(values, {"body": body, "trace": trace, "group": group})
 
 
 def consumed(subject: Subject) -> Sequence[Message]:
@@ -171,6 +223,7 @@ class SqsRuntime(Runtime):
         self.proxy: Proxy | None = None
         self.patience = 10.0
         self.many = 1000
+        self.keeps_trace = True
         self.sqs = self._client(beside)
         self._fifo = fifo
         self._beside = beside
@@ -252,6 +305,7 @@ class Moto(SqsRuntime):
         super().__init__("embedded", f"moto {moto.__version__}'s server in this process", options, fifo=fifo)
         self.proxy: Proxy = Proxy(host, port)
         self.many = 50
+        self.keeps_trace = False  # of a message in a batch
         if fifo:
             self.patience = 30.0
             slow = "large FIFO queues: moto takes seconds per request beyond a hundred messages"

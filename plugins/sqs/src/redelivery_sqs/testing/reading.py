@@ -27,6 +27,11 @@ def url(sqs: Any, queue: str) -> str:
 
 def by_receiving(sqs: Any, queue: str) -> Sequence[Message]:
     """The messages that can be received now, in order of arrival."""
+    return [message(each["Body"], each.get("MessageAttributes", {})) for each in as_stored(sqs, queue)]
+
+
+def as_stored(sqs: Any, queue: str) -> Sequence[Mapping[str, Any]]:
+    """The messages that can be received now, as boto3 gives them, in order of arrival."""
     where = url(sqs, queue)
     if not where:
         return []
@@ -54,7 +59,7 @@ def by_receiving(sqs: Any, queue: str) -> Sequence[Message]:
         known = each["Attributes"]
         return (int(known["SentTimestamp"]), int(known.get("SequenceNumber", 0)))
 
-    return [message(each["Body"], each.get("MessageAttributes", {})) for each in sorted(found, key=arrived)]
+    return sorted(found, key=arrived)
 
 
 def by_consuming(sqs: Any, queue: str) -> Sequence[Message]:
