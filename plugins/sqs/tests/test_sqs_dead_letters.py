@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 import time
@@ -17,13 +18,14 @@ from redelivery.contract.broker import Accept, Letter
 from redelivery.contract.message import Message
 from redelivery.deadletters.queue import dead_letters
 from redelivery.errors import Ambiguous, ConfigurationError, Fatal, Unsupported
+from redelivery_conformance.harness import CannotShow
 from redelivery_conformance.statements import Statements
 from redelivery_conformance.subject import Subject
 from redelivery_conformance.taking import Taker
 from redelivery_sqs import dead_letters as module
 from redelivery_sqs.address import Address
 from redelivery_sqs.client import batch_requests
-from redelivery_sqs.testing import SqsFifoHarness
+from redelivery_sqs.testing import SqsFifoHarness, SqsPlace
 from redelivery_sqs.testing.faults import Answer, Faults, Rule, refusal
 
 #: For readers that die: their letters are hidden for three seconds.
@@ -280,6 +282,64 @@ class TestLooking(Statements):
         box = dead_letters(subject.place.url, sink=subject.broker.native_sink(), options=subject.place.options)
         with box, pytest.raises(ConfigurationError, match="named by its URL"):
             box.move_back()
+
+
+class TestSharing(Statements):
+    """A dead letter queue into which SQS itself moves the messages of two queues."""
+
+    broker = "sqs"
+
+    def shared(self, subject: Subject) -> str:
+        """Let SQS move one message of the place and one of another queue; return the other's name."""
+        if subject.runtime.kind == "embedded":
+            raise CannotShow("letters of several queues: moto does not say from which one it has moved a message")
+        assert isinstance(subject.place, SqsPlace)
+        other = subject.place.sharing("billing")
+        with boto(subject) as sqs:
+            own = sqs.get_queue_url(QueueName=Address.parse(subject.place.url).queue)["QueueUrl"]
+            there = sqs.get_queue_url(QueueName=other)["QueueUrl"]
+            given = sqs.get_queue_attributes(QueueUrl=own, AttributeNames=["RedrivePolicy"])["Attributes"]
+            once = {"RedrivePolicy": json.dumps({**json.loads(given["RedrivePolicy"]), "maxReceiveCount": 1})}
+            for url in (own, there):
+                sqs.set_queue_attributes(QueueUrl=url, Attributes=once)
+                sqs.send_message(QueueUrl=url, MessageBody=url.rpartition("/")[2])
+                for _ in range(2):
+                    sqs.receive_message(QueueUrl=url, VisibilityTimeout=0)
+        return other
+
+    def test_a_letter_of_another_queue_stays_and_is_told(self, subject: Subject) -> None:
+        other = self.shared(subject)
+        with dead_letters(subject.place.url, options=subject.place.options) as box:
+            report = box.redrive()
+        assert report.redriven == 1
+        assert report.left == {f"its target {other!r} is not allowed (--allow-targets)": 1}
+        assert [each.value for each in subject.place.stored()] == [Address.parse(subject.place.url).queue.encode()]
+        assert not subject.place.stored(other)
+
+    def test_each_letter_goes_to_its_own_queue_where_that_is_allowed(self, subject: Subject) -> None:
+        other = self.shared(subject)
+        with dead_letters(subject.place.url, options=subject.place.options) as box:
+            report = box.redrive(allow_targets=["*-billing"])
+        assert (report.redriven, report.removed, report.targets) == (2, 2, {other: 1})
+        assert [each.value for each in subject.place.stored()] == [Address.parse(subject.place.url).queue.encode()]
+        assert [each.value for each in subject.place.stored(other)] == [other.encode()]
+
+    def test_of_a_sink_each_queue_gets_its_own(self, subject: Subject) -> None:
+        other, options = self.shared(subject), subject.place.options
+        sink = subject.broker.native_sink()
+        with dead_letters(subject.broker.sibling(other), sink=sink, options=options) as box:
+            assert box.redrive().removed == 1
+        assert [each.value for each in subject.place.stored(other)] == [other.encode()]
+        assert not subject.place.stored()
+
+    def test_it_is_not_moved_as_a_whole(self, subject: Subject) -> None:
+        other = self.shared(subject)
+        with (
+            dead_letters(subject.place.url, options=subject.place.options) as box,
+            pytest.raises(Fatal, match=f"'{other}'.*nothing was moved"),
+        ):
+            box.move_back()
+        assert len(subject.browse(direct=False)) == 2
 
 
 class TestLookingIntoGroups(Statements):

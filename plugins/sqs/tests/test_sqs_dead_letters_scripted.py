@@ -7,24 +7,63 @@ from typing import Any
 
 import pytest
 
-from redelivery.errors import Ambiguous, Retriable
+from redelivery.contract.broker import Letter
+from redelivery.errors import Ambiguous, Fatal, Retriable
 from redelivery_sqs import dead_letters as module
 from redelivery_sqs.address import Address
 from redelivery_sqs.client import batch_requests, connections, queue
 from redelivery_sqs.dead_letters import SqsDeadLetters
 from redelivery_sqs.options import Settings
 
+ARN = "arn:aws:sqs:eu-west-1:123456789012:"
+
+
+def moved(
+    monkeypatch: pytest.MonkeyPatch, source: str, opened: str = "orders", *, direct: bool = False, fifo: bool = False
+) -> Letter:
+    """A letter that SQS itself has moved, as the role of a queue shows it."""
+    monkeypatch.setattr(connections, "boto_client", lambda *_: None)
+    monkeypatch.setattr(connections, "queue_url", lambda address, *_, **__: f"http://x/123456789012/{address.queue}")
+    role = SqsDeadLetters(Address(opened + ".fifo" * fifo), Settings(), direct=direct)
+    attributes = {"SentTimestamp": "1700000000000", "DeadLetterQueueSourceArn": source}
+    return role._letter({"MessageId": "m", "Body": "b", "Attributes": attributes})
+
 
 @pytest.mark.parametrize(("fifo", "dead_ms"), [(False, None), (True, 1_700_000_000_000)])
-def test_a_letter_that_sqs_itself_moved_says_why_and_when_as_far_as_sqs_knows(fifo: bool, dead_ms: int | None) -> None:
+def test_a_letter_that_sqs_itself_moved_says_why_and_when_as_far_as_sqs_knows(
+    monkeypatch: pytest.MonkeyPatch, fifo: bool, dead_ms: int | None
+) -> None:
     """A standard queue's keeps the time at which it was first sent."""
-    arn = "arn:aws:sqs:eu-west-1:123456789012:orders"
-    attributes = {"SentTimestamp": "1700000000000", "DeadLetterQueueSourceArn": arn}
-    letter = module._letter({"MessageId": "m", "Body": "b", "Attributes": attributes}, fifo=fifo)
+    name = "orders" + ".fifo" * fifo
+    letter = moved(monkeypatch, ARN + name, fifo=fifo)
     assert letter.context is not None
-    assert (letter.context.kind, letter.context.destination) == ("delivery-limit", f"sqs:{arn}")
-    assert arn in letter.context.reason
+    assert (letter.context.kind, letter.context.destination) == ("delivery-limit", f"sqs:{name}")
+    assert ARN + name in letter.context.reason
+    assert letter.context.target is None, "it goes back to the queue that was opened"
     assert letter.dead_lettered_ms == dead_ms
+
+
+def test_a_letter_that_sqs_moved_from_another_queue_names_that_as_its_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    context = moved(monkeypatch, ARN + "billing").context
+    assert context is not None
+    assert (context.target, context.destination) == ("billing", "sqs:billing")
+
+
+@pytest.mark.parametrize("source", ["arn:aws:sqs:eu-west-1:999999999999:orders", "arn:odd", ARN + "no such name"])
+def test_a_source_in_another_account_is_never_taken_for_a_queue_of_this_one(
+    monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    context = moved(monkeypatch, source).context
+    assert context is not None
+    assert (context.target, context.destination) == (source, f"sqs:{source}")
+
+
+def test_letters_of_a_sink_say_where_they_failed_as_an_address_that_can_be_compared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    context = moved(monkeypatch, ARN + "billing", "shared", direct=True).context
+    assert context is not None
+    assert (context.target, context.destination) == (None, "sqs:billing")
 
 
 class Shown:
@@ -120,6 +159,7 @@ class Moving:
     def __init__(self, *states: Mapping[str, Any]) -> None:
         self.states = list(states)
         self.started: list[Mapping[str, str]] = []
+        self.sources = ["orders"]
 
     def get_queue_attributes(self, *, QueueUrl: str, AttributeNames: Sequence[str]) -> Mapping[str, Any]:  # noqa: N803 - SQS's own words
         assert AttributeNames == ["QueueArn"]
@@ -130,6 +170,15 @@ class Moving:
 
     def list_message_move_tasks(self, **_: object) -> Mapping[str, Any]:
         return {"Results": [self.states.pop(0) if len(self.states) > 1 else self.states[0]]}
+
+    def list_dead_letter_source_queues(
+        self,
+        **asked: Any,
+    ) -> Mapping[str, Any]:
+        assert (asked["QueueUrl"], asked["MaxResults"]) == ("orders-dead-letters", 1000)
+        at = int(asked.get("NextToken", 0))
+        more = {} if at + 1 >= len(self.sources) else {"NextToken": str(at + 1)}
+        return {"queueUrls": [f"http://x/123456789012/{each}" for each in self.sources[at : at + 1]], **more}
 
     def start_message_move_task(self, **arns: str) -> Mapping[str, Any]:
         self.started.append(arns)
@@ -151,6 +200,22 @@ def test_a_move_is_waited_for_and_told_where_to(monkeypatch: pytest.MonkeyPatch)
     sqs, role = moving(monkeypatch, {"Status": "COMPLETED"}, RUNNING, done)
     assert role.move_back(wait=5.0) == 9
     assert sqs.started == [{"SourceArn": "arn:orders-dead-letters", "DestinationArn": "arn:orders"}]
+
+
+@pytest.mark.parametrize("sources", [["orders", "billing"], ["billing", "orders", "audit"], ["billing"]])
+def test_a_queue_that_others_share_is_not_moved(monkeypatch: pytest.MonkeyPatch, sources: list[str]) -> None:
+    """A move has one destination, or none and then servers differ: ElasticMQ moves all to the first source."""
+    sqs, role = moving(monkeypatch, {"Status": "COMPLETED"})
+    sqs.sources = sources
+    with pytest.raises(Fatal, match=r"'billing'.*nothing was moved: redrive with --allow-targets"):
+        role.move_back(wait=5.0)
+    assert not sqs.started
+
+
+def test_a_queue_that_sqs_moves_nothing_into_is_moved_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    sqs, role = moving(monkeypatch, {}, {"Status": "COMPLETED", "ApproximateNumberOfMessagesMoved": 1})
+    sqs.sources = []
+    assert role.move_back(wait=5.0) == 1
 
 
 def test_a_second_move_of_a_queue_is_refused_and_told_how_far_the_first_is(monkeypatch: pytest.MonkeyPatch) -> None:

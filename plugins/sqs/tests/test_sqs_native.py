@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import pickle
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,9 +14,13 @@ from hypothesis import strategies as st
 
 from redelivery.contract.context import ErrorContext
 from redelivery.contract.message import Message
+from redelivery.deadletters.queue import dead_letters
 from redelivery.kit.letters import MARKERS, attach, read
+from redelivery_conformance.statements import Statements
+from redelivery_conformance.subject import Subject
 from redelivery_sqs import CAPABILITIES
-from redelivery_sqs.codec import MAX_ATTRIBUTES, PACKED, TRACE, TRANSFER, decode, encode
+from redelivery_sqs.codec import GROUP, MAX_ATTRIBUTES, PACKED, TRACE, TRANSFER, decode, encode
+from redelivery_sqs.testing import SqsPlace
 
 MOST = 1 << 20
 TRACED = "Root=1-5759e988-bd862e3fe1be46a994272793;Parent=53995c3f42cd8ad8;Sampled=1"
@@ -164,3 +169,47 @@ def test_what_is_ours_needs_no_native_part() -> None:
 def test_a_native_part_of_another_broker_is_ignored() -> None:
     plain = Message(value=b"v", headers=(("a", b"1"),))
     assert sent(replace(plain, native={"properties": 1})) == sent(plain)
+
+
+class TestAtABroker(Statements):
+    broker = "sqs"
+
+    def test_the_group_of_a_row_is_its_tenant_in_a_fair_queue(self, subject: Subject) -> None:
+        """By its column; by its key only where that is asked for. Text that SQS does not accept goes as its SHA-256."""
+        subject.deliver(Message(value=b"none", key=b"k"), Message(value=b"column", extra={GROUP: "tenant"}))
+        fair = {"sqs.fair_by_key": "true"}
+        rows = [Message(value=b"key", key=b"k"), Message(value=b"odd", key=b"\xff")]
+        rows += [Message(value=b"both", key=b"k", extra={GROUP: "tenant"}), Message(value=b"neither")]
+        with subject.connect(options=fair).sender() as sender:
+            assert not subject.settle(sender, batch := subject.batch(rows))[batch.number].failures
+        groups = {each["Body"]: each["Attributes"].get("MessageGroupId") for each in stored(subject)}
+        odd = groups.pop("odd")
+        assert odd is not None
+        assert odd.startswith("sha256-")
+        assert groups == {"none": None, "column": "tenant", "key": "k", "both": "tenant", "neither": None}
+
+    def test_a_letter_keeps_the_group_of_its_row_and_brings_it_back(self, subject: Subject) -> None:
+        context = ErrorContext(reason="closed", extra={GROUP: "tenant"})
+        letter = Message(value=b"v", key=b"k", id="i", extra={GROUP: "tenant"})
+        letter = attach(letter, context, dialect="json", limits=CAPABILITIES.limits, prefix=None)
+        subject.deliver(letter, url=subject.broker.native_sink())
+        with dead_letters(subject.place.url, options=subject.place.options) as box:
+            assert box.redrive().removed == 1
+        assert [each["Attributes"].get("MessageGroupId") for each in stored(subject)] == ["tenant"]
+
+    def test_a_letter_that_has_no_room_for_its_reason_is_told_of_once(
+        self, subject: Subject, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        message, _ = decode(raw_with(10))
+        letter = attach(message, ErrorContext(reason="closed"), dialect="json", limits=CAPABILITIES.limits, prefix=None)
+        for _ in range(2):
+            subject.deliver(letter, url=subject.broker.native_sink())
+        told = [record for record in caplog.records if "ten attributes of its own" in record.getMessage()]
+        assert len(told) == 1
+        found = [each.message for each in subject.browse(direct=False)]
+        assert [each.headers for each in found] == [message.headers] * 2
+
+
+def stored(subject: Subject) -> Sequence[Mapping[str, Any]]:
+    assert isinstance(subject.place, SqsPlace)
+    return subject.place.raw()

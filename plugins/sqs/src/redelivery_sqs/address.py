@@ -109,6 +109,13 @@ class Address:
             role=self.role or role,
         )
 
+    def of_arn(self, arn: str, account: str) -> Address | None:
+        """The queue of an ARN, in the place of this one, whose owner is `account`; None: it is in another place."""
+        found = _from_arn(arn)
+        if found is None or found["account"] != account or invalid_name(found["queue"]):
+            return None
+        return self.sibling(found["queue"])
+
     @classmethod
     def parse(cls, url: str) -> Address:
         """Parse a URL.

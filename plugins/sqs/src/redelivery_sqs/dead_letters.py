@@ -15,8 +15,9 @@ from dataclasses import replace
 from typing import Any, Final
 
 from redelivery.contract.broker import DeadLetters, Letter
+from redelivery.contract.context import ErrorContext
 from redelivery.contract.letters import WHOLE, LetterBatch, Wanted
-from redelivery.errors import Ambiguous, BrokerError, ConfigurationError, Retriable, Unsupported
+from redelivery.errors import Ambiguous, BrokerError, ConfigurationError, Fatal, Retriable, Unsupported
 from redelivery.kit.errors import Code
 from redelivery.kit.letters import given_up, undecodable
 from redelivery.kit.roles import Resource
@@ -83,12 +84,11 @@ class SqsDeadLetters(Resource, DeadLetters):
         """A page is a batch, so that a reader that removes its letters does so while they are hidden."""
         self._show_all()
         self._scan = scan = Scan()
-        fifo = self._queue.address.fifo
         with self._scanning(scan):
             while page := self._page(scan):
                 shown = [raw for raw in page if self._is_shown(raw, page, scan)]
                 self._check_shown(shown)
-                yield LetterBatch.of([_letter(raw, fifo=fifo) for raw in shown])
+                yield LetterBatch.of([self._letter(raw) for raw in shown])
 
     def remove(self, positions: Sequence[str]) -> int:
         wanted = dict.fromkeys(positions)
@@ -126,6 +126,13 @@ class SqsDeadLetters(Resource, DeadLetters):
         end = time.monotonic() + wait
         doing = self.doing("moving the letters of")
         # The destination is given, because SQS knows the source only of letters that SQS itself has moved.
+        others = sorted({*self._queue.sources(doing)} - {self._source.address.queue})
+        if others:  # by itself each server does something else with their letters
+            text = (
+                f"it is also the dead letter queue of {', '.join(map(repr, others))}, and SQS would move all letters; "
+                "nothing was moved: redrive with --allow-targets, which sends each letter to its own queue"
+            )
+            raise Fatal(f"sqs: {doing}: {text}", code=Code.CONFLICT)
         arns = {"SourceArn": self._queue.arn(), "DestinationArn": self._source.arn()}
         task = self._move_task(arns["SourceArn"])
         if task.get("Status") in _RUNNING:
@@ -164,7 +171,7 @@ class SqsDeadLetters(Resource, DeadLetters):
             for raw in page:
                 if self._is_shown(raw, page, scan):
                     shown.append(raw)
-                    yield _letter(raw, fifo=self._queue.address.fifo)
+                    yield self._letter(raw)
             self._check_shown(shown)
 
     def _is_shown(self, raw: Mapping[str, Any], page: Sequence[Mapping[str, Any]], scan: Scan) -> bool:
@@ -250,6 +257,39 @@ class SqsDeadLetters(Resource, DeadLetters):
                 "(SQS counts late: they may be gone); look again in %d s"
             )
             log.warning(text, hidden, self._name, self._timeout)
+
+    def _letter(self, raw: Mapping[str, Any]) -> Letter:
+        attributes = raw.get("Attributes") or {}
+        message, fault = codec.decode(raw)
+        context = self._moved(str(attributes[_SOURCE]), message.id) if _SOURCE in attributes else None
+        if fault is not None:
+            target = None if context is None else context.target
+            context = replace(undecodable("sqs", fault), target=target)
+        fifo = self._queue.address.fifo
+        if "MessageGroupId" in attributes and (message.key is None or not fifo):  # by its key a FIFO row has it again
+            message = replace(message, extra={codec.GROUP: str(attributes["MessageGroupId"])})
+        # A message that SQS itself moved between standard queues keeps the time at which it was first sent.
+        known = fifo or _SOURCE not in attributes
+        return Letter(
+            position=raw["MessageId"],
+            message=message,
+            context=context,
+            dead_lettered_ms=sent_ms(raw) if known and "SentTimestamp" in attributes else None,
+        )
+
+    def _moved(self, arn: str, message_id: str | None) -> ErrorContext:
+        """Why SQS itself has moved a letter here from the queue of this ARN; its target is that queue, if not ours."""
+        there = self._queue.address.of_arn(arn, self._queue.account)
+        name = arn if there is None else there.queue
+        text = f"received more often than the redrive policy of {arn} allows, without being deleted"
+        return given_up(
+            "sqs",
+            Code.DELIVERY_LIMIT,
+            text,
+            destination=f"sqs:{arn}" if there is None else there.url,
+            target=name if self._source is not None and name != self._source.address.queue else None,
+            message_id=message_id,
+        )
 
     # --- hidden letters ---
 
@@ -342,25 +382,3 @@ _roles: weakref.WeakSet[SqsDeadLetters] = weakref.WeakSet()
 def _progress(task: Mapping[str, Any]) -> str:
     moved, of = (task.get(f"ApproximateNumberOfMessages{name}", "?") for name in ("Moved", "ToMove"))
     return f"about {moved} of {of} are moved"
-
-
-def _letter(raw: Mapping[str, Any], *, fifo: bool) -> Letter:
-    attributes = raw.get("Attributes") or {}
-    message, fault = codec.decode(raw)
-    context = None
-    if _SOURCE in attributes:
-        source = str(attributes[_SOURCE])
-        text = f"received more often than the redrive policy of {source} allows, without being deleted"
-        context = given_up("sqs", Code.DELIVERY_LIMIT, text, destination=f"sqs:{source}", message_id=message.id)
-    if fault is not None:
-        context = undecodable("sqs", fault)
-    if message.key is None and "MessageGroupId" in attributes:
-        message = replace(message, extra={codec.GROUP: str(attributes["MessageGroupId"])})
-    # A message that SQS itself moved between standard queues keeps the time at which it was first sent.
-    known = fifo or _SOURCE not in attributes
-    return Letter(
-        position=raw["MessageId"],
-        message=message,
-        context=context,
-        dead_lettered_ms=sent_ms(raw) if known and "SentTimestamp" in attributes else None,
-    )

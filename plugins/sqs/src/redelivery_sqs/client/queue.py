@@ -16,6 +16,8 @@ from redelivery_sqs.errors import TABLE
 from redelivery_sqs.options import Settings
 
 _ALL: Final = ("All",)
+#: Queues in one answer.
+_PAGE: Final = 1_000
 
 
 class Receipt(NamedTuple):
@@ -56,6 +58,11 @@ class Queue:
     def url(self) -> str:
         """SQS's own URL of the queue; may ask SQS for it."""
         return connections.queue_url(self.address, self.settings, own=self._own)
+
+    @property
+    def account(self) -> str:
+        """The account of its owner, by SQS's own URL."""
+        return self.url.rstrip("/").rpartition("/")[0].rpartition("/")[2]
 
     def doing(self, doing: str) -> str:
         """`doing` with the queue's name."""
@@ -103,6 +110,17 @@ class Queue:
     def arn(self) -> str:
         """The queue's ARN."""
         return self.attributes("QueueArn").get("QueueArn", "")
+
+    def sources(self, doing: str) -> list[str]:
+        """The names of the queues whose redrive policy names this one as their dead letter queue."""
+        names: list[str] = []
+        page: dict[str, Any] = {"MaxResults": _PAGE}
+        while True:
+            found = self.request("list_dead_letter_source_queues", doing, **page)
+            names += [str(each).rstrip("/").rpartition("/")[2] for each in found.get("queueUrls") or ()]
+            if not found.get("NextToken"):
+                return names
+            page["NextToken"] = found["NextToken"]
 
     def receive(self, doing: str, count: int, *, wait: int, hidden: int) -> Mapping[str, Any]:
         """Receive up to `count` messages with all their attributes; `wait` and `hidden` are whole seconds."""

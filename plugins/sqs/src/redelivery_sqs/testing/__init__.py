@@ -89,9 +89,16 @@ class SqsPlace(Place):
         return f"sqs:{self.queue}?endpoint_url=http%3A//127.0.0.1%3A1&region=eu-west-1"
 
     def destination(self, label: str) -> str:
+        return self._create(label)
+
+    def sharing(self, label: str) -> str:
+        """Make another queue with this one's redrive policy; return its name."""
+        return self._create(label, RedrivePolicy=self._attributes(self.queue)["RedrivePolicy"])
+
+    def _create(self, label: str, **attributes: str) -> str:
         stem, fifo, _ = self.queue.partition(_FIFO)
         name = f"{stem}-{label}{fifo}"
-        self._sqs.create_queue(QueueName=name, Attributes={"FifoQueue": "true"} if fifo else {})
+        self._sqs.create_queue(QueueName=name, Attributes={**attributes, **({"FifoQueue": "true"} if fifo else {})})
         self._made.append(name)
         return name
 
@@ -166,6 +173,10 @@ class SqsPlace(Place):
             )
             for each in reading.as_stored(self._sqs, self._made[dead])
         ]
+
+    def raw(self) -> Sequence[Mapping[str, Any]]:
+        """Return the messages of the queue as boto3 gives them."""
+        return reading.as_stored(self._sqs, self.queue)
 
     def close(self) -> None:
         for name in self._made:
