@@ -14,7 +14,7 @@ from pyspark.sql import types as t
 from redelivery.contract.letters import Wanted
 from redelivery.deadletters.parts import Leader, Part
 from redelivery.deadletters.redrive import RedriveSettings
-from redelivery.errors import ConfigurationError
+from redelivery.errors import ConfigurationError, Fatal
 from redelivery.registry import connect
 from redelivery.spark import deliver, rows
 from redelivery.spark.job import Job
@@ -178,6 +178,7 @@ class Parts:
                     wanted=wanted,
                     folder=self.leader.folder,
                     limit=limit,
+                    made=letters.made(),
                     now_ms=time.time_ns() // 1_000_000,
                 )
             ]
@@ -214,6 +215,20 @@ def test_a_task_that_is_started_again_sends_only_what_it_had_not_sent(place, not
             assert (report["redriven"], report["removed"], settled) == (30, 30, [])
     assert sorted(name for name, _ in place.sent) == sorted(f"n{at}~1" for at in range(30))
     assert place.letters == []
+
+
+def test_a_place_that_was_made_again_meanwhile_keeps_its_letters(place):
+    place.bury(5)
+    parts = Parts(place)
+    with parts.leader:
+        rows = parts.read()
+        place.file.unlink()
+        for each in place.file.parent.glob("q.db-*"):
+            each.unlink()
+        place.bury(5, first=5)
+        with pytest.raises(Fatal, match="created again"):
+            parts.send(rows)
+    assert [name for name, _ in place.letters] == [f"n{at}" for at in range(5, 10)]
 
 
 @pytest.mark.parametrize("reads_again", [False, True])

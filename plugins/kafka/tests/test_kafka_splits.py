@@ -221,6 +221,22 @@ class TestKafkaCursors(Statements):
                 assert caught.value.code is Code.CONFLICT
                 assert "\n" not in str(caught.value)
 
+    @pytest.mark.parametrize("how", ["browse", "read"])
+    def test_positions_of_a_topic_that_was_made_again_remove_no_other_letter(self, subject: Subject, how: str) -> None:
+        topic = made(subject, 1)
+        filled(subject, topic, range(3), 1)
+        with subject.broker.dead_letters() as letters:
+            found = letters.browse() if how == "browse" else read(letters, letters.splits(Wanted()))
+            positions = [each.position for each in found]
+            assert len(positions) == 3
+            subject.runtime.vanish(topic)  # type: ignore[attr-defined]
+            made(subject, 1)
+            filled(subject, topic, range(5), 1)
+            with pytest.raises(Fatal, match="created again") as caught:
+                letters.remove(positions)
+            assert caught.value.code is Code.CONFLICT
+        assert len(subject.browse(direct=False)) == 5
+
     def test_what_is_no_cursor_is_refused(self, subject: Subject) -> None:
         made(subject, 1)
         with subject.broker.dead_letters() as letters, pytest.raises(ConfigurationError, match="not a cursor"):

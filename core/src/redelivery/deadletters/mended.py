@@ -84,6 +84,7 @@ class MendedLetters:
 
     Args:
         letters: the queue.
+        part: whose letters they are.
         journal: of the part.
         report: the account of the part; `considered` and `selected` count the letters that still had rows.
         limit: the most letters that are sent; None: any number.
@@ -92,11 +93,13 @@ class MendedLetters:
     def __init__(
         self,
         letters: DeadLetterQueue,
+        part: Part,
         journal: MendedJournal,
         report: RedriveReport,
         limit: int | None = None,
     ) -> None:
         self._letters = letters
+        self._part = part
         self._journal = journal
         self._report = report
         self._left = limit
@@ -138,10 +141,10 @@ class MendedLetters:
         self._mark = None
         self._settle()
 
-    def remove_noted(self, part: Part) -> None:
+    def remove_noted(self) -> None:
         """Remove what this part had sent before its process was killed."""
         noted = self._journal.noted()
-        again = self._letters.still(part, noted) if noted else []
+        again = self._letters.still(self._part, noted) if noted else []
         if again:
             self._report.resumed += self._remove(again)
 
@@ -166,7 +169,7 @@ class MendedLetters:
             self._report.removed += self._remove(list(done))
 
     def _remove(self, positions: Sequence[str]) -> int:
-        removed = self._letters.remove_at(positions)
+        removed = self._letters.remove_at(positions, made=self._part.made)  # another process has read them
         if removed == len(positions):
             self._journal.removed(positions)
         return removed

@@ -45,6 +45,7 @@ class Part:
         folder: where the processes meet; None: nothing is sent, so that nothing has to be noted.
         earlier: letters that earlier runs have sent, and not removed as far as they knew: digests by position.
         limit: the most letters that this part may send, however often its process is started again; None: any number.
+        made: the place as its leader found it (`DeadLetterQueue.made`).
         now_ms: the time to which ages of letters are computed, by the leader's clock: the same for all parts.
     """
 
@@ -55,6 +56,7 @@ class Part:
     folder: Path | None = None
     earlier: Mapping[str, str] = field(default_factory=dict)
     limit: int | None = None
+    made: str | None = None
     now_ms: int
 
     def must_stop(self) -> bool:

@@ -35,7 +35,7 @@ from redelivery.deadletters.returned import Returned
 from redelivery.deadletters.scan import scan
 from redelivery.deadletters.selection import Selection
 from redelivery.deadletters.trust import Targets, context_of
-from redelivery.errors import ConfigurationError, RedeliveryError
+from redelivery.errors import ConfigurationError, RedeliveryError, Unsupported
 from redelivery.formats import signing
 from redelivery.formats.signing import Verified
 from redelivery.registry import connect, own_options
@@ -140,9 +140,30 @@ class DeadLetterQueue:
         """Remove letters by message id or position; return how many."""
         return self.remove_at([letter.position for letter in self.select(Selection().of(ids))])
 
-    def remove_at(self, positions: Sequence[str]) -> int:
-        """Remove letters by position alone; return how many existed."""
-        return self._letters.remove(positions) if positions else 0
+    def made(self) -> str | None:
+        """Return what tells this place from one that is made again under its name; None where nothing does."""
+        if not self._broker.capabilities.cursors:
+            return None
+        with contextlib.suppress(Unsupported):  # not for every place of this broker
+            return self._letters.cursor()
+        return None
+
+    def remove_at(self, positions: Sequence[str], *, made: str | None = None) -> int:
+        """Remove letters by position alone; return how many existed.
+
+        Args:
+            positions: of the letters.
+            made: `made` when the positions were read, perhaps by another process; None: not known.
+
+        Raises:
+            Fatal: code CONFLICT: the place was made again since, so that its positions name other letters.
+            BrokerError: they may be removed or not.
+        """
+        if not positions:
+            return 0
+        if made is not None:
+            self._letters.cursor(after=made)
+        return self._letters.remove(positions)
 
     def purge(self) -> int:
         """Remove all letters; return how many."""

@@ -230,8 +230,8 @@ class _RowsOfPart:
             letters.row_sender(work.to, spec=work.spec) as sender,
         ):
             before = _Before(journal)
-            mended = MendedLetters(letters, journal, report, before.left(part.limit))
-            mended.remove_noted(part)
+            mended = MendedLetters(letters, part, journal, report, before.left(part.limit))
+            mended.remove_noted()
             encoder = Encoder(
                 self._layout, sender.capabilities, prefix=f"{part.run}-{part.number}", source=f"redelivery:{part.run}"
             )

@@ -194,10 +194,18 @@ class _Redrive:
         tasks = _tasks_at_once(self._spark)
         selection = Selection.parse(*self._work.where)
         wanted = replace(selection.wanted(self._now_ms), readers=tasks, removing=not self._work.settings.dry_run)
+        made = None if self._mend is None else letters.made()
         splits = letters.splits(wanted)
         count = min(len(splits), tasks) if self._work.settings.rate is not None else len(splits)
         return [
-            Part(run=self._run, number=number, splits=splits[number::count], wanted=wanted, now_ms=self._now_ms)
+            Part(
+                run=self._run,
+                number=number,
+                splits=splits[number::count],
+                wanted=wanted,
+                made=made,
+                now_ms=self._now_ms,
+            )
             for number in range(count)
         ]
 

@@ -83,8 +83,11 @@ class KafkaDeadLetters(Resource, DeadLetters):
         self._removed = RemovedLetters(settings, self._address, self.doing)
         self._open: set[Consumer] = set()
         self._admin: AdminClient | None = None
+        #: The id of the topic whose letters were read; None: not asked for yet.
+        self._read_id: str | None = None
 
     def browse(self) -> Iterator[Letter]:
+        self._remember_topic()
         reading = {
             partition: _Reading(partition, state)
             for partition, state in self._states(renew=True).items()
@@ -129,6 +132,7 @@ class KafkaDeadLetters(Resource, DeadLetters):
         only = None
         if wanted.positions is not None:
             only = sorted(self._offsets(wanted.positions).get(part.number, ()))
+        self._remember_topic()
         state = self._states([part.number]).get(part.number)
         if state is None:
             text = f"it has no partition {part.number} any more: it was created again since the split was made"
@@ -248,6 +252,11 @@ class KafkaDeadLetters(Resource, DeadLetters):
             return ""
         return found if found.strip("A") else ""
 
+    def _remember_topic(self) -> None:
+        """Remember which topic it is whose positions a reader gets from here. Raises BrokerError."""
+        if self._read_id is None:
+            self._read_id = self._topic_id(controller=self._partitions()[1])
+
     # --- browsing ---
 
     def _read_ahead(self, consumer: Consumer, reading: dict[int, _Reading]) -> None:
@@ -301,6 +310,9 @@ class KafkaDeadLetters(Resource, DeadLetters):
         self.check_open(what)
         there, controller = self._partitions()
         topic_id = self._topic_id(controller=controller)
+        if wanted is not None and self._read_id and topic_id and topic_id != self._read_id:
+            text = "it was created again since its letters were read, and their positions name others now; read again"
+            raise Fatal(f"kafka: {self.doing(what)}: {text}", code=Code.CONFLICT)
         added: dict[int, list[tuple[int, int]]] = {}
         lows: dict[int, int] = {}
         for number in there if wanted is None else sorted(wanted.keys() & set(there)):
