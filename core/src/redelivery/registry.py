@@ -85,11 +85,13 @@ def discover(entry_points: Iterable[importlib.metadata.EntryPoint] | None = None
     read: dict[str, HeaderDialect] = {}
     for entry_point in sorted(entry_points, key=lambda each: each.name):
         try:
-            plugin, dialect = _load(entry_point)
+            plugin, own = _load(entry_point)
             if plugin is not None:
                 _check(plugin, plugins, schemes)
-            if dialect is not None:
-                _check_dialect(dialect, read)
+            own_dialects: dict[str, HeaderDialect] = {}
+            for dialect in own:
+                _check_dialect(dialect, {**read, **own_dialects})
+                own_dialects[dialect.name] = dialect
         except Exception as error:  # noqa: BLE001 - whatever a plugin raises at import is reported, by name
             cause = str(error) if isinstance(error, PluginError) else f"{type(error).__name__}: {error}"
             failed.append(FailedPlugin(entry_point.name, redact(cause)))
@@ -97,8 +99,7 @@ def discover(entry_points: Iterable[importlib.metadata.EntryPoint] | None = None
         if plugin is not None:
             plugins[plugin.name] = plugin
             schemes.update(dict.fromkeys(plugin.schemes, plugin))
-        if dialect is not None:
-            read[dialect.name] = dialect
+        read.update(own_dialects)
     return Registry(plugins, schemes, tuple(failed), read)
 
 
@@ -278,20 +279,21 @@ def _extras() -> Sequence[str]:
         return ()
 
 
-def _load(entry_point: importlib.metadata.EntryPoint) -> tuple[BrokerPlugin | None, HeaderDialect | None]:
+def _load(entry_point: importlib.metadata.EntryPoint) -> tuple[BrokerPlugin | None, Sequence[HeaderDialect]]:
     """Import one plugin's module and call its hooks, isolated from all others."""
     manager = pluggy.PluginManager(GROUP)
     manager.add_hookspecs(Hooks)
     manager.register(entry_point.load(), entry_point.name)
     manager.check_pending()
-    brokers, read = manager.hook.redelivery_plugin(), manager.hook.redelivery_dialect()
+    brokers, given = manager.hook.redelivery_plugin(), manager.hook.redelivery_dialect()
+    read = [dialect for each in given for dialect in (each if isinstance(each, Sequence) else [each])]
     for found, hook, kind in (
         (brokers, "redelivery_plugin", BrokerPlugin),
         (read, "redelivery_dialect", HeaderDialect),
     ):
         if not all(isinstance(each, kind) for each in found) or not (brokers or read):
             raise PluginError(f"{entry_point.value} must implement {hook}() and return a {kind.__name__}")
-    return next(iter(brokers), None), next(iter(read), None)
+    return next(iter(brokers), None), read
 
 
 def _check_dialect(dialect: HeaderDialect, known: Mapping[str, HeaderDialect]) -> None:

@@ -19,6 +19,8 @@ STAGES: Final[tuple[Stage, ...]] = get_args(Stage)
 
 #: Kind of a letter whose fields hold impossible values.
 INVALID: Final = "invalid"
+#: Kind of a letter that only points to its message, which could not be read. It is shown, and stays.
+UNRESOLVED: Final = "unresolved"
 #: Kinds of the messages that a broker itself gives up, and the code of each: the same on every broker.
 GIVEN_UP: Final[Mapping[str, Code]] = {"expired": Code.EXPIRED, "delivery-limit": Code.DELIVERY_LIMIT}
 #: The last millisecond of the year 9999, since the epoch: no date is later.

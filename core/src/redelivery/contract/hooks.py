@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -46,6 +46,9 @@ class Hooks:
         raise NotImplementedError
 
     @_hookspec
-    def redelivery_dialect(self) -> HeaderDialect:
-        """Return a header dialect that this module reads. Called once, at discovery; no I/O."""
+    def redelivery_dialect(self) -> HeaderDialect | Sequence[HeaderDialect]:
+        """Return the header dialects that this module reads, one or several. Called once, at discovery; no I/O.
+
+        Where a letter has headers of several, the first that says anything counts.
+        """
         raise NotImplementedError

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from redelivery.contract.broker import Capabilities, Letter
-from redelivery.contract.context import ErrorContext
+from redelivery.contract.context import UNRESOLVED, ErrorContext
 from redelivery.contract.letters import LetterBatch
 from redelivery.contract.message import Batch, Column, Message
 from redelivery.deadletters.trust import Targets, context_of
@@ -136,7 +136,9 @@ def _plain(letters: LetterBatch, hop_limit: int, there: Capabilities) -> list[ag
 
 def _goes_plain(native: ErrorContext | None) -> bool:
     """Whether nothing of what only the broker knows of a letter goes into the message that is sent."""
-    return native is None or not (native.target or native.extra or native.maybe_delivered)
+    return native is None or not (
+        native.target or native.extra or native.maybe_delivered or native.kind == UNRESOLVED
+    )
 
 
 def _sent_plain(stored: Batch, plain: Sequence[again.Again | None], there: Capabilities) -> Batch:
@@ -286,6 +288,8 @@ def why_left(
         mended: the letter is mended before it is sent: also one that stands for a row.
         context: `context_of` the letter, where the caller has it.
     """
+    if (why := _unresolved(letter)) is not None:
+        return why
     refused = targets.refused(letter, there, context)
     if refused is not None:
         return f"its target {refused!r} is not allowed (--allow-targets)"
@@ -294,6 +298,13 @@ def why_left(
     if not mended and _is_undeliverable(letter.message):
         return "its row never became a message: mend it and write it again"
     return None
+
+
+def _unresolved(letter: Letter) -> str | None:
+    """Return why a letter's message is not there, as its broker reports; None where it is."""
+    if letter.context is None or letter.context.kind != UNRESOLVED:
+        return None
+    return f"it only points to its message, which cannot be read ({letter.context.native_code or 'no reason is given'})"
 
 
 def _is_undeliverable(message: Message) -> bool:
@@ -308,7 +319,7 @@ def why_not_forwarded(letter: Letter, _there: Capabilities, _context: ErrorConte
     """Return why a letter is not forwarded; None where it is forwarded."""
     if dialects.read(letter.message) is not None or letter.context is None:
         return "it was not put there by the broker itself"
-    return None
+    return _unresolved(letter)
 
 
 def redrive_operation(targets: Targets, hop_limit: int) -> LetterOperation:

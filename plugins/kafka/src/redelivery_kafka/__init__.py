@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import Final
 
@@ -16,8 +16,8 @@ from redelivery.contract.broker import (
 from redelivery.contract.hooks import HeaderDialect, hookimpl
 from redelivery.kit.clients import find_client
 from redelivery_kafka.address import API_GROUP, KIND
+from redelivery_kafka.client.foreign_headers import SHARE_GROUPS, SPRING, STREAMS
 from redelivery_kafka.client.known_settings import MESSAGE_BYTES, OPTIONS, largest
-from redelivery_kafka.client.spring_headers import SPRING
 
 CAPABILITIES: Final = Capabilities(
     send=Support.NATIVE,
@@ -76,6 +76,6 @@ def redelivery_plugin() -> BrokerPlugin:
 
 
 @hookimpl
-def redelivery_dialect() -> HeaderDialect:
-    """Return the dialect in which Spring's applications, the other writers of dead letter topics, say why."""
-    return SPRING
+def redelivery_dialect() -> Sequence[HeaderDialect]:
+    """Return the dialects in which the other writers of dead letter topics say why."""
+    return SHARE_GROUPS, SPRING, STREAMS

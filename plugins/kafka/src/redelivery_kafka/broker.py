@@ -14,7 +14,7 @@ from redelivery.contract.broker import (
     Sender,
 )
 from redelivery_kafka import CAPABILITIES
-from redelivery_kafka.address import Address
+from redelivery_kafka.address import DEAD_LETTER_NAMES, Address
 from redelivery_kafka.admin import KafkaAdmin
 from redelivery_kafka.client.known_settings import largest
 from redelivery_kafka.dead_letters import KafkaDeadLetters
@@ -56,7 +56,9 @@ class KafkaBroker(Broker):
         return KafkaAdmin(self.address, self.settings)
 
     def dead_letters(self, *, direct: bool = False) -> DeadLetters:
-        return KafkaDeadLetters(self.address if direct else self.address.dead_letters, self.settings)
+        place = self.address if direct else self.address.dead_letters
+        own = DEAD_LETTER_NAMES.source(place.topic) if place == self.address else self.address.topic
+        return KafkaDeadLetters(place, self.settings, own)
 
 
 def connect(url: str, options: Mapping[str, str]) -> Broker:

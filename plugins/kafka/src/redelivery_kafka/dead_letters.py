@@ -15,27 +15,21 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from confluent_kafka import (
-    TIMESTAMP_LOG_APPEND_TIME,
-    Consumer,
-    KafkaException,
-    TopicCollection,
-    TopicPartition,
-)
+from confluent_kafka import Consumer, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from redelivery.contract.broker import DeadLetters, Letter, LetterBatch, Wanted
 from redelivery.errors import ConfigurationError, Fatal, Retriable
 from redelivery.kit.errors import Code, quoted
-from redelivery.kit.letters import undecodable
 from redelivery.kit.roles import Resource
 from redelivery_kafka.address import Address
 from redelivery_kafka.client import instances
 from redelivery_kafka.client.letter_reader import LetterReader
 from redelivery_kafka.client.offset_map import OffsetMap
+from redelivery_kafka.client.originals import Originals
 from redelivery_kafka.client.ranges import Cursor, Range, advance, cut, parse_split, split_text
 from redelivery_kafka.client.removed import REMOVED, RemovedLetters
-from redelivery_kafka.codec import message_of, parse_position, position
+from redelivery_kafka.codec import parse_position, position
 from redelivery_kafka.errors import PARTITION_EOF, classify, while_reading
 from redelivery_kafka.options import Settings
 
@@ -74,9 +68,15 @@ class _Reading:
 
 
 class KafkaDeadLetters(Resource, DeadLetters):
-    """The records of one topic that are not removed."""
+    """The records of one topic that are not removed, each with the message that it points to.
 
-    def __init__(self, address: Address, settings: Settings) -> None:
+    Args:
+        address: the dead letter topic.
+        settings: the client options.
+        own: the topic whose letters these are; None: not known.
+    """
+
+    def __init__(self, address: Address, settings: Settings, own: str | None) -> None:
         super().__init__("kafka", f"the dead letters in topic {address.topic!r}")
         self._address = replace(address, named_group=address.topic + REMOVED)
         self._settings = settings
@@ -85,6 +85,8 @@ class KafkaDeadLetters(Resource, DeadLetters):
         self._admin: AdminClient | None = None
         #: The id of the topic whose letters were read; None: not asked for yet.
         self._read_id: str | None = None
+        self._beside: Consumer | None = None
+        self._originals = Originals(self._second, own, settings.originals, self.doing("reading the originals of"))
 
     def browse(self) -> Iterator[Letter]:
         self._remember_topic()
@@ -139,7 +141,7 @@ class KafkaDeadLetters(Resource, DeadLetters):
             raise Fatal(f"kafka: {self.doing('reading')}: {text}; start again", code=Code.CONFLICT)
         part = part._replace(high=min(part.high, state.high))
         with self._consumer("reading") as consumer:
-            yield from LetterReader(consumer, self._address.topic, self.doing("reading")).read(
+            yield from self._reader(consumer, "reading").read(
                 part, state.removed, wanted, only
             )
 
@@ -159,6 +161,7 @@ class KafkaDeadLetters(Resource, DeadLetters):
     def _release(self) -> None:
         for each in list(self._open):
             self._close_consumer(each)
+        self._beside = None
         self._removed.close()
         if self._admin is not None:
             instances.release(self._admin)
@@ -199,7 +202,7 @@ class KafkaDeadLetters(Resource, DeadLetters):
         """Return what of ranges may be of the time that is wanted: all of it, unless brokers dated the letters."""
         found: list[Range] = []
         with self._consumer("reading") as consumer:
-            reader = LetterReader(consumer, self._address.topic, self.doing("reading"))
+            reader = self._reader(consumer, "reading")
             for at, each in enumerate(ranges):
                 if not (reader.is_dated(each.number, each.low) and reader.is_dated(each.number, each.high - 1)):
                     return [*found, *ranges[at:]]  # a topic's setting: the others are as this one
@@ -270,38 +273,33 @@ class KafkaDeadLetters(Resource, DeadLetters):
             elif time.monotonic() > last + _SILENCE:
                 text = f"nothing came for {_SILENCE:g} s, though not all letters were read"
                 raise Retriable(f"kafka: {self.doing('browsing')}: {text}", code=Code.DEADLINE_EXCEEDED)
-            for record in records:
-                self._take(record, reading)
+            self._take(consumer, records, reading)
             for each in reading.values():
                 if len(each.ahead) > _AHEAD and not each.paused and not each.ended:
                     each.paused = True
                     consumer.pause([TopicPartition(self._address.topic, each.number)])
 
-    def _take(self, record: Any, reading: dict[int, _Reading]) -> None:
-        error = record.error()
-        if error is not None and error.code() != PARTITION_EOF:
-            found = classify(error, self.doing("browsing"))
-            if isinstance(found, Fatal):
-                raise found
-            return
-        each = reading.get(record.partition())
-        if each is None:
-            return
-        offset, state = record.offset(), each.state
-        if error is None and offset < state.high and not state.removed.is_settled(offset):
-            each.ahead.append((record.timestamp()[1], self._letter(record)))
-        each.ended = each.ended or error is not None or offset + 1 >= state.high
-
-    def _letter(self, record: Any) -> Letter:
-        kind, timestamp = record.timestamp()
-        message, fault = message_of(record)
-        return Letter(
-            position=position(self._address.topic, record.partition(), record.offset()),
-            message=message,
-            context=None if fault is None else undecodable("kafka", fault),
-            # Any other timestamp is that of the message that died, not of its death.
-            dead_lettered_ms=timestamp if kind == TIMESTAMP_LOG_APPEND_TIME else None,
-        )
+    def _take(self, consumer: Consumer, records: Sequence[Any], reading: Mapping[int, _Reading]) -> None:
+        taken: dict[int, list[Any]] = {}
+        for record in records:
+            error = record.error()
+            if error is not None and error.code() != PARTITION_EOF:
+                found = classify(error, self.doing("browsing"))
+                if isinstance(found, Fatal):
+                    raise found
+                continue
+            each = reading.get(record.partition())
+            if each is None:
+                continue
+            offset, state = record.offset(), each.state
+            if error is None and offset < state.high and not state.removed.is_settled(offset):
+                taken.setdefault(each.number, []).append(record)
+            each.ended = each.ended or error is not None or offset + 1 >= state.high
+        reader = self._reader(consumer, "browsing")
+        for number, some in taken.items():
+            letters = (letter for batch in reader.letters(number, some) for letter in batch.letters())
+            stamps = [record.timestamp()[1] for record in some]
+            reading[number].ahead.extend(zip(stamps, letters, strict=True))
 
     # --- removing ---
 
@@ -341,21 +339,38 @@ class KafkaDeadLetters(Resource, DeadLetters):
 
     # --- the client ---
 
+    def _reader(self, consumer: Consumer, what: str) -> LetterReader:
+        return LetterReader(consumer, self._address.topic, self.doing(what), self._originals)
+
     @contextmanager
     def _consumer(self, what: str) -> Iterator[Consumer]:
-        self.check_open(what)
-        own = {
-            "enable.partition.eof": True,
-            "queued.max.messages.kbytes": _AHEAD_KB,
-            "fetch.message.max.bytes": _REQUEST_BYTES,
-        }
-        consumer = instances.consumer(self._settings, self._address, **own)
-        self._open.add(consumer)
+        consumer = self._opened(what)
         try:
             yield consumer
         finally:
             if not self.is_inherited:
                 self._close_consumer(consumer)
+
+    def _second(self) -> Consumer:
+        """Return the consumer of what letters point to; one, for all reads.
+
+        What a share group was given may be of a transaction that was aborted, or is not over yet.
+        """
+        if self._beside is None:
+            self._beside = self._opened("reading", **{"isolation.level": "read_uncommitted"})
+        return self._beside
+
+    def _opened(self, what: str, **settings: Any) -> Consumer:
+        self.check_open(what)
+        own = {
+            "enable.partition.eof": True,
+            "queued.max.messages.kbytes": _AHEAD_KB,
+            "fetch.message.max.bytes": _REQUEST_BYTES,
+            **settings,
+        }
+        consumer = instances.consumer(self._settings, self._address, **own)
+        self._open.add(consumer)
+        return consumer
 
     def _close_consumer(self, consumer: Consumer) -> None:
         if consumer in self._open:

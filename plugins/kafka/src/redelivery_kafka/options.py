@@ -13,7 +13,15 @@ from confluent_kafka import KafkaException, Producer
 from redelivery.errors import ConfigurationError, UnknownOption
 from redelivery.kit.address import is_local, redact, unknown
 from redelivery_kafka.client.internals import INVALID_SETTING, unknown_setting
-from redelivery_kafka.client.known_settings import HARMLESS, JAVA_ONLY, KNOWN, MESSAGE_BYTES, RESERVED
+from redelivery_kafka.client.known_settings import (
+    HARMLESS,
+    JAVA_ONLY,
+    KNOWN,
+    MESSAGE_BYTES,
+    ORIGINALS,
+    OWN,
+    RESERVED,
+)
 
 #: What librdkafka reads as a number above 0, in one spelling only.
 _ACKS: Final = re.compile(r"all|-1|[1-9][0-9]*")
@@ -27,6 +35,8 @@ class Settings:
     """The client options, read and checked. Its repr hides the values: some are secret."""
 
     values: Mapping[str, str] = field(default_factory=dict, repr=False)
+    #: The plugin's own options, which the client does not know.
+    own: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> Settings:
@@ -36,14 +46,21 @@ class Settings:
             UnknownOption: names the nearest known setting, or the replacement for one that only Java's client has.
             ConfigurationError: librdkafka rejects a value, or the plugin could not keep a promise with it.
         """
+        own = {name: value for name, value in options.items() if name in OWN}
+        options = {name: value for name, value in options.items() if name not in OWN}
         for name, value in options.items():
             _check(name, value)
-        found = cls(dict(options))
+        found = cls(options, own)
         if found.acks not in {"all", "-1"} and found.idempotent:
             text = "set kafka.enable.idempotence=false too; retries may then duplicate or reorder rows"
             raise ConfigurationError(f"kafka.acks={found.acks}: an idempotent producer needs acks=all; {text}")
         _let_library_check(options)
         return found
+
+    @property
+    def originals(self) -> tuple[str, ...]:
+        """Topics, or patterns of their names, in which the records may be that letters only point to."""
+        return tuple(each.strip() for each in self.own.get(ORIGINALS, "").split(",") if each.strip())
 
     @property
     def acks(self) -> str:

@@ -12,6 +12,9 @@ from typing import Final
 MESSAGE_BYTES: Final = 1_000_000
 #: Bytes that the client adds for the frame of one record.
 _FRAME: Final = 36
+#: The plugin's own options, which are not the client's.
+ORIGINALS: Final = "originals"
+OWN: Final = frozenset({ORIGINALS})
 #: The most used client options with their help. All others of librdkafka work too.
 OPTIONS: Final[Mapping[str, str]] = {
     "bootstrap.servers": "host:port, comma separated, where the URL names none",
@@ -44,6 +47,7 @@ OPTIONS: Final[Mapping[str, str]] = {
     "message.timeout.ms": "how long the client tries to deliver, at most the spec's timeout",
     "partitioner": "how keys map to partitions: murmur2_random, as Java's client; consistent_random, murmur2, ...",
     "max.poll.interval.ms": "how long a consumer may work between two polls",
+    ORIGINALS: "topics, or patterns as in a shell, whose records a letter may point to (the URL's own topic)",
 }
 
 

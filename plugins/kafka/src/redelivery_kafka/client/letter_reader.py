@@ -6,9 +6,9 @@ The client's calls are made by `map`, without a line of Python for each record: 
 from __future__ import annotations
 
 import gc
-import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import chain
 from typing import Any, Final
 
@@ -22,23 +22,17 @@ from confluent_kafka import (
 )
 
 from redelivery.contract.broker import LetterBatch, Wanted
-from redelivery.contract.context import ErrorContext
-from redelivery.contract.letters import BATCH_BYTES, BATCH_LETTERS
+from redelivery.contract.letters import EVERYTHING
 from redelivery.contract.message import ROW_OVERHEAD, Batch, Column, Headers
-from redelivery.errors import Fatal, Retriable
-from redelivery.kit.errors import Code
 from redelivery.kit.letters import undecodable
+from redelivery_kafka.client.log_reader import REQUEST, LogReader
 from redelivery_kafka.client.offset_map import OffsetMap
+from redelivery_kafka.client.originals import Originals, Whole
+from redelivery_kafka.client.pointers import Death, death_in, deaths_in
 from redelivery_kafka.client.ranges import Range, worth_reading
 from redelivery_kafka.codec import header_fault, position
-from redelivery_kafka.errors import PARTITION_EOF, classify, while_reading
+from redelivery_kafka.errors import while_reading
 
-#: Seconds for one request, and without any record before a reader gives up.
-_REQUEST: Final = 10.0
-_SILENCE: Final = 20.0
-#: Seconds that one call waits for records; and how many the first call takes, whose size is unknown yet.
-_WAIT: Final = 0.1
-_FIRST: Final = 200
 #: Above every time that brokers keep.
 _LATEST_MS: Final = (1 << 63) - 1
 _BARE: Final = Wanted(columns=frozenset())
@@ -53,12 +47,15 @@ class LetterReader:
         consumer: a consumer in no group, with `enable.partition.eof`.
         topic: the topic.
         doing: what it does, for errors.
+        originals: reads the records that letters point to.
     """
 
-    def __init__(self, consumer: Consumer, topic: str, doing: str) -> None:
+    def __init__(self, consumer: Consumer, topic: str, doing: str, originals: Originals) -> None:
         self._consumer = consumer
         self._topic = topic
         self._doing = doing
+        self._log = LogReader(consumer, topic, doing)
+        self._originals = originals
 
     def read(
         self, part: Range, removed: OffsetMap, wanted: Wanted, only: Sequence[int] | None = None
@@ -76,16 +73,28 @@ class LetterReader:
         """
         wanted_offsets = None if only is None else frozenset(only)
         for stretch in worth_reading(max(part.low, removed.base), part.high, removed.runs(), only):
-            for records in self._records(Range(part.number, stretch.low, stretch.high)):
+            for records in self._log.records(Range(part.number, stretch.low, stretch.high)):
                 chosen: Sequence[Any] = records
                 if wanted_offsets is not None:
                     chosen = [each for each in chosen if each.offset() in wanted_offsets]
                 if chosen and removed.settled_between(chosen[0].offset(), chosen[-1].offset() + 1):
                     chosen = [each for each in chosen if not removed.is_settled(each.offset())]
                 if wanted.key is not None:
-                    chosen = [each for each in chosen if each.key() == wanted.key]
+                    chosen = [each for each in chosen if each.key() == wanted.key or _is_empty(each)]
                 if chosen:
-                    yield letters(self._topic, part.number, chosen, wanted)
+                    yield from self.letters(part.number, chosen, wanted)
+
+    def letters(self, number: int, records: Sequence[Any], wanted: Wanted = EVERYTHING) -> Iterator[LetterBatch]:
+        """Yield records of one partition as letters, with what they point to; at least one. Raises BrokerError."""
+        headers, faults = _headers(records) if wanted.wants("headers") else (None, {})
+        deaths = _deaths(records, headers, wanted)
+        if not deaths:
+            yield letters(self._topic, number, records, wanted, headers, faults)
+            return
+        first = 0
+        for whole in self._originals.resolve(records, deaths):
+            yield _resolved(self._topic, number, whole, wanted, headers and headers[first:])
+            first += len(whole.letters)
 
     def is_dated(self, number: int, offset: int) -> bool:
         """Return whether a record exists at this offset, and its time is that of the broker that stored it."""
@@ -96,76 +105,51 @@ class LetterReader:
         """Return the first offset of a range whose record has this time or a later one; its end if none has."""
         asked = TopicPartition(self._topic, part.number, min(max(0, moment_ms), _LATEST_MS))
         with while_reading(self._doing):
-            (found,) = self._consumer.offsets_for_times([asked], timeout=_REQUEST)
+            (found,) = self._consumer.offsets_for_times([asked], timeout=REQUEST)
             if found.error is not None:
                 raise KafkaException(found.error)
         return part.high if found.offset < 0 else min(max(part.low, found.offset), part.high)
 
-    def _records(self, part: Range) -> Iterator[Sequence[Any]]:
-        """Yield the records of a range in pieces, without the client's events."""
-        with while_reading(self._doing):
-            self._consumer.assign([TopicPartition(self._topic, part.number, part.low)])
-        last, size, ended = time.monotonic(), _FIRST, False
-        while not ended:
-            with while_reading(self._doing):
-                records: list[Any] = self._consumer.consume(size, _WAIT)
-            if any(map(Message.error, records)):
-                ended = self._ended([each for each in records if each.error() is not None], part)
-                records = [each for each in records if each.error() is None]
-            if records:
-                last = time.monotonic()
-                ended = ended or records[-1].offset() + 1 >= part.high
-                if records[0].offset() < part.low or records[-1].offset() >= part.high:
-                    records = [each for each in records if part.low <= each.offset() < part.high]
-            elif time.monotonic() > last + _SILENCE:
-                text = f"nothing came for {_SILENCE:g} s, though not all letters were read"
-                raise Retriable(f"kafka: {self._doing}: {text}", code=Code.DEADLINE_EXCEEDED)
-            if records:
-                mean = 1 + sum(map(len, records)) // len(records)
-                size = max(1, min(BATCH_LETTERS, BATCH_BYTES // mean, 4 * size))
-                yield records
 
-    def _ended(self, events: Sequence[Any], part: Range) -> bool:
-        """Return whether an event says that the log ends before the range does. Raises Fatal."""
-        for each in events:
-            error = each.error()
-            if error.code() != PARTITION_EOF:
-                found = classify(error, self._doing)
-                if isinstance(found, Fatal):
-                    raise found
-                continue
-            with while_reading(self._doing):  # a replica that is read may be behind its leader
-                here = TopicPartition(self._topic, part.number)
-                _, high = self._consumer.get_watermark_offsets(here, timeout=_REQUEST)
-            if each.offset() >= min(part.high, high):
-                return True
-        return False
+def letters(
+    topic: str,
+    number: int,
+    records: Sequence[Any],
+    wanted: Wanted,
+    headers: list[Headers] | None,
+    faults: Mapping[int, str],
+    contents: Sequence[Any] | None = None,
+) -> LetterBatch:
+    """Return records of one partition as columns. At least one; what is not wanted is not decoded.
 
-
-def letters(topic: str, number: int, records: Sequence[Any], wanted: Wanted) -> LetterBatch:
-    """Return records of one partition as columns. At least one; what is not wanted is not decoded."""
+    Args:
+        topic: the dead letter topic.
+        number: of the partition.
+        records: the records.
+        wanted: what is asked for.
+        headers: of the messages, where they are wanted.
+        faults: what of the headers cannot be decoded, by index.
+        contents: the record that has the message of each; None: itself.
+    """
     count = len(records)
+    whole = records if contents is None else contents
     stamps = list(map(Message.timestamp, records))
     kinds = {kind for kind, _ in stamps}
-    contexts: dict[int, ErrorContext] = {}
-    headers: Column[Headers] | None = None
+    times = stamps if contents is None else list(map(Message.timestamp, contents))
     offsets: Iterable[Any] = map(Message.offset, records)
-    nbytes = sum(map(len, records)) + count * ROW_OVERHEAD
-    if wanted.wants("headers"):
-        found, faults = _headers(records)
-        contexts = {at: undecodable("kafka", fault) for at, fault in faults.items()}
-        headers = Column.of(found)
-        nbytes += _SAMPLE * sum(map(_size, found[::_SAMPLE]))
+    nbytes = sum(map(len, whole)) + count * ROW_OVERHEAD
+    if headers is not None:
+        nbytes += _SAMPLE * sum(map(_size, headers[::_SAMPLE]))
     return LetterBatch(
         messages=Batch(
             number=0,
             length=count,
             nbytes=nbytes,
-            value=Column(count, lambda: list(map(Message.value, records))),
-            key=Column(count, lambda: list(map(Message.key, records))),
-            headers=headers,
+            value=Column(count, lambda: list(map(Message.value, whole))),
+            key=Column(count, lambda: list(map(Message.key, whole))),
+            headers=None if headers is None else Column.of(headers),
             timestamp_ms=Column(
-                count, lambda: [None if kind == TIMESTAMP_NOT_AVAILABLE else at for kind, at in stamps]
+                count, lambda: [None if kind == TIMESTAMP_NOT_AVAILABLE else at for kind, at in times]
             ),
         ),
         position=Column(count, lambda: [position(topic, number, each) for each in offsets]),
@@ -173,8 +157,39 @@ def letters(topic: str, number: int, records: Sequence[Any], wanted: Wanted) -> 
         dead_lettered_ms=Column.of([ms if kind == TIMESTAMP_LOG_APPEND_TIME else None for kind, ms in stamps])
         if TIMESTAMP_LOG_APPEND_TIME in kinds
         else None,
-        contexts=contexts,
+        contexts={at: undecodable("kafka", fault) for at, fault in faults.items()},
     )
+
+
+def _resolved(topic: str, number: int, whole: Whole, wanted: Wanted, stored: Sequence[Headers] | None) -> LetterBatch:
+    """Return letters with the messages that they point to; `stored` are their own headers, where they are wanted."""
+    headers, faults = None, {}
+    if stored is not None:
+        headers, faults = _headers(whole.contents)
+        for at in whole.bare:
+            headers[at] = ()
+    batch = letters(topic, number, whole.letters, wanted, headers, faults, whole.contents)
+    contexts = {**batch.contexts, **whole.contexts}
+    for at in faults.keys() & whole.contexts.keys():
+        context = whole.contexts[at]
+        contexts[at] = replace(context, reason=f"{context.reason} ({faults[at]})")
+    return replace(batch, contexts=contexts)
+
+
+def _deaths(records: Sequence[Any], headers: Sequence[Headers] | None, wanted: Wanted) -> dict[int, Death]:
+    """Return what records say that point to others, by index; where headers are not wanted, of empty records only."""
+    if headers is not None:
+        return deaths_in(headers)
+    if not (wanted.wants("value") or wanted.wants("key") or wanted.wants("timestamp_ms")):
+        return {}
+    empty = [at for at, size in enumerate(map(len, records)) if not size and _is_empty(records[at])]
+    found, _ = _headers([records[at] for at in empty])
+    deaths = {at: death_in(each) for at, each in zip(empty, found, strict=True)}
+    return {at: death for at, death in deaths.items() if death is not None}
+
+
+def _is_empty(record: Any) -> bool:
+    return record.value() is None and record.key() is None
 
 
 def _headers(records: Sequence[Any]) -> tuple[list[Headers], dict[int, str]]:

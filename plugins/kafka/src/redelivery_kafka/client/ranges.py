@@ -53,7 +53,9 @@ def cut(ranges: Sequence[Range], readers: int) -> list[Range]:
     return [each for _, each in sorted(found)]
 
 
-def worth_reading(low: int, high: int, runs: Iterable[tuple[int, int]], only: Sequence[int] | None) -> list[Range]:
+def worth_reading(
+    low: int, high: int, runs: Iterable[tuple[int, int]], only: Sequence[int] | None, *, jump: int = _JUMP
+) -> list[Range]:
     """Return the stretches of a partition to read: without long runs that are removed, and for offsets that are wanted.
 
     Args:
@@ -61,6 +63,7 @@ def worth_reading(low: int, high: int, runs: Iterable[tuple[int, int]], only: Se
         high: the offset at which to stop.
         runs: what is removed, ascending, as (start, end).
         only: the offsets that are wanted, ascending; None: all.
+        jump: so many unwanted offsets are jumped over; fewer are read and thrown away.
     """
     kept: list[tuple[int, int]] = []
     at = low
@@ -75,7 +78,7 @@ def worth_reading(low: int, high: int, runs: Iterable[tuple[int, int]], only: Se
     for start, end in kept:
         if start >= end:
             continue
-        if found and start - found[-1][1] < _JUMP:
+        if found and start - found[-1][1] < jump:
             found[-1] = (found[-1][0], end)
         else:
             found.append((start, end))
