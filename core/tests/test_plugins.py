@@ -258,6 +258,26 @@ def test_a_header_dialect_that_fails_or_is_wrong_hides_no_letter(
     assert "'theirs' could not read a letter" in caplog.text
 
 
+@pytest.mark.usefixtures("own_dialects")
+def test_a_plugin_may_bring_several_header_dialects(install: Install) -> None:
+    several = """
+from redelivery.contract.hooks import HeaderDialect, hookimpl
+
+@hookimpl
+def redelivery_dialect():
+    names = ("first", "second")
+    return [HeaderDialect(name=n, names=frozenset({n}), read=said) for n in names]
+
+def said(found):
+    return {"reason": next(iter(found.values())).decode()}
+"""
+    found = discover([install("theirs", several), install("x", several.replace('"second"', '"first"'))])
+    assert list(found.dialects) == ["first", "second"]
+    assert causes(found).keys() == {"x"}
+    dialects.recognise(found.dialects.values())
+    assert dialects.read(Message(value=b"v", headers=(("second", b"why"),))) == ErrorContext(reason="why")
+
+
 def test_two_header_dialects_of_one_name_are_refused(install: Install) -> None:
     text = DIALECT.format(name="theirs", attempts="1")
     found = discover([install("one", text), install("two", text), install("x", text.replace("'theirs'", "'connect'"))])

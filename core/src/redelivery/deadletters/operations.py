@@ -136,9 +136,7 @@ def _plain(letters: LetterBatch, hop_limit: int, there: Capabilities) -> list[ag
 
 def _goes_plain(native: ErrorContext | None) -> bool:
     """Whether nothing of what only the broker knows of a letter goes into the message that is sent."""
-    return native is None or not (
-        native.target or native.extra or native.maybe_delivered or native.kind == UNRESOLVED
-    )
+    return native is None or not (native.target or native.extra or native.maybe_delivered or native.kind == UNRESOLVED)
 
 
 def _sent_plain(stored: Batch, plain: Sequence[again.Again | None], there: Capabilities) -> Batch:

@@ -12,6 +12,7 @@ from redelivery.contract.message import Batch, Headers, Message
 from redelivery.errors import BrokerError, Permanent
 from redelivery.kit.errors import Code
 from redelivery_kafka.client.internals import raise_pending_error
+from redelivery_kafka.client.pointers import death_in
 
 #: The arguments of `produce` for one row: slot, topic, value, key, partition, timestamp, headers.
 Row = tuple[Any, str, bytes | None, bytes | None, int, int, Any]
@@ -87,6 +88,8 @@ def faults(batch: Batch, limit: int, missing: Mapping[str, BrokerError]) -> dict
         found |= _bad_headers(batch.headers.values)
     if batch.timestamp_ms is not None:
         found |= _bad_timestamps(batch.timestamp_ms.values, batch.headers.values if batch.headers is not None else [])
+    if batch.headers is not None and None in batch.value.values:
+        found |= _pointers(batch)
     if missing and batch.destination is not None:
         names = enumerate(batch.destination.values)
         found |= {index: missing[name] for index, name in names if name is not None and name in missing}
@@ -131,6 +134,18 @@ def _bad_headers(column: Sequence[Headers]) -> dict[int, BrokerError]:
     letters = _letters(column)
     error = Permanent(text, code=Code.INVALID_MESSAGE)
     return {index: error for index in indexes if not letters or not is_letter(column[index])}
+
+
+def _pointers(batch: Batch) -> dict[int, BrokerError]:
+    """Return the rows that only point to a record: of a letter whose record could not be read."""
+    text = "kafka: it only points to a message, as a letter of Kafka's own dead letter queue; give it key and value"
+    error = Permanent(text, code=Code.INVALID_MESSAGE)
+    headers = [] if batch.headers is None else batch.headers.values
+    keys = [None] * len(batch) if batch.key is None else batch.key.values
+    rows = enumerate(zip(batch.value.values, keys, headers, strict=True))
+    return {
+        at: error for at, (value, key, each) in rows if value is None and key is None and death_in(each) is not None
+    }
 
 
 def _bad_names(column: Sequence[Headers]) -> set[str]:

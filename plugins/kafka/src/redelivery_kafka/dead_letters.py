@@ -141,9 +141,7 @@ class KafkaDeadLetters(Resource, DeadLetters):
             raise Fatal(f"kafka: {self.doing('reading')}: {text}; start again", code=Code.CONFLICT)
         part = part._replace(high=min(part.high, state.high))
         with self._consumer("reading") as consumer:
-            yield from self._reader(consumer, "reading").read(
-                part, state.removed, wanted, only
-            )
+            yield from self._reader(consumer, "reading").read(part, state.removed, wanted, only)
 
     def cursor(self, *, after: str | None = None, most: int | None = None) -> str:
         topic_id = self._topic_id(controller=self._partitions()[1])

@@ -43,8 +43,12 @@ def _read_spring(found: Mapping[str, bytes]) -> dict[str, Any]:
 
     The exception is the listener's own (the cause) where it is named: the other one is Spring's, which wraps it.
     """
-    given = {name.removeprefix(prefix): value for prefix in reversed(_SPRING) for name, value in found.items()
-             if name.startswith(prefix)}
+    given = {
+        name.removeprefix(prefix): value
+        for prefix in reversed(_SPRING)
+        for name, value in found.items()
+        if name.startswith(prefix)
+    }
     fields: dict[str, Any] = {field: _text(given[name]) for name, field in _SPRING_TEXTS.items() if name in given}
     for name, field in _SPRING_NUMBERS.items():
         if name in given:

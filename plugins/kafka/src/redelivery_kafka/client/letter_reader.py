@@ -89,12 +89,10 @@ class LetterReader:
         headers, faults = _headers(records) if wanted.wants("headers") else (None, {})
         deaths = _deaths(records, headers, wanted)
         if not deaths:
-            yield letters(self._topic, number, records, wanted, headers, faults)
+            yield letters(self._topic, number, records, headers, faults)
             return
-        first = 0
         for whole in self._originals.resolve(records, deaths):
-            yield _resolved(self._topic, number, whole, wanted, headers and headers[first:])
-            first += len(whole.letters)
+            yield _resolved(self._topic, number, whole, with_headers=headers is not None)
 
     def is_dated(self, number: int, offset: int) -> bool:
         """Return whether a record exists at this offset, and its time is that of the broker that stored it."""
@@ -115,7 +113,6 @@ def letters(
     topic: str,
     number: int,
     records: Sequence[Any],
-    wanted: Wanted,
     headers: list[Headers] | None,
     faults: Mapping[int, str],
     contents: Sequence[Any] | None = None,
@@ -126,7 +123,6 @@ def letters(
         topic: the dead letter topic.
         number: of the partition.
         records: the records.
-        wanted: what is asked for.
         headers: of the messages, where they are wanted.
         faults: what of the headers cannot be decoded, by index.
         contents: the record that has the message of each; None: itself.
@@ -148,9 +144,7 @@ def letters(
             value=Column(count, lambda: list(map(Message.value, whole))),
             key=Column(count, lambda: list(map(Message.key, whole))),
             headers=None if headers is None else Column.of(headers),
-            timestamp_ms=Column(
-                count, lambda: [None if kind == TIMESTAMP_NOT_AVAILABLE else at for kind, at in times]
-            ),
+            timestamp_ms=Column(count, lambda: [None if kind == TIMESTAMP_NOT_AVAILABLE else at for kind, at in times]),
         ),
         position=Column(count, lambda: [position(topic, number, each) for each in offsets]),
         # Any other timestamp is that of the message that died, not of its death.
@@ -161,19 +155,18 @@ def letters(
     )
 
 
-def _resolved(topic: str, number: int, whole: Whole, wanted: Wanted, stored: Sequence[Headers] | None) -> LetterBatch:
-    """Return letters with the messages that they point to; `stored` are their own headers, where they are wanted."""
-    headers, faults = None, {}
-    if stored is not None:
+def _resolved(topic: str, number: int, whole: Whole, *, with_headers: bool) -> LetterBatch:
+    """Return letters with the messages that they point to."""
+    headers: list[Headers] | None = None
+    faults: Mapping[int, str] = {}
+    if with_headers:
         headers, faults = _headers(whole.contents)
         for at in whole.bare:
             headers[at] = ()
-    batch = letters(topic, number, whole.letters, wanted, headers, faults, whole.contents)
-    contexts = {**batch.contexts, **whole.contexts}
-    for at in faults.keys() & whole.contexts.keys():
-        context = whole.contexts[at]
-        contexts[at] = replace(context, reason=f"{context.reason} ({faults[at]})")
-    return replace(batch, contexts=contexts)
+    batch = letters(topic, number, whole.letters, headers, faults, whole.contents)
+    both = {at: f"{whole.contexts[at].reason} {faults[at]}" for at in faults.keys() & whole.contexts.keys()}
+    told = {at: replace(whole.contexts[at], reason=text) for at, text in both.items()}
+    return replace(batch, contexts={**batch.contexts, **whole.contexts, **told})
 
 
 def _deaths(records: Sequence[Any], headers: Sequence[Headers] | None, wanted: Wanted) -> dict[int, Death]:

@@ -92,9 +92,7 @@ class Originals:
             here = {at - some.start: deaths[at] for at in some if at in deaths}
             yield self._whole(records[some.start : some.stop], here, found)
 
-    def _whole(
-        self, records: Sequence[Any], deaths: Mapping[int, Death], found: Mapping[Place, Any]
-    ) -> Whole:
+    def _whole(self, records: Sequence[Any], deaths: Mapping[int, Death], found: Mapping[Place, Any]) -> Whole:
         whole = Whole(records, list(records))
         for at, death in deaths.items():
             letter, original = records[at], found[death.place]
@@ -209,7 +207,9 @@ def _missing(error: BrokerError, topic: str) -> Missing | None:
     if error.code is Code.NOT_AUTHORIZED:
         return Missing("original-not-authorized", f"this user may not read the topic {quoted(topic)}", lasting=False)
     if error.code is Code.NO_SUCH_DESTINATION:
-        return Missing("original-deleted", f"the topic {quoted(topic)}, or this partition of it, does not exist any more")
+        return Missing(
+            "original-deleted", f"the topic {quoted(topic)}, or this partition of it, does not exist any more"
+        )
     return None
 
 
