@@ -60,7 +60,7 @@ def produced(subject: Subject, topic: str, *records: Mapping[str, Any]) -> None:
 def originals_of(subject: Subject, count: int, **more: Any) -> None:
     subject.provision()
     records = [
-        {"key": b"k%d" % n, "value": b"v%d" % n, "headers": list(HEADERS), "timestamp": MS + n, **more}
+        {"key": b"k%d" % n, "value": b"v%d" % n, "headers": list(HEADERS), "timestamp": MS + n} | more
         for n in range(count)
     ]
     produced(subject, topic_of(subject), *records)
@@ -100,7 +100,7 @@ class TestKafkaPointers(Statements):
             context, last = found[0].context, found[4].context
             assert context is not None
             assert last is not None
-            assert (context.kind, context.code, context.reason) == ("terminated", Code.TERMINATED, REJECTED)
+            assert (context.kind, context.code, context.reason) == ("rejected", Code.REJECTED, REJECTED)
             assert (last.kind, last.code, last.reason) == ("delivery-limit", Code.DELIVERY_LIMIT, said)
             assert (context.source_topic, context.source_partition, context.source_offset) == (topic_of(subject), 0, 3)
             assert (context.subscriber, context.attempts, context.target) == ("billing", 3, None)
@@ -149,7 +149,7 @@ class TestKafkaPointers(Statements):
             assert report.left == {"it only points to its message, which cannot be read (original-deleted)": 1}
             (left,) = box
             assert left.context is not None
-            assert left.context.code is Code.TERMINATED, "it can still be selected by what happened"
+            assert left.context.code is Code.REJECTED, "it can still be selected by what happened"
 
     @broker_has("browse", "remove")
     def test_what_retention_has_deleted_is_gone(self, subject: Subject) -> None:
@@ -161,7 +161,7 @@ class TestKafkaPointers(Statements):
         place = TopicPartition(topic_of(subject), 0, 2)
         admin.delete_records([place])[place].result()
         contexts = [each.context for each in read(subject)]
-        assert [each.kind for each in contexts if each] == ["unresolved", "unresolved", "terminated"]
+        assert [each.kind for each in contexts if each] == ["unresolved", "unresolved", "rejected"]
 
     @broker_has("browse", "remove")
     @pytest.mark.parametrize("named", ["", "another, {own}x*", "{own}-*", "*"])
@@ -178,7 +178,7 @@ class TestKafkaPointers(Statements):
         assert letter.context is not None
         allowed = named in {"{own}-*", "*"}
         assert letter.message.value == (b"salaries" if allowed else None)
-        assert letter.context.kind == ("terminated" if allowed else "unresolved")
+        assert letter.context.kind == ("rejected" if allowed else "unresolved")
         assert letter.context.target == secret
         if not allowed:
             assert "kafka.originals" in letter.context.reason
@@ -221,7 +221,7 @@ class TestKafkaPointers(Statements):
         for each, why in ((another, "is another one"), (gone, "does not exist")):
             assert (each.message.key, each.message.value, each.message.headers) == (b"k1", b"v1", ())
             assert each.context is not None
-            assert each.context.kind == "terminated"
+            assert each.context.kind == "rejected"
             assert why in each.context.reason
         with dead_letters(subject.place.url, options=subject.place.options) as box:
             assert box.redrive().redriven == 3
@@ -271,6 +271,17 @@ class TestKafkaPointers(Statements):
         assert [int((each.message.value or b"").split()[0]) for each in read(subject)] == order
         assert len(calls) < count / 10
         assert max(sizes) <= 51 * size
+
+    @broker_has("browse")
+    def test_why_the_record_died_counts_more_than_what_its_own_headers_say(self, subject: Subject) -> None:
+        """Another program has replayed it with the headers of an earlier death."""
+        originals_of(subject, 1, headers=[("kafka_dlt-exception-message", b"long ago")])
+        pointed(subject, 0)
+        with dead_letters(subject.place.url, options=subject.place.options) as box:
+            (letter,) = box
+            assert letter.context is not None
+            assert (letter.context.reason, letter.context.source_topic) == (REJECTED, topic_of(subject))
+            assert len(letter.message.headers) == 1
 
     @broker_has("browse")
     def test_a_failure_that_passes_loses_no_letter(self, subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:

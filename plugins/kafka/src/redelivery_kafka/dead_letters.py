@@ -45,6 +45,8 @@ _RECORDS: Final = 100
 #: What the client fetches ahead: kilobytes in all, and bytes of a partition by one request.
 _AHEAD_KB: Final = 32_768
 _REQUEST_BYTES: Final = 4 << 20
+#: Of what letters point to, less is fetched in vain when the next one is elsewhere.
+_BESIDE_BYTES: Final = 1 << 19
 
 
 @dataclass(slots=True)
@@ -355,7 +357,8 @@ class KafkaDeadLetters(Resource, DeadLetters):
         What a share group was given may be of a transaction that was aborted, or is not over yet.
         """
         if self._beside is None:
-            self._beside = self._opened("reading", **{"isolation.level": "read_uncommitted"})
+            own = {"isolation.level": "read_uncommitted", "fetch.message.max.bytes": _BESIDE_BYTES}
+            self._beside = self._opened("reading", **own)
         return self._beside
 
     def _opened(self, what: str, **settings: Any) -> Consumer:

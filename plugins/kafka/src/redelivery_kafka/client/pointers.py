@@ -23,11 +23,8 @@ _MESSAGE: Final = _PREFIX + "message"
 #: The headers in the order in which the broker writes them; the last two may be absent.
 NAMES: Final = (_TOPIC, _PARTITION, _OFFSET, _GROUP, _COUNT, _MESSAGE)
 _FORMS: Final = frozenset({NAMES, NAMES[:5], NAMES[:4], (*NAMES[:4], _MESSAGE)})
-#: The broker's own texts; of any other, no more is known than that the record was given up.
-_CODES: Final = {
-    "Offset rejected by client.": Code.TERMINATED,
-    "Offset delivery count exceeded the threshold.": Code.DELIVERY_LIMIT,
-}
+#: The broker's text of a record that was delivered too often. Of any other, a member of the group rejected it.
+_LIMIT: Final = "Offset delivery count exceeded the threshold."
 #: The end of each number.
 _PARTITIONS: Final = 1 << 31
 _OFFSETS: Final = 1 << 63
@@ -72,7 +69,7 @@ class Death:
     @property
     def fields(self) -> dict[str, Any]:
         """The fields of an error context."""
-        code = _CODES.get(self.said, Code.REJECTED)
+        code = Code.DELIVERY_LIMIT if self.said == _LIMIT else Code.REJECTED
         return {
             "reason": self.said or "the share group gave it up",
             "kind": KINDS.get(code, "rejected"),
