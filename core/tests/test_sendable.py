@@ -36,6 +36,8 @@ modest = contexts | st.builds(
     target=st.none() | st.sampled_from(["orders-a", "elsewhere"]),
     maybe_delivered=st.booleans(),
     message_id=st.none() | st.just("m"),
+    subscriber=st.none() | st.just("billing"),
+    kind=st.sampled_from(["permanent", "expired", "terminated"]),
 )
 
 
@@ -46,6 +48,7 @@ def letters(draw) -> Letter:
         id=draw(st.none() | st.sampled_from(["a", "b~1", "c~2"])),
         destination=draw(st.none() | st.sampled_from(["orders-a", "elsewhere"])),
         extra=draw(st.dictionaries(st.sampled_from(["partition", "other"]), st.integers(0, 3), max_size=2)),
+        native=draw(st.none() | st.just("theirs")),
     )
     if draw(st.booleans()):
         dialect = draw(st.sampled_from([*dialects.NAMES, ("json", "knativeerror")]))
@@ -56,17 +59,17 @@ def letters(draw) -> Letter:
     return Letter(position="", message=message, context=native, signed=draw(st.none() | st.booleans()))
 
 
-def one_by_one(operation: LetterOperation, found: list[Letter]) -> list[Message | str]:
+def one_by_one(operation: LetterOperation, found: list[Letter], there: Capabilities) -> list[Message | str]:
     def sent(letter: Letter) -> Message | str:
         context = context_of(letter)
-        why = operation.why_left(letter, THERE, context)
-        return operation.prepare(letter, THERE, context) if why is None else why
+        why = operation.why_left(letter, there, context)
+        return operation.prepare(letter, there, context) if why is None else why
 
     return [sent(letter) for letter in found]
 
 
-def as_a_batch(operation: LetterOperation, found: list[Letter]) -> list[Message | str]:
-    done = sendable(operation, LetterBatch.of(found), THERE)
+def as_a_batch(operation: LetterOperation, found: list[Letter], there: Capabilities) -> list[Message | str]:
+    done = sendable(operation, LetterBatch.of(found), there)
     sent = [] if done.messages is None else list(done.messages.rows())
     assert len(sent) == len(done.going)
     going, left = dict(zip(done.going, sent, strict=True)), iter(done.left)
@@ -74,10 +77,10 @@ def as_a_batch(operation: LetterOperation, found: list[Letter]) -> list[Message 
 
 
 def whole(each: Message | str) -> object:
-    """With its identity, which is no part of a message's content; a column that is null is an absent one."""
+    """With its identity and native part, which are not its content; a column that is null is an absent one."""
     if isinstance(each, str):
         return each
-    return replace(each, extra={n: v for n, v in each.extra.items() if v is not None}), each.identity
+    return replace(each, extra={n: v for n, v in each.extra.items() if v is not None}), each.identity, each.native
 
 
 def a_letter(message: Message, context: ErrorContext = PLAIN, dialect: str = "json") -> Letter:
@@ -90,8 +93,9 @@ def a_letter(message: Message, context: ErrorContext = PLAIN, dialect: str = "js
 @example([a_letter(Message(value=b"v", id="a"), replace(PLAIN, target="elsewhere"))])
 @settings(max_examples=400, deadline=None)
 def test_letters_are_sent_back_by_column_as_they_are_one_by_one(found: list[Letter]) -> None:
-    expected, got = one_by_one(OPERATION, found), as_a_batch(OPERATION, found)
-    assert list(map(whole, got)) == list(map(whole, expected))
+    for there in (THERE, replace(THERE, deduplicate=Support.NATIVE)):
+        expected, got = one_by_one(OPERATION, found, there), as_a_batch(OPERATION, found, there)
+        assert list(map(whole, got)) == list(map(whole, expected))
 
 
 def test_a_letter_without_an_id_needs_a_look_only_where_an_id_arrives() -> None:

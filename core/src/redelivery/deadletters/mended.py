@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final, Self
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Self
 
 from redelivery.contract.broker import LetterBatch
+from redelivery.contract.message import Batch, Column, Message
+from redelivery.deadletters.operations import HOP_MARK, next_id
 from redelivery.deadletters.parts import Part, PartJournal
 from redelivery.deadletters.queue import DeadLetterQueue
 from redelivery.deadletters.redrive import RedriveReport, digests_of
 from redelivery.errors import ConfigurationError
+from redelivery.formats import dialects, identity
+from redelivery.formats.dialects import again
+from redelivery.formats.events import source_of
 
-_FORM: Final = re.compile(r"(\d{6})-(\d{12})-([0-9a-f]{24})-(.+)", re.DOTALL | re.ASCII)
+log = logging.getLogger("redelivery.redriving")
+
+_FORM: Final = re.compile(r"(\d{6})-(\d{12})-([0-9a-f]{24})-([kr])([np])-(.+)", re.DOTALL | re.ASCII)
 #: How many characters of a mark are the part's number.
 PART_DIGITS: Final = 6
 
@@ -27,15 +35,20 @@ class Mark:
         ordinal: place of the letter in its part.
         digest: tells the letter from another one that is stored at its position later.
         position: of the letter.
+        keeps_id: it goes back under the id that it has (`operations.next_id`); a row has the id of the next hop.
+        has_native: its message has a native part, which no column holds.
     """
 
     part: int
     ordinal: int
     digest: str
     position: str
+    keeps_id: bool = False
+    has_native: bool = False
 
     def __str__(self) -> str:
-        return f"{self.part:06}-{self.ordinal:012}-{self.digest}-{self.position}"
+        flags = ("k" if self.keeps_id else "r") + ("n" if self.has_native else "p")
+        return f"{self.part:06}-{self.ordinal:012}-{self.digest}-{flags}-{self.position}"
 
     @classmethod
     def parse(cls, text: str | None) -> Self:
@@ -45,13 +58,88 @@ class Mark:
             raise ConfigurationError(
                 f"mend: a row has the `_position` {text!r}, which no letter has; keep the column as it is"
             )
-        return cls(int(found[1]), int(found[2]), found[3], found[4])
+        return cls(int(found[1]), int(found[2]), found[3], found[6], found[4] == "k", found[5] == "n")
 
 
 def marks_of(letters: LetterBatch, part: int, first: int) -> list[str]:
     """Return the marks of letters; `first` is the ordinal of the first of them."""
-    found = zip(digests_of(letters), letters.position.values, strict=True)
-    return [str(Mark(part, first + at, said, position)) for at, (said, position) in enumerate(found)]
+    stored, count = letters.messages, len(letters)
+    natives = [None] * count if stored.native is None else stored.native.values
+    found = zip(digests_of(letters), letters.position.values, _keep_ids(stored), natives, strict=True)
+    return [
+        str(Mark(part, first + at, said, position, keeps, native is not None))
+        for at, (said, position, keeps, native) in enumerate(found)
+    ]
+
+
+def _keep_ids(stored: Batch) -> list[bool]:
+    """Return which messages, as stored, keep their ids when they are sent back."""
+    names = [None] * len(stored) if stored.id is None else stored.id.values
+    headers = [()] * len(stored) if stored.headers is None else stored.headers.values
+    return [
+        name is not None and next_id(name, again.hops(each) + 1, unsent=dialects.unsent(each)) == name
+        for name, each in zip(names, headers, strict=True)
+    ]
+
+
+class Originals:
+    """Gives mended rows what their letters had and no column holds: native parts, and ids that stay.
+
+    Args:
+        read: returns the letters of the part, in the order of their marks. It is called where a native part is needed.
+    """
+
+    def __init__(self, read: Callable[[], Iterator[LetterBatch]]) -> None:
+        self._read = read
+        self._batches: Iterator[LetterBatch] | None = None
+        self._there: dict[str, Any] = {}
+
+    def restored(self, batch: Batch, marks: Sequence[str], *, deduplicates: bool) -> Batch:
+        """Return rows as they are sent.
+
+        Args:
+            batch: the rows.
+            marks: of each row; rows come in the order of their marks.
+            deduplicates: the destination does. It recognises rows by the ids that they had as rows: those of the hop.
+        """
+        found = list(map(Mark.parse, marks))
+        if any(mark.keeps_id for mark in found) and batch.id is not None:
+            own = [_own_id(row, mark) for row, mark in zip(batch.rows(), found, strict=True)]
+            if deduplicates:
+                names = (identity.of_message(row) or row.id for row in batch.rows())
+                batch = replace(batch, identity=Column.of(list(names)))
+            batch = replace(batch, id=Column.of(own))
+        if any(mark.has_native for mark in found):
+            batch = replace(batch, native=Column.of([self._native(mark) for mark in found]))
+        return batch
+
+    def _native(self, mark: Mark) -> Any:
+        if not mark.has_native:
+            return None
+        for _ in range(2):  # the second time from the first letter on: one was looked for that is gone
+            while mark.position not in self._there:
+                self._batches = self._read() if self._batches is None else self._batches
+                batch = next(self._batches, None)
+                if batch is None:
+                    self._batches = None
+                    break
+                natives = batch.messages.native
+                values = [None] * len(batch) if natives is None else natives.values
+                self._there = dict(zip(batch.position.values, values, strict=True))
+            else:
+                return self._there[mark.position]
+        log.warning("redrive: the letter at %r is gone; its row is sent without its properties", mark.position)
+        return None
+
+
+def _own_id(row: Message, mark: Mark) -> str | None:
+    """Return the id of a row: that of its letter, where it keeps it and nobody has mended it.
+
+    An event that is mended is another event: its id is within it, too.
+    """
+    if row.id is None or not mark.keeps_id or source_of(row) is not None:
+        return row.id
+    return row.id.removesuffix(f"{HOP_MARK}{again.hops(row.headers)}")
 
 
 class MendedJournal(PartJournal):

@@ -216,7 +216,7 @@ def sent_back(
     columns = {name: kind for name, kind in there.columns.items() if targeted or name not in there.routes}
     message = dialects.redriven(letter.message)
     hop = dialects.history(message).hops
-    name, unsent = message.id, dialects.unsent(letter.message)
+    name, unsent = message.id, dialects.unsent(letter.message.headers)
     if context.maybe_delivered:
         name = name or context.message_id  # as it was sent: a consumer that has it already can tell
     elif name is None and context.message_id is not None:

@@ -287,6 +287,10 @@ class DeadLetterQueue:
         """Return the splits of the letters that exist now; see `redelivery.contract.broker.DeadLetters.splits`."""
         return self._letters.splits(wanted)
 
+    def stored(self, part: Part) -> Iterator[LetterBatch]:
+        """Return the letters of a part as they are stored, in the order of `read`; left in place."""
+        return (batch for split in part.splits for batch in self._letters.read(split, part.wanted))
+
     def still(self, part: Part, letters: Mapping[str, str]) -> list[str]:
         """Return which of these letters a part still holds: digests by position, of which there are few."""
         wanted = replace(part.wanted, positions=frozenset(letters))

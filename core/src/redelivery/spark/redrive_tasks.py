@@ -18,7 +18,7 @@ from redelivery.contract.letters import LetterBatch
 from redelivery.contract.message import Column
 from redelivery.contract.spec import DeliverySpec
 from redelivery.deadletters.letter_senders import RowSender
-from redelivery.deadletters.mended import Mark, MendedJournal, MendedLetters, marks_of
+from redelivery.deadletters.mended import Mark, MendedJournal, MendedLetters, Originals, marks_of
 from redelivery.deadletters.parts import Part, PartJournal
 from redelivery.deadletters.queue import DeadLetterQueue, dead_letters
 from redelivery.deadletters.redrive import RedriveReport, RedriveSettings
@@ -232,13 +232,14 @@ class _RowsOfPart:
             before = _Before(journal)
             mended = MendedLetters(letters, part, journal, report, before.left(part.limit))
             mended.remove_noted()
+            originals = Originals(lambda: letters.stored(part))
             encoder = Encoder(
                 self._layout, sender.capabilities, prefix=f"{part.run}-{part.number}", source=f"redelivery:{part.run}"
             )
             for piece in jobs.pieces(batches, most_bytes=_CHUNK_BYTES, most_rows=self._rate.piece or _CHUNK):
                 if not self._may_send():  # the last letter may have further rows
                     break
-                self._send_piece(piece, mended, sender, encoder)
+                self._send_piece(piece, mended, originals, sender, encoder)
                 reporter(report)
             else:
                 mended.end()
@@ -255,7 +256,9 @@ class _RowsOfPart:
             time.sleep(min(left, _NAP))
         return False
 
-    def _send_piece(self, piece: Any, mended: MendedLetters, sender: RowSender, encoder: Encoder) -> None:
+    def _send_piece(
+        self, piece: Any, mended: MendedLetters, originals: Originals, sender: RowSender, encoder: Encoder
+    ) -> None:
         marks = piece.column(piece.num_columns - 1).to_pylist()
         must = mended.must_send(marks)
         self._count(marks)
@@ -279,6 +282,8 @@ class _RowsOfPart:
         self._rate.take(len(marks), time.monotonic())
         try:
             if batch is not None:
+                deduplicates = bool(sender.capabilities.deduplicate)
+                batch = originals.restored(batch, [marks[at] for at in good], deduplicates=deduplicates)
                 sender.send(batch, confirm)
         except BaseException as error:  # letters that are done are removed, even if others fail
             try:

@@ -390,9 +390,9 @@ def redriven(message: Message) -> Message:
     return _remark(stripped, replace(marker, hops=marker.hops + 1))
 
 
-def unsent(message: Message) -> bool:
+def unsent(headers: Headers) -> bool:
     """Whether a letter stands for a message of ours that never arrived. Others are as their applications wrote them."""
-    found = _marker.find(message.headers)
+    found = _marker.find(headers)
     return found is not None and is_letter(found[1]) and not found[1].received
 
 

@@ -1,0 +1,192 @@
+"""Letters of other applications: what core carries along for them, and the ids that they keep."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from redelivery.contract.broker import Capabilities, Letter, LetterBatch, Limits, Support
+from redelivery.contract.context import ErrorContext
+from redelivery.contract.message import Batch, Message
+from redelivery.contract.spec import DeliverySpec
+from redelivery.deadletters.mended import Mark, Originals, marks_of
+from redelivery.deadletters.operations import FORWARD, next_id, redrive_operation, sendable, sent_back
+from redelivery.deadletters.trust import Targets
+from redelivery.errors import Permanent
+from redelivery.formats import dialects, identity
+from redelivery.sending.group import Group, Origin, Owner
+from redelivery.sending.letters import LetterWriter, Reporter
+
+THERE = Capabilities(send=Support.NATIVE, ids=Support.NATIVE, headers=Support.NATIVE)
+THEIRS = Message(value=b"v", id="theirs", headers=(("trace", b"1"),), native={"priority": 7})
+OPERATION = redrive_operation(Targets(), 5)
+
+
+def written(message: Message, context: ErrorContext, limits: Limits | None = None) -> Message:
+    """A letter as we write it."""
+    return dialects.attach(message, context, dialect="json", limits=limits or Limits(), prefix=None)
+
+
+def stored(message: Message) -> Letter:
+    return Letter(position="p", message=message)
+
+
+# --- ids -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("letter", "expected"),
+    [
+        (THEIRS, "theirs"),
+        (written(THEIRS, ErrorContext(reason="no", subscriber="billing")), "theirs"),
+        (written(THEIRS, ErrorContext(reason="no", kind="expired")), "theirs"),
+        (written(THEIRS, ErrorContext(reason="no", kind="permanent")), "theirs~1"),
+        (replace(THEIRS, id="theirs~1"), "theirs~1"),
+    ],
+    ids=["of another application", "of a subscription", "given up by its broker", "of a writer", "with such an id"],
+)
+def test_only_a_message_that_never_arrived_gets_an_id_of_its_hop(letter: Message, expected: str) -> None:
+    assert sent_back(stored(letter), THERE).id == expected
+
+
+def test_a_message_that_we_have_named_is_named_again() -> None:
+    first = sent_back(stored(written(THEIRS, ErrorContext(reason="no", kind="permanent"))), THERE)
+    assert sent_back(stored(first), THERE).id == "theirs~2"
+    assert next_id("order~1", 1, unsent=False) == "order~1", "another application's name"
+
+
+def test_a_letter_that_was_cut_to_its_least_still_keeps_its_id() -> None:
+    limits = Limits(headers_bytes=150)
+    letter = written(THEIRS, ErrorContext(reason="x" * 1000, subscriber="billing", destination="d" * 500), limits)
+    assert dialects.read(letter) is not None
+    assert sent_back(stored(letter), THERE).id == "theirs"
+
+
+def test_an_identity_differs_at_each_hop_only_where_the_broker_de_duplicates() -> None:
+    there = replace(THERE, deduplicate=Support.NATIVE)
+    first = sent_back(stored(THEIRS), there)
+    second = sent_back(stored(first), there)
+    assert first.id == second.id == "theirs"
+    assert len({first.identity, second.identity, identity.of_message(THEIRS), "theirs", None}) == 4
+    assert sent_back(stored(THEIRS), THERE).identity is None
+
+
+# --- native parts --------------------------------------------------------------------------------------------------
+
+
+def test_a_letter_is_written_with_what_its_message_had() -> None:
+    """By column and alone, plain and wrapped, also from a batch of which some rows have none."""
+    reporter = Reporter(origin=Origin(run="r"), broker="b", component="c", destination="d")
+    writer = LetterWriter(spec=DeliverySpec(), capabilities=THERE, configs={}, reporter=lambda: reporter)
+    for wrapped in (False, True):
+        rows = Batch.of([THEIRS, replace(THEIRS, native=None), THEIRS, THEIRS, THEIRS, THEIRS])
+        group = Group(rows=rows, errors=[Permanent("no")], positions=range(6), wrapped=wrapped)
+        letters = writer.letters(group)
+        assert [each.native for each in letters.rows()] == [THEIRS.native, None, *[THEIRS.native] * 4]
+        assert [dialects.strip(each).native for each in letters.rows()] == [each.native for each in letters.rows()]
+
+
+def test_a_forwarded_letter_keeps_it() -> None:
+    letter = Letter(position="p", message=THEIRS, context=ErrorContext(reason="late", kind="expired"))
+    found = sendable(FORWARD, LetterBatch.of([letter]), THERE).messages
+    assert found is not None
+    assert found.row(0).native == THEIRS.native
+
+
+def test_it_counts_in_what_is_in_flight() -> None:
+    class Large:
+        nbytes = 1000
+
+    assert replace(THEIRS, native=Large()).nbytes == THEIRS.nbytes + 1000
+
+
+# --- mended --------------------------------------------------------------------------------------------------------
+
+
+def letters(*natives: object) -> LetterBatch:
+    return LetterBatch.of(
+        [
+            Letter(position=f"p{at}", message=replace(THEIRS, id=f"i{at}", native=native))
+            for at, native in enumerate(natives)
+        ]
+    )
+
+
+def rows_of(marks: list[str]) -> Batch:
+    """What an encoder makes of the rows of letters."""
+    headers = sent_back(stored(THEIRS), THERE).headers
+    ids = [f"i{Mark.parse(each).ordinal}~1" for each in marks]
+    return Batch.of([Message(value=b"mended", id=name, headers=headers) for name in ids])
+
+
+def test_a_mended_row_has_the_id_and_the_native_part_of_its_letter() -> None:
+    found = letters("a", None, "c")
+    marks = marks_of(found, 0, 0)
+    originals = Originals(lambda: iter([found]))
+    sent = originals.restored(rows_of(marks), marks, deduplicates=False)
+    assert [(each.value, each.id, each.native) for each in sent.rows()] == [
+        (b"mended", "i0", "a"),
+        (b"mended", "i1", None),
+        (b"mended", "i2", "c"),
+    ]
+
+
+def test_letters_are_read_again_only_where_one_has_a_native_part() -> None:
+    def never() -> Iterator[LetterBatch]:
+        raise AssertionError("nothing needs it")
+
+    marks = marks_of(letters(None, None), 0, 0)
+    Originals(never).restored(rows_of(marks), marks, deduplicates=False)
+
+
+def test_rows_of_one_letter_in_several_pieces_and_letters_that_are_gone() -> None:
+    every = letters("a", "b", "c")
+    marks = marks_of(every, 0, 0)
+    reads = []
+
+    def read() -> Iterator[LetterBatch]:
+        reads.append(1)
+        return iter([every.take([0]), every.take([2])])
+
+    originals = Originals(read)
+    natives = []
+    for piece in ([marks[0]], [marks[0], marks[1]], [marks[2]]):
+        sent = originals.restored(rows_of(piece), piece, deduplicates=False)
+        natives.append([each.native for each in sent.rows()])
+    assert natives == [["a"], ["a", None], ["c"]]
+    assert len(reads) <= 3
+
+
+def test_a_destination_that_de_duplicates_knows_a_mended_row_by_its_hop() -> None:
+    marks = marks_of(letters("a"), 0, 0)
+    sent = Originals(lambda: iter([letters("a")])).restored(rows_of(marks), marks, deduplicates=True)
+    assert (sent.row(0).id, sent.row(0).identity) == ("i0", "i0~1")
+
+
+def test_an_id_that_was_mended_stays() -> None:
+    marks = marks_of(letters(None), 0, 0)
+    rows = Batch.of([replace(rows_of(marks).row(0), id="another")])
+    sent = Originals(lambda: iter([])).restored(rows, marks, deduplicates=False)
+    assert sent.row(0).id == "another"
+
+
+def test_a_mark_travels_as_a_text() -> None:
+    mark = Mark(3, 7, "0" * 24, "a-b\n-c", keeps_id=True, has_native=True)
+    assert Mark.parse(str(mark)) == mark
+    assert pickle.loads(pickle.dumps(THEIRS)).native == THEIRS.native  # noqa: S301 - our own
+
+
+def test_a_received_message_keeps_its_native_part_in_its_letter() -> None:
+    class Lease(Owner):
+        subscriber = "billing"
+
+    reporter = Reporter(origin=Origin(run="r"), broker="b", component="c", destination="d")
+    writer = LetterWriter(spec=DeliverySpec(), capabilities=THERE, configs={}, reporter=lambda: reporter)
+    group = Group(rows=THEIRS, errors=[Permanent("no")], owner=Lease())
+    (letter,) = writer.letters(group).rows()
+    back = sent_back(stored(letter), THERE)
+    assert (back.id, back.native) == (THEIRS.id, THEIRS.native)
+    assert [name for name, _ in back.headers] == ["trace", dialects.MARKERS[0]]
