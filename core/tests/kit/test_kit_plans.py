@@ -1,14 +1,26 @@
 """What is wanted is compared with what is there."""
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from redelivery.codes import Code
 from redelivery.contract.broker import Difference
 from redelivery.contract.spec import UNLIMITED, DeliverySpec
 from redelivery.errors import Fatal
-from redelivery.kit.plans import MARGIN, compared, deliveries, deliveries_note, longest_wait, none_if_missing
+from redelivery.kit.plans import (
+    MARGIN,
+    compared,
+    deliveries,
+    deliveries_note,
+    linear_backoff,
+    longest_wait,
+    none_if_missing,
+)
+from redelivery.policy.backoff import wait_before_retry
 
 WANTED = {"kind": "quorum", "limit": "15"}
 
@@ -76,3 +88,35 @@ def test_what_does_not_exist_is_none_and_another_error_is_raised() -> None:
 )
 def test_the_longest_wait_is_that_of_the_last_retry_within_the_cap(spec: DeliverySpec, longest: float) -> None:
     assert longest_wait(spec) == timedelta(seconds=longest)
+
+
+SECOND = timedelta(seconds=1)
+
+
+@pytest.mark.parametrize(
+    ("spec", "found"),
+    [
+        ({"backoff_max": 5 * SECOND}, (SECOND, 5 * SECOND)),
+        ({"backoff_max": SECOND / 2}, (SECOND / 2, SECOND / 2)),
+        ({"backoff_max": 5 * SECOND, "retry_delay_max": None}, (SECOND, 5 * SECOND)),
+        ({}, (SECOND, timedelta(hours=1))),
+        ({"backoff_delay": timedelta(0)}, None),
+        ({"backoff_policy": "exponential"}, None),
+        ({"backoff_policy": None}, None),
+        ({"backoff_profile": "knative-code"}, None),
+        ({"retry": 0}, None),
+    ],
+)
+def test_a_linear_backoff_is_its_delay_and_its_cap(spec: dict[str, Any], found: object) -> None:
+    whole: dict[str, Any] = {"retry": 3, "backoff_policy": "linear", "backoff_delay": SECOND, **spec}
+    assert linear_backoff(DeliverySpec(**whole)) == found
+
+
+@given(st.integers(1, 5000), st.integers(1, 20_000), st.integers(1, 30))
+def test_every_wait_of_a_linear_backoff_is_what_it_says(delay: int, cap: int, n: int) -> None:
+    milli = timedelta(milliseconds=1)
+    spec = DeliverySpec(retry=50, backoff_policy="linear", backoff_delay=delay * milli, backoff_max=cap * milli)
+    found = linear_backoff(spec)
+    assert found is not None
+    first, longest = found
+    assert min(first * n, longest) == timedelta(seconds=wait_before_retry(spec, n, lambda: 0.5))

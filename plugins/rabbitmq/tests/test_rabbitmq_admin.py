@@ -150,7 +150,7 @@ class TestProvisioning(Statements):
 
     def test_planning_what_is_missing_makes_nothing(self, subject: Subject) -> None:
         url = fresh(subject)
-        spec = DeliverySpec(retry=2, backoff_policy="linear", backoff_delay=timedelta(seconds=1))
+        spec = DeliverySpec(retry=1, backoff_policy="exponential", backoff_delay=timedelta(seconds=1))
         plan = planned(subject, url, spec)
         assert {item.action for item in plan.values()} == {"create"}
         assert {"", "-dead-letters", "-retry-1s", "-retry-2s"} <= set(plan)

@@ -10,9 +10,9 @@ from redelivery.codes import Code
 from redelivery.contract.broker import Difference, NativeObject
 from redelivery.contract.spec import UNLIMITED, DeliverySpec
 from redelivery.errors import BrokerError
-from redelivery.policy.backoff import wait_before_retry
+from redelivery.policy.backoff import cap_of, profile_of, wait_before_retry
 
-__all__ = ["MARGIN", "compared", "deliveries", "deliveries_note", "longest_wait", "none_if_missing"]
+__all__ = ["MARGIN", "compared", "deliveries", "deliveries_note", "linear_backoff", "longest_wait", "none_if_missing"]
 
 T = TypeVar("T")
 
@@ -78,6 +78,17 @@ def longest_wait(spec: DeliverySpec) -> timedelta:
     retries = _MOST_DOUBLINGS if spec.retry is None or spec.retry == UNLIMITED else min(spec.retry, _MOST_DOUBLINGS)
     waits = (wait_before_retry(spec, number, lambda: 1.0) for number in range(1, retries + 1))
     return timedelta(seconds=min(max(waits, default=0.0), timedelta.max.total_seconds() // 2))
+
+
+def linear_backoff(spec: DeliverySpec) -> tuple[timedelta, timedelta] | None:
+    """Return the delay and the cap of a spec whose wait before retry n is `min(delay * n, cap)`; None for any other.
+
+    Brokers that delay retries themselves often know only this formula.
+    """
+    if spec.backoff_policy != "linear" or profile_of(spec) != "knative" or not (spec.retry or spec.retry_timeout):
+        return None
+    delay, cap = spec.backoff_delay or timedelta(0), cap_of(spec)
+    return (min(delay, cap), cap) if delay else None
 
 
 def none_if_missing(look: Callable[[], T]) -> T | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib.metadata import version
 from typing import Final
 
@@ -39,7 +40,7 @@ CAPABILITIES: Final = Capabilities(
     subscriptions=Support.NATIVE,  # to an exchange: one queue each
     settle_any_order=Support.NATIVE,
     attempts=Support.NATIVE,
-    delay=Support.NATIVE,
+    delay=Support.EMULATED,  # copied to a retry queue and confirmed, then acknowledged
     terminate=Support.EMULATED,  # published and confirmed, then acknowledged
     ref_kinds=(QUEUE, EXCHANGE, f"{QUEUE}.{API_GROUP}", f"{EXCHANGE}.{API_GROUP}"),
     expiry=Support.NATIVE,
@@ -71,5 +72,6 @@ def redelivery_plugin() -> BrokerPlugin:
         version=version("redelivery-rabbitmq"),
         capabilities=CAPABILITIES,
         connect=connect,
+        modes={"4.3, linear backoff": replace(CAPABILITIES, delay=Support.NATIVE)},
         options=Settings.help(),
     )

@@ -1,18 +1,14 @@
 """The admin role: creates and compares the queues of one destination, and never alters an existing one.
 
-AMQP cannot read the arguments of a queue. But declaring an existing queue changes nothing, and is refused if an
-argument differs; the refusal names the first such argument and its value. So a queue is declared with those values,
-again and again, until nothing differs.
+`client/arguments.py` says how the arguments of an existing queue are read.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Iterator
+from typing import Final
 
 from pika.adapters.blocking_connection import BlockingConnection
-from pika.exceptions import ChannelClosedByBroker
 
 from redelivery.codes import Code
 from redelivery.contract.broker import Admin, Difference, NativeObject, Plan
@@ -20,23 +16,14 @@ from redelivery.contract.spec import DeliverySpec, DeliveryStatus, Ref
 from redelivery.errors import BrokerError, Fatal
 from redelivery.kit.plans import none_if_missing
 from redelivery_rabbitmq.address import API_GROUP, QUEUE, Binding
+from redelivery_rabbitmq.client import arguments
 from redelivery_rabbitmq.client.at_least_once import FEATURE_FLAG, FLAG_IS_OFF, is_at_least_once
 from redelivery_rabbitmq.client.connection import QueueRole
-from redelivery_rabbitmq.client.topology import Argument, Queue, queues
+from redelivery_rabbitmq.client.queue_delays import DELAY_ARGUMENTS, SINCE, QueueDelay
+from redelivery_rabbitmq.client.topology import Queue, queues, retry_steps
 from redelivery_rabbitmq.errors import TABLE
 
 API: Final = f"{API_GROUP}/v1beta1"
-
-_PRECONDITION_FAILED: Final = 406
-#: As in: inequivalent arg 'x' for queue 'q' in vhost '/': received none but current is the value '5' of type 'long'
-_INEQUIVALENT: Final = re.compile(
-    r"inequivalent arg '(?P<name>[^']+)' for .*: received .* but current is "
-    r"(?:none|(?:the value )?'(?P<value>.*?)'(?: of type '(?P<type>\w+)')?)$"
-)
-#: Properties of a declaration that are not arguments.
-_FLAGS: Final[Mapping[str, Argument]] = {"durable": "true", "auto_delete": "false"}
-#: More properties than a queue has; the broker names one at a time.
-_MAX_DECLARATIONS: Final = 40
 
 
 class RabbitmqAdmin(QueueRole, Admin):
@@ -45,7 +32,7 @@ class RabbitmqAdmin(QueueRole, Admin):
     def plan(self, spec: DeliverySpec) -> Plan:
         with self.connected("comparing") as connection:
             notes = [
-                "a retry may come late if one with a longer delay waits before it: by its own delay or by 1 s at most",
+                *self._delays(spec),
                 "policies of the broker's operator are not visible over AMQP, and may add to what is declared",
             ]
             objects = [self._compare(connection, each, notes) for each in self._queues(spec)]
@@ -68,7 +55,7 @@ class RabbitmqAdmin(QueueRole, Admin):
                     raise Fatal(f"rabbitmq: creating the queue {queue.name!r}: {FLAG_IS_OFF}", code=Code.UNSUPPORTED)
                 what = f"creating {queue.name!r} to provision"
                 with self.connected(what, needs=_permissions(queue)) as connection:
-                    _declare(connection, queue.name, {**_FLAGS, **queue.arguments})
+                    arguments.create(connection, queue)
         if self._address.binding is not None:
             self._bind(self._address.binding)
         return plan.status
@@ -80,6 +67,27 @@ class RabbitmqAdmin(QueueRole, Admin):
 
     def _queues(self, spec: DeliverySpec) -> list[Queue]:
         return queues(self._address.queue, spec, self._settings, self.broker_version)
+
+    def _delays(self, spec: DeliverySpec) -> Iterator[str]:
+        """Yield how the delays of retries differ from the spec. Raises Fatal: `rabbitmq.delays` cannot be kept."""
+        if self._address.queue == self._address.dead_letters.queue or not any(retry_steps(spec)):
+            return
+        delay = QueueDelay.of_spec(spec, self._settings, self.broker_version)
+        if self._settings.delays == "native":
+            arguments.refuse_native(self.broker_version)
+            if delay is None:
+                text = "rabbitmq.delays is 'native', but a queue itself delays only linearly"
+                advice = "give backoffPolicy linear, without backoffProfile, and quorum queues"
+                raise Fatal(f"rabbitmq: {self._address.url}: {text}; {advice}", code=Code.MISCONFIGURED)
+        if delay is not None:
+            yield (
+                f"the queue itself delays a message after each failed delivery, a lost connection included: {delay}; "
+                "receivers need the configure permission on the queue to see that, or rabbitmq.delays=native"
+            )
+            return
+        yield "a retry may come late if one with a longer delay waits before it: by its own delay or by 1 s at most"
+        if self.broker_version >= SINCE and self._settings.delays == "auto":
+            yield "retry queues keep the delays, a copy each time: this broker's own queues delay only linearly"
 
     def _check_exchange(self, binding: Binding) -> None:
         with self.connected("provisioning") as connection:
@@ -104,7 +112,7 @@ class RabbitmqAdmin(QueueRole, Admin):
         differences = []
         try:
             with TABLE.while_doing(f"comparing queue {queue.name!r}"):
-                differences = _differences(connection, queue)
+                differences = arguments.differences(connection, queue)
         except BrokerError as error:
             if error.code is not Code.NOT_AUTHORIZED:
                 raise
@@ -120,6 +128,11 @@ class RabbitmqAdmin(QueueRole, Admin):
     def _losses(self, connection: BlockingConnection, item: NativeObject) -> Iterator[str]:
         """Yield how the broker itself would silently lose letters of a queue."""
         found = {each.attribute: each.found for each in item.differences}
+        if any(name in item.attributes and found.get(name) == arguments.MISSING for name in DELAY_ARGUMENTS):
+            yield (
+                f"queue {item.name!r} was created without delays of its own: retries go through retry queues until it "
+                "is created again; rabbitmq.delays=emulated keeps them"
+            )
         if item.name == self._address.queue != self._address.dead_letters.queue:
             kind = found.get("x-queue-type", item.attributes["x-queue-type"])
             if kind == "classic":
@@ -149,37 +162,6 @@ def _binding_object(binding: Binding, objects: list[NativeObject], notes: list[s
         action="create" if is_new else "keep",
         attributes={"routing_key": binding.routing_key},
     )
-
-
-def _differences(connection: BlockingConnection, queue: Queue) -> list[Difference]:
-    """Return the properties of an existing queue that differ. Declaring it only reads."""
-    properties = {**_FLAGS, **queue.arguments}
-    differences = []
-    for _ in range(_MAX_DECLARATIONS):
-        try:
-            _declare(connection, queue.name, properties)
-        except ChannelClosedByBroker as error:
-            found = _INEQUIVALENT.search(error.reply_text)
-            if error.reply_code != _PRECONDITION_FAILED or found is None:
-                raise
-            name, text, type_ = found["name"], found["value"], found["type"]
-            ours = properties.pop(name, "none")
-            if name not in queue.unspecified:
-                differences.append(Difference(name, str(ours), "none" if text is None else text))
-            if text is not None:
-                is_number = isinstance(ours, int) if type_ is None else type_ != "longstr"
-                properties[name] = int(text) if is_number else text
-        else:
-            break
-    return differences
-
-
-def _declare(connection: BlockingConnection, name: str, properties: Mapping[str, Argument]) -> None:
-    flags = {each: properties.get(each) == "true" for each in _FLAGS}
-    arguments: dict[str, Any] = {each: value for each, value in properties.items() if each not in _FLAGS}
-    # A refusal closes the channel, so each declaration has its own.
-    with connection.channel() as channel:
-        channel.queue_declare(name, **flags, arguments=arguments)
 
 
 def _exchange_exists(connection: BlockingConnection, name: str) -> bool:

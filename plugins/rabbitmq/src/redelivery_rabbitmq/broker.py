@@ -38,6 +38,8 @@ class RabbitmqBroker(Broker):
         self.insecure = insecure(address, settings)
         limits = replace(CAPABILITIES.limits, message_bytes=settings.message_bytes)
         self.capabilities = replace(CAPABILITIES, limits=limits)
+        if settings.delays == "native":
+            self.capabilities = replace(self.capabilities, delay=Support.NATIVE)
         if settings.queue_type == "classic":  # it only tells that a message was delivered before
             self.capabilities = replace(self.capabilities, attempts=Support.LOWER_BOUND, delivery_limit=Support.NONE)
 

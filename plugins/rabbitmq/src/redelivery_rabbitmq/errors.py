@@ -119,6 +119,11 @@ _BY_TEXT: Final = (
         Rule(Retriable, Code.LEASE_LOST, "a message was held for longer than that, and returned to its queue"),
     ),
     (406, "message size", TOO_LARGE),
+    (
+        406,
+        "invalid arg 'x-max-priority'",  # see `client/arguments.py`
+        Rule(Fatal, Code.NO_SUCH_DESTINATION, "it does not exist; provision it, or correct the URL"),
+    ),
     (530, "not found", _VHOST),
 )
 

@@ -39,6 +39,11 @@ class Settings(Options, broker="rabbitmq"):
     ssl_verify: bool = flag(
         "check the broker's certificate; without it anybody can impersonate the broker", default=True, name="ssl.verify"
     )
+    delays: str = choice(
+        "auto",
+        "who delays retries: native, the queue itself (RabbitMQ 4.3, linear backoff); emulated, retry queues",
+        ("auto", "native", "emulated"),
+    )
     queue_type: str = choice("quorum", "type of the queues that provisioning creates", ("quorum", "classic"))
     queue_ttl: float = seconds(
         0, "time after which a provisioned queue dead-letters an unhandled message; 0: never", most=_MAX

@@ -26,6 +26,7 @@ from redelivery.kit.leases import Settlement, lost
 from redelivery.kit.letters import attach
 from redelivery_rabbitmq.address import Address
 from redelivery_rabbitmq.client import broker_headers, pika_private, topology
+from redelivery_rabbitmq.client.arguments import KeptDelays
 from redelivery_rabbitmq.client.at_least_once import FLAG_IS_OFF, is_at_least_once
 from redelivery_rabbitmq.client.connection import QueueRole
 from redelivery_rabbitmq.client.consumer import Consumer, Delivery, Lease
@@ -53,6 +54,7 @@ class RabbitmqReceiver(QueueRole, Receiver):
         self._publish_channel: BlockingChannel | None = None
         self._declared: set[str] = set()
         self._is_at_least_once = False  # as far as known
+        self._kept_delays = KeptDelays(address.queue, settings)
 
     def receive(self, max_messages: int, *, wait: float) -> Sequence[Received]:
         if max_messages < 1:
@@ -90,13 +92,15 @@ class RabbitmqReceiver(QueueRole, Receiver):
         self, connection: BlockingConnection, consumer: Consumer, outcomes: Sequence[tuple[Received, Outcome]]
     ) -> list[LeaseLost | BrokerError | None]:
         is_lost = partial(lost, "rabbitmq", f"queue {self._address.queue!r}")
+        if any(isinstance(outcome, Retry) and outcome.delay > timedelta(0) for _, outcome in outcomes):
+            self._kept_delays.read(connection, self.broker_version)
         call = Settlement(outcomes, lambda each: consumer.holds(each.lease), is_lost)
         acked: list[int] = []
         rejected: list[int] = []
         released: list[int] = []
         for at, (received, outcome) in call.waiting(Accept, Release, Retry, Terminate):
             delivery: Delivery = received.lease.delivery
-            if isinstance(outcome, Retry) and outcome.delay <= timedelta(0):
+            if self._is_rejected(delivery, outcome):
                 rejected.append(delivery.tag)
             elif isinstance(outcome, Release):
                 released.append(delivery.tag)
@@ -165,6 +169,13 @@ class RabbitmqReceiver(QueueRole, Receiver):
             raise Fatal(f"rabbitmq: {text}", code=Code.NO_SUCH_DESTINATION)
 
     # --- delayed retries ---
+
+    def _is_rejected(self, delivery: Delivery, outcome: object) -> bool:
+        """Return whether a message is only rejected: for a retry at once, or with the delay that the queue has."""
+        if not isinstance(outcome, Retry):
+            return False
+        failures = (broker_headers.split(delivery.properties)[1].delivery_count or 0) + 1
+        return outcome.delay <= timedelta(0) or self._kept_delays.keep(outcome.delay, failures)
 
     def _delay(self, connection: BlockingConnection, received: Received, delay: timedelta) -> None:
         """Publish the message unchanged to the retry queue of its delay, from which the broker brings it back."""

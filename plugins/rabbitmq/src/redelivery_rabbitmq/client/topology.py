@@ -14,6 +14,7 @@ from typing import Final
 from redelivery.contract.spec import UNLIMITED, DeliverySpec
 from redelivery.kit.plans import MARGIN, longest_wait
 from redelivery_rabbitmq.address import DEAD_LETTERS
+from redelivery_rabbitmq.client.queue_delays import DELAY_ARGUMENTS, QueueDelay
 from redelivery_rabbitmq.options import Settings
 
 #: Between the name of a queue and the step of its retry queue.
@@ -45,8 +46,9 @@ class Queue:
 
 def work_queue(name: str, spec: DeliverySpec, settings: Settings, version: tuple[int, ...]) -> Queue:
     """Return the queue that messages are received from, for a version of the broker."""
+    delay = QueueDelay.of_spec(spec, settings, version)
     arguments: dict[str, Argument] = {"x-queue-type": settings.queue_type, **_dead_lettering_to(DEAD_LETTERS.of(name))}
-    unspecified = set()
+    unspecified: set[str] = set()
     if settings.queue_type == "quorum":
         arguments |= _AT_LEAST_ONCE
         limit = _delivery_limit(spec, version)
@@ -54,6 +56,10 @@ def work_queue(name: str, spec: DeliverySpec, settings: Settings, version: tuple
             arguments["x-delivery-limit"] = limit
         if spec.retry is None:
             unspecified.add("x-delivery-limit")
+        if delay is not None:
+            arguments |= delay.arguments
+        elif not spec.retry and not spec.retry_timeout:
+            unspecified |= set(DELAY_ARGUMENTS)
     elif settings.queue_length:
         arguments["x-overflow"] = _AT_LEAST_ONCE["x-overflow"]
     if milliseconds := int(settings.queue_ttl * 1000):
@@ -96,7 +102,8 @@ def queues(name: str, spec: DeliverySpec, settings: Settings, version: tuple[int
     dead_letters = dead_letter_queue(name, settings, version)
     if name == dead_letters.name:
         return [dead_letters]
-    retries = [retry_queue(name, step) for step in retry_steps(spec)]
+    is_native = QueueDelay.of_spec(spec, settings, version) is not None
+    retries = [] if is_native else [retry_queue(name, step) for step in retry_steps(spec)]
     return [dead_letters, work_queue(name, spec, settings, version), *retries]
 
 
