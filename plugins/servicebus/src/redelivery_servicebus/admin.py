@@ -111,6 +111,17 @@ class ServicebusAdmin(Resource, Admin):
         found = self._get(self._letters)
         return found is not None and bool(found.requires_duplicate_detection)
 
+    def remembers_ids(self) -> bool:
+        """Return whether the queue or topic drops messages with an id that it has seen. Raises BrokerError."""
+        try:
+            found: Any = self._get(self._address)
+        except Fatal as error:
+            if error.code is not Code.INVALID_DESTINATION:
+                raise
+            name = self._address.queue
+            found = self._look(f"topic {name!r}", lambda client: client.get_topic(name))
+        return found is not None and bool(found.requires_duplicate_detection)
+
     def exists(self, address: Address) -> bool:
         """Return whether a queue exists, by the claim Listen alone. Raises BrokerError."""
         link = Namespace(address, self._settings).receiver(address.queue, "looking at")
@@ -153,7 +164,7 @@ class ServicebusAdmin(Resource, Admin):
             attributes[_FORWARD_DEAD] = self._letters.queue
         if attributes[_EXPIRED] == "false" and _EXPIRED not in asked:
             notes.append(f"{name} discards expired messages: {_EXPIRED} is false")
-        if attributes[_DUPLICATES] == "true" and not self._settings.duplicate_detection:
+        if attributes[_DUPLICATES] == "true" and not self._settings.deduplicates:
             text = f"{name} drops a message whose id it has seen within {attributes[_WINDOW]}"
             notes.append(f"{text}: set servicebus.duplicate_detection")
         sessions = _differences({_SESSION: "false"}, attributes)
@@ -199,7 +210,7 @@ class ServicebusAdmin(Resource, Admin):
         if settings.message_ttl is not None:
             asked |= {_TTL, _EXPIRED}
             wanted[_TTL] = f"{settings.message_ttl}s"
-        if settings.duplicate_detection:
+        if settings.deduplicates:
             asked |= {_DUPLICATES, _WINDOW}
             wanted |= {_DUPLICATES: "true", _WINDOW: f"{settings.duplicate_detection_window}s"}
         return wanted, asked

@@ -38,7 +38,7 @@ class ServicebusBroker(Broker):
         login = settings.login
         if login is not None and login.emulator and not is_local(address.host):
             self.insecure = (f"UseDevelopmentEmulator sends credentials to {address.host} over plain text; drop it",)
-        has = settings.duplicate_detection
+        has = settings.deduplicates
         self.capabilities = replace(
             CAPABILITIES,
             deduplicate=Support.NATIVE if has else Support.NONE,

@@ -26,13 +26,21 @@ from redelivery.contract.message import Headers, Message
 from redelivery.errors import Permanent
 from redelivery.kit.packing import as_text, from_portable, hashed_id, pack_headers, portable, unpack_headers
 from redelivery_servicebus.client.limits import HEADER_VALUE_BYTES, HEADERS_BYTES, ID_LENGTH, RESERVE, SCHEDULED
+from redelivery_servicebus.client.native import (
+    CONTENT_TYPE,
+    Native,
+    message_id_of,
+    message_of,
+    native_of,
+    properties_of,
+)
+from redelivery_servicebus.client.typed import plain
 
 #: The property that holds what has no place in Service Bus's own form.
 PACKED: Final = "redelivery"
 #: Properties that Service Bus itself writes into a dead letter.
 REASON: Final = "DeadLetterReason"
 DESCRIPTION: Final = "DeadLetterErrorDescription"
-CONTENT_TYPE: Final = "content-type"
 #: Bytes of one property, and of all properties of a message, at Service Bus.
 PROPERTY_BYTES: Final = 32 << 10
 PROPERTIES_BYTES: Final = 64 << 10
@@ -51,13 +59,23 @@ _TYPES: Final[Mapping[str, Any]] = {"timestamp": int, "id": str | bool, "attempt
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A message in Service Bus's form; `due`: when it becomes visible, None: at once."""
+    """A message in Service Bus's form.
 
-    body: bytes
-    properties: dict[str, str]
-    message_id: str
+    Attributes:
+        body: the bytes of its data section; None: a null body of another producer.
+        properties: application properties: texts, and values with their types (`client.typed`).
+        message_id: a text, or with its type; None: another producer's, which had none.
+        content_type: the field.
+        due: when it becomes visible; None: at once.
+        native: what else the message had that it was.
+    """
+
+    body: bytes | None
+    properties: dict[str, Any]
+    message_id: Any
     content_type: str | None
     due: datetime | None = None
+    native: Native | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +105,7 @@ def encode(message: Message, most: int | None, *, attempt: int = 0) -> Encoded:
         Permanent: Service Bus cannot carry it, or it is larger than `most`.
     """
     row = (message.value, message.key, message.headers, message.id, message.timestamp_ms)
-    return encode_row(*row, most, identity=message.identity, attempt=attempt)
+    return encode_row(*row, most, identity=message.identity, attempt=attempt, native=message.native)
 
 
 def encode_row(
@@ -100,27 +118,35 @@ def encode_row(
     *,
     identity: str | None = None,
     attempt: int = 0,
+    native: object = None,
 ) -> Encoded:
     """`encode`, of a row's columns.
 
     Raises:
         Permanent
     """
+    own = native if isinstance(native, Native) else None
     try:
-        properties, packed = _pack(value, key, headers or (), timestamp)
-        content_type = properties.get(CONTENT_TYPE)
-        known_by = id_ if identity is None or most is None else hashed_id(identity, _is_message_id)
-        if not id_ or known_by != id_:
+        properties, packed = _pack(value, key, headers or (), timestamp, own)
+        content_type = _content_type(properties, own)
+        known_by: Any = id_ if identity is None or most is None else hashed_id(identity, _is_message_id)
+        if own is not None and known_by == id_ == _id_text(own.message_id):
+            known_by = own.message_id
+        elif not id_ or known_by != id_:
             packed["id"] = False if id_ is None else id_
+            known_by = known_by or uuid.uuid4().hex
         if attempt:
             packed["attempt"] = attempt
         if packed:
             properties[PACKED] = _json(packed)
-        headers_bytes = sum(len(name.encode()) + len(value or b"") for name, value in headers or ())
+        elif own is not None and own.damaged is not None:
+            properties[PACKED] = own.damaged
         if most is not None:
-            _check_sizes(len(value or b"") + len(key or b"") + headers_bytes, most, id_)
-            _check_headers(headers_bytes, headers or (), properties)
-        return Encoded(value or b"", properties, known_by or uuid.uuid4().hex, content_type)
+            headers_bytes = sum(len(name.encode()) + len(value or b"") for name, value in headers or ())
+            _check_sizes(len(value or b"") + len(key or b"") + headers_bytes, most, id_, stored=own is not None)
+            _check_headers(headers_bytes, headers or (), properties, stored=own is not None)
+        body = (value or b"") if own is None else value
+        return Encoded(body, properties, known_by, content_type, native=own)
     except (TypeError, ValueError, AttributeError) as error:
         text = f"its key, headers, id or timestamp cannot be written ({error})"
         raise _refused(text, Code.INVALID_MESSAGE) from error
@@ -136,7 +162,16 @@ def scheduled(encoded: Encoded, due_ms: int) -> Encoded:
 
 
 def outgoing(encoded: Encoded) -> ServiceBusMessage:
-    """Return the message as the SDK sends it."""
+    """Return the message as the SDK sends it. Raises Permanent."""
+    if encoded.native is not None:
+        named = (encoded.message_id, encoded.content_type, encoded.properties)
+        try:
+            made = message_of(encoded.native, encoded.body, *named)
+        except (ValueError, TypeError) as error:
+            raise _refused(str(error), Code.INVALID_MESSAGE) from error
+        if encoded.due is not None:
+            made.scheduled_enqueue_time_utc = encoded.due
+        return made
     properties: dict[str | bytes, Any] = dict(encoded.properties.items())
     return ServiceBusMessage(
         encoded.body,
@@ -162,20 +197,24 @@ def _decode(raw: Any) -> Decoded:
     properties = properties_of(raw)
     value, fault = _body(raw.raw_amqp_message)
     packed: dict[str, Any] = {}
+    damaged = None
     try:
         packed = _unpacked(properties.get(PACKED, "{}"))
         key, headers = from_portable(packed.get("key")), unpack_headers(packed, _attributes(raw, properties, packed))
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         fault = f"servicebus: its property {PACKED!r} is damaged ({error})"
-        packed = {}
+        packed, damaged = {}, properties.get(PACKED)
         key, headers = None, unpack_headers({}, _attributes(raw, properties, {}))
     id_ = packed.get("id", True)
+    hidden = _OWN.union(packed.get("gone", ()))
+    native = native_of(raw, hidden, value, damaged=damaged, ordered="headers" in packed)
     message = Message(
         value=None if packed.get("body") == "null" and not value else value,
         key=key,
         headers=headers,
-        id=message_id(raw) if id_ is True else (id_ if isinstance(id_, str) else None),
+        id=_id_text(native.message_id) if id_ is True else (id_ if isinstance(id_, str) else None),
         timestamp_ms=packed.get("timestamp"),
+        native=native,
     )
     return Decoded(message, fault, packed.get("attempt", 0))
 
@@ -187,14 +226,23 @@ def changed_properties(letter: Encoded, raw: Any) -> dict[str, str]:
     """
     found = properties_of(raw)
     wanted = dict(letter.properties)
-    packed = json.loads(wanted.pop(PACKED, "{}"))
-    if packed.get("id", True) is True and letter.message_id != message_id(raw):
-        packed["id"] = letter.message_id
+    try:
+        packed = json.loads(wanted.pop(PACKED, "{}"))
+    except (ValueError, TypeError):  # another producer's, of our name: it is there already
+        packed = {}
+    its, stored = _id_text(letter.message_id), message_id(raw)
+    if packed.get("id", True) is True and its != stored and (its is not None or letter.native is None):
+        packed["id"] = its
     gone = [name for name in found if name not in wanted and name not in _OWN]
     if gone:
         packed["gone"] = gone
-    wanted[PACKED] = _json(packed)
-    return {name: value for name, value in wanted.items() if found.get(name) != value}
+    if packed:
+        wanted[PACKED] = _json(packed)
+    return {
+        name: value
+        for name, value in wanted.items()
+        if name not in found or _as_bytes(plain(found[name])) != _as_bytes(plain(value))
+    }
 
 
 def letter_in_place(letter: Encoded, raw: Any, reason: str, description: str) -> tuple[str, str, dict[str, str]]:
@@ -203,7 +251,7 @@ def letter_in_place(letter: Encoded, raw: Any, reason: str, description: str) ->
     Parts that do not fit beside its own properties are left out, because the message cannot be stored elsewhere: first
     the letter's properties, then the description.
     """
-    found = {name: str(value) for name, value in properties_of(raw).items()}
+    found = {name: str(plain(value)) for name, value in properties_of(raw).items()}
     reason, description = reason[:TEXT], description[:TEXT]
     for text, added in ((description, changed_properties(letter, raw)), (description, {})):
         if _why_too_large({**found, **added, REASON: reason, DESCRIPTION: text}) is None:
@@ -213,25 +261,17 @@ def letter_in_place(letter: Encoded, raw: Any, reason: str, description: str) ->
 
 def message_id(raw: Any) -> str | None:
     """Return a received message's id as text: another producer's may be a number, a UUID or bytes."""
-    found = raw.message_id
+    return _id_text(message_id_of(raw))
+
+
+def _id_text(value: Any) -> str | None:
+    found = plain(value)
     if found is None or isinstance(found, str):
         return found
-    return found.hex() if isinstance(found, bytes) else str(found)
-
-
-def properties_of(raw: Any) -> dict[str, Any]:
-    """Return a received message's properties with names as text, and values as text where they are UTF-8 text."""
-    return {
-        str(_text(name)): _text(value) for name, value in (raw.raw_amqp_message.application_properties or {}).items()
-    }
-
-
-def _text(value: Any) -> Any:
-    """Return text, also if the SDK returns it as bytes."""
-    if not isinstance(value, bytes):
-        return value
-    text = as_text(value)
-    return value if text is None else text
+    if isinstance(found, bytes):
+        text = as_text(found)
+        return found.hex() if text is None else text
+    return str(found)
 
 
 def _json(packed: Mapping[str, Any]) -> str:
@@ -254,11 +294,14 @@ def _is_message_id(text: str) -> bool:
 
 
 def _pack(
-    value: bytes | None, key: bytes | None, headers: Headers, timestamp: int | None
-) -> tuple[dict[str, str], dict[str, Any]]:
+    value: bytes | None, key: bytes | None, headers: Headers, timestamp: int | None, native: Native | None
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the headers that are properties, and our JSON object."""
-    properties, packed = pack_headers(headers, _as_property, _json_text)
-    if value is None:
+    if native is None:
+        properties, packed = pack_headers(headers, _as_property, _json_text)
+    else:
+        properties, packed = _pack_stored(headers, native)
+    if value is None and (native is None or native.body is None or native.value is not None):
         packed["body"] = "null"
     if key is not None:
         packed["key"] = portable(key, _json_text)
@@ -267,27 +310,60 @@ def _pack(
     return properties, packed
 
 
-def _check_headers(size: int, headers: Headers, properties: Mapping[str, str]) -> None:
-    if size > HEADERS_BYTES:
+def _pack_stored(headers: Headers, native: Native) -> tuple[dict[str, Any], dict[str, Any]]:
+    """`pack_headers`, of a message that was stored before: unchanged properties keep their types.
+
+    Another producer's properties have no order, so none is written.
+    """
+
+    def as_property(name: str, value: bytes) -> Any:
+        its = native.properties.get(name)
+        if its is not None and _as_bytes(plain(its)) == value:
+            return its
+        if native.ordered:
+            return _as_property(name, value)
+        return as_text(value) if name and name not in _OWN else None
+
+    nulls = {name: None for name, value in headers if value is None and native.properties.get(name, 0) is None}
+    rest = tuple(each for each in headers if each[0] not in nulls or each[1] is not None)
+    properties, packed = pack_headers(rest, as_property, _json_text)
+    if not native.ordered and all(isinstance(each, str) for each in packed.get("headers", ())):
+        packed.pop("headers", None)
+    return {**properties, **nulls}, packed
+
+
+def _content_type(properties: dict[str, Any], native: Native | None) -> str | None:
+    """Return the field; the property is taken out where another producer has the field alone."""
+    given: str | None = properties.get(CONTENT_TYPE)
+    field = None if native is None else native.fields.get("content_type")
+    if native is not None and native.content == "field" and given == field:
+        del properties[CONTENT_TYPE]
+    return field if native is not None and native.content == "apart" else given
+
+
+def _check_headers(size: int, headers: Headers, properties: Mapping[str, Any], *, stored: bool) -> None:
+    """Raises Permanent. What Service Bus has stored before fits as it is."""
+    if size > HEADERS_BYTES and not stored:
         raise _refused(f"its headers have {size} bytes, and {HEADERS_BYTES} are sure to fit", Code.TOO_LARGE)
-    if any(len(value or b"") > HEADER_VALUE_BYTES for _, value in headers):
+    if not stored and any(len(value or b"") > HEADER_VALUE_BYTES for _, value in headers):
         raise _refused(f"a header has more than {HEADER_VALUE_BYTES} bytes", Code.TOO_LARGE)
     misfit = _why_too_large(properties)
     if misfit is not None:
         raise _refused(f"{misfit}; put large keys and headers into the value", Code.TOO_LARGE)
 
 
-def _check_sizes(size: int, most: int, id_: str | None) -> None:
-    if size + RESERVE > most:
-        text = f"it has {size} bytes, and at most {most - RESERVE} are sure to fit (servicebus.max_message_bytes)"
+def _check_sizes(size: int, most: int, id_: str | None, *, stored: bool) -> None:
+    reserve = 0 if stored else RESERVE
+    if size + reserve > most:
+        text = f"it has {size} bytes, and at most {most - reserve} are sure to fit (servicebus.max_message_bytes)"
         raise _refused(text, Code.TOO_LARGE)
     if id_ is not None and len(id_.encode()) > ID_LENGTH:
         raise _refused(f"its id has {len(id_)} characters, and Service Bus accepts {ID_LENGTH} bytes", Code.TOO_LARGE)
 
 
-def _why_too_large(properties: Mapping[str, str]) -> str | None:
+def _why_too_large(properties: Mapping[str, Any]) -> str | None:
     """Return why properties do not fit into a message."""
-    sizes = [len(name.encode()) + len(value.encode()) + 8 for name, value in properties.items()]
+    sizes = [len(name.encode()) + len(str(plain(value)).encode()) + 8 for name, value in properties.items()]
     if max(sizes, default=0) <= PROPERTY_BYTES and sum(sizes) <= PROPERTIES_BYTES:
         return None
     return f"its properties have {sum(sizes)} bytes; {PROPERTY_BYTES} fit for one and {PROPERTIES_BYTES} for all"
@@ -309,8 +385,8 @@ def _unpacked(text: Any) -> dict[str, Any]:
 def _attributes(raw: Any, properties: Mapping[str, Any], packed: Mapping[str, Any]) -> dict[str, bytes | None]:
     """Return the headers that are properties, and the content type of another producer."""
     hidden = _OWN.union(packed.get("gone", ()))
-    found = {name: _as_bytes(value) for name, value in properties.items() if name not in hidden}
-    if raw.content_type is not None and PACKED not in properties:
+    found = {name: _as_bytes(plain(value)) for name, value in properties.items() if name not in hidden}
+    if raw.content_type is not None and CONTENT_TYPE not in hidden:
         found.setdefault(CONTENT_TYPE, _as_bytes(raw.content_type))
     return found
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from redelivery.errors import ConfigurationError
-from redelivery.kit.options import Options, choice, flag, integer, number, option, remember, secret, text
+from redelivery.kit.options import Options, choice, integer, number, option, remember, secret, text
 from redelivery_servicebus.address import Address
 
 _PARTS: Final = frozenset({
@@ -69,7 +69,9 @@ class Settings(Options, broker="servicebus"):
     )
     connection_verify: str | None = text("file of certificates to trust", shown="those of certifi")
     credential: str | None = choice(None, "azure-identity's DefaultAzureCredential (the extra azure)", ("default",))
-    duplicate_detection: bool = flag("the queue has duplicate detection; provisioning creates it so", default=False)
+    duplicate_detection: str | None = choice(
+        None, "whether the queue has duplicate detection; provisioning creates it so", ("true", "false")
+    )
     duplicate_detection_window: int = integer(
         600, "seconds for which a provisioned queue remembers ids", least=20, most=604_800
     )
@@ -106,6 +108,11 @@ class Settings(Options, broker="servicebus"):
         given = [f"servicebus.{name}" for name in logins if getattr(self, name) is not None]
         if len(given) > 1:
             raise ConfigurationError(f"{' and '.join(given)} are two logins; give one")
+
+    @property
+    def deduplicates(self) -> bool:
+        """Whether the options say that the queue has duplicate detection."""
+        return self.duplicate_detection == "true"
 
     @property
     def login(self) -> Login | None:

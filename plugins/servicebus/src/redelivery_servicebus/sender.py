@@ -21,6 +21,7 @@ from redelivery.kit.address import quoted
 from redelivery.kit.in_flight import SettledBatches, time_left
 from redelivery.kit.roles import Resource
 from redelivery_servicebus.address import Address, why_invalid
+from redelivery_servicebus.admin import ServicebusAdmin
 from redelivery_servicebus.client.connection import Namespace
 from redelivery_servicebus.client.limits import BATCH, SCHEDULED
 from redelivery_servicebus.client.links import Link
@@ -47,6 +48,7 @@ class ServicebusSender(Resource, Sender):
         self._namespace = Namespace(address, settings)
         self._links: dict[str, Link[ServiceBusSender]] = {}
         self._settled = SettledBatches()
+        self._checked: set[str] = set()
 
     def check(self, *, deadline: float) -> None:
         self.check_open("sending to")
@@ -75,22 +77,46 @@ class ServicebusSender(Resource, Sender):
         due = batch.extra.get(SCHEDULED)
         columns: tuple[Column[Any] | None, ...]
         columns = (batch.key, batch.headers, batch.id, batch.timestamp_ms, batch.identity, batch.destination, due)
+        columns += (batch.native,)
         rows = zip(batch.value.values, *(nothing if each is None else each.values for each in columns), strict=True)
         most = self._settings.max_message_bytes
         queues: dict[str, list[Row]] = {}
-        for index, (value, key, headers, id_, stamp, identity, target, due_ms) in enumerate(rows):
+        for index, (value, key, headers, id_, stamp, identity, target, due_ms, native) in enumerate(rows):
             try:
                 if target is not None and (why := why_invalid(target)) is not None:
                     text = f"servicebus: this row cannot be sent to {quoted(target)}: {why}"
                     raise Permanent(text, code=Code.INVALID_DESTINATION)  # noqa: TRY301 - one row's failure, as others
-                encoded = encode_row(value, key, headers, id_, stamp, most, identity=identity)
+                if native is not None and identity is None and id_ is not None:
+                    self._check_ids(self._address.queue if target is None else target)
+                encoded = encode_row(value, key, headers, id_, stamp, most, identity=identity, native=native)
                 if due_ms is not None:
                     encoded = scheduled(encoded, due_ms)
-            except Permanent as error:
+            except (Permanent, Fatal) as error:
                 failures[index] = error
             else:
                 queues.setdefault(self._address.queue if target is None else target, []).append((index, encoded))
         return queues
+
+    def _check_ids(self, queue: str) -> None:
+        """Check that a queue takes messages under ids that they had before: duplicate detection would drop them.
+
+        Raises:
+            Fatal: it would drop them, or may.
+        """
+        if self._settings.duplicate_detection is not None or queue.lower() in self._checked:
+            return
+        text = f"servicebus: a message that was stored before keeps its id, and {queue!r}"
+        try:
+            with ServicebusAdmin(self._address.at(queue), self._settings) as admin:
+                remembers = admin.remembers_ids()
+        except BrokerError as error:
+            text = f"{text} may have duplicate detection, which would drop it: that could not be checked without Manage"
+            text = f"{text}; set servicebus.duplicate_detection to true or false"
+            raise Fatal(text, code=Code.MISCONFIGURED) from error
+        if remembers:
+            text = f"{text} has duplicate detection, which may drop it: set servicebus.duplicate_detection to true"
+            raise Fatal(text, code=Code.MISCONFIGURED)
+        self._checked.add(queue.lower())
 
     def _link(self, queue: str) -> Link[ServiceBusSender]:
         link = self._links.pop(queue, None)
@@ -126,7 +152,11 @@ class _Upload:
     def send(self, rows: Sequence[Row], *, isolate: bool) -> None:
         """Send the rows, in batches or each by itself."""
         for index, encoded in rows:
-            message = outgoing(encoded)
+            try:
+                message = outgoing(encoded)
+            except Permanent as error:
+                self._failures[index] = error
+                continue
             if isolate:
                 self._request(message, [index])
             elif not self._add(message, index):

@@ -23,6 +23,7 @@ from redelivery.errors import Fatal
 from redelivery.kit.errors import guard_loggers
 from redelivery_servicebus.address import SUB_QUEUE, Address
 from redelivery_servicebus.client.links import Link
+from redelivery_servicebus.client.private import keeping_payloads
 from redelivery_servicebus.errors import LISTEN, SEND
 from redelivery_servicebus.options import Settings
 
@@ -62,7 +63,11 @@ class Namespace:
         }
         doing = f"{doing} queue {queue + (SUB_QUEUE if sub else '')!r}"
         patience = self._settings.operation_timeout
-        return Link(lambda: self._client().get_queue_receiver(queue, **made), doing, LISTEN, patience)
+
+        def make() -> ServiceBusReceiver:
+            return keeping_payloads(self._client().get_queue_receiver(queue, **made))
+
+        return Link(make, doing, LISTEN, patience)
 
     def _client(self) -> ServiceBusClient:
         if self._created is None:

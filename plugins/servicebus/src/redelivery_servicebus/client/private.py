@@ -6,10 +6,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any, Final, TypeVar
 
-from azure.servicebus import ServiceBusMessage, ServiceBusReceiver
+from azure.servicebus import ServiceBusMessage, ServiceBusReceivedMessage, ServiceBusReceiver
+from azure.servicebus._transport._pyamqp_transport import PyamqpTransport
 from azure.servicebus.amqp import AmqpAnnotatedMessage
+
+from redelivery_servicebus.client.typed import Sections, Unreadable
+from redelivery_servicebus.client.typed import sections as read_sections
 
 T = TypeVar("T")
 
@@ -102,6 +108,53 @@ def close_at_once(handler: Any) -> None:
 
 
 # --- messages ---
+
+
+class _Keeping(PyamqpTransport):
+    """The SDK's transport, which also keeps what a message was decoded from: the SDK drops the types of its values.
+
+    Of a message that came in several frames the first one is kept; it holds all but the end of the body.
+    """
+
+    @staticmethod
+    def build_received_message(receiver: Any, message_type: Any, received: Any) -> Any:
+        message: Any = PyamqpTransport.build_received_message(receiver, message_type, received)
+        message._redelivery_payload = received[0][11]  # noqa: SLF001 - an attribute of ours
+        return message
+
+    @staticmethod
+    def mgmt_client_request(mgmt_client: Any, mgmt_msg: Any, *, callback: Any, **more: Any) -> Any:
+        def answered(*given: Any, **named: Any) -> Any:
+            return callback(*given, **{**named, "amqp_transport": _Keeping})  # the SDK names its own class
+
+        return PyamqpTransport.mgmt_client_request(mgmt_client, mgmt_msg, callback=answered, **more)
+
+    @staticmethod
+    def parse_received_message(message: Any, message_type: Any, **kwargs: Any) -> Any:
+        parsed: list[Any] = [*PyamqpTransport.parse_received_message(message, message_type, **kwargs)]
+        for each, source in zip(parsed, message.value[b"messages"] if parsed else (), strict=True):
+            each._redelivery_payload = source[b"message"]  # noqa: SLF001 - an attribute of ours
+        return parsed
+
+
+def keeping_payloads(receiver: ServiceBusReceiver) -> ServiceBusReceiver:
+    """Return a receiver that is not open yet, so that `sections` knows its messages."""
+    receiver._amqp_transport = _Keeping  # type: ignore[assignment] # noqa: SLF001 - only the client passes one
+    receiver._build_received_message = partial(  # noqa: SLF001 - bound to the transport by the constructor
+        _Keeping.build_received_message, receiver, ServiceBusReceivedMessage
+    )
+    return receiver
+
+
+def sections(raw: Any) -> Sections | None:
+    """Return the sections of a received message with their types; None if they cannot be read."""
+    found: Sections | None = getattr(raw, "_redelivery_sections", None)
+    payload = raw.__dict__.pop("_redelivery_payload", None) if found is None else None
+    if payload is not None:  # read once, and not kept: it has the body again
+        with suppress(Unreadable):
+            found = read_sections(bytes(payload))
+        raw._redelivery_sections = found  # noqa: SLF001 - an attribute of ours
+    return found
 
 
 def as_message(annotated: AmqpAnnotatedMessage) -> ServiceBusMessage:

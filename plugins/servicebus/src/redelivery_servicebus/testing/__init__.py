@@ -10,12 +10,15 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from azure.servicebus import ServiceBusClient
+
 from redelivery.contract.message import Message
 from redelivery.kit.address import split_url
 from redelivery.kit.options import resolve_secrets
 from redelivery_conformance.harness import (
     SUBSCRIBERS,
     CannotShow,
+    Foreign,
     Harness,
     NotHere,
     Outage,
@@ -28,7 +31,7 @@ from redelivery_servicebus.testing import reading
 from redelivery_servicebus.testing.namespace import Azure
 from redelivery_servicebus.testing.reading import RawMessage
 from servicebus_standin import StandIn
-from servicebus_standin.codec import APPLICATION, DATA, section, write
+from servicebus_standin.codec import APPLICATION, DATA, NULL, Content, kind, read, section, write
 
 __all__ = ["ServicebusDuplicatesHarness", "ServicebusHarness", "ServicebusPlace", "ServicebusRuntime"]
 
@@ -58,6 +61,12 @@ class Namespace(Protocol):
     def raw_messages(self, path: str) -> Sequence[RawMessage]:
         """Return the messages of a queue in order, without removing them."""
 
+    def foreign(self, path: str) -> Sequence[Foreign]:
+        """Return the messages of a queue with all that an application may set, and its types. Raises CannotShow."""
+
+    def client(self) -> ServiceBusClient:
+        """Return a client of the plain SDK."""
+
     def damage(self, name: str) -> None:
         """Store a message that the plugin cannot decode."""
 
@@ -65,11 +74,39 @@ class Namespace(Protocol):
 class Embedded(StandIn):
     """The stand-in as a namespace of places."""
 
+    def client(self) -> ServiceBusClient:
+        return ServiceBusClient.from_connection_string(self.connection_string, retry_total=0)
+
+    def foreign(self, path: str) -> Sequence[Foreign]:
+        return [_foreign(content) for content in self.contents(path)]
+
     def raw_messages(self, path: str) -> Sequence[RawMessage]:
         return [RawMessage(each.body, each.message_id, each.application_properties) for each in self.messages(path)]
 
     def damage(self, name: str) -> None:
         self.put(name, section(APPLICATION, write(dict(reading.DAMAGED))) + section(DATA, write(b"damaged")))
+
+
+#: What Service Bus itself writes.
+_BROKERS: Final = ("x-opt-", "DeadLetter")
+
+
+def _foreign(content: Content) -> Foreign:
+    """Return a message as it is stored: each value with AMQP's name for its type."""
+    texts = {str(read(name)): value for name, value in content.application.items()}
+    annotations = {str(read(name)): value for name, value in content.annotations.items()}
+    sent = {name: value for name, value in annotations.items() if "partition-key" in name or name[:6] != _BROKERS[0]}
+    times = () if content.ttl is None else (8, 9)  # with a time to live, the SDK sets them as it sends
+    properties = {at: kind(each) for at, each in enumerate(content.properties) if at not in times and each != NULL}
+    return Foreign(
+        headers={name: kind(value) for name, value in texts.items() if not name.startswith(_BROKERS[1])},
+        rest={
+            "header": [kind(each) for each in content.header],
+            "annotations": {name: kind(value) for name, value in sent.items()},
+            "properties": properties,
+            "body": content.body,
+        },
+    )
 
 
 class ServicebusPlace(Place):
@@ -98,6 +135,21 @@ class ServicebusPlace(Place):
 
     def stored(self, destination: str | None = None) -> Sequence[Message]:
         return [reading.message(each) for each in self._namespace.raw_messages(destination or self.queue)]
+
+    def put_foreign(self, *, dead: bool) -> Foreign:
+        with self._namespace.client() as client:
+            with client.get_queue_sender(self.queue) as sender:
+                sender.send_messages(reading.foreign(dead))
+            if dead:
+                with client.get_queue_receiver(self.queue) as receiver:
+                    (message,) = receiver.receive_messages(1, max_wait_time=self.patience)
+                    receiver.dead_letter_message(message, reason="refused", error_description="by its reader")
+        (there,) = self.foreign(dead=dead)
+        return there
+
+    def foreign(self, *, dead: bool) -> Sequence[Foreign]:
+        places = (self.letters, self.queue + DEAD) if dead else (self.queue,)
+        return [each for place in places for each in self._namespace.foreign(place)]
 
     def snapshot(self) -> object:
         return [

@@ -9,6 +9,7 @@ from typing import Any, Final
 from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusSubQueue
 from azure.servicebus.management import ServiceBusAdministrationClient
 
+from redelivery_conformance.harness import CannotShow, Foreign
 from redelivery_servicebus.testing import reading
 from redelivery_servicebus.testing.reading import RawMessage
 
@@ -56,6 +57,14 @@ class Azure:
         """Remove it, with its subscriptions."""
         with self._admin() as admin:
             admin.delete_topic(name)
+
+    def foreign(self, path: str) -> Sequence[Foreign]:
+        """Raises CannotShow: the SDK does not tell types."""
+        raise CannotShow(f"the types of the properties of {path}: the SDK that reads them drops them")
+
+    def client(self) -> ServiceBusClient:
+        """Return a client of the plain SDK."""
+        return self._client()
 
     def raw_messages(self, path: str) -> Sequence[RawMessage]:
         """Return the messages of a queue, by peeking."""

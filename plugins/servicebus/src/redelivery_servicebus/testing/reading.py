@@ -12,13 +12,67 @@ import base64
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
+from uuid import UUID
+
+from azure.servicebus import ServiceBusMessage
 
 from redelivery.contract.message import Headers, Message
 
 PACKED: Final = "redelivery"
 #: An application property that names no JSON of ours: the plugin cannot decode this message.
+_SPAN: Final = {"TYPE": "LONG", "VALUE": 36_000_000_000}
 DAMAGED: Final = {PACKED: "{oops"}
+
+
+def foreign(dead: bool) -> ServiceBusMessage:  # noqa: FBT001 - one of two
+    """Return another application's message, with all that the SDK lets it set.
+
+    Args:
+        dead: it expires nowhere else, so it has a time to live only then.
+    """
+    message = ServiceBusMessage(
+        b"{}",
+        application_properties={
+            "text": "München",
+            "number": 7,
+            "minus": -1,
+            "float": 0.5,
+            "yes": True,
+            "no": False,
+            "id": UUID("00000000-0000-0000-0000-00000000002a"),
+            "zzz": "behind our marker",
+        },
+        message_id="another-application-1",
+        content_type="application/json",
+        correlation_id="request-7",
+        subject="departed",
+        to="somewhere",
+        reply_to="answers",
+        reply_to_session_id="talk-2",
+        session_id="airport-7",
+        partition_key="airport-7",
+        time_to_live=timedelta(hours=4) if dead else None,
+    )
+    properties: Any = message.application_properties
+    properties |= {
+        "long": {"TYPE": "LONG", "VALUE": 5},
+        "unsigned": {"TYPE": "ULONG", "VALUE": 1 << 63},
+        "byte": {"TYPE": "UBYTE", "VALUE": 255},
+        "single": {"TYPE": "FLOAT", "VALUE": 0.25},
+        "bytes": {"TYPE": "BINARY", "VALUE": b"\xff\x00"},
+        "binary text": {"TYPE": "BINARY", "VALUE": b"text"},
+        "span": {"TYPE": "DESCRIBED", "VALUE": ({"TYPE": "SYMBOL", "VALUE": b"com.microsoft:timespan"}, _SPAN)},
+        "null": None,
+        "when": datetime(2024, 2, 29, 12, tzinfo=UTC),
+    }
+    message.raw_amqp_message.annotations = {
+        **(message.raw_amqp_message.annotations or {}),
+        "x-opt-via-partition-key": "airport-7",
+        "x-own": {"TYPE": "LONG", "VALUE": 3},
+    }
+    return message
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,6 +95,14 @@ def read(data: bytes, at: int = 0) -> Any:
     return reader(data, at)
 
 
+def kind(data: bytes) -> tuple[str, Any]:
+    """Return the name of a value's type, and the value: `read` drops the type."""
+    if data[0] == 0:
+        end = skip(data, 1)
+        return f"described {read(data, 1)}", kind(data[end:])
+    return next(name for name, codes in _KINDS.items() if data[0] in codes), read(data)
+
+
 def _fixed(form: str) -> Callable[[bytes, int], Any]:
     unpack = struct.Struct(form).unpack_from
     return lambda data, at: unpack(data, at + 1)[0]
@@ -150,6 +158,14 @@ _READERS: Final[Mapping[int, Callable[[bytes, int], Any]]] = {
     **dict.fromkeys((0xE0, 0xF0), _array),
 }
 
+
+_KINDS: Final[Mapping[str, tuple[int, ...]]] = {
+    "null": (0x40,), "boolean": (0x41, 0x42, 0x56), "ubyte": (0x50,), "byte": (0x51,), "ushort": (0x60,),
+    "short": (0x61,), "uint": (0x43, 0x52, 0x70), "int": (0x54, 0x71), "ulong": (0x44, 0x53, 0x80),
+    "long": (0x55, 0x81), "float": (0x72,), "double": (0x82,), "char": (0x73,), "timestamp": (0x83,), "uuid": (0x98,),
+    "binary": (0xA0, 0xB0), "string": (0xA1, 0xB1), "symbol": (0xA3, 0xB3), "list": (0x45, 0xC0, 0xD0),
+    "map": (0xC1, 0xD1), "array": (0xE0, 0xF0),
+}  # fmt: skip
 
 # --- writing -------------------------------------------------------------------------------------------------------
 

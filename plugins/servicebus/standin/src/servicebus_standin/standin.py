@@ -215,6 +215,13 @@ class StandIn:
             _, box = self.store.find(path)
             return [_seen(message) for message in box.peek(0, len(box.messages))]
 
+    def contents(self, path: str) -> list[Content]:
+        """Return the messages of an address as they are sent to a receiver, without removing them."""
+        with self.lock:
+            self.store.advance()
+            _, box = self.store.find(path)
+            return [Content.parse(wire.give(message)) for message in box.peek(0, len(box.messages))]
+
     def put(self, name: str, encoded: bytes) -> None:
         """Store an encoded AMQP message, as if a client had sent it."""
         with self.lock:
