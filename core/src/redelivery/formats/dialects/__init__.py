@@ -2,9 +2,9 @@
 
 One small module per dialect: `connect`, `deadletter`, `knativeerror`, `json_context`. Each maps fields to its own
 names. Fields that a dialect has no name for go into one JSON header beside it, so that every dialect returns the whole
-context. One letter may hold several dialects (`chosen` says which). Plugins bring the dialects that read other
-software's headers (`HeaderDialect`, passed in by `recognise`). A marker header lists what we wrote: a user's own header
-is never overwritten, nor removed.
+context. One letter may hold several dialects (`chosen` says which). `frameworks` and the plugins bring the dialects
+that read other software's headers (`HeaderDialect`, passed in by `recognise`). A marker header lists what we wrote: a
+user's own header is never overwritten, nor removed.
 """
 
 from __future__ import annotations

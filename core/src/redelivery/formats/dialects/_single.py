@@ -34,13 +34,14 @@ from redelivery.formats.dialects._reader import (
 from redelivery.formats.dialects._restoring import restored
 from redelivery.formats.dialects._verifying import signed_rows
 from redelivery.formats.dialects._writer import CONTEXT, Letter, Style, combined
+from redelivery.formats.dialects.frameworks import FRAMEWORKS
 from redelivery.formats.events import event_in, events_in
 from redelivery.formats.rows import headers_of
 
 log = logging.getLogger("redelivery.dialects")
 
 #: Dialects of other software (`recognise`).
-_others: Final[list[HeaderDialect]] = []
+_others: Final[list[HeaderDialect]] = [*FRAMEWORKS]
 #: Every message that was ever a letter has one of these headers.
 MARKERS: Final = _marker.NAMES
 #: All dialects.
@@ -307,8 +308,8 @@ def are_signed(batch: Batch, keys: Sequence[bytes]) -> list[bool]:
 
 
 def recognise(others: Iterable[HeaderDialect]) -> None:
-    """Also read letters by these dialects of other software, in place of those given before."""
-    _others[:] = others
+    """Also read letters by these dialects of other software, in place of those given before; then by `FRAMEWORKS`."""
+    _others[:] = (*others, *FRAMEWORKS)
 
 
 def _read_others(message: Message) -> ErrorContext | None:
