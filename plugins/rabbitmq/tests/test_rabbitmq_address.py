@@ -206,3 +206,9 @@ def test_a_ref_to_an_exchange_is_the_exchange_and_no_queue_of_its_name():
         assert Address.parse(broker.resolve(ref)).exchange == "letters"
         assert Address.parse(broker.resolve(ref)).queue == ""
     assert Address.parse(broker.resolve(Ref(kind="Queue", name="letters"))).queue == "letters"
+
+
+@pytest.mark.parametrize("prefix", ["ce-", "cloudEvents:", "cloudEvents_"])
+def test_the_prefix_of_cloudevents_is_chosen_by_option(prefix):
+    given = {} if prefix == "ce-" else {"rabbitmq.cloudevents_prefix": prefix}
+    assert connect("rabbitmq://h?queue=q", given).capabilities.cloudevents_prefix == prefix

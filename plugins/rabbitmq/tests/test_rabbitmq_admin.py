@@ -10,7 +10,7 @@ import pika
 import pytest
 from rabbitmq_operating import broker_version, operate, raw
 
-from redelivery.contract.broker import Difference, NativeObject
+from redelivery.contract.broker import Difference, NativeObject, Retry
 from redelivery.contract.message import Message
 from redelivery.contract.spec import UNLIMITED, DeliverySpec
 from redelivery.deadletters.queue import dead_letters
@@ -18,6 +18,7 @@ from redelivery.errors import BrokerError, Fatal, Retriable
 from redelivery_conformance.harness import CannotShow
 from redelivery_conformance.statements import Statements
 from redelivery_conformance.subject import Subject
+from redelivery_conformance.taking import Taker
 from redelivery_rabbitmq.address import Address
 from redelivery_rabbitmq.client import topology
 from redelivery_rabbitmq.options import Settings
@@ -121,6 +122,42 @@ class TestProvisioning(Statements):
             with subject.connect(url).admin() as admin:
                 text = f"the exchange {exchange!r}, which does not exist"
                 assert (text in " ".join(admin.plan(SPEC).warnings)) is warned
+
+    @pytest.mark.parametrize("end", ["", "-dead-letters"])
+    def test_a_queue_that_drops_what_exceeds_its_delivery_limit_is_a_warning(self, subject: Subject, end: str) -> None:
+        """From 4.0 on a quorum queue has a limit of 20 unless told otherwise. The broker then really drops it."""
+        url = fresh(subject)
+        name = f"{Address.parse(url).queue}{end}"
+        by_default = 20 if broker_version(subject) >= (4, 0) else None
+        there: tuple[tuple[dict[str, object], int | None], ...] = (
+            ({"x-queue-type": "quorum"}, by_default),
+            ({"x-queue-type": "quorum", "x-delivery-limit": 1}, 1),
+            ({"x-queue-type": "quorum", "x-delivery-limit": 1, "x-dead-letter-exchange": "amq.fanout"}, None),
+            ({"x-queue-type": "classic"}, None),
+        )
+        for arguments, limit in there:
+            with raw(subject) as channel:
+                channel.queue_delete(name)
+                channel.queue_declare(name, durable=True, arguments=arguments)
+            with subject.connect(url).admin() as admin:
+                found = [each for each in admin.plan(DeliverySpec()).warnings if "drops a message" in each]
+            assert len(found) == (limit is not None), arguments
+            assert all(f"queue {name!r} has a delivery limit of {limit} and no" in each for each in found)
+
+    def test_a_message_over_the_limit_is_dropped_as_the_warning_says(self, subject: Subject) -> None:
+        url = fresh(subject)
+        name = Address.parse(url).queue
+        with raw(subject) as channel:
+            channel.queue_declare(name, durable=True, arguments={"x-queue-type": "quorum", "x-delivery-limit": 2})
+            channel.basic_publish("", name, b"v")
+        with subject.connect(url).admin() as admin:
+            (warning,) = [each for each in admin.plan(DeliverySpec()).warnings if "drops a message" in each]
+        taker = Taker(subject, broker=subject.connect(url))
+        deliveries = 0
+        while received := taker.receiver.receive(1, wait=1.0):
+            deliveries += 1
+            taker.settle(Retry(), *received)
+        assert f"comes back from its delivery {deliveries}" in warning
 
     def test_a_queue_that_outlives_no_restart_differs(self, subject: Subject) -> None:
         url = fresh(subject)

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from pika.adapters.blocking_connection import BlockingConnection
@@ -20,7 +20,7 @@ from redelivery_rabbitmq.client import arguments
 from redelivery_rabbitmq.client.at_least_once import FEATURE_FLAG, FLAG_IS_OFF, is_at_least_once
 from redelivery_rabbitmq.client.connection import QueueRole
 from redelivery_rabbitmq.client.queue_delays import DELAY_ARGUMENTS, SINCE, QueueDelay
-from redelivery_rabbitmq.client.topology import Queue, queues, retry_steps
+from redelivery_rabbitmq.client.topology import Argument, Queue, delivery_limit, queues, retry_steps
 from redelivery_rabbitmq.errors import TABLE
 
 API: Final = f"{API_GROUP}/v1beta1"
@@ -35,8 +35,12 @@ class RabbitmqAdmin(QueueRole, Admin):
                 *self._delays(spec),
                 "policies of the broker's operator are not visible over AMQP, and may add to what is declared",
             ]
-            objects = [self._compare(connection, each, notes) for each in self._queues(spec)]
-            warnings = [text for item in objects for text in self._losses(connection, item)]
+            objects: list[NativeObject] = []
+            warnings: list[str] = []
+            for each in self._queues(spec):
+                item, found = self._compare(connection, each, notes)
+                objects.append(item)
+                warnings += self._losses(connection, item, found)
             if self._address.binding is not None:
                 objects.append(_binding_object(self._address.binding, objects, notes))
                 if not _exchange_exists(connection, self._address.binding.exchange):
@@ -105,14 +109,18 @@ class RabbitmqAdmin(QueueRole, Admin):
         place = self._address.dead_letters
         return DeliveryStatus.of(spec, uri=place.full_url, channel=Ref(api_version=API, kind=QUEUE, name=place.queue))
 
-    def _compare(self, connection: BlockingConnection, queue: Queue, notes: list[str]) -> NativeObject:
+    def _compare(
+        self, connection: BlockingConnection, queue: Queue, notes: list[str]
+    ) -> tuple[NativeObject, Mapping[str, Argument]]:
+        """Return a queue, compared with the wanted one, and the arguments that it has, as far as they are visible."""
+        found: Mapping[str, Argument] = queue.arguments
         texts = {name: str(value) for name, value in queue.arguments.items()}
         if none_if_missing(lambda: _count(connection, queue.name)) is None:
-            return NativeObject(kind="queue", name=queue.name, action="create", attributes=texts)
-        differences = []
+            return NativeObject(kind="queue", name=queue.name, action="create", attributes=texts), found
+        differences: list[Difference] = []
         try:
             with TABLE.while_doing(f"comparing queue {queue.name!r}"):
-                differences = arguments.differences(connection, queue)
+                differences, found = arguments.compared(connection, queue)
         except BrokerError as error:
             if error.code is not Code.NOT_AUTHORIZED:
                 raise
@@ -121,27 +129,31 @@ class RabbitmqAdmin(QueueRole, Admin):
             )
         else:
             if not differences and "x-dead-letter-strategy" in texts and not self._is_at_least_once(queue):
-                found = f"at-most-once, as the broker's feature flag {FEATURE_FLAG} is off"
-                differences = [Difference("x-dead-letter-strategy", texts["x-dead-letter-strategy"], found)]
-        return NativeObject.compared("queue", queue.name, texts, differences)
+                kept = f"at-most-once, as the broker's feature flag {FEATURE_FLAG} is off"
+                differences = [Difference("x-dead-letter-strategy", texts["x-dead-letter-strategy"], kept)]
+        return NativeObject.compared("queue", queue.name, texts, differences), found
 
-    def _losses(self, connection: BlockingConnection, item: NativeObject) -> Iterator[str]:
-        """Yield how the broker itself would silently lose letters of a queue."""
-        found = {each.attribute: each.found for each in item.differences}
-        if any(name in item.attributes and found.get(name) == arguments.MISSING for name in DELAY_ARGUMENTS):
+    def _losses(
+        self, connection: BlockingConnection, item: NativeObject, found: Mapping[str, Argument]
+    ) -> Iterator[str]:
+        """Yield how the broker itself would silently lose messages of a queue with these arguments."""
+        if any(name in item.attributes and name not in found for name in DELAY_ARGUMENTS):
             yield (
                 f"queue {item.name!r} was created without delays of its own: retries go through retry queues until it "
                 "is created again; rabbitmq.delays=emulated keeps them"
             )
-        if item.name == self._address.queue != self._address.dead_letters.queue:
-            kind = found.get("x-queue-type", item.attributes["x-queue-type"])
-            if kind == "classic":
-                yield (
-                    f"queue {item.name!r} is a classic queue: messages that the broker itself dead-letters (expired, "
-                    "over the length) move at most once; a quorum queue keeps them until that is confirmed"
-                )
+        is_work_queue = item.name == self._address.queue != self._address.dead_letters.queue
+        if is_work_queue and found.get("x-queue-type", "classic") == "classic":
+            yield (
+                f"queue {item.name!r} is a classic queue: messages that the broker itself dead-letters (expired, "
+                "over the length) move at most once; a quorum queue keeps them until that is confirmed"
+            )
         exchange = found.get("x-dead-letter-exchange")
-        if exchange and exchange != "none" and not _exchange_exists(connection, exchange):
+        limit = delivery_limit(found, self.broker_version)
+        if exchange is None and limit is not None:
+            text = f"the broker drops a message that comes back from its delivery {limit + 1}"
+            yield f"queue {item.name!r} has a delivery limit of {limit} and no dead letter exchange: {text}"
+        if exchange and not _exchange_exists(connection, str(exchange)):
             text = f"the exchange {exchange!r}, which does not exist: the broker drops its letters silently"
             yield f"queue {item.name!r} dead-letters to {text}"
 

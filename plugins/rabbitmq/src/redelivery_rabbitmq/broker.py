@@ -37,7 +37,7 @@ class RabbitmqBroker(Broker):
         self.hosts = (address.host,)
         self.insecure = insecure(address, settings)
         limits = replace(CAPABILITIES.limits, message_bytes=settings.message_bytes)
-        self.capabilities = replace(CAPABILITIES, limits=limits)
+        self.capabilities = replace(CAPABILITIES, limits=limits, cloudevents_prefix=settings.cloudevents_prefix)
         if settings.delays == "native":
             self.capabilities = replace(self.capabilities, delay=Support.NATIVE)
         if settings.queue_type == "classic":  # it only tells that a message was delivered before

@@ -39,6 +39,11 @@ class Settings(Options, broker="rabbitmq"):
     ssl_verify: bool = flag(
         "check the broker's certificate; without it anybody can impersonate the broker", default=True, name="ssl.verify"
     )
+    cloudevents_prefix: str = choice(
+        "ce-",
+        "prefix of the headers of CloudEvents: Knative's, or one that readers by AMQP 1.0 know",
+        ("ce-", "cloudEvents:", "cloudEvents_"),
+    )
     delays: str = choice(
         "auto",
         "who delays retries: native, the queue itself (RabbitMQ 4.3, linear backoff); emulated, retry queues",

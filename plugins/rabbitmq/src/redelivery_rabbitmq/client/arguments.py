@@ -49,9 +49,32 @@ def create(connection: BlockingConnection, queue: Queue) -> None:
     _declare(connection, queue.name, {**_FLAGS, **queue.arguments})
 
 
-def differences(connection: BlockingConnection, queue: Queue) -> list[Difference]:
-    """Return the properties of an existing queue that differ. Takes the configure permission; only reads."""
-    return _compared(connection, queue)[0]
+def compared(connection: BlockingConnection, queue: Queue) -> tuple[list[Difference], dict[str, Argument]]:
+    """Return the properties of an existing queue that differ, and all arguments that it has.
+
+    Takes the configure permission. Only reads.
+    """
+    properties = {**_FLAGS, **_GUARD, **queue.arguments}
+    found = []
+    for _ in range(_MAX_DECLARATIONS):
+        try:
+            _declare(connection, queue.name, properties)
+        except ChannelClosedByBroker as error:
+            told = _INEQUIVALENT.search(error.reply_text)
+            if error.reply_code != _PRECONDITION_FAILED or told is None:
+                raise
+            name, text, type_ = told["name"], told["value"], told["type"]
+            ours = properties.pop(name, MISSING)
+            is_guard = ours == _GUARD.get(name)
+            if name not in queue.unspecified and not (is_guard and text is None):
+                wanted = MISSING if is_guard else str(ours)
+                found.append(Difference(name, wanted, MISSING if text is None else text))
+            if text is not None:
+                is_number = isinstance(ours, int) if type_ is None else type_ != "longstr"
+                properties[name] = int(text) if is_number else text
+        else:
+            break
+    return found, {name: value for name, value in properties.items() if name not in {*_FLAGS, *_GUARD}}
 
 
 class KeptDelays:
@@ -77,7 +100,7 @@ class KeptDelays:
         probable = self._probable or work_queue(self._name, DeliverySpec(), self._settings, version).arguments
         try:
             with TABLE.while_doing(f"reading the arguments of queue {self._name!r}"):
-                self._probable = _compared(connection, Queue(self._name, probable))[1]
+                self._probable = compared(connection, Queue(self._name, probable))[1]
         except BrokerError as error:
             if error.code is not Code.NOT_AUTHORIZED:
                 raise
@@ -98,31 +121,6 @@ def refuse_native(version: tuple[int, ...]) -> None:
         here, since = (".".join(map(str, each)) for each in (version, SINCE))
         text = f"the broker is of version {here}; queues delay from {since} on"
         raise Fatal(f"rabbitmq: rabbitmq.delays is 'native', but {text}", code=Code.MISCONFIGURED)
-
-
-def _compared(connection: BlockingConnection, queue: Queue) -> tuple[list[Difference], dict[str, Argument]]:
-    """Return the properties of an existing queue that differ, and all arguments that it has."""
-    properties = {**_FLAGS, **_GUARD, **queue.arguments}
-    found = []
-    for _ in range(_MAX_DECLARATIONS):
-        try:
-            _declare(connection, queue.name, properties)
-        except ChannelClosedByBroker as error:
-            told = _INEQUIVALENT.search(error.reply_text)
-            if error.reply_code != _PRECONDITION_FAILED or told is None:
-                raise
-            name, text, type_ = told["name"], told["value"], told["type"]
-            ours = properties.pop(name, MISSING)
-            is_guard = ours == _GUARD.get(name)
-            if name not in queue.unspecified and not (is_guard and text is None):
-                wanted = MISSING if is_guard else str(ours)
-                found.append(Difference(name, wanted, MISSING if text is None else text))
-            if text is not None:
-                is_number = isinstance(ours, int) if type_ is None else type_ != "longstr"
-                properties[name] = int(text) if is_number else text
-        else:
-            break
-    return found, {name: value for name, value in properties.items() if name not in {*_FLAGS, *_GUARD}}
 
 
 def _declare(connection: BlockingConnection, name: str, properties: Mapping[str, Argument]) -> None:

@@ -25,6 +25,7 @@ _LAST_STEP: Final = 1 << 22
 DELAY_MAX: Final = timedelta(seconds=_LAST_STEP)
 #: From this version on a queue without a delivery limit has one of 20, and -1 means none; before, -1 is 0.
 _LIMITED_BY_DEFAULT: Final = (4, 0)
+_DEFAULT_LIMIT: Final = 20
 
 Argument = str | int
 
@@ -75,6 +76,18 @@ def dead_letter_queue(name: str, settings: Settings, version: tuple[int, ...]) -
     if settings.queue_type == "quorum" and version >= _LIMITED_BY_DEFAULT:
         arguments["x-delivery-limit"] = -1
     return Queue(DEAD_LETTERS.of(name), arguments)
+
+
+def delivery_limit(arguments: Mapping[str, Argument], version: tuple[int, ...]) -> int | None:
+    """Return the delivery limit that an existing queue has by its arguments and the version; None: it has none.
+
+    A policy may set another, and is not visible over AMQP.
+    """
+    if arguments.get("x-queue-type") != "quorum":
+        return None
+    default = _DEFAULT_LIMIT if version >= _LIMITED_BY_DEFAULT else -1
+    limit = int(arguments.get("x-delivery-limit", default))
+    return limit if limit >= 0 else None
 
 
 def retry_queue(work: str, step: int) -> Queue:
