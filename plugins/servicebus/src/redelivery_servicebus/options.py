@@ -57,6 +57,13 @@ class Login:
 class Settings(Options, broker="servicebus"):
     """The client options, read."""
 
+    admin_port: int | None = integer(
+        None,
+        "port of the emulator's administration endpoint, which is without TLS (5300 there)",
+        least=1,
+        most=65_535,
+        shown="that of the URL",
+    )
     cloudevents_prefix: str = choice(
         "cloudEvents_", "prefix of the properties of CloudEvents", ("cloudEvents_", "cloudEvents:")
     )
@@ -132,6 +139,9 @@ class Settings(Options, broker="servicebus"):
         if entity is not None and entity.lower() != address.queue.lower():
             why = f"the connection string is for {entity!r} alone; give one of the namespace"
             raise ConfigurationError(f"servicebus: {address.queue!r} cannot be reached: {why}")
+        if self.admin_port is not None and (login is None or not login.emulator):
+            why = "only the emulator has an admin_port, and its connection string contains UseDevelopmentEmulator=true"
+            raise ConfigurationError(f"servicebus: {address.namespace!r} cannot be administered: {why}")
         if ":" in address.namespace and (self.credential or (login is not None and not login.emulator)):
             why = "only the emulator has a port, and its connection string contains UseDevelopmentEmulator=true"
             raise ConfigurationError(f"servicebus: {address.namespace!r} cannot be reached: {why}")

@@ -5,9 +5,11 @@ The SDK's own retries are off, so that an attempt is one request.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 from azure.core.exceptions import AzureError
+from azure.core.pipeline.transport import RequestsTransport
 from azure.servicebus import (
     ServiceBusClient,
     ServiceBusReceiveMode,
@@ -91,8 +93,19 @@ def admin_client(address: Address, settings: Settings) -> ServiceBusAdministrati
     Raises:
         BrokerError: no credentials.
     """
-    timeout = settings.operation_timeout
-    return _create(ServiceBusAdministrationClient, address, settings, connection_timeout=timeout, read_timeout=timeout)
+    more: dict[str, Any] = dict.fromkeys(("connection_timeout", "read_timeout"), settings.operation_timeout)
+    if settings.admin_port is not None:
+        address = replace(address, namespace=f"{address.host}:{settings.admin_port}")
+        more["transport"] = _WithoutTLS(**more)
+    return _create(ServiceBusAdministrationClient, address, settings, **more)
+
+
+class _WithoutTLS(RequestsTransport):  # type: ignore[misc] # azure-core loads it lazily, so its type is not known
+    """Sends requests to the emulator, which has no TLS: the SDK writes https into every URL."""
+
+    def send(self, request: Any, **more: Any) -> Any:
+        request.url = request.url.replace("https:", "http:", 1)
+        return super().send(request, **more)
 
 
 def _create(kind: type[_Client], address: Address, settings: Settings, **more: Any) -> _Client:

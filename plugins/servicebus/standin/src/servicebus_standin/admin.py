@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from email.message import Message
 from http.server import BaseHTTPRequestHandler
 from typing import Any, Final
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -32,6 +33,11 @@ FOREVER: Final = "P10675199DT2H48M5.4775807S"
 _BODY: Final = 1 << 20
 _SUBSCRIPTION: Final = re.compile(rf"(?P<topic>.+){SUBSCRIPTIONS}(?P<name>[^/]*)", re.IGNORECASE)
 _SUBSCRIPTION_NAME: Final = re.compile(r"(?=.{1,50}$)[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
+#: Paths of lists, and the kinds that they have.
+_LISTS: Final = {"queues": Queue.kind, "topics": Topic.kind}
+_SUBSCRIPTIONS_OF: Final = SUBSCRIPTIONS.rstrip("/").lower()
+#: A TLS connection begins with this byte.
+TLS: Final = b"\x16"
 #: Attributes of queues that other entities lack.
 _LACKS: Final[Mapping[str, frozenset[str]]] = {
     "Topic": frozenset((
@@ -86,9 +92,12 @@ class Administration:
     def _run(self, accepted: socket.socket) -> None:
         try:
             accepted.settimeout(60)
+            if accepted.recv(1, socket.MSG_PEEK) != TLS:
+                _Handler(accepted, ("", 0), self)  # type: ignore[arg-type] # the handler only stores its server
+                return
             with self._tls.wrap_socket(accepted, server_side=True) as secured:
                 self._open.add(secured)
-                _Handler(secured, ("", 0), self)  # type: ignore[arg-type] # the handler only stores its server
+                _Handler(secured, ("", 0), self)  # type: ignore[arg-type] # see above
                 self._open.discard(secured)
         except OSError:  # the client disconnected, or does not trust the certificate
             pass
@@ -96,15 +105,19 @@ class Administration:
             self._open.discard(accepted)
             accepted.close()
 
-    def handle(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> tuple[int, bytes]:
-        """Answer one request. Raises Refused."""
+    def handle(self, method: str, target: str, headers: Message, body: bytes) -> tuple[int, bytes]:
+        """Answer one request; `headers` know their names without case. Raises Refused."""
         parts = urlsplit(target)
         path = unquote(parts.path).strip("/")
         with self.lock:
             self._authorize(path, headers.get("Authorization", ""))
             self.store.advance()
-            if path.lower() == "$resources/queues" and method == "GET":
-                return 200, self._list({name: values[0] for name, values in parse_qs(parts.query).items()})
+            listed = _LISTS.get(path.lower().removeprefix("$resources/"))
+            if path.lower().endswith(_SUBSCRIPTIONS_OF):
+                listed = Subscription.kind
+            if listed is not None and method == "GET":
+                given = {name: values[0] for name, values in parse_qs(parts.query).items()}
+                return 200, self._list(listed, path, given)
             if method == "GET":
                 return 200, self._get(path)
             if method == "PUT":
@@ -124,25 +137,25 @@ class Administration:
         if not allowed([grant], path, "Manage", now):
             raise Refused(401, "Unauthorized access. 'Manage' claim(s) are required to perform this operation.")
 
-    def _list(self, query: Mapping[str, str]) -> bytes:
+    def _list(self, kind: str, path: str, query: Mapping[str, str]) -> bytes:
         skip, top = int(query.get("$skip", 0)), int(query.get("$top", 100))
-        queues = sorted(
-            (each for each in self.store.queues.values() if each.kind == "Queue"), key=lambda each: each.name
-        )
-        feed = ET.Element(f"{{{ATOM}}}feed")
-        _child(feed, ATOM, "title", "Queues")
-        page = f"https://{self.namespace}/$Resources/queues?$skip={{}}&$top={top}"
-        ET.SubElement(feed, f"{{{ATOM}}}link", rel="self", href=page.format(skip))
+        within = f"{path.lower()}/" if kind == Subscription.kind else ""
+        found = [each for name, each in self.store.queues.items() if each.kind == kind and name.startswith(within)]
+        queues = sorted(found, key=lambda each: each.name)
+        feed = _root("feed")
+        _child(feed, "title", f"{kind}s")
+        page = f"https://{self.namespace}/{path}?$skip={{}}&$top={top}"
+        ET.SubElement(feed, "link", rel="self", href=page.format(skip))
         if skip + top < len(queues):
-            ET.SubElement(feed, f"{{{ATOM}}}link", rel="next", href=page.format(skip + top))
+            ET.SubElement(feed, "link", rel="next", href=page.format(skip + top))
         feed.extend(self._entry(queue) for queue in queues[skip : skip + top])
         return ET.tostring(feed)
 
     def _get(self, name: str) -> bytes:
         queue = self.store.queues.get(name.lower())
         if queue is None:  # as Azure does: an empty feed, not 404
-            feed = ET.Element(f"{{{ATOM}}}feed")
-            _child(feed, ATOM, "title", "Publicly Listed Services")
+            feed = _root("feed")
+            _child(feed, "title", "Publicly Listed Services")
             return ET.tostring(feed)
         return ET.tostring(self._entry(queue))
 
@@ -179,17 +192,17 @@ class Administration:
         return self.store.subscribe(found["topic"], found["name"], settings)
 
     def _entry(self, queue: Queue) -> ET.Element:
-        entry = ET.Element(f"{{{ATOM}}}entry")
-        _child(entry, ATOM, "id", f"https://{self.namespace}/{queue.name}")
-        _child(entry, ATOM, "title", queue.name.rpartition(SUBSCRIPTIONS)[2])
-        _child(entry, ATOM, "published", _time(queue.created))
-        _child(entry, ATOM, "updated", _time(queue.updated))
-        content = ET.SubElement(entry, f"{{{ATOM}}}content", type="application/xml")
-        description = ET.SubElement(content, f"{{{BUS}}}{queue.kind}Description")
+        entry = _root("entry")
+        _child(entry, "id", f"https://{self.namespace}/{queue.name}")
+        _child(entry, "title", queue.name.rpartition(SUBSCRIPTIONS)[2])
+        _child(entry, "published", _time(queue.created))
+        _child(entry, "updated", _time(queue.updated))
+        content = ET.SubElement(entry, "content", type="application/xml")
+        description = ET.SubElement(content, f"{queue.kind}Description", {"xmlns": BUS, "xmlns:i": INSTANCE})
         for name, value in self._attributes(queue).items():
             if value is not None and name not in _LACKS.get(queue.kind, ()):
-                _child(description, BUS, name, value)
-        counts = ET.SubElement(description, f"{{{BUS}}}CountDetails")
+                _child(description, name, value)
+        counts = ET.SubElement(description, "CountDetails", {"xmlns:d2p1": COUNTS})
         main = queue.main
         scheduled = main.count("scheduled")
         for name, number in (
@@ -199,7 +212,7 @@ class Administration:
             ("TransferMessageCount", 0),
             ("TransferDeadLetterMessageCount", 0),
         ):
-            _child(counts, COUNTS, name, str(number))
+            _child(counts, f"d2p1:{name}", str(number))
         return entry
 
     def _attributes(self, queue: Queue) -> Mapping[str, str | None]:
@@ -214,6 +227,7 @@ class Administration:
             "DeadLetteringOnMessageExpiration": _boolean(settings.dead_lettering_on_message_expiration),
             "DuplicateDetectionHistoryTimeWindow": _duration(settings.duplicate_detection_history_time_window),
             "MaxDeliveryCount": str(settings.max_delivery_count),
+            "DeadLetteringOnFilterEvaluationExceptions": "true" if queue.kind == Subscription.kind else None,
             "EnableBatchedOperations": "true",
             "SizeInBytes": str(queue.main.bytes + queue.dead.bytes),
             "MessageCount": str(len(queue.main.messages) + len(queue.dead.messages)),
@@ -243,7 +257,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self) -> None:
         body = self.rfile.read(min(int(self.headers.get("Content-Length") or 0), _BODY))
         try:
-            status, answer = self.server.handle(self.command, self.path, dict(self.headers.items()), body)
+            status, answer = self.server.handle(self.command, self.path, self.headers, body)
         except Refused as error:
             status, answer = error.status, _error(error.status, str(error))
         except StoreError as error:
@@ -264,8 +278,13 @@ def _raise(error: Exception) -> Any:
     raise error
 
 
-def _child(parent: ET.Element, namespace: str, name: str, text: str) -> None:
-    ET.SubElement(parent, f"{{{namespace}}}{name}").text = text
+def _root(name: str) -> ET.Element:
+    """Return an element of ATOM. Names have no prefix, as at Azure: JavaScript's client resolves none."""
+    return ET.Element(name, xmlns=ATOM)
+
+
+def _child(parent: ET.Element, name: str, text: str) -> None:
+    ET.SubElement(parent, name).text = text
 
 
 def _error(code: int, text: str) -> bytes:

@@ -15,13 +15,12 @@ from functools import partial
 
 from proton import ProtonException
 
+from servicebus_standin.admin import TLS
 from servicebus_standin.amqp import Connection
 from servicebus_standin.auth import Key
 from servicebus_standin.box import StoreError
 from servicebus_standin.store import Store
 
-#: A TLS connection begins with this byte, an AMQP one with an "A".
-TLS = b"\x16"
 _READ = 1 << 18
 _IDLE = 1.0
 
@@ -36,7 +35,9 @@ class Server:
         keys: the shared access keys.
         lock: protects the store.
         port: port to listen on; 0: a free one.
-        secure: called with each TLS connection, which it then owns.
+        administer: called with each connection to the administration, which it then owns: TLS on the one port, and all
+            on `admin_port`.
+        admin_port: a port of its own for the administration; 0: a free one; None: it has none.
     """
 
     def __init__(
@@ -45,14 +46,15 @@ class Server:
         keys: Mapping[str, Key],
         lock: threading.RLock,
         port: int,
-        secure: Callable[[socket.socket], None],
+        administer: Callable[[socket.socket], None],
+        admin_port: int | None = None,
     ) -> None:
         self.store = store
         self.keys = keys
         self.paused = False
         self.busy = 0
         self._lock = lock
-        self._secure = secure
+        self._administer = administer
         self._connections: dict[socket.socket, Connection] = {}
         self._selector = selectors.DefaultSelector()
         self._bell, self._waiting = socket.socketpair()
@@ -61,9 +63,15 @@ class Server:
         self._listener = socket.create_server(("127.0.0.1", port))
         self._listener.settimeout(0)
         self.port: int = self._listener.getsockname()[1]
+        self._admin_listener = None if admin_port is None else socket.create_server(("127.0.0.1", admin_port))
+        self.admin_port = admin_port
+        if self._admin_listener is not None:
+            self._admin_listener.settimeout(0)
+            self.admin_port = self._admin_listener.getsockname()[1]
         self._running = True
         self._selector.register(self._waiting, selectors.EVENT_READ)
-        self._selector.register(self._listener, selectors.EVENT_READ)
+        for each in filter(None, (self._listener, self._admin_listener)):
+            self._selector.register(each, selectors.EVENT_READ)
         self._thread = threading.Thread(target=self._run, name="servicebus-stand-in", daemon=True)
         self._thread.start()
 
@@ -88,7 +96,7 @@ class Server:
         self._running = False
         self.wake()
         self._thread.join()
-        for each in (*self._connections, self._listener, self._bell, self._waiting):
+        for each in filter(None, (*self._connections, self._listener, self._admin_listener, self._bell, self._waiting)):
             each.close()
         self._connections.clear()
         self._selector.close()
@@ -100,15 +108,7 @@ class Server:
             ready = self._selector.select(wait)
             with self._lock:
                 for key, events in ready:
-                    if key.fileobj is self._waiting:
-                        with contextlib.suppress(BlockingIOError):
-                            self._waiting.recv(4096)
-                    elif self.paused:
-                        continue
-                    elif key.fileobj is self._listener:
-                        self._accept()
-                    elif events & selectors.EVENT_READ and isinstance(key.fileobj, socket.socket):
-                        self._read(key.fileobj)
+                    self._serve(key, events)
                 if not self.paused:
                     due = self.store.advance()
                     for each, connection in list(self._connections.items()):
@@ -116,12 +116,32 @@ class Server:
             if self.paused:
                 threading.Event().wait(0.05)  # unread sockets stay readable
 
+    def _serve(self, key: selectors.SelectorKey, events: int) -> None:
+        """Do what a socket is ready for."""
+        if key.fileobj is self._waiting:
+            with contextlib.suppress(BlockingIOError):
+                self._waiting.recv(4096)
+        elif self.paused:
+            return
+        elif key.fileobj is self._listener:
+            self._accept()
+        elif key.fileobj is self._admin_listener:
+            self._accept_administration(self._admin_listener)
+        elif events & selectors.EVENT_READ and isinstance(key.fileobj, socket.socket):
+            self._read(key.fileobj)
+
     def _accept(self) -> None:
         with contextlib.suppress(BlockingIOError):
             accepted, _ = self._listener.accept()
             accepted.settimeout(0)
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._selector.register(accepted, selectors.EVENT_READ)
+
+    def _accept_administration(self, listener: socket.socket) -> None:
+        with contextlib.suppress(BlockingIOError):
+            accepted, _ = listener.accept()
+            accepted.settimeout(None)
+            self._administer(accepted)
 
     def _read(self, each: socket.socket) -> None:
         connection = self._connections.get(each)
@@ -136,7 +156,7 @@ class Server:
         if each.recv(1, socket.MSG_PEEK) == TLS:
             self._selector.unregister(each)
             each.settimeout(None)
-            self._secure(each)
+            self._administer(each)
         else:
             self._connections[each] = Connection(self)
 

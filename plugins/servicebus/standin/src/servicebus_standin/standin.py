@@ -65,13 +65,16 @@ class StandIn:
     Args:
         port: port to listen on; 0: a free one.
         clock: returns seconds since the epoch.
+        admin_port: a port of its own for the administration, with and without TLS, as Microsoft's emulator has it
+            (there 5300, without TLS); 0: a free one; None: it is on `port`, with TLS.
 
     Attributes:
         certificate: file that the administration client must trust (its `connection_verify`).
     """
 
-    def __init__(self, port: int = 0, *, clock: Any = time.time) -> None:
+    def __init__(self, port: int = 0, *, clock: Any = time.time, admin_port: int | None = None) -> None:
         self.port = port
+        self.admin_port = admin_port
         self.store = Store(clock)
         self.lock = threading.RLock()
         self._keys = {ROOT_KEY: Key(ROOT_KEY, secrets.token_urlsafe(32))}
@@ -86,8 +89,10 @@ class StandIn:
     def start(self) -> Self:
         """Start to listen."""
         if self._server is None:
-            self._server = Server(self.store, self._keys, self.lock, self.port, self._administration.serve)
-            self.port = self._server.port
+            self._server = Server(
+                self.store, self._keys, self.lock, self.port, self._administration.serve, self.admin_port
+            )
+            self.port, self.admin_port = self._server.port, self._server.admin_port
             self._administration.namespace = self.namespace
         return self
 
@@ -151,6 +156,11 @@ class StandIn:
     def connection_string(self) -> str:
         """Return the connection string for clients of queues and for the administration client."""
         return self.connection(ROOT_KEY)
+
+    @property
+    def admin_connection_string(self) -> str:
+        """Return the connection string for administration clients: it names the port of its own, if there is one."""
+        return self.connection_string.replace(f":{self.port};", f":{self.admin_port or self.port};", 1)
 
     def connection(self, key: str, *, secret: str | None = None) -> str:
         """Return the connection string with another key."""
