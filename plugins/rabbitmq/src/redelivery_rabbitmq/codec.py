@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any, Final, NoReturn
 
 from pika.spec import BasicProperties
@@ -78,6 +79,8 @@ _PROPERTIES: Final = {
 }
 #: Those that no field of a message holds.
 _SHORT_STRINGS: Final = ("content_encoding", "correlation_id", "reply_to", "type", "user_id", "app_id", "cluster_id")
+_of_properties: Final = attrgetter(*_SHORT_STRINGS, "priority")
+_NO_PROPERTIES: Final = (None,) * (len(_SHORT_STRINGS) + 1)
 #: The type of a body that holds the sections of an AMQP 1.0 message: RabbitMQ reads it as such.
 _AMQP_1_0: Final = "amqp-1.0"
 #: Bytes by which the headers of another client's message may grow beyond `HEADERS_BYTES`: a marker.
@@ -296,14 +299,11 @@ def decode(properties: BasicProperties, body: bytes) -> tuple[Message, str | Non
 
 def _properties(properties: BasicProperties) -> dict[str, bytes]:
     """Return the properties that no field of a message holds, encoded."""
-    found = {}
-    for name in _SHORT_STRINGS:
-        value = getattr(properties, name)
-        if value is not None:
-            found[name] = _short(value)
-    if properties.priority is not None:
-        found["priority"] = bytes((properties.priority,))
-    return found
+    values = _of_properties(properties)
+    if values == _NO_PROPERTIES:
+        return {}
+    found = {name: _short(value) for name, value in zip(_SHORT_STRINGS, values, strict=False) if value is not None}
+    return found if values[-1] is None else {**found, "priority": bytes((values[-1],))}
 
 
 def _native(
@@ -457,6 +457,7 @@ def _order(names: tuple[str, ...]) -> bytes | None:
     return None if order == sorted(order) else _value(",".join(map(str, order)).encode())
 
 
+@lru_cache(maxsize=4096)
 def _is_reserved(name: str) -> bool:
     lower = name.lower()
     return name in COPIES or lower in _RESERVED or lower.startswith(_RESERVED_PREFIXES)
