@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from confluent_kafka import KafkaError, KafkaException, libversion
+from confluent_kafka import KafkaError, KafkaException, Producer, libversion
 
 from redelivery.contract.message import Message
 from redelivery.kit.address import redact
 from redelivery.kit.options import resolve_secrets
 from redelivery_conformance.containers import Container, free_port
-from redelivery_conformance.harness import CannotShow, Harness, NotHere, Outage, Place, Runtime, RuntimeKind
+from redelivery_conformance.harness import CannotShow, Foreign, Harness, NotHere, Outage, Place, Runtime, RuntimeKind
 from redelivery_conformance.proxy import Proxy
 from redelivery_kafka.testing.cluster import Cluster
 from redelivery_kafka.testing.damage import send_damaged
@@ -108,6 +108,29 @@ class KafkaPlace(Place):
 
     def alter(self) -> None:
         self._cluster.alter(self.topic + DEAD_LETTERS, **{"retention.ms": "3600000"})
+
+    def put_foreign(self, *, dead: bool) -> Foreign:
+        producer = Producer(dict(self._cluster.settings))
+        producer.produce(
+            self.topic + DEAD_LETTERS if dead else self.topic,
+            b"theirs \xff",
+            b"k\xff",
+            headers=[("b", b"\xff\xfe"), ("a", None), ("a", b"")],
+            timestamp=1_700_000_000_123,
+        )
+        if producer.flush(START):
+            raise RuntimeError(f"the record for {self.topic} was not delivered")
+        (written,) = self.foreign(dead=dead)
+        return written
+
+    def foreign(self, *, dead: bool) -> Sequence[Foreign]:
+        return [
+            Foreign(
+                {name: [value for other, value in each.headers if other == name] for name, _ in each.headers},
+                {"key": each.key, "value": each.value, "timestamp": each.timestamp_ms},
+            )
+            for each in self._log(self.topic + DEAD_LETTERS if dead else self.topic)
+        ]
 
     def damage(self) -> None:
         send_damaged(self._cluster.settings, self.topic)

@@ -11,12 +11,14 @@ import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from urllib.parse import parse_qsl, quote, unquote
 
 from redelivery.contract.message import Message
 from redelivery.kit.address import split_url
-from redelivery_conformance.harness import CannotShow, Harness, Outage, Place, Runtime, RuntimeKind
+from redelivery_conformance.harness import CannotShow, Foreign, Harness, Outage, Place, Runtime, RuntimeKind
+
+DEAD_LETTERS: Final = "-dead-letters"
 
 
 class SqlitePlace(Place):
@@ -82,13 +84,39 @@ class SqlitePlace(Place):
         return {"sqlite.max_deliveries": str(deliveries)}
 
     def damage(self) -> None:
+        self._insert(self.queue, value=b"\0", headers="{oops")
+
+    def put_foreign(self, *, dead: bool) -> Foreign:
+        """Other programs write such a file only as it is described; so ids and bytes are all that can differ."""
+        self._insert(
+            self.queue + DEAD_LETTERS if dead else self.queue,
+            id="theirs-1",
+            timestamp_ms=1_700_000_000_123,
+            key=b"k\xff",
+            value=b"theirs \xff",
+            headers=json.dumps([["b", "text"], ["a", {"base64": "//4="}], ["a", None]]),
+        )
+        (written,) = self.foreign(dead=dead)
+        return written
+
+    def foreign(self, *, dead: bool) -> Sequence[Foreign]:
+        return [
+            Foreign(
+                {name: [value for other, value in each.headers if other == name] for name, _ in each.headers},
+                {"id": each.id, "key": each.key, "value": each.value, "timestamp": each.timestamp_ms},
+            )
+            for each in self.stored(self.queue + DEAD_LETTERS if dead else None)
+        ]
+
+    def _insert(self, queue: str, **columns: object) -> None:
         with closing(sqlite3.connect(self.path)) as connection:
-            ((number,),) = _all(connection, "SELECT number FROM queue WHERE name = ?", self.queue)
+            ((number,),) = _all(connection, "SELECT number FROM queue WHERE name = ?", queue)
             connection.execute("UPDATE queue SET next = next + 1 WHERE number = ?", (number,))
+            names, marks = ", ".join(columns), ", ".join("?" * len(columns))
             connection.execute(
-                f"INSERT INTO message_{int(number)} (seq, enqueued_ms, value, headers) "  # noqa: S608 - a number
-                "SELECT next - 1, 0, x'00', '{oops' FROM queue WHERE number = ?",
-                (number,),
+                f"INSERT INTO message_{int(number)} (seq, enqueued_ms, {names}) "  # noqa: S608 - a number, and our names
+                f"SELECT next - 1, 0, {marks} FROM queue WHERE number = ?",
+                (*columns.values(), number),
             )
             connection.commit()
 
