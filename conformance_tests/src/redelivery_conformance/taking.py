@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Self
 
-from redelivery.contract.broker import Broker, Outcome, Received, Receiver
+from redelivery.contract.broker import Broker, Outcome, Received, Receiver, Support
 from redelivery.errors import BrokerError, LeaseLost
 from redelivery_conformance.subject import Subject
 
@@ -114,8 +114,8 @@ class Taker:
         wait_until(max(ends) + _LATER if ends else 0.0)
 
     def make_way(self) -> None:
-        """Let another receiver get the messages not leased here. Close, if a receiver owns whole partitions."""
-        if not self.subject.capabilities.competing_consumers:
+        """Let another receiver get the messages not leased here. Close, if a receiver takes more than it gives."""
+        if self.subject.capabilities.competing_consumers is not Support.NATIVE:
             self.receiver.close()
 
     def close(self) -> None:

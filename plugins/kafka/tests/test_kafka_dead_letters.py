@@ -21,7 +21,6 @@ from redelivery_kafka.address import Address
 from redelivery_kafka.broker import KafkaBroker
 from redelivery_kafka.client import instances, letter_producer, removed
 from redelivery_kafka.client.letter_producer import LetterProducer
-from redelivery_kafka.client.partition import Lease, Partition
 from redelivery_kafka.client.removed import REMOVED
 from redelivery_kafka.options import Settings
 
@@ -218,7 +217,7 @@ def test_a_partition_that_is_gone_is_not_the_fault_of_a_letter(
     monkeypatch.setattr(
         producer._sender, "collect", lambda _: [settled, Settled(batch=asked[-1].number, failures=[Failure(1, error)])]
     )
-    letters = {at: (Lease(Partition(at, None, 0), 0), Message(value=b"v")) for at in (3, 5)}
+    letters = {at: (at, Message(value=b"v")) for at in (3, 5)}
     for _ in range(2):
         assert {at: type(each) for at, each in producer.store(letters).items()} == {5: kind}
     batches = [each for each in asked if isinstance(each, Batch)]
@@ -233,5 +232,5 @@ def test_letters_without_an_answer_may_be_stored_and_nothing_waits_forever(monke
     monkeypatch.setattr(producer._sender, "partitions", lambda **_: 4)
     monkeypatch.setattr(producer._sender, "send", lambda *_, **__: None)
     monkeypatch.setattr(producer._sender, "collect", lambda _: [])
-    errors = producer.store({3: (Lease(Partition(3, None, 0), 0), Message(value=b"v"))})
+    errors = producer.store({3: (3, Message(value=b"v"))})
     assert {at: type(each) for at, each in errors.items()} == {3: Ambiguous}

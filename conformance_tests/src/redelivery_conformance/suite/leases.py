@@ -198,7 +198,7 @@ class Leases(Statements):
         again = Taker(subject).take(3)
         assert sorted(values(again), key=repr) == sorted(values(received), key=repr)
 
-    @broker_has("receive", "send", "provision")
+    @broker_has("receive", "send", "provision", "depth")
     @broker_lacks("depth_counts_leased")
     def test_depth_leaves_out_what_is_in_hand_and_says_so(self, subject: Subject) -> None:
         subject.provision()
@@ -206,7 +206,7 @@ class Leases(Statements):
         Taker(subject).take(2)
         assert subject.keep(subject.broker.admin()).depth() == 1
 
-    @broker_has("receive", "send", "provision", "depth_counts_leased")
+    @broker_has("receive", "send", "provision", "depth", "depth_counts_leased")
     def test_depth_counts_what_is_in_hand(self, subject: Subject) -> None:
         subject.provision()
         subject.deliver(*numbered(3))

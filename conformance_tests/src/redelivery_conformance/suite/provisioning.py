@@ -154,7 +154,12 @@ class Provisioning(Statements):
     def test_without_replicas_a_spec_that_asks_for_them_is_refused(self, subject: Subject) -> None:
         _is_refused(subject, replace(SPEC, sink_replication_factor=2))
 
-    @broker_has("provision", "send")
+    @broker_has("provision")
+    @broker_lacks("depth")
+    def test_without_depth_asking_for_it_is_unsupported(self, subject: Subject) -> None:
+        subject.is_unsupported(subject.keep(subject.broker.admin()).depth)
+
+    @broker_has("provision", "send", "depth")
     def test_depth_counts_what_waits(self, subject: Subject) -> None:
         subject.provision()
         admin = subject.keep(subject.broker.admin())
@@ -162,7 +167,7 @@ class Provisioning(Statements):
         subject.deliver(*(Message(value=b"%d" % at) for at in range(3)))
         assert admin.depth() == 3
 
-    @broker_has("provision", "send", "dead_letter")
+    @broker_has("provision", "send", "dead_letter", "depth")
     def test_depth_leaves_dead_letters_out(self, subject: Subject) -> None:
         subject.provision()
         subject.deliver(Message(value=b"letter"), url=subject.broker.native_sink())

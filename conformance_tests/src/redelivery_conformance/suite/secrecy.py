@@ -114,9 +114,11 @@ def _receive(subject: Subject, told: Told, broker: Broker) -> None:  # noqa: ARG
             told.add("a message", received)
 
 
-def _plan(subject: Subject, told: Told, broker: Broker) -> None:  # noqa: ARG001
+def _plan(subject: Subject, told: Told, broker: Broker) -> None:
     with broker.admin() as admin:
-        told.add("the admin", admin, admin.plan(DeliverySpec()), admin.depth())
+        told.add("the admin", admin, admin.plan(DeliverySpec()))
+        if subject.capabilities.depth:
+            told.add("its depth", admin.depth())
 
 
 def _browse(subject: Subject, told: Told, broker: Broker) -> None:  # noqa: ARG001

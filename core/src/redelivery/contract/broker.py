@@ -361,7 +361,12 @@ class Admin(Role):
 
     @abstractmethod
     def depth(self) -> int:
-        """Count the messages waiting here: leased ones too where the broker counts them, dead letters never."""
+        """Count the messages waiting here: leased ones too where the broker counts them, dead letters never.
+
+        Raises:
+            BrokerError
+            Unsupported: the capability `depth` is `none`.
+        """
 
 
 # --- dead letters --------------------------------------------------------------------------------------------------

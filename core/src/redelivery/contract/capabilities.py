@@ -85,8 +85,9 @@ class Capabilities:
             those delivered since. Native: a failure does not change the order, because the sender keeps
             `Batch.ordered`. Emulated: the broker stores messages in the order sent, but confirms later: a failure
             becomes known only after later rows of its key are stored. So the engine sends one row per key at a time.
-        competing_consumers: several receivers of one destination share its messages one by one. None: a receiver owns
-            whole partitions, and another receiver gets them when it closes.
+        competing_consumers: several receivers of one destination share its messages one by one. Emulated: a receiver
+            takes more than it was asked for, and keeps these until it is asked again or closes, or their leases end.
+            None: a receiver owns whole partitions, and another receiver gets them when it closes.
         subscriptions: a named subscription gets its own copy of each message (`Broker.subscription`), at destinations
             with several readers: an exchange, a topic.
         settle_any_order: received messages may be settled in any order.
@@ -107,7 +108,8 @@ class Capabilities:
         settles: "batch": `collect` reports each batch when it is settled. "quiescence": the client reports only errors,
             so batches count as settled when the client's queue is empty; the engine drains it at its bound.
         networked: reachable from several hosts; False: a file of one host (refused on a cluster).
-        depth_counts_leased: `Admin.depth` counts leased messages too; False: the broker does not report them.
+        depth: `Admin.depth` counts the messages that wait.
+        depth_counts_leased: it counts leased messages too; False: the broker does not report them.
         context_dialect: how an error context is written into headers here (one of `DIALECTS`).
         cloudevents_prefix: header prefix of CloudEvents attributes in binary mode; None: structured mode only.
         columns: the broker's own columns and their Python types, beyond those of `Message`.
@@ -151,6 +153,7 @@ class Capabilities:
     sink_replication_factor: Support = Support.NONE
     expiry: Support = Support.NONE
     delivery_limit: Support = Support.NONE
+    depth: Support = Support.NATIVE
     settles: Literal["batch", "quiescence"] = "batch"
     networked: bool = True
     depth_counts_leased: bool = True

@@ -10,6 +10,7 @@ from redelivery.base.urls import redact
 from redelivery.contract.broker import Broker
 from redelivery.contract.spec import FOREVER, DeliverySpec
 from redelivery.errors import ConfigurationError, RedeliveryError, Unsupported
+from redelivery.kit.plans import longest_wait
 
 
 def refuse_own_letters(broker: Broker, url: str) -> None:
@@ -29,14 +30,15 @@ def refuse_own_letters(broker: Broker, url: str) -> None:
 
 
 def check_retries(broker: Broker, spec: DeliverySpec) -> None:
-    """Refuse retries where the broker cannot delay messages, and a timeout where it reports no first delivery.
+    """Refuse retries after a delay where the broker cannot delay, and a timeout where it reports no first delivery.
 
     Raises:
         Unsupported
     """
     can = broker.capabilities
-    if (spec.retry or spec.retry_timeout) and not can.delay:
-        raise Unsupported(f"{broker.name}: cannot keep a message away for a delay, so it has no retries")
+    if longest_wait(spec) and not can.delay:
+        text = "cannot keep a message away for a delay (capability `delay`); retry at once, with backoffDelay=PT0S"
+        raise Unsupported(f"{broker.name}: {text}")
     timed = spec.retry_timeout not in {None, FOREVER, timedelta(0)}
     if timed and not can.first_delivery:
         raise Unsupported(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from typing import Final
 
@@ -51,6 +52,19 @@ CAPABILITIES: Final = Capabilities(
     destination_column="topic",
     limits=Limits(message_bytes=largest(MESSAGE_BYTES)),
 )
+#: With `?share=`: a receiver is a member of a share group.
+SHARE_CAPABILITIES: Final = replace(
+    CAPABILITIES,
+    competing_consumers=Support.EMULATED,
+    subscriptions=Support.NONE,
+    settle_any_order=Support.NATIVE,
+    attempts=Support.NATIVE,
+    first_delivery=Support.NONE,
+    delay=Support.NONE,
+    delivery_limit=Support.NATIVE,
+    depth=Support.NONE,
+    leases_as_asked=False,
+)
 
 
 def connect(url: str, options: Mapping[str, str]) -> Broker:
@@ -69,6 +83,7 @@ def redelivery_plugin() -> BrokerPlugin:
         schemes=("kafka",),
         version=version("redelivery-kafka"),
         capabilities=CAPABILITIES,
+        modes={"share group": SHARE_CAPABILITIES},
         connect=connect,
         options=OPTIONS,
         open_options=True,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 from urllib.parse import quote, unquote
 
-from redelivery.errors import ConfigurationError, InvalidURL
+from redelivery.errors import ConfigurationError, InvalidURL, Unsupported
 from redelivery.kit.address import quoted, redact, split_url, url_parameters
 from redelivery.kit.names import DeadLetterNames
 
@@ -15,6 +15,9 @@ from redelivery.kit.names import DeadLetterNames
 KIND: Final = "KafkaTopic"
 API_GROUP: Final = "kafka.strimzi.io"
 DEAD_LETTER_NAMES: Final = DeadLetterNames("-dead-letters")
+#: Prefix of the dead letter topics of share groups: by default brokers write to no others
+#: (`errors.deadletterqueue.topic.name.prefix`).
+SHARE_PREFIX: Final = "dlq."
 PORT: Final = 9092
 #: Prefix that makes of a topic's name that of its default group.
 GROUP_PREFIX: Final = "redelivery."
@@ -32,27 +35,33 @@ _EXAMPLE: Final = "write 'kafka://host:9092,other:9092/topic' or, with kafka.boo
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """One topic at one cluster, and the consumer group that receives from it.
+    """One topic at one cluster, and the group that receives from it.
 
     Attributes:
         named_group: the group that the URL names; empty: the topic's default group. No two topics share that, since
             members of one group wait for each other whatever they receive.
+        is_share: the group is a share group; the URL always names it.
     """
 
     bootstrap: str
     topic: str
     named_group: str = ""
+    is_share: bool = False
 
     @property
     def group(self) -> str:
-        """The consumer group."""
+        """The consumer group or share group."""
         return self.named_group or f"{GROUP_PREFIX}{self.topic}"
 
     @property
     def url(self) -> str:
         """The URL that names it."""
-        group = f"?group={quote(self.named_group, safe='')}" if self.named_group else ""
+        group = f"?{self._parameter}={quote(self.named_group, safe='')}" if self.named_group else ""
         return f"kafka://{self.bootstrap}/{self.topic}{group}"
+
+    @property
+    def _parameter(self) -> str:
+        return "share" if self.is_share else "group"
 
     @property
     def hosts(self) -> list[str]:
@@ -68,19 +77,25 @@ class Address:
     @property
     def is_dead_letters(self) -> bool:
         """Whether it is a dead letter topic."""
-        return DEAD_LETTER_NAMES.is_dead_letters(self.topic)
+        return DEAD_LETTER_NAMES.is_dead_letters(self.topic) or self.topic.startswith(SHARE_PREFIX)
 
     @property
     def dead_letters(self) -> Address:
         """Its dead letter topic; itself, if it is one."""
-        return self if self.is_dead_letters else self.at(DEAD_LETTER_NAMES.of(self.topic))
+        if self.is_dead_letters:
+            return self
+        return self.at(SHARE_PREFIX + self.topic if self.is_share else DEAD_LETTER_NAMES.of(self.topic))
 
     def subscription(self, name: str) -> Address:
         """Return the same topic with the group of a named subscription.
 
         Raises:
             ConfigurationError: the URL names a group already, or no group can have this name.
+            Unsupported: the URL names a share group.
         """
+        if self.is_share:
+            text = "a share group is named by the URL alone: write a name of its own behind ?share="
+            raise Unsupported(f"kafka: subscription {quoted(name)}: {text} (capability `subscriptions`)")
         if self.named_group:
             text = f"the URL names the group {self.named_group!r}, which selects a subscription too"
             raise ConfigurationError(f"kafka: subscription {quoted(name)}: {text}; leave out one of them")
@@ -105,7 +120,7 @@ class Address:
         """Read a URL.
 
         Args:
-            url: `kafka://host:port,.../topic?group=...`.
+            url: `kafka://host:port,.../topic?group=...`, or `?share=...`.
             bootstrap: the servers as the client options give them. They take precedence over the URL's: a dead letter
                 topic given by its name alone, with separate client options, may lie at another cluster.
 
@@ -128,8 +143,12 @@ class Address:
         fault = topic_fault(topic)
         if fault is not None:
             raise InvalidURL(f"kafka: {shown!r}: {fault}; {_EXAMPLE}")
-        group = url_parameters(parts.query, ["group"], f"kafka: {shown!r}").get("group", "")
-        return cls(given or servers, topic, group)
+        named = url_parameters(parts.query, ["group", "share"], f"kafka: {shown!r}")
+        if len(named) > 1:
+            text = "names a consumer group and a share group; a receiver is a member of one: leave out group or share"
+            raise InvalidURL(f"kafka: {shown!r} {text}")
+        is_share = "share" in named
+        return cls(given or servers, topic, named["share"] if is_share else named.get("group", ""), is_share)
 
 
 def topic_fault(name: str) -> str | None:

@@ -16,6 +16,8 @@ from typing import Any, Final
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # the client's own way to name them
     AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
     ConfigResource,
     NewTopic,
     OffsetSpec,
@@ -24,15 +26,18 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # the client'
 
 from redelivery.contract.broker import Admin, Difference, NativeObject, Plan
 from redelivery.contract.spec import NATIVE, DeliverySpec, DeliveryStatus, Ref, Sink
-from redelivery.errors import BrokerError, ConfigurationError, Fatal, Retriable
+from redelivery.errors import BrokerError, ConfigurationError, Fatal, Retriable, Unsupported
 from redelivery.kit.address import has_scheme, redact
 from redelivery.kit.errors import Code
 from redelivery.kit.options import resolve_secrets
+from redelivery.kit.plans import deliveries, deliveries_note, longest_wait
 from redelivery.kit.roles import Resource
-from redelivery_kafka.address import API_GROUP, KIND, Address
+from redelivery_kafka.address import API_GROUP, KIND, SHARE_PREFIX, Address
 from redelivery_kafka.client import instances
 from redelivery_kafka.client.committed import committed_offsets
 from redelivery_kafka.client.offset_map import lag
+from redelivery_kafka.client.share_group import COPIES, LETTERS, MOST_DELIVERIES, TAKES_LETTERS, GroupSettings
+from redelivery_kafka.client.share_group import KIND as GROUP
 from redelivery_kafka.errors import classify, is_refused, while_doing, while_reading
 from redelivery_kafka.options import Settings
 
@@ -83,10 +88,21 @@ class KafkaAdmin(Resource, Admin):
             NativeObject(kind="topic", name=self._address.topic, action="keep" if topic else "create"),
             *(self._compare(each, spec, topic) for each in letters if each != self._address),
         ]
+        warnings = list(self._warnings(letters, spec, topic))
+        approximations: list[str] = []
+        if self._is_share:
+            group = self._group()
+            most = deliveries(spec, MOST_DELIVERIES)
+            objects.append(group.object(self._address.group, self._group_letters(letters).topic, most))
+            warnings += self._group_warnings(group, letters, topic)
+            approximations += deliveries_note(spec, MOST_DELIVERIES, "Kafka")
+            if longest_wait(spec):
+                approximations.append("a share group retries at once: a subscription there needs backoffDelay=PT0S")
         return Plan(
             objects=objects,
             status=self._status(spec),
-            warnings=list(self._warnings(letters, spec, topic)),
+            approximations=approximations,
+            warnings=warnings,
             sinks=sinks,
         )
 
@@ -97,13 +113,21 @@ class KafkaAdmin(Resource, Admin):
         for item in plan.objects:
             if item.action == "create":
                 # Once the topic exists, the plan says what a dead letter topic takes over from it.
-                again = next(each for each in self.plan(spec).objects if each.name == item.name) if created else item
-                if not self._create(again):
+                again = item
+                if created:
+                    same = (item.kind, item.name)
+                    again = next(each for each in self.plan(spec).objects if (each.kind, each.name) == same)
+                if again.kind == GROUP:
+                    self._set(again)
+                elif not self._create(again):
                     self.plan(spec).refuse_differences(f"kafka: {self._address.url}")
                 created = True
         return plan.status
 
     def depth(self) -> int:
+        if self._address.is_share:
+            text = "the client cannot ask how far a share group is; use kafka-share-groups.sh --describe --offsets"
+            raise Unsupported(f"kafka: {text} (capability `depth`)")
         doing = self.doing("counting the records waiting in")
         replicas = self._replicas(self._address, doing)
         if replicas is None:
@@ -149,7 +173,18 @@ class KafkaAdmin(Resource, Admin):
                 urls.append(replace(address, named_group="").url)
             elif sink.uri != NATIVE:
                 urls.append(sink.uri if has_scheme(sink.uri) else address.url)
+        if self._is_share and self._group_letters(found) not in found:
+            found.append(self._group_letters(found))
         return list(dict.fromkeys(found)), urls
+
+    @property
+    def _is_share(self) -> bool:
+        """Whether a share group receives here: a dead letter topic opened by itself has none."""
+        return self._address.is_share and not self._address.is_dead_letters
+
+    def _group_letters(self, letters: Sequence[Address]) -> Address:
+        """Return the share group's dead letter topic: the first sink that brokers write to, or the native place."""
+        return next((each for each in letters if each.topic.startswith(SHARE_PREFIX)), self._address.dead_letters)
 
     def _sink(self, sink: Sink) -> Address | None:
         """Return the topic that a sink is; None if it is at another cluster or broker."""
@@ -179,7 +214,11 @@ class KafkaAdmin(Resource, Admin):
         """Compare a dead letter topic with its wanted settings."""
         found = self._describe(address)
         if found is not None:
-            return NativeObject.compared("topic", address.topic, {}, list(_differences(found, spec, topic)))
+            differences = list(_differences(found, spec, topic))
+            takes = found.config.get(TAKES_LETTERS, "true")
+            if self._is_share and address.topic.startswith(SHARE_PREFIX) and takes != "true":
+                differences.append(Difference(TAKES_LETTERS, "true", takes))
+            return NativeObject.compared("topic", address.topic, {}, differences)
         wanted = {"cleanup.policy": "delete", "retention.ms": str(_FOREVER), "retention.bytes": str(_FOREVER)}
         partitions = spec.sink_partitions or (topic.partitions if topic else None)
         replicas = spec.sink_replication_factor or (topic.replicas if topic else None)
@@ -190,6 +229,8 @@ class KafkaAdmin(Resource, Admin):
         # A row that was too large for the topic must fit here, with its context: the client's own limit bounds both.
         most = max(topic.number("max.message.bytes") if topic else 0, self._settings.message_bytes + _BATCH_OVERHEAD)
         wanted["max.message.bytes"] = str(most)
+        if self._is_share and address.topic.startswith(SHARE_PREFIX):
+            wanted[TAKES_LETTERS] = "true"
         return NativeObject(kind="topic", name=address.topic, action="create", attributes=wanted)
 
     def _warnings(self, letters: Sequence[Address], spec: DeliverySpec, topic: _Topic | None) -> Iterator[str]:
@@ -217,7 +258,38 @@ class KafkaAdmin(Resource, Admin):
                     "died: the broker may delete them unread"
                 )
 
+    def _group_warnings(self, group: GroupSettings, letters: Sequence[Address], topic: _Topic | None) -> Iterator[str]:
+        missing = group.object(self._address.group, self._group_letters(letters).topic, MOST_DELIVERIES).attributes
+        found = replace(group, values={**group.values, **missing})  # as it will be
+        yield from (f"share group {self._address.group!r}: {fault}" for fault in found.faults())
+        kept = self._describe(self._group_letters(letters))
+        if topic is None or found.values.get(COPIES) != "false" or LETTERS not in found.values:
+            return
+        originals = topic.number("retention.ms")
+        if originals != _FOREVER and (
+            kept is None or kept.number("retention.ms") == _FOREVER or kept.number("retention.ms") > originals
+        ):
+            yield (
+                f"{self._address.topic} keeps records for {originals} ms, less than its dead letters are kept: then "
+                "letters of the broker point at nothing, and cannot be redriven"
+            )
+
     # --- the cluster ---
+
+    def _group(self) -> GroupSettings:
+        with self._asking(f"reading the settings of share group {self._address.group!r}") as client:
+            return GroupSettings.read(client, self._address.group, self.doing("planning"))
+
+    def _set(self, group: NativeObject) -> None:
+        """Set what was never set of a share group."""
+        entries = [
+            ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
+            for name, value in group.attributes.items()
+        ]
+        resource = ConfigResource(ResourceType.GROUP, group.name, incremental_configs=entries)
+        with self._asking(f"setting up share group {group.name!r}", reading=False) as client:
+            answer: Future[Any] = client.incremental_alter_configs([resource], request_timeout=self._request)[resource]
+            answer.result()
 
     def _describe(self, address: Address) -> _Topic | None:
         """Return an existing topic; None if it does not exist."""

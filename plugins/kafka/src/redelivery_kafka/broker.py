@@ -13,10 +13,11 @@ from redelivery.contract.broker import (
     Receiver,
     Sender,
 )
-from redelivery_kafka import CAPABILITIES
+from redelivery_kafka import CAPABILITIES, SHARE_CAPABILITIES
 from redelivery_kafka.address import DEAD_LETTER_NAMES, Address
 from redelivery_kafka.admin import KafkaAdmin
 from redelivery_kafka.client.known_settings import largest
+from redelivery_kafka.client.share_receiver import KafkaShareReceiver
 from redelivery_kafka.dead_letters import KafkaDeadLetters
 from redelivery_kafka.options import Settings
 from redelivery_kafka.receiver import KafkaReceiver
@@ -34,8 +35,9 @@ class KafkaBroker(Broker):
         self.canonical_url = replace(address, named_group="").url
         self.hosts = (*address.hosts, *settings.hosts)
         self.insecure = settings.insecure(address.hosts)
-        limits = replace(CAPABILITIES.limits, message_bytes=largest(settings.message_bytes))
-        self.capabilities = replace(CAPABILITIES, limits=limits)
+        mode = SHARE_CAPABILITIES if address.is_share else CAPABILITIES
+        limits = replace(mode.limits, message_bytes=largest(settings.message_bytes))
+        self.capabilities = replace(mode, limits=limits)
 
     def sender(self) -> Sender:
         return KafkaSender(self.address, self.settings)
@@ -50,6 +52,8 @@ class KafkaBroker(Broker):
         return self.address.subscription(name).url
 
     def receiver(self, *, lease: timedelta = timedelta(seconds=30)) -> Receiver:
+        if self.address.is_share:
+            return KafkaShareReceiver(self.address, self.settings).open()
         return KafkaReceiver(self.address, self.settings, lease).open()
 
     def admin(self) -> Admin:
@@ -65,4 +69,7 @@ def connect(url: str, options: Mapping[str, str]) -> Broker:
     """Make a broker for a URL and this plugin's options. No I/O."""
     settings = Settings.parse(options)
     bootstrap = options.get("bootstrap.servers") or options.get("metadata.broker.list")
-    return KafkaBroker(Address.parse(url, bootstrap), settings)
+    address = Address.parse(url, bootstrap)
+    if address.is_share:
+        settings.check_share()
+    return KafkaBroker(address, settings)

@@ -18,6 +18,7 @@ from redelivery_kafka.client.known_settings import (
     JAVA_ONLY,
     KNOWN,
     MESSAGE_BYTES,
+    NOT_FOR_SHARES,
     ORIGINALS,
     OWN,
     RESERVED,
@@ -56,6 +57,12 @@ class Settings:
             raise ConfigurationError(f"kafka.acks={found.acks}: an idempotent producer needs acks=all; {text}")
         _let_library_check(options)
         return found
+
+    def check_share(self) -> None:
+        """Refuse settings that a share consumer does not have. Raises ConfigurationError."""
+        for name in sorted(NOT_FOR_SHARES & self.values.keys() - HARMLESS.keys()):
+            text = "a share consumer has no such setting: those of its group are kept at the broker (kafka-configs.sh)"
+            raise ConfigurationError(f"kafka.{name} cannot be set with ?share=: {text}; leave it out")
 
     @property
     def originals(self) -> tuple[str, ...]:

@@ -210,7 +210,7 @@ class KafkaReceiver(Resource, Receiver):
             for at, (received, outcome) in settlement.waiting(Terminate)
             if received.lease.letter is not outcome.letter
         }
-        failed = self._letters.store(letters)
+        failed = self._letters.store({at: (lease.partition.number, letter) for at, (lease, letter) in letters.items()})
         settlement.answer_failed_copies(failed)
         for at in letters.keys() - failed.keys():
             lease, letter = letters[at]

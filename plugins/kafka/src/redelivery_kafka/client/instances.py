@@ -13,16 +13,16 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, ShareConsumer
 from confluent_kafka.admin import AdminClient
 
 from redelivery.errors import ConfigurationError
 from redelivery.kit.address import redact
 from redelivery_kafka.address import Address
-from redelivery_kafka.client.known_settings import CONSUMER_ONLY, PRODUCER_ONLY
+from redelivery_kafka.client.known_settings import CONSUMER_ONLY, NOT_FOR_SHARES, PRODUCER_ONLY
 from redelivery_kafka.options import Settings
 
-_Client = TypeVar("_Client", Producer, Consumer, AdminClient)
+_Client = TypeVar("_Client", Producer, Consumer, ShareConsumer, AdminClient)
 OnError = Callable[[KafkaError], None]
 
 log: Final = logging.getLogger("redelivery.kafka")
@@ -127,6 +127,23 @@ def consumer(settings: Settings, address: Address, **overrides: Any) -> Consumer
     return _create(Consumer, conf)
 
 
+def share_consumer(settings: Settings, address: Address, **overrides: Any) -> ShareConsumer:
+    """Create a share consumer in the address's share group; `overrides` are settings that its role needs.
+
+    Raises:
+        ConfigurationError
+    """
+    common = _common(settings, address, PRODUCER_ONLY | NOT_FOR_SHARES)
+    conf = {
+        **{name: value for name, value in common.items() if name not in NOT_FOR_SHARES},
+        "fetch.wait.max.ms": _CONSUMER["fetch.wait.max.ms"],
+        "group.id": address.group,
+        "error_cb": _log_error,
+        **overrides,
+    }
+    return _create(ShareConsumer, conf)
+
+
 def admin(settings: Settings, address: Address, *, on_error: OnError | None = None) -> AdminClient:
     """Create an admin client.
 
@@ -137,7 +154,7 @@ def admin(settings: Settings, address: Address, *, on_error: OnError | None = No
     return _create(AdminClient, conf)
 
 
-def release(client: Producer | Consumer | AdminClient) -> None:
+def release(client: Producer | Consumer | ShareConsumer | AdminClient) -> None:
     """Keep an instance no longer. Must not be called in a child of the process that created it."""
     _kept.pop(id(client), None)
 

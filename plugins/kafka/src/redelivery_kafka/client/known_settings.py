@@ -71,6 +71,14 @@ CONSUMER_ONLY: Final = _names(
     "group.remote.assignor heartbeat.interval.ms isolation.level max.partition.fetch.bytes max.poll.interval.ms "
     "partition.assignment.strategy queued.max.messages.kbytes queued.min.messages session.timeout.ms"
 )
+#: Settings that a share consumer refuses: most of them are the group's, at the broker.
+NOT_FOR_SHARES: Final = _names(
+    "allow.auto.create.topics auto.commit.enable auto.offset.reset consume.callback.max.messages enable.auto.commit "
+    "enable.auto.offset.store enable.partition.eof fetch.error.backoff.ms fetch.queue.backoff.ms group.instance.id "
+    "group.protocol group.protocol.type group.remote.assignor heartbeat.interval.ms isolation.level "
+    "message.copy.max.bytes partition.assignment.strategy queued.max.messages.kbytes queued.min.messages "
+    "session.timeout.ms socket.max.fails topic.blacklist"
+)
 #: Settings with which the client refuses to be idempotent, or other names of those that the producer of letters sets.
 NOT_FOR_LETTERS: Final = _names(
     "max.in.flight max.in.flight.requests.per.connection message.send.max.retries queue.buffering.max.ms "

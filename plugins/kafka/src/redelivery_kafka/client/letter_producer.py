@@ -17,7 +17,6 @@ from redelivery.errors import Ambiguous, BrokerError, Permanent, Retriable
 from redelivery.kit.errors import Code
 from redelivery_kafka.address import Address
 from redelivery_kafka.client.known_settings import NOT_FOR_LETTERS
-from redelivery_kafka.client.partition import Lease
 from redelivery_kafka.codec import letter_headers, record_timestamp
 from redelivery_kafka.options import Settings
 from redelivery_kafka.sender import KafkaSender
@@ -38,8 +37,8 @@ class LetterProducer:
         self._partitions = 0  # of the topic; 0: not known
         self._numbers = count()
 
-    def store(self, letters: Mapping[int, tuple[Lease, Message]]) -> dict[int, BrokerError]:
-        """Store letters; return the errors of those that are not, or may not be, stored."""
+    def store(self, letters: Mapping[int, tuple[int, Message]]) -> dict[int, BrokerError]:
+        """Store letters, each with its record's partition; return the errors of those not, or perhaps not, stored."""
         if not letters:
             return {}
         deadline = time.monotonic() + _STORED
@@ -66,9 +65,8 @@ class LetterProducer:
         """Release the producer."""
         self._sender.close()
 
-    def _row(self, lease: Lease, letter: Message) -> Message:
+    def _row(self, number: int, letter: Message) -> Message:
         """Return a letter without the parts that Kafka cannot store."""
-        number = lease.partition.number
         return replace(
             letter,
             headers=tuple(letter_headers(letter.headers)),

@@ -9,7 +9,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from redelivery.errors import BrokerError, Permanent, Retriable
 from redelivery.kit.errors import Code, quoted
-from redelivery_kafka.address import DEAD_LETTER_NAMES, Address, topic_fault
+from redelivery_kafka.address import DEAD_LETTER_NAMES, SHARE_PREFIX, Address, topic_fault
 from redelivery_kafka.client import instances
 from redelivery_kafka.client.internals import is_failed_connect
 from redelivery_kafka.errors import GAP, PRODUCER_LOST, classify, is_refused
@@ -100,7 +100,7 @@ class ProducerInstance:
         own = self._address.topic
         found: dict[str, BrokerError] = {}
         for name in names - self._seen:
-            if name != own and name == DEAD_LETTER_NAMES.of(own):
+            if name != own and name in {DEAD_LETTER_NAMES.of(own), SHARE_PREFIX + own}:
                 text = "this is the dead letter topic, and a row there would be read as a letter without a reason"
                 error: BrokerError = Permanent(
                     f"kafka: storing in {quoted(name)}: {text}; name another topic", code=Code.INVALID_DESTINATION

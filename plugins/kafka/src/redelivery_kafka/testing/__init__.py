@@ -22,7 +22,7 @@ from redelivery_conformance.harness import CannotShow, Foreign, Harness, NotHere
 from redelivery_conformance.proxy import Proxy
 from redelivery_kafka.testing.cluster import Cluster
 from redelivery_kafka.testing.damage import send_damaged
-from redelivery_kafka.testing.gaps import ABSENT
+from redelivery_kafka.testing.gaps import ABSENT, NO_SHARE_GROUPS
 from redelivery_kafka.testing.mock import MockCluster
 from redelivery_kafka.testing.reading import PATIENCE
 
@@ -36,12 +36,15 @@ PRODUCE: Final = 0
 CLIENT: Final = "CLIENT"
 #: The listener behind the proxy that outages command.
 PROXIED: Final = "PROXIED"
+SHARE_DEAD_LETTERS: Final = "dlq."
+#: Seconds for which a share group's place locks a record; brokers under test take locks that short.
+SHARE_LOCK: Final = 6.0
 #: Longer than any test waits.
 _NEVER_MS: Final = 3_600_000
 
 
 class KafkaPlace(Place):
-    """A new topic with one partition. Provisioning creates its dead letter topic."""
+    """A new topic with one partition. Provisioning creates its dead letter topic, `letters`."""
 
     def __init__(self, runtime: KafkaRuntime, topic: str) -> None:
         self._runtime = runtime
@@ -50,6 +53,7 @@ class KafkaPlace(Place):
         # Otherwise a rebalance would wait for the session of another test's dead member to end.
         self.group = f"redelivery.{topic}"
         self.url = f"kafka://{self._cluster.bootstrap}/{topic}?group={self.group}"
+        self.letters = topic + DEAD_LETTERS
         self._closed_port = free_port()
         self.options = runtime.options
         self.patience = runtime.patience
@@ -59,14 +63,14 @@ class KafkaPlace(Place):
         return self._log(destination or self.topic)
 
     def snapshot(self) -> object:
-        names = self._cluster.names(self.topic)
+        names = {**self._cluster.names(self.topic), **self._cluster.names(self.letters)}
         return [
             (
                 name,
                 partitions,
                 self._runtime.config(name),
                 self._log(name),
-                self._cluster.reader.committed(name, self.group),
+                self._cluster.reader.committed(name, self.group, share=self._runtime.share),
             )
             for name, partitions in names.items()
         ]
@@ -107,7 +111,7 @@ class KafkaPlace(Place):
         self._runtime.vanish(self.topic)
 
     def alter(self) -> None:
-        self._cluster.alter(self.topic + DEAD_LETTERS, **{"retention.ms": "3600000"})
+        self._cluster.alter(self.letters, **{"retention.ms": "3600000"})
 
     def put_foreign(self, *, dead: bool) -> Foreign:
         producer = Producer(dict(self._cluster.settings))
@@ -137,9 +141,33 @@ class KafkaPlace(Place):
 
     def close(self) -> None:
         self._runtime.remove(self.topic)
+        self._runtime.remove(self.letters)
 
     def _log(self, topic: str) -> list[Message]:
-        return [_message(each) for each in self._cluster.reader.left(topic, self.group)]
+        return [_message(each) for each in self._cluster.reader.left(topic, self.group, share=self._runtime.share)]
+
+
+class KafkaSharePlace(KafkaPlace):
+    """A new topic, and a share group that begins with its first record."""
+
+    lease = SHARE_LOCK
+
+    def __init__(self, runtime: KafkaRuntime, topic: str) -> None:
+        super().__init__(runtime, topic)
+        self.url = self.url.replace("?group=", "?share=")
+        self.letters = SHARE_DEAD_LETTERS + topic
+        if not runtime.absent:
+            lock = str(int(SHARE_LOCK * 1000))
+            self._cluster.alter_group(
+                self.group, **{"share.auto.offset.reset": "earliest", "share.record.lock.duration.ms": lock}
+            )
+
+    def limiting(self, deliveries: int) -> Mapping[str, str]:
+        self._cluster.alter_group(self.group, **{"share.delivery.count.limit": str(deliveries)})
+        return {}
+
+    def unreachable(self) -> str:
+        return f"{super().unreachable()}?share={self.group}"
 
 
 class KafkaRuntime(Runtime):
@@ -153,17 +181,21 @@ class KafkaRuntime(Runtime):
         *,
         prefix: str = "",
         options: Mapping[str, str] | None = None,
+        share: bool = False,
     ) -> None:
         self.kind = kind
+        self.share = share
         self.cluster = cluster
-        self.description = description
+        self.description = description + (", share groups" if share else "")
+        if share and not cluster.has_share_groups():
+            self.absent = NO_SHARE_GROUPS
         self.options = options or {}
         self.proxy: Proxy | None = None
         self.patience = 10.0
         self._stem = f"{prefix}conformance"
 
     def place(self) -> KafkaPlace:
-        return KafkaPlace(self, self.fresh_name(self._stem))
+        return (KafkaSharePlace if self.share else KafkaPlace)(self, self.fresh_name(self._stem))
 
     def make(self, topic: str) -> None:
         """Make a topic with one partition."""
@@ -211,9 +243,16 @@ class ContainerRuntime(KafkaRuntime):
     )
 
     def __init__(
-        self, container: Container, cluster: Cluster, where: str, ports: Mapping[str, int], proxy: Proxy
+        self,
+        container: Container,
+        cluster: Cluster,
+        where: str,
+        ports: Mapping[str, int],
+        proxy: Proxy,
+        *,
+        share: bool = False,
     ) -> None:
-        super().__init__("container", cluster, f"Kafka in {container.image}, {where}")
+        super().__init__("container", cluster, f"Kafka in {container.image}, {where}", share=share)
         self.container = container
         self.proxy: Proxy = proxy
         self.ports = ports
@@ -310,9 +349,10 @@ class KafkaHarness(Harness):
     """A container first; without a container engine, the mock cluster, which needs nothing."""
 
     name = "kafka"
+    share = False
 
     def starts(self) -> Mapping[RuntimeKind, Callable[[Path], Runtime]]:
-        return {"container": lambda _: in_container(), "embedded": lambda _: embedded()}
+        return {"container": lambda _: in_container(share=self.share), "embedded": lambda _: embedded()}
 
     def at(self, url: str, options: Mapping[str, str], scratch: Path) -> Runtime:  # noqa: ARG002 - nothing is kept
         parts = urlsplit(url)
@@ -325,13 +365,24 @@ class KafkaHarness(Harness):
         except KafkaException as error:
             raise NotHere(f"no Kafka at {redact(url)}: {error.args[0].str()}") from error
         prefix = parts.path.strip("/") + "-"
-        return KafkaRuntime("url", cluster, f"Kafka at {bootstrap}", prefix=prefix, options=mine)
+        return KafkaRuntime("url", cluster, f"Kafka at {bootstrap}", prefix=prefix, options=mine, share=self.share)
+
+
+class KafkaShareHarness(KafkaHarness):
+    """Receiving in share groups, in a container or by URL: the mock cluster does not describe a group's settings."""
+
+    share = True
+
+    def starts(self) -> Mapping[RuntimeKind, Callable[[Path], Runtime]]:
+        return {kind: begin for kind, begin in super().starts().items() if kind != "embedded"}
 
 
 def in_container(
     listeners: Mapping[str, str] | None = None,
     environment: Mapping[str, str] | None = None,
     files: Mapping[str, bytes] | None = None,
+    *,
+    share: bool = False,
 ) -> ContainerRuntime:
     """Start a node with a listener without credentials and those that `listeners` adds (name -> protocol).
 
@@ -361,7 +412,7 @@ def in_container(
     except BaseException:
         container.close()
         raise
-    return ContainerRuntime(container, cluster, f"at {cluster.bootstrap}", others, proxy)
+    return ContainerRuntime(container, cluster, f"at {cluster.bootstrap}", others, proxy, share=share)
 
 
 def node(
@@ -395,6 +446,13 @@ def node(
         # A topic that does not keep a test's old records loses them at once, not in one of a hundred runs.
         "KAFKA_LOG_RETENTION_CHECK_INTERVAL_MS": "1000",
         "KAFKA_LOG_INITIAL_TASK_DELAY_MS": "1000",
+        # Members of a share group join at a heartbeat, and statements wait for locks to end.
+        "KAFKA_SHARE_COORDINATOR_STATE_TOPIC_NUM_PARTITIONS": "1",
+        "KAFKA_SHARE_COORDINATOR_STATE_TOPIC_REPLICATION_FACTOR": "1",
+        "KAFKA_SHARE_COORDINATOR_STATE_TOPIC_MIN_ISR": "1",
+        "KAFKA_GROUP_SHARE_MIN_HEARTBEAT_INTERVAL_MS": "100",
+        "KAFKA_GROUP_SHARE_HEARTBEAT_INTERVAL_MS": "200",
+        "KAFKA_GROUP_SHARE_MIN_RECORD_LOCK_DURATION_MS": "1000",
         # A killed node may join again only after its old session has ended.
         "KAFKA_BROKER_SESSION_TIMEOUT_MS": "4000",
         "KAFKA_BROKER_HEARTBEAT_INTERVAL_MS": "500",

@@ -74,11 +74,24 @@ class Cluster:
         return {name: each.value for name, each in found.result().items() if not each.is_default}
 
     def alter(self, topic: str, **config: str) -> None:
-        """Set some of its settings."""
+        """Set some settings of a topic."""
+        self._alter(ResourceType.TOPIC, topic, config)
+
+    def alter_group(self, group: str, **config: str) -> None:
+        """Set some settings of a share group."""
+        self._alter(ResourceType.GROUP, group, config)
+
+    def has_share_groups(self) -> bool:
+        """Return whether the brokers have share groups with dead letters (Kafka 4.4)."""
+        resource = ConfigResource(ResourceType.GROUP, "none")
+        found: Future[Any] = self.admin.describe_configs([resource], request_timeout=PATIENCE)[resource]
+        return "errors.deadletterqueue.topic.name" in found.result()
+
+    def _alter(self, kind: ResourceType, name: str, config: Mapping[str, str]) -> None:
         entries = [
-            ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET) for name, value in config.items()
+            ConfigEntry(each, value, incremental_operation=AlterConfigOpType.SET) for each, value in config.items()
         ]
-        resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
+        resource = ConfigResource(kind, name, incremental_configs=entries)
         self.admin.incremental_alter_configs([resource], request_timeout=PATIENCE)[resource].result()
 
     def close(self) -> None:

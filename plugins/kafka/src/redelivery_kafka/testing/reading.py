@@ -13,7 +13,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from redelivery_kafka.testing.share_state import ShareStates
 
 _T = TypeVar("_T")
 #: Codes for a topic or a group that was created a moment ago: the broker answers a later request.
@@ -38,15 +41,18 @@ class Reader:
         self._settings = settings
         self._lock = threading.Lock()
         self._client: Consumer | None = None
+        self._shares = ShareStates(settings)
 
-    def left(self, topic: str, group: str) -> Sequence[Any]:
+    def left(self, topic: str, group: str, *, share: bool = False) -> Sequence[Any]:
         """Return the records that the group has not settled and that are not removed; none of a missing topic."""
         with self._lock:
-            return sorted(self._left(topic, group), key=lambda each: (each.partition(), each.offset()))
+            return sorted(self._left(topic, group, share=share), key=lambda each: (each.partition(), each.offset()))
 
-    def committed(self, topic: str, group: str) -> Sequence[tuple[str, int, int, str | None]]:
+    def committed(self, topic: str, group: str, *, share: bool = False) -> Sequence[object]:
         """Return the offsets of the group, and of the one for removals: (group, partition, offset, metadata)."""
         with self._lock:
+            if share:
+                return [*self._committed(topic), *sorted(self._settled_in_share(topic, group).items())]
             return self._committed(topic, group)
 
     def close(self) -> None:
@@ -55,8 +61,9 @@ class Reader:
             if self._client is not None:
                 self._client.close()
                 self._client = None
+            self._shares.close()
 
-    def _left(self, topic: str, group: str) -> Iterator[Any]:
+    def _left(self, topic: str, group: str, *, share: bool) -> Iterator[Any]:
         consumer = self._connected()
         places = self._places(topic)
         if not places:
@@ -64,9 +71,7 @@ class Reader:
         ends = {
             at.partition: self._answer(partial(consumer.get_watermark_offsets, at, timeout=PATIENCE)) for at in places
         }
-        settled: dict[int, list[tuple[int, frozenset[int]]]] = {}
-        for _, partition, offset, metadata in self._committed(topic, group):
-            settled.setdefault(partition, []).append(settled_offsets(offset, metadata))
+        settled = self._settled(topic, group, share=share)
         open_ = {partition for partition, (low, high) in ends.items() if low < high}
         consumer.assign([TopicPartition(topic, partition, ends[partition][0]) for partition in open_])
         deadline = time.monotonic() + PATIENCE
@@ -87,9 +92,30 @@ class Reader:
                     open_.discard(partition)
         consumer.unassign()
 
-    def _committed(self, topic: str, group: str) -> list[tuple[str, int, int, str | None]]:
+    def _settled(self, topic: str, group: str, *, share: bool) -> dict[int, list[tuple[int, frozenset[int]]]]:
+        """Return what is settled or removed of a topic, by partition."""
+        settled: dict[int, list[tuple[int, frozenset[int]]]] = {}
+        for _, partition, offset, metadata in self._committed(topic, *([] if share else [group])):
+            settled.setdefault(partition, []).append(settled_offsets(offset, metadata))
+        for partition, state in self._settled_in_share(topic, group).items() if share else ():
+            settled.setdefault(partition, []).append(state)
+        return settled
+
+    def _settled_in_share(self, topic: str, group: str) -> dict[int, tuple[int, frozenset[int]]]:
+        """Return what a share group has settled of a topic, by partition."""
+        admin = AdminClient(dict(self._settings))
+        described: Any = admin.describe_topics(TopicCollection([topic]), request_timeout=PATIENCE)[topic]
+        try:
+            found = described.result()
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                raise
+            return {}
+        return self._shares.settled(group, str(found.topic_id))
+
+    def _committed(self, topic: str, *groups: str) -> list[tuple[str, int, int, str | None]]:
         places, found = self._places(topic), []
-        for name in (group, topic + REMOVED) if places else ():
+        for name in (*groups, topic + REMOVED) if places else ():
             # By a consumer that never joins: the admin client ends the process while the group's coordinator loads
             # (librdkafka's issue 5040).
             asking: Any = Consumer({**self._settings, "group.id": name, "enable.auto.commit": False})
