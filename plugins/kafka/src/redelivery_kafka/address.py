@@ -99,7 +99,7 @@ class Address:
         if self.named_group:
             text = f"the URL names the group {self.named_group!r}, which selects a subscription too"
             raise ConfigurationError(f"kafka: subscription {quoted(name)}: {text}; leave out one of them")
-        if not name or not name.isprintable() or len(name.encode("utf-8", "surrogatepass")) > GROUP_LENGTH:
+        if not _is_group(name):
             text = f"the name must have 1 to {GROUP_LENGTH} bytes, all of them printable"
             raise ConfigurationError(f"kafka: subscription {quoted(name, 40)}: {text}")
         return replace(self, named_group=self.group + SUBSCRIPTION + name)
@@ -148,7 +148,14 @@ class Address:
             text = "names a consumer group and a share group; a receiver is a member of one: leave out group or share"
             raise InvalidURL(f"kafka: {shown!r} {text}")
         is_share = "share" in named
+        if is_share and not _is_group(named["share"]):
+            text = f"a share group has a name of 1 to {GROUP_LENGTH} bytes, all of them printable"
+            raise InvalidURL(f"kafka: {shown[:200]!r}: {text}")
         return cls(given or servers, topic, named["share"] if is_share else named.get("group", ""), is_share)
+
+
+def _is_group(name: str) -> bool:
+    return bool(name) and name.isprintable() and len(name.encode("utf-8", "surrogatepass")) <= GROUP_LENGTH
 
 
 def topic_fault(name: str) -> str | None:

@@ -111,6 +111,7 @@ class ShareMember:
             if error is not None:
                 self._on_error(error)
                 continue
+            self.joined = True
             place = (record.partition(), record.offset())
             fetched = Fetched(*message_of(record), record.timestamp()[0] == TIMESTAMP_LOG_APPEND_TIME)
             self.held[place] = ShareLease(self, place, fetched, record.delivery_count() or 1, expires)
@@ -135,13 +136,13 @@ class ShareMember:
         if not sent:
             return failed
         try:
-            answers = {at.partition: error for at, error in self._consumer.commit_sync(_ANSWER).items()}
+            answers = {at.partition: answer for at, answer in self._consumer.commit_sync(_ANSWER).items()}
         except (IllegalStateException, *ERRORS) as error:
             return failed | dict.fromkeys(sent, self._of_answer(error, doing, sent[0]))
         for lease in sent:
-            error = answers.get(lease.place[0])
-            if error is not None:
-                failed[lease] = self._of_answer(error, doing, lease)
+            answer = answers.get(lease.place[0])
+            if answer is not None:
+                failed[lease] = self._of_answer(answer, doing, lease)
         return failed
 
     def give_back(self, leases: Iterable[ShareLease]) -> None:

@@ -26,7 +26,7 @@ from redelivery_kafka.testing.gaps import ABSENT, NO_SHARE_GROUPS
 from redelivery_kafka.testing.mock import MockCluster
 from redelivery_kafka.testing.reading import PATIENCE
 
-IMAGE: Final = "apache/kafka:4.1.0"
+IMAGE: Final = "apache/kafka:4.4.0"
 #: Seconds for a broker to come up, on a busy machine.
 START: Final = 120.0
 DEAD_LETTERS: Final = "-dead-letters"
