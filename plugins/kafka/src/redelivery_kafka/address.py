@@ -86,6 +86,13 @@ class Address:
             return self
         return self.at(SHARE_PREFIX + self.topic if self.is_share else DEAD_LETTER_NAMES.of(self.topic))
 
+    @property
+    def source(self) -> str:
+        """The topic whose dead letters are kept here; of any other topic, its own name."""
+        if DEAD_LETTER_NAMES.is_dead_letters(self.topic):
+            return DEAD_LETTER_NAMES.source(self.topic)
+        return self.topic.removeprefix(SHARE_PREFIX)
+
     def subscription(self, name: str) -> Address:
         """Return the same topic with the group of a named subscription.
 

@@ -14,7 +14,7 @@ from redelivery.contract.broker import (
     Sender,
 )
 from redelivery_kafka import CAPABILITIES, SHARE_CAPABILITIES
-from redelivery_kafka.address import DEAD_LETTER_NAMES, Address
+from redelivery_kafka.address import Address
 from redelivery_kafka.admin import KafkaAdmin
 from redelivery_kafka.client.known_settings import largest
 from redelivery_kafka.client.share_receiver import KafkaShareReceiver
@@ -61,8 +61,7 @@ class KafkaBroker(Broker):
 
     def dead_letters(self, *, direct: bool = False) -> DeadLetters:
         place = self.address if direct else self.address.dead_letters
-        own = DEAD_LETTER_NAMES.source(place.topic) if place == self.address else self.address.topic
-        return KafkaDeadLetters(place, self.settings, own)
+        return KafkaDeadLetters(place, self.settings, place.source if place == self.address else self.address.topic)
 
 
 def connect(url: str, options: Mapping[str, str]) -> Broker:
