@@ -33,7 +33,12 @@ def test_a_url_names_a_namespace_and_a_queue() -> None:
         ("servicebus://host/a b", "consists of"),
         ("servicebus://host/" + "q" * 261, "260"),
         ("servicebus://host/q/$DeadLetterQueue", "sub-queue"),
-        ("servicebus://host/orders/Subscriptions/mine", "write a subscription as '<topic>\\?subscription=<name>'"),
+        ("servicebus://host/orders/Subscriptions/-mine", "a subscription cannot be sent to"),
+        ("servicebus://host/orders/Subscriptions/mine?subscription=mine", "is already the subscription 'mine'"),
+        (
+            "servicebus://host/orders/Subscriptions/mine/$DeadLetterQueue",
+            "a sub-queue cannot be named|cannot be sent to",
+        ),
         ("servicebus://host/orders?subscription=", "name of a subscription"),
         ("servicebus://host/orders?subscription=a&subscription=b", "more than one"),
         ("servicebus://host/orders-dead-letters?subscription=a", "to one receiver"),

@@ -471,6 +471,8 @@ class DeadLetterQueue:
         here = to in self._places() or (to is None and self._home is None)
         broker = self._broker if here else connector.connect()
         self._check_elsewhere("redrive", connector.url, broker)
+        if not broker.capabilities.send:
+            broker.sender().close()  # it raises, and says what to name instead: also in a dry run
         return broker
 
     def _is_own(self, target: str) -> bool:

@@ -1,7 +1,10 @@
 """The URL of a queue, a topic or a subscription.
 
 servicebus://<namespace>/<queue or topic>
+servicebus://<namespace>/<topic>/subscriptions/<name>
 servicebus://<namespace>/<topic>?subscription=<name>
+
+The second is a subscription as it is at Service Bus. The third is a queue that has a subscription's messages.
 """
 
 from __future__ import annotations
@@ -37,6 +40,10 @@ _HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?(?::[0-9]{1,5})?")
 #: Names that Service Bus can give a subscription. It ignores case, so these are in lower case.
 _NATIVE = re.compile(r"(?!sha256-)(?=.{1,50}$)[a-z0-9](?:[a-z0-9_-]*[a-z0-9])?(?<!-dead-letters)")
 _SUBSCRIPTION: Final = "subscription"
+_PATH = re.compile(
+    r"(?P<topic>[^$]+)/subscriptions/(?P<name>(?=.{1,50}$)[a-z0-9](?:[a-z0-9._-]*[a-z0-9])?)", re.IGNORECASE
+)
+_LETTERS: Final = DEAD_LETTERS.of("")
 _SESSIONS: Final = ("session", "session_id")
 _EXAMPLE = "write it as in 'servicebus://orders.servicebus.windows.net/incoming'"
 
@@ -46,7 +53,7 @@ def why_invalid(name: str) -> str | None:
     if not name:
         return "the name of the queue is missing"
     if "/subscriptions/" in name.lower():
-        return "write a subscription as '<topic>?subscription=<name>'"
+        return "a subscription cannot be sent to: name its topic, which gives each of its subscriptions a copy"
     if "$" in name:
         return "a sub-queue cannot be named: name its queue, and read its dead letters"
     if len(name) > NAME_LENGTH:
@@ -65,12 +72,14 @@ class Address:
         queue: the queue to send to and receive from. It may be a topic, which only accepts messages.
         topic: of a subscription: the topic whose messages are forwarded to `queue`; else "".
         name: of a subscription: its name in the URL.
+        owner: of a subscription that is itself received from, whose path is `queue`: its topic; else "".
     """
 
     namespace: str
     queue: str
     topic: str = ""
     name: str = ""
+    owner: str = ""
 
     @property
     def url(self) -> str:
@@ -87,20 +96,24 @@ class Address:
     @property
     def is_dead_letters(self) -> bool:
         """Whether its name is that of a dead letter queue."""
-        return DEAD_LETTERS.is_dead_letters(self.queue)
+        return not self.owner and DEAD_LETTERS.is_dead_letters(self.queue)
 
     @property
     def dead_letters(self) -> Address:
         """The queue that its dead letters are forwarded to: the same one, if it is a dead letter queue."""
-        return self if self.is_dead_letters else self.at(DEAD_LETTERS.of(self.queue))
+        if self.is_dead_letters:
+            return self
+        return self.at(DEAD_LETTERS.of(f"{self.owner}{COPY}{self.native}" if self.owner else self.queue))
 
     def at(self, queue: str) -> Address:
         """Return another queue of the namespace."""
-        return replace(self, queue=queue, topic="", name="")
+        return replace(self, queue=queue, topic="", name="", owner="")
 
     @property
     def native(self) -> str:
         """A subscription's name at Service Bus: the one in the URL, or a digest of it where that is not possible."""
+        if self.owner:
+            return self.queue.rpartition("/")[2]
         if _NATIVE.fullmatch(self.name):
             return self.name
         return f"sha256-{hashlib.sha256(self.name.encode()).hexdigest()[:40]}"
@@ -112,8 +125,9 @@ class Address:
             Unsupported: this is a dead letter queue.
             ConfigurationError: no subscription can have this name, or this is a subscription already.
         """
-        if self.topic:
-            raise ConfigurationError(f"servicebus: {self.url} is already the subscription {self.name!r}: leave it out")
+        if self.topic or self.owner:
+            its = self.name or self.native
+            raise ConfigurationError(f"servicebus: {self.url} is already the subscription {its!r}: leave it out")
         if self.is_dead_letters:
             text = f"servicebus: {self.url} is a queue, each message of which goes to one receiver: name a topic"
             raise Unsupported(text)
@@ -162,10 +176,13 @@ class Address:
         if not _HOST.fullmatch(parts.netloc):
             raise InvalidURL(f"{where} names no namespace; {_EXAMPLE}")
         queue = unquote(parts.path).strip("/")
-        why = why_invalid(queue)
+        path = _PATH.fullmatch(queue)
+        why = why_invalid(queue if path is None else f"{path['topic']}{COPY}{path['name']}{_LETTERS}")
         if why is not None:
             raise InvalidURL(f"{where}: {why}; {_EXAMPLE}")
         address = cls(parts.netloc.lower(), queue)
+        if path is not None:
+            address = replace(address, queue=f"{path['topic']}/subscriptions/{path['name']}", owner=path["topic"])
         try:
             return address.subscription(given[0][1]) if given else address
         except (ConfigurationError, Unsupported) as error:

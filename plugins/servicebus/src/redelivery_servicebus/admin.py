@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import timedelta
 from shlex import quote
 from typing import Any, Final, TypeVar
 
-from azure.servicebus.management import QueueProperties, ServiceBusAdministrationClient
+from azure.servicebus.management import QueueProperties, ServiceBusAdministrationClient, SubscriptionProperties
 
 from redelivery.codes import Code
 from redelivery.contract.broker import Admin, Difference, NativeObject, Plan
@@ -57,7 +58,8 @@ class ServicebusAdmin(Resource, Admin):
     """Creates and checks the queue of an address, its dead letter queue, and the subscription that fills it."""
 
     def __init__(self, address: Address, settings: Settings) -> None:
-        super().__init__("servicebus", f"queue {address.queue!r}")
+        self._kind = _SUBSCRIPTION if address.owner else "queue"
+        super().__init__("servicebus", f"{self._kind} {address.queue!r}")
         self._address = address
         self._letters = address.dead_letters
         self._settings = settings
@@ -85,15 +87,21 @@ class ServicebusAdmin(Resource, Admin):
         plan.refuse_differences(f"servicebus: queue {self._address.queue!r}")
         missing = [item for item in plan.objects if item.action == "create"]
         if any(item.kind == _SUBSCRIPTION for item in missing) and not self._has_topic():
-            text = f"servicebus: subscribing {self._address.name!r}: {self._no_topic()}"
+            text = f"servicebus: subscribing {self._address.name or self._address.native!r}: {self._no_topic()}"
             raise Fatal(text, code=Code.NO_SUCH_DESTINATION)
         for item in missing:
             self._create(item)
         return plan.status
 
     def depth(self) -> int:
+        address = self._address
+
         def count(client: ServiceBusAdministrationClient) -> int:
-            found = client.get_queue_runtime_properties(self._address.queue)
+            if address.owner:
+                return (
+                    client.get_subscription_runtime_properties(address.owner, address.native).active_message_count or 0
+                )
+            found = client.get_queue_runtime_properties(address.queue)
             return (found.active_message_count or 0) + (found.scheduled_message_count or 0)
 
         return self._ask(self.doing("counting"), count)
@@ -102,13 +110,13 @@ class ServicebusAdmin(Resource, Admin):
         """Return the name of the queue that dead letters are forwarded to; None if they are not. Raises BrokerError."""
         found = self._get(self._address)
         if found is None:
-            text = f"queue {self._address.queue!r} does not exist in {self._address.namespace}: provision it"
+            text = f"{self._place} does not exist in {self._address.namespace}: provision it"
             raise Fatal(f"servicebus: {text}", code=Code.NO_SUCH_DESTINATION)
         return _name(found.forward_dead_lettered_messages_to)
 
     def drops_letters(self) -> bool:
         """Return whether the dead letter queue drops messages with an id that it has seen. Raises BrokerError."""
-        found = self._get(self._letters)
+        found: Any = self._get(self._letters)
         return found is not None and bool(found.requires_duplicate_detection)
 
     def remembers_ids(self) -> bool:
@@ -155,10 +163,12 @@ class ServicebusAdmin(Resource, Admin):
 
     def _plan_queue(self, spec: DeliverySpec, notes: list[str]) -> NativeObject:
         wanted, asked = self._wanted(spec)
-        name = self._address.queue
+        name, kind = self._address.queue, self._kind
+        if self._address.owner and not self._topic_is_there(notes):
+            notes.append(self._no_topic())
         found = self._get_or_plan(self._address, wanted, notes)
         if isinstance(found, NativeObject):
-            return found
+            return replace(found, kind=kind)
         attributes = _attributes(found)
         if attributes[_FORWARD_DEAD].lower() == self._letters.queue.lower():
             attributes[_FORWARD_DEAD] = self._letters.queue
@@ -167,8 +177,8 @@ class ServicebusAdmin(Resource, Admin):
         if attributes[_DUPLICATES] == "true" and not self._settings.deduplicates:
             text = f"{name} drops a message whose id it has seen within {attributes[_WINDOW]}"
             notes.append(f"{text}: set servicebus.duplicate_detection")
-        sessions = _differences({_SESSION: "false"}, attributes)
-        return compared("queue", name, wanted, attributes, only=asked, also=sessions)
+        needed = {_SESSION: "false"} | ({_FORWARD: "none"} if self._address.owner else {})
+        return compared(kind, name, wanted, attributes, only=asked, also=_differences(needed, attributes))
 
     def _plan_subscription(self, queue: NativeObject, notes: list[str]) -> NativeObject:
         """Return the plan of the subscription that forwards each message of the topic to the queue."""
@@ -210,14 +220,14 @@ class ServicebusAdmin(Resource, Admin):
         if settings.message_ttl is not None:
             asked |= {_TTL, _EXPIRED}
             wanted[_TTL] = f"{settings.message_ttl}s"
-        if settings.deduplicates:
+        if settings.deduplicates and not self._address.owner:
             asked |= {_DUPLICATES, _WINDOW}
             wanted |= {_DUPLICATES: "true", _WINDOW: f"{settings.duplicate_detection_window}s"}
         return wanted, asked
 
     def _get_or_plan(
         self, address: Address, wanted: dict[str, str], notes: list[str]
-    ) -> QueueProperties | NativeObject:
+    ) -> QueueProperties | SubscriptionProperties | NativeObject:
         """Return a queue, or its plan if it does not exist or if the claim Manage is missing."""
         try:
             found = self._get(address)
@@ -230,18 +240,32 @@ class ServicebusAdmin(Resource, Admin):
         notes.append(f"{', '.join(wanted)} of {address.queue} could not be checked: the claim Manage is missing")
         return compared("queue", address.queue, wanted, wanted)
 
+    def _topic_is_there(self, notes: list[str]) -> bool:
+        """Return whether the topic exists, or may."""
+        try:
+            return self._has_topic()
+        except BrokerError as error:
+            if not is_denied(error):
+                raise
+            notes.append(f"topic {self._address.owner!r} could not be checked: the claim Manage is missing")
+            return True
+
     def _has_topic(self) -> bool:
         """Return whether the topic exists. Raises BrokerError: it is a queue, or cannot be looked at."""
-        topic = self._address.topic
+        topic = self._address.topic or self._address.owner
         return self._look(f"topic {topic!r}", lambda client: client.get_topic(topic), _IS_QUEUE) is not None
 
     def _no_topic(self) -> str:
-        return f"topic {self._address.topic!r} does not exist: create it, with the settings that its publishers need"
+        topic = self._address.topic or self._address.owner
+        return f"topic {topic!r} does not exist: create it, with the settings that its publishers need"
 
     # --- requests ---
 
-    def _get(self, address: Address) -> QueueProperties | None:
-        """Return a queue; None if it does not exist."""
+    def _get(self, address: Address) -> QueueProperties | SubscriptionProperties | None:
+        """Return a queue, or a subscription that is received from; None if it does not exist."""
+        if address.owner:
+            owner, name = address.owner, address.native
+            return self._look(f"subscription {address.queue!r}", lambda client: client.get_subscription(owner, name))
         return self._look(f"queue {address.queue!r}", lambda client: client.get_queue(address.queue))
 
     def _look(
@@ -267,20 +291,26 @@ class ServicebusAdmin(Resource, Admin):
     def _create(self, item: NativeObject) -> None:
         client, wanted, address = self._connected(), item.attributes, self._address
         with TABLE.while_doing(f"creating {item.kind} {item.name!r}", needs=MANAGE):
-            if item.kind == _SUBSCRIPTION:
+            if item.kind == _SUBSCRIPTION and not address.owner:
                 client.create_subscription(
                     address.topic, address.native, forward_to=wanted[_FORWARD], user_metadata=address.name
                 )
                 return
+            made: dict[str, Any] = {
+                "max_delivery_count": int(wanted[_COUNT]),
+                "lock_duration": _duration(wanted[_LOCK]),
+                "default_message_time_to_live": _duration(wanted.get(_TTL)),
+                "dead_lettering_on_message_expiration": wanted.get(_EXPIRED) == "true" or None,
+                "forward_dead_lettered_messages_to": wanted.get(_FORWARD_DEAD),
+            }
+            if item.kind == _SUBSCRIPTION:
+                client.create_subscription(address.owner, address.native, **made)
+                return
             client.create_queue(
                 item.name,
-                max_delivery_count=int(wanted[_COUNT]),
-                lock_duration=_duration(wanted[_LOCK]),
-                default_message_time_to_live=_duration(wanted.get(_TTL)),
-                dead_lettering_on_message_expiration=wanted.get(_EXPIRED) == "true" or None,
                 requires_duplicate_detection=wanted.get(_DUPLICATES) == "true" or None,
                 duplicate_detection_history_time_window=_duration(wanted.get(_WINDOW)),
-                forward_dead_lettered_messages_to=wanted.get(_FORWARD_DEAD),
+                **made,
             )
 
     def _connected(self) -> ServiceBusAdministrationClient:
@@ -329,14 +359,15 @@ def native_sink(address: Address, settings: Settings) -> str:
     raise ConfigurationError(text if target is None else f"{text}, or name {address.at(target).url} as the sink")
 
 
-def _attributes(found: QueueProperties) -> dict[str, str]:
+def _attributes(found: Any) -> dict[str, str]:
+    """Return the attributes of a queue or a subscription, which has no duplicate detection."""
     return {
         _COUNT: str(found.max_delivery_count),
         _LOCK: _seconds(found.lock_duration),
         _TTL: _seconds(found.default_message_time_to_live),
         _EXPIRED: _flag(found.dead_lettering_on_message_expiration),
-        _DUPLICATES: _flag(found.requires_duplicate_detection),
-        _WINDOW: _seconds(found.duplicate_detection_history_time_window),
+        _DUPLICATES: _flag(getattr(found, "requires_duplicate_detection", None)),
+        _WINDOW: _seconds(getattr(found, "duplicate_detection_history_time_window", None)),
         _SESSION: _flag(found.requires_session),
         _FORWARD: _name(found.forward_to) or "none",
         _FORWARD_DEAD: _name(found.forward_dead_lettered_messages_to) or "none",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any, Final
 
 from redelivery.contract.broker import (
     Admin,
@@ -14,6 +15,7 @@ from redelivery.contract.broker import (
     Sender,
     Support,
 )
+from redelivery.errors import Unsupported
 from redelivery.kit.address import is_local
 from redelivery_servicebus import CAPABILITIES
 from redelivery_servicebus.address import SUB_QUEUE, Address
@@ -23,6 +25,16 @@ from redelivery_servicebus.dead_letters import ServicebusDeadLetters
 from redelivery_servicebus.options import Settings
 from redelivery_servicebus.receiver import ServicebusReceiver
 from redelivery_servicebus.sender import ServicebusSender
+
+#: What a subscription lacks: nothing can be sent to it alone, neither a letter nor a copy for later.
+_OF_SUBSCRIPTION: Final[Mapping[str, Any]] = {
+    "send": Support.NONE,
+    "destinations": Support.NONE,
+    "deduplicate": Support.NONE,
+    "deduplication_window": None,
+    "delay": Support.NONE,
+    "subscriptions": Support.NONE,
+}
 
 
 class ServicebusBroker(Broker):
@@ -46,8 +58,14 @@ class ServicebusBroker(Broker):
             cloudevents_prefix=settings.cloudevents_prefix,
             limits=replace(CAPABILITIES.limits, message_bytes=settings.max_message_bytes - RESERVE),
         )
+        if address.owner:
+            self.capabilities = replace(self.capabilities, **_OF_SUBSCRIPTION)
 
     def sender(self) -> Sender:
+        owner = self.address.owner
+        if owner:
+            text = f"servicebus: {self.address.queue!r} cannot be sent to, and its topic would give each of its"
+            raise Unsupported(f"{text} subscriptions a copy: say where to, {self.address.at(owner).url} or a queue")
         return ServicebusSender(self.address, self.settings)
 
     def native_sink(self) -> str:

@@ -136,7 +136,7 @@ class Settings(Options, broker="servicebus"):
         """
         login = self.login
         entity = None if login is None else login.entity
-        if entity is not None and entity.lower() != address.queue.lower():
+        if entity is not None and entity.lower() not in {address.queue.lower(), address.owner.lower()}:
             why = f"the connection string is for {entity!r} alone; give one of the namespace"
             raise ConfigurationError(f"servicebus: {address.queue!r} cannot be reached: {why}")
         if self.admin_port is not None and (login is None or not login.emulator):

@@ -15,7 +15,7 @@ from azure.servicebus import ServiceBusMessage, ServiceBusReceivedMessage, Servi
 
 from redelivery.codes import Code
 from redelivery.contract.broker import Accept, Outcome, Received, Receiver, Release, Retry, Terminate
-from redelivery.errors import BrokerError, Fatal, LeaseLost, Permanent, Retriable
+from redelivery.errors import BrokerError, Fatal, LeaseLost, Permanent, Retriable, Unsupported
 from redelivery.kit.leases import Lease, Settlement, answer_extend, is_held, lost
 from redelivery.kit.roles import Resource
 from redelivery_servicebus import codec
@@ -89,6 +89,9 @@ class ServicebusReceiver(Resource, Receiver):
     def settle(self, outcomes: Sequence[tuple[Received, Outcome]]) -> Sequence[LeaseLost | BrokerError | None]:
         self.check_open("settling in")
         deadline = self._deadline("settling in")
+        if self._address.owner and any(isinstance(each, Retry) and each.delay > timedelta(0) for _, each in outcomes):
+            text = "a copy for later would go to every subscription of its topic; retry at once, or receive from"
+            raise Unsupported(f"servicebus: {self._place}: {text} <topic>?subscription=<name>")
         call = Settlement(outcomes, is_held, self._lost)
         accepted = self._accept_together(call, deadline)
         for at, (received, outcome) in call.waiting():
