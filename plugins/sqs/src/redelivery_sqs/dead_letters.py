@@ -194,7 +194,10 @@ class SqsDeadLetters(Resource, DeadLetters):
         """The next letters of a scan, oldest first."""
         page: list[Mapping[str, Any]] = []
         size = 0
-        while len(page) < _PAGE and size < _PAGE_BYTES and (found := self._receive(scan)) is not None:
+        while len(page) < _PAGE and size < _PAGE_BYTES:
+            fitting = (_PAGE_BYTES - size) * len(page) // max(1, size)  # if the others are as large
+            if (found := self._receive(scan, min(_PAGE - len(page), fitting))) is None:
+                break
             page += found
             size += sum(len(raw["Body"]) for raw in found)
             if page:
@@ -204,12 +207,16 @@ class SqsDeadLetters(Resource, DeadLetters):
         page.sort(key=sent_ms if fifo else lambda raw: (sent_ms(raw), raw["MessageId"]))
         return page
 
-    def _receive(self, scan: Scan) -> list[Mapping[str, Any]] | None:
+    def _receive(self, scan: Scan, wanted: int = 0) -> list[Mapping[str, Any]] | None:
         """The new letters of the next requests; None at the end of the scan.
 
         Several requests are made side by side: one each takes as long as SQS is away. The first one sets the end of the
         scan. A FIFO queue has one at a time, and shows no more of a group while its first messages are hidden: waiting
         does not help there.
+
+        Args:
+            scan: how far it has come.
+            wanted: how many letters are wanted; there may be more or fewer.
         """
         self.check_open("browsing")
         if scan.ended:
@@ -217,8 +224,9 @@ class SqsDeadLetters(Resource, DeadLetters):
         fifo = self._queue.address.fifo
         width = min(self._queue.settings.concurrency, _READERS) if scan.begun and not fifo else 1
         wait = 0 if fifo and scan.begun else _WAIT
+        requests = width if width == 1 else max(width, wanted // MAX_ENTRIES)
         receipts, failed = self._queue.receive_each(
-            "browsing", [MAX_ENTRIES] * width, wait=wait, hidden=self._timeout, concurrency=width
+            "browsing", [MAX_ENTRIES] * requests, wait=wait, hidden=self._timeout, concurrency=width
         )
         found: list[Mapping[str, Any]] = []
         for receipt in receipts:

@@ -70,6 +70,7 @@ class SendQueue(ABC):
     def __init__(self, destination: Queue) -> None:
         self.destination = destination
         self._max_bytes = destination.settings.max_message_bytes
+        self._bytes = 0  # of the rows that were taken last
 
     @property
     @abstractmethod
@@ -103,9 +104,10 @@ class SendQueue(ABC):
                 row.sent.batch.isolate
                 or taken[0].sent.batch.isolate
                 or len(taken) == MAX_ENTRIES
-                or sum(each.size for each in taken) + row.size > self._max_bytes
+                or self._bytes + row.size > self._max_bytes
             ):
                 return None
+            self._bytes = row.size + (self._bytes if taken else 0)
             taken.append(waiting.popleft())
             return row
         return None
