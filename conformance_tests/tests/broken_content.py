@@ -84,6 +84,15 @@ class DropsExtensions(Broken):
     SenderRole = rewriting(value=lambda m: m.value and m.value.replace(b'"redeliverymessage"', b'"other"'))
 
 
+class KeepsTheFirstOfAName(Broken):
+    """Of several headers with one name only the first is stored, though its limits say that names repeat."""
+
+    caught_by = "a_letter_of_connect_s_that_dies_again_says_why_and_goes_back_as_it_was"
+    SenderRole = rewriting(
+        headers=lambda m: tuple({name: (name, value) for name, value in m.headers[::-1]}.values())[::-1]
+    )
+
+
 class MakesNullEmpty(Broken):
     caught_by = "a_null_value_comes_back_null_and_an_empty_one_empty"
     SenderRole = rewriting(value=lambda m: m.value or b"")

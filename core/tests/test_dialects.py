@@ -14,7 +14,7 @@ import pytest
 from redelivery.codes import Code
 from redelivery.contract.broker import Limits
 from redelivery.contract.context import ErrorContext
-from redelivery.contract.message import Message
+from redelivery.contract.message import Batch, Message
 from redelivery.contract.spec import LetterDialect
 from redelivery.errors import ContractViolation
 from redelivery.formats import dialects
@@ -352,9 +352,64 @@ def test_a_user_s_header_of_the_same_name_is_neither_overwritten_nor_removed(nam
     message = Message(value=b"x", headers=((name, b"mine"), (name, b"twice")))
     out = letter(message, "connect")
     assert out.headers[:2] == message.headers
-    assert sum(each == name for each, _ in out.headers) == 2
+    assert sum(each == name for each, _ in out.headers) == (2 if name == "redelivery-context" else 3)
     assert dialects.read(out) == CONTEXT
     assert dialects.strip(out).headers[:-1] == message.headers
+
+
+#: A letter of Connect's, as it may die a second time.
+CONNECTS = (
+    ("mine", b"1"),
+    ("__connect.errors.exception.message", b"old"),
+    ("__connect.errors.topic", b"old-topic"),
+    ("mine", b"2"),
+    ("__connect.errors.exception.message", None),
+)
+
+
+def last(message, name):
+    """As Connect's readers take it."""
+    return [value for each, value in message.headers if each == name][-1]
+
+
+@pytest.mark.parametrize("repeated", [True, False])
+def test_a_letter_of_connect_s_that_dies_again_shows_the_new_reason_to_everybody(repeated):
+    message = Message(value=b"x", headers=CONNECTS)
+    context = ErrorContext(reason="new", source_topic="new-topic", stage="TASK_PUT")
+    out = dialects.attach(message, context, dialect="connect", limits=Limits(repeated_headers=repeated), prefix=None)
+    assert last(out, "__connect.errors.exception.message") == b"new"
+    assert last(out, "__connect.errors.topic") == b"new-topic"
+    names = [name for name, _ in out.headers if name != "mine"]
+    assert repeated or len(names) == len(set(names))
+    assert dialects.read(out) == context
+    for restored in (dialects.strip(out), dialects.strip(dialects.attach(out, context, **AGAIN))):
+        assert restored == message
+    assert dialects.redriven(out).headers[:-1] == CONNECTS
+    for again in (dialects.redriven_all(Batch.of([out] * 5)), Batch.of([dialects.redriven(out)] * 5)):
+        assert [each.headers[:-1] for each in again.rows()] == [CONNECTS] * 5
+
+
+AGAIN = {"dialect": "connect", "limits": Limits(), "prefix": None}
+
+
+def test_what_another_program_adds_to_our_letter_stays_there():
+    """Connect has read it, and given it up once more."""
+    out = letter(Message(value=b"x", headers=CONNECTS), "connect")
+    theirs = (("__connect.errors.exception.message", b"newest"), ("__connect.errors.stage", b"TASK_PUT"))
+    seen = replace(out, headers=out.headers + theirs)
+    assert dialects.read(seen) == CONTEXT
+    assert dialects.strip(seen).headers[: len(CONNECTS)] == CONNECTS
+    assert dialects.strip(seen).headers[-2:] == theirs
+
+
+def test_headers_that_do_not_fit_into_the_marker_leave_ours_out():
+    """The broker takes each name once, and a marker of this size not at all."""
+    old = ("__connect.errors.exception.message", b"x" * 1000)
+    limits = Limits(repeated_headers=False, header_value_bytes=600)
+    out = dialects.attach(Message(value=b"x", headers=(old,)), CONTEXT, dialect="connect", limits=limits, prefix=None)
+    assert old in out.headers
+    assert dialects.read(out).kind == CONTEXT.kind
+    assert dialects.strip(out).headers[:-1] == (old,)
 
 
 def test_an_event_s_own_extension_of_the_same_name_is_neither_overwritten_nor_removed():

@@ -96,6 +96,23 @@ class DeadLetterPlaces(Statements):
         self._comes_back_whole(subject, subject.broker.native_sink(), dialect, direct=False)
 
     @broker_has("send", "browse", "headers")
+    def test_a_letter_of_connect_s_that_dies_again_says_why_and_goes_back_as_it_was(self, subject: Subject) -> None:
+        """It has headers of the names that ours have; a broker may have each name once (`Limits.repeated_headers`)."""
+        has = subject.capabilities
+        old = tuple((f"__connect.errors.{name}", b"of its first death") for name in ("exception.message", "topic"))
+        message = Message(value=b"v", headers=(("mine", b"1"), *old, ("its", b"2")))
+        letter = dialects.attach(message, CONTEXT, dialect="connect", limits=has.limits, prefix=has.cloudevents_prefix)
+        subject.deliver(letter)
+        (found,) = subject.browse(direct=True)
+        context = dialects.read(found.message)
+        assert context is not None, "the letter came without its context"
+        assert context.reason == CONTEXT.reason
+        shown = [value for name, value in found.message.headers if name == old[0][0]]
+        assert shown[-1] == CONTEXT.reason.encode(), "readers of Connect's headers take the last"
+        headers = dialects.strip(found.message).headers
+        assert tuple(each for each in headers if each[0] not in dialects.MARKERS) == message.headers
+
+    @broker_has("send", "browse", "headers")
     @pytest.mark.parametrize("row", [pytest.param(row, id=name) for name, row in HOSTILE.items()])
     def test_what_any_broker_can_take_is_storable_here_wrapped(self, subject: Subject, row: Message) -> None:
         """A letter that the sink refuses is sent again, wrapped in an event, and comes back unchanged."""

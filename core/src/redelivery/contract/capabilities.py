@@ -37,6 +37,7 @@ class Limits:
         headers_bytes: all header names and values of a message together.
         header_value_bytes: one header's value.
         header_count: headers per message.
+        repeated_headers: whether several headers of a message may have one name.
         id_bytes: a message id in UTF-8.
         key_bytes: a key.
         delay_max: the longest delay of a retry.
@@ -49,6 +50,7 @@ class Limits:
     headers_bytes: int | None = None
     header_value_bytes: int | None = None
     header_count: int | None = None
+    repeated_headers: bool = True
     id_bytes: int | None = None
     key_bytes: int | None = None
     delay_max: timedelta | None = None

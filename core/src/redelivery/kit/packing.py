@@ -74,6 +74,8 @@ def pack_headers(
 ) -> tuple[dict[str, str], dict[str, Any]]:
     """Divide headers into those that become separate attributes and the rest.
 
+    Of several headers with one name the last becomes the attribute: that is the one which readers of letters expect.
+
     Args:
         headers: the message's headers, in order.
         native: returns a header's value as an attribute has it; None where it must be packed. It is called only once
@@ -85,8 +87,9 @@ def pack_headers(
     """
     attributes: dict[str, str] = {}
     listed: list[Any] = []
-    for name, value in headers:
-        text = None if value is None or name in attributes else native(name, value)
+    last = {name: at for at, (name, _) in enumerate(headers)}
+    for at, (name, value) in enumerate(headers):
+        text = None if value is None or at != last[name] else native(name, value)
         if text is None:
             listed.append([name, portable(value, as_text)])
         else:

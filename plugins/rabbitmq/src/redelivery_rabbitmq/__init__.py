@@ -51,7 +51,13 @@ CAPABILITIES: Final = Capabilities(
     columns={"exchange": str, "routing_key": str},
     routes=frozenset({"exchange", "routing_key"}),
     destination_column="queue",
-    limits=Limits(message_bytes=MESSAGE_BYTES, headers_bytes=HEADERS_BYTES, id_bytes=SHORT_STRING, delay_max=DELAY_MAX),
+    limits=Limits(
+        message_bytes=MESSAGE_BYTES,
+        headers_bytes=HEADERS_BYTES,
+        repeated_headers=False,
+        id_bytes=SHORT_STRING,
+        delay_max=DELAY_MAX,
+    ),
 )
 
 

@@ -39,7 +39,7 @@ log = logging.getLogger("redelivery.rabbitmq")
 
 _PERSISTENT: Final = 2
 #: For the context of a letter whose message leaves little room for headers.
-_SMALL_CONTEXT: Final = Limits(headers_bytes=1024)
+_SMALL_CONTEXT: Final = Limits(headers_bytes=1024, repeated_headers=False)
 _MILLISECOND: Final = timedelta(milliseconds=1)
 
 

@@ -33,7 +33,7 @@ from redelivery.formats.dialects import _body, _marker, _signature
 from redelivery.formats.dialects._fields import printable
 from redelivery.formats.dialects._marker import Marker
 from redelivery.formats.dialects._reader import forms_of, is_letter, signed_parts
-from redelivery.formats.dialects._writer import CONTEXT, Letter, Style
+from redelivery.formats.dialects._writer import CONTEXT, Letter, Style, in_the_way
 from redelivery.formats.dialects.knativeerror import DATA_BYTES
 from redelivery.formats.rows import Changes, taken
 
@@ -274,7 +274,7 @@ def _drawn(message: Message, context: ErrorContext, given: Mapping[str, Any], st
         style: how letters are written.
     """
     at, history = _marker.find(message.headers) or (len(message.headers), Marker())
-    if is_letter(history) or history.wrapped or history.retyped:
+    if is_letter(history) or history.wrapped or history.retyped or in_the_way(message.headers, style):
         return None
     if style.rename_type and (is_structured(message) or prefix_in(message)):
         return None

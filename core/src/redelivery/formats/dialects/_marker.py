@@ -5,12 +5,13 @@ A redriven message keeps a marker with its history only.
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from redelivery.contract.message import Headers
+from redelivery.contract.message import Header, Headers
 from redelivery.formats.dialects import json_context
 from redelivery.formats.dialects._body import Inserted
 from redelivery.formats.dialects._retype import Retyped
@@ -22,6 +23,25 @@ _MOST: Final = 2**31
 _REMEMBERED: Final = 2048
 _FLAGS: Final = ("truncated", "maybe_delivered", "wrapped", "received")
 _MEMBERS: Final = ("dialect", "headers", "attributes", "attempts_total", "hops", *_FLAGS)
+
+
+class Replaced(NamedTuple):
+    """A user's header that is not in the letter, as it has the name of one of ours and the broker takes only one."""
+
+    place: int
+    name: str
+    value: str | None
+
+    @property
+    def header(self) -> Header:
+        """The header."""
+        return self.name, None if self.value is None else base64.b64decode(self.value)
+
+    @classmethod
+    def of(cls, place: int, header: Header) -> Replaced:
+        """Return a header that was at this place among the user's."""
+        name, value = header
+        return cls(place, name, None if value is None else base64.b64encode(value).decode())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +58,7 @@ class Marker:
         retyped: an event's type before it was reposted under another.
         wrapped: the letter is an event that stands for the message (`events.wrapped`).
         received: the message was stored at its destination before it died there; any application may have written it.
+        replaced: the user's headers that ours stand for.
         mac: signs all of this, what we wrote, and the message (`dialects._signature`).
     """
 
@@ -52,6 +73,7 @@ class Marker:
     retyped: Retyped | None = None
     wrapped: bool = False
     received: bool = False
+    replaced: tuple[Replaced, ...] = ()
     mac: str | None = None
 
     @property
@@ -75,6 +97,8 @@ class Marker:
             form["inserted"] = [self.inserted.offset, self.inserted.length]
         if self.retyped is not None:
             form["retyped"] = list(astuple(self.retyped))
+        if self.replaced:
+            form["replaced"] = [list(each) for each in self.replaced]
         if self.mac is not None:
             form["mac"] = self.mac
         return json_context.dump(form)
@@ -113,9 +137,10 @@ def _read(form: Mapping[str, Any]) -> Marker | None:
     inserted = form.get("inserted", [0, 0])
     retyped = form.get("retyped", ["", "", 0, ""])
     mac = form.get("mac")
-    if not isinstance(retyped, list) or not _is_retyped(retyped):
+    replaced = form.get("replaced", [])
+    if not isinstance(retyped, list) or not _is_retyped(retyped) or not _are_replaced(replaced):
         return None
-    if not form.keys() & {*_MEMBERS, "retyped"} or not isinstance(dialect, str | None):
+    if not form.keys() & {*_MEMBERS, "retyped", "replaced"} or not isinstance(dialect, str | None):
         return None
     if not all(isinstance(several, list) and all(isinstance(each, str) for each in several) for several in names):
         return None
@@ -132,8 +157,26 @@ def _read(form: Mapping[str, Any]) -> Marker | None:
         hops=numbers[1],
         **{name: form.get(name) is True for name in _FLAGS},
         retyped=Retyped(*retyped) if retyped[0] and retyped[1] else None,
+        replaced=tuple(Replaced(*each) for each in replaced),
         mac=mac if isinstance(mac, str) else None,
     )
+
+
+def _are_replaced(several: Any) -> bool:
+    """Whether each of these has the parts of a `Replaced`."""
+    return isinstance(several, list) and all(map(_is_replaced, several))
+
+
+def _is_replaced(each: Any) -> bool:
+    if not isinstance(each, list) or len(each) != len(Replaced._fields):
+        return False
+    place, name, value = each
+    if type(place) is not int or not 0 <= place < _MOST or not isinstance(name, str) or not _is_unicode(name):
+        return False
+    try:
+        return value is None or (isinstance(value, str) and base64.b64decode(value, validate=True) is not None)
+    except ValueError:
+        return False
 
 
 def _is_retyped(parts: list[Any]) -> bool:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, Final
@@ -26,7 +26,15 @@ from redelivery.formats.cloudevents import is_structured
 from redelivery.formats.dialects import _marker, json_context
 from redelivery.formats.dialects._fields import BOOKKEEPING
 from redelivery.formats.dialects._marker import Marker
-from redelivery.formats.dialects._reader import BY_NAME, extension, forms_of, is_letter, known_dialects, written_texts
+from redelivery.formats.dialects._reader import (
+    BY_NAME,
+    extension,
+    forms_of,
+    is_letter,
+    known_dialects,
+    others_places,
+    written_texts,
+)
 from redelivery.formats.dialects._writer import CONTEXT, combined
 from redelivery.formats.rows import headers_of, picker
 
@@ -104,18 +112,21 @@ def _plan_of(headers: Headers, wanted: tuple[str, ...]) -> _Plan | None:
     if found is None or sum(len(name) for name, _ in headers) + len(headers[found[0]][1] or b"") > _LARGEST:
         return None
     names = tuple(name for name, _ in headers)
-    return _plan(names, found[1], wanted, structured=is_structured(Message(value=None, headers=headers)))
+    return _plan(names, *found, wanted, structured=is_structured(Message(value=None, headers=headers)))
 
 
 @lru_cache(maxsize=128)
-def _plan(names: tuple[str, ...], marker: Marker, wanted: tuple[str, ...], *, structured: bool) -> _Plan | None:
-    documents = [at for at, name in enumerate(names) if name in CONTEXT and name in marker.headers]
+def _plan(
+    names: tuple[str, ...], marked: int, marker: Marker, wanted: tuple[str, ...], *, structured: bool
+) -> _Plan | None:
+    others = others_places(names, marker, marked)
+    documents = [at for at, name in enumerate(names) if name in CONTEXT and name in marker.headers and at not in others]
     dialects = known_dialects(marker)
     whole = bool(documents) and any(each.whole for each in dialects)
     in_body = marker.attributes or (structured and any(each.extensions for each in dialects))
     if not is_letter(marker) or (in_body and not whole) or len(documents) > 1:
         return None
-    return _Plan(names, marker, documents[0] if documents else None, wanted, whole=whole)
+    return _Plan(names, others, marker, documents[0] if documents else None, wanted, whole=whole)
 
 
 class _Plan:
@@ -123,6 +134,7 @@ class _Plan:
 
     Args:
         names: of their headers.
+        others: the places of headers that only have the name of one of ours.
         marker: theirs.
         document: the index of the JSON header; None where they have none.
         wanted: names of fields.
@@ -130,14 +142,21 @@ class _Plan:
     """
 
     def __init__(
-        self, names: tuple[str, ...], marker: Marker, document: int | None, wanted: tuple[str, ...], *, whole: bool
+        self,
+        names: tuple[str, ...],
+        others: Collection[int],
+        marker: Marker,
+        document: int | None,
+        wanted: tuple[str, ...],
+        *,
+        whole: bool,
     ) -> None:
         self._marker = marker
         self._document = document
         self._wanted = wanted
         self._whole = whole
         self._dialects = [] if whole else known_dialects(marker)
-        self._texts = picker([at for at, name in enumerate(names) if self._matters(name)])
+        self._texts = picker([at for at, name in enumerate(names) if at not in others and self._matters(name)])
         self._outlines: list[_Outline] = []
         self._refused = 0
 

@@ -73,8 +73,43 @@ def known_dialects(marker: Marker) -> list[Dialect]:
     return [BY_NAME[name] for name in marker.dialects if name in BY_NAME]
 
 
+def own_places(names: Sequence[str], marker: Marker, at: int) -> frozenset[int]:
+    """Return which headers the marker lists; of several with one name, the last one before the marker.
+
+    The user's own stand before ours. What another program has added since stands behind the marker.
+
+    Args:
+        names: of the headers.
+        marker: theirs.
+        at: the index of the marker; behind all headers where they have none yet.
+    """
+    found: dict[str, int] = {}
+    for place, name in enumerate(names):
+        if name in marker.headers and (place < at or name not in found):
+            found[name] = place
+    return frozenset(found.values())
+
+
+def others_places(names: Sequence[str], marker: Marker, at: int) -> frozenset[int]:
+    """Return which headers have a name that the marker lists, and are not ours; arguments as of `own_places`."""
+    listed = [place for place, name in enumerate(names) if name in marker.headers]
+    return frozenset(listed) - own_places(names, marker, at)
+
+
+def _without_others(message: Message, marker: Marker) -> Message:
+    """Return a message without headers that only have the name of one that the marker lists."""
+    names = [name for name, _ in message.headers if name in marker.headers]
+    if len(names) == len(set(names)):
+        return message
+    found = _marker.find(message.headers)
+    every = [name for name, _ in message.headers]
+    others = others_places(every, marker, len(every) if found is None else found[0])
+    return replace(message, headers=tuple(each for at, each in enumerate(message.headers) if at not in others))
+
+
 def written_texts(message: Message, marker: Marker) -> dict[str, str]:
     """Return the text of each name that the marker lists, wherever it is now."""
+    message = _without_others(message, marker)
     written = {extension(name) or name for name in marker.headers} | set(marker.attributes)
     found = (pair for dialect in known_dialects(marker) for pair in texts_of(message, dialect).items())
     return {name: value for name, value in found if name in written}
@@ -82,7 +117,8 @@ def written_texts(message: Message, marker: Marker) -> dict[str, str]:
 
 def written_json(message: Message, marker: Marker) -> list[bytes]:
     """Return our JSON headers."""
-    return [value or b"" for name, value in message.headers if name in CONTEXT and name in marker.headers]
+    headers = _without_others(message, marker).headers
+    return [value or b"" for name, value in headers if name in CONTEXT and name in marker.headers]
 
 
 def texts_of(message: Message, dialect: Dialect) -> dict[str, str]:
@@ -104,7 +140,9 @@ def extension(header: str) -> str | None:
 
 
 def bare_of(message: Message, marker: Marker) -> Message:
-    """Return the message without what the marker lists. A name that no dialect writes is not ours, and stays.
+    """Return the message without what the marker lists, and with the user's headers that stood in our way.
+
+    A name that no dialect writes is not ours, and stays.
 
     An event may have changed its content mode or prefix since: a former header is then in the body, or elsewhere.
     """
@@ -113,15 +151,20 @@ def bare_of(message: Message, marker: Marker) -> Message:
     inside = _EXTENSIONS & set(marker.attributes)
     structured = is_structured(message)
     gone = moved if structured else moved | inside
-    headers = tuple(
+    found = _marker.find(message.headers)
+    names = [name for name, _ in message.headers]
+    own = own_places(names, marker, len(names) if found is None else found[0])
+    kept = [
         (name, value)
-        for name, value in message.headers
-        if not (name in marker.headers and _ours(name)) and extension(name) not in gone
-    )
+        for at, (name, value) in enumerate(message.headers)
+        if not (at in own and _ours(name)) and extension(name) not in gone
+    ]
+    for each in marker.replaced:
+        kept.insert(each.place, each.header)
     value = message.value
     if value is not None and structured and inside | moved:
         value = _body.remove(value, inside | moved, marker.inserted)
-    return replace(message, value=value, headers=headers)
+    return replace(message, value=value, headers=tuple(kept))
 
 
 def _ours(name: str) -> bool:

@@ -65,7 +65,14 @@ def _way(headers: Headers, restore: Callable[[Message], Message]) -> _Way | None
     if found is not None:
         marker, names = found[1], {name for name, _ in headers}
         moved = is_structured(Message(value=None, headers=headers)) and not names.issuperset(marker.headers)
-        if marker.wrapped or marker.retyped or marker.attributes or moved or (marker.mac and not is_letter(marker)):
+        if (
+            marker.wrapped
+            or marker.retyped
+            or marker.attributes
+            or marker.replaced
+            or moved
+            or (marker.mac and not is_letter(marker))
+        ):
             return None
     shown = tuple((name, value if matters(name) else b"%d" % at) for at, (name, value) in enumerate(headers))
     there = restore(Message(value=None, headers=shown)).headers

@@ -33,7 +33,7 @@ from redelivery.formats.dialects._reader import (
 )
 from redelivery.formats.dialects._restoring import restored
 from redelivery.formats.dialects._verifying import signed_rows
-from redelivery.formats.dialects._writer import CONTEXT, Letter, Style, combined
+from redelivery.formats.dialects._writer import Letter, Style, combined, in_the_way
 from redelivery.formats.dialects.frameworks import FRAMEWORKS
 from redelivery.formats.events import event_in, events_in
 from redelivery.formats.rows import headers_of
@@ -213,7 +213,11 @@ def letter_of(message: Message, bound: Callable[[], ErrorContext], style: Style)
             ways.insert(0, (renamed[0], replace(marker, retyped=renamed[1])))
         safe = bound()
         sign = signer(style.key)
-        letters = (Letter(each, kept, style, sign).fit(safe) for each, kept in ways)
+        letters = (
+            Letter(each, kept, style, sign, replacing=replacing).fit(safe)
+            for replacing in ((True, False) if in_the_way(plain.headers, style) else (True,))
+            for each, kept in ways
+        )
         letter = next((each for each in letters if each is not None), None)
     except Exception:
         log.exception("the error context of a letter could not be written; the letter goes without it")
@@ -269,8 +273,8 @@ def document(
 def included(message: Message) -> dict[str, Any]:
     """Return the record and the stages with their settings, where our letter was asked to hold them."""
     found = _marker.find(message.headers)
-    names = () if found is None else found[1].headers
-    forms = [json_context.parse(value) or {} for name, value in message.headers if name in CONTEXT and name in names]
+    written = [] if found is None else written_json(message, found[1])
+    forms = [json_context.parse(value) or {} for value in written]
     return {name: value for form in forms for name, value in json_context.asked_for(form).items()}
 
 

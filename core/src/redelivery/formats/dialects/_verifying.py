@@ -12,7 +12,15 @@ from redelivery.contract.message import Batch, Headers, Message
 from redelivery.formats.cloudevents import is_structured
 from redelivery.formats.dialects import _marker, _signature
 from redelivery.formats.dialects._marker import Marker
-from redelivery.formats.dialects._reader import extension, forms_of, is_letter, known_dialects, mac_in, written_texts
+from redelivery.formats.dialects._reader import (
+    extension,
+    forms_of,
+    is_letter,
+    known_dialects,
+    mac_in,
+    others_places,
+    written_texts,
+)
 from redelivery.formats.dialects._writer import CONTEXT
 from redelivery.formats.rows import headers_of, picker
 
@@ -72,11 +80,12 @@ class _Parts:
         there = {name for name, _ in headers}
         structured = is_structured(Message(value=None, headers=headers))
         moved = structured and (any(each.extensions for each in dialects) or not there.issuperset(marker.headers))
-        if marker.attributes or moved:
+        if marker.attributes or marker.replaced or moved:
             return None
-        names = [(name, extension(name) or name) for name, _ in headers]
-        texts = [n for n, (name, key) in enumerate(names) if any({name, key} & each.gives.keys() for each in dialects)]
-        documents = [n for n, (name, _) in enumerate(names) if name in CONTEXT and name in marker.headers]
+        others = others_places([name for name, _ in headers], marker, at)
+        names = [(n, name, extension(name) or name) for n, (name, _) in enumerate(headers) if n not in others]
+        texts = [n for n, name, key in names if any({name, key} & each.gives.keys() for each in dialects)]
+        documents = [n for n, name, _ in names if name in CONTEXT and name in marker.headers]
         return cls(at, replace(marker, mac=None), picker(texts), picker(documents), {})
 
     def payload(self, headers: Headers, key: bytes | None, value: bytes | None) -> bytes:

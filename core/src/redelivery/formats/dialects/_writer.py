@@ -12,11 +12,11 @@ from typing import Any, Final
 
 from redelivery.contract.broker import Limits
 from redelivery.contract.context import GIVEN_UP, ErrorContext
-from redelivery.contract.message import Header, Message
+from redelivery.contract.message import Header, Headers, Message
 from redelivery.formats.cloudevents import event_in, is_structured, prefix_in
 from redelivery.formats.dialects import _body, _marker, json_context
 from redelivery.formats.dialects._fields import BOOKKEEPING, shortened, without
-from redelivery.formats.dialects._marker import Marker
+from redelivery.formats.dialects._marker import Marker, Replaced
 
 #: The header for fields that a dialect has no name for, and its name where a user's own header has the first.
 CONTEXT: Final = ("redelivery-context", "redelivery-context-2")
@@ -88,20 +88,45 @@ def combined(dialects: Sequence[Dialect], texts: Mapping[str, str]) -> dict[str,
     return fields
 
 
+def in_the_way(headers: Headers, style: Style) -> list[int]:
+    """Return the user's headers that have the name of one that may be written, where a message has each name once."""
+    if style.limits.repeated_headers:
+        return []
+    ours = {name for dialect in style.dialects if not dialect.extensions for name in dialect.gives}
+    return [at for at, (name, _) in enumerate(headers) if name in ours]
+
+
 class Letter:
     """Renders contexts into one message.
+
+    Headers are appended, also where the user has one of the same name: readers of Connect's headers take the last. Only
+    an event's attributes, which do not repeat, are left out where they exist.
 
     Args:
         message: without any context or marker of ours.
         history: its marker, with its history.
         style: how it is written.
         sign: returns the signature of a letter with this marker; None: the letter is not signed.
+        replacing: where the broker has each name once, the user's headers of our names are kept in the marker; False:
+            ours are left out.
     """
 
     def __init__(
-        self, message: Message, history: Marker, style: Style, sign: Callable[[Message, Marker], str] | None
+        self,
+        message: Message,
+        history: Marker,
+        style: Style,
+        sign: Callable[[Message, Marker], str] | None,
+        *,
+        replacing: bool = True,
     ) -> None:
         self._sign = sign
+        away = in_the_way(message.headers, style) if replacing and _marker.free_name(message.headers) else []
+        self._replaced = tuple(Replaced.of(at, message.headers[at]) for at in away)
+        if away:
+            kept = tuple(each for at, each in enumerate(message.headers) if at not in away)
+            message = replace(message, headers=kept)
+        self._appending = style.limits.repeated_headers
         self._message = message
         self._lives = history
         self._dialects: Sequence[Dialect] = style.dialects
@@ -164,7 +189,8 @@ class Letter:
             yield self._render(context, rest=False)
         yield self._with((), replace(self._marker(context), truncated=True))
         retyped, wrapped = self._lives.retyped, self._lives.wrapped
-        yield self._with((), Marker(truncated=True, retyped=retyped, wrapped=wrapped, received=self._received))
+        last = Marker(truncated=True, retyped=retyped, wrapped=wrapped, received=self._received)
+        yield self._with((), replace(last, replaced=self._replaced))
 
     def _cut(self, context: ErrorContext, field: str) -> Iterator[Message]:
         """Return the letter with as much of one text as fits, found by halving."""
@@ -197,7 +223,9 @@ class Letter:
                     if name not in there:
                         inside[name] = value
                         texts[name] = str(value)
-                elif (prefix + name).lower() not in self._taken and len(headers) < self._room() - 2:
+                elif (
+                    (self._appending and not dialect.extensions) or (prefix + name).lower() not in self._taken
+                ) and len(headers) < self._room() - 2:
                     headers.append((prefix + name, str(value).encode()))
                     texts[name] = str(value)
         if inside:
@@ -237,6 +265,7 @@ class Letter:
             retyped=self._lives.retyped,
             wrapped=self._lives.wrapped,
             received=self._received,
+            replaced=self._replaced,
         )
 
     def _with(

@@ -13,6 +13,7 @@ from typing import Final
 from redelivery.contract.message import Batch, Headers
 from redelivery.formats.dialects import _marker, connect
 from redelivery.formats.dialects._marker import Marker
+from redelivery.formats.dialects._reader import own_places
 from redelivery.formats.dialects._writer import CONTEXT
 
 #: Fields of a context that go into the message that is sent, and how a text may spell them by escapes: what holds one
@@ -112,7 +113,8 @@ def _plan(headers: Headers, names: Sequence[str]) -> _Plan | None:
     if not marker.dialects or not _PLAIN_DIALECTS.issuperset(marker.dialects) or ours != Marker():
         return None
     written = set(marker.headers)
-    gone = {i for i, name in enumerate(names) if name in written and (name in CONTEXT or name in connect.NAMES)}
+    own = own_places(names, marker, index)
+    gone = {i for i in own if names[i] in CONTEXT or names[i] in connect.NAMES}
     if len(written) != len({names[i] for i in gone}):  # a header has moved, or is not ours
         return None
     next_marker = Marker(attempts_total=marker.attempts_total, hops=marker.hops + 1)
