@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import timedelta
 from importlib.metadata import version
 from typing import Final
@@ -68,6 +69,19 @@ CAPABILITIES: Final = Capabilities(
 )
 
 
+def of_subscription(capabilities: Capabilities) -> Capabilities:
+    """Return what a subscription can do: nothing can be sent to it alone, neither a letter nor a copy for later."""
+    return replace(
+        capabilities,
+        send=Support.NONE,
+        destinations=Support.NONE,
+        deduplicate=Support.NONE,
+        deduplication_window=None,
+        delay=Support.NONE,
+        subscriptions=Support.NONE,
+    )
+
+
 def connect(url: str, options: Mapping[str, str]) -> Broker:
     """Return the broker of a URL with this plugin's options. No I/O; imports the client: to list plugins takes none."""
     from redelivery_servicebus.broker import connect as opened  # noqa: PLC0415 - the client takes long to import
@@ -84,6 +98,7 @@ def redelivery_plugin() -> BrokerPlugin:
         schemes=(SCHEME,),
         version=version("redelivery-servicebus"),
         capabilities=CAPABILITIES,
+        modes={"subscription": of_subscription(CAPABILITIES)},
         connect=connect,
         options=Settings.help(),
     )

@@ -53,7 +53,7 @@ def why_invalid(name: str) -> str | None:
     if not name:
         return "the name of the queue is missing"
     if "/subscriptions/" in name.lower():
-        return "a subscription cannot be sent to: name its topic, which gives each of its subscriptions a copy"
+        return "a subscription cannot be sent to, and its name has up to 50 letters, digits, '.', '-' and '_'"
     if "$" in name:
         return "a sub-queue cannot be named: name its queue, and read its dead letters"
     if len(name) > NAME_LENGTH:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any, Final
 
 from redelivery.contract.broker import (
     Admin,
@@ -17,7 +16,7 @@ from redelivery.contract.broker import (
 )
 from redelivery.errors import Unsupported
 from redelivery.kit.address import is_local
-from redelivery_servicebus import CAPABILITIES
+from redelivery_servicebus import CAPABILITIES, of_subscription
 from redelivery_servicebus.address import SUB_QUEUE, Address
 from redelivery_servicebus.admin import ServicebusAdmin, native_sink
 from redelivery_servicebus.client.limits import RESERVE
@@ -25,16 +24,6 @@ from redelivery_servicebus.dead_letters import ServicebusDeadLetters
 from redelivery_servicebus.options import Settings
 from redelivery_servicebus.receiver import ServicebusReceiver
 from redelivery_servicebus.sender import ServicebusSender
-
-#: What a subscription lacks: nothing can be sent to it alone, neither a letter nor a copy for later.
-_OF_SUBSCRIPTION: Final[Mapping[str, Any]] = {
-    "send": Support.NONE,
-    "destinations": Support.NONE,
-    "deduplicate": Support.NONE,
-    "deduplication_window": None,
-    "delay": Support.NONE,
-    "subscriptions": Support.NONE,
-}
 
 
 class ServicebusBroker(Broker):
@@ -59,7 +48,7 @@ class ServicebusBroker(Broker):
             limits=replace(CAPABILITIES.limits, message_bytes=settings.max_message_bytes - RESERVE),
         )
         if address.owner:
-            self.capabilities = replace(self.capabilities, **_OF_SUBSCRIPTION)
+            self.capabilities = of_subscription(self.capabilities)
 
     def sender(self) -> Sender:
         owner = self.address.owner
