@@ -55,7 +55,7 @@ def test_settling_is_as_with_a_set(runs: list[tuple[int, int]], end: int) -> Non
             "committed past an unsettled record, or not as far as it may"
         )
         assert [at for at in range(100) if offsets.is_settled(at)] == sorted(done)
-    assert offsets.unsettled(end) == len(set(range(end)) - done)
+    assert offsets.missing(end) == len(set(range(end)) - done)
     assert lag(offsets.base, offsets.metadata(), 0, end) == len(set(range(end)) - done)
 
 

@@ -79,7 +79,7 @@ def test_many_scattered_letters_of_a_partition_are_remembered(total: int, gone: 
         assert sum(writer.add(each, each + 1) for each in chosen[at : at + 500]) == 500
         groups.write(writer)
     again = groups.read().removed
-    assert again.unsettled(total) == total - gone
+    assert again.missing(total) == total - gone
     assert all(map(again.is_settled, chosen))
     assert len(groups.held) < SLOTS / 4
     for at in set(range(total)) - set(chosen):

@@ -95,7 +95,7 @@ class KafkaDeadLetters(Resource, DeadLetters):
         reading = {
             partition: _Reading(partition, state)
             for partition, state in self._states(renew=True).items()
-            if state.removed.unsettled(state.high)
+            if state.removed.missing(state.high)
         }
         with self._consumer("browsing") as consumer:
             consumer.assign([TopicPartition(self._address.topic, p, r.state.removed.base) for p, r in reading.items()])

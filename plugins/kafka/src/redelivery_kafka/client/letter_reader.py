@@ -77,7 +77,7 @@ class LetterReader:
                 chosen: Sequence[Any] = records
                 if wanted_offsets is not None:
                     chosen = [each for each in chosen if each.offset() in wanted_offsets]
-                if chosen and removed.settled_between(chosen[0].offset(), chosen[-1].offset() + 1):
+                if chosen and removed.any_between(chosen[0].offset(), chosen[-1].offset() + 1):
                     chosen = [each for each in chosen if not removed.is_settled(each.offset())]
                 if wanted.key is not None:
                     chosen = [each for each in chosen if each.key() == wanted.key or _is_empty(each)]

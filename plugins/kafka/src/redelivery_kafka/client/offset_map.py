@@ -20,6 +20,8 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from typing import Final, NamedTuple, Self
 
+from redelivery.kit.offsets import Offsets
+
 #: By default a broker keeps 4,096 characters beside a committed offset; every broker with that default takes this many.
 METADATA_LENGTH: Final = 4_000
 #: Bytes that one more leased record adds at most, as a rule: its run, its outcome, and the run before it.
@@ -48,83 +50,50 @@ class MetadataFull(Exception):
     """The state of a partition does not fit into the metadata."""
 
 
-class OffsetMap:
+class OffsetMap(Offsets):
     """State of the records of one partition.
 
     Attributes:
-        base: the lowest offset that is not settled: the offset to commit.
+        base: the lowest offset that is not settled: the offset to commit. What is settled is in the set.
         attempts: records at or beyond it that were leased and are not settled.
     """
 
-    __slots__ = ("_settled", "attempts", "base")
+    __slots__ = ("attempts",)
 
     def __init__(self, base: int) -> None:
-        self.base = base
+        super().__init__(base)
         self.attempts: dict[int, Attempts] = {}
-        #: Settled beyond `base`: ascending, none touching the next, as (start, end).
-        self._settled: list[tuple[int, int]] = []
 
     def __repr__(self) -> str:
-        return f"OffsetMap({self.base}, settled={self._settled}, attempts={self.attempts})"
+        return f"OffsetMap({self.base}, settled={self._runs}, attempts={self.attempts})"
 
     def copy(self) -> OffsetMap:
         """Return an independent copy."""
         other = OffsetMap(self.base)
         other.attempts = dict(self.attempts)
-        other._settled = list(self._settled)
+        other._runs = list(self._runs)
         return other
 
     def is_settled(self, offset: int) -> bool:
         """Return whether a record is settled."""
-        if offset < self.base:
-            return True
-        at = bisect_right(self._settled, (offset, _OFFSET_END)) - 1
-        return at >= 0 and offset < self._settled[at][1]
-
-    def settled_between(self, start: int, end: int) -> bool:
-        """Return whether any of the offsets from `start` up to `end` is settled."""
-        at = bisect_right(self._settled, (end, 0)) - 1
-        return start < self.base or (at >= 0 and start < self._settled[at][1])
-
-    def runs(self) -> list[tuple[int, int]]:
-        """Return what is settled beyond `base`: ascending, as (start, end)."""
-        return list(self._settled)
+        return offset in self
 
     def part(self, start: int, end: int) -> OffsetMap:
         """Return what is settled from `start` up to `end`, without attempts."""
         found = OffsetMap(start)
         found.settle(start, min(self.base, end))
-        at = max(0, bisect_right(self._settled, (start, 0)) - 1)
-        while at < len(self._settled) and self._settled[at][0] < end:
-            found.settle(self._settled[at][0], min(self._settled[at][1], end))
+        at = max(0, bisect_right(self._runs, (start, 0)) - 1)
+        while at < len(self._runs) and self._runs[at][0] < end:
+            found.settle(self._runs[at][0], min(self._runs[at][1], end))
             at += 1
         return found
 
     def settle(self, start: int, end: int | None = None) -> int:
         """Mark the offsets from `start` up to `end`, or one, as settled or missing. Return how many were not before."""
-        start, end = max(start, self.base), start + 1 if end is None else end
-        if start >= end:
-            return 0
+        end = start + 1 if end is None else end
         for offset in [each for each in self.attempts if start <= each < end] if self.attempts else ():
             del self.attempts[offset]
-        first = bisect_right(self._settled, (start, _OFFSET_END)) - 1
-        if first < 0 or self._settled[first][1] < start:
-            first += 1
-        last, new, low, high = first, end - start, start, end
-        while last < len(self._settled) and self._settled[last][0] <= end:
-            a, b = self._settled[last]
-            new -= max(0, min(b, end) - max(a, start))
-            low, high = min(low, a), max(high, b)
-            last += 1
-        self._settled[first:last] = [(low, high)]
-        if self._settled[0][0] <= self.base:
-            self.base = self._settled.pop(0)[1]
-        return new
-
-    def unsettled(self, end: int) -> int:
-        """Return how many offsets below `end` are not settled."""
-        settled = sum(min(b, end) - a for a, b in self._settled if a < end)
-        return max(0, end - self.base - settled)
+        return self.add(start, end)
 
     # --- as metadata ---
 
@@ -203,7 +172,7 @@ class OffsetMap:
     def _encoded(self) -> bytes:
         out = bytearray()
         at, first_ms = self.base, 0
-        for start, end, attempts in self._runs():
+        for start, end, attempts in self._states():
             if start > at:
                 _put(out, (start - at) << 2 | _UNTOUCHED)
             at = end
@@ -218,9 +187,9 @@ class OffsetMap:
                 _put(out, max(0, attempts.due_ms - first_ms))
         return bytes(out)
 
-    def _runs(self) -> Iterator[tuple[int, int, Attempts | None]]:
+    def _states(self) -> Iterator[tuple[int, int, Attempts | None]]:
         """Yield runs of offsets in the same state, ascending; None means settled."""
-        runs: list[tuple[int, int, Attempts | None]] = [(start, end, None) for start, end in self._settled]
+        runs: list[tuple[int, int, Attempts | None]] = [(start, end, None) for start, end in self._runs]
         for offset in sorted(self.attempts):
             attempts = self.attempts[offset]
             if runs and runs[-1][1] == offset and runs[-1][2] == attempts:
@@ -242,11 +211,9 @@ def lag(committed: int | None, metadata: str | None, low: int, high: int) -> int
     known = committed is not None and committed >= 0
     found = OffsetMap.read(committed or 0, metadata) if known else OffsetMap(low)
     found.settle(0, low)
-    return found.unsettled(high)
+    return found.missing(high)
 
 
-#: Above every offset.
-_OFFSET_END: Final = 1 << 64
 #: Set in each byte of a varint except its last.
 _MORE: Final = 0x80
 
