@@ -19,6 +19,7 @@ from redelivery_rabbitmq import CAPABILITIES
 from redelivery_rabbitmq.address import EXCHANGE, Address
 from redelivery_rabbitmq.admin import RabbitmqAdmin
 from redelivery_rabbitmq.client.parameters import insecure
+from redelivery_rabbitmq.client.stream_letters import StreamDeadLetters
 from redelivery_rabbitmq.dead_letters import RabbitmqDeadLetters
 from redelivery_rabbitmq.options import Settings, settings_of
 from redelivery_rabbitmq.receiver import RabbitmqReceiver
@@ -69,6 +70,8 @@ class RabbitmqBroker(Broker):
 
     def dead_letters(self, *, direct: bool = False) -> DeadLetters:
         self.address.needs_queue("a dead letter queue")
+        if self.settings.dead_letters == "stream":
+            return StreamDeadLetters(self.address, self.settings, direct=direct)
         return RabbitmqDeadLetters(self.address, self.settings, direct=direct)
 
 

@@ -50,6 +50,11 @@ class Settings(Options, broker="rabbitmq"):
         ("auto", "native", "emulated"),
     )
     queue_type: str = choice("quorum", "type of the queues that provisioning creates", ("quorum", "classic"))
+    dead_letters: str = choice(
+        "queue",
+        "what the letters are in: a stream is looked at without taking, by several readers, and keeps what is removed",
+        ("queue", "stream"),
+    )
     queue_ttl: float = seconds(
         0, "time after which a provisioned queue dead-letters an unhandled message; 0: never", most=_MAX
     )
@@ -71,6 +76,7 @@ QUERY: Final[Mapping[str, str]] = {
     "keyfile": "ssl.key",
     "server_name_indication": "ssl.server_name",
     "verify": "ssl.verify",
+    "dead_letters": "dead_letters",  # ours
 }
 _VERIFY: Final = {"verify_peer": "true", "verify_none": "false"}
 

@@ -72,6 +72,8 @@ def work_queue(name: str, spec: DeliverySpec, settings: Settings, version: tuple
 
 def dead_letter_queue(name: str, settings: Settings, version: tuple[int, ...]) -> Queue:
     """Return the dead letter queue of a queue: its messages never expire, overflow, or reach a delivery limit."""
+    if settings.dead_letters == "stream":
+        return Queue(DEAD_LETTERS.of(name), {"x-queue-type": "stream"})
     arguments: dict[str, Argument] = {"x-queue-type": settings.queue_type}
     if settings.queue_type == "quorum" and version >= _LIMITED_BY_DEFAULT:
         arguments["x-delivery-limit"] = -1

@@ -1,0 +1,144 @@
+"""Reads a stream of RabbitMQ by offset over AMQP, without taking anything from it.
+
+A stream is read by a consumer alone: it knows no `basic.get` and no `basic.nack`, and an acknowledgement only asks for
+more. pika gives back what is still underway when a channel closes, which a stream answers by ending the connection: so
+each reading has a connection of its own, which is dropped.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from typing import Any, Final, NamedTuple
+
+from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
+from pika.exceptions import AMQPConnectionError
+from pika.spec import BasicProperties
+
+from redelivery.errors import Retriable
+from redelivery.kit.errors import Code
+from redelivery_rabbitmq.client.connection import drop
+
+#: The broker's header with a message's offset.
+OFFSET: Final = "x-stream-offset"
+#: Messages that the broker sends ahead, and those after which more are asked for.
+_AHEAD: Final = 200
+_ASK: Final = 100
+#: Seconds without a message although there must be more; and for one wait.
+_SILENCE: Final = 20.0
+_WAIT: Final = 0.2
+
+
+class Entry(NamedTuple):
+    """One message of a stream."""
+
+    offset: int
+    properties: BasicProperties
+    body: bytes
+
+
+class StreamReading:
+    """One connection that reads one stream.
+
+    Args:
+        connect: opens a connection; again where the first was lost while nobody read.
+        name: of the stream.
+    """
+
+    def __init__(self, connect: Callable[[], BlockingConnection], name: str) -> None:
+        self._connect = connect
+        self._name = name
+        self._connection = connect()
+
+    def close(self) -> None:
+        """End the connection."""
+        if self._connection.is_open:
+            drop(self._connection)
+
+    def bounds(self) -> tuple[int, int]:
+        """Return the first offset, and the one behind the last; 0, 0 where the stream is empty."""
+        last = self.newest()
+        return (self._first("first", 0), last.offset + 1) if last is not None else (0, 0)
+
+    def newest(self) -> Entry | None:
+        """Return the newest message; None where the stream is empty."""
+        found = self._peek("last")
+        return None if not found else next(iter(deque(self.entries(found[0].offset, None), 1)), None)
+
+    def since(self, milliseconds: int, high: int) -> int:
+        """Return an offset at or before the first message stored at this time or later; `high` where none was."""
+        try:
+            moment = datetime.fromtimestamp(milliseconds // 1000, UTC)
+        except (ValueError, OverflowError, OSError):
+            return high if milliseconds > 0 else 0
+        return self._first(moment, high)
+
+    def entries(self, low: int, high: int | None) -> Iterator[Entry]:
+        """Return the messages from `low` up to `high`, of which the last must exist; or those that the broker has now.
+
+        Raises:
+            Retriable: nothing comes.
+        """
+        channel, taken = self._consume(low, _AHEAD)
+        unasked = 0
+        while high is None or low < high:
+            try:
+                if not taken:
+                    self._wait(channel, taken, more=high is not None)
+            except AMQPConnectionError:
+                if self._connection.is_open:
+                    raise
+                # Whoever reads took long over a message, and the broker heard no heartbeat.
+                self._connection = self._connect()
+                channel, taken = self._consume(low, _AHEAD)
+                unasked = 0
+                continue
+            if not taken:
+                return
+            tag, entry = taken.popleft()
+            unasked += 1
+            if unasked >= _ASK and channel.is_open:
+                channel.basic_ack(tag, multiple=True)
+                unasked = 0
+            if entry.offset >= low and (high is None or entry.offset < high):
+                yield entry
+            low = entry.offset + 1
+
+    def _wait(self, channel: BlockingChannel, taken: deque[tuple[int, Entry]], *, more: bool) -> None:
+        """Wait for messages. Without `more`, only for those that the broker sends before it answers a question."""
+        if not more:
+            channel.queue_declare(self._name, passive=True)
+            self._connection.process_data_events(0)
+            return
+        end = time.monotonic() + _SILENCE
+        while not taken:
+            self._connection.process_data_events(_WAIT)
+            if not taken and time.monotonic() > end:
+                text = f"nothing came of stream {self._name!r} for {_SILENCE:g} s, though not all was read"
+                raise Retriable(f"rabbitmq: {text}", code=Code.DEADLINE_EXCEEDED)
+
+    def _first(self, where: str | datetime, default: int) -> int:
+        found = self._peek(where)
+        return found[0].offset if found else default
+
+    def _peek(self, where: str | datetime) -> list[Entry]:
+        """Return the first messages at a point, one at least if any is there."""
+        channel, taken = self._consume(where, 1)
+        self._wait(channel, taken, more=False)
+        return [entry for _, entry in taken]
+
+    def _consume(self, where: int | str | datetime, ahead: int) -> tuple[BlockingChannel, deque[tuple[int, Entry]]]:
+        taken: deque[tuple[int, Entry]] = deque()
+
+        def take(_channel: Any, method: Any, properties: BasicProperties, body: bytes) -> None:
+            headers = dict(properties.headers or {})
+            offset = int(headers.pop(OFFSET))
+            properties.headers = headers or None
+            taken.append((method.delivery_tag, Entry(offset, properties, body)))
+
+        channel = self._connection.channel()
+        channel.basic_qos(prefetch_count=ahead)
+        channel.basic_consume(self._name, take, arguments={OFFSET: where})
+        return channel, taken
