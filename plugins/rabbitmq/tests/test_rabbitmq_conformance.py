@@ -4,15 +4,20 @@ from redelivery_conformance import BrokerSuite
 from redelivery_conformance.suite import (
     Attempts,
     Browsing,
+    Cursors,
     DeadLetterPlaces,
     Failures,
+    Fidelity,
     Leases,
     Ordering,
     Provisioning,
+    Reading,
     Receiving,
     ReceivingEnds,
+    Redriving,
     Retrying,
     Settling,
+    Splits,
     Terminating,
 )
 from redelivery_rabbitmq.testing import RabbitmqHarness
@@ -37,3 +42,13 @@ class TestRabbitmqClassic(
     Provisioning,
 ):
     broker = RabbitmqHarness("classic")
+
+
+class TestRabbitmqLettersInAStream(DeadLetterPlaces, Browsing, Redriving, Terminating, Provisioning, Fidelity):
+    broker = RabbitmqHarness(dead_letters="stream")
+
+
+class TestRabbitmqStream(Reading, Splits, Cursors):
+    """A stream that is itself looked at as dead letters."""
+
+    broker = RabbitmqHarness(streams=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib.metadata import version
-from typing import Final
+from typing import Any, Final
 
 from redelivery.contract.broker import (
     Broker,
@@ -60,6 +60,14 @@ CAPABILITIES: Final = Capabilities(
     ),
 )
 
+#: What differs where letters are in a stream.
+IN_A_STREAM: Final[Mapping[str, Any]] = {
+    "browse": Support.NATIVE,
+    "splits": Support.NATIVE,
+    "cursors": Support.NATIVE,
+    "purge": Support.EMULATED,  # remembered, as a removal is
+}
+
 
 def connect(url: str, options: Mapping[str, str]) -> Broker:
     """Return the broker of a URL with this plugin's options. No I/O; imports the client: to list plugins takes none."""
@@ -78,6 +86,9 @@ def redelivery_plugin() -> BrokerPlugin:
         version=version("redelivery-rabbitmq"),
         capabilities=CAPABILITIES,
         connect=connect,
-        modes={"4.3, linear backoff": replace(CAPABILITIES, delay=Support.NATIVE)},
+        modes={
+            "4.3, linear backoff": replace(CAPABILITIES, delay=Support.NATIVE),
+            "letters in a stream": replace(CAPABILITIES, **IN_A_STREAM),
+        },
         options=Settings.help(),
     )

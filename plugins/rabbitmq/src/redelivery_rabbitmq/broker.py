@@ -15,8 +15,8 @@ from redelivery.contract.broker import (
     Support,
 )
 from redelivery.contract.spec import Ref
-from redelivery_rabbitmq import CAPABILITIES
-from redelivery_rabbitmq.address import EXCHANGE, Address
+from redelivery_rabbitmq import CAPABILITIES, IN_A_STREAM
+from redelivery_rabbitmq.address import DEAD_LETTERS, EXCHANGE, Address
 from redelivery_rabbitmq.admin import RabbitmqAdmin
 from redelivery_rabbitmq.client.parameters import insecure
 from redelivery_rabbitmq.client.stream_letters import StreamDeadLetters
@@ -41,6 +41,8 @@ class RabbitmqBroker(Broker):
         self.capabilities = replace(CAPABILITIES, limits=limits, cloudevents_prefix=settings.cloudevents_prefix)
         if settings.delays == "native":
             self.capabilities = replace(self.capabilities, delay=Support.NATIVE)
+        if settings.dead_letters == "stream":
+            self.capabilities = replace(self.capabilities, **IN_A_STREAM)
         if settings.queue_type == "classic":  # it only tells that a message was delivered before
             self.capabilities = replace(self.capabilities, attempts=Support.LOWER_BOUND, delivery_limit=Support.NONE)
 
@@ -70,7 +72,9 @@ class RabbitmqBroker(Broker):
 
     def dead_letters(self, *, direct: bool = False) -> DeadLetters:
         self.address.needs_queue("a dead letter queue")
-        if self.settings.dead_letters == "stream":
+        # Looked at directly, any other queue is one, unless its own URL says that it is a stream.
+        named = "dead_letters" in self.address.parameters or DEAD_LETTERS.is_dead_letters(self.address.queue)
+        if self.settings.dead_letters == "stream" and (named or not direct):
             return StreamDeadLetters(self.address, self.settings, direct=direct)
         return RabbitmqDeadLetters(self.address, self.settings, direct=direct)
 

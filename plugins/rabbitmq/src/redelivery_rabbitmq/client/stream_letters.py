@@ -6,6 +6,7 @@ stream (`client.removed_offsets`) and not shown again.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,7 +22,7 @@ from redelivery.kit.errors import Code, quoted
 from redelivery.kit.letters import undecodable
 from redelivery_rabbitmq.address import Address
 from redelivery_rabbitmq.client import broker_headers
-from redelivery_rabbitmq.client.connection import QueueRole, dropped_when_silent, open_connection
+from redelivery_rabbitmq.client.connection import QueueRole, open_connection
 from redelivery_rabbitmq.client.removed_offsets import SUFFIX, RemovedOffsets
 from redelivery_rabbitmq.client.stream_reading import Entry, StreamReading
 from redelivery_rabbitmq.codec import decode
@@ -65,7 +66,7 @@ class StreamDeadLetters(QueueRole, DeadLetters):
             return []
         count = min(max(1, wanted.readers), -(-(high - low) // _LEAST))
         edges = [low + (high - low) * at // count for at in range(count + 1)]
-        return [f"{self._name}/{start}-{end}" for start, end in zip(edges, edges[1:], strict=False)]
+        return [f"{self._name}/{start}-{end}" for start, end in itertools.pairwise(edges)]
 
     def read(self, split: str, wanted: Wanted) -> Iterator[LetterBatch]:
         found = _SPLIT.fullmatch(split)
@@ -171,7 +172,7 @@ class StreamDeadLetters(QueueRole, DeadLetters):
         reading: StreamReading | None = None
         try:
             with TABLE.while_doing(self.doing(what), needs=self._read_permission):
-                reading = StreamReading(self._connect, name or self._name)
+                reading = StreamReading(self._connect, name or self._name, self._settings.blocked_connection_timeout)
                 yield reading
         finally:
             if reading is not None and not self.is_inherited:

@@ -1,8 +1,8 @@
 """Reads a stream of RabbitMQ by offset over AMQP, without taking anything from it.
 
 A stream is read by a consumer alone: it knows no `basic.get` and no `basic.nack`, and an acknowledgement only asks for
-more. pika gives back what is still underway when a channel closes, which a stream answers by ending the connection: so
-each reading has a connection of its own, which is dropped.
+more. pika gives back what it has not handed over when a channel closes, which a stream answers by ending the
+connection: so a consumer is cancelled and emptied first, and each reading has a connection of its own.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
 from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
-from pika.exceptions import AMQPConnectionError
+from pika.exceptions import AMQPConnectionError, AMQPError
 from pika.spec import BasicProperties
 
 from redelivery.errors import Retriable
 from redelivery.kit.errors import Code
-from redelivery_rabbitmq.client.connection import drop
+from redelivery_rabbitmq.client.connection import drop, dropped_when_silent
+from redelivery_rabbitmq.client.pika_private import send_cancel
 
 #: The broker's header with a message's offset.
 OFFSET: Final = "x-stream-offset"
@@ -45,16 +46,24 @@ class StreamReading:
     Args:
         connect: opens a connection; again where the first was lost while nobody read.
         name: of the stream.
+        silence: seconds that the broker may leave a question unanswered.
     """
 
-    def __init__(self, connect: Callable[[], BlockingConnection], name: str) -> None:
+    def __init__(self, connect: Callable[[], BlockingConnection], name: str, silence: float) -> None:
         self._connect = connect
         self._name = name
+        self._silence = silence
         self._connection = connect()
+        self._consumers: dict[BlockingChannel, str] = {}
 
     def close(self) -> None:
-        """End the connection."""
-        if self._connection.is_open:
+        """Close the connection."""
+        try:
+            for channel in list(self._consumers):
+                self._end(channel)
+            if self._connection.is_open:
+                self._connection.close()
+        except (AMQPError, OSError):
             drop(self._connection)
 
     def bounds(self) -> tuple[int, int]:
@@ -81,6 +90,8 @@ class StreamReading:
         Raises:
             Retriable: nothing comes.
         """
+        if high is not None and low >= high:
+            return
         channel, taken = self._consume(low, _AHEAD)
         unasked = 0
         while high is None or low < high:
@@ -91,12 +102,13 @@ class StreamReading:
                 if self._connection.is_open:
                     raise
                 # Whoever reads took long over a message, and the broker heard no heartbeat.
+                self._consumers.clear()
                 self._connection = self._connect()
                 channel, taken = self._consume(low, _AHEAD)
                 unasked = 0
                 continue
             if not taken:
-                return
+                break
             tag, entry = taken.popleft()
             unasked += 1
             if unasked >= _ASK and channel.is_open:
@@ -105,11 +117,13 @@ class StreamReading:
             if entry.offset >= low and (high is None or entry.offset < high):
                 yield entry
             low = entry.offset + 1
+        self._end(channel)
 
     def _wait(self, channel: BlockingChannel, taken: deque[tuple[int, Entry]], *, more: bool) -> None:
         """Wait for messages. Without `more`, only for those that the broker sends before it answers a question."""
         if not more:
-            channel.queue_declare(self._name, passive=True)
+            with dropped_when_silent(self._connection, self._silence):
+                channel.queue_declare(self._name, passive=True)
             self._connection.process_data_events(0)
             return
         end = time.monotonic() + _SILENCE
@@ -127,6 +141,7 @@ class StreamReading:
         """Return the first messages at a point, one at least if any is there."""
         channel, taken = self._consume(where, 1)
         self._wait(channel, taken, more=False)
+        self._end(channel)
         return [entry for _, entry in taken]
 
     def _consume(self, where: int | str | datetime, ahead: int) -> tuple[BlockingChannel, deque[tuple[int, Entry]]]:
@@ -138,7 +153,17 @@ class StreamReading:
             properties.headers = headers or None
             taken.append((method.delivery_tag, Entry(offset, properties, body)))
 
-        channel = self._connection.channel()
-        channel.basic_qos(prefetch_count=ahead)
-        channel.basic_consume(self._name, take, arguments={OFFSET: where})
+        with dropped_when_silent(self._connection, self._silence):
+            channel = self._connection.channel()
+            channel.basic_qos(prefetch_count=ahead)
+            self._consumers[channel] = channel.basic_consume(self._name, take, arguments={OFFSET: where})
         return channel, taken
+
+    def _end(self, channel: BlockingChannel) -> None:
+        tag = self._consumers.pop(channel)
+        if channel.is_open:
+            with dropped_when_silent(self._connection, self._silence):
+                send_cancel(channel, tag)
+                channel.queue_declare(self._name, passive=True)  # behind everything that was underway
+                self._connection.process_data_events(0)
+                channel.close()

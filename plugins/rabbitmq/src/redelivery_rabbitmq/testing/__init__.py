@@ -108,9 +108,18 @@ class RabbitmqPlace(Place):
             "rabbitmq.blocked_connection_timeout": "3",
             **runtime.options,
         }
-        self._made = [queue, queue + DEAD_LETTERS, *(f"{queue}-retry-{1 << step}s" for step in range(8))]
+        self._made = [
+            queue,
+            queue + DEAD_LETTERS,
+            f"{queue}{DEAD_LETTERS}-removed",
+            *(f"{queue}-retry-{1 << step}s" for step in range(8)),
+        ]
         self._exchanges: list[str] = []
-        self._provision({})
+        if runtime.streams:
+            self.url += "&dead_letters=stream"
+            self.cluster.make(queue, {"x-queue-type": "stream"})
+        else:
+            self._provision({})
 
     def stored(self, destination: str | None = None) -> Sequence[Message]:
         return self.cluster.messages(self.queue if destination is None else destination)
@@ -219,6 +228,7 @@ class RabbitmqRuntime(Runtime):
     Attributes:
         operator: operates it; None if it was not started here.
         proxy: by which statements about outages reach it; None where it was not started here.
+        streams: places are streams.
     """
 
     cannot_show = ("several nodes: a quorum of one never loses its leader",)
@@ -234,6 +244,7 @@ class RabbitmqRuntime(Runtime):
         options: Mapping[str, str] | None = None,
         close: Callable[[], None] | None = None,
         proxy: Proxy | None = None,
+        streams: bool = False,
     ) -> None:
         self.kind = kind
         self.proxy = proxy
@@ -241,6 +252,7 @@ class RabbitmqRuntime(Runtime):
         self.url = url
         self.operator = operator
         self.options = options or {}
+        self.streams = streams
         self.queue_type = self.options.get("rabbitmq.queue_type", "quorum")
         self.description = f"{cluster.version()}, {self.queue_type} queues, {where}"
         self._close = close
@@ -271,12 +283,17 @@ class RabbitmqHarness(Harness):
 
     Args:
         queue_type: type of the queues under test.
+        dead_letters: what their letters are in.
+        streams: the places are streams themselves, to be looked at as dead letters.
     """
 
     name = "rabbitmq"
 
-    def __init__(self, queue_type: str = "quorum") -> None:
-        self._options = {} if queue_type == "quorum" else {"rabbitmq.queue_type": queue_type}
+    def __init__(self, queue_type: str = "quorum", *, dead_letters: str = "queue", streams: bool = False) -> None:
+        self._streams = streams
+        self._options = {"rabbitmq.queue_type": queue_type} if queue_type != "quorum" else {}
+        if dead_letters != "queue":
+            self._options["rabbitmq.dead_letters"] = dead_letters
 
     def starts(self) -> Mapping[RuntimeKind, Callable[[Path], Runtime]]:
         return {"container": self._container, "process": self._process}
@@ -289,7 +306,14 @@ class RabbitmqHarness(Harness):
             cluster.version()
         except (pika.exceptions.AMQPError, OSError) as error:
             raise NotHere(f"rabbitmq: nothing answers at {redact(url)}: {error!r}") from None
-        return RabbitmqRuntime("url", cluster, lambda queue: there.at(queue).full_url, where=redact(url), options=given)
+        return RabbitmqRuntime(
+            "url",
+            cluster,
+            lambda queue: there.at(queue).full_url,
+            where=redact(url),
+            options=given,
+            streams=self._streams,
+        )
 
     def _container(self, scratch: Path) -> Runtime:  # noqa: ARG002 - nothing is written
         container = Container(self.name, IMAGE, ports=[PORT])
@@ -322,6 +346,7 @@ class RabbitmqHarness(Harness):
             options=self._options,
             close=operator.close,
             proxy=Proxy(host, int(port)),
+            streams=self._streams,
         )
 
 

@@ -25,8 +25,12 @@ _KEY: Final = "x-redelivery-key"
 _NULL: Final = "x-redelivery-null"
 _ORDER: Final = "x-redelivery-order"
 _STAMP: Final = "timestamp_in_ms"
+_OFFSET: Final = "x-stream-offset"
+_DIFFERS: Final = 406
+#: Seconds without a message, at the end of a stream.
+_QUIET: Final = 0.3
 #: Headers that the broker adds.
-BROKERS: Final = ("x-death", "x-first-death-", "x-last-death-", "x-delivery-count", "x-acquired-count")
+BROKERS: Final = (_OFFSET, "x-death", "x-first-death-", "x-last-death-", "x-delivery-count", "x-acquired-count")
 _NONE: Final = 404
 #: Seconds to wait for the broker's first byte.
 _GREETING: Final = 5.0
@@ -113,11 +117,38 @@ class Cluster:
         """Return the messages that wait in a queue, in its order, and leave them there."""
         left = self.count(queue)
         found: list[Message] = []
+        if left is not None and self._is_stream(queue):
+            return self._of_stream(queue)
         if not left:
             return found
         with self.connect() as connection, connection.channel() as channel:
             self._take(channel, queue, left, found)
         self._back(queue, left)
+        return found
+
+    def _is_stream(self, queue: str) -> bool:
+        """Whether a queue is a stream: declared as one, it is not refused."""
+        try:
+            with self.connect() as connection:
+                connection.channel().queue_declare(queue, durable=True, arguments={"x-queue-type": "stream"})
+        except pika.exceptions.ChannelClosedByBroker as error:
+            if error.reply_code != _DIFFERS:
+                raise
+            return False
+        return True
+
+    def _of_stream(self, stream: str) -> list[Message]:
+        """Return what a stream holds, until nothing comes for a while: its count of messages lags behind."""
+        found: list[Message] = []
+        with self.connect() as connection, connection.channel() as channel:
+            channel.basic_qos(prefetch_count=100)
+            for method, properties, body in channel.consume(
+                stream, arguments={_OFFSET: "first"}, inactivity_timeout=_QUIET
+            ):
+                if method is None or properties is None or body is None:
+                    break
+                found.append(_message(properties, body))
+                channel.basic_ack(method.delivery_tag)
         return found
 
     @staticmethod
