@@ -51,4 +51,4 @@ class TestRabbitmqLettersInAStream(DeadLetterPlaces, Browsing, Redriving, Termin
 class TestRabbitmqStream(Reading, Splits, Cursors):
     """A stream that is itself looked at as dead letters."""
 
-    broker = RabbitmqHarness(streams=True)
+    broker = RabbitmqHarness(dead_letters="stream", direct=True)

@@ -111,15 +111,11 @@ class RabbitmqPlace(Place):
         self._made = [
             queue,
             queue + DEAD_LETTERS,
-            f"{queue}{DEAD_LETTERS}-removed",
+            f"{queue.removesuffix(DEAD_LETTERS)}{DEAD_LETTERS}-removed",
             *(f"{queue}-retry-{1 << step}s" for step in range(8)),
         ]
         self._exchanges: list[str] = []
-        if runtime.streams:
-            self.url += "&dead_letters=stream"
-            self.cluster.make(queue, {"x-queue-type": "stream"})
-        else:
-            self._provision({})
+        self._provision({})
 
     def stored(self, destination: str | None = None) -> Sequence[Message]:
         return self.cluster.messages(self.queue if destination is None else destination)
@@ -228,7 +224,6 @@ class RabbitmqRuntime(Runtime):
     Attributes:
         operator: operates it; None if it was not started here.
         proxy: by which statements about outages reach it; None where it was not started here.
-        streams: places are streams.
     """
 
     cannot_show = ("several nodes: a quorum of one never loses its leader",)
@@ -244,7 +239,7 @@ class RabbitmqRuntime(Runtime):
         options: Mapping[str, str] | None = None,
         close: Callable[[], None] | None = None,
         proxy: Proxy | None = None,
-        streams: bool = False,
+        end: str = "",
     ) -> None:
         self.kind = kind
         self.proxy = proxy
@@ -252,13 +247,13 @@ class RabbitmqRuntime(Runtime):
         self.url = url
         self.operator = operator
         self.options = options or {}
-        self.streams = streams
+        self._end = end
         self.queue_type = self.options.get("rabbitmq.queue_type", "quorum")
         self.description = f"{cluster.version()}, {self.queue_type} queues, {where}"
         self._close = close
 
     def place(self) -> RabbitmqPlace:
-        return RabbitmqPlace(self, self.fresh_name(_STEM))
+        return RabbitmqPlace(self, self.fresh_name(_STEM) + self._end)
 
     @staticmethod
     def at(port: int, queue: str) -> str:
@@ -284,13 +279,13 @@ class RabbitmqHarness(Harness):
     Args:
         queue_type: type of the queues under test.
         dead_letters: what their letters are in.
-        streams: the places are streams themselves, to be looked at as dead letters.
+        direct: the places are such themselves, to be looked at as letters.
     """
 
     name = "rabbitmq"
 
-    def __init__(self, queue_type: str = "quorum", *, dead_letters: str = "queue", streams: bool = False) -> None:
-        self._streams = streams
+    def __init__(self, queue_type: str = "quorum", *, dead_letters: str = "queue", direct: bool = False) -> None:
+        self._end = DEAD_LETTERS if direct else ""
         self._options = {"rabbitmq.queue_type": queue_type} if queue_type != "quorum" else {}
         if dead_letters != "queue":
             self._options["rabbitmq.dead_letters"] = dead_letters
@@ -312,7 +307,7 @@ class RabbitmqHarness(Harness):
             lambda queue: there.at(queue).full_url,
             where=redact(url),
             options=given,
-            streams=self._streams,
+            end=self._end,
         )
 
     def _container(self, scratch: Path) -> Runtime:  # noqa: ARG002 - nothing is written
@@ -346,7 +341,7 @@ class RabbitmqHarness(Harness):
             options=self._options,
             close=operator.close,
             proxy=Proxy(host, int(port)),
-            streams=self._streams,
+            end=self._end,
         )
 
 
