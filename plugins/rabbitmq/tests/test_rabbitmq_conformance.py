@@ -7,7 +7,6 @@ from redelivery_conformance.suite import (
     Cursors,
     DeadLetterPlaces,
     Failures,
-    Fidelity,
     Leases,
     Ordering,
     Provisioning,
@@ -44,7 +43,7 @@ class TestRabbitmqClassic(
     broker = RabbitmqHarness("classic")
 
 
-class TestRabbitmqLettersInAStream(DeadLetterPlaces, Browsing, Redriving, Terminating, Provisioning, Fidelity):
+class TestRabbitmqLettersInAStream(DeadLetterPlaces, Browsing, Redriving, Terminating, Provisioning):
     broker = RabbitmqHarness(dead_letters="stream")
 
 
