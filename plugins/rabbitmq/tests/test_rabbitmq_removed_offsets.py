@@ -26,12 +26,12 @@ class Stream:
     def entries(self, low: int, high: int | None) -> Iterator[Entry]:
         for offset, body in enumerate(self.bodies[:high]):
             if offset >= low:
-                yield Entry(offset, cast(Any, BasicProperties)(), body)
+                yield Entry(offset, cast("Any", BasicProperties)(), body)
 
 
 def known(stream: Stream, removed: RemovedOffsets | None = None) -> RemovedOffsets:
     removed = removed or RemovedOffsets()
-    removed.update(cast(StreamReading, stream))
+    removed.update(cast("StreamReading", stream))
     return removed
 
 

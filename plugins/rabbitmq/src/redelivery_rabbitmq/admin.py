@@ -20,7 +20,7 @@ from redelivery_rabbitmq.client import arguments
 from redelivery_rabbitmq.client.at_least_once import FEATURE_FLAG, FLAG_IS_OFF, is_at_least_once
 from redelivery_rabbitmq.client.connection import QueueRole
 from redelivery_rabbitmq.client.queue_delays import DELAY_ARGUMENTS, SINCE, QueueDelay
-from redelivery_rabbitmq.client.topology import Argument, Queue, delivery_limit, queues, retry_steps
+from redelivery_rabbitmq.client.topology import REMOVED, Argument, Queue, delivery_limit, queues, retry_steps
 from redelivery_rabbitmq.errors import TABLE
 
 API: Final = f"{API_GROUP}/v1beta1"
@@ -53,6 +53,11 @@ class RabbitmqAdmin(QueueRole, Admin):
         if self._address.binding is not None:
             self._check_exchange(self._address.binding)
         missing = {item.name for item in plan.objects if item.action == "create"}
+        there = {item.name for item in plan.objects}
+        for name in missing:
+            if name + REMOVED in there - missing:
+                text = f"queue {name + REMOVED!r} says what was removed of an earlier {name!r}: delete it first"
+                raise Fatal(f"rabbitmq: {self.doing('provisioning')}: {text}", code=Code.CONFLICT)
         for queue in self._queues(spec):
             if queue.name in missing:
                 if "x-dead-letter-strategy" in queue.arguments and not self._is_at_least_once(queue):

@@ -65,7 +65,11 @@ _BY_CODE: Final = {
     **dict.fromkeys((501, 502, 503, 504, 505), BUG),
     506: Rule(Retriable, Code.FULL, "the broker lacks resources, or has reached a limit"),
     530: _VHOST_REFUSED,
-    540: Rule(Fatal, Code.UNSUPPORTED, "this broker does not implement it"),
+    540: Rule(
+        Fatal,
+        Code.UNSUPPORTED,
+        "it is not implemented; a stream can only be looked at as dead letters: add dead_letters=stream to the URL",
+    ),
     541: Rule(Ambiguous, Code.UNAVAILABLE, "the broker failed internally"),
 }
 

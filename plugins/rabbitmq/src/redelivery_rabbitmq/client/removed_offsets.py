@@ -18,7 +18,6 @@ from typing import Any, Final
 from redelivery.kit.offsets import Offsets
 from redelivery_rabbitmq.client.stream_reading import Entry, StreamReading
 
-SUFFIX: Final = "-removed"
 #: Messages after which the next one repeats what all of them say.
 _WHOLE: Final = 64
 

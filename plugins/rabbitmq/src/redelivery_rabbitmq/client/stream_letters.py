@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
@@ -23,8 +23,9 @@ from redelivery.kit.letters import undecodable
 from redelivery_rabbitmq.address import Address
 from redelivery_rabbitmq.client import broker_headers
 from redelivery_rabbitmq.client.connection import QueueRole, open_connection
-from redelivery_rabbitmq.client.removed_offsets import SUFFIX, RemovedOffsets
+from redelivery_rabbitmq.client.removed_offsets import RemovedOffsets
 from redelivery_rabbitmq.client.stream_reading import Entry, StreamReading
+from redelivery_rabbitmq.client.topology import REMOVED
 from redelivery_rabbitmq.codec import decode
 from redelivery_rabbitmq.errors import TABLE
 from redelivery_rabbitmq.options import Settings
@@ -44,6 +45,8 @@ class StreamDeadLetters(QueueRole, DeadLetters):
         self._url = address.url
         self._name = self._address.queue
         self._removed = RemovedOffsets()
+        #: Whether the stream exists that says so.
+        self._noted = False
         self._read_permission = f"read permission on {self._name!r}"
 
     def browse(self) -> Iterator[Letter]:
@@ -118,7 +121,7 @@ class StreamDeadLetters(QueueRole, DeadLetters):
         self._update()
         offsets = self._removed.offsets
         if max([end for _, end in offsets.runs()], default=offsets.base) > high:
-            other = self._name + SUFFIX
+            other = self._name + REMOVED
             text = f"the stream was made again: delete {other!r}, which says what was removed of the stream before it"
             raise Fatal(f"rabbitmq: {self.doing(what)}: {text}", code=Code.CONFLICT)
         return max(low, offsets.base), high
@@ -143,8 +146,9 @@ class StreamDeadLetters(QueueRole, DeadLetters):
 
     def _update(self) -> None:
         try:
-            with self._reading("reading what is removed of", self._name + SUFFIX) as reading:
+            with self._reading("reading what is removed of", self._name + REMOVED) as reading:
                 self._removed.update(reading)
+                self._noted = True
         except BrokerError as error:
             if error.code is not Code.NO_SUCH_DESTINATION:  # nothing was removed yet
                 raise
@@ -155,10 +159,11 @@ class StreamDeadLetters(QueueRole, DeadLetters):
         new = [run for run in runs if run[1] > offsets.base]
         if not new:
             return 0
-        other = self._name + SUFFIX
-        needs = f"configure permission on {other!r} and write permission on 'amq.default'"
+        other = self._name + REMOVED
+        needs = "write permission on 'amq.default'" + ("" if self._noted else f" and configure permission on {other!r}")
         with self.connected("removing from", needs=needs) as connection, connection.channel() as channel:
-            channel.queue_declare(other, durable=True, arguments=dict(ARGUMENTS))
+            if not self._noted:
+                channel.queue_declare(other, durable=True, arguments={"x-queue-type": "stream"})
             channel.confirm_delivery()
             persistent = BasicProperties(delivery_mode=2, content_type="application/json")  # type: ignore[no-untyped-call]
             channel.basic_publish("", other, self._removed.note(_joined(new)), persistent, mandatory=True)
@@ -180,10 +185,6 @@ class StreamDeadLetters(QueueRole, DeadLetters):
 
     def _connect(self) -> BlockingConnection:
         return open_connection(self._address, self._settings)
-
-
-#: The arguments of a stream: it keeps everything.
-ARGUMENTS: Final[Mapping[str, str]] = {"x-queue-type": "stream"}
 
 
 def _joined(runs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

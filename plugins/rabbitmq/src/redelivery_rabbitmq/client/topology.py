@@ -20,6 +20,9 @@ from redelivery_rabbitmq.options import Settings
 #: Between the name of a queue and the step of its retry queue.
 RETRY_SUFFIX: Final = "-retry-"
 
+#: At the end of the name of the stream that says which letters of another stream are removed.
+REMOVED: Final = "-removed"
+
 #: The longest step in seconds; the broker takes delays of less than 2**32 ms.
 _LAST_STEP: Final = 1 << 22
 DELAY_MAX: Final = timedelta(seconds=_LAST_STEP)
@@ -115,11 +118,14 @@ def retry_steps(spec: DeliverySpec) -> Iterator[int]:
 def queues(name: str, spec: DeliverySpec, settings: Settings, version: tuple[int, ...]) -> list[Queue]:
     """Return all queues of a destination, each after those that it refers to. A dead letter queue needs no others."""
     dead_letters = dead_letter_queue(name, settings, version)
+    places = [dead_letters]
+    if settings.dead_letters == "stream":
+        places.append(Queue(dead_letters.name + REMOVED, dead_letters.arguments))
     if name == dead_letters.name:
-        return [dead_letters]
+        return places
     is_native = QueueDelay.of_spec(spec, settings, version) is not None
     retries = [] if is_native else [retry_queue(name, step) for step in retry_steps(spec)]
-    return [dead_letters, work_queue(name, spec, settings, version), *retries]
+    return [*places, work_queue(name, spec, settings, version), *retries]
 
 
 #: With these arguments the broker keeps what it dead-letters until the other queue has confirmed it.
