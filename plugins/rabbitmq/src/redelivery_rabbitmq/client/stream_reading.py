@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
 from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
-from pika.exceptions import AMQPConnectionError, AMQPError
+from pika.exceptions import AMQPError
 from pika.spec import BasicProperties
 
 from redelivery.errors import Retriable
@@ -93,27 +93,27 @@ class StreamReading:
         if high is not None and low >= high:
             return
         channel, taken = self._consume(low, _AHEAD)
-        unasked = 0
+        tag, unasked, opened_at = 0, 0, low
         while high is None or low < high:
             try:
+                if unasked >= _ASK:
+                    channel.basic_ack(tag, multiple=True)
+                    unasked = 0
                 if not taken:
                     self._wait(channel, taken, more=high is not None)
-            except AMQPConnectionError:
-                if self._connection.is_open:
+            except AMQPError:
+                if opened_at == low:
                     raise
                 # Whoever reads took long over a message, and the broker heard no heartbeat.
                 self._consumers.clear()
                 self._connection = self._connect()
                 channel, taken = self._consume(low, _AHEAD)
-                unasked = 0
+                unasked, opened_at = 0, low
                 continue
             if not taken:
                 break
             tag, entry = taken.popleft()
             unasked += 1
-            if unasked >= _ASK and channel.is_open:
-                channel.basic_ack(tag, multiple=True)
-                unasked = 0
             if entry.offset >= low and (high is None or entry.offset < high):
                 yield entry
             low = entry.offset + 1
@@ -160,6 +160,7 @@ class StreamReading:
         return channel, taken
 
     def _end(self, channel: BlockingChannel) -> None:
+        """End a consumer. A connection that is lost has none."""
         tag = self._consumers.pop(channel)
         if channel.is_open:
             with dropped_when_silent(self._connection, self._silence):

@@ -1,0 +1,108 @@
+"""Letters in a stream: looked at without taking, and what is removed is remembered beside it."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from rabbitmq_operating import queue_of, raw
+
+from redelivery.codes import Code
+from redelivery.contract.broker import DeadLetters
+from redelivery.contract.letters import Wanted
+from redelivery.contract.message import Batch, Message
+from redelivery.contract.spec import DeliverySpec
+from redelivery.errors import Fatal
+from redelivery_conformance.statements import Statements
+from redelivery_conformance.subject import Subject
+from redelivery_rabbitmq.testing import RabbitmqHarness
+
+
+class TestStream(Statements):
+    broker = RabbitmqHarness(dead_letters="stream", direct=True)
+
+    @pytest.fixture
+    def letters(self, subject: Subject) -> DeadLetters:
+        return subject.dead_letters(direct=True)
+
+    def test_many_look_at_the_same_time_and_hide_nothing(self, subject: Subject) -> None:
+        put(subject, 500)
+        with subject.connect() as broker:
+            looks = [broker.dead_letters(direct=True) for _ in range(5)]
+            browsing = [each.browse() for each in looks]
+            found = [[next(each).message.value for _ in range(300)] for each in browsing]
+            for each in looks:
+                each.close()
+        assert found == [[b"%d" % at for at in range(300)]] * 5
+
+    def test_a_reader_that_was_away_too_long_goes_on(self, subject: Subject) -> None:
+        """The broker has closed its connection meanwhile, as it heard no heartbeat."""
+        put(subject, 1_000)
+        with (
+            subject.connect(options={"rabbitmq.heartbeat": "1"}) as broker,
+            broker.dead_letters(direct=True) as letters,
+        ):
+            browsing = letters.browse()
+            first = next(browsing)
+            time.sleep(4)
+            assert [first.message.value, *(each.message.value for each in browsing)] == [
+                b"%d" % n for n in range(1_000)
+            ]
+
+    def test_what_one_role_removes_another_does_not_show(self, subject: Subject, letters: DeadLetters) -> None:
+        put(subject, 10)
+        with subject.connect() as broker, broker.dead_letters(direct=True) as other:
+            positions = [each.position for each in letters.browse()]
+            assert other.remove(positions[:4]) == 4
+            assert letters.remove(positions[2:6]) == 2
+            assert [each.position for each in other.browse()] == positions[6:]
+            assert letters.purge() == 4
+            assert other.purge() == 0
+            put(subject, 1)
+            assert len(list(other.browse())) == 1
+
+    def test_letters_since_a_time_are_read_without_the_older_ones(self, subject: Subject, letters: DeadLetters) -> None:
+        put(subject, 20)
+        time.sleep(1.5)
+        since = int(time.time() * 1000)
+        time.sleep(1.0)
+        put(subject, 3, first=20)
+        wanted = Wanted(since_ms=since)
+        (split,) = letters.splits(wanted)
+        found = [each.message.value for batch in letters.read(split, wanted) for each in batch.letters()]
+        assert found == [b"20", b"21", b"22"]
+
+    def test_marks_of_an_earlier_stream_are_refused(self, subject: Subject, letters: DeadLetters) -> None:
+        put(subject, 5)
+        letters.purge()
+        with raw(subject) as channel:
+            channel.queue_delete(queue_of(subject))
+        with (
+            subject.connect().admin() as admin,
+            pytest.raises(Fatal, match=r"of an earlier .*: delete it first") as told,
+        ):
+            admin.provision(DeliverySpec())
+        assert told.value.code is Code.CONFLICT
+        with raw(subject) as channel:
+            channel.queue_declare(queue_of(subject), durable=True, arguments={"x-queue-type": "stream"})
+        put(subject, 1)
+        with pytest.raises(Fatal, match="was made again: delete"):
+            list(letters.browse())
+
+    def test_a_stream_that_is_taken_for_a_queue_is_told_so(self, subject: Subject) -> None:
+        put(subject, 1)
+        end = time.monotonic() + 30  # the broker counts a stream late
+        options = {"rabbitmq.dead_letters": "queue"}
+        with pytest.raises(Fatal, match="add dead_letters=stream"):
+            while time.monotonic() < end:
+                with subject.connect(options=options) as broker, broker.dead_letters(direct=True) as letters:
+                    list(letters.browse())
+
+
+def put(subject: Subject, count: int, *, first: int = 0) -> None:
+    """Send messages with numbers as values."""
+    with subject.connect() as broker, broker.sender() as sender:
+        sender.send(Batch.of([Message(value=b"%d" % at) for at in range(first, first + count)]), deadline=1e12)
+        (settled,) = sender.collect(20)
+        assert settled.error is None
+        assert not settled.failures
