@@ -130,7 +130,7 @@ class TestSubscriptions(Statements):
             received = taker.one()
             subject.is_unsupported(lambda: taker.receiver.settle([(received, Retry(timedelta(seconds=1)))]))
             taker.settle(Accept(), received)
-        with pytest.raises(Unsupported, match="no retries"):
+        with pytest.raises(Unsupported, match="cannot keep a message away for a delay"):
             spec = DeliverySpec(retry=1)
             Subscription(
                 broker.canonical_url or "", print, name="later", spec=spec, options=subject.place.options
