@@ -164,8 +164,8 @@ REQUIRED = ["--require-brokers"] if os.environ.get("REDELIVERY_REQUIRE_BROKERS")
 SLOTS = 5
 #: How many processes share the suite of a broker whose tests wait longest. Each process has its own broker.
 PARTS = {"kafka": 3, "servicebus": 3, "sqs": 3, "rabbitmq": 2}
-#: Versions for the default run instead of newer ones, because the newest does not pass yet (docs/decisions/0034).
-HELD_BACK = {"rabbitmq": "3.10"}
+#: An argument of the session `conformance`.
+ALL_VERSIONS = "--all-versions"
 
 
 def install(session: nox.Session, *what: str, groups: tuple[str, ...] = ()) -> None:
@@ -332,29 +332,23 @@ def unit(session: nox.Session) -> None:
 
 @nox.session
 def conformance(session: nox.Session) -> None:
-    """The suite and Spark against every broker that is available here, and the broken ones; `-- BROKER` runs one."""
+    """The suite and Spark against every broker that is available here, and the broken ones; `-- BROKER` runs one.
+
+    With `--all-versions`: the suite and a broker's own tests against each of its versions that is here.
+    """
     install_project(session, "test")
-    rest = session.posargs
+    rest = [each for each in session.posargs if each != ALL_VERSIONS]
+    if len(rest) < len(session.posargs):
+        runs = [run for name in [_plugin(session, each).name for each in rest] or PLUGINS for run in _versions_of(name)]
+        if not runs:
+            session.error("no versions are here: REDELIVERY_<BROKER>_IMAGES names their images, oldest first")
+        side_by_side(session, runs)
+        return
     if rest and not rest[0].startswith("-"):
         _plugin(session, rest[0])
         session.run(*_suite(), _module(rest[0]), *rest[1:], env=_newest())
         return
     side_by_side(session, _conformance(session))
-
-
-@nox.session
-def all_versions(session: nox.Session) -> None:
-    """`-- BROKER`: suite and tests of it against each version that the default run leaves out; without one, of all."""
-    install_project(session, "test")
-    runs = []
-    for name in [_plugin(session, each).name for each in session.posargs] or PLUGINS:
-        used = _newest().get(_image(name))
-        for image in (each for each in _versions(name) if each != used):
-            command = [*PYTEST, *NO_SPARK, *REQUIRED, "--broker-kind=container", *_tests(name)]
-            runs.append(Run("versions", command, {**_newest(), _image(name): image}))
-    if not runs:
-        session.skip("no other version is here: REDELIVERY_<BROKER>_IMAGES names them, oldest first")
-    side_by_side(session, runs)
 
 
 @nox.session(python=False)
@@ -450,8 +444,10 @@ def _unit() -> list[Run]:
     commands = [[*own, *apart], [*own, spark, *(f"--ignore={path}" for path in apart)]]
     commands += [[*own, "core/tests", f"--ignore={spark}"]]
     runs = [Run("unit", each, _newest(), computes=True) for each in commands]
-    commands = [[*own, *_tests(name)] for name in sorted(PLUGINS, key=lambda name: -PARTS.get(name, 0))]
-    return [*runs, *(Run("unit", each, _newest()) for each in commands)]
+    names = sorted(PLUGINS, key=lambda name: -PARTS.get(name, 0))
+    # What differs between versions is in a plugin's own tests; the whole suite takes older ones by `--all-versions`.
+    older = [run for name in names if REQUIRED for run in _older(name)]
+    return [*runs, *(Run("unit", [*own, *_tests(name)], _newest()) for name in names), *older]
 
 
 def _conformance(session: nox.Session) -> list[Run]:
@@ -486,13 +482,27 @@ def _versions(name: str) -> list[str]:
 
 
 def _newest() -> dict[str, str]:
-    """Return the default run's image of each broker with several: the newest, or the one that is held back."""
-    found = {}
-    for name in PLUGINS:
-        held = [each for each in _versions(name) if each.rpartition(":")[2] == HELD_BACK.get(name)]
-        if held or _versions(name):
-            found[_image(name)] = held[0] if held else _versions(name)[-1]
-    return found
+    """Return the default run's image of each broker with several: the newest."""
+    return {_image(name): _versions(name)[-1] for name in PLUGINS if _versions(name)}
+
+
+def _versions_of(name: str) -> list[Run]:
+    """Return the suite and the own tests of a broker on each of its versions, the newest first."""
+    own = [*_tests(name), "--ignore-glob=*_conformance.py"]
+    parts = range(1, PARTS.get(name, 1) + 1)
+    whole = [[_module(name), f"--broker-part={number}/{parts[-1]}"] for number in parts]
+    return [_on(name, image, tests) for image in reversed(_versions(name)) for tests in (*whole, own)]
+
+
+def _older(name: str) -> list[Run]:
+    """Return the own tests of a broker on each version that the default run leaves out."""
+    tests = [*_tests(name), "--ignore-glob=*_conformance.py"]
+    return [_on(name, image, tests) for image in _versions(name)[:-1]]
+
+
+def _on(name: str, image: str, tests: list[str]) -> Run:
+    command = [*PYTEST, *NO_SPARK, *REQUIRED, "--broker-kind=container", *tests]
+    return Run("versions", command, {**_newest(), _image(name): image})
 
 
 def _tests(name: str) -> list[str]:

@@ -208,6 +208,8 @@ def test_a_url_is_never_replaced_by_something_that_is_here(tmp_path):
 
 def test_an_image_is_named_by_a_variable(monkeypatch):
     assert image_for("carrier", "carrier:1") == "carrier:1"
+    monkeypatch.setenv("REDELIVERY_CARRIER_IMAGES", "mirror/carrier:2 mirror/carrier:3")
+    assert image_for("carrier", "carrier:1") == "mirror/carrier:3", "the newest"
     monkeypatch.setenv("REDELIVERY_CARRIER_IMAGE", "mirror/carrier:2")
     assert image_for("carrier", "carrier:1") == "mirror/carrier:2"
 

@@ -1,6 +1,6 @@
 """Run a broker in a container, for a harness. The plugin chooses the image, the ports and the check for readiness.
 
-`REDELIVERY_<BROKER>_IMAGE` names another image.
+`REDELIVERY_<BROKER>_IMAGE` names another image, `REDELIVERY_<BROKER>_IMAGES` several, oldest first.
 """
 
 from __future__ import annotations
@@ -238,8 +238,9 @@ def free_port() -> int:
 
 
 def image_for(broker: str, default: str) -> str:
-    """Return the image to run: the value of the broker's variable, else the default."""
-    return os.environ.get(_variable(broker)) or default
+    """Return the image to run: that of the broker's variable, else the newest of several, else the default."""
+    several = os.environ.get(f"{_variable(broker)}S", "").split()
+    return os.environ.get(_variable(broker)) or (several[-1] if several else default)
 
 
 def _variable(broker: str) -> str:

@@ -38,7 +38,7 @@ from redelivery_rabbitmq.options import settings_of
 from redelivery_rabbitmq.testing.node import Node
 from redelivery_rabbitmq.testing.reading import BROKERS, Cluster
 
-IMAGE: Final = "rabbitmq:4"
+IMAGE: Final = "rabbitmq:4.3"
 PORT: Final = 5672
 #: Seconds for a broker to come up, on a busy machine.
 START: Final = 120.0
