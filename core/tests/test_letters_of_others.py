@@ -52,6 +52,20 @@ def test_only_a_message_that_never_arrived_gets_an_id_of_its_hop(letter: Message
     assert sent_back(stored(letter), THERE).id == expected
 
 
+def test_on_request_every_message_gets_an_id_of_its_hop() -> None:
+    """By column and alone, and where it is mended."""
+    asked = redrive_operation(Targets(), 5, new_ids=True)
+    bare = replace(THEIRS, headers=())
+    found = sendable(asked, LetterBatch.of([stored(THEIRS), stored(bare)]), THERE).messages
+    assert found is not None
+    assert [each.id for each in found.rows()] == ["theirs~1", "theirs~1"]
+    (mark,) = marks_of(LetterBatch.of([stored(THEIRS)]), 0, 0, new_ids=True)
+    assert not Mark.parse(mark).keeps_id
+    kept = sendable(OPERATION, LetterBatch.of([stored(THEIRS), stored(bare)]), THERE).messages
+    assert kept is not None
+    assert [each.id for each in kept.rows()] == ["theirs", "theirs"]
+
+
 def test_a_message_that_we_have_named_is_named_again() -> None:
     first = sent_back(stored(written(THEIRS, ErrorContext(reason="no", kind="permanent"))), THERE)
     assert sent_back(stored(first), THERE).id == "theirs~2"

@@ -72,6 +72,11 @@ def add(what: _SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     redrive.add_argument("--hop-limit", type=int, default=HOP_LIMIT, help="leave what came back so often (default 5)")
     redrive.add_argument(
+        "--new-ids",
+        action="store_true",
+        help="give every message the id of its hop (ID~HOP); default: only those that a writer of ours could not send",
+    )
+    redrive.add_argument(
         "--spark",
         metavar="MASTER",
         help="as a Spark job of this master (local[*], spark://HOST:7077): as many at once as it has cores",
@@ -142,6 +147,7 @@ def _redrive(arguments: argparse.Namespace) -> int:
             spec=spec,
             hop_limit=arguments.hop_limit,
             allow_targets=arguments.allow_targets,
+            new_ids=arguments.new_ids,
         )
     return run.status(_account(arguments, report))
 
@@ -171,6 +177,7 @@ def _redrive_by_spark(arguments: argparse.Namespace, spec: DeliverySpec | None, 
                 rate=settings.rate,
                 hop_limit=arguments.hop_limit,
                 allow_targets=arguments.allow_targets,
+                new_ids=arguments.new_ids,
                 max_returns=settings.max_returns,
                 key=arguments.key,
                 journal=arguments.journal,

@@ -61,11 +61,12 @@ class Mark:
         return cls(int(found[1]), int(found[2]), found[3], found[6], found[4] == "k", found[5] == "n")
 
 
-def marks_of(letters: LetterBatch, part: int, first: int) -> list[str]:
-    """Return the marks of letters; `first` is the ordinal of the first of them."""
+def marks_of(letters: LetterBatch, part: int, first: int, *, new_ids: bool = False) -> list[str]:
+    """Return the marks of letters; `first` is the ordinal of the first of them, `new_ids`: none keeps its id."""
     stored, count = letters.messages, len(letters)
     natives = [None] * count if stored.native is None else stored.native.values
-    found = zip(digests_of(letters), letters.position.values, _keep_ids(stored), natives, strict=True)
+    kept = [False] * count if new_ids else _keep_ids(stored)
+    found = zip(digests_of(letters), letters.position.values, kept, natives, strict=True)
     return [
         str(Mark(part, first + at, said, position, keeps, native is not None))
         for at, (said, position, keeps, native) in enumerate(found)

@@ -35,6 +35,7 @@ class LetterOperation:
         target: returns the letter's own target; None where it goes to the destination itself.
         why_left: returns why a letter is not sent to a destination of these capabilities; None where it is sent.
         hop_limit: letters that were sent back fewer times may go by column; None: each letter is looked at.
+        new_ids: every message gets an id of its hop.
     """
 
     name: str
@@ -42,6 +43,7 @@ class LetterOperation:
     target: Callable[[Letter, Capabilities, ErrorContext], str | None]
     why_left: Callable[[Letter, Capabilities, ErrorContext], str | None]
     hop_limit: int | None = None
+    new_ids: bool = False
 
 
 @dataclass(slots=True)
@@ -89,7 +91,7 @@ def sendable(operation: LetterOperation, letters: LetterBatch, there: Capabiliti
     if len(single) == len(going):
         found.messages = Batch.of([single[index] for index in going])
     else:
-        sent = _sent_plain(stored, plain, there)
+        sent = _sent_plain(stored, plain, there, new_ids=operation.new_ids)
         found.messages = _patched(sent, single) if single else sent
         if len(going) < len(letters):
             found.messages = found.messages.take(going)
@@ -139,11 +141,11 @@ def _goes_plain(native: ErrorContext | None) -> bool:
     return native is None or not (native.target or native.extra or native.maybe_delivered or native.kind == UNRESOLVED)
 
 
-def _sent_plain(stored: Batch, plain: Sequence[again.Again | None], there: Capabilities) -> Batch:
+def _sent_plain(stored: Batch, plain: Sequence[again.Again | None], there: Capabilities, *, new_ids: bool) -> Batch:
     """Return plain letters as they are sent; other rows are to be patched, or left out."""
     ids = [None] * len(stored) if stored.id is None else stored.id.values
     names = [
-        None if each is None or name is None else next_id(name, each.hops + 1, unsent=each.unsent)
+        None if each is None or name is None else next_id(name, each.hops + 1, unsent=each.unsent or new_ids)
         for name, each in zip(ids, plain, strict=True)
     ]
     sent = replace(
@@ -200,7 +202,12 @@ def _patched(sent: Batch, single: Mapping[int, Message]) -> Batch:
 
 
 def sent_back(
-    letter: Letter, there: Capabilities, context: ErrorContext | None = None, *, targeted: bool = True
+    letter: Letter,
+    there: Capabilities,
+    context: ErrorContext | None = None,
+    *,
+    targeted: bool = True,
+    new_ids: bool = False,
 ) -> Message:
     """Return the message of a letter as it is sent again: without our context, one hop further, to its own target.
 
@@ -211,12 +218,13 @@ def sent_back(
         there: the destination's capabilities; values of its columns are restored.
         context: `context_of` the letter, where the caller has it.
         targeted: its target was allowed (`Targets`); otherwise it goes to the destination itself.
+        new_ids: it gets an id of its hop, whoever wrote it.
     """
     context = context or context_of(letter)
     columns = {name: kind for name, kind in there.columns.items() if targeted or name not in there.routes}
     message = dialects.redriven(letter.message)
     hop = dialects.history(message).hops
-    name, unsent = message.id, dialects.unsent(letter.message.headers)
+    name, unsent = message.id, new_ids or dialects.unsent(letter.message.headers)
     if context.maybe_delivered:
         name = name or context.message_id  # as it was sent: a consumer that has it already can tell
     elif name is None and context.message_id is not None:
@@ -320,14 +328,15 @@ def why_not_forwarded(letter: Letter, _there: Capabilities, _context: ErrorConte
     return _unresolved(letter)
 
 
-def redrive_operation(targets: Targets, hop_limit: int) -> LetterOperation:
-    """Return the redrive operation; arguments as of `why_left`."""
+def redrive_operation(targets: Targets, hop_limit: int, *, new_ids: bool = False) -> LetterOperation:
+    """Return the redrive operation; arguments as of `why_left` and `LetterOperation`."""
     return LetterOperation(
         "redrive",
-        lambda letter, there, context: sent_back(letter, there, context, targeted=not targets.none),
+        lambda letter, there, context: sent_back(letter, there, context, targeted=not targets.none, new_ids=new_ids),
         targets.of,
         lambda letter, there, context: why_left(letter, there, targets, hop_limit, context=context),
         hop_limit,
+        new_ids,
     )
 
 

@@ -180,12 +180,14 @@ class DeadLetterQueue:
         spec: DeliverySpec | None = None,
         hop_limit: int = HOP_LIMIT,
         allow_targets: Collection[str] = (),
+        new_ids: bool = False,
         part: Part | None = None,
     ) -> RedriveReport:
         """Send letters back to their destination; each is removed once the destination has confirmed it.
 
-        A letter starts again at attempt 1, under `<id>~<hop>`. Its attempt total and its hops are kept; the error
-        context that we wrote is removed.
+        A letter starts again at attempt 1. Its attempt total and its hops are kept; the error context that we wrote is
+        removed. A message that a writer of ours could not send gets the id `<id>~<hop>`; one that had been stored
+        before it died, by whatever application, keeps its id and all that its broker's own message had.
 
         Args:
             ids: message ids or positions; None: all letters that exist now.
@@ -200,6 +202,7 @@ class DeadLetterQueue:
             allow_targets: targets that letters may go to, if their headers name one other than the destination: names,
                 or patterns as in a shell (`orders-*`; for a routing column of the broker `column=value`). A letter with
                 another target stays, unless it is signed: a header alone must not choose where it goes.
+            new_ids: give the id of the hop to every message.
             part: only these letters, as one of several processes (`deadletters.parts`); its leader counts which letters
                 came back.
 
@@ -227,7 +230,7 @@ class DeadLetterQueue:
         if isinstance(allow_targets, str):
             raise ConfigurationError(f"redrive: allow_targets is a list, not one text: write [{allow_targets!r}]")
         name = self.name_of(to, where, settings.limit, ids)
-        operation = redrive_operation(self._targets(to, allow_targets), hop_limit)
+        operation = redrive_operation(self._targets(to, allow_targets), hop_limit, new_ids=new_ids)
         return self._transfer(operation, opened, spec, meant, settings, journal, name=name, part=part)
 
     def name_of(

@@ -59,6 +59,7 @@ class Work:
     allow_targets: Sequence[str]
     shared_mount: bool
     settings: RedriveSettings
+    new_ids: bool = False
 
     def opened(self, **more: Any) -> DeadLetterQueue:
         """Open the letters."""
@@ -72,6 +73,7 @@ class Work:
             spec=self.spec,
             hop_limit=self.hop_limit,
             allow_targets=self.allow_targets,
+            new_ids=self.new_ids,
             part=part,
             **more,
         )
@@ -159,7 +161,7 @@ def _read(work: Work, part: Part) -> Iterator[Any]:
         make = _LetterRows(work.to or work.url, work.allow_targets)
         ordinal = 0
         for batch in work.read(letters, part, report):
-            marks = marks_of(batch, part.number, ordinal)
+            marks = marks_of(batch, part.number, ordinal, new_ids=work.new_ids)
             ordinal += len(batch)
             yield make(replace(batch, position=Column.of(marks)))
             reporter(report)

@@ -79,6 +79,7 @@ def redrive(
     rate: float | None = None,
     hop_limit: int = HOP_LIMIT,
     allow_targets: Sequence[str] = (),
+    new_ids: bool = False,
     max_returns: int | None = MAX_RETURNS,
     key: str | None = None,
     journal: Path | str | None = None,
@@ -111,6 +112,7 @@ def redrive(
             leaves its part unused.
         hop_limit: letters that were sent back so often stay.
         allow_targets: targets that letters may go to, if their headers name one other than the destination.
+        new_ids: give every message the id of its hop; else only those that a writer of ours could not send.
         max_returns: stop when more letters than this, of all tasks, were refused or are dead again; None: never. Tasks
             learn of it within about a second, and then end with the letters in flight.
         key: references of the keys that letters were signed with.
@@ -143,6 +145,7 @@ def redrive(
         spec=spec,
         hop_limit=hop_limit,
         allow_targets=tuple(allow_targets),
+        new_ids=new_ids,
         shared_mount=shared_mount,
         settings=RedriveSettings(limit=limit, rate=rate, dry_run=dry_run, max_returns=max_returns),
     )
