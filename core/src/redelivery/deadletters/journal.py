@@ -67,6 +67,8 @@ class Journal:
     def __init__(self, path: Path, source: str, *, wait: float = _BUSY) -> None:
         self.path = path
         self._source = source
+        #: Positions that the file holds; None: not known yet.
+        self._held: set[str] | None = None
         try:
             make_private_folder(path.parent)
             refuse_link(path)
@@ -155,11 +157,17 @@ class Journal:
 
     def _write(self, removed: Sequence[str], sent: Mapping[str, str], count: int) -> None:
         """Note what is removed and what is sent, and that so many letters were sent."""
+        if self._held is None:
+            self._held = set(self.noted())
         with self._writing():
             self._change(removed, sent, count)
+        self._held = self._held.difference(removed).union(sent)
 
     def _change(self, removed: Sequence[str], sent: Mapping[str, str], count: int) -> None:
-        self._file.executemany("DELETE FROM letter WHERE position = ?", [(each,) for each in removed])
+        if self._held is not None and self._held <= set(removed):
+            self._file.execute("DELETE FROM letter")  # in a fraction of the time
+        else:
+            self._file.executemany("DELETE FROM letter WHERE position = ?", [(each,) for each in removed])
         self._file.executemany("INSERT OR REPLACE INTO letter VALUES (?, ?)", list(sent.items()))
         if count:
             self._file.execute("UPDATE place SET sent = sent + ?", (count,))

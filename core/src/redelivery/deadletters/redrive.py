@@ -363,18 +363,26 @@ class Transfer:
         self.report.redriven += len(confirmed)
         self.report.failed += failed
         self._usual = _CHUNK if failed else min(2 * self._usual, _MOST)
-        digests, positions = digests_of(going), going.position.values
-        sent = {positions[index]: digests[index] for index in confirmed}
+        sent = going if not failed else going.take(list(confirmed))
         confirmed.clear()
+        positions = sent.position.values
         if self._partial:
-            self._stay.update(set(positions) - sent.keys())
-        self._pending.update(sent)
+            self._stay.update(set(going.position.values).difference(positions))
+        if not positions:
+            return
+        if self._journal is None:
+            removed = self._letters.remove(positions)
+            if removed < len(positions):
+                self._pending.update(zip(positions, digests_of(sent), strict=True))
+            self.report.removed += removed
+            return
+        noted = dict(zip(positions, digests_of(sent), strict=True))
+        self._pending.update(noted)
         try:
-            if self._journal is not None:
-                removed, self._removed = self._removed, []
-                self._journal.sent(sent, removed)
+            gone, self._removed = self._removed, []
+            self._journal.sent(noted, gone)
         finally:  # without a note it must be removed all the more
-            self.report.removed += self._remove(list(sent))
+            self.report.removed += self._remove(positions)
 
     def _remove(self, positions: Sequence[str]) -> int:
         """Remove confirmed letters. One that could not be removed, or that a consumer holds, is not sent again."""
@@ -386,7 +394,8 @@ class Transfer:
     def _forget(self, positions: Sequence[str]) -> None:
         for each in positions:
             self._pending.pop(each, None)
-        self._removed += positions  # noted with what is sent next, or at the end
+        if self._journal is not None:
+            self._removed += positions  # noted with what is sent next, or at the end
 
     def _note_removed(self) -> None:
         removed, self._removed = self._removed, []

@@ -105,12 +105,14 @@ def _headers(data: bytes, index: int, known: dict[bytes, Header], faults: dict[i
     if data.startswith(b'[["') and data.endswith(b'"]]'):
         found = []
         for part in data[3:-3].split(b'"],["'):
-            header = known.get(part) or _header(part)
+            is_short = len(part) < _SHORT  # a long one hardly repeats
+            header = (known.get(part) if is_short else None) or _header(part)
             if header is None:
                 break
-            if len(known) > _KNOWN:
-                known.clear()
-            known[part] = header
+            if is_short:
+                if len(known) > _KNOWN:
+                    known.clear()
+                known[part] = header
             found.append(header)
         else:
             return tuple(found)

@@ -86,7 +86,7 @@ class SqliteDeadLetters(Resource, DeadLetters):
 
     def remove(self, positions: Sequence[str]) -> int:
         self.check_open("removing from")
-        seqs = [self._seq(position) for position in positions]
+        seqs = self._seqs_at(positions)
         if not seqs or self._number() is None:
             return 0
         return sum(self._remove(seqs[first : first + _REMOVED]) for first in range(0, len(seqs), _REMOVED))
@@ -236,7 +236,8 @@ class SqliteDeadLetters(Resource, DeadLetters):
         return f"{what} queue {self._queue!r} of {str(self._store.path)!r}"
 
     @staticmethod
-    def _seq(position: str) -> int:
-        if POSITION.fullmatch(position) is None:
-            raise ConfigurationError(f"sqlite: not a position of this queue: {position!r}; it is a number")
-        return int(position)
+    def _seqs_at(positions: Sequence[str]) -> list[int]:
+        if not all(map(POSITION.fullmatch, positions)):
+            wrong = next(each for each in positions if POSITION.fullmatch(each) is None)
+            raise ConfigurationError(f"sqlite: not a position of this queue: {wrong!r}; it is a number")
+        return list(map(int, positions))
