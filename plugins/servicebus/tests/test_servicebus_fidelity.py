@@ -1,5 +1,6 @@
 """Messages of other applications, beyond the suite's one message: bodies, ids, names, and what must be refused."""
 
+import time
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
@@ -149,3 +150,20 @@ class TestFidelity(Statements):
                 with dead_letters(url, options=said) as found:
                     assert found.redrive().removed == 1
         assert len(contents(subject, name)) == 1
+
+    def test_letters_of_a_queue_that_requires_sessions_go_back_into_theirs(self, subject: Subject) -> None:
+        """Its messages are not received here. Its dead letters have no sessions, and keep their session id."""
+        name = f"{queue(subject)}-sessions"
+        namespace(subject).create_queue(
+            name, requires_session=True, default_message_time_to_live=0.2, dead_lettering_on_message_expiration=True
+        )
+        with namespace(subject).client() as client, client.get_queue_sender(name) as sender:
+            sender.send_messages(ServiceBusMessage(b"{}", session_id="airport-7", message_id="a"))
+        deadline = time.monotonic() + 10
+        while not contents(subject, name + DEAD):
+            assert time.monotonic() < deadline
+        namespace(subject).alter_queue(name, default_message_time_to_live=None)
+        with dead_letters(subject.broker.sibling(name), options=subject.place.options) as found:
+            assert found.redrive().removed == 1
+        (back,) = contents(subject, name)
+        assert (back.property(0), back.property(10)) == ("a", "airport-7")

@@ -283,7 +283,8 @@ class Outgoing:
         queue.admit_receiver()
         wanted = link.remote_source.filter
         filters: Any = wanted.get_object() if wanted.next() else None
-        if queue.settings.requires_session or "com.microsoft:session-filter" in map(str, filters or {}):
+        sessions = queue.settings.requires_session and box is queue.main  # dead letters are not received by session
+        if sessions or "com.microsoft:session-filter" in map(str, filters or {}):
             raise StoreError("amqp:not-implemented", 501, "The stand-in has no sessions.")
         if isinstance(queue, Topic):
             raise StoreError("amqp:not-allowed", 400, "A topic cannot be received from: its subscriptions can.")
