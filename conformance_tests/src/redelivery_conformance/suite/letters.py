@@ -23,6 +23,8 @@ from redelivery_conformance.suite.headers import ODD_HEADERS
 
 #: The key that signs letters.
 KEY = b"a key that signs letters"
+#: More looks at a letter than any broker's default limit of deliveries.
+LOOKS = 100
 #: Seconds between letters of different age: a broker's clock may be as coarse as this.
 TICK = 0.02
 
@@ -293,6 +295,20 @@ class Browsing(Statements):
         with subject.broker.dead_letters(direct=True) as letters:
             assert len(list(islice(letters.browse(), 2))) == 2
         assert len(subject.browse(direct=True)) == 5
+
+    @broker_has("send", "browse")
+    def test_looking_many_times_costs_no_letter_its_life(self, subject: Subject) -> None:
+        """Also where another application has left the broker's default limit of deliveries."""
+        url = subject.place.limited()
+        values = [b"%d" % at for at in range(5)]
+        subject.deliver(*(Message(value=value) for value in values), url=url)
+        with subject.connect(url).dead_letters(direct=True) as letters:
+            positions = [letter.position for letter in letters.browse()]
+            for look in range(LOOKS):
+                found = list(islice(letters.browse(), 1 + look % len(values)))
+                assert [letter.message.value for letter in found] == values[: len(found)], f"after {look} looks"
+            assert [letter.position for letter in letters.browse()] == positions
+            assert letters.remove(positions) == len(values)
 
     @broker_has("send", "browse")
     def test_browsing_ends_at_what_was_there_when_it_began(self, subject: Subject) -> None:

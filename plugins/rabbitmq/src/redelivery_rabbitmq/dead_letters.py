@@ -6,6 +6,7 @@ then returns all of them at once: only this keeps their order.
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 from collections import Counter
@@ -21,11 +22,13 @@ from redelivery.contract.letters import WHOLE, LetterBatch, Wanted
 from redelivery.errors import BrokerError, ConfigurationError
 from redelivery.kit.letters import undecodable
 from redelivery_rabbitmq.address import Address
-from redelivery_rabbitmq.client import broker_headers
+from redelivery_rabbitmq.client import broker_headers, renewal
 from redelivery_rabbitmq.client.connection import QueueRole
-from redelivery_rabbitmq.client.consumer import Consumer, Delivery
+from redelivery_rabbitmq.client.consumer import RELEASED_FIRST, Consumer, Delivery
 from redelivery_rabbitmq.codec import decode
 from redelivery_rabbitmq.options import Settings
+
+log = logging.getLogger("redelivery.rabbitmq")
 
 #: Seconds that returning letters in order may take; then their order is given up.
 _RETURN_TIMEOUT: Final = 15.0
@@ -42,6 +45,9 @@ class RabbitmqDeadLetters(QueueRole, DeadLetters):
         #: Open browses, and for the position of each letter that they show: its consumer and delivery tag.
         self._browses: list[Consumer] = []
         self._shown: dict[str, tuple[Consumer, int]] = {}
+        #: The most that a letter was looked at, where the broker counts that against the queue's limit.
+        self._looks = 0
+        self._is_limitless: bool | None = None
 
     def browse(self) -> Iterator[Letter]:
         with closing(self._pages()) as pages:
@@ -71,7 +77,7 @@ class RabbitmqDeadLetters(QueueRole, DeadLetters):
         seen: Counter[str] = Counter()
         try:
             while page:
-                shown = [_shown(delivery, seen) for delivery in page]
+                shown = self._taken(page, seen)
                 page.clear()
                 self._shown.update((each.position, (consumer, each.tag)) for each in shown)
                 yield shown
@@ -132,7 +138,7 @@ class RabbitmqDeadLetters(QueueRole, DeadLetters):
             consumer = Consumer(connection, self._address.queue)
             try:
                 for page in consumer.pages():
-                    found += [delivery.tag for delivery in page if _shown(delivery, seen).position in wanted]
+                    found += [shown.tag for shown in self._taken(page, seen) if shown.position in wanted]
                     if len(found) == len(wanted):
                         break
                 consumer.ack(found)
@@ -141,21 +147,56 @@ class RabbitmqDeadLetters(QueueRole, DeadLetters):
                     self._return(consumer)
         return len(found)
 
-    @staticmethod
-    def _return(consumer: Consumer) -> None:
-        """Return letters in order. A quorum queue puts them behind all others: so fetch and return all others too.
+    def _return(self, consumer: Consumer) -> None:
+        """Return letters in order, with those that a quorum queue would otherwise put before them.
+
+        Before 4.0 these are all others. From 4.0 on they are those that were returned earlier, which come before all
+        that nobody has taken yet.
 
         Only as many as are ready now, and within a time: more may keep coming, and there may be a million. Letters
         that are left then return when the channel closes.
         """
         end = time.monotonic() + _RETURN_TIMEOUT
         pages = consumer.pages() if consumer.unacked else iter(())
-        while time.monotonic() < end and (page := next(pages, None)):
-            is_classic = broker_headers.split(page[0].properties)[1].delivery_count is None
-            if is_classic:  # a classic queue puts each letter back in its place
+        while time.monotonic() < end:
+            if (self.broker_version >= RELEASED_FIRST and consumer.reached_new) or not next(pages, None):
                 break
-        consumer.release_all(end)
+        consumer.release(list(consumer.unacked), end)
         consumer.close()
+        if self._looks >= renewal.LOOKS:
+            self._renew()
+
+    def _taken(self, page: Sequence[Delivery], seen: Counter[str]) -> list[_Shown]:
+        """Give the letters of a page their positions, and count how often they were looked at."""
+        shown = [_shown(delivery, seen) for delivery in page]
+        if renewal.counts_looks(self.broker_version):
+            # Before its first return a letter has the count of the queue in which it died.
+            for each, delivery in zip(shown, page, strict=True):
+                if delivery.method.redelivered:
+                    self._looks = max(self._looks, each.added.delivery_count or 0)
+        return shown
+
+    def _renew(self) -> None:
+        """Write all letters again if the broker may drop them after more looks."""
+        looks, self._looks = self._looks, 0
+        what = "writing letters again to"
+        try:
+            if self._is_limitless is None:
+                self._is_limitless = renewal.is_limitless(self._address, self._settings)
+            if self._is_limitless:
+                return
+            with self.connected(what, needs=self._read_permission) as connection:
+                consumer = Consumer(connection, self._address.queue)
+                try:
+                    renewal.renew(consumer, self._address, self._settings)
+                finally:
+                    if consumer.is_open:
+                        consumer.release(list(consumer.unacked))
+                        consumer.close()
+        except BrokerError as error:
+            text = "letters of queue %r were looked at %d times, and this broker drops them after more looks than the "
+            text += "queue's delivery limit (20 by default); %s. They could not be written again: %s"
+            log.warning(text, self._address.queue, looks, renewal.ADVICE, error)
 
 
 class _Shown(NamedTuple):

@@ -7,7 +7,9 @@ between the two it is in both places, never in none.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from copy import copy
 from datetime import timedelta
 from functools import partial
@@ -21,18 +23,19 @@ from redelivery.codes import Code
 from redelivery.contract.broker import Accept, Limits, Outcome, Received, Receiver, Release, Retry, Terminate
 from redelivery.contract.context import ErrorContext
 from redelivery.contract.message import Message
-from redelivery.errors import BrokerError, Fatal, LeaseLost, Permanent, Unsupported
+from redelivery.errors import BrokerError, Fatal, LeaseLost, Permanent, Retriable, Unsupported
 from redelivery.kit.leases import Settlement, lost
 from redelivery.kit.letters import attach
 from redelivery_rabbitmq.address import Address
 from redelivery_rabbitmq.client import broker_headers, pika_private, topology
 from redelivery_rabbitmq.client.arguments import KeptDelays
 from redelivery_rabbitmq.client.at_least_once import FLAG_IS_OFF, is_at_least_once
-from redelivery_rabbitmq.client.connection import QueueRole
-from redelivery_rabbitmq.client.consumer import Consumer, Delivery, Lease
+from redelivery_rabbitmq.client.connection import CLOSE_TIMEOUT, QueueRole, dropped_when_silent
+from redelivery_rabbitmq.client.consumer import NACK_IS_FREE, RELEASED_FIRST, Consumer, Delivery, Lease
 from redelivery_rabbitmq.client.frames import fits_frame
 from redelivery_rabbitmq.client.parameters import user_of
 from redelivery_rabbitmq.codec import EncodedProperties, decode, encode
+from redelivery_rabbitmq.errors import ERRORS
 from redelivery_rabbitmq.options import Settings
 
 log = logging.getLogger("redelivery.rabbitmq")
@@ -59,6 +62,16 @@ class RabbitmqReceiver(QueueRole, Receiver):
     def receive(self, max_messages: int, *, wait: float) -> Sequence[Received]:
         if max_messages < 1:
             return []
+        try:
+            return self._receive(max_messages, wait)
+        except Retriable:
+            # The broker closes the channel, or from 4.3 on cancels the consumer, if a message was held for longer than
+            # it allows. Its lease is lost; others may be received.
+            if self._connection is None or not self._connection.is_open:
+                raise
+            return self._receive(max_messages, wait)
+
+    def _receive(self, max_messages: int, wait: float) -> list[Received]:
         with self.connected("receiving from", needs=self._read, wait=max(wait, 0.0)) as connection:
             consumer = self._open_consumer(connection)
             return [self._received(consumer, delivery) for delivery in consumer.fetch(max_messages, wait)]
@@ -111,8 +124,20 @@ class RabbitmqReceiver(QueueRole, Receiver):
         consumer.ack(acked)
         consumer.reject(rejected)
         consumer.sync()
-        consumer.release(released)
+        if released and len(released) == len(consumer.unacked) and self.broker_version < RELEASED_FIRST:
+            consumer.release_by_closing()
+        else:
+            consumer.release(released)
         return call.answers
+
+    def _release(self) -> None:
+        if self.broker_version >= NACK_IS_FREE:
+            with self._lock, suppress(*ERRORS):
+                connection, consumer = self._connection, self._consumer
+                if connection is not None and consumer is not None and consumer.is_open:
+                    with dropped_when_silent(connection, CLOSE_TIMEOUT):
+                        consumer.release(list(consumer.unacked), time.monotonic() + CLOSE_TIMEOUT)
+        super()._release()
 
     def _copy_error(self, connection: BlockingConnection, received: Received, outcome: object) -> BrokerError | None:
         """Publish the copy that an outcome needs. Return None, or why the message must not be acknowledged."""

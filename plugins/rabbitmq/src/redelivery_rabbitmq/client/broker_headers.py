@@ -26,8 +26,10 @@ ATTEMPTS: Final = "redelivery-retry"
 COPIES: Final = frozenset({"CC", "BCC"})
 
 _DELIVERY_COUNT: Final = "x-delivery-count"
+_ACQUIRED_COUNT: Final = "x-acquired-count"
+_COUNTS: Final = frozenset({_DELIVERY_COUNT, _ACQUIRED_COUNT})
 _X_DEATH: Final = "x-death"
-_ADDED: Final = COPIES | {ATTEMPTS, _DELIVERY_COUNT, "x-acquired-count", _X_DEATH}
+_ADDED: Final = COPIES | _COUNTS | {ATTEMPTS, _X_DEATH}
 _ADDED_PREFIXES: Final = ("x-first-death-", "x-last-death-")
 _RETRY_QUEUE: Final = re.compile(rf"{re.escape(RETRY_SUFFIX)}\d+s\Z")
 #: The broker's reason -> our code, and one line for people.
@@ -55,7 +57,9 @@ class BrokerHeaders:
 
     def attempt(self, *, redelivered: bool) -> int:
         """Return the number of this attempt; a lower bound if the queue does not count."""
-        return self.attempts + 1 + (int(redelivered) if self.delivery_count is None else self.delivery_count)
+        if not redelivered:  # from 4.0 on a dead-lettered message brings along the count of its former queue
+            return self.attempts + 1
+        return self.attempts + 1 + (1 if self.delivery_count is None else self.delivery_count)
 
 
 _NONE: Final = BrokerHeaders()
@@ -73,10 +77,20 @@ def split(properties: BasicProperties) -> tuple[BasicProperties, BrokerHeaders]:
     properties.headers = published or None
     deaths = headers.get(_X_DEATH)
     return properties, BrokerHeaders(
-        delivery_count=_count(headers.get(_DELIVERY_COUNT)),
+        # From 4.3 on a message that was only released has no count of deliveries, but one of how often it was taken.
+        delivery_count=_count(headers.get(_DELIVERY_COUNT, 0 if _ACQUIRED_COUNT in headers else None)),
         attempts=_count(headers.get(ATTEMPTS)) or 0,
         x_death=tuple(each for each in deaths if isinstance(each, Mapping)) if isinstance(deaths, list) else (),
     )
+
+
+def uncounted(properties: BasicProperties) -> BasicProperties:
+    """Return the properties for writing a message again to its own queue: with its deaths, without its counts."""
+    properties = copy(properties)
+    properties.user_id = None  # the broker closes the channel of another user
+    dropped = COPIES | _COUNTS
+    properties.headers = {name: value for name, value in (properties.headers or {}).items() if name not in dropped}
+    return properties
 
 
 def death_context(headers: BrokerHeaders, message_id: str | None, url: str) -> tuple[ErrorContext | None, int | None]:

@@ -1,7 +1,8 @@
 """Fetch messages from one queue and hold them unacknowledged, for the receiver and the dead letters role.
 
-A message is fetched by `basic.get`, or by a consumer that exists for one call. The consumer's prefetch is the number of
-messages asked for, so that the broker never sends more.
+A consumer exists for one call, and its prefetch is the number of messages asked for, so that the broker never sends
+more. There is no `basic.get`: when a connection ends, a quorum queue takes back what consumers had in the order of
+their names, but 4.x puts what was got behind that, and every version sorts ten gets and more wrongly.
 """
 
 from __future__ import annotations
@@ -9,14 +10,20 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator
-from itertools import count, groupby
+from itertools import count, groupby, takewhile
 from typing import Any, Final, NamedTuple
 
 from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
+from pika.exceptions import ConsumerCancelled
 from pika.spec import Basic, BasicProperties
 
 from redelivery_rabbitmq.client.connection import drop
 from redelivery_rabbitmq.client.pika_private import send_cancel
+
+#: From this version on a quorum queue puts released messages before those that were never delivered.
+RELEASED_FIRST: Final = (4, 0)
+#: From this version on releasing a message does not count as a delivery; the end of its channel always does.
+NACK_IS_FREE: Final = (4, 3)
 
 #: Messages that one call fetches at most: half of what a consumer of a quorum queue may hold.
 _MAX_MESSAGES: Final = 1000
@@ -25,6 +32,10 @@ _PAGE: Final = 100
 _PAGE_BYTES: Final = 16 << 20
 #: Seconds to wait until the queue counts requeued messages again; a quorum queue took up to 0.03.
 _REQUEUE_TIMEOUT: Final = 1.0
+#: Seconds to wait for a message that was ready; then another consumer has it.
+_COMING: Final = 1.0
+#: Commands that a broker's channel sends to a quorum queue at once. It keeps more of them back, and mixes them up.
+_COMMANDS: Final = 32
 #: Seconds between two counts.
 _POLL: Final = 0.002
 
@@ -33,7 +44,7 @@ class Delivery(NamedTuple):
     """A delivered message."""
 
     tag: int
-    method: Basic.Deliver | Basic.GetOk
+    method: Basic.Deliver
     properties: BasicProperties
     body: bytes
 
@@ -50,17 +61,19 @@ class Consumer:
 
     Attributes:
         unacked: delivery tags of unsettled messages, in the order of the queue.
+        reached_new: whether the last message was delivered for the first time.
     """
 
     def __init__(self, connection: BlockingConnection, queue: str) -> None:
         self.unacked: dict[int, None] = {}
+        self.reached_new = False
         self._connection = connection
         self._queue = queue
         self._channel: BlockingChannel = connection.channel()
         self._prefetch = 0
         self._dropped = False
         self._numbers = count()
-        #: The last delivery tag of each `basic.get` and each consumer.
+        #: The last delivery tag of each consumer.
         self._last_tags: list[int] = []
 
     @property
@@ -87,19 +100,15 @@ class Consumer:
             raise
 
     def _fetch(self, limit: int, wait: float) -> list[Delivery]:
-        limit = min(limit, _MAX_MESSAGES)
         del self._last_tags[: bisect_left(self._last_tags, next(iter(self.unacked), 1 << 64))]
-        # A quorum queue takes back messages in the order of their consumers' names, where the name of a get begins with
-        # a digit: a get that comes first keeps the order. Without a wait it is needed: a consumer's first message may
-        # come late.
-        fetched = self._get() if not self.unacked or wait <= 0 else []
-        if len(fetched) < limit and (fetched or wait > 0):
-            consumed = self._consume(limit - len(fetched), 0.0 if fetched else wait)
-            self._last_tags += [each[-1].tag for each in (fetched, consumed) if each]
-            fetched += consumed
-        elif fetched:
+        limit = min(limit, _MAX_MESSAGES)
+        if wait <= 0:  # a consumer costs a quorum queue two writes to its log
+            limit, wait = min(limit, self.ready()), _COMING
+        fetched = self._consume(limit, wait) if limit else []
+        if fetched:
             self._last_tags.append(fetched[-1].tag)
-        self.unacked.update((each.tag, None) for each in fetched)
+            self.reached_new = not fetched[-1].method.redelivered
+            self.unacked.update((each.tag, None) for each in fetched)
         return fetched
 
     def pages(self) -> Iterator[list[Delivery]]:
@@ -135,39 +144,41 @@ class Consumer:
             self._channel.basic_reject(tag, requeue=True)
             del self.unacked[tag]
 
-    def release(self, tags: Collection[int]) -> None:
-        """Requeue as if not delivered; versions of the broker that can do not count it."""
-        if tags and len(tags) == len(self.unacked):
-            ready = self.ready() + len(tags)
-            self.close()  # then a quorum queue delivers them first; rejected messages go behind all others
-            self.unacked.clear()
-            self._channel = self._connection.channel()
-            self._await_ready(ready)  # else the next consumer gets the messages behind them
-            self.close()
-            return
-        for tag in tags:
-            self._channel.basic_nack(tag, requeue=True)
-        self._forget(tags)
-        if tags:
-            self.sync()
+    def release(self, tags: Collection[int], end: float = float("inf")) -> None:
+        """Requeue as if not delivered, in order, and wait until the queue counts them.
 
-    def release_all(self, end: float) -> None:
-        """Requeue all unacknowledged messages in their order, and wait until the queue counts them.
-
-        Messages that are left at `end` (of `time.monotonic()`) return when the channel closes.
+        From 4.0 on a quorum queue puts them before those that were never delivered and behind those that were returned
+        earlier, before 4.0 behind all others. 4.3 does not count it as a delivery. Messages that are left at `end` (of
+        `time.monotonic()`) return when the channel closes.
         """
-        tags = list(self.unacked)
-        ready = self.ready()
+        wanted = set(tags) & self.unacked.keys()
+        oldest = list(takewhile(wanted.__contains__, self.unacked))
+        # A quorum queue requeues in order the messages of one consumer, and a few commands: it must count them before
+        # the next.
+        groups = [list(group) for _, group in groupby(oldest, lambda tag: bisect_left(self._last_tags, tag))]
+        rest = sorted(wanted.difference(oldest))
+        ready = self.ready() if wanted else 0
         in_time = True
-        # A quorum queue requeues in order only the messages of one consumer: so one consumer after the other.
-        for _, group in groupby(tags, lambda tag: bisect_left(self._last_tags, tag)):
+        for group, is_rest in (
+            *((group, False) for group in groups),
+            *((rest[at : at + _COMMANDS], True) for at in range(0, len(rest), _COMMANDS)),
+        ):
             if time.monotonic() >= end:
                 break
-            of_one = list(group)
-            self._channel.basic_nack(of_one[-1], multiple=True, requeue=True)
-            ready += len(of_one)
+            for tag in group if is_rest else group[-1:]:
+                self._channel.basic_nack(tag, multiple=not is_rest, requeue=True)
+            ready += len(group)
             in_time = in_time and self._await_ready(ready)
-        self._forget(tags)
+        self._forget(wanted)
+
+    def release_by_closing(self) -> None:
+        """Requeue all unacknowledged messages in order; before 4.0 only this puts them first."""
+        ready = self.ready() + len(self.unacked)
+        self.close()
+        self.unacked.clear()
+        self._channel = self._connection.channel()
+        self._await_ready(ready)  # else the next consumer gets the messages behind them
+        self.close()
 
     def sync(self) -> None:
         """Return when the broker has processed all earlier frames: it serves a channel in order."""
@@ -195,12 +206,6 @@ class Consumer:
         for tag in tags:
             self.unacked.pop(tag, None)
 
-    def _get(self) -> list[Delivery]:
-        method, properties, body = self._channel.basic_get(self._queue)
-        if method is None or properties is None or body is None:
-            return []
-        return [Delivery(method.delivery_tag, method, properties, body)]
-
     def _consume(self, limit: int, wait: float) -> list[Delivery]:
         received: list[Delivery] = []
 
@@ -211,7 +216,7 @@ class Consumer:
             self._channel.basic_qos(prefetch_count=limit)
             self._prefetch = limit
         # Each consumer has a new name: unacknowledged messages of a former one would count against its prefetch. The
-        # names ascend, for the order described in `_fetch`.
+        # names ascend, for the order in which the queue takes back what they had.
         name = f"redelivery-{next(self._numbers):09}"
         self._channel.basic_consume(self._queue, receive, consumer_tag=name)
         end = time.monotonic() + wait
@@ -227,6 +232,11 @@ class Consumer:
             send_cancel(self._channel, name)
             self.sync()
             self._connection.process_data_events(0)
-        if self._channel.consumer_tags:
-            self._channel.basic_cancel(name)
+        if not self._channel.consumer_tags:  # the broker cancelled it
+            self.ready()  # tells if the queue was deleted
+            # Or a message was held for longer than the broker allows: 4.3 takes back what its consumer had, and gives
+            # this channel something again for each late acknowledgement.
+            self.close()
+            raise ConsumerCancelled("by the broker")
+        self._channel.basic_cancel(name)
         return received

@@ -44,6 +44,8 @@ PORT: Final = 5672
 START: Final = 120.0
 DEAD_LETTERS: Final = "-dead-letters"
 _STEM: Final = "conformance"
+#: From this version on a quorum queue has a delivery limit of 20 unless told otherwise.
+_LIMITED_BY_DEFAULT: Final = (4, 0)
 
 
 #: Another application's headers: a value of each type that the broker takes.
@@ -177,6 +179,11 @@ class RabbitmqPlace(Place):
         # The broker counts those that were given back, and lets one more go out than its limit says.
         self.cluster.make(self.queue, {**self._arguments(), "x-delivery-limit": deliveries - 1})
         return {}
+
+    def limited(self) -> str:
+        if self.runtime.queue_type != "quorum" or self.cluster.version_number() < _LIMITED_BY_DEFAULT:
+            raise CannotShow("a queue whose deliveries are limited by default: a quorum queue from 4.0 on")
+        return self.runtime.url(self.destination("limited"))
 
     def damage(self) -> None:
         headers: dict[str, object] = {b"\xff": "a name that is not UTF-8"}  # type: ignore[dict-item]

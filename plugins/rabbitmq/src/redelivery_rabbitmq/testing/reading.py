@@ -59,6 +59,10 @@ class Cluster:
             told: Any = connection._impl.server_properties  # noqa: SLF001 - pika has no public call
         return f"{told.get('product', 'AMQP')} {told.get('version', '')}"
 
+    def version_number(self) -> tuple[int, ...]:
+        """Return the version's first two numbers."""
+        return tuple(int(part) for part in self.version().rsplit(" ", 1)[1].split(".")[:2])
+
     def count(self, queue: str) -> int | None:
         """Return the number of messages that wait in a queue; None if it does not exist."""
         try:

@@ -1,0 +1,78 @@
+"""Write the letters of a queue again, so that the broker counts their deliveries from 0.
+
+RabbitMQ 4.0 to 4.2 gives each quorum queue a limit of 20 deliveries, and each look at a letter is one: the 21st look
+would make the broker drop the letter. A copy begins with 0. It is confirmed before its original is acknowledged: if
+this is killed between the two, both exist.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Final
+
+from pika.exceptions import ChannelClosedByBroker, NackError
+
+from redelivery_rabbitmq.address import Address
+from redelivery_rabbitmq.client import broker_headers
+from redelivery_rabbitmq.client.connection import ConnectionAbandoned, open_connection
+from redelivery_rabbitmq.client.consumer import NACK_IS_FREE, RELEASED_FIRST, Consumer
+from redelivery_rabbitmq.client.publisher import Publisher
+from redelivery_rabbitmq.errors import TABLE
+from redelivery_rabbitmq.options import Settings
+
+#: Looks after which letters are written again: half of the default limit.
+LOOKS: Final = 10
+ADVICE: Final = "give the queue the argument x-delivery-limit=-1, or the policy delivery-limit: -1"
+
+
+def counts_looks(version: tuple[int, ...]) -> bool:
+    """Whether this version limits the deliveries of a queue that asks for no limit, and counts what is given back."""
+    return RELEASED_FIRST <= version < NACK_IS_FREE
+
+
+def is_limitless(address: Address, settings: Settings) -> bool:
+    """Whether a queue certainly has no delivery limit. Without the configure permission the answer is False."""
+    with TABLE.while_doing(f"comparing queue {address.queue!r}"), open_connection(address, settings) as connection:
+        try:
+            arguments: dict[str, Any] = {"x-queue-type": "quorum", "x-delivery-limit": -1}
+            connection.channel().queue_declare(address.queue, durable=True, arguments=arguments)
+        except ChannelClosedByBroker:
+            return False
+    return True
+
+
+def renew(consumer: Consumer, address: Address, settings: Settings) -> None:
+    """Copy all ready letters of a queue behind one another, and remove the originals, page by page.
+
+    Raises:
+        BrokerError: a copy was not confirmed; its original and the letters after it are unchanged.
+    """
+    unconfirmed: set[int] = set()
+    refused: list[object] = []
+
+    def confirm(tag: int, multiple: bool, is_ack: bool) -> None:  # noqa: FBT001 - as Publisher calls it
+        unconfirmed.difference_update([each for each in unconfirmed if each <= tag] if multiple else [tag])
+        if not is_ack:
+            refused.append(tag)
+
+    def limit() -> float:
+        return time.monotonic() + settings.blocked_connection_timeout
+
+    publisher = Publisher(address, settings, limit(), on_confirm=confirm, on_return=lambda *_: refused.append(_))
+    try:
+        sent = 0
+        for page in consumer.pages():
+            for delivery in page:
+                sent += 1
+                unconfirmed.add(sent)
+                properties = broker_headers.uncounted(delivery.properties)
+                publisher.channel.basic_publish("", address.queue, delivery.body, properties, mandatory=True)
+            with TABLE.while_doing(f"writing letters again to queue {address.queue!r}"):
+                if not publisher.until(lambda: not unconfirmed or refused, limit()):
+                    raise publisher.error or ConnectionAbandoned("no confirm in time")
+                if refused:
+                    raise NackError([])
+            consumer.ack([delivery.tag for delivery in page])
+        consumer.sync()
+    finally:
+        publisher.close()
