@@ -181,18 +181,17 @@ class RabbitmqDeadLetters(QueueRole, DeadLetters):
         looks, self._looks = self._looks, 0
         what = "writing letters again to"
         try:
-            if self._is_limitless is None:
-                self._is_limitless = renewal.is_limitless(self._address, self._settings)
-            if self._is_limitless:
-                return
             with self.connected(what, needs=self._read_permission) as connection:
+                if self._is_limitless is None:
+                    self._is_limitless = renewal.is_limitless(connection, self._address.queue)
+                if self._is_limitless:
+                    return
                 consumer = Consumer(connection, self._address.queue)
                 try:
                     renewal.renew(consumer, self._address, self._settings)
                 finally:
                     if consumer.is_open:
-                        consumer.release(list(consumer.unacked))
-                        consumer.close()
+                        self._return(consumer)
         except BrokerError as error:
             text = "letters of queue %r were looked at %d times, and this broker drops them after more looks than the "
             text += "queue's delivery limit (20 by default); %s. They could not be written again: %s"

@@ -223,6 +223,8 @@ class Consumer:
         while not received and (left := end - time.monotonic()) > 0 and self._channel.consumer_tags:
             self._connection.process_data_events(left)
         self._connection.process_data_events(0)
+        if not self._channel.is_open:  # a message was held for longer than the broker allows
+            raise ConsumerCancelled("with its channel")
         if len(received) < limit and self._channel.consumer_tags:
             # A quorum queue puts behind all others the messages that it has sent, and that the broker's channel has not
             # passed on when it is cancelled. So ask the queue something first: its answer comes after the messages.

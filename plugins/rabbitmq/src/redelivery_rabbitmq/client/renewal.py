@@ -8,20 +8,26 @@ this is killed between the two, both exist.
 from __future__ import annotations
 
 import time
-from typing import Any, Final
+from typing import Final
 
-from pika.exceptions import ChannelClosedByBroker, NackError
+from pika.adapters.blocking_connection import BlockingConnection
+from pika.exceptions import NackError
 
+from redelivery.codes import Code
+from redelivery.errors import BrokerError
 from redelivery_rabbitmq.address import Address
 from redelivery_rabbitmq.client import broker_headers
-from redelivery_rabbitmq.client.connection import ConnectionAbandoned, open_connection
+from redelivery_rabbitmq.client.arguments import differences
+from redelivery_rabbitmq.client.connection import ConnectionAbandoned
 from redelivery_rabbitmq.client.consumer import NACK_IS_FREE, RELEASED_FIRST, Consumer
 from redelivery_rabbitmq.client.publisher import Publisher
+from redelivery_rabbitmq.client.topology import Queue
 from redelivery_rabbitmq.errors import TABLE
 from redelivery_rabbitmq.options import Settings
 
 #: Looks after which letters are written again: half of the default limit.
 LOOKS: Final = 10
+_LIMIT: Final = "x-delivery-limit"
 ADVICE: Final = "give the queue the argument x-delivery-limit=-1, or the policy delivery-limit: -1"
 
 
@@ -30,15 +36,16 @@ def counts_looks(version: tuple[int, ...]) -> bool:
     return RELEASED_FIRST <= version < NACK_IS_FREE
 
 
-def is_limitless(address: Address, settings: Settings) -> bool:
-    """Whether a queue certainly has no delivery limit. Without the configure permission the answer is False."""
-    with TABLE.while_doing(f"comparing queue {address.queue!r}"), open_connection(address, settings) as connection:
-        try:
-            arguments: dict[str, Any] = {"x-queue-type": "quorum", "x-delivery-limit": -1}
-            connection.channel().queue_declare(address.queue, durable=True, arguments=arguments)
-        except ChannelClosedByBroker:
-            return False
-    return True
+def is_limitless(connection: BlockingConnection, queue: str) -> bool:
+    """Whether a queue has no delivery limit. Without the configure permission, its arguments are unknown: False."""
+    wanted = Queue(queue, {"x-queue-type": "quorum", _LIMIT: -1})
+    try:
+        with TABLE.while_doing(f"reading the arguments of queue {queue!r}"):
+            return all(each.attribute != _LIMIT for each in differences(connection, wanted))
+    except BrokerError as error:
+        if error.code is not Code.NOT_AUTHORIZED:
+            raise
+        return False
 
 
 def renew(consumer: Consumer, address: Address, settings: Settings) -> None:
