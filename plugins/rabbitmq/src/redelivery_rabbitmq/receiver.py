@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from copy import copy
 from datetime import timedelta
 from functools import partial
@@ -35,7 +34,6 @@ from redelivery_rabbitmq.client.consumer import NACK_IS_FREE, RELEASED_FIRST, Co
 from redelivery_rabbitmq.client.frames import fits_frame
 from redelivery_rabbitmq.client.parameters import user_of
 from redelivery_rabbitmq.codec import EncodedProperties, decode, encode
-from redelivery_rabbitmq.errors import ERRORS
 from redelivery_rabbitmq.options import Settings
 
 log = logging.getLogger("redelivery.rabbitmq")
@@ -130,14 +128,10 @@ class RabbitmqReceiver(QueueRole, Receiver):
             consumer.release(released)
         return call.answers
 
-    def _release(self) -> None:
-        if self.broker_version >= NACK_IS_FREE:
-            with self._lock, suppress(*ERRORS):
-                connection, consumer = self._connection, self._consumer
-                if connection is not None and consumer is not None and consumer.is_open:
-                    with dropped_when_silent(connection, CLOSE_TIMEOUT):
-                        consumer.release(list(consumer.unacked), time.monotonic() + CLOSE_TIMEOUT)
-        super()._release()
+    def _give_back(self, connection: BlockingConnection) -> None:
+        if self.broker_version >= NACK_IS_FREE and self._consumer is not None and self._consumer.is_open:
+            with dropped_when_silent(connection, CLOSE_TIMEOUT):
+                self._consumer.release(list(self._consumer.unacked), time.monotonic() + CLOSE_TIMEOUT)
 
     def _copy_error(self, connection: BlockingConnection, received: Received, outcome: object) -> BrokerError | None:
         """Publish the copy that an outcome needs. Return None, or why the message must not be acknowledged."""

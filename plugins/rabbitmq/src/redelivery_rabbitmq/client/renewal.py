@@ -17,7 +17,7 @@ from redelivery.codes import Code
 from redelivery.errors import BrokerError
 from redelivery_rabbitmq.address import Address
 from redelivery_rabbitmq.client import broker_headers
-from redelivery_rabbitmq.client.arguments import differences
+from redelivery_rabbitmq.client.arguments import compared
 from redelivery_rabbitmq.client.connection import ConnectionAbandoned
 from redelivery_rabbitmq.client.consumer import NACK_IS_FREE, RELEASED_FIRST, Consumer
 from redelivery_rabbitmq.client.publisher import Publisher
@@ -41,7 +41,7 @@ def is_limitless(connection: BlockingConnection, queue: str) -> bool:
     wanted = Queue(queue, {"x-queue-type": "quorum", _LIMIT: -1})
     try:
         with TABLE.while_doing(f"reading the arguments of queue {queue!r}"):
-            return all(each.attribute != _LIMIT for each in differences(connection, wanted))
+            return compared(connection, wanted)[1].get(_LIMIT) == -1
     except BrokerError as error:
         if error.code is not Code.NOT_AUTHORIZED:
             raise
