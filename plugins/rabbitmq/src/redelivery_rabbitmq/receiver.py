@@ -7,7 +7,6 @@ between the two it is in both places, never in none.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Sequence
 from copy import copy
 from datetime import timedelta
@@ -29,8 +28,8 @@ from redelivery_rabbitmq.address import Address
 from redelivery_rabbitmq.client import broker_headers, pika_private, topology
 from redelivery_rabbitmq.client.arguments import KeptDelays
 from redelivery_rabbitmq.client.at_least_once import FLAG_IS_OFF, is_at_least_once
-from redelivery_rabbitmq.client.connection import CLOSE_TIMEOUT, QueueRole, dropped_when_silent
-from redelivery_rabbitmq.client.consumer import NACK_IS_FREE, RELEASED_FIRST, Consumer, Delivery, Lease
+from redelivery_rabbitmq.client.connection import QueueRole
+from redelivery_rabbitmq.client.consumer import RELEASED_FIRST, Consumer, Delivery, Lease
 from redelivery_rabbitmq.client.frames import fits_frame
 from redelivery_rabbitmq.client.parameters import user_of
 from redelivery_rabbitmq.codec import EncodedProperties, decode, encode
@@ -89,13 +88,16 @@ class RabbitmqReceiver(QueueRole, Receiver):
         return self._consumer
 
     def _received(self, consumer: Consumer, delivery: Delivery) -> Received:
-        properties, added = broker_headers.split(delivery.properties)
-        message, fault = decode(properties, delivery.body)
+        tag, method, properties, body = delivery
+        added = broker_headers.NONE
+        if properties.headers:
+            properties, added = broker_headers.split(properties)
+        message, fault = decode(properties, body)
         return Received(
             message=message,
-            attempt=added.attempt(redelivered=bool(delivery.method.redelivered)),
+            attempt=added.attempt(redelivered=method.redelivered) if method.redelivered or added.attempts else 1,
             lease=Lease(consumer, delivery),
-            position=f"{self._address.queue} {id(consumer):x}/{delivery.tag}",
+            position=f"{consumer.name}/{tag}",
             undecodable=fault,
         )
 
@@ -127,11 +129,6 @@ class RabbitmqReceiver(QueueRole, Receiver):
         else:
             consumer.release(released)
         return call.answers
-
-    def _give_back(self, connection: BlockingConnection) -> None:
-        if self.broker_version >= NACK_IS_FREE and self._consumer is not None and self._consumer.is_open:
-            with dropped_when_silent(connection, CLOSE_TIMEOUT):
-                self._consumer.release(list(self._consumer.unacked), time.monotonic() + CLOSE_TIMEOUT)
 
     def _copy_error(self, connection: BlockingConnection, received: Received, outcome: object) -> BrokerError | None:
         """Publish the copy that an outcome needs. Return None, or why the message must not be acknowledged."""

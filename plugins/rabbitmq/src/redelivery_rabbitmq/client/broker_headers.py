@@ -62,17 +62,17 @@ class BrokerHeaders:
         return self.attempts + 1 + (1 if self.delivery_count is None else self.delivery_count)
 
 
-_NONE: Final = BrokerHeaders()
+NONE: Final = BrokerHeaders()
 
 
 def split(properties: BasicProperties) -> tuple[BasicProperties, BrokerHeaders]:
     """Separate the properties that were published from the headers that were added."""
     headers = properties.headers
     if not headers:
-        return properties, _NONE
+        return properties, NONE
     published = {name: value for name, value in headers.items() if not _is_added(name)}
     if len(published) == len(headers):
-        return properties, _NONE
+        return properties, NONE
     properties = copy(properties)
     properties.headers = published or None
     deaths = headers.get(_X_DEATH)

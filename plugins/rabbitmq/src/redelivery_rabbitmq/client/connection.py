@@ -140,12 +140,7 @@ class QueueRole(Resource):
     def _release(self) -> None:
         with self._lock, suppress(AMQPError, OSError):
             if self._connection is not None and self._connection.is_open:
-                with suppress(AMQPError, OSError):
-                    self._give_back(self._connection)
                 self._connection.close()  # unacknowledged messages go back to their queues
-
-    def _give_back(self, connection: BlockingConnection) -> None:
-        """Return messages to their queue before the connection closes, if that is better than its end."""
 
 
 def _version(connection: BlockingConnection) -> tuple[int, ...]:

@@ -60,11 +60,13 @@ class Consumer:
     """One channel that fetches from one queue. When the channel closes, unacknowledged messages return to the queue.
 
     Attributes:
+        name: the queue, and a number that no other consumer of this process has while this one lives.
         unacked: delivery tags of unsettled messages, in the order of the queue.
         reached_new: whether the last message was delivered for the first time.
     """
 
     def __init__(self, connection: BlockingConnection, queue: str) -> None:
+        self.name = f"{queue} {id(self):x}"
         self.unacked: dict[int, None] = {}
         self.reached_new = False
         self._connection = connection
