@@ -1,7 +1,7 @@
 """A dead letter as plain JSON: for export, for pipes, for other programs.
 
-Bytes that are not UTF-8 text are base64 under another name, so no field is lost. What only the broker's own message holds
-(`Message.native`) is left out: only its plugin can read it.
+Bytes that are not UTF-8 text are base64 under another name, so no field is lost. What only the broker's own message
+holds (`Message.native`) is left out: only its plugin can read it.
 """
 
 from __future__ import annotations
