@@ -12,7 +12,7 @@ from dataclasses import replace
 from broken import Broken, Rewriting
 
 from redelivery.codes import Code
-from redelivery.contract.broker import DeadLetters, Letter, Plan, Sender, Settled
+from redelivery.contract.broker import DeadLetters, Letter, Plan, Sender, Settled, Support
 from redelivery.contract.message import Batch, Message
 from redelivery.contract.spec import NATIVE, DeliverySpec, DeliveryStatus, Ref, Sink
 from redelivery.errors import Fatal, Retriable, Throttled
@@ -385,6 +385,11 @@ class RaisesNotImplemented(Broken):
 
     def admin(self) -> MemoryAdmin:
         raise NotImplementedError
+
+
+class CountsThoughItSaysNone(Broken):
+    caught_by = "without_depth_asking_for_it_is_unsupported"
+    capabilities = replace(MemoryBroker.capabilities, depth=Support.NONE)
 
 
 class SendsAfterItsClose(Broken):

@@ -447,6 +447,14 @@ def test_what_a_broker_cannot_do_is_said_before_any_message_is_taken() -> None:
     assert setup.queue.leases == 0
 
 
+def test_a_broker_without_delays_retries_at_once_where_the_spec_says_so() -> None:
+    setup = SubscriptionSetup(message("a"), retry=2, backoff_policy="linear", backoff_delay=timedelta(0))
+    object.__setattr__(setup.queue.capabilities, "delay", "")
+    report = setup.subscription(fails).run(until_empty=True)
+    assert (report.retried, report.dead_lettered) == (2, 1)
+    assert [outcome.delay for _, outcome in setup.queue.settled if isinstance(outcome, Retry)] == [timedelta(0)] * 2
+
+
 def test_a_delay_is_never_longer_than_the_broker_can_keep() -> None:
     setup = SubscriptionSetup(message("a"), retry=1, backoff_policy="linear", backoff_delay=timedelta(hours=1))
     limits = replace(setup.queue.capabilities.limits, delay_max=5 * MS)
