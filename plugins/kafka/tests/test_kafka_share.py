@@ -23,6 +23,7 @@ from redelivery_kafka import CAPABILITIES, SHARE_CAPABILITIES
 from redelivery_kafka.address import Address
 from redelivery_kafka.client.known_settings import HARMLESS, NOT_FOR_SHARES, RESERVED
 from redelivery_kafka.client.share_group import GroupSettings
+from redelivery_kafka.client.share_receiver import KafkaShareReceiver
 from redelivery_kafka.testing import KafkaShareHarness, KafkaSharePlace
 
 SPEC = DeliverySpec(dead_letter_sink=(Sink(uri=NATIVE),))
@@ -197,6 +198,8 @@ class TestKafkaShareGroups(Statements):
         said = plan(subject).warnings
         assert any("neither key nor value" in each for each in said)
         assert any("point at nothing" in each for each in said)
+        group(subject, **{"errors.deadletterqueue.copy.record.enable": "true"})
+        assert any("lose headers" in each for each in plan(subject).warnings)
 
     @broker_has("provision", "receive")
     def test_a_sink_that_brokers_write_to_is_the_groups_dead_letter_topic(self, subject: Subject) -> None:
@@ -245,6 +248,17 @@ class TestKafkaShareGroups(Statements):
             again = taker.take(5)
         assert "4 records were given back unhandled" in caplog.text
         assert {each.attempt for each in again} == {2}
+
+    @broker_has("receive", "send")
+    def test_what_a_lost_member_held_is_never_settled_quietly(self, subject: Subject) -> None:
+        subject.deliver(Message(value=b"v"))
+        taker = Taker(subject)
+        received = taker.one()
+        receiver = taker.receiver
+        assert isinstance(receiver, KafkaShareReceiver)
+        receiver._leave()  # as after an error that ends a membership
+        taker.is_lost(received, Accept())
+        assert values([taker.one()]) == [b"v"]
 
     @broker_has("receive", "send")
     def test_a_delay_is_refused_and_the_record_stays(self, subject: Subject) -> None:

@@ -263,15 +263,15 @@ class KafkaAdmin(Resource, Admin):
         found = replace(group, values={**group.values, **missing})  # as it will be
         yield from (f"share group {self._address.group!r}: {fault}" for fault in found.faults())
         kept = self._describe(self._group_letters(letters))
-        if topic is None or found.values.get(COPIES) != "false" or LETTERS not in found.values:
+        if topic is None or LETTERS not in found.values:
             return
-        originals = topic.number("retention.ms")
-        if originals != _FOREVER and (
-            kept is None or kept.number("retention.ms") == _FOREVER or kept.number("retention.ms") > originals
-        ):
+        originals, longer = topic.number("retention.ms"), kept.number("retention.ms") if kept else _FOREVER
+        if originals != _FOREVER and (longer == _FOREVER or longer > originals):
+            copied = found.values.get(COPIES) == "true"
+            lose = "lose headers and time" if copied else "point at nothing, and cannot be redriven"
             yield (
                 f"{self._address.topic} keeps records for {originals} ms, less than its dead letters are kept: then "
-                "letters of the broker point at nothing, and cannot be redriven"
+                f"letters of the broker {lose}"
             )
 
     # --- the cluster ---

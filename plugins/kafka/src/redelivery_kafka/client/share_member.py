@@ -26,7 +26,7 @@ from redelivery.kit.leases import Lease
 from redelivery_kafka.client import instances
 from redelivery_kafka.client.partition import Fetched
 from redelivery_kafka.codec import message_of
-from redelivery_kafka.errors import ALL_BROKERS_DOWN, ERRORS, classify, classify_reading, has_code, is_refused
+from redelivery_kafka.errors import ALL_BROKERS_DOWN, ERRORS, classify, has_code, is_refused
 
 #: Seconds that the answer to an acknowledgement may take.
 _ANSWER: Final = 10.0
@@ -149,11 +149,10 @@ class ShareMember:
         """Release records whose leases are over, so that the member can poll again; their locks end in any case."""
         self.acknowledge(dict.fromkeys(leases, AcknowledgeType.RELEASE))
 
-    def check_reach(self) -> None:
-        """Raise a BrokerError where no broker has been reached, or all refused the connection, since the last look."""
+    def lost_connection(self) -> bool:
+        """Return whether no broker was reached, or one refused the connection, since the last look."""
         error, self._connection_error = self._connection_error, None
-        if error is not None:
-            raise classify_reading(error, self.doing)
+        return error is not None
 
     def close(self) -> None:
         """Leave the group: what it holds is released. Must not be called in a child of the process that joined."""

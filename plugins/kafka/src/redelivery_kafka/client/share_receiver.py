@@ -122,6 +122,8 @@ class KafkaShareReceiver(Resource, Receiver):
             failed = member.acknowledge({each.lease: _kind(outcome) for each, outcome in mine.values()}) if mine else {}
             for at, (received, _) in mine.items():
                 settlement.answer(at, failed.get(received.lease))
+        for at, _ in settlement.waiting():  # of a member that is gone
+            settlement.lose(at)
         return settlement.answers
 
     def extend(self, leases: Sequence[Received], seconds: float) -> Sequence[Received | LeaseLost]:  # noqa: ARG002
@@ -165,6 +167,8 @@ class KafkaShareReceiver(Resource, Receiver):
     def _leave(self) -> None:
         members, self._members = self._members, []
         self._ready.clear()
+        for member in members:
+            member.held.clear()
         threads = [threading.Thread(target=member.close, daemon=True) for member in members]
         for thread in threads:
             thread.start()
@@ -177,15 +181,14 @@ class KafkaShareReceiver(Resource, Receiver):
 
     def _check(self) -> None:
         """Raise what explains that nothing came. Raises BrokerError."""
-        for member in self._members:
-            member.check_reach()
+        now = time.monotonic()
+        lost = [member.lost_connection() for member in self._members]
+        if self._group is not None and (now >= self._next_check or any(lost)):
+            self._next_check = now + _TOPIC_CHECK
+            self._group.check_topic(self.doing("receiving from"))
         if not any(member.joined for member in self._members):
             text = "the share group has not let this member join yet; try again"
             raise Retriable(f"kafka: {self.doing('receiving from')}: {text}", code=Code.UNAVAILABLE)
-        now = time.monotonic()
-        if now >= self._next_check and self._group is not None:
-            self._next_check = now + _TOPIC_CHECK
-            self._group.check_topic(self.doing("receiving from"))
 
     # --- receiving ---
 
