@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 import time
 from collections import Counter
 from datetime import timedelta
 
+import confluent_kafka
 import pytest
 
 from redelivery.codes import Code
@@ -86,6 +89,24 @@ def test_a_setting_that_share_consumers_lack_is_refused_before_any_is_made(name:
     with pytest.raises(ConfigurationError, match=r"\w") as caught:
         connect("kafka://h/t?share=g", {f"kafka.{name}": value})
     assert name in str(caught.value)
+
+
+def test_a_client_without_share_consumers_is_told_before_any_io(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(confluent_kafka, "ShareConsumer")
+    with pytest.raises(ConfigurationError, match="upgrade"):
+        connect("kafka://h/t?share=g")
+
+
+def test_consumer_groups_need_no_share_consumers() -> None:
+    text = """
+import confluent_kafka
+del confluent_kafka.ShareConsumer
+from redelivery.registry import connect
+broker = connect("kafka://h/t")
+broker.sender, broker.receiver
+import redelivery_kafka.admin, redelivery_kafka.receiver
+"""
+    subprocess.run([sys.executable, "-c", text], check=True, timeout=60)
 
 
 def test_a_share_group_is_no_subscription_of_another_name() -> None:

@@ -17,7 +17,6 @@ from redelivery_kafka import CAPABILITIES, SHARE_CAPABILITIES
 from redelivery_kafka.address import Address
 from redelivery_kafka.admin import KafkaAdmin
 from redelivery_kafka.client.known_settings import largest
-from redelivery_kafka.client.share_receiver import KafkaShareReceiver
 from redelivery_kafka.dead_letters import KafkaDeadLetters
 from redelivery_kafka.options import Settings
 from redelivery_kafka.receiver import KafkaReceiver
@@ -53,6 +52,10 @@ class KafkaBroker(Broker):
 
     def receiver(self, *, lease: timedelta = timedelta(seconds=30)) -> Receiver:
         if self.address.is_share:
+            from redelivery_kafka.client.share_receiver import (  # noqa: PLC0415 - older versions of the client have none
+                KafkaShareReceiver,
+            )
+
             return KafkaShareReceiver(self.address, self.settings).open()
         return KafkaReceiver(self.address, self.settings, lease).open()
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+import confluent_kafka
 from confluent_kafka import KafkaException, Producer
 
 from redelivery.errors import ConfigurationError, UnknownOption
@@ -59,7 +60,10 @@ class Settings:
         return found
 
     def check_share(self) -> None:
-        """Refuse settings that a share consumer does not have. Raises ConfigurationError."""
+        """Refuse a client without share consumers, and settings that those do not have. Raises ConfigurationError."""
+        if not hasattr(confluent_kafka, "ShareConsumer"):
+            text = "has no share consumers, which ?share= needs: upgrade it (2.16.1 has them), or use ?group="
+            raise ConfigurationError(f"kafka: confluent-kafka {confluent_kafka.__version__} {text}")
         for name in sorted(NOT_FOR_SHARES & self.values.keys() - HARMLESS.keys()):
             text = "a share consumer has no such setting: those of its group are kept at the broker (kafka-configs.sh)"
             raise ConfigurationError(f"kafka.{name} cannot be set with ?share=: {text}; leave it out")

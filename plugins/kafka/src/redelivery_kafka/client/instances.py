@@ -11,9 +11,9 @@ import gc
 import logging
 import os
 from collections.abc import Callable, Mapping
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, ShareConsumer
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
 from redelivery.errors import ConfigurationError
@@ -22,7 +22,10 @@ from redelivery_kafka.address import Address
 from redelivery_kafka.client.known_settings import CONSUMER_ONLY, NOT_FOR_SHARES, PRODUCER_ONLY
 from redelivery_kafka.options import Settings
 
-_Client = TypeVar("_Client", Producer, Consumer, ShareConsumer, AdminClient)
+if TYPE_CHECKING:
+    from confluent_kafka import ShareConsumer
+
+_Client = TypeVar("_Client", Producer, Consumer, "ShareConsumer", AdminClient)
 OnError = Callable[[KafkaError], None]
 
 log: Final = logging.getLogger("redelivery.kafka")
@@ -133,6 +136,8 @@ def share_consumer(settings: Settings, address: Address, **overrides: Any) -> Sh
     Raises:
         ConfigurationError
     """
+    from confluent_kafka import ShareConsumer  # noqa: PLC0415 - older versions of the client have none
+
     common = _common(settings, address, PRODUCER_ONLY | NOT_FOR_SHARES)
     conf = {
         **{name: value for name, value in common.items() if name not in NOT_FOR_SHARES},

@@ -15,11 +15,10 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # the client'
 )
 
 from redelivery.contract.broker import Difference, NativeObject
-from redelivery.errors import BrokerError
+from redelivery.errors import BrokerError, Fatal
 from redelivery.kit.errors import Code
 from redelivery_kafka.address import Address
 from redelivery_kafka.client import instances
-from redelivery_kafka.client.share_member import no_share_groups
 from redelivery_kafka.errors import classify, classify_reading, is_refused, while_reading
 from redelivery_kafka.options import Settings
 
@@ -168,3 +167,9 @@ class GroupSettings:
             yield f"{COPIES} is not true: letters of the broker hold neither key nor value, and only point at records"
         if self.values.get(ISOLATION) == "read_uncommitted":
             yield f"{ISOLATION} is 'read_uncommitted': records of aborted transactions are given too"
+
+
+def no_share_groups(doing: str) -> Fatal:
+    """Return the error where brokers have no share groups."""
+    text = "the brokers have no share groups: Kafka has them from 4.2, unless its feature share.version is 0"
+    return Fatal(f"kafka: {doing}: {text}; leave out ?share= to use a consumer group", code=Code.UNSUPPORTED)

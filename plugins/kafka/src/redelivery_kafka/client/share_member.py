@@ -21,10 +21,10 @@ from confluent_kafka import (
 )
 
 from redelivery.errors import BrokerError, Fatal, LeaseLost
-from redelivery.kit.errors import Code
 from redelivery.kit.leases import Lease
 from redelivery_kafka.client import instances
 from redelivery_kafka.client.partition import Fetched
+from redelivery_kafka.client.share_group import no_share_groups
 from redelivery_kafka.codec import message_of
 from redelivery_kafka.errors import ALL_BROKERS_DOWN, ERRORS, classify, has_code, is_refused
 
@@ -199,12 +199,6 @@ class ShareMember:
         if not self.joined:
             group = json.loads(text).get("cgrp") or {}
             self.joined = group.get("join_state") == "steady" and group.get("assignment_size", 0) > 0
-
-
-def no_share_groups(doing: str) -> Fatal:
-    """Return the error where brokers have no share groups."""
-    text = "the brokers have no share groups: Kafka has them from 4.2, unless its feature share.version is 0"
-    return Fatal(f"kafka: {doing}: {text}; leave out ?share= to use a consumer group", code=Code.UNSUPPORTED)
 
 
 def _lock_ended(doing: str, lease: ShareLease) -> LeaseLost:
