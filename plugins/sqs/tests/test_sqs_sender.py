@@ -113,7 +113,7 @@ class TestSending(Statements):
 
     def test_requests_are_filled_by_count(self, subject: Subject) -> None:
         log = Log(patient=True)
-        with behind(subject, log) as send:
+        with behind(subject, log, **{"sqs.concurrency": "4"}) as send:
             assert not send(*rows(95)).failures
         assert sorted(map(len, log.requests)) == [5, *[10] * 9]
         assert log.most > 1, "several were in flight"
