@@ -43,7 +43,7 @@ def test_a_url_names_a_namespace_and_a_queue() -> None:
         ("servicebus://host/orders?subscription=a&subscription=b", "more than one"),
         ("servicebus://host/orders-dead-letters?subscription=a", "to one receiver"),
         ("servicebus://host/" + "q" * 245 + "?subscription=mine", "260"),
-        ("servicebus://host/orders?session=a", "sessions are not supported yet"),
+        ("servicebus://host/orders?session=a", "a single session cannot be named"),
     ],
 )
 def test_a_url_that_names_no_queue_is_refused_with_what_is_wrong(url: str, said: str) -> None:

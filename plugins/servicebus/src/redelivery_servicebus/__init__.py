@@ -82,6 +82,22 @@ def of_subscription(capabilities: Capabilities) -> Capabilities:
     )
 
 
+def of_sessions(capabilities: Capabilities) -> Capabilities:
+    """Return what a queue that requires sessions can do: it keeps the order of each, and is not received from yet."""
+    return replace(
+        capabilities,
+        receive=Support.NONE,
+        order=Support.EMULATED,
+        subscriptions=Support.NONE,
+        competing_consumers=Support.NONE,
+        settle_any_order=Support.NONE,
+        attempts=Support.NONE,
+        delay=Support.NONE,
+        terminate=Support.NONE,
+        extend=Support.NONE,
+    )
+
+
 def connect(url: str, options: Mapping[str, str]) -> Broker:
     """Return the broker of a URL with this plugin's options. No I/O; imports the client: to list plugins takes none."""
     from redelivery_servicebus.broker import connect as opened  # noqa: PLC0415 - the client takes long to import
@@ -98,7 +114,7 @@ def redelivery_plugin() -> BrokerPlugin:
         schemes=(SCHEME,),
         version=version("redelivery-servicebus"),
         capabilities=CAPABILITIES,
-        modes={"subscription": of_subscription(CAPABILITIES)},
+        modes={"subscription": of_subscription(CAPABILITIES), "sessions": of_sessions(CAPABILITIES)},
         connect=connect,
         options=Settings.help(),
     )

@@ -1,10 +1,12 @@
 """The URL of a queue, a topic or a subscription.
 
 servicebus://<namespace>/<queue or topic>
+servicebus://<namespace>/<queue>?sessions=true
 servicebus://<namespace>/<topic>/subscriptions/<name>
 servicebus://<namespace>/<topic>?subscription=<name>
 
-The second is a subscription as it is at Service Bus. The third is a queue that has a subscription's messages.
+The second is a queue that requires sessions: a row's key is its session id. The third is a subscription as it is at
+Service Bus; the fourth is a queue that has a subscription's messages.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ _PATH = re.compile(
     r"(?P<topic>[^$]+)/subscriptions/(?P<name>(?=.{1,50}$)[a-z0-9](?:[a-z0-9._-]*[a-z0-9])?)", re.IGNORECASE
 )
 _LETTERS: Final = DEAD_LETTERS.of("")
-_SESSIONS: Final = ("session", "session_id")
+_SESSIONS: Final = "sessions"
+_SESSION: Final = ("session", "session_id")
 _EXAMPLE = "write it as in 'servicebus://orders.servicebus.windows.net/incoming'"
 
 
@@ -72,6 +75,7 @@ class Address:
         queue: the queue to send to and receive from. It may be a topic, which only accepts messages.
         topic: of a subscription: the topic whose messages are forwarded to `queue`; else "".
         name: of a subscription: its name in the URL.
+        sessions: it requires sessions.
         owner: of a subscription that is itself received from, whose path is `queue`: its topic; else "".
     """
 
@@ -80,13 +84,14 @@ class Address:
     topic: str = ""
     name: str = ""
     owner: str = ""
+    sessions: bool = False
 
     @property
     def url(self) -> str:
         """The URL that names it, always in the same form."""
         if self.topic:
             return f"{SCHEME}://{self.namespace}/{quote(self.topic)}?{_SUBSCRIPTION}={quote(self.name, safe='')}"
-        return f"{SCHEME}://{self.namespace}/{quote(self.queue)}"
+        return f"{SCHEME}://{self.namespace}/{quote(self.queue)}" + (f"?{_SESSIONS}=true" if self.sessions else "")
 
     @property
     def host(self) -> str:
@@ -107,7 +112,7 @@ class Address:
 
     def at(self, queue: str) -> Address:
         """Return another queue of the namespace."""
-        return replace(self, queue=queue, topic="", name="", owner="")
+        return replace(self, queue=queue, topic="", name="", owner="", sessions=False)
 
     @property
     def native(self) -> str:
@@ -165,14 +170,7 @@ class Address:
         where = f"servicebus: {redact(url)!r}"
         if parts.fragment or "@" in parts.netloc:
             raise InvalidURL(f"{where} has a fragment or a user; credentials are options; {_EXAMPLE}")
-        given = parse_qsl(parts.query, keep_blank_values=True)
-        for name, _ in given:
-            if name.lower() in _SESSIONS:
-                raise InvalidURL(f"{where}: sessions are not supported yet: name a queue without them")
-            if name != _SUBSCRIPTION:
-                raise unknown("URL parameter", name, (_SUBSCRIPTION,))
-        if len(given) > 1:
-            raise InvalidURL(f"{where} names more than one subscription")
+        name, sessions = _parameters(where, parts.query)
         if not _HOST.fullmatch(parts.netloc):
             raise InvalidURL(f"{where} names no namespace; {_EXAMPLE}")
         queue = unquote(parts.path).strip("/")
@@ -183,7 +181,31 @@ class Address:
         address = cls(parts.netloc.lower(), queue)
         if path is not None:
             address = replace(address, queue=f"{path['topic']}/subscriptions/{path['name']}", owner=path["topic"])
+        if sessions and (address.owner or address.is_dead_letters):
+            raise InvalidURL(f"{where}: sessions are those of a queue that is sent to")
         try:
-            return address.subscription(given[0][1]) if given else address
+            return replace(address, sessions=sessions) if name is None else address.subscription(name)
         except (ConfigurationError, Unsupported) as error:
             raise InvalidURL(str(error)) from None
+
+
+def _parameters(where: str, query: str) -> tuple[str | None, bool]:
+    """Return the subscription that a URL names, and whether its queue requires sessions.
+
+    Raises:
+        InvalidURL: more than one parameter, or a value that is not possible.
+        UnknownOption
+    """
+    given = parse_qsl(query, keep_blank_values=True)
+    for name, value in given:
+        if name.lower() in _SESSION:
+            text = f"a single session cannot be named; '?{_SESSIONS}=true' writes to all of them"
+            raise InvalidURL(f"{where}: {text}")
+        if name not in {_SUBSCRIPTION, _SESSIONS}:
+            raise unknown("URL parameter", name, (_SUBSCRIPTION, _SESSIONS))
+        if name == _SESSIONS and value not in {"true", "false"}:
+            raise InvalidURL(f"{where}: {_SESSIONS} is true or false, not {value[:20]!r}")
+    if len(given) > 1:
+        raise InvalidURL(f"{where} has more than one parameter")
+    found = dict(given)
+    return found.get(_SUBSCRIPTION), found.get(_SESSIONS) == "true"

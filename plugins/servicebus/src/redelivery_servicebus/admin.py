@@ -177,7 +177,7 @@ class ServicebusAdmin(Resource, Admin):
         if attributes[_DUPLICATES] == "true" and not self._settings.deduplicates:
             text = f"{name} drops a message whose id it has seen within {attributes[_WINDOW]}"
             notes.append(f"{text}: set servicebus.duplicate_detection")
-        needed = {_SESSION: "false"} | ({_FORWARD: "none"} if self._address.owner else {})
+        needed = {_SESSION: _flag(self._address.sessions)} | ({_FORWARD: "none"} if self._address.owner else {})
         return compared(kind, name, wanted, attributes, only=asked, also=_differences(needed, attributes))
 
     def _plan_subscription(self, queue: NativeObject, notes: list[str]) -> NativeObject:
@@ -213,6 +213,8 @@ class ServicebusAdmin(Resource, Admin):
             _EXPIRED: "true",
             _FORWARD_DEAD: self._letters.queue,
         }
+        if self._address.sessions:
+            wanted[_SESSION] = "true"
         if spec.retry is not None:
             asked.add(_COUNT)
         if settings.lock_duration is not None:
@@ -310,6 +312,7 @@ class ServicebusAdmin(Resource, Admin):
                 item.name,
                 requires_duplicate_detection=wanted.get(_DUPLICATES) == "true" or None,
                 duplicate_detection_history_time_window=_duration(wanted.get(_WINDOW)),
+                requires_session=wanted.get(_SESSION) == "true" or None,
                 **made,
             )
 

@@ -16,7 +16,7 @@ from redelivery.contract.broker import (
 )
 from redelivery.errors import Unsupported
 from redelivery.kit.address import is_local
-from redelivery_servicebus import CAPABILITIES, of_subscription
+from redelivery_servicebus import CAPABILITIES, of_sessions, of_subscription
 from redelivery_servicebus.address import SUB_QUEUE, Address
 from redelivery_servicebus.admin import ServicebusAdmin, native_sink
 from redelivery_servicebus.client.limits import RESERVE
@@ -47,6 +47,8 @@ class ServicebusBroker(Broker):
             cloudevents_prefix=settings.cloudevents_prefix,
             limits=replace(CAPABILITIES.limits, message_bytes=settings.max_message_bytes - RESERVE),
         )
+        if address.sessions:
+            self.capabilities = of_sessions(self.capabilities)
         if address.owner:
             self.capabilities = of_subscription(self.capabilities)
 
@@ -72,6 +74,9 @@ class ServicebusBroker(Broker):
         return self.address.subscription(name).url
 
     def receiver(self, *, lease: timedelta = timedelta(seconds=30)) -> Receiver:  # noqa: ARG002 - a lock's length is its queue's
+        if self.address.sessions:
+            text = f"servicebus: messages of {self.address.queue!r} come by sessions, which are not received yet"
+            raise Unsupported(f"{text}: its dead letters are read, and it is written to")
         return ServicebusReceiver(self.address, self.settings).open()
 
     def admin(self) -> Admin:

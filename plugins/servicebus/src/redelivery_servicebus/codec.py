@@ -67,6 +67,7 @@ class Encoded:
         message_id: a text, or with its type; None: another producer's, which had none.
         content_type: the field.
         due: when it becomes visible; None: at once.
+        session: its session id, if its queue requires one.
         native: what else the message had that it was.
     """
 
@@ -76,6 +77,7 @@ class Encoded:
     content_type: str | None
     due: datetime | None = None
     native: Native | None = None
+    session: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +163,24 @@ def scheduled(encoded: Encoded, due_ms: int) -> Encoded:
         raise _refused(text, Code.INVALID_MESSAGE) from error
 
 
+def in_session(encoded: Encoded, key: bytes | None) -> Encoded:
+    """Return the same message in the session that its key names; without a key, in the one that it had before.
+
+    Raises:
+        Permanent: it has neither, or its key is not a session id.
+    """
+    if key is None:
+        had = None if encoded.native is None else encoded.native.fields.get("group_id")
+        if had is None:
+            raise _refused("its queue requires sessions, and it has no key to be its session id", Code.INVALID_MESSAGE)
+        return encoded
+    text = as_text(key)
+    if not text or len(text) > ID_LENGTH:
+        why = f"its key is not a session id, which is text of 1 to {ID_LENGTH} characters"
+        raise _refused(why, Code.INVALID_MESSAGE)
+    return replace(encoded, session=text)
+
+
 def outgoing(encoded: Encoded) -> ServiceBusMessage:
     """Return the message as the SDK sends it. Raises Permanent."""
     if encoded.native is not None:
@@ -171,6 +191,9 @@ def outgoing(encoded: Encoded) -> ServiceBusMessage:
             raise _refused(str(error), Code.INVALID_MESSAGE) from error
         if encoded.due is not None:
             made.scheduled_enqueue_time_utc = encoded.due
+        if encoded.session is not None:
+            made.partition_key = None  # it must be the session's, which is enough
+            made.session_id = encoded.session
         return made
     properties: dict[str | bytes, Any] = dict(encoded.properties.items())
     return ServiceBusMessage(
@@ -179,6 +202,7 @@ def outgoing(encoded: Encoded) -> ServiceBusMessage:
         content_type=encoded.content_type,
         application_properties=properties or None,
         scheduled_enqueue_time_utc=encoded.due,
+        session_id=encoded.session,
     )
 
 
@@ -226,10 +250,9 @@ def changed_properties(letter: Encoded, raw: Any) -> dict[str, str]:
     """
     found = properties_of(raw)
     wanted = dict(letter.properties)
-    try:
-        packed = json.loads(wanted.pop(PACKED, "{}"))
-    except (ValueError, TypeError):  # another producer's, of our name: it is there already
-        packed = {}
+    text = wanted.pop(PACKED, "{}")
+    is_others = letter.native is not None and text is letter.native.damaged  # of our name: it is there already
+    packed = {} if is_others else json.loads(text)
     its, stored = _id_text(letter.message_id), message_id(raw)
     if packed.get("id", True) is True and its != stored and (its is not None or letter.native is None):
         packed["id"] = its

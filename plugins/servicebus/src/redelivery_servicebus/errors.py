@@ -70,7 +70,7 @@ _RULES: Final[Mapping[Rule, tuple[type[BaseException] | str | int, ...]]] = {
     replace(_CONFLICT, kind=Retriable, advice="another request changed it; nothing was done"): (
         core.ResourceModifiedError,
     ),
-    Rule(Fatal, Code.UNSUPPORTED, "name a subscription of a topic; sessions are not supported yet"): (
+    Rule(Fatal, Code.UNSUPPORTED, "name a subscription of a topic; sessions: write with ?sessions=true"): (
         bus.SessionLockLostError, bus.SessionCannotBeLockedError, "amqp:not-allowed", "amqp:not-implemented",
     ),
     Rule(Unattributed, Code.TOO_LARGE, "it is larger than the queue accepts; nothing was stored"): (

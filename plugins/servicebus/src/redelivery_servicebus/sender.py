@@ -25,7 +25,7 @@ from redelivery_servicebus.admin import ServicebusAdmin
 from redelivery_servicebus.client.connection import Namespace
 from redelivery_servicebus.client.limits import BATCH, SCHEDULED
 from redelivery_servicebus.client.links import Link
-from redelivery_servicebus.codec import Encoded, encode_row, outgoing, scheduled
+from redelivery_servicebus.codec import Encoded, encode_row, in_session, outgoing, scheduled
 from redelivery_servicebus.options import Settings
 
 #: Bytes of a batch that stay free: the SDK counts a few less than it sends, and then the whole batch is refused.
@@ -89,6 +89,8 @@ class ServicebusSender(Resource, Sender):
                 if native is not None and identity is None and id_ is not None:
                     self._check_ids(self._address.queue if target is None else target)
                 encoded = encode_row(value, key, headers, id_, stamp, most, identity=identity, native=native)
+                if self._address.sessions and target is None:
+                    encoded = in_session(encoded, key)
                 if due_ms is not None:
                     encoded = scheduled(encoded, due_ms)
             except (Permanent, Fatal) as error:

@@ -160,7 +160,10 @@ def _array(payload: bytes, at: int, end: int) -> Any:
 
 def _text(value: Any) -> Any:
     value = plain(value)
-    return value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else value
+    if isinstance(value, bytes):
+        with suppress(UnicodeDecodeError):  # a name that is not text is shown as Python writes its bytes
+            return value.decode()
+    return value
 
 
 def _typed(kind: str, form: str) -> Callable[[bytes], Any]:
