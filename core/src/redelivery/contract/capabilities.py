@@ -106,7 +106,8 @@ class Capabilities:
         sink_partitions, sink_replication_factor: provisioning creates a dead letter queue with as many partitions, or
             replicas, as the spec's field of this name says, and reports where an existing one has another number.
         expiry: messages can expire, and then go to the dead letter queue.
-        delivery_limit: a native limit of deliveries catches messages whose handlers never return to core.
+        delivery_limit: a native limit of deliveries catches messages whose handlers never return to core. Lower bound:
+            it may catch them earlier, as deliveries count that `receive` never returned.
         settles: "batch": `collect` reports each batch when it is settled. "quiescence": the client reports only errors,
             so batches count as settled when the client's queue is empty; the engine drains it at its bound.
         networked: reachable from several hosts; False: a file of one host (refused on a cluster).

@@ -61,7 +61,7 @@ SHARE_CAPABILITIES: Final = replace(
     attempts=Support.NATIVE,
     first_delivery=Support.NONE,
     delay=Support.NONE,
-    delivery_limit=Support.NATIVE,
+    delivery_limit=Support.LOWER_BOUND,
     depth=Support.NONE,
     leases_as_asked=False,
 )
