@@ -121,6 +121,8 @@ class TestLooking(Statements):
         assert (report.redriven, report.removed, set(seen)) == (30, 30, {0})
 
     def test_letters_are_shown_again_and_removed_by_several_requests_at_a_time(self, subject: Subject) -> None:
+        if subject.runtime.kind == "embedded":
+            raise CannotShow("requests side by side: moto gives one message to two requests of the same moment")
         dead_letter(subject, 45)
         for asked, use in (
             ("ChangeMessageVisibilityBatch", lambda role: None),  # the role's end
