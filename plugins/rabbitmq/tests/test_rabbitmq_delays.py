@@ -97,6 +97,18 @@ class TestDelaysOfTheQueueItself(Statements):
         assert [(each.message.value, each.attempt) for each in (second, late)] == [(b"2", 1), (b"1", 2)]
         taker.settle(Accept(), second, late)
 
+    def test_a_released_message_is_neither_delayed_nor_counted(self, subject: Subject) -> None:
+        linear(subject)
+        subject.deliver(Message(value=b"1"), Message(value=b"2"))
+        taker = Taker(subject)
+        first, second = taker.take(2)
+        began = time.monotonic()
+        taker.settle(Release(), first, second)
+        again = taker.take(2)
+        assert time.monotonic() - began < STEP.total_seconds()
+        assert [(each.message.value, each.attempt) for each in again] == [(b"1", 1), (b"2", 1)]
+        taker.settle(Accept(), *again)
+
     def test_a_delay_that_is_not_the_queues_goes_through_a_retry_queue(self, subject: Subject) -> None:
         """A handler may ask for a longer pause. The queue then counts from one again, and the attempts go on."""
         linear(subject)
