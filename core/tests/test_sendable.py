@@ -11,10 +11,16 @@ from test_dialects_properties import contexts, messages
 
 from redelivery.codes import Code
 from redelivery.contract.broker import Capabilities, Letter, Limits, Support
-from redelivery.contract.context import ErrorContext
+from redelivery.contract.context import UNRESOLVED, ErrorContext
 from redelivery.contract.letters import LetterBatch
 from redelivery.contract.message import Message
-from redelivery.deadletters.operations import LetterOperation, redrive_operation, sendable
+from redelivery.deadletters.operations import (
+    FORWARD,
+    LetterOperation,
+    mendable,
+    redrive_operation,
+    sendable,
+)
 from redelivery.deadletters.trust import Targets, context_of
 from redelivery.formats import dialects
 from redelivery.formats.dialects import again
@@ -144,3 +150,15 @@ def test_a_field_that_hides_in_another_encoding_is_looked_at(encoding: str) -> N
     letter = replace(letter, message=replace(letter.message, headers=hidden))
     assert context_of(letter).target == "elsewhere"
     assert again.plain(LetterBatch.of([letter]).messages) == [None]
+
+
+def test_a_letter_that_only_points_to_its_message_is_never_sent() -> None:
+    """By no way: not with its context in a batch, not mended, not forwarded."""
+    context = ErrorContext(kind=UNRESOLVED, code=Code.EXPIRED, native_code="deleted", reason="its message is gone")
+    pointer, plain = Letter(position="1", message=Message(value=None), context=context), a_letter(Message(value=b"v"))
+    for operation in (OPERATION, FORWARD):
+        (why,) = as_a_batch(operation, [pointer], THERE)
+        assert why == "it only points to its message, which cannot be read (deleted)"
+    assert as_a_batch(OPERATION, [plain, pointer, plain], THERE)[1] == why
+    batch = LetterBatch.of([plain, pointer])
+    assert list(mendable(batch, range(2), THERE, Targets(), 5)) == [(0, None), (1, why)]

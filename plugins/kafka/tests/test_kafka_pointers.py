@@ -13,7 +13,7 @@ from redelivery.contract.broker import Letter
 from redelivery.contract.letters import Wanted
 from redelivery.contract.message import Batch, Headers, Message
 from redelivery.deadletters.queue import dead_letters
-from redelivery.errors import Retriable
+from redelivery.errors import Fatal, Retriable
 from redelivery.formats import dialects
 from redelivery_conformance.harness import CannotShow
 from redelivery_conformance.statements import Statements, broker_has
@@ -295,6 +295,28 @@ class TestKafkaPointers(Statements):
         monkeypatch.setattr(originals.Originals, "_of_partition", failing)
         with pytest.raises(Retriable):
             read(subject)
+
+    @broker_has("browse")
+    def test_a_topic_that_this_user_may_not_read_holds_no_other_letter_back(
+        self, subject: Subject, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        originals_of(subject, 1)
+        secret = subject.place.destination("payroll")
+        produced(subject, secret, {"value": b"salaries", "timestamp": MS})
+        pointed(subject, 0, topic=secret)
+        pointed(subject, 0)
+        real = originals.Originals._of_partition
+
+        def refused(self: Any, topic: str, *rest: Any) -> Any:
+            if topic == secret:
+                raise Fatal("kafka: TOPIC_AUTHORIZATION_FAILED", code=Code.NOT_AUTHORIZED)
+            return real(self, topic, *rest)
+
+        monkeypatch.setattr(originals.Originals, "_of_partition", refused)
+        first, second = read(subject, **{"kafka.originals": secret})
+        assert first.context is not None
+        assert (first.context.kind, first.context.native_code) == ("unresolved", "original-not-authorized")
+        assert second.message == whole(0)
 
 
 def _plain(message: Message) -> Message:
