@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 #: One header: a text name and bytes, or None where the header has a name only.
 Header = tuple[str, bytes | None]
@@ -74,12 +75,13 @@ class Column(Generic[T]):
         arrow: the Arrow array behind it, for a plugin that can use its buffers; None where no such array exists.
     """
 
-    __slots__ = ("_length", "_load", "_values", "arrow")
+    __slots__ = ("_length", "_load", "_made", "_values", "arrow")
 
     def __init__(self, length: int, load: Callable[[], list[T]], *, arrow: Any = None) -> None:
         self._length = length
         self._load: Callable[[], list[T]] | None = load
         self._values: list[T] = []
+        self._made: dict[str, Any] = {}
         self.arrow = arrow
 
     @classmethod
@@ -89,6 +91,13 @@ class Column(Generic[T]):
 
     def __len__(self) -> int:
         return self._length
+
+    def once(self, name: str, make: Callable[[], U]) -> U:
+        """Return what `make` makes of the rows; it is called once for a column and a name, however many ask."""
+        if name not in self._made:
+            self._made[name] = make()
+        found: U = self._made[name]
+        return found
 
     def take(self, indices: Sequence[int]) -> Column[T]:
         """Return a column of the rows at these indices, in the order of the indices."""

@@ -42,7 +42,7 @@ from redelivery.formats.cloudevents import (
     to_structured,
     validate,
 )
-from redelivery.formats.rows import Changes, headers_of, names_of
+from redelivery.formats.rows import Changes, headers_of, names_in
 from redelivery.formats.syntax import is_uri_reference
 
 __all__ = [
@@ -204,7 +204,7 @@ def _perhaps_events(batch: Batch) -> Iterator[tuple[int, Headers, str | None, bo
     Each with its headers, the prefix of an event in headers (`prefix_in`), and whether it has a content type.
     """
     every = headers_of(batch)
-    names = names_of(every)
+    names = names_in(batch)
     shapes: dict[tuple[str, ...], tuple[str | None, bool]] = {}
     for each in set(names):
         bare = Message(value=None, headers=tuple((name, None) for name in each))

@@ -19,9 +19,18 @@ def headers_of(batch: Batch) -> Sequence[Headers]:
     return [()] * len(batch) if batch.headers is None else [each or () for each in batch.headers.values]
 
 
+def names_in(batch: Batch) -> Sequence[tuple[str, ...]]:
+    """Return `names_of` the headers of a batch; worked out once."""
+    if batch.headers is None:
+        return [()] * len(batch)
+    return batch.headers.once("names", lambda: names_of(headers_of(batch)))
+
+
 def names_of(every: Sequence[Headers]) -> list[tuple[str, ...]]:
-    """Return the names of each row's headers."""
-    return [tuple([name for name, _ in headers]) for headers in every]
+    """Return the names of each row's headers; rows with the same names share them."""
+    known: dict[tuple[str, ...], tuple[str, ...]] = {}
+    names = [tuple([name for name, _ in headers]) for headers in every]
+    return [known.setdefault(each, each) for each in names]
 
 
 def taken(values: Sequence[T], rows: Sequence[int]) -> Sequence[T]:

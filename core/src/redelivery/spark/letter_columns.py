@@ -17,7 +17,7 @@ from redelivery.contract.message import Batch, Column, Headers, Message
 from redelivery.deadletters.operations import HOP_MARK, original_id
 from redelivery.deadletters.trust import Targets, contexts_of
 from redelivery.formats import dialects, events
-from redelivery.formats.rows import headers_of, names_of
+from redelivery.formats.rows import headers_of, names_in
 from redelivery.spark import letter_schema
 from redelivery.spark.letter_rows import binary_event, micros, unpack
 from redelivery.spark.letter_schema import ERROR, POSITION
@@ -92,7 +92,7 @@ class LetterColumns:
     def structured(self, messages: Batch) -> list[int]:
         """Return which messages declare that their value is an event."""
         every = headers_of(messages)
-        names = names_of(every)
+        names = names_in(messages)
         typed = {each for each in set(names) if any(name.lower() == "content-type" for name in each)}
         return [
             index
@@ -135,9 +135,10 @@ class LetterColumns:
         """Return the attributes of events in headers, the other headers, and the hops, as of redriven messages."""
         if messages.headers is None:
             return {}, [()] * count, [1] * count
-        found = headers_of(dialects.redriven_all(messages))
+        again = dialects.redriven_all(messages)
+        found = headers_of(again)
         hops = [self._hop(headers) for headers in found]
-        names = names_of(found)
+        names = names_in(again)
         first = dict(zip(names, found, strict=True))
         known = {each: events.prefix_in(Message(value=None, headers=headers)) for each, headers in first.items()}
         attributes: dict[str, list[Any]] = {}

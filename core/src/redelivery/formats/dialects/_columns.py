@@ -32,7 +32,7 @@ from redelivery.formats.cloudevents import event_in, is_plain, is_structured, pr
 from redelivery.formats.dialects import _body, _marker, _signature
 from redelivery.formats.dialects._fields import printable
 from redelivery.formats.dialects._marker import Marker
-from redelivery.formats.dialects._reader import forms_of, is_letter, signed_parts
+from redelivery.formats.dialects._reader import forms_in, is_letter, signed_parts
 from redelivery.formats.dialects._writer import CONTEXT, Letter, Style, in_the_way
 from redelivery.formats.dialects.knativeerror import DATA_BYTES
 from redelivery.formats.rows import Changes, taken
@@ -205,7 +205,7 @@ def _alike(
 
 def _forms(batch: Batch, every: Sequence[Headers], style: Style) -> Sequence[Hashable]:
     """Return what the headers of each row contribute to its shape: most often nothing but their names."""
-    forms = forms_of(every)
+    forms = forms_in(batch)
     ours: frozenset[str] = frozenset().union(*(each.gives for each in style.dialects if each.extensions))
     first = dict(zip(reversed(forms), reversed(every), strict=True))
     structured = {form for form, headers in first.items() if is_structured(Message(value=None, headers=headers))}

@@ -29,7 +29,7 @@ from redelivery.formats.dialects._marker import Marker
 from redelivery.formats.dialects._reader import (
     BY_NAME,
     extension,
-    forms_of,
+    forms_in,
     is_letter,
     known_dialects,
     others_places,
@@ -78,7 +78,7 @@ def read_columns(
     every = headers_of(batch)
     columns: dict[str, list[Any]] = {name: [DEFAULTS[name]] * len(batch) for name in names}
     alike: dict[Hashable, list[int]] = defaultdict(list)
-    for row, form in enumerate(forms_of(every)):
+    for row, form in enumerate(forms_in(batch)):
         alike[form].append(row)
     wanted = tuple(names)
     for rows in alike.values():

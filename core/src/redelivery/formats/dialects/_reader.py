@@ -7,12 +7,12 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from redelivery.contract.message import Headers, Message
+from redelivery.contract.message import Batch, Headers, Message
 from redelivery.formats.cloudevents import CONTENT_TYPE, PREFIXES, is_structured
 from redelivery.formats.dialects import _body, _marker, connect, deadletter, knativeerror
 from redelivery.formats.dialects._marker import Marker
 from redelivery.formats.dialects._writer import CONTEXT, Dialect
-from redelivery.formats.rows import names_of
+from redelivery.formats.rows import headers_of, names_in
 
 BY_NAME: Final[Mapping[str, Dialect]] = {
     "connect": Dialect("connect", connect.GIVES, connect.write, connect.read),
@@ -27,21 +27,29 @@ _MARKERS: Final = frozenset(_marker.NAMES)
 _EXTENSIONS: Final = frozenset().union(*(each.gives for each in BY_NAME.values() if each.extensions))
 
 
-def forms_of(every: Sequence[Headers]) -> Sequence[Hashable]:
+def forms_in(batch: Batch) -> Sequence[Hashable]:
+    """Return `forms_of` the headers of a batch; worked out once."""
+    if batch.headers is None:
+        return [()] * len(batch)
+    return batch.headers.once("forms", lambda: forms_of(headers_of(batch), names_in(batch)))
+
+
+def forms_of(every: Sequence[Headers], names: Sequence[tuple[str, ...]]) -> Sequence[Hashable]:
     """Return the names of each row's headers, with the values that decide what a letter is; not its signature."""
-    names = names_of(every)
     places = {each: tuple(at for at, name in enumerate(each) if matters(name)) for each in set(names)}
     if not any(places.values()):
         return names
-    return [
-        (each, *[_without_mac(headers[at][1]) for at in places[each]])
-        for each, headers in zip(names, every, strict=True)
-    ]
+    known = _Unsigned()
+    return [(each, *[known[headers[at][1]] for at in places[each]]) for each, headers in zip(names, every, strict=True)]
 
 
-def _without_mac(value: bytes | None) -> Hashable:
-    """Return a marker without its signature, which differs by row; other values as they are."""
-    return value if value is None or mac_in(value) is None else (value[:-_MAC_BYTES], True)
+class _Unsigned(dict[bytes | None, Hashable]):
+    """Markers without their signature, which differs by row; other values as they are. Many rows have the same."""
+
+    def __missing__(self, value: bytes | None) -> Hashable:
+        found = value if value is None or mac_in(value) is None else (value[:-_MAC_BYTES], True)
+        self[value] = found
+        return found
 
 
 def mac_in(value: bytes) -> bytes | None:

@@ -15,7 +15,7 @@ from typing import Final
 from redelivery.contract.message import Batch, Headers, Message
 from redelivery.formats.cloudevents import is_structured
 from redelivery.formats.dialects import _marker
-from redelivery.formats.dialects._reader import forms_of, is_letter, matters
+from redelivery.formats.dialects._reader import forms_in, is_letter, matters
 from redelivery.formats.rows import Changes, picker
 
 #: Fewer messages that look alike are not worth more than a look at each.
@@ -26,7 +26,7 @@ def restored(batch: Batch, restore: Callable[[Message], Message]) -> Batch:
     """Return the batch with each row as `restore` returns it: `strip` or `redriven`."""
     changes = Changes(batch)
     alike: dict[Hashable, list[int]] = defaultdict(list)
-    for row, form in enumerate(forms_of(changes.before)):
+    for row, form in enumerate(forms_in(batch)):
         alike[form].append(row)
     for rows in alike.values():
         way = _way(changes.before[rows[0]], restore) if len(rows) >= _FEWEST else None

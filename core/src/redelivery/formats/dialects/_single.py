@@ -23,7 +23,7 @@ from redelivery.formats.dialects._read_columns import read_columns
 from redelivery.formats.dialects._reader import (
     BY_NAME,
     bare_of,
-    forms_of,
+    forms_in,
     is_letter,
     known_dialects,
     signed_parts,
@@ -425,7 +425,7 @@ def read_all(batch: Batch, names: Collection[str] | None = None) -> dict[str, li
 def histories(batch: Batch) -> list[DeliveryHistory]:
     """Return the history of each message, as `history` does."""
     every = headers_of(batch)
-    forms = forms_of(every)
+    forms = forms_in(batch)
     first = dict(zip(forms, every, strict=True))
     known = {form: history(Message(value=None, headers=headers)) for form, headers in first.items()}
     return [known[form] for form in forms]

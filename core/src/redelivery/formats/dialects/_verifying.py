@@ -14,7 +14,7 @@ from redelivery.formats.dialects import _marker, _signature
 from redelivery.formats.dialects._marker import Marker
 from redelivery.formats.dialects._reader import (
     extension,
-    forms_of,
+    forms_in,
     is_letter,
     known_dialects,
     mac_in,
@@ -38,7 +38,7 @@ def signed_rows(batch: Batch, keys: Sequence[bytes], alone: Callable[[Message], 
     names = [None] * len(batch) if batch.key is None else batch.key.values
     signed = [False] * len(batch)
     alike: dict[Hashable, list[int]] = defaultdict(list)
-    for row, form in enumerate(forms_of(every)):
+    for row, form in enumerate(forms_in(batch)):
         alike[form].append(row)
     for rows in alike.values():
         found = _marker.find(every[rows[0]])
