@@ -13,9 +13,10 @@ import confluent_kafka
 import pytest
 
 from redelivery.codes import Code
-from redelivery.contract.broker import Accept, Plan, Release, Retry, Support, Terminate
+from redelivery.contract.broker import Accept, Letter, Plan, Release, Retry, Support, Terminate
 from redelivery.contract.message import Message
 from redelivery.contract.spec import NATIVE, DeliverySpec, Sink
+from redelivery.deadletters.queue import dead_letters
 from redelivery.errors import ConfigurationError, Fatal, InvalidURL, Unsupported
 from redelivery.kit.leases import Lease
 from redelivery.registry import connect
@@ -308,6 +309,52 @@ class TestKafkaShareGroups(Statements):
         with pytest.raises(Fatal) as caught:
             subject.keep(subject.connect(url).receiver()).receive(1, wait=0.1)
         assert caught.value.code is Code.NO_SUCH_DESTINATION
+
+    @broker_has("receive", "send", "provision", "browse")
+    @pytest.mark.parametrize("copied", [False, True])
+    def test_what_the_group_itself_gave_up_is_redriven_as_it_was(self, subject: Subject, copied: bool) -> None:
+        """The broker's letter has none of the record's headers, and neither key nor value unless they are copied."""
+        subject.provision()
+        group(subject, **{"errors.deadletterqueue.copy.record.enable": str(copied).lower()})
+        headers = (("mine", b"1"), ("mine", b"2"), ("none", None))
+        sent = [
+            Message(value=b"%d" % at, key=b"k", headers=headers, timestamp_ms=1_700_000_000_000 + at) for at in range(3)
+        ]
+        subject.deliver(*sent)
+        end = time.monotonic() + 60
+        self._reject(subject, len(sent), end)
+        with dead_letters(subject.place.url, options=subject.place.options) as box:
+            found: list[Letter] = []
+            while len(found) < len(sent) and time.monotonic() < end:
+                found = list(box)
+            assert [each.message for each in found] == sent
+            contexts = [each.context for each in found if each.context]
+            assert {(each.kind, each.code, each.attempts) for each in contexts} == {("rejected", Code.REJECTED, 1)}
+            assert {each.subscriber for each in contexts} == {place(subject).group}
+            report = box.redrive()
+            assert (report.redriven, report.left) == (len(sent), {})
+        again = [each for each in subject.place.stored() if len(each.headers) > len(headers)]
+        assert [(each.value, each.key, each.headers[:-1], each.timestamp_ms) for each in again] == [
+            (each.value, each.key, each.headers, each.timestamp_ms) for each in sent
+        ]
+
+    @staticmethod
+    def _reject(subject: Subject, count: int, end: float) -> None:
+        """Reject so many records as another program's member."""
+        consumer = confluent_kafka.ShareConsumer(
+            {
+                "bootstrap.servers": subject.runtime.cluster.bootstrap,  # type: ignore[attr-defined]
+                "group.id": place(subject).group,
+                "share.acknowledgement.mode": "explicit",
+            }
+        )
+        consumer.subscribe([place(subject).topic])
+        while count and time.monotonic() < end:
+            for record in consumer.poll(1.0):
+                consumer.acknowledge(record, confluent_kafka.AcknowledgeType.REJECT)
+                count -= 1
+            consumer.commit_sync()
+        consumer.close()
 
     def test_a_broker_without_share_groups_is_told_in_one_line(self, subject: Subject) -> None:
         """Kafka 4.1 describes the settings of such groups, but does not know the requests of their members."""
