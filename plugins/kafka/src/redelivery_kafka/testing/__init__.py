@@ -156,7 +156,9 @@ class KafkaSharePlace(KafkaPlace):
         super().__init__(runtime, topic)
         self.url = self.url.replace("?group=", "?share=")
         self.letters = SHARE_DEAD_LETTERS + topic
-        if not runtime.absent:
+        if runtime.absent:  # nothing can be provisioned
+            runtime.make(self.letters)
+        else:
             lock = str(int(SHARE_LOCK * 1000))
             self._cluster.alter_group(
                 self.group, **{"share.auto.offset.reset": "earliest", "share.record.lock.duration.ms": lock}
