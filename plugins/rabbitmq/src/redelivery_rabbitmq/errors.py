@@ -65,11 +65,7 @@ _BY_CODE: Final = {
     **dict.fromkeys((501, 502, 503, 504, 505), BUG),
     506: Rule(Retriable, Code.FULL, "the broker lacks resources, or has reached a limit"),
     530: _VHOST_REFUSED,
-    540: Rule(
-        Fatal,
-        Code.UNSUPPORTED,
-        "it is not implemented; a stream can only be looked at as dead letters: add dead_letters=stream to the URL",
-    ),
+    540: Rule(Fatal, Code.UNSUPPORTED, "this broker does not implement it"),
     541: Rule(Ambiguous, Code.UNAVAILABLE, "the broker failed internally"),
 }
 
@@ -123,6 +119,15 @@ _BY_TEXT: Final = (
         Rule(Retriable, Code.LEASE_LOST, "a message was held for longer than that, and returned to its queue"),
     ),
     (406, "message size", TOO_LARGE),
+    (
+        406,
+        "rabbit_stream_queue",  # see `client/consumer.py`
+        Rule(
+            Fatal,
+            Code.UNSUPPORTED,
+            "it is a stream, which can only be looked at as dead letters: add dead_letters=stream to the URL",
+        ),
+    ),
     (
         406,
         "invalid arg 'x-max-priority'",  # see `client/arguments.py`

@@ -27,6 +27,8 @@ NACK_IS_FREE: Final = (4, 3)
 
 #: Messages that one call fetches at most: half of what a consumer of a quorum queue may hold.
 _MAX_MESSAGES: Final = 1000
+#: The default priority: a stream refuses this argument. A consumer of a stream would only see messages that come later.
+_NO_STREAM: Final = {"x-priority": 0}
 #: Messages in the first page, and bytes that a page has at most if its messages are as large as those before.
 _PAGE: Final = 100
 _PAGE_BYTES: Final = 16 << 20
@@ -220,7 +222,7 @@ class Consumer:
         # Each consumer has a new name: unacknowledged messages of a former one would count against its prefetch. The
         # names ascend, for the order in which the queue takes back what they had.
         name = f"redelivery-{next(self._numbers):09}"
-        self._channel.basic_consume(self._queue, receive, consumer_tag=name)
+        self._channel.basic_consume(self._queue, receive, consumer_tag=name, arguments=_NO_STREAM)
         end = time.monotonic() + wait
         while not received and (left := end - time.monotonic()) > 0 and self._channel.consumer_tags:
             self._connection.process_data_events(left)
