@@ -14,7 +14,6 @@ from typing import Any, Final, NamedTuple
 from redelivery.contract.context import UNRESOLVED, ErrorContext
 from redelivery.contract.message import Headers
 from redelivery.kit.errors import Code
-from redelivery.kit.letters import KINDS
 
 _PREFIX: Final = "__dlq.errors."
 _TOPIC, _PARTITION, _OFFSET, _GROUP = (_PREFIX + name for name in ("topic", "partition", "offset", "group"))
@@ -69,11 +68,11 @@ class Death:
     @property
     def fields(self) -> dict[str, Any]:
         """The fields of an error context."""
-        code = Code.DELIVERY_LIMIT if self.said == _LIMIT else Code.REJECTED
+        limited = self.said == _LIMIT
         return {
             "reason": self.said or "the share group gave it up",
-            "kind": KINDS.get(code, "rejected"),
-            "code": code,
+            "kind": "delivery-limit" if limited else "rejected",
+            "code": Code.DELIVERY_LIMIT if limited else Code.REJECTED,
             "broker": "kafka",
             "attempts": self.attempts,
             "source_topic": self.place.topic,
