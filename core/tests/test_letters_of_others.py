@@ -10,13 +10,14 @@ import pytest
 
 from redelivery.contract.broker import Capabilities, Letter, LetterBatch, Limits, Support
 from redelivery.contract.context import ErrorContext
-from redelivery.contract.message import Batch, Message
+from redelivery.contract.message import Batch, Headers, Message
 from redelivery.contract.spec import DeliverySpec
 from redelivery.deadletters.mended import Mark, Originals, marks_of
 from redelivery.deadletters.operations import FORWARD, next_id, redrive_operation, sendable, sent_back
 from redelivery.deadletters.trust import Targets
 from redelivery.errors import Permanent
 from redelivery.formats import dialects, identity
+from redelivery.kit.letters import undecodable
 from redelivery.sending.group import Group, Origin, Owner
 from redelivery.sending.letters import LetterWriter, Reporter
 
@@ -64,6 +65,27 @@ def test_on_request_every_message_gets_an_id_of_its_hop() -> None:
     kept = sendable(OPERATION, LetterBatch.of([stored(THEIRS), stored(bare)]), THERE).messages
     assert kept is not None
     assert [each.id for each in kept.rows()] == ["theirs", "theirs"]
+
+
+@pytest.mark.parametrize(
+    ("native", "elsewhere", "goes"),
+    [(None, False, False), ({"raw": b"\xff"}, False, True), ({"raw": b"\xff"}, True, False)],
+    ids=["nothing keeps it", "its plugin keeps it", "another plugin would lose it"],
+)
+@pytest.mark.parametrize("headers", [(), (("trace", b"1"),)], ids=["by column", "alone"])
+def test_a_letter_that_cannot_be_read_whole_goes_only_where_it_arrives_whole(
+    native: object, elsewhere: bool, goes: bool, headers: Headers
+) -> None:
+    letter = Letter(
+        position="p",
+        message=Message(value=b"", id="a", headers=headers, native=native),
+        context=undecodable("their", "its body is no data section"),
+    )
+    found = sendable(redrive_operation(Targets(), 5, elsewhere=elsewhere), LetterBatch.of([letter]), THERE)
+    assert len(found.going) == goes
+    assert found.left == (
+        [] if goes else ["it cannot be read whole, so it would arrive altered (its body is no data section)"]
+    )
 
 
 def test_a_message_that_we_have_named_is_named_again() -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from redelivery.codes import Code
 from redelivery.contract.broker import Capabilities, Letter
 from redelivery.contract.context import UNRESOLVED, ErrorContext
 from redelivery.contract.letters import LetterBatch
@@ -138,7 +139,13 @@ def _plain(letters: LetterBatch, hop_limit: int, there: Capabilities) -> list[ag
 
 def _goes_plain(native: ErrorContext | None) -> bool:
     """Whether nothing of what only the broker knows of a letter goes into the message that is sent."""
-    return native is None or not (native.target or native.extra or native.maybe_delivered or native.kind == UNRESOLVED)
+    return native is None or not (
+        native.target
+        or native.extra
+        or native.maybe_delivered
+        or native.kind == UNRESOLVED
+        or native.code is Code.UNDECODABLE
+    )
 
 
 def _sent_plain(stored: Batch, plain: Sequence[again.Again | None], there: Capabilities, *, new_ids: bool) -> Batch:
@@ -283,6 +290,7 @@ def why_left(
     *,
     mended: bool = False,
     context: ErrorContext | None = None,
+    elsewhere: bool = False,
 ) -> str | None:
     """Return why a letter is not sent back; None where it is sent.
 
@@ -293,8 +301,9 @@ def why_left(
         hop_limit: letters that were sent back so often stay.
         mended: the letter is mended before it is sent: also one that stands for a row.
         context: `context_of` the letter, where the caller has it.
+        elsewhere: the destination is another plugin's, which knows nothing of the letter's native part.
     """
-    if (why := _unresolved(letter)) is not None:
+    if (why := _incomplete(letter, elsewhere=elsewhere)) is not None:
         return why
     refused = targets.refused(letter, there, context)
     if refused is not None:
@@ -306,11 +315,16 @@ def why_left(
     return None
 
 
-def _unresolved(letter: Letter) -> str | None:
-    """Return why a letter's message is not there, as its broker reports; None where it is."""
-    if letter.context is None or letter.context.kind != UNRESOLVED:
+def _incomplete(letter: Letter, *, elsewhere: bool) -> str | None:
+    """Return why a letter's message would arrive altered, as its plugin reports; None where it would not."""
+    if letter.context is None:
         return None
-    return f"it only points to its message, which cannot be read ({letter.context.native_code or 'no reason is given'})"
+    if letter.context.kind == UNRESOLVED:
+        why = letter.context.native_code or "no reason is given"
+        return f"it only points to its message, which cannot be read ({why})"
+    if letter.context.code is Code.UNDECODABLE and (elsewhere or letter.message.native is None):
+        return f"it cannot be read whole, so it would arrive altered ({letter.context.reason})"
+    return None
 
 
 def _is_undeliverable(message: Message) -> bool:
@@ -325,16 +339,20 @@ def why_not_forwarded(letter: Letter, _there: Capabilities, _context: ErrorConte
     """Return why a letter is not forwarded; None where it is forwarded."""
     if dialects.read(letter.message) is not None or letter.context is None:
         return "it was not put there by the broker itself"
-    return _unresolved(letter)
+    return _incomplete(letter, elsewhere=True)
 
 
-def redrive_operation(targets: Targets, hop_limit: int, *, new_ids: bool = False) -> LetterOperation:
+def redrive_operation(
+    targets: Targets, hop_limit: int, *, new_ids: bool = False, elsewhere: bool = False
+) -> LetterOperation:
     """Return the redrive operation; arguments as of `why_left` and `LetterOperation`."""
     return LetterOperation(
         "redrive",
         lambda letter, there, context: sent_back(letter, there, context, targeted=not targets.none, new_ids=new_ids),
         targets.of,
-        lambda letter, there, context: why_left(letter, there, targets, hop_limit, context=context),
+        lambda letter, there, context: why_left(
+            letter, there, targets, hop_limit, context=context, elsewhere=elsewhere
+        ),
         hop_limit,
         new_ids,
     )
