@@ -10,15 +10,8 @@ from hypothesis import strategies as st
 
 from redelivery.contract.message import Message
 from redelivery.errors import Permanent
-from redelivery_sqs.codec import (
-    NATIVE_HEADERS,
-    PACKED,
-    TRANSFER,
-    binary_limit,
-    decode,
-    encode,
-    fifo_fields,
-)
+from redelivery_sqs.client.limits import binary_limit
+from redelivery_sqs.codec import NATIVE_HEADERS, PACKED, TRANSFER, decode, encode, fifo_fields
 from redelivery_sqs.testing import reading
 
 MOST = 1 << 20

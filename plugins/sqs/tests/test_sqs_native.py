@@ -19,7 +19,8 @@ from redelivery.kit.letters import MARKERS, attach, read
 from redelivery_conformance.statements import Statements
 from redelivery_conformance.subject import Subject
 from redelivery_sqs import CAPABILITIES
-from redelivery_sqs.codec import GROUP, MAX_ATTRIBUTES, PACKED, TRACE, TRANSFER, decode, encode
+from redelivery_sqs.client.limits import GROUP
+from redelivery_sqs.codec import MAX_ATTRIBUTES, PACKED, TRACE, TRANSFER, decode, encode
 from redelivery_sqs.testing import SqsPlace
 
 MOST = 1 << 20

@@ -23,6 +23,8 @@ INVALID: Final = "invalid"
 UNRESOLVED: Final = "unresolved"
 #: Kinds of the messages that a broker itself gives up, and the code of each: the same on every broker.
 GIVEN_UP: Final[Mapping[str, Code]] = {"expired": Code.EXPIRED, "delivery-limit": Code.DELIVERY_LIMIT}
+#: Kinds of what a broker does by itself, by the code that says the same.
+KINDS: Final[Mapping[Code, str]] = {code: kind for kind, code in GIVEN_UP.items()} | {Code.TERMINATED: "terminated"}
 #: The last millisecond of the year 9999, since the epoch: no date is later.
 LAST_MS: Final = 253_402_300_799_999
 

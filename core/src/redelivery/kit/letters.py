@@ -8,10 +8,10 @@ settings that it holds where a spec asked for them. `read_all` and `strip_all` d
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 from redelivery.codes import Code
-from redelivery.contract.context import GIVEN_UP, INVALID, ErrorContext, checked
+from redelivery.contract.context import INVALID, KINDS, ErrorContext, checked
 from redelivery.formats.dialects import MARKERS, attach, included, read, read_all, strip, strip_all
 
 __all__ = [
@@ -27,9 +27,6 @@ __all__ = [
     "strip_all",
     "undecodable",
 ]
-
-#: Kinds of what a broker does by itself, with the code that says the same.
-KINDS: Final = {code: kind for kind, code in GIVEN_UP.items()} | {Code.TERMINATED: "terminated"}
 
 
 def undecodable(broker: str, reason: str) -> ErrorContext:

@@ -20,7 +20,7 @@ from redelivery.contract.broker import (
 from redelivery.contract.hooks import hookimpl
 from redelivery.kit.clients import find_client
 from redelivery_sqs.address import API_GROUP, KIND
-from redelivery_sqs.codec import GROUP, MAX_ENTRIES, binary_limit
+from redelivery_sqs.client.limits import GROUP, MAX_ENTRIES, binary_limit
 from redelivery_sqs.options import Settings
 
 #: SQS hides a message for 12 hours after its receipt at most; an hour of them remains for handling it.

@@ -19,7 +19,7 @@ from redelivery.kit.address import is_local
 from redelivery_sqs import CAPABILITIES
 from redelivery_sqs.address import Address, invalid_name
 from redelivery_sqs.admin import SqsAdmin
-from redelivery_sqs.codec import binary_limit
+from redelivery_sqs.client.limits import binary_limit
 from redelivery_sqs.dead_letters import SqsDeadLetters
 from redelivery_sqs.options import Settings
 from redelivery_sqs.receiver import SqsReceiver

@@ -31,6 +31,7 @@ from redelivery.errors import Permanent
 from redelivery.kit.errors import Code
 from redelivery.kit.letters import MARKERS, strip
 from redelivery.kit.packing import from_portable, hashed_id, pack_headers, portable, unpack_headers
+from redelivery_sqs.client.limits import binary_limit
 
 #: The attribute for the parts of a message that SQS has no place for.
 PACKED: Final = "redelivery"
@@ -41,13 +42,7 @@ MAX_ATTRIBUTES: Final = 10
 NATIVE_HEADERS: Final = 8
 #: The system attribute of AWS X-Ray, the one that SQS takes from a sender.
 TRACE: Final = "AWSTraceHeader"
-#: Entries of one request at most.
-MAX_ENTRIES: Final = 10
-#: Bytes of a message that are reserved for names, types and JSON's own characters.
-RESERVE: Final = 4096
 
-#: The column with the group of a row without a key: it brings a FIFO queue's letter back to its group.
-GROUP: Final = "message_group"
 #: In place of a group's name: each row without a key has its own group, because no order is asked for.
 EACH: Final = "*"
 
@@ -108,11 +103,6 @@ class Encoded:
         if self.system:
             entry["MessageSystemAttributes"] = self.system
         return entry
-
-
-def binary_limit(max_bytes: int) -> int:
-    """The largest value that fits as base64 where SQS takes `max_bytes`: base64 makes four bytes of three."""
-    return max(0, max_bytes - RESERVE) // 4 * 3
 
 
 def encode(message: Message, max_bytes: int) -> Encoded:

@@ -25,9 +25,9 @@ from redelivery_sqs import codec
 from redelivery_sqs.address import Address
 from redelivery_sqs.client import batch_requests
 from redelivery_sqs.client.batch_requests import Answer, is_lost
+from redelivery_sqs.client.limits import GROUP, MAX_ENTRIES
 from redelivery_sqs.client.queue import Queue
 from redelivery_sqs.client.scan import Scan, sent_ms, server_ms
-from redelivery_sqs.codec import MAX_ENTRIES
 from redelivery_sqs.options import Settings
 
 #: Letters that are sorted together, and about how many bytes of them at most.
@@ -275,7 +275,7 @@ class SqsDeadLetters(Resource, DeadLetters):
             context = replace(undecodable("sqs", fault), target=target)
         fifo = self._queue.address.fifo
         if "MessageGroupId" in attributes and (message.key is None or not fifo):  # by its key a FIFO row has it again
-            message = replace(message, extra={codec.GROUP: str(attributes["MessageGroupId"])})
+            message = replace(message, extra={GROUP: str(attributes["MessageGroupId"])})
         # A message that SQS itself moved between standard queues keeps the time at which it was first sent.
         known = fifo or _SOURCE not in attributes
         return Letter(

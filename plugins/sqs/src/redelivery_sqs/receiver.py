@@ -21,8 +21,8 @@ from redelivery_sqs import codec
 from redelivery_sqs.address import Address
 from redelivery_sqs.client import batch_requests
 from redelivery_sqs.client.batch_requests import Answer, is_lost
+from redelivery_sqs.client.limits import MAX_ENTRIES
 from redelivery_sqs.client.queue import Queue
-from redelivery_sqs.codec import MAX_ENTRIES
 from redelivery_sqs.options import Settings
 
 #: The longest visibility timeout, counted from the receipt, in seconds.

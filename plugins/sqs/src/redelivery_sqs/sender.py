@@ -18,11 +18,10 @@ from redelivery.kit.in_flight import FailedKeys, InFlight, SentBatch
 from redelivery.kit.roles import Resource
 from redelivery_sqs.address import Address, invalid_name
 from redelivery_sqs.client.batch_requests import Answer
+from redelivery_sqs.client.limits import GROUP, MAX_ENTRIES
 from redelivery_sqs.client.queue import Queue
 from redelivery_sqs.client.send_queues import FifoSendQueue, PendingBatch, PendingRow, SendQueue, StandardSendQueue
 from redelivery_sqs.codec import (
-    GROUP,
-    MAX_ENTRIES,
     Native,
     encode_row,
     fifo_fields,

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from redelivery.errors import Ambiguous, BrokerError, Retriable
 from redelivery.kit.errors import Code
-from redelivery_sqs.codec import MAX_ENTRIES
+from redelivery_sqs.client.limits import MAX_ENTRIES
 from redelivery_sqs.errors import entry_error
 
 #: Seconds after which no further request begins: together with the client's own timeouts this bounds a call.

@@ -17,8 +17,8 @@ from typing import Any
 from redelivery.contract.message import Batch
 from redelivery.errors import BrokerError
 from redelivery.kit.in_flight import SentBatch
+from redelivery_sqs.client.limits import MAX_ENTRIES
 from redelivery_sqs.client.queue import Queue
-from redelivery_sqs.codec import MAX_ENTRIES
 
 
 class PendingRow:
