@@ -12,9 +12,8 @@ from redelivery.contract.broker import Accept, Difference, Plan, Received, Relea
 from redelivery.contract.message import Message
 from redelivery.contract.spec import DeliverySpec
 from redelivery.errors import Fatal
-from redelivery_conformance.harness import CannotShow
 from redelivery_conformance.statements import Statements
-from redelivery_conformance.subject import Subject
+from redelivery_conformance.subject import NotApplicable, Subject
 from redelivery_conformance.taking import Taker
 from redelivery_rabbitmq.client.queue_delays import SINCE, QueueDelay
 from redelivery_rabbitmq.client.topology import queues
@@ -32,7 +31,7 @@ LATE = 1.0
 def needs_native(subject: Subject) -> None:
     """Only newer brokers delay."""
     if broker_version(subject) < SINCE:
-        raise CannotShow("delays of a queue itself: a later broker has them")
+        raise NotApplicable("the queues of this version delay nothing")
 
 
 def linear(subject: Subject) -> None:
@@ -200,7 +199,7 @@ class TestRefusing(Statements):
 
     def test_native_delays_are_refused_by_the_version(self, subject: Subject) -> None:
         if broker_version(subject) >= SINCE:
-            raise CannotShow("a broker without delays of its own")
+            raise NotApplicable("the queues of this version delay")
         with pytest.raises(Fatal, match=r"queues delay from 4\.3 on"):
             planned(subject, LINEAR, delays="native")
         subject.deliver(Message(value=b"v"))
