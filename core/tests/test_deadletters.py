@@ -13,8 +13,9 @@ import pytest
 from scripted import ScriptedBroker
 from test_delivery import RealClock
 
+from redelivery.base import secrets
 from redelivery.codes import Code
-from redelivery.contract.broker import Broker, DeadLetters, Letter, Limits, Support
+from redelivery.contract.broker import Broker, DeadLetters, Letter, LetterBatch, Limits, Support
 from redelivery.contract.context import ErrorContext
 from redelivery.contract.message import Message
 from redelivery.contract.spec import DeliverySpec, Sink
@@ -22,6 +23,7 @@ from redelivery.deadletters import redrive
 from redelivery.deadletters.operations import original_id
 from redelivery.deadletters.queue import DeadLetterQueue, dead_letters
 from redelivery.deadletters.redrive import RedriveSettings
+from redelivery.deadletters.selection import Selection
 from redelivery.deadletters.trust import context_of
 from redelivery.errors import ConfigurationError, Fatal, Permanent
 from redelivery.formats import dialects, events
@@ -194,6 +196,44 @@ def test_letters_of_a_sink_go_back_to_the_destination_that_was_named(tmp_path: P
     assert (counted.selected, report.selected, report.redriven) == (3, 3, 3)
     assert [id_ for id_, _ in buried.stored(tmp_path / "other.db", "orders")] == ["n0~1", "n1~1", "n4~1"]
     assert [id_ for id_, _ in place.letters] == ["n2", "n3"]
+
+
+def test_a_letter_of_another_destination_stays_though_nobody_signed_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = buried.Place(tmp_path)
+    monkeypatch.setenv("KEY", "k" * 32)
+    here, there = (f"sqlite://{tmp_path / 'other.db'}?queue={name}" for name in ("orders", "payments"))
+    place.bury(1, destination=here)
+    place.bury(1, first=1, destination=there)
+    with dead_letters(here, sink=f"{place.url}-dead-letters", key="env:KEY") as letters:
+        assert letters.redrive().redriven == 1
+    assert [id_ for id_, _ in place.letters] == ["n1"]
+
+
+def test_a_letter_that_had_no_room_to_say_where_it_failed_stays() -> None:
+    context = replace(CONTEXT, destination="scripted:other")
+    cut = dialects.attach(
+        Message(value=b"v", id="a"), context, dialect="json", limits=Limits(headers_bytes=60), prefix="ce-"
+    )
+    assert dialects.is_cut(cut)
+    assert (dialects.read(cut) or ErrorContext()).destination is None
+    selection = Selection().failed_at("scripted:work", lambda _url: True)
+    batch = LetterBatch.of([Letter(position="p", message=each) for each in (cut, Message(value=b"theirs"))])
+    assert selection.admitted(batch, range(2), 0) == [1]
+
+
+@pytest.mark.parametrize("url", ["amqp://h/%ff", "amqp://u:hostile-password@h/x?bogus=1", "kafka:", "nothing", "\0"])
+def test_a_destination_that_a_letter_names_is_another_place_whatever_it_is(url: str, tmp_path: Path) -> None:
+    """It is compared, and never opened: nothing of it is remembered, logged or raised."""
+    place = buried.Place(tmp_path)
+    here = f"sqlite://{tmp_path / 'other.db'}?queue=orders"
+    place.bury(1, destination=url)
+    place.bury(1, first=1, destination=here)
+    with dead_letters(here, sink=f"{place.url}-dead-letters") as letters:
+        assert letters.redrive().redriven == 1
+    assert [id_ for id_, _ in place.letters] == ["n0"]
+    assert secrets.redact("hostile-password") == "hostile-password"
 
 
 def test_a_queue_of_letters_must_be_told_where_its_letters_go() -> None:

@@ -142,6 +142,14 @@ def test_two_letters_of_one_id_are_two_and_one_that_is_forwarded_again_is_one() 
     assert [message.identity for message in here.chain[0].stored] == first * 2
 
 
+def test_an_expired_message_is_forwarded_though_a_framework_wrote_an_earlier_failure_into_it() -> None:
+    letter = expired("a")
+    others = replace(letter.message, headers=(*letter.message.headers, ("NServiceBus.FailedQ", b"orders")))
+    here = Sinks(replace(letter, message=others))
+    with here.dlq() as dlq:
+        assert dlq.forward(spec=here.spec).removed == 1
+
+
 # --- following ---
 
 

@@ -149,6 +149,21 @@ def open_broker(plugin: BrokerPlugin, url: str, options: Mapping[str, str] | Non
         raise
 
 
+def is_at(url: str, broker: Broker, options: Mapping[str, str]) -> bool:
+    """Return whether a URL that anyone may have written means the destination of a broker.
+
+    Nothing is logged or remembered of it, and whatever is wrong with it, it means another place.
+    """
+    try:
+        plugin = installed().by_url(url)
+        if plugin.name != broker.name:
+            return False
+        there = plugin.connect(url, resolve_secrets(client_options(plugin, _divided(options)[1])))
+        return there.is_at(broker)
+    except Exception:  # noqa: BLE001 - see above
+        return False
+
+
 def _line(text: str) -> str:
     """Return a plugin's text as one line without secrets; of a long text its beginning and its end."""
     text = harmless(redact(text))

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from redelivery.codes import Code
 from redelivery.contract.broker import Capabilities, Letter
-from redelivery.contract.context import UNRESOLVED, ErrorContext
+from redelivery.contract.context import GIVEN_UP, UNRESOLVED, ErrorContext
 from redelivery.contract.letters import LetterBatch
 from redelivery.contract.message import Batch, Column, Message
 from redelivery.deadletters.trust import Targets, context_of
@@ -337,7 +337,9 @@ def _is_undeliverable(message: Message) -> bool:
 
 def why_not_forwarded(letter: Letter, _there: Capabilities, _context: ErrorContext) -> str | None:
     """Return why a letter is not forwarded; None where it is forwarded."""
-    if dialects.read(letter.message) is not None or letter.context is None:
+    is_ours = dialects.strip(letter.message).headers != letter.message.headers
+    given_up = letter.context is not None and letter.context.kind in GIVEN_UP
+    if letter.context is None or is_ours or (not given_up and dialects.read(letter.message) is not None):
         return "it was not put there by the broker itself"
     return _incomplete(letter, elsewhere=True)
 

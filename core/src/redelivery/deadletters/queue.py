@@ -38,7 +38,7 @@ from redelivery.deadletters.trust import Targets, context_of
 from redelivery.errors import ConfigurationError, RedeliveryError, Unsupported
 from redelivery.formats import signing
 from redelivery.formats.signing import Verified
-from redelivery.registry import connect, installed, own_options
+from redelivery.registry import connect, installed, is_at, own_options
 from redelivery.sending.connector import (
     ConnectionFactory,
     Connector,
@@ -459,13 +459,13 @@ class DeadLetterQueue:
         selection = where or Selection()
         if to is not None or self._home is None:
             return selection
-        return selection.failed_at(redact(self._home), lru_cache(maxsize=1024)(self._is_home))
+        home, options = self._at(self._home), self._options
 
-    def _is_home(self, url: str) -> bool:
-        """Return whether a URL, which anyone may have written, means the destination that was named."""
-        with contextlib.suppress(RedeliveryError):
-            return self._at(url).is_at(self._at(self._home or url))
-        return False
+        @lru_cache(maxsize=1024)
+        def is_home(url: str) -> bool:
+            return is_at(url, home, options)
+
+        return selection.failed_at(redact(self._home), is_home)
 
     def _is_of_plugin(self, url: str) -> bool:
         """Return whether a URL is one of the plugin that reads the letters."""

@@ -25,6 +25,7 @@ from redelivery.contract.letters import LetterBatch, Wanted
 from redelivery.contract.message import Message
 from redelivery.deadletters.trust import context_of, contexts_of
 from redelivery.errors import ConfigurationError, InvalidSpec
+from redelivery.formats import dialects
 
 #: What a condition can compare, besides `header.<name>`: how it is read from a letter with its whole context.
 TEXTS: Final[Mapping[str, Callable[[Letter, ErrorContext], str | None]]] = {
@@ -129,6 +130,9 @@ class Selection:
     def failed_at(self, destination: str, is_there: Callable[[str], bool]) -> Selection:
         """Select only letters that failed at one destination, and those of which nothing says where.
 
+        Headers that no key has signed say so too: a letter of another destination is not to be taken. A letter of ours
+        that had no room to say it is not taken either.
+
         Args:
             destination: its URL, for people.
             is_there: whether a URL means it.
@@ -138,7 +142,16 @@ class Selection:
             where = (letter.context or ErrorContext()).destination
             return where is None or is_there(where)
 
-        own = Condition(f"destination={destination}", holds, field="destination")
+        def perhaps_there(letter: Letter) -> bool:
+            written = dialects.read(letter.message)
+            where = None if written is None else written.destination
+            return not dialects.is_cut(letter.message) if where is None else is_there(where)
+
+        def columns(batch: LetterBatch, rows: Sequence[int]) -> Sequence[int]:
+            said = contexts_of(batch, ["destination"])["destination"]
+            return [row for row in rows if said[row] is not None or perhaps_there(batch.letter(row))]
+
+        own = Condition(f"destination={destination}", holds, columns=columns, field="destination")
         return Selection((*self.conditions, own))
 
     def admits(self, letter: Letter, now_ms: int) -> bool:

@@ -411,6 +411,12 @@ def history(message: Message) -> DeliveryHistory:
     )
 
 
+def is_cut(message: Message) -> bool:
+    """Whether our writer had no room for all that it knew of a letter."""
+    found = _marker.find(message.headers)
+    return found is not None and found[1].truncated
+
+
 def read_all(batch: Batch, names: Collection[str] | None = None) -> dict[str, list[Any]]:
     """Return fields of `read` of each message, by name, one value per row; the default where a message has no context.
 

@@ -180,7 +180,8 @@ class Letter:
                 hops=context.hops,
                 maybe_delivered=context.maybe_delivered,
                 run=context.run,  # by which the letters of a write are found
-                target=context.target,  # without it a redrive would send it elsewhere
+                destination=context.destination,  # without these two a redrive would send it elsewhere
+                target=context.target,
                 truncated=True,
             )
             context = shortened(context, text=_LEAST)
