@@ -445,9 +445,7 @@ def _unit() -> list[Run]:
     commands += [[*own, "core/tests", f"--ignore={spark}"]]
     runs = [Run("unit", each, _newest(), computes=True) for each in commands]
     names = sorted(PLUGINS, key=lambda name: -PARTS.get(name, 0))
-    # What differs between versions is in a plugin's own tests; the whole suite takes older ones by `--all-versions`.
-    older = [run for name in names if REQUIRED for run in _older(name)]
-    return [*runs, *(Run("unit", [*own, *_tests(name)], _newest()) for name in names), *older]
+    return [*runs, *(Run("unit", [*own, *_tests(name)], _newest()) for name in names)]
 
 
 def _conformance(session: nox.Session) -> list[Run]:
@@ -492,12 +490,6 @@ def _versions_of(name: str) -> list[Run]:
     parts = range(1, PARTS.get(name, 1) + 1)
     whole = [[_module(name), f"--broker-part={number}/{parts[-1]}"] for number in parts]
     return [_on(name, image, tests) for image in reversed(_versions(name)) for tests in (*whole, own)]
-
-
-def _older(name: str) -> list[Run]:
-    """Return the own tests of a broker on each version that the default run leaves out."""
-    tests = [*_tests(name), "--ignore-glob=*_conformance.py"]
-    return [_on(name, image, tests) for image in _versions(name)[:-1]]
 
 
 def _on(name: str, image: str, tests: list[str]) -> Run:
