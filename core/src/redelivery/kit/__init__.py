@@ -10,6 +10,7 @@
 `in_flight`       batches that are sent and not settled; keys that must wait behind a failed row
 `leases`          leases, and one answer to each outcome
 `letters`         error contexts of letters that cannot be decoded, or that the broker gave up
+`offsets`         a set of offsets of a log that only grows: what is done with
 `plans`           existing native objects, compared with what a spec needs
 `packing`         headers, keys and ids at brokers that take text only
 `events`          messages as CloudEvents in JSON
