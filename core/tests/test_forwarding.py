@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -20,7 +20,7 @@ from redelivery.contract.message import Message
 from redelivery.contract.spec import DeliverySpec, Sink
 from redelivery.deadletters.queue import dead_letters
 from redelivery.deadletters.redrive import RedriveReport, RedriveSettings
-from redelivery.errors import BrokerError, ConfigurationError, Fatal, Retriable
+from redelivery.errors import Ambiguous, BrokerError, ConfigurationError, Fatal, Retriable
 from redelivery.formats import dialects
 from redelivery.formats.events import is_structured
 from redelivery.sending.group import Group
@@ -245,6 +245,25 @@ def test_what_can_never_work_ends_the_following(error: Exception, monkeypatch: p
     here.place.browse = broken  # type: ignore[method-assign]
     with pytest.raises((BrokerError, ConfigurationError), match=str(error)):
         followed(here, monkeypatch, lambda: None)
+
+
+@pytest.mark.parametrize("error", [Retriable("away"), Ambiguous("no answer")])
+def test_a_letter_whose_removal_fails_is_removed_at_a_later_look_and_not_sent_again(
+    monkeypatch: pytest.MonkeyPatch, error: BrokerError
+) -> None:
+    here = Sinks()
+    remove, errors = here.place.remove, [error, error]
+
+    def flaky(positions: Sequence[str]) -> int:
+        if errors:
+            raise errors.pop()
+        return remove(positions)
+
+    here.place.remove = flaky  # type: ignore[method-assign]
+    came = lambda: here.place.letters.append(expired("a"))  # noqa: E731
+    report = followed(here, monkeypatch, came, *[lambda: None] * 4)
+    assert here.values()[0] == [b"a"]
+    assert (report.redriven, report.resumed, here.place.letters) == (1, 1, [])
 
 
 def test_a_place_that_is_followed_is_opened_anew_for_each_look(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from redelivery.deadletters.journal import Journal, default_path
+from redelivery.deadletters.journal import Journal, default_path, parts_folder
 from redelivery.errors import ConfigurationError, JournalError
 
 PLACE = "carrier://host/orders-dead-letters"
@@ -115,3 +115,31 @@ def test_the_default_path_is_one_a_place(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert default_path(PLACE) == default_path(PLACE)
     assert default_path(PLACE) != default_path(PLACE + "2")
     assert default_path(PLACE).is_relative_to(tmp_path)
+
+
+def test_what_a_part_has_sent_counts_once_however_often_the_next_run_is_killed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "journal.db"
+    part = parts_folder(path) / "r-0.db"
+
+    def killed(_path: Path) -> None:
+        raise KeyboardInterrupt
+
+    def noted() -> None:
+        with Journal(part, PLACE) as journal:
+            journal.sent({"1": "a", "2": "b"})
+
+    with Journal(path, PLACE) as journal:
+        journal.began("mine")
+        noted()
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(Path, "unlink", killed)
+            journal.absorb()
+    with Journal(path, PLACE) as journal:
+        assert journal.pending() == {"1": "a", "2": "b"}
+        assert journal.began("mine") == 2
+        assert not part.exists()
+        noted()
+        journal.absorb()
+        assert journal.began("mine") == 4, "another part of that name"

@@ -13,7 +13,7 @@ from redelivery.contract.letters import WHOLE, Wanted
 from redelivery.deadletters import parts
 from redelivery.deadletters.journal import Journal, parts_folder
 from redelivery.deadletters.parts import Leader, Part, PartJournal
-from redelivery.deadletters.redrive import RedriveReport, RedriveSettings, digest
+from redelivery.deadletters.redrive import INTERRUPTED, RedriveReport, RedriveSettings, digest
 from redelivery.deadletters.selection import Selection
 from redelivery.errors import JournalError, Retriable
 
@@ -153,6 +153,17 @@ def test_what_parts_of_a_killed_redrive_have_sent_counts_as_sent_by_it(tmp_path:
         assert leader.began("mine") == 2
         leader.finish([])
         assert leader.began("mine") == 0
+
+
+def test_a_shared_redrive_that_was_interrupted_goes_on_with_its_limit(tmp_path: Path) -> None:
+    with Leader(tmp_path / "journal", PLACE, "r") as leader:
+        assert leader.began("mine") == 0
+        with PartJournal(part_of(leader), PLACE) as journal:
+            journal.sent({"1": "a", "2": "b"})
+        leader.stop(INTERRUPTED)
+        leader.finish([])
+    with Leader(tmp_path / "journal", PLACE, "s") as leader:
+        assert leader.began("mine") == 2
 
 
 def test_all_parts_stop_when_their_leader_says_so_and_it_sees_how_far_they_are(tmp_path: Path) -> None:

@@ -66,6 +66,19 @@ def test_a_limit_holds_for_a_run_that_failed_and_the_next_one_together(
     assert sorted(here.work.stored_ids()) == [f"{name}~1" for name in "abcdef"]
 
 
+def test_a_limit_holds_for_a_run_that_was_interrupted_and_the_next_one_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("redelivery.deadletters.redrive._CHUNK", 2)
+    here, journal = setup(8), tmp_path / "journal"
+    stopped = RedriveSettings(limit=3, stop=lambda: len(here.work.stored) >= 2)
+    with here.dlq() as dlq:
+        assert dlq.redrive(journal=journal, settings=stopped).stopped == "it was interrupted"
+        report = dlq.redrive(journal=journal, settings=RedriveSettings(limit=3))
+        assert (report.redriven, len(here.work.stored)) == (1, 3)
+        assert dlq.redrive(journal=journal, settings=RedriveSettings(limit=3)).redriven == 3
+
+
 def test_another_redrive_has_its_own_limit(tmp_path: Path) -> None:
     with Journal(tmp_path / "journal", "scripted:native") as journal:
         assert journal.began("one") == 0

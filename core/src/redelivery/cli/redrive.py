@@ -96,7 +96,9 @@ def add(what: _SubParsersAction[argparse.ArgumentParser]) -> None:
     for parser, returns in ((redrive, MAX_RETURNS), (forward, None)):
         add_place(parser, with_spec=True)
         add_where(parser)
-        parser.add_argument("--limit", type=int, help="letters, at most; those of a run that was killed count")
+        parser.add_argument(
+            "--limit", type=int, help="letters, at most; those of a run that was killed or interrupted count"
+        )
         parser.add_argument("--rate", type=float, help="letters a second, at most")
         parser.add_argument("--dry-run", action="store_true", help="only say how many would go")
         parser.add_argument(

@@ -103,6 +103,7 @@ class Journal:
         run("CREATE TABLE IF NOT EXISTS place (source TEXT NOT NULL, sent INTEGER NOT NULL)")
         run("CREATE TABLE IF NOT EXISTS letter (position TEXT PRIMARY KEY, digest TEXT NOT NULL) WITHOUT ROWID")
         run("CREATE TABLE IF NOT EXISTS unfinished (redrive TEXT NOT NULL, began INTEGER NOT NULL)")
+        run("CREATE TABLE IF NOT EXISTS absorbed (part TEXT PRIMARY KEY) WITHOUT ROWID")
         run("INSERT INTO place SELECT ?, 0 WHERE NOT EXISTS (SELECT 1 FROM place)", (source,))
         (known,) = run("SELECT source FROM place").fetchone()
         if known != source:
@@ -194,10 +195,21 @@ class Journal:
         Raises:
             ConfigurationError, JournalError: as opening; one of these processes still runs.
         """
-        for path in sorted(parts_folder(self.path).glob(f"*{PART}")):
+        paths = sorted(parts_folder(self.path).glob(f"*{PART}"))
+        for path in paths:
             with Journal(path, self._source, wait=wait) as part:
-                self._write((), part.noted(), part.tally)
+                self._absorb(path.name, part.noted(), part.tally)
             path.unlink()
+        if paths:
+            with self._writing():
+                self._file.execute("DELETE FROM absorbed")
+
+    def _absorb(self, part: str, noted: Mapping[str, str], tally: int) -> None:
+        """Take over what a part noted, once: this process may be killed before the part's file is gone."""
+        self._held = None
+        with self._writing():
+            if self._file.execute("INSERT OR IGNORE INTO absorbed VALUES (?)", (part,)).rowcount:
+                self._change((), noted, tally)
 
     def pending(self) -> dict[str, str]:
         """Return the letters that killed redrives had sent and, as far as they knew, not yet removed: their digests.

@@ -21,7 +21,7 @@ from typing import Final, Self
 from redelivery.base.files import make_private, make_private_folder
 from redelivery.contract.broker import DeadLetters, Letter, LetterBatch, Wanted
 from redelivery.deadletters.journal import CONTROL, PART, Journal, parts_folder
-from redelivery.deadletters.redrive import RedriveReport
+from redelivery.deadletters.redrive import INTERRUPTED, RedriveReport
 from redelivery.errors import JournalError
 
 log = logging.getLogger("redelivery.redriving")
@@ -220,13 +220,16 @@ class Leader:
     def finish(self, settled: Sequence[str]) -> None:
         """Note what the parts have removed, and take over their journals. All parts have ended, none by an error.
 
+        A redrive that was interrupted is not finished: the next one of its name goes on with what is left of its limit.
+
         Args:
             settled: of `earlier`, what is removed now.
         """
         try:
             self._journal.removed(settled)
             self._journal.absorb()
-            self._journal.finished()
+            if self.stopped != INTERRUPTED:
+                self._journal.finished()
         except JournalError as error:
             log.warning("the next redrive takes over what this one has noted: %s", error)
 

@@ -37,7 +37,8 @@ MAX_RETURNS: Final = 100
 _CHUNK: Final = 500
 _MOST: Final = 5_000
 _CHUNK_BYTES: Final = 16 * 1024 * 1024
-_INTERRUPTED: Final = "it was interrupted"
+#: Why a redrive ends that was asked to stop: the same one goes on later with what is left of its limit.
+INTERRUPTED: Final = "it was interrupted"
 _LIMITED: Final = "the limit of"
 #: The longest time without a look at `RedriveSettings.stop`, in seconds.
 _NAP: Final = 0.2
@@ -114,7 +115,8 @@ class RedriveSettings:
     """How far and how fast letters are moved.
 
     Attributes:
-        limit: the most letters that are sent: with a journal, by a run that was killed and the next one together.
+        limit: the most letters that are sent: with a journal, by a run that was killed or interrupted and the next one
+            together.
         rate: the most letters per second.
         dry_run: send and remove nothing.
         max_returns: stop when more letters than this were refused or came back; None: never stop for that.
@@ -149,8 +151,8 @@ class Transfer:
         there: the destination's capabilities.
         settings: how far and how fast.
         journal: remembers letters that were sent and not yet removed; None: no journal.
-        name: of this redrive in the journal (`name_of`), under which a killed run goes on with what is left of its
-            limit; None: another process sees to that.
+        name: of this redrive in the journal (`name_of`), under which a run that was killed or interrupted goes on with
+            what is left of its limit; None: another process sees to that.
         now_ms: the time to which ages are computed; None: the time of each look.
         earlier: for a dry run: letters that were sent before, digests by position.
         follow: look again after so many seconds, until stopped; None: look once.
@@ -217,7 +219,7 @@ class Transfer:
         if letter_sender is not None and self.report.redriven and self._returned is not None:
             self.report.returned = self._returned.count()
             self._settings.on_progress(self.report)
-        if self._journal is not None and self._name is not None:
+        if self._journal is not None and self._name is not None and self.report.stopped != INTERRUPTED:
             self._journal.finished()
         return self.report
 
@@ -237,7 +239,7 @@ class Transfer:
         self._pass(letter_sender, rate)
         while self._follow is not None and not self.report.stopped and self._waited(self._follow, letter_sender):
             self._look_anew(letter_sender, rate)
-        if self._follow is not None and self.report.stopped == _INTERRUPTED:
+        if self._follow is not None and self.report.stopped == INTERRUPTED:
             self.report.stopped = None  # that is how following ends
 
     def _pass(self, letter_sender: LetterSender | None, rate: RateLimit) -> None:
@@ -371,9 +373,12 @@ class Transfer:
         if not positions:
             return
         if self._journal is None:
-            removed = self._letters.remove(positions)
-            if removed < len(positions):
-                self._pending.update(zip(positions, digests_of(sent), strict=True))
+            removed = 0
+            try:
+                removed = self._letters.remove(positions)
+            finally:  # also where that raises: a later look only removes them
+                if removed < len(positions):
+                    self._pending.update(zip(positions, digests_of(sent), strict=True))
             self.report.removed += removed
             return
         noted = dict(zip(positions, digests_of(sent), strict=True))
@@ -433,7 +438,7 @@ class Transfer:
     def _must_stop(self) -> bool:
         report, settings = self.report, self._settings
         if settings.stop():
-            report.stopped = _INTERRUPTED
+            report.stopped = INTERRUPTED
         elif settings.limit is not None and self._limit is not None and report.selected >= self._limit:
             report.stopped = limit_reached(settings.limit, self._before)
         elif settings.max_returns is not None and not settings.dry_run:

@@ -31,6 +31,7 @@ from redelivery.deadletters.operations import HOP_LIMIT
 from redelivery.deadletters.parts import Leader, Part
 from redelivery.deadletters.queue import DeadLetterQueue
 from redelivery.deadletters.redrive import (
+    INTERRUPTED,
     MAX_RETURNS,
     RedriveReport,
     RedriveSettings,
@@ -106,8 +107,8 @@ def redrive(
         sink: URL of the sink that the letters went to, where that was not the native queue.
         options: client options, with their plugin's prefix; of the destinations, too.
         spec: retries, backoff and timeouts of sending. A letter that fails permanently stays in place.
-        limit: the most letters that are sent, by a call that was killed or has failed and the next one together. They
-            are counted first, in one more pass over the letters.
+        limit: the most letters that are sent, by a call that was killed, interrupted or has failed and the next one
+            together. They are counted first, in one more pass over the letters.
         rate: the most letters per second, of all tasks together: each has an equal part, and a task that has ended
             leaves its part unused.
         hop_limit: letters that were sent back so often stay.
@@ -340,7 +341,7 @@ class _Watch:
                     log.warning("redrive: what came back cannot be counted now, and later again: %s", error)
             self._settings.on_progress(report)
             if self._settings.stop():
-                self._leader.stop("it was interrupted")
+                self._leader.stop(INTERRUPTED)
             elif most is not None and report.failed + report.returned > most:
                 self._leader.stop(harm(report))
 
