@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Callable
 from itertools import islice
+from types import SimpleNamespace
 from typing import Any
 
 import pika
@@ -14,12 +16,14 @@ from rabbitmq_operating import queue_of, raw
 from redelivery.codes import Code
 from redelivery.contract.broker import Letter
 from redelivery.contract.message import Message
-from redelivery.errors import ConfigurationError
+from redelivery.errors import ConfigurationError, Retriable
 from redelivery_conformance.statements import Statements
 from redelivery_conformance.subject import Subject
 from redelivery_rabbitmq import dead_letters as role
-from redelivery_rabbitmq.client import broker_headers
+from redelivery_rabbitmq.address import Address
+from redelivery_rabbitmq.client import broker_headers, renewal
 from redelivery_rabbitmq.client.consumer import Consumer, Delivery
+from redelivery_rabbitmq.options import settings_of
 
 
 def positions(subject: Subject) -> list[str]:
@@ -225,3 +229,49 @@ class TestKeepingOrder(Statements):
         assert letter.context is not None
         assert letter.context.kind == "invalid"
         assert letter.context.reason
+
+
+# --- writing letters again, without a broker ---
+
+
+class HalfConfirmed:
+    """A publisher whose broker takes half of the messages and refuses the others."""
+
+    error = None
+
+    def __init__(self, *_: object, on_confirm: Callable[[int, bool, bool], None], on_return: object) -> None:
+        self.channel = self
+        self._confirm = on_confirm
+        self._published = 0
+
+    def basic_publish(self, *_: object, **__: object) -> None:
+        self._published += 1
+
+    def until(self, done: Callable[[], object], deadline: float) -> bool:
+        self._confirm(self._published // 2, True, True)
+        self._confirm(self._published, True, False)
+        return bool(done())
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_page_that_is_copied_in_part_is_not_there_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(renewal, "Publisher", HalfConfirmed)
+    page = [Delivery(tag, None, pika.BasicProperties(), b"") for tag in range(11, 21)]
+    removed: list[int] = []
+    consumer = SimpleNamespace(pages=lambda: iter([page]), ack=removed.extend, sync=lambda: None)
+    address = Address.parse("rabbitmq://localhost/?queue=q")
+    with pytest.raises(Retriable):
+        renewal.renew(consumer, address, settings_of({}, address.parameters))  # type: ignore[arg-type]
+    assert removed == list(range(11, 16))
+
+
+@pytest.mark.parametrize("user", [None, "orders-app", "another"])
+def test_a_letter_that_is_written_again_keeps_its_position(user: str | None) -> None:
+    headers = {"x-delivery-count": 10, "CC": ["q"], "mine": 1}
+    before = pika.BasicProperties(message_id="1", user_id="orders-app", headers=headers)
+    after = broker_headers.uncounted(before, user)
+    assert after.user_id == ("orders-app" if user == "orders-app" else None)
+    found = {role._shown(Delivery(1, None, each, b"x"), Counter()).position for each in (before, after)}
+    assert len(found) == 1

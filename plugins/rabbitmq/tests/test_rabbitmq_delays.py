@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from datetime import timedelta
+from typing import Self
 
 import pytest
+from pika.exceptions import ChannelClosedByBroker
 from rabbitmq_operating import as_user, broker_version, queue_of, raw
 
 from redelivery.contract.broker import Accept, Difference, Plan, Received, Release, Retry
@@ -15,8 +17,10 @@ from redelivery.errors import Fatal
 from redelivery_conformance.statements import Statements
 from redelivery_conformance.subject import NotApplicable, Subject
 from redelivery_conformance.taking import Taker
+from redelivery_rabbitmq.client.arguments import KeptDelays, compared
 from redelivery_rabbitmq.client.queue_delays import SINCE, QueueDelay
-from redelivery_rabbitmq.client.topology import queues
+from redelivery_rabbitmq.client.renewal import is_limitless
+from redelivery_rabbitmq.client.topology import Queue, queues
 from redelivery_rabbitmq.options import Settings
 
 MILLI = timedelta(milliseconds=1)
@@ -256,3 +260,80 @@ def test_a_delay_is_kept_if_the_queues_is_not_shorter_and_at_most_twice_as_long(
     delay = QueueDelay(400, 1000)
     assert [delay.after(failures) / MILLI for failures in (1, 2, 3, 9)] == [400, 800, 1000, 1000]
     assert [delay.keeps(asked * MILLI, 1) for asked in (400, 200, 401, 199)] == [True, True, False, False]
+
+
+# --- reading the arguments of queues, without a broker ---
+
+
+class FakeQueue:
+    """Connection, channel and broker in one: it refuses a declaration as RabbitMQ does, in 255 bytes at most."""
+
+    def __init__(self, name: str, **arguments: tuple[str, object]) -> None:
+        self.name = name
+        self.arguments = {"x-" + each.replace("_", "-"): typed for each, typed in arguments.items()}
+
+    def channel(self) -> FakeQueue:
+        return self
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def queue_declare(self, name: str, *, arguments: dict[str, object], **flags: bool) -> None:
+        given = {each: value for each, value in arguments.items() if each != "x-max-priority"}
+        for each in sorted(self.arguments.keys() | given.keys()):
+            type_, value = self.arguments.get(each, ("", None))
+            if given.get(each) != value:
+                got = f"the value '{given[each]}' of type 'longstr'" if each in given else "none"
+                shown = str(value).lower() if isinstance(value, bool) else value
+                has = "none" if value is None else f"the value '{shown}' of type '{type_}'"
+                text = f"PRECONDITION_FAILED - inequivalent arg '{each}' for queue '{name}' in vhost '/': "
+                text += f"received {got} but current is {has}"
+                raise ChannelClosedByBroker(406, text if len(text) <= 255 else text[:252] + "...")
+
+
+@pytest.mark.parametrize(
+    ("type_", "value"), [("bool", True), ("bool", False), ("long", 5), ("unsignedbyte", 5), ("longstr", "5")]
+)
+def test_an_argument_is_read_with_its_type(type_: str, value: object) -> None:
+    found = compared(FakeQueue("q", single_active_consumer=(type_, value)), Queue("q", {}))  # type: ignore[arg-type]
+    assert found[1] == {"x-single-active-consumer": value}
+    assert type(found[1]["x-single-active-consumer"]) is type(value)
+
+
+@pytest.mark.parametrize(
+    "queue",
+    [
+        FakeQueue(
+            "customer-orders.eu-west.invoicing.requests.and.answers.of.v2",
+            dead_letter_routing_key=("longstr", "q" * 90),
+        ),
+        FakeQueue("q", other=("table", "[]")),
+        FakeQueue("q", other=("float", "0.5")),
+    ],
+    ids=["cut off", "a table", "a fraction"],
+)
+def test_a_queue_whose_arguments_cannot_be_read_keeps_no_delay_and_may_have_a_limit(queue: FakeQueue) -> None:
+    delays = KeptDelays(queue.name, Settings())
+    delays.read(queue, SINCE)  # type: ignore[arg-type]
+    assert not delays.keep(STEP, 1)
+    assert not is_limitless(queue, queue.name)  # type: ignore[arg-type]
+
+
+def test_a_long_name_hides_no_delay() -> None:
+    """The broker's refusal names the queue, its virtual host, and the dead letter queue, of which we guess the name."""
+    name = "customer-orders.eu-west.invoicing.requests.and.answers.of.v2"
+    delaying = {"delayed_retry_type": ("longstr", "failed"), "delayed_retry_min": ("long", 400)}
+    ours = {
+        "dead_letter_exchange": ("longstr", ""),
+        "dead_letter_routing_key": ("longstr", f"{name}-dead-letters"),
+        "dead_letter_strategy": ("longstr", "at-least-once"),
+        "overflow": ("longstr", "reject-publish"),
+    }
+    for others in (ours, {}):
+        queue = FakeQueue(name, queue_type=("longstr", "quorum"), **delaying, **others)
+        delays = KeptDelays(name, Settings())
+        delays.read(queue, SINCE)  # type: ignore[arg-type]
+        assert delays.keep(STEP, 1), others

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
+from types import SimpleNamespace
 from typing import Any
 
 import pika
@@ -27,8 +28,10 @@ from redelivery_conformance.subject import NotApplicable, Subject
 from redelivery_conformance.taking import Taker, values
 from redelivery_rabbitmq.address import Address
 from redelivery_rabbitmq.client import broker_headers, topology
+from redelivery_rabbitmq.client.consumer import Delivery
 from redelivery_rabbitmq.client.parameters import connection_parameters
 from redelivery_rabbitmq.options import settings_of
+from redelivery_rabbitmq.receiver import RabbitmqReceiver
 
 
 class TestRetrying(Statements):
@@ -392,3 +395,16 @@ def test_attempts_are_the_queues_count_and_what_was_before_the_last_delay(
 ) -> None:
     _, found = broker_headers.split(pika.BasicProperties(headers=headers))
     assert found.attempt(redelivered=redelivered) == attempt
+
+
+@pytest.mark.parametrize(("redelivered", "failures"), [(False, 1), (True, 5)])
+def test_the_count_of_the_former_queue_is_not_the_failures_in_this_one(redelivered: bool, failures: int) -> None:
+    address = Address.parse("rabbitmq://localhost/?queue=q")
+    receiver = RabbitmqReceiver(address, settings_of({}, address.parameters), timedelta(0))
+    asked: list[int] = []
+    keep = lambda _, failures: asked.append(failures) or True  # noqa: E731 - as KeptDelays
+    receiver._kept_delays = SimpleNamespace(keep=keep)  # type: ignore[assignment]
+    properties = pika.BasicProperties(headers={"x-delivery-count": 4})
+    delivery = Delivery(1, SimpleNamespace(redelivered=redelivered), properties, b"")
+    assert receiver._is_rejected(delivery, Retry(timedelta(seconds=1)))
+    assert asked == [failures]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import time
+from contextlib import nullcontext
 
 import pytest
+from pika.spec import BasicProperties
 from rabbitmq_operating import queue_of, raw
 
 from redelivery.codes import Code
@@ -15,6 +18,11 @@ from redelivery.contract.spec import DeliverySpec
 from redelivery.errors import Fatal
 from redelivery_conformance.statements import Statements
 from redelivery_conformance.subject import Subject
+from redelivery_rabbitmq.address import Address
+from redelivery_rabbitmq.client import stream_reading
+from redelivery_rabbitmq.client.stream_letters import StreamDeadLetters
+from redelivery_rabbitmq.client.stream_reading import Entry, StreamReading
+from redelivery_rabbitmq.options import settings_of
 from redelivery_rabbitmq.testing import RabbitmqHarness
 
 
@@ -106,3 +114,49 @@ def put(subject: Subject, count: int, *, first: int = 0) -> None:
         (settled,) = sender.collect(20)
         assert settled.error is None
         assert not settled.failures
+
+
+# --- what changes while it is looked at, without a broker ---
+
+
+class FakeReading:
+    """A stream to which letters are added, and of which one is removed, at each look."""
+
+    def __init__(self, letters: StreamDeadLetters, behind: int) -> None:
+        self._removed = letters._removed
+        self._behind = behind
+        self._high = 100
+
+    def bounds(self) -> tuple[int, int]:
+        found = self._high - self._behind
+        self._behind = 0
+        return 0, found
+
+    def update(self) -> None:
+        """Another process notes the newest letter, which came after the last look."""
+        self._high += 1
+        self._removed.offsets.add(self._high - 1, self._high)
+
+
+@pytest.mark.parametrize("behind", [0, 50])
+def test_a_newer_letter_that_another_process_removes_is_no_sign_of_another_stream(
+    monkeypatch: pytest.MonkeyPatch, behind: int
+) -> None:
+    address = Address.parse("rabbitmq://localhost/?queue=orders&dead_letters=stream")
+    letters = StreamDeadLetters(address, settings_of({}, address.parameters), direct=False)
+    fake = FakeReading(letters, behind)
+    monkeypatch.setattr(letters, "_reading", lambda *_: nullcontext(fake))
+    monkeypatch.setattr(letters, "_update", fake.update)
+    assert letters._bounds("reading")[0] == 0
+
+
+def test_the_newest_letter_is_found_while_more_keep_coming(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_reading, "_LAST_CHUNK", 0.0)
+    reading = StreamReading(lambda: None, "letters", 1.0)  # type: ignore[arg-type, return-value]
+    chunks = iter([10, 10, 5_000])
+    monkeypatch.setattr(reading, "_peek", lambda where: [Entry(next(chunks), BasicProperties(), b"")])
+    endless = (Entry(at, BasicProperties(), b"") for at in itertools.count(10))
+    monkeypatch.setattr(reading, "entries", lambda low, high: endless)
+    newest = reading.newest()
+    assert newest is not None
+    assert newest.offset == 5_000

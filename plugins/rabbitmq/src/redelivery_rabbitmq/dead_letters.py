@@ -32,6 +32,8 @@ log = logging.getLogger("redelivery.rabbitmq")
 
 #: Seconds that returning letters in order may take; then their order is given up.
 _RETURN_TIMEOUT: Final = 15.0
+#: Properties that a position does not show as they are. A letter that is renewed may lose its user.
+_NOT_SHOWN: Final = frozenset({"headers", "user_id"})
 _POSITION: Final = re.compile(r"[0-9a-f]{24}(\.[1-9][0-9]*)?")
 
 
@@ -209,9 +211,9 @@ class _Shown(NamedTuple):
 
 
 def _shown(delivery: Delivery, seen: Counter[str]) -> _Shown:
-    """Give a letter its position, a digest of the whole letter. Letters that are equal in all are numbered."""
+    """Give a letter its position, a digest of all that stays when it is renewed. Equal letters are numbered."""
     properties, added = broker_headers.split(delivery.properties)
-    fields = [each for each in vars(properties).items() if each[1] is not None and each[0] != "headers"]
+    fields = [each for each in vars(properties).items() if each[1] is not None and each[0] not in _NOT_SHOWN]
     parts = (fields, _sorted(properties.headers or {}), _sorted([*added.x_death]))
     digest = blake2b(repr(parts).encode("utf-8", "surrogatepass"), digest_size=12)
     digest.update(delivery.body)

@@ -190,7 +190,9 @@ class RabbitmqReceiver(QueueRole, Receiver):
         """Return whether a message is only rejected: for a retry at once, or with the delay that the queue has."""
         if not isinstance(outcome, Retry):
             return False
-        failures = (broker_headers.split(delivery.properties)[1].delivery_count or 0) + 1
+        failures = 1
+        if delivery.method.redelivered:  # a dead-lettered message brings along the count of its former queue
+            failures += broker_headers.split(delivery.properties)[1].delivery_count or 0
         return outcome.delay <= timedelta(0) or self._kept_delays.keep(outcome.delay, failures)
 
     def _delay(self, connection: BlockingConnection, received: Received, delay: timedelta) -> None:

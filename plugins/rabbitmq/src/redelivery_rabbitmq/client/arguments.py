@@ -31,6 +31,10 @@ _INEQUIVALENT: Final = re.compile(
     r"inequivalent arg '(?P<name>[^']+)' for .*: received .* but current is "
     r"(?:none|(?:the value )?'(?P<value>.*?)'(?: of type '(?P<type>\w+)')?)$"
 )
+#: The broker's names of integers.
+_INTEGERS: Final = frozenset(
+    {"byte", "short", "signedint", "long"} | {f"unsigned{of}" for of in ("byte", "short", "int")}
+)
 #: In a `Difference`: an argument that is not set.
 MISSING: Final = "none"
 #: Properties of a declaration that are not arguments.
@@ -40,6 +44,8 @@ _FLAGS: Final[Mapping[str, Argument]] = {"durable": "true", "auto_delete": "fals
 _GUARD: Final[Mapping[str, Argument]] = {"x-max-priority": "never"}
 #: More properties than a queue has; the broker names one at a time.
 _MAX_DECLARATIONS: Final = 40
+#: What tells, where arguments were to be read, that they cannot be: no permission, or an answer that says too little.
+UNKNOWN: Final = (Code.NOT_AUTHORIZED, Code.CONFLICT)
 #: Seconds for which the arguments of a queue are known.
 _KNOWN: Final = 60.0
 
@@ -53,6 +59,10 @@ def compared(connection: BlockingConnection, queue: Queue) -> tuple[list[Differe
     """Return the properties of an existing queue that differ, and all arguments that it has.
 
     Takes the configure permission. Only reads.
+
+    Raises:
+        ChannelClosedByBroker: also with 406, where the refusal cannot be read: the broker cuts it after 252 bytes, as
+            with a long name, and a value may be of a type that is not known here.
     """
     properties = {**_FLAGS, **_GUARD, **queue.arguments}
     found = []
@@ -63,15 +73,17 @@ def compared(connection: BlockingConnection, queue: Queue) -> tuple[list[Differe
             told = _INEQUIVALENT.search(error.reply_text)
             if error.reply_code != _PRECONDITION_FAILED or told is None:
                 raise
-            name, text, type_ = told["name"], told["value"], told["type"]
+            name, text = told["name"], told["value"]
             ours = properties.pop(name, MISSING)
+            value = None if text is None else _value(text, told["type"], ours)
+            if value is None and text is not None:
+                raise
             is_guard = ours == _GUARD.get(name)
             if name not in queue.unspecified and not (is_guard and text is None):
                 wanted = MISSING if is_guard else str(ours)
                 found.append(Difference(name, wanted, MISSING if text is None else text))
-            if text is not None:
-                is_number = isinstance(ours, int) if type_ is None else type_ != "longstr"
-                properties[name] = int(text) if is_number else text
+            if value is not None:
+                properties[name] = value
         else:
             break
     return found, {name: value for name, value in properties.items() if name not in {*_FLAGS, *_GUARD}}
@@ -80,8 +92,8 @@ def compared(connection: BlockingConnection, queue: Queue) -> tuple[list[Differe
 class KeptDelays:
     """Which delays an existing queue itself keeps.
 
-    Without the configure permission its arguments cannot be read, and it counts as keeping none. A delay by a policy is
-    not visible over AMQP. The option `rabbitmq.delays` settles both.
+    Without the configure permission, or where the broker's answer cannot be read, its arguments are unknown, and it
+    counts as keeping none. A delay by a policy is not visible over AMQP. The option `rabbitmq.delays` settles all.
     """
 
     def __init__(self, name: str, settings: Settings) -> None:
@@ -97,14 +109,17 @@ class KeptDelays:
             refuse_native(version)
         if self._settings.delays != "auto" or version < SINCE or time.monotonic() < self._known_until:
             return
-        probable = self._probable or work_queue(self._name, DeliverySpec(), self._settings, version).arguments
-        try:
-            with TABLE.while_doing(f"reading the arguments of queue {self._name!r}"):
-                self._probable = compared(connection, Queue(self._name, probable))[1]
-        except BrokerError as error:
-            if error.code is not Code.NOT_AUTHORIZED:
-                raise
-            self._probable = None
+        provisioned = work_queue(self._name, DeliverySpec(), self._settings, version).arguments
+        # Each is right for other queues, and an answer about what differs may be too long to be read.
+        guesses = [self._probable or provisioned, {"x-queue-type": "quorum"}]
+        self._probable = None
+        while self._probable is None and guesses:
+            try:
+                with TABLE.while_doing(f"reading the arguments of queue {self._name!r}"):
+                    self._probable = compared(connection, Queue(self._name, guesses.pop(0)))[1]
+            except BrokerError as error:
+                if error.code not in UNKNOWN:
+                    raise
         self._delay = None if self._probable is None else QueueDelay.of_arguments(self._probable)
         self._known_until = time.monotonic() + _KNOWN
 
@@ -121,6 +136,15 @@ def refuse_native(version: tuple[int, ...]) -> None:
         here, since = (".".join(map(str, each)) for each in (version, SINCE))
         text = f"the broker is of version {here}; queues delay from {since} on"
         raise Fatal(f"rabbitmq: rabbitmq.delays is 'native', but {text}", code=Code.MISCONFIGURED)
+
+
+def _value(text: str, type_: str | None, ours: Argument) -> Argument | None:
+    """Return the value that a refusal shows; None if it is of another type. Older brokers do not name the type."""
+    if type_ == "bool":
+        return text == "true"
+    if type_ in _INTEGERS or (type_ is None and isinstance(ours, int)):
+        return int(text)
+    return text if type_ in {None, "longstr"} else None
 
 
 def _declare(connection: BlockingConnection, name: str, properties: Mapping[str, Argument]) -> None:

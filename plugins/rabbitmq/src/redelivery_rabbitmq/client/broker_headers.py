@@ -84,10 +84,11 @@ def split(properties: BasicProperties) -> tuple[BasicProperties, BrokerHeaders]:
     )
 
 
-def uncounted(properties: BasicProperties) -> BasicProperties:
-    """Return the properties for writing a message again to its own queue: with its deaths, without its counts."""
+def uncounted(properties: BasicProperties, user: str | None) -> BasicProperties:
+    """Return the properties for this user to write a message again to its own queue: without its counts."""
     properties = copy(properties)
-    properties.user_id = None  # the broker closes the channel of another user
+    if properties.user_id != user:
+        properties.user_id = None  # the broker closes the channel of another user
     dropped = COPIES | _COUNTS
     properties.headers = {name: value for name, value in (properties.headers or {}).items() if name not in dropped}
     return properties

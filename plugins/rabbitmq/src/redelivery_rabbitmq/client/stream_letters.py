@@ -116,15 +116,16 @@ class StreamDeadLetters(QueueRole, DeadLetters):
 
     def _bounds(self, what: str) -> tuple[int, int]:
         """Return the first offset that may be a letter, and the one behind the last; learn what is removed."""
-        with self._reading(what) as reading:
-            low, high = reading.bounds()
-        self._update()
         offsets = self._removed.offsets
-        if max([end for _, end in offsets.runs()], default=offsets.base) > high:
-            other = self._name + REMOVED
-            text = f"the stream was made again: delete {other!r}, which says what was removed of the stream before it"
-            raise Fatal(f"rabbitmq: {self.doing(what)}: {text}", code=Code.CONFLICT)
-        return max(low, offsets.base), high
+        for _ in range(2):  # a replica may be behind
+            self._update()  # first, as newer letters are removed all the time
+            with self._reading(what) as reading:
+                low, high = reading.bounds()
+            if max([end for _, end in offsets.runs()], default=offsets.base) <= high:
+                return max(low, offsets.base), high
+        other = self._name + REMOVED
+        text = f"the stream was made again: delete {other!r}, which says what was removed of the stream before it"
+        raise Fatal(f"rabbitmq: {self.doing(what)}: {text}", code=Code.CONFLICT)
 
     def _letters(self, low: int, high: int, wanted: Wanted) -> Iterator[Letter]:
         only = None if wanted.positions is None else self._offsets(wanted.positions)

@@ -30,6 +30,8 @@ _ASK: Final = 100
 #: Seconds without a message although there must be more; and for one wait.
 _SILENCE: Final = 20.0
 _WAIT: Final = 0.2
+#: Seconds after which reading the last chunk asks whether it is still the last.
+_LAST_CHUNK: Final = 1.0
 
 
 class Entry(NamedTuple):
@@ -72,9 +74,20 @@ class StreamReading:
         return (self._first("first", 0), last.offset + 1) if last is not None else (0, 0)
 
     def newest(self) -> Entry | None:
-        """Return the newest message; None where the stream is empty."""
+        """Return a message that is as new as all that are there now; None where the stream is empty."""
         found = self._peek("last")
-        return None if not found else next(iter(deque(self.entries(found[0].offset, None), 1)), None)
+        if not found:
+            return None
+        newest = begin = found[0]  # of the last chunk that the broker has stored
+        end = time.monotonic() + _LAST_CHUNK
+        for newest in self.entries(begin.offset, None):
+            if time.monotonic() > end:
+                # More may come all the time. But what was there is older than a later chunk.
+                end = time.monotonic() + _LAST_CHUNK
+                later = self._peek("last")[0]
+                if later.offset > begin.offset:
+                    return max(newest, later, key=lambda each: each.offset)
+        return newest
 
     def since(self, milliseconds: int, high: int) -> int:
         """Return an offset at or before the first message stored at this time or later; `high` where none was."""
@@ -106,6 +119,7 @@ class StreamReading:
                     raise
                 # Whoever reads took long over a message, and the broker heard no heartbeat.
                 self._consumers.clear()
+                drop(self._connection)
                 self._connection = self._connect()
                 channel, taken = self._consume(low, _AHEAD)
                 unasked, opened_at = 0, low
