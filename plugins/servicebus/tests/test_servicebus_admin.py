@@ -50,6 +50,7 @@ class TestAdmin(Statements):
         assert made.requires_duplicate_detection
         assert made.forward_dead_lettered_messages_to == f"{name}-dead-letters"
         assert letters.max_delivery_count == 2_000
+        assert letters.dead_lettering_on_message_expiration
         namespace(subject).delete_queue(name)
         namespace(subject).delete_queue(f"{name}-dead-letters")
 
@@ -109,6 +110,14 @@ class TestAdmin(Statements):
             assert "may expire" not in " ".join(admin.plan(DeliverySpec()).warnings)
             namespace(subject).alter_queue(place, default_message_time_to_live=3_600.0)
             assert f"{place} keeps a letter for 3600s" in " ".join(admin.plan(DeliverySpec()).warnings)
+
+    def test_letters_that_are_discarded_with_their_time_to_live_are_warned_of(self, subject: Subject) -> None:
+        """A message that Service Bus itself dead-letters keeps its own, which starts again where it is forwarded to."""
+        place = f"{queue(subject)}-dead-letters"
+        with subject.broker.admin() as admin:
+            assert f"{place} discards a letter" in " ".join(admin.plan(DeliverySpec()).warnings)
+            namespace(subject).alter_queue(place, dead_lettering_on_message_expiration=True)
+            assert "discards a letter" not in " ".join(admin.plan(DeliverySpec()).warnings)
 
     def test_a_queue_for_letters_that_drops_repeated_ids_differs_and_is_no_sink(self, subject: Subject) -> None:
         """A letter would be reported as stored, and dropped."""

@@ -1,5 +1,7 @@
 """A message as Service Bus carries it comes back as it was, through the SDK's own bytes; too large is refused."""
 
+from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -114,6 +116,14 @@ def test_a_body_that_is_no_bytes_is_told_and_a_text_is_read() -> None:
     assert decode(received(AmqpAnnotatedMessage(value_body="text"))).message.value == b"text"
     assert decode(received(AmqpAnnotatedMessage(sequence_body=[[1, 2]]))).fault
     assert decode(received(AmqpAnnotatedMessage(value_body={"a": 1}))).fault
+
+
+def test_a_letter_has_no_time_to_live_and_a_copy_has_that_of_its_message() -> None:
+    """The sink would discard the letter, when the message that it is made of is gone."""
+    raw = received(ServiceBusMessage(b"v", time_to_live=timedelta(seconds=30)))
+    letter = replace(decode(raw).message, headers=(("redelivery-letter", b"{}"),))
+    assert outgoing(encode(letter, MOST)).time_to_live is None
+    assert copy_of(raw, 1).time_to_live == timedelta(seconds=30)
 
 
 DAMAGED = ["{oops", "[]", "1", '{"key": {"base64": "?"}}', '{"headers": [[1]]}', '{"gone": 5}', '{"gone": [[1]]}']

@@ -2,6 +2,7 @@
 
 import time
 from collections import Counter
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from redelivery.codes import Code
 from redelivery.contract.broker import Sender
-from redelivery.contract.message import Batch, Message
+from redelivery.contract.message import Batch, Column, Message
 from redelivery.contract.spec import DeliverySpec
 from redelivery.errors import Ambiguous, BrokerError, Fatal, Permanent, Retriable, Throttled
 from redelivery.sending.delivery import Delivery
@@ -17,6 +18,7 @@ from redelivery.sending.group import Origin
 from redelivery_conformance.statements import Statements
 from redelivery_conformance.subject import Subject
 from redelivery_conformance.taking import Taker
+from redelivery_servicebus.admin import ServicebusAdmin
 from redelivery_servicebus.client.limits import SCHEDULED
 from redelivery_servicebus.testing import ServicebusPlace
 from servicebus_standin import StandIn
@@ -36,11 +38,15 @@ def queue(subject: Subject) -> str:
 
 def errors(sender: Sender, *messages: Message, seconds: float = 10.0) -> dict[int, BrokerError]:
     """What became of each that failed."""
-    batch = Batch.of(messages)
+    return failures(sender, Batch.of(messages), seconds=seconds)
+
+
+def failures(sender: Sender, batch: Batch, *, seconds: float = 10.0) -> dict[int, BrokerError]:
+    """`errors`, of a batch."""
     try:
         sender.send(batch, deadline=time.monotonic() + seconds)
     except BrokerError as error:
-        return dict.fromkeys(range(len(messages)), error)
+        return dict.fromkeys(range(len(batch)), error)
     (settled,) = sender.collect(0.0)
     assert settled.error is None
     return {each.index: each.error for each in settled.failures}
@@ -164,6 +170,40 @@ class TestSending(Statements):
                 assert not errors(sender, Message(value=b"a", id="1"), Message(value=b"b", id="2"))
         assert [each.body for each in namespace(subject).messages(name)] == [b"a", b"b"]
         namespace(subject).delete_queue(name)
+
+    def test_letters_of_another_broker_that_keep_their_ids_are_not_dropped_as_duplicates(
+        self, subject: Subject
+    ) -> None:
+        """They have no native part. A redrive gives all other rows an identity, and a job gives none."""
+        name = f"{queue(subject)}-knows"
+        namespace(subject).create_queue(name, requires_duplicate_detection=True)
+        job = Batch.of([Message(value=b"a", id="known")])
+        with subject.connect(subject.broker.sibling(name)).sender() as sender:
+            assert not failures(sender, job)
+            found = failures(sender, replace(job, identity=Column.of([None])))
+            assert type(found[0]) is Fatal
+            assert "has duplicate detection" in str(found[0])
+        assert [each.body for each in namespace(subject).messages(name)] == [b"a"]
+
+    def test_a_queue_that_cannot_be_asked_about_duplicates_is_asked_once(
+        self, subject: Subject, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """An error that passes is told as such, and nothing is asked behind the deadline."""
+        asked: list[str] = []
+
+        def busy(admin: ServicebusAdmin) -> bool:
+            asked.append(str(admin))
+            raise Throttled("servicebus: busy", code=Code.THROTTLED)
+
+        monkeypatch.setattr(ServicebusAdmin, "remembers_ids", busy)
+        rows = replace(
+            Batch.of([Message(value=b"a", id="1"), Message(value=b"b", id="2")]), identity=Column.of([None] * 2)
+        )
+        with subject.connect().sender() as sender:
+            assert [type(error) for error in failures(sender, rows).values()] == [Throttled, Throttled]
+            assert len(asked) == 1
+            monkeypatch.undo()
+            assert not failures(sender, rows)
 
     @pytest.mark.parametrize("prefix", ["cloudEvents_", "cloudEvents:"])
     def test_cloudevents_attributes_are_properties_and_time_is_text(self, subject: Subject, prefix: str) -> None:

@@ -146,7 +146,7 @@ class ServicebusAdmin(Resource, Admin):
 
     def _plan_letters(self, notes: list[str]) -> NativeObject:
         """Return the plan of the dead letter queue. Browsing and removing must never exceed its count of deliveries."""
-        wanted = {_COUNT: str(MOST_DELIVERIES), _LOCK: f"{_LETTER_LOCK_SECONDS}s"}
+        wanted = {_COUNT: str(MOST_DELIVERIES), _LOCK: f"{_LETTER_LOCK_SECONDS}s", _EXPIRED: "true"}
         name = self._letters.queue
         found = self._get_or_plan(self._letters, wanted, notes)
         if isinstance(found, NativeObject):
@@ -157,6 +157,9 @@ class ServicebusAdmin(Resource, Admin):
         kept = found.default_message_time_to_live
         if isinstance(kept, timedelta) and kept < _FOREVER:
             notes.append(f"{name} keeps a letter for {_seconds(kept)}: it may expire before anybody has looked at it")
+        if not found.dead_lettering_on_message_expiration:
+            text = f"{name} discards a letter whose own time to live ends there: {_EXPIRED} is false"
+            notes.append(f"{text} (if it is true, the letter goes to that queue's own sub-queue)")
         # With duplicate detection a letter would be confirmed and dropped if its id was seen.
         needed = {_SESSION: "false", _DUPLICATES: "false", _FORWARD: "none"}
         return compared("queue", name, wanted, {}, only=(), also=_differences(needed, _attributes(found)))

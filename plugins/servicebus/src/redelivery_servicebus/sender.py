@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch, ServiceBusSender
@@ -26,6 +27,7 @@ from redelivery_servicebus.client.connection import Namespace
 from redelivery_servicebus.client.limits import BATCH, SCHEDULED
 from redelivery_servicebus.client.links import Link
 from redelivery_servicebus.codec import Encoded, encode_row, in_session, outgoing, scheduled
+from redelivery_servicebus.errors import is_denied
 from redelivery_servicebus.options import Settings
 
 #: Bytes of a batch that stay free: the SDK counts a few less than it sends, and then the whole batch is refused.
@@ -58,7 +60,7 @@ class ServicebusSender(Resource, Sender):
         self.check_open("sending to")
         time_left(deadline, f"servicebus: {self.doing('sending to')}")
         failures: dict[int, BrokerError] = {}
-        for queue, rows in self._encoded(batch, failures).items():
+        for queue, rows in self._encoded(batch, failures, deadline).items():
             upload = _Upload(self._link(queue), deadline, self._settings.operation_timeout, failures)
             upload.send(rows, isolate=batch.isolate)
         self._settled.add(batch, failures)
@@ -71,7 +73,7 @@ class ServicebusSender(Resource, Sender):
         for link in self._links.values():
             link.drop()
 
-    def _encoded(self, batch: Batch, failures: dict[int, BrokerError]) -> dict[str, list[Row]]:
+    def _encoded(self, batch: Batch, failures: dict[int, BrokerError], deadline: float) -> dict[str, list[Row]]:
         """Return each row in wire form, by queue; a row that cannot be sent is put into `failures`."""
         nothing = [None] * batch.length
         due = batch.extra.get(SCHEDULED)
@@ -81,44 +83,68 @@ class ServicebusSender(Resource, Sender):
         rows = zip(batch.value.values, *(nothing if each is None else each.values for each in columns), strict=True)
         most = self._settings.max_message_bytes
         queues: dict[str, list[Row]] = {}
+        refused: dict[str, BrokerError] = {}
         for index, (value, key, headers, id_, stamp, identity, target, due_ms, native) in enumerate(rows):
             try:
                 if target is not None and (why := why_invalid(target)) is not None:
                     text = f"servicebus: this row cannot be sent to {quoted(target)}: {why}"
-                    raise Permanent(text, code=Code.INVALID_DESTINATION)  # noqa: TRY301 - one row's failure, as others
-                if native is not None and identity is None and id_ is not None:
-                    self._check_ids(self._address.queue if target is None else target)
+                    raise Permanent(text, code=Code.INVALID_DESTINATION)
+                # A redrive gives each row an identity, but for those that keep their ids.
+                keeps = identity is None and id_ is not None and (native is not None or batch.identity is not None)
+                if keeps:
+                    self._check_ids(self._address.queue if target is None else target, refused, deadline)
                 encoded = encode_row(value, key, headers, id_, stamp, most, identity=identity, native=native)
                 if self._address.sessions and target is None:
                     encoded = in_session(encoded, key)
                 if due_ms is not None:
                     encoded = scheduled(encoded, due_ms)
-            except (Permanent, Fatal) as error:
+            except BrokerError as error:
                 failures[index] = error
             else:
                 queues.setdefault(self._address.queue if target is None else target, []).append((index, encoded))
         return queues
 
-    def _check_ids(self, queue: str) -> None:
+    def _check_ids(self, queue: str, refused: dict[str, BrokerError], deadline: float) -> None:
         """Check that a queue takes messages under ids that they had before: duplicate detection would drop them.
+
+        Args:
+            queue: its name.
+            refused: what this raised for other rows of the batch, by queue: each queue is asked about once.
+            deadline: monotonic seconds.
 
         Raises:
             Fatal: it would drop them, or may.
+            BrokerError: that could not be found out.
         """
-        if self._settings.duplicate_detection is not None or queue.lower() in self._checked:
+        name = queue.lower()
+        if self._settings.duplicate_detection is not None or name in self._checked:
             return
+        if name not in refused:
+            try:
+                self._ask_about_ids(queue, time_left(deadline, f"servicebus: looking at {queue!r}"))
+            except BrokerError as error:
+                refused[name] = error
+            else:
+                self._checked.add(name)
+                return
+        raise refused[name]
+
+    def _ask_about_ids(self, queue: str, within: float) -> None:
+        """Raise what `_check_ids` raises; `within` is in seconds."""
+        settings = replace(self._settings, operation_timeout=min(within, self._settings.operation_timeout))
         text = f"servicebus: a message that was stored before keeps its id, and {queue!r}"
         try:
-            with ServicebusAdmin(self._address.at(queue), self._settings) as admin:
+            with ServicebusAdmin(self._address.at(queue), settings) as admin:
                 remembers = admin.remembers_ids()
         except BrokerError as error:
+            if not is_denied(error):
+                raise
             text = f"{text} may have duplicate detection, which would drop it: that could not be checked without Manage"
             text = f"{text}; set servicebus.duplicate_detection to true or false"
             raise Fatal(text, code=Code.MISCONFIGURED) from error
         if remembers:
             text = f"{text} has duplicate detection, which may drop it: set servicebus.duplicate_detection to true"
             raise Fatal(text, code=Code.MISCONFIGURED)
-        self._checked.add(queue.lower())
 
     def _link(self, queue: str) -> Link[ServiceBusSender]:
         link = self._links.pop(queue, None)

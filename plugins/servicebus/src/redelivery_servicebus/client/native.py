@@ -1,7 +1,7 @@
 """`Native`: what a message of Service Bus holds beyond a `Message`, so that it is sent again as it was.
 
 What the fields of the `Message` say counts: a property whose bytes are still those that were decoded is written with
-its own type; one that is gone stays away. What no field can say (subject, session, time to live, ...) comes from here.
+its own type; one that is gone stays away. What no field can say (subject, session, priority, ...) comes from here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ _FIELDS: Final = (
 )  # fmt: skip
 #: The header, and the property, that is also a field.
 CONTENT_TYPE: Final = "content-type"
-_HEADER: Final = ("time_to_live", "durable", "priority")
+#: Its time to live ends with its death: a letter that kept it would be discarded (docs/decisions/0045).
+_HEADER: Final = ("durable", "priority")
 #: Annotations that Service Bus itself writes, and the schedule: it is over, or is a column.
 _BROKERS: Final = frozenset({
     "x-opt-sequence-number", "x-opt-enqueue-sequence-number", "x-opt-enqueued-time", "x-opt-locked-until",
@@ -43,7 +44,7 @@ class Native:
     Attributes:
         message_id: the id, with its type; None: it has none.
         fields: of the properties section, by the SDK's names.
-        header: time to live in milliseconds, durable, priority, where they are set.
+        header: durable, priority, where they are set.
         annotations: those that are not Service Bus's own.
         properties: application properties that are not texts.
         content: where its content type is: in the "field" alone; or "apart", where a property of that name says

@@ -44,4 +44,7 @@ def _copied(raw: ServiceBusReceivedMessage, attempt: int) -> ServiceBusMessage:
     native = native_of(raw, frozenset(), None, damaged=None, ordered=False)
     body = None if native.body is not None else b"".join(raw.raw_amqp_message.body)
     name = f"redelivery-retry-{raw.sequence_number}"
-    return message_of(native, body, name, native.fields.get("content_type"), properties)
+    copy = message_of(native, body, name, native.fields.get("content_type"), properties)
+    if raw.raw_amqp_message.header is not None and copy.raw_amqp_message.header is not None:
+        copy.raw_amqp_message.header.time_to_live = raw.raw_amqp_message.header.time_to_live  # it is no letter
+    return copy

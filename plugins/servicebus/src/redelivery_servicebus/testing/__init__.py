@@ -139,7 +139,7 @@ class ServicebusPlace(Place):
     def put_foreign(self, *, dead: bool) -> Foreign:
         with self._namespace.client() as client:
             with client.get_queue_sender(self.queue) as sender:
-                sender.send_messages(reading.foreign(dead))
+                sender.send_messages(reading.foreign())
             if dead:
                 with client.get_queue_receiver(self.queue) as receiver:
                     (message,) = receiver.receive_messages(1, max_wait_time=self.patience)

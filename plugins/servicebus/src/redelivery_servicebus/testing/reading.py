@@ -12,7 +12,7 @@ import base64
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any, Final
 from uuid import UUID
 
@@ -26,12 +26,8 @@ _SPAN: Final = {"TYPE": "LONG", "VALUE": 36_000_000_000}
 DAMAGED: Final = {PACKED: "{oops"}
 
 
-def foreign(dead: bool) -> ServiceBusMessage:  # noqa: FBT001 - one of two
-    """Return another application's message, with all that the SDK lets it set.
-
-    Args:
-        dead: it expires nowhere else, so it has a time to live only then.
-    """
+def foreign() -> ServiceBusMessage:
+    """Return another application's message, with all that the SDK lets it set but a time to live, which it loses."""
     message = ServiceBusMessage(
         b"{}",
         application_properties={
@@ -53,7 +49,6 @@ def foreign(dead: bool) -> ServiceBusMessage:  # noqa: FBT001 - one of two
         reply_to_session_id="talk-2",
         session_id="airport-7",
         partition_key="airport-7",
-        time_to_live=timedelta(hours=4) if dead else None,
     )
     properties: Any = message.application_properties
     properties |= {
