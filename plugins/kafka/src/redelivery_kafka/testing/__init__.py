@@ -120,7 +120,7 @@ class KafkaPlace(Place):
     def put_foreign(self, *, dead: bool) -> Foreign:
         producer = Producer(dict(self._cluster.settings))
         producer.produce(
-            self.topic + DEAD_LETTERS if dead else self.topic,
+            self.letters if dead else self.topic,
             b"theirs \xff",
             b"k\xff",
             headers=[("b", b"\xff\xfe"), ("a", None), ("a", b"")],
@@ -137,7 +137,7 @@ class KafkaPlace(Place):
                 {name: [value for other, value in each.headers if other == name] for name, _ in each.headers},
                 {"key": each.key, "value": each.value, "timestamp": each.timestamp_ms},
             )
-            for each in self._log(self.topic + DEAD_LETTERS if dead else self.topic)
+            for each in self._log(self.letters if dead else self.topic)
         ]
 
     def damage(self) -> None:
