@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from test_deadletters import DeadLetterSetup, letter
+from test_deadletters import CONTEXT, DeadLetterSetup, letter
 
+from redelivery.contract.broker import Broker
 from redelivery.contract.letters import WHOLE, Wanted
 from redelivery.deadletters import parts
 from redelivery.deadletters.journal import Journal, parts_folder
 from redelivery.deadletters.parts import Leader, Part, PartJournal
+from redelivery.deadletters.queue import DeadLetterQueue, dead_letters
 from redelivery.deadletters.redrive import INTERRUPTED, RedriveReport, RedriveSettings, digest
 from redelivery.deadletters.selection import Selection
 from redelivery.errors import JournalError, Retriable
+from redelivery.kit.letters import undecodable
 
 PLACE = "scripted:native"
 
@@ -216,3 +221,46 @@ def test_a_note_of_a_part_holds_for_its_letter_only(tmp_path: Path) -> None:
         with here.dlq() as dlq, PartJournal(part, dlq.place) as journal:
             assert dlq.redrive(journal=journal, part=part).redriven == 1
     assert digest(letter("a")) == digest(letter("a"))
+
+
+class TwoBrokers(DeadLetterSetup):
+    """Letters of one broker, whose destination is at another."""
+
+    DESTINATION = "sqlite:/nowhere.db?queue=orders"
+
+    @contextlib.contextmanager
+    def connection_factory(self, url: str, options: Mapping[str, str]) -> Iterator[Broker]:
+        yield self.other if url == self.DESTINATION else self.work
+
+
+def read_to_be_mended(dlq: DeadLetterQueue, to: str | None = None) -> RedriveReport:
+    """Reads all letters as a redrive does that mends them, and counts them."""
+    report = RedriveReport()
+    for _ in dlq.read(Part(run="r", number=0, splits=[WHOLE], wanted=Wanted(), now_ms=0), to=to, report=report):
+        pass
+    return report
+
+
+@pytest.mark.parametrize("by_sink", [True, False])
+def test_what_routes_at_the_destination_is_a_target_of_letters_that_are_mended(by_sink: bool) -> None:
+    letters = [letter(name, replace(CONTEXT, extra={name: "victim"})) for name in ("exchange", "topic")]
+    here = TwoBrokers(*letters)
+    for broker, name in ((here.other, "exchange"), (here.work, "topic")):
+        object.__setattr__(broker.capabilities, "columns", {name: str})
+        object.__setattr__(broker.capabilities, "routes", frozenset({name}))
+    url, sink = (here.DESTINATION, "scripted:sink") if by_sink else ("scripted:work", None)
+    with dead_letters(url, sink=sink, connection_factory=here.connection_factory) as dlq:
+        left = read_to_be_mended(dlq).left
+        assert left == dlq.redrive(settings=RedriveSettings(dry_run=True)).left
+    name = "exchange" if by_sink else "topic"
+    assert left == {f"its target '{name}=victim' is not allowed (--allow-targets)": 1}
+
+
+@pytest.mark.parametrize("elsewhere", [True, False])
+def test_a_letter_that_cannot_be_read_whole_is_mended_only_for_a_broker_that_knows_the_rest(elsewhere: bool) -> None:
+    damaged = replace(letter("a"), context=undecodable("scripted", "its annotations are damaged"))
+    here = TwoBrokers(replace(damaged, message=replace(damaged.message, native={"a": 1})))
+    with here.dlq() as dlq:
+        report = read_to_be_mended(dlq, here.DESTINATION if elsewhere else None)
+    assert report.selected == (not elsewhere)
+    assert all("cannot be read whole" in why for why in report.left)

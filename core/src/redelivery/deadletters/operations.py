@@ -100,7 +100,13 @@ def sendable(operation: LetterOperation, letters: LetterBatch, there: Capabiliti
 
 
 def mendable(
-    letters: LetterBatch, rows: Iterable[int], there: Capabilities, targets: Targets, hop_limit: int
+    letters: LetterBatch,
+    rows: Iterable[int],
+    there: Capabilities,
+    targets: Targets,
+    hop_limit: int,
+    *,
+    elsewhere: bool = False,
 ) -> Iterator[tuple[int, str | None]]:
     """Return why each of these rows is not mended and sent back, None where it is; arguments as of `why_left`."""
     stored = letters.messages
@@ -111,7 +117,8 @@ def mendable(
         if each is not None and each.hops < hop_limit and not routed and index not in letters.contexts:
             yield index, None
         else:
-            yield index, why_left(letters.letter(index), there, targets, hop_limit, mended=True)
+            letter = letters.letter(index)
+            yield index, why_left(letter, there, targets, hop_limit, mended=True, elsewhere=elsewhere)
 
 
 def _plain(letters: LetterBatch, hop_limit: int, there: Capabilities) -> list[again.Again | None]:

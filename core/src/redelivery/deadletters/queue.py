@@ -273,13 +273,19 @@ class DeadLetterQueue:
             hop_limit: as of `redrive`.
             allow_targets: as of `redrive`.
             report: counts them.
+
+        Raises:
+            ConfigurationError, BrokerError: as `redrive`.
         """
-        targets, there = self._targets(to, allow_targets), self._broker.capabilities
+        with Resources() as resources:
+            towards = self._towards(replace(self._connector, resources=resources), to)
+            there = self._destination(towards, to).capabilities
+        targets, elsewhere = self._targets(to, allow_targets), not self._is_of_plugin(towards.url)
         selection = self._meant(where, to)
         for batch in itertools.chain.from_iterable(self._letters.read(split, part.wanted) for split in part.splits):
             kept = []
             meant = selection.admitted(batch, _unsent(batch, part.earlier), part.now_ms)
-            for index, why in mendable(batch, meant, there, targets, hop_limit):
+            for index, why in mendable(batch, meant, there, targets, hop_limit, elsewhere=elsewhere):
                 if part.limit is not None and report.selected >= part.limit:
                     break
                 report.considered += 1
