@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -12,7 +13,9 @@ from pyspark.sql import functions as f
 from pyspark.sql import types as t
 
 from redelivery.contract.letters import Wanted
+from redelivery.contract.message import Column
 from redelivery.deadletters.parts import Leader, Part
+from redelivery.deadletters.queue import DeadLetterQueue
 from redelivery.deadletters.redrive import RedriveSettings
 from redelivery.errors import ConfigurationError, Fatal
 from redelivery.registry import connect
@@ -242,3 +245,31 @@ def test_a_part_keeps_to_its_limit_also_when_both_stages_are_repeated(place, rea
     assert (report["redriven"], report["removed"]) == (20, 20)
     assert [name for name, _ in place.sent] == [f"n{at}~1" for at in range(20)]
     assert [name for name, _ in place.letters] == [f"n{at}" for at in range(20, 30)]
+
+
+def test_a_row_whose_letter_is_gone_is_not_sent_and_one_that_is_not_shown_stays(place, monkeypatch):
+    """Both have a native part, so their letters are looked at again before they are sent."""
+    place.bury(30)
+    read, hidden = DeadLetterQueue.read, set()
+
+    def with_native(batches):
+        for batch in batches:
+            shown = batch.take([at for at, each in enumerate(batch.position.values) if each not in hidden])
+            natives = [int(each) for each in shown.position.values]
+            yield replace(shown, messages=replace(shown.messages, native=Column.of(natives)))
+
+    stored = DeadLetterQueue.stored
+    monkeypatch.setattr(DeadLetterQueue, "read", lambda *given, **more: with_native(read(*given, **more)))
+    monkeypatch.setattr(DeadLetterQueue, "stored", lambda *given: with_native(stored(*given)))
+    parts = Parts(place)
+    with parts.leader:
+        rows = parts.read()
+        with connect(place.url, {}) as broker, broker.dead_letters() as letters:
+            positions = [each.position for each in letters.browse()]
+            assert letters.remove(positions[:5]) == 5
+        hidden.add(positions[7])
+        report, _ = parts.send(rows)
+    left = {"it is gone, or not shown now with all that it had": 6}
+    assert (report["redriven"], report["removed"], report["failed"], report["left"]) == (24, 24, 0, left)
+    assert sorted(name for name, _ in place.sent) == sorted(f"n{at}~1" for at in range(5, 30) if at != 7)
+    assert [name for name, _ in place.letters] == ["n7"]

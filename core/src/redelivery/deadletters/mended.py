@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,8 +18,8 @@ from redelivery.formats import dialects, identity
 from redelivery.formats.dialects import again
 from redelivery.formats.events import source_of
 
-log = logging.getLogger("redelivery.redriving")
-
+#: Why a row is not sent.
+_LOST: Final = "it is gone, or not shown now with all that it had"
 _FORM: Final = re.compile(r"(\d{6})-(\d{12})-([0-9a-f]{24})-([kr])([np])-(.+)", re.DOTALL | re.ASCII)
 #: How many characters of a mark are the part's number.
 PART_DIGITS: Final = 6
@@ -86,21 +85,45 @@ def _keep_ids(stored: Batch) -> list[bool]:
 class Originals:
     """Gives mended rows what their letters had and no column holds: native parts, and ids that stay.
 
+    Letters are looked for as many at a time as are expected, in about one look at the part: a broker may show them in
+    another order each time, and another process may have removed some.
+
     Args:
-        read: returns the letters of the part, in the order of their marks. It is called where a native part is needed.
+        read: returns the letters of the part. It is called where a native part is needed, and again where a letter was
+            not found behind the last one.
     """
 
     def __init__(self, read: Callable[[], Iterator[LetterBatch]]) -> None:
         self._read = read
-        self._batches: Iterator[LetterBatch] | None = None
-        self._there: dict[str, Any] = {}
+        self._batches: Iterator[LetterBatch] = iter(())
+        #: The batch that was read last: the next letters may be in it.
+        self._batch: LetterBatch | None = None
+        #: The expected letters whose native part is needed: their digests, by position.
+        self._expected: dict[str, str] = {}
+        #: Of those, the native parts that were found, and the letters that were not.
+        self._natives: dict[str, Any] = {}
+        self._lost: set[str] = set()
+
+    def expect(self, marks: Sequence[str]) -> None:
+        """Say which rows come next, by their marks: their letters are looked for together, once one is needed."""
+        found = map(Mark.parse, marks)
+        self._expected = {mark.position: mark.digest for mark in found if mark.has_native}
+        self._natives = {each: native for each, native in self._natives.items() if each in self._expected}
+        self._lost.intersection_update(self._expected)
+
+    def found(self, marks: Sequence[str]) -> list[bool]:
+        """Return which of these expected rows have all that their letters had; the others must not be sent."""
+        needed = [mark.position if mark.has_native else None for mark in map(Mark.parse, marks)]
+        if any(each is not None and each not in self._natives and each not in self._lost for each in needed):
+            self._look()
+        return [each is None or each in self._natives for each in needed]
 
     def restored(self, batch: Batch, marks: Sequence[str], *, deduplicates: bool) -> Batch:
         """Return rows as they are sent.
 
         Args:
             batch: the rows.
-            marks: of each row; rows come in the order of their marks.
+            marks: of each row, all `found`.
             deduplicates: the destination does. It recognises rows by the ids that they had as rows: those of the hop.
         """
         found = list(map(Mark.parse, marks))
@@ -111,26 +134,34 @@ class Originals:
                 batch = replace(batch, identity=Column.of(list(names)))
             batch = replace(batch, id=Column.of(own))
         if any(mark.has_native for mark in found):
-            batch = replace(batch, native=Column.of([self._native(mark) for mark in found]))
+            natives = [self._natives[mark.position] if mark.has_native else None for mark in found]
+            batch = replace(batch, native=Column.of(natives))
         return batch
 
-    def _native(self, mark: Mark) -> Any:
-        if not mark.has_native:
-            return None
-        for _ in range(2):  # the second time from the first letter on: one was looked for that is gone
-            while mark.position not in self._there:
-                self._batches = self._read() if self._batches is None else self._batches
-                batch = next(self._batches, None)
-                if batch is None:
-                    self._batches = None
-                    break
-                natives = batch.messages.native
-                values = [None] * len(batch) if natives is None else natives.values
-                self._there = dict(zip(batch.position.values, values, strict=True))
-            else:
-                return self._there[mark.position]
-        log.warning("redrive: the letter at %r is gone; its row is sent without its properties", mark.position)
-        return None
+    def _look(self) -> None:
+        """Look for the expected letters: behind the last one, and then, if any is missing, from the first one on."""
+        missing = self._expected.keys() - self._natives.keys() - self._lost
+        self._take(missing)
+        for anew in (False, True):
+            if anew and missing:
+                self._batches = self._read()
+            while missing and (batch := next(self._batches, None)) is not None:
+                self._batch = batch
+                self._take(missing)
+        self._lost |= missing
+
+    def _take(self, missing: set[str]) -> None:
+        """Keep the native parts of the missing letters that are in the last batch."""
+        batch = self._batch
+        rows = [] if batch is None else [at for at, each in enumerate(batch.position.values) if each in missing]
+        if batch is None or batch.messages.native is None or not rows:
+            return
+        some = batch.take(rows)
+        natives = [batch.messages.native.values[at] for at in rows]
+        for position, said, native in zip(some.position.values, digests_of(some), natives, strict=True):
+            if native is not None and said == self._expected[position]:
+                self._natives[position] = native
+                missing.discard(position)
 
 
 def _own_id(row: Message, mark: Mark) -> str | None:
@@ -196,6 +227,7 @@ class MendedLetters:
         self._asked: tuple[str, bool] | None = None
         self._mark: str | None = None
         self._good = True
+        self._lost = False
         self._done: dict[str, str] = {}
 
     def must_send(self, marks: Sequence[str]) -> list[bool]:
@@ -215,13 +247,20 @@ class MendedLetters:
             self._left -= 1
         return True
 
-    def account(self, marks: Sequence[str], confirmed: Sequence[bool]) -> None:
-        """Account for the next rows: the rows of a letter whose last row was seen are complete."""
-        for mark, good in zip(marks, confirmed, strict=True):
+    def account(self, marks: Sequence[str], confirmed: Sequence[bool], found: Sequence[bool]) -> None:
+        """Account for the next rows: the rows of a letter whose last row was seen are complete.
+
+        Args:
+            marks: of each row.
+            confirmed: by its destination.
+            found: as of `Originals.found`.
+        """
+        for mark, good, whole in zip(marks, confirmed, found, strict=True):
             if mark != self._mark:
                 self._complete()
-                self._mark, self._good = mark, True
+                self._mark, self._good, self._lost = mark, True, False
             self._good = self._good and good
+            self._lost = self._lost or not whole
         self._settle()
 
     def end(self) -> None:
@@ -243,6 +282,8 @@ class MendedLetters:
         if self._good:
             mark = Mark.parse(self._mark)
             self._done[mark.position] = mark.digest
+        elif self._lost:
+            self._report.leave(_LOST)
         else:
             self._report.failed += 1
 

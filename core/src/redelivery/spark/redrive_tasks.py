@@ -238,7 +238,7 @@ class _RowsOfPart:
             encoder = Encoder(
                 self._layout, sender.capabilities, prefix=f"{part.run}-{part.number}", source=f"redelivery:{part.run}"
             )
-            for piece in jobs.pieces(batches, most_bytes=_CHUNK_BYTES, most_rows=self._rate.piece or _CHUNK):
+            for piece in self._pieces(batches, originals):
                 if not self._may_send():  # the last letter may have further rows
                     break
                 self._send_piece(piece, mended, originals, sender, encoder)
@@ -248,6 +248,12 @@ class _RowsOfPart:
             for _ in batches:  # Spark's worker must have read its input
                 pass
             return before.added(report, again=False), journal.settled
+
+    def _pieces(self, batches: Iterator[Any], originals: Originals) -> Iterator[Any]:
+        """Return rows as they are sent together. Under a rate they are few, and letters are looked for by the chunk."""
+        for chunk in jobs.pieces(batches, most_bytes=_CHUNK_BYTES, most_rows=_CHUNK):
+            originals.expect(_marks(chunk))
+            yield from jobs.pieces([chunk], most_bytes=_CHUNK_BYTES, most_rows=self._rate.piece or _CHUNK)
 
     def _may_send(self) -> bool:
         """Wait for the rate limit; return False where the run is stopped."""
@@ -261,7 +267,7 @@ class _RowsOfPart:
     def _send_piece(
         self, piece: Any, mended: MendedLetters, originals: Originals, sender: RowSender, encoder: Encoder
     ) -> None:
-        marks = piece.column(piece.num_columns - 1).to_pylist()
+        marks = _marks(piece)
         must = mended.must_send(marks)
         self._count(marks)
         if not any(must):
@@ -269,19 +275,24 @@ class _RowsOfPart:
         if not all(must):
             piece = piece.take([index for index, each in enumerate(must) if each])
             marks = list(itertools.compress(marks, must))
+        found = originals.found(marks)
         confirmed = [False] * len(marks)
-        batch, rejected = encoder.encode(piece.select(range(piece.num_columns - 1)))
-        first = encoder.position - len(marks)
+        if not any(found):
+            mended.account(marks, confirmed, found)
+            return
+        rows = [index for index, each in enumerate(found) if each]
+        batch, rejected = encoder.encode(_body(piece if all(found) else piece.take(rows)))
+        first = encoder.position - len(rows)
         bad = {each.position - first: each.error for each in rejected}
-        good = [index for index in range(len(marks)) if index not in bad]
+        good = [row for index, row in enumerate(rows) if index not in bad]
 
-        def confirm(rows: list[int]) -> None:
-            for row in rows:
-                confirmed[good[row]] = True
+        def confirm(sent: list[int]) -> None:
+            for index in sent:
+                confirmed[good[index]] = True
 
         for error in bad.values():
             log.warning("redrive: a mended row cannot be sent: %s", error)
-        self._rate.take(len(marks), time.monotonic())
+        self._rate.take(len(rows), time.monotonic())
         try:
             if batch is not None:
                 deduplicates = bool(sender.capabilities.deduplicate)
@@ -289,11 +300,11 @@ class _RowsOfPart:
                 sender.send(batch, confirm)
         except BaseException as error:  # letters that are done are removed, even if others fail
             try:
-                mended.account(marks, confirmed)
+                mended.account(marks, confirmed, found)
             except RedeliveryError as second:
                 error.add_note(f"and then: {second}")
             raise
-        mended.account(marks, confirmed)
+        mended.account(marks, confirmed, found)
 
     def _count(self, marks: Sequence[str]) -> None:
         """Count the letters that still have rows: rows of one letter are neighbours."""
@@ -301,6 +312,17 @@ class _RowsOfPart:
         self._seen = marks[-1]
         self._report.considered += new
         self._report.selected += new
+
+
+def _body(rows: Any) -> Any:
+    """Return rows without their marks."""
+    return rows.select(range(rows.num_columns - 1))
+
+
+def _marks(rows: Any) -> list[str]:
+    """Return the marks of rows: their last column."""
+    marks: list[str] = rows.column(rows.num_columns - 1).to_pylist()
+    return marks
 
 
 class _Before:

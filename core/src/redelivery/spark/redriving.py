@@ -12,6 +12,7 @@ import json
 import logging
 import threading
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -382,7 +383,7 @@ def _sendable(mended: DataFrame, settings: WriteSettings) -> tuple[DataFrame, La
 def _account_for_dropped(report: RedriveReport, read: RedriveReport, *, stopped: bool) -> None:
     """Complete the account of mended letters by what was read of them."""
     dropped = read.selected - report.selected
-    report.left = dict(read.left)
+    report.left = dict(Counter(read.left) + Counter(report.left))
     if not stopped and dropped > 0:
         report.left["the mend dropped it"] = dropped
     report.considered = report.redriven + report.failed + sum(report.left.values())
