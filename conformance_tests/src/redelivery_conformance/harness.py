@@ -196,12 +196,12 @@ class Place(ABC):
         """
         raise CannotShow("a native limit of deliveries: its harness has no `limiting`")
 
-    def limited(self) -> str:
+    def limited(self) -> str | None:
         """Return the URL of a new target where the broker drops what was delivered too often, as others create it.
 
-        Raises CannotShow.
+        None: this broker drops nothing for that unless its owner asks for it.
         """
-        raise CannotShow("a target whose deliveries are limited: its harness has no `limited`")
+        return None
 
     def forgetting(self, seconds: float) -> Mapping[str, str]:  # noqa: ARG002
         """Return client options under which letters browsed by a killed process reappear after this many seconds."""

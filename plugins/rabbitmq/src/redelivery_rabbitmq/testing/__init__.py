@@ -180,9 +180,9 @@ class RabbitmqPlace(Place):
         self.cluster.make(self.queue, {**self._arguments(), "x-delivery-limit": deliveries - 1})
         return {}
 
-    def limited(self) -> str:
+    def limited(self) -> str | None:
         if self.runtime.queue_type != "quorum" or self.cluster.version_number() < _LIMITED_BY_DEFAULT:
-            raise CannotShow("a queue whose deliveries are limited by default: a quorum queue from 4.0 on")
+            return None
         return self.runtime.url(self.destination("limited"))
 
     def damage(self) -> None:
