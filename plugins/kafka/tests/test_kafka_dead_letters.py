@@ -22,6 +22,7 @@ from redelivery_kafka.broker import KafkaBroker
 from redelivery_kafka.client import instances, letter_producer, removed
 from redelivery_kafka.client.letter_producer import LetterProducer
 from redelivery_kafka.client.removed import REMOVED
+from redelivery_kafka.dead_letters import KafkaDeadLetters
 from redelivery_kafka.options import Settings
 
 
@@ -234,3 +235,17 @@ def test_letters_without_an_answer_may_be_stored_and_nothing_waits_forever(monke
     monkeypatch.setattr(producer._sender, "collect", lambda _: [])
     errors = producer.store({3: (3, Message(value=b"v"))})
     assert {at: type(each) for at, each in errors.items()} == {3: Ambiguous}
+
+
+def test_each_read_is_of_the_topic_as_it_is_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An id may be unknown for a while, and another one after the topic was created again."""
+    letters = KafkaDeadLetters(Address.parse("kafka://localhost:1/letters"), Settings({}), None)
+    ids = iter(["", "first", "", "second"])
+    monkeypatch.setattr(letters, "_partitions", lambda: ([], True))
+    monkeypatch.setattr(letters, "_topic_id", lambda **_: next(ids))
+    monkeypatch.setattr(letters, "_states", lambda **_: {})
+    found = []
+    for _ in range(4):
+        list(letters.browse())
+        found.append(letters._read_id)
+    assert found == ["", "first", "first", "second"]

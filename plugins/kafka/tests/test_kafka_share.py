@@ -7,17 +7,19 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 
 import confluent_kafka
 import pytest
+from confluent_kafka import AcknowledgeType, TopicPartition
 
 from redelivery.codes import Code
 from redelivery.contract.broker import Accept, Letter, Plan, Release, Retry, Support, Terminate
 from redelivery.contract.message import Message
 from redelivery.contract.spec import NATIVE, DeliverySpec, Sink
 from redelivery.deadletters.queue import dead_letters
-from redelivery.errors import ConfigurationError, Fatal, InvalidURL, Unsupported
+from redelivery.errors import Ambiguous, ConfigurationError, Fatal, InvalidURL, Unsupported
 from redelivery.kit.leases import Lease
 from redelivery.registry import connect
 from redelivery_conformance.statements import Statements, broker_has
@@ -27,7 +29,9 @@ from redelivery_kafka import CAPABILITIES, SHARE_CAPABILITIES
 from redelivery_kafka.address import Address
 from redelivery_kafka.client.known_settings import HARMLESS, NOT_FOR_SHARES, RESERVED
 from redelivery_kafka.client.share_group import GroupSettings
+from redelivery_kafka.client.share_member import ShareMember
 from redelivery_kafka.client.share_receiver import KafkaShareReceiver
+from redelivery_kafka.options import Settings
 from redelivery_kafka.testing import KafkaShareHarness, KafkaSharePlace
 
 SPEC = DeliverySpec(dead_letter_sink=(Sink(uri=NATIVE),))
@@ -40,6 +44,84 @@ DEFAULTS = {
     "errors.deadletterqueue.topic.name": "",
     "errors.deadletterqueue.copy.record.enable": "false",
 }
+
+
+# --- members, without a broker ---
+
+
+class FakeRecord:
+    """A record, whose lock began when it was made."""
+
+    def __init__(self) -> None:
+        self.locked = time.monotonic()
+
+    def __getattr__(self, name: str) -> Callable[[], object]:
+        known = {"offset": 7, "partition": 0, "delivery_count": 1, "timestamp": (0, 0), "value": b"v"}
+        return lambda: known.get(name)
+
+
+class FakeConsumer:
+    """A share consumer that is given one record at its third poll, late."""
+
+    def __init__(self, answers: Mapping[TopicPartition, object]) -> None:
+        self.answers = answers
+        self.polls = 0
+        self.record: FakeRecord | None = None
+
+    def subscribe(self, topics: object) -> None:
+        pass
+
+    def acknowledge_offset(self, *_: object) -> None:
+        pass
+
+    def commit_sync(self, timeout: float) -> Mapping[TopicPartition, object]:
+        return self.answers
+
+    def poll(self, timeout: float) -> list[FakeRecord]:
+        self.polls += 1
+        if self.polls == 1:
+            self.record = FakeRecord()
+            time.sleep(0.5)
+        return [self.record] if self.polls == 3 and self.record is not None else []
+
+
+def member(consumer: object, *, joined: bool = False) -> ShareMember:
+    """A member with this client."""
+    return ShareMember(lambda _: consumer, "orders", "receiving", 30.0, joined=joined)  # type: ignore[arg-type, return-value]
+
+
+def test_a_lease_ends_with_the_lock_also_where_the_record_came_late() -> None:
+    consumer = FakeConsumer({})
+    here = member(consumer)
+    assert not here.poll(0.1)
+    (lease,) = here.poll(0.1)
+    assert consumer.record is not None
+    assert lease.expires <= consumer.record.locked + 30.0
+
+
+@pytest.mark.parametrize(
+    ("answers", "error"),
+    [({TopicPartition("orders", 0): None}, None), ({}, Ambiguous), ({TopicPartition("orders", 1): None}, Ambiguous)],
+)
+def test_a_record_without_an_answer_may_be_acknowledged_or_not(
+    answers: dict[TopicPartition, object], error: type[Ambiguous] | None
+) -> None:
+    here = member(FakeConsumer(answers))
+    here.poll(0.1)
+    (lease,) = here.poll(0.1)
+    assert [type(each) for each in here.acknowledge({lease: AcknowledgeType.ACCEPT}).values()] == [error] * bool(error)
+
+
+def test_who_asks_without_waiting_is_given_what_is_there() -> None:
+    """As a subscription does while a handler works."""
+    receiver = KafkaShareReceiver(Address.parse("kafka://localhost:1/orders?share=g"), Settings({}))
+    busy, idle = (member(FakeConsumer({}), joined=True) for _ in range(2))
+    busy.poll(0.1)
+    busy.poll(0.1)
+    receiver._members = [busy, idle]
+    receiver._next_check = time.monotonic() + 100
+    found = [each for _ in range(3) for each in receiver.receive(5, wait=0.0)]
+    assert [each.position for each in found] == ["orders/0/7"]
 
 
 # --- URLs and settings, without a broker ---

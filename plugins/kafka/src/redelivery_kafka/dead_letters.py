@@ -85,8 +85,8 @@ class KafkaDeadLetters(Resource, DeadLetters):
         self._removed = RemovedLetters(settings, self._address, self.doing)
         self._open: set[Consumer] = set()
         self._admin: AdminClient | None = None
-        #: The id of the topic whose letters were read; None: not asked for yet.
-        self._read_id: str | None = None
+        #: The id of the topic whose letters were read last; "": not known.
+        self._read_id = ""
         self._beside: Consumer | None = None
         self._originals = Originals(self._second, own, settings.originals, self.doing("reading the originals of"))
 
@@ -256,9 +256,8 @@ class KafkaDeadLetters(Resource, DeadLetters):
         return found if found.strip("A") else ""
 
     def _remember_topic(self) -> None:
-        """Remember which topic it is whose positions a reader gets from here. Raises BrokerError."""
-        if self._read_id is None:
-            self._read_id = self._topic_id(controller=self._partitions()[1])
+        """Remember which topic it is whose positions a reader gets from now on. Raises BrokerError."""
+        self._read_id = self._topic_id(controller=self._partitions()[1]) or self._read_id
 
     # --- browsing ---
 

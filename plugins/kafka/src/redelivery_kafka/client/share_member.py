@@ -20,7 +20,8 @@ from confluent_kafka import (
     ShareConsumer,
 )
 
-from redelivery.errors import BrokerError, Fatal, LeaseLost
+from redelivery.codes import Code
+from redelivery.errors import Ambiguous, BrokerError, Fatal, LeaseLost
 from redelivery.kit.leases import Lease
 from redelivery_kafka.client import instances
 from redelivery_kafka.client.partition import Fetched
@@ -30,8 +31,8 @@ from redelivery_kafka.errors import ALL_BROKERS_DOWN, ERRORS, classify, has_code
 
 #: Seconds that the answer to an acknowledgement may take.
 _ANSWER: Final = 10.0
-#: Seconds by which a lock may have begun before the call that returned its record.
-_ON_ITS_WAY: Final = 0.2
+#: Part of the lock that may have passed on the record's way here, before the call that it came for.
+_ON_ITS_WAY: Final = 0.1
 #: Codes for records whose lock has ended: another member may hold them.
 _LOCK_ENDED: Final = (KafkaError.INVALID_RECORD_STATE,)
 
@@ -105,7 +106,7 @@ class ShareMember:
         if not found and seconds > 0:
             since = time.monotonic()
             found = self._poll(seconds)
-        expires = since - _ON_ITS_WAY + self.lock
+        expires = since + (1 - _ON_ITS_WAY) * self.lock
         for record in found:
             error = record.error()
             if error is not None:
@@ -140,8 +141,13 @@ class ShareMember:
         except (IllegalStateException, *ERRORS) as error:
             return failed | dict.fromkeys(sent, self._of_answer(error, doing, sent[0]))
         for lease in sent:
-            answer = answers.get(lease.place[0])
-            if answer is not None:
+            partition = lease.place[0]
+            if partition not in answers:
+                text = (
+                    f"kafka: {doing}: no answer came for partition {partition}; the record may be acknowledged or not"
+                )
+                failed[lease] = Ambiguous(text, code=Code.UNCONFIRMED)
+            elif (answer := answers[partition]) is not None:
                 failed[lease] = self._of_answer(answer, doing, lease)
         return failed
 

@@ -90,6 +90,7 @@ class KafkaShareReceiver(Resource, Receiver):
     def receive(self, max_messages: int, *, wait: float) -> Sequence[Received]:
         self.check_open("receiving from")
         end = time.monotonic() + wait
+        has_polled = False
         try:
             self._joined()
             while True:
@@ -99,10 +100,11 @@ class KafkaShareReceiver(Resource, Receiver):
                 now = time.monotonic()
                 # Where nothing is in hand, nothing found means that nothing is left: so a member that joins is awaited.
                 waits = all(member.joined for member in self._members) or any(member.held for member in self._members)
-                if now >= (end if waits else max(end, self._patience)):
+                if has_polled and now >= (end if waits else max(end, self._patience)):
                     self._check()
                     return []
-                self._poll((end if waits else now + _TURN) - now)
+                self._poll(max(0.0, end - now) if waits else _TURN)
+                has_polled = True
         except BrokerError:
             if any(member.failure is not None for member in self._members):
                 self._leave()
