@@ -151,6 +151,11 @@ def stored(folder: Path) -> int:
     return found
 
 
+def waiting(queue: str) -> int:
+    """Return the number of messages that wait in a queue."""
+    return _runtime().cluster.count(queue) or 0
+
+
 def ways() -> list[Way]:
     """All ways, each queue type by itself."""
     found = []
