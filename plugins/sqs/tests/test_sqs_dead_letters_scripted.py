@@ -12,6 +12,7 @@ from redelivery.errors import Ambiguous, Fatal, Retriable
 from redelivery_sqs import dead_letters as module
 from redelivery_sqs.address import Address
 from redelivery_sqs.client import batch_requests, connections, queue
+from redelivery_sqs.client.scan import Scan
 from redelivery_sqs.dead_letters import SqsDeadLetters
 from redelivery_sqs.options import Settings
 
@@ -236,3 +237,30 @@ def test_a_move_that_failed_is_told_with_its_reason(monkeypatch: pytest.MonkeyPa
     _, role = moving(monkeypatch, {}, failed)
     with pytest.raises(Retriable, match=r"FAILED AWS.SimpleQueueService.NonExistentQueue.*the others remain"):
         role.move_back(wait=5.0)
+
+
+def test_a_message_that_is_shown_twice_at_once_is_one_letter() -> None:
+    """By its last receipt handle, which is the valid one."""
+    answers = [{"MessageId": "1", "ReceiptHandle": handle} for handle in ("first", "last")]
+    scan = Scan()
+    assert scan.new(answers, 10) == [answers[1]]
+    assert scan.new(answers, 10) == []
+
+
+def test_the_first_letters_do_not_decide_for_all_of_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may be smaller than the others, and letters of one answer to each request are all kept."""
+    _, role = showing(monkeypatch, 0)
+    asked: list[tuple[int, int]] = []
+    taken = 0
+
+    def receive(_: Scan, wanted: int = 0) -> list[Mapping[str, Any]] | None:
+        nonlocal taken
+        asked.append((taken, wanted))
+        count = max(10, wanted)
+        taken += count
+        return [{"MessageId": f"{taken}-{at}", "Body": "x"} for at in range(count)]
+
+    monkeypatch.setattr(role, "_receive", receive)
+    monkeypatch.setattr(role, "_keep_hidden", lambda *_: True)
+    assert len(role._page(Scan())) == 1_000
+    assert max(wanted / max(1, before) for before, wanted in asked) == 4

@@ -167,6 +167,55 @@ def test_what_is_ours_needs_no_native_part() -> None:
         assert PACKED not in (found.headers or ())
 
 
+@pytest.mark.parametrize(
+    "theirs",
+    [
+        {"DataType": "String", "StringValue": "yes"},
+        {"DataType": "String.json", "StringValue": '{"v":2}'},
+        {"DataType": "String", "StringValue": "{}"},
+        {"DataType": "String", "StringValue": '{"id":"i","v":2}'},
+        {"DataType": "String", "StringValue": '{"body":"null"}'},
+        {"DataType": "Binary", "BinaryValue": b"\1"},
+    ],
+)
+@pytest.mark.parametrize("count", [0, 1, 9])
+def test_an_attribute_of_our_name_is_sent_again_as_it_was(theirs: dict[str, Any], count: int) -> None:
+    raw = raw_with(count)
+    raw["MessageAttributes"][PACKED] = theirs
+    message, fault = decode(raw)
+    assert (fault is None) == (theirs.get("StringValue") in ('{"v":2}', "{}"))
+    assert (message.id, message.key) == (None, None)
+    assert sent(message) == as_given(raw)
+    entry = sent(replace(message, headers=(*message.headers, MARKER)))
+    assert len(entry["MessageAttributes"]) <= MAX_ATTRIBUTES
+    assert {name: entry["MessageAttributes"].get(name) for name in raw["MessageAttributes"]} == raw["MessageAttributes"]
+
+
+def test_a_body_that_was_mended_is_base64_whatever_an_attribute_said() -> None:
+    raw = raw_with(1)
+    raw["MessageAttributes"][TRANSFER] = {"DataType": "String", "StringValue": "7bit"}
+    message, _ = decode(raw)
+    entry = sent(replace(message, value=b"\xff\xfe"))
+    again, fault = decode({"Body": entry["MessageBody"], "MessageAttributes": entry["MessageAttributes"]})
+    assert (again.value, again.headers, fault) == (b"\xff\xfe", message.headers, None)
+
+
+def test_a_header_of_our_name_does_not_stand_for_our_attribute() -> None:
+    raw = raw_with(1)
+    raw["MessageAttributes"][PACKED] = {"DataType": "String", "StringValue": "yes"}
+    message, _ = decode(raw)
+    entry = sent(replace(message, headers=(*message.headers, (PACKED, b"yes")), id="i"))
+    again, fault = decode({"Body": entry["MessageBody"], "MessageAttributes": entry["MessageAttributes"]})
+    assert (again.id, dict(again.headers)[PACKED], fault) == ("i", b"yes", None)
+
+
+def test_the_native_part_tells_its_size() -> None:
+    raw = raw_with(1)
+    raw["MessageAttributes"]["large"] = {"DataType": "String", "StringValue": "x" * 10_000}
+    native: Any = decode(raw)[0].native
+    assert 10_000 < native.nbytes < 11_000
+
+
 def test_a_native_part_of_another_broker_is_ignored() -> None:
     plain = Message(value=b"v", headers=(("a", b"1"),))
     assert sent(replace(plain, native={"properties": 1})) == sent(plain)

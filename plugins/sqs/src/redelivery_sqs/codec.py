@@ -48,6 +48,8 @@ EACH: Final = "*"
 
 #: The bodies that stand for a null and for an empty value.
 _PLACEHOLDERS: Final = {"null": "null", "empty": "-"}
+#: The members of our attribute.
+_MEMBERS: Final = frozenset({"id", "key", "timestamp", "body", "headers"})
 #: Bytes of the longest header value whose text is kept.
 _REPEATED: Final = 256
 # Made once: `dumps` would make another for each row.
@@ -67,12 +69,20 @@ class Native(NamedTuple):
         body: where encoding its value would give another one.
         trace: its trace header.
         group: its message group id.
+        damaged: an attribute of our name, which we did not write; None: it is ours, or missing.
     """
 
     attributes: Mapping[str, Any]
     body: str | None
     trace: str | None
     group: str | None
+    damaged: Mapping[str, Any] | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """About its size: its attributes, and a body in another form, are kept a second time."""
+        values = (each.get("StringValue") or each.get("BinaryValue") or "" for each in self.attributes.values())
+        return 100 * len(self.attributes) + sum(map(len, values)) + len(self.body or "")
 
 
 log = logging.getLogger("redelivery.sqs")
@@ -153,7 +163,7 @@ def _as_it_was(
     """
     kept = _unchanged(headers, native)
     found = _encoded(value, headers, packed, max_bytes, native, kept, MAX_ATTRIBUTES)
-    if len(found.attributes) > MAX_ATTRIBUTES:
+    if len(found.attributes) > MAX_ATTRIBUTES and native.damaged is None:  # else ours would take its place
         found = _encoded(value, headers, packed, max_bytes, native, kept)
     if len(found.attributes) > MAX_ATTRIBUTES:
         bare = tuple(each for each in strip(Message(value=None, headers=headers)).headers if each[0] not in MARKERS)
@@ -170,7 +180,7 @@ def _unchanged(headers: Headers, native: Native) -> dict[str, Mapping[str, Any]]
     """Return, by name, the attributes that the message had and of which a header holds the same bytes."""
     kept: dict[str, Mapping[str, Any]] = {}
     for name, value in headers:
-        attribute = native.attributes.get(name)
+        attribute = None if name == PACKED else native.attributes.get(name)
         if attribute is not None and value is not None and name not in kept and value == _native_value(attribute):
             kept[name] = attribute
     return kept
@@ -196,17 +206,22 @@ def _encoded(
         kept: attributes that are written as they were, by the names of their headers.
         most: headers that become attributes, besides those that are kept.
     """
+    as_it_was = native is not None and native.body is not None and _is_said_by(native.body, value)
+    if TRANSFER in kept and not as_it_was and value and _text(value) is None:  # that attribute says how it is encoded
+        kept = {name: attribute for name, attribute in kept.items() if name != TRANSFER}
     texts, packed = pack_headers(headers, _native(kept, most)) if headers else ({}, {})
     if native is not None and packed and _keeps_order(headers, packed):
         packed = {}
     packed |= more
-    if native is not None and native.body is not None and _is_said_by(native.body, value):
+    if native is not None and native.body is not None and as_it_was:
         body = native.body
         texts[TRANSFER] = "base64"
     else:
         body = _body(value, texts, packed, max_bytes)
     if packed:
         texts[PACKED] = _json(packed)
+    elif native is not None and native.damaged is not None:
+        texts[PACKED], kept = "", {**kept, PACKED: native.damaged}
     size = _size(body)
     attributes: dict[str, Mapping[str, Any]] = {}
     for name, text in texts.items():
@@ -305,7 +320,7 @@ def _decode(body: str, attributes: Mapping[str, Any], system: Mapping[str, Any])
     value: bytes | None = body.encode("utf-8", "surrogatepass")
     key, id_, timestamp, placeholder = None, None, None, None
     headers: Headers = ()
-    marked = False
+    marked, damaged = False, None
     if attributes:
         marked = _is_base64(attributes)
         natives = {
@@ -317,7 +332,8 @@ def _decode(body: str, attributes: Mapping[str, Any], system: Mapping[str, Any])
         if PACKED in attributes:
             text = attributes[PACKED].get("StringValue")
             try:
-                packed = json.loads(text)
+                packed = _unpacked(text)
+                damaged = None if packed else attributes[PACKED]
                 found = (
                     from_portable(packed.get("key")),
                     unpack_headers(packed, natives),
@@ -327,12 +343,12 @@ def _decode(body: str, attributes: Mapping[str, Any], system: Mapping[str, Any])
                 placeholder = packed.get("body")
                 key, headers, id_, timestamp = found
             except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-                fault = f"sqs: its attribute {PACKED!r} is damaged ({error})"
+                fault, damaged = f"sqs: its attribute {PACKED!r} is damaged ({error})", attributes[PACKED]
     if placeholder is not None:
         if body == _PLACEHOLDERS.get(str(placeholder)):
             value = None if placeholder == "null" else b""
         else:  # so we did not write it, and the body counts
-            fault = f"sqs: its attribute {PACKED!r} contradicts its body"
+            fault, damaged = f"sqs: its attribute {PACKED!r} contradicts its body", attributes[PACKED]
     elif marked:
         try:
             value = _from_base64(body)
@@ -341,10 +357,23 @@ def _decode(body: str, attributes: Mapping[str, Any], system: Mapping[str, Any])
     native = None
     trace, group = system.get(TRACE), system.get("MessageGroupId")
     as_written = body if marked and _would_be_another(body, value) else None
-    if headers or as_written is not None or trace is not None or group is not None:
-        native = Native(attributes, as_written, trace, group)
+    if headers or as_written is not None or trace is not None or group is not None or damaged is not None:
+        native = Native(attributes, as_written, trace, group, damaged)
     message = Message(value=value, key=key, headers=headers, id=id_, timestamp_ms=timestamp, native=native)
     return message, fault
+
+
+def _unpacked(text: str) -> dict[str, Any]:
+    """Read our attribute; empty if another application wrote it.
+
+    Raises:
+        ValueError, TypeError, AttributeError, RecursionError: it is damaged, or of a later version.
+    """
+    packed: dict[str, Any] = json.loads(text)
+    unknown = packed.keys() - _MEMBERS
+    if unknown and unknown != packed.keys():
+        raise ValueError(f"unknown members: {', '.join(sorted(unknown))}")
+    return {} if unknown else packed
 
 
 def _is_base64(attributes: Mapping[str, Any]) -> bool:

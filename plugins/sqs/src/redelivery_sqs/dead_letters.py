@@ -33,6 +33,8 @@ from redelivery_sqs.options import Settings
 #: Letters that are sorted together, and about how many bytes of them at most.
 _PAGE: Final = 1_000
 _PAGE_BYTES: Final = 8 << 20
+#: Letters that are asked for at once, for each that the page has: the first ones may be smaller than the others.
+_GROWTH: Final = 4
 #: Requests side by side while looking through the queue.
 _READERS: Final = 8
 #: Seconds of a long poll: SQS asks all of its servers only if it may wait.
@@ -196,7 +198,8 @@ class SqsDeadLetters(Resource, DeadLetters):
         size = 0
         while len(page) < _PAGE and size < _PAGE_BYTES:
             fitting = (_PAGE_BYTES - size) * len(page) // max(1, size)  # if the others are as large
-            if (found := self._receive(scan, min(_PAGE - len(page), fitting))) is None:
+            wanted = min(_PAGE - len(page), fitting, _GROWTH * len(page))
+            if (found := self._receive(scan, wanted)) is None:
                 break
             page += found
             size += sum(len(raw["Body"]) for raw in found)

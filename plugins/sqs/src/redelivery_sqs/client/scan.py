@@ -33,10 +33,15 @@ class Scan:
         return self._until_ms is not None
 
     def new(self, messages: Sequence[Mapping[str, Any]], now_ms: int) -> list[Mapping[str, Any]]:
-        """Return the messages of one or several answers that this scan has not seen; `now_ms` is the server's clock."""
+        """Return the messages of one or several answers that this scan has not seen; `now_ms` is the server's clock.
+
+        A message that SQS has shown twice is returned once, as it came last: its last receipt handle is the valid one.
+        """
         if self._until_ms is None:
             self._until_ms = max(now_ms + _COARSE_MS, *map(sent_ms, messages))
-        found = [raw for raw in messages if raw["MessageId"] not in self._seen and sent_ms(raw) <= self._until_ms]
+        until = self._until_ms
+        once = {raw["MessageId"]: raw for raw in messages if sent_ms(raw) <= until}
+        found = [raw for name, raw in once.items() if name not in self._seen]
         self._seen.update(raw["MessageId"] for raw in found)
         self._old_answers = 0 if found else self._old_answers + 1
         self.ended = self._old_answers >= _OLD_ANSWERS
