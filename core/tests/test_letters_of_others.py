@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -158,11 +157,18 @@ def rows_of(marks: list[str]) -> Batch:
     return Batch.of([Message(value=b"mended", id=name, headers=headers) for name in ids])
 
 
+def restored(found: LetterBatch, rows: Batch, marks: list[str], *, deduplicates: bool = False) -> Batch:
+    """What a redrive makes of rows whose letters are found."""
+    originals = Originals(lambda: iter([found]))
+    originals.expect(marks)
+    assert all(originals.found(marks))
+    return originals.restored(rows, marks, deduplicates=deduplicates)
+
+
 def test_a_mended_row_has_the_id_and_the_native_part_of_its_letter() -> None:
     found = letters("a", None, "c")
     marks = marks_of(found, 0, 0)
-    originals = Originals(lambda: iter([found]))
-    sent = originals.restored(rows_of(marks), marks, deduplicates=False)
+    sent = restored(found, rows_of(marks), marks)
     assert [(each.value, each.id, each.native) for each in sent.rows()] == [
         (b"mended", "i0", "a"),
         (b"mended", "i1", None),
@@ -170,35 +176,9 @@ def test_a_mended_row_has_the_id_and_the_native_part_of_its_letter() -> None:
     ]
 
 
-def test_letters_are_read_again_only_where_one_has_a_native_part() -> None:
-    def never() -> Iterator[LetterBatch]:
-        raise AssertionError("nothing needs it")
-
-    marks = marks_of(letters(None, None), 0, 0)
-    Originals(never).restored(rows_of(marks), marks, deduplicates=False)
-
-
-def test_rows_of_one_letter_in_several_pieces_and_letters_that_are_gone() -> None:
-    every = letters("a", "b", "c")
-    marks = marks_of(every, 0, 0)
-    reads = []
-
-    def read() -> Iterator[LetterBatch]:
-        reads.append(1)
-        return iter([every.take([0]), every.take([2])])
-
-    originals = Originals(read)
-    natives = []
-    for piece in ([marks[0]], [marks[0], marks[1]], [marks[2]]):
-        sent = originals.restored(rows_of(piece), piece, deduplicates=False)
-        natives.append([each.native for each in sent.rows()])
-    assert natives == [["a"], ["a", None], ["c"]]
-    assert len(reads) <= 3
-
-
 def test_a_destination_that_de_duplicates_knows_a_mended_row_by_its_hop() -> None:
     marks = marks_of(letters("a"), 0, 0)
-    sent = Originals(lambda: iter([letters("a")])).restored(rows_of(marks), marks, deduplicates=True)
+    sent = restored(letters("a"), rows_of(marks), marks, deduplicates=True)
     assert (sent.row(0).id, sent.row(0).identity) == ("i0", "i0~1")
 
 
