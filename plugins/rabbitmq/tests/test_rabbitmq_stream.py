@@ -5,21 +5,25 @@ from __future__ import annotations
 import itertools
 import time
 from contextlib import nullcontext
+from decimal import Decimal
 
 import pytest
 from pika.spec import BasicProperties
-from rabbitmq_operating import queue_of, raw
+from rabbitmq_operating import broker_version, queue_of, raw
 
 from redelivery.codes import Code
-from redelivery.contract.broker import DeadLetters
+from redelivery.contract.broker import Accept, DeadLetters, Terminate
 from redelivery.contract.letters import Wanted
 from redelivery.contract.message import Batch, Message
 from redelivery.contract.spec import DeliverySpec
-from redelivery.errors import Fatal
+from redelivery.errors import Fatal, Permanent
 from redelivery_conformance.statements import Statements
 from redelivery_conformance.subject import Subject
+from redelivery_conformance.taking import Taker
 from redelivery_rabbitmq.address import Address
 from redelivery_rabbitmq.client import stream_reading
+from redelivery_rabbitmq.client.field_tables import EncodedField
+from redelivery_rabbitmq.client.stream_headers import unkept_header
 from redelivery_rabbitmq.client.stream_letters import StreamDeadLetters
 from redelivery_rabbitmq.client.stream_reading import Entry, StreamReading
 from redelivery_rabbitmq.options import settings_of
@@ -105,6 +109,55 @@ class TestStream(Statements):
             while time.monotonic() < end:
                 with subject.connect(options=options) as broker, broker.dead_letters(direct=True) as letters:
                     list(letters.browse())
+
+
+class TestLettersOfAnotherClient(Statements):
+    broker = RabbitmqHarness(dead_letters="stream")
+
+    @pytest.mark.parametrize("value", [{"a": 1}, [1], Decimal("1.5")], ids=["table", "array", "decimal"])
+    def test_what_a_stream_would_lose_is_refused_and_stays(self, subject: Subject, value: object) -> None:
+        subject.provision()
+        with raw(subject) as channel:
+            channel.basic_publish("", queue_of(subject), b"v", BasicProperties(headers={"odd": value}))
+        taker = Taker(subject)
+        received = taker.one()
+        (answer,) = taker.answers((received, Terminate(received.message, "no")))
+        assert isinstance(answer, Permanent)
+        assert "'odd'" in str(answer)
+        taker.settle(Accept(), received)
+
+    def test_what_a_stream_keeps_is_stored(self, subject: Subject) -> None:
+        subject.provision()
+        headers: dict[str, object] = {"text": "t", "number": 5, "half": 0.5, "none": None}
+        if broker_version(subject) >= (4, 0):
+            headers["x-odd"] = {"a": [1]}
+        with raw(subject) as channel:
+            channel.basic_publish("", queue_of(subject), b"v", BasicProperties(headers=headers))
+        taker = Taker(subject)
+        received = taker.one()
+        taker.settle(Terminate(received.message, "no"), received)
+        (letter,) = subject.browse(direct=False)
+        assert letter.message.value == b"v"
+        assert set(received.message.headers) <= set(letter.message.headers)
+
+
+@pytest.mark.parametrize(
+    ("headers", "unkept"),
+    [
+        (None, (None, None)),
+        ({"a": "b", "n": 1, "f": 0.5}, (None, None)),
+        ({"x-a": [{"b": 1}]}, ("x-a", None)),
+        ({"a": {}}, ("a", "a")),
+        ({b"x-\xff": []}, ("b'x-\\xff'", "b'x-\\xff'")),
+        ({"x-a": [{"b": Decimal(1)}]}, ("x-a", "x-a")),
+        ({"a": float("inf")}, ("a", "a")),
+        ({"x-a": EncodedField(b"F")}, ("x-a", "x-a")),
+    ],
+)
+def test_tables_are_kept_by_name_and_version_and_what_is_refused_by_none(
+    headers: dict[object, object] | None, unkept: tuple[str | None, str | None]
+) -> None:
+    assert tuple(unkept_header(headers, version) for version in ((3, 13), (4, 0))) == unkept
 
 
 def put(subject: Subject, count: int, *, first: int = 0) -> None:

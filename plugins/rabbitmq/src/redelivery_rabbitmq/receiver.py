@@ -22,6 +22,7 @@ from redelivery.contract.broker import Accept, Limits, Outcome, Received, Receiv
 from redelivery.contract.context import ErrorContext
 from redelivery.contract.message import Message
 from redelivery.errors import BrokerError, Fatal, LeaseLost, Permanent, Retriable, Unsupported
+from redelivery.kit.errors import quoted
 from redelivery.kit.leases import Settlement, lost
 from redelivery.kit.letters import attach
 from redelivery_rabbitmq.address import Address
@@ -32,6 +33,7 @@ from redelivery_rabbitmq.client.connection import QueueRole
 from redelivery_rabbitmq.client.consumer import RELEASED_FIRST, Consumer, Delivery, Lease
 from redelivery_rabbitmq.client.frames import fits_frame
 from redelivery_rabbitmq.client.parameters import user_of
+from redelivery_rabbitmq.client.stream_headers import unkept_header
 from redelivery_rabbitmq.codec import EncodedProperties, decode, encode
 from redelivery_rabbitmq.options import Settings
 
@@ -150,6 +152,12 @@ class RabbitmqReceiver(QueueRole, Receiver):
         if size > limit:
             text = f"its value is {size} bytes; the broker takes at most {limit}"
             raise Permanent(f"rabbitmq: this letter cannot be stored: {text}", code=Code.TOO_LARGE)
+        if self._settings.dead_letters == "stream":
+            published, _ = broker_headers.split(received.lease.delivery.properties)
+            unkept = unkept_header(published.headers, self.broker_version)
+            if unkept is not None:
+                text = f"a stream does not keep its header {quoted(unkept)}, a table, array, decimal or not a number"
+                raise Permanent(f"rabbitmq: this letter cannot be stored: {text}", code=Code.INVALID_MESSAGE)
         try:
             self._store(connection, *encode(outcome.letter, self._user))
         except Permanent as refused:
