@@ -77,6 +77,8 @@ def dropped_when_silent(connection: BlockingConnection, seconds: float) -> Itera
 
 def drop(connection: BlockingConnection) -> None:
     """Close the socket at once: a call was interrupted, and what the broker has sent since then is unknown."""
+    if connection.is_closed:
+        return
     with suppress(*ERRORS, AssertionError):
         pika_private.terminate(pika_private.implementation(connection), ConnectionAbandoned("given up"))
         connection.process_data_events(0)
