@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from redelivery.contract.message import Message
 from redelivery_conformance.containers import free_port
-from redelivery_conformance.harness import Harness, NotHere, Outage, Place, Runtime, RuntimeKind
+from redelivery_conformance.harness import Foreign, Harness, NotHere, Outage, Place, Runtime, RuntimeKind
 from redelivery_conformance.processes import Process
 from redelivery_conformance.proxy import Proxy
 
@@ -101,6 +101,19 @@ class BeanstalkPlace(Place):
     def alter(self) -> None:
         name = self.tube.encode()
         self.runtime.wire.ask(b"use " + name, b"put 0 0 60 1\r\nx", b"pause-tube %b 3600" % name)
+
+    def put_foreign(self, *, dead: bool) -> Foreign:
+        """A job of another client is a body, and nothing else."""
+        tube, body = f"{self.tube}-dead-letters" if dead else self.tube, b"theirs \xff"
+        self.runtime.wire.ask(b"use " + tube.encode(), b"put 1024 0 2 %d\r\n%b" % (len(body), body))
+        (written,) = self.foreign(dead=dead)
+        return written
+
+    def foreign(self, *, dead: bool) -> Sequence[Foreign]:
+        return [
+            Foreign(dict(each.headers), {"value": each.value, "key": each.key, "id": each.id})
+            for each in self.stored(f"{self.tube}-dead-letters" if dead else None)
+        ]
 
     def damage(self) -> None:
         body = b"redelivery {oops\nvalue"

@@ -20,12 +20,13 @@ import lmdb
 import msgpack
 
 from redelivery.contract.message import Message
-from redelivery_conformance.harness import CannotShow, Harness, Outage, Place, Runtime, RuntimeKind
+from redelivery_conformance.harness import CannotShow, Foreign, Harness, Outage, Place, Runtime, RuntimeKind
 
-DAMAGE = """
+#: Writes a record behind all others of a queue.
+WRITE = """
 import lmdb, sys
 with lmdb.open(sys.argv[1]).begin(write=True) as transaction:
-    transaction.put(b"test\\0" + b"\\xff" * 12, b"?")
+    transaction.put(sys.argv[2].encode() + b"\\0" + b"\\xff" * 12, bytes.fromhex(sys.argv[3]))
 """
 
 
@@ -72,7 +73,28 @@ class LmdbPlace(Place):
         shutil.rmtree(self.folder)
 
     def damage(self) -> None:
-        command = [sys.executable, "-c", DAMAGE, str(self.folder)]  # another process: this one may have the file open
+        self._write("test", b"?")
+
+    def put_foreign(self, *, dead: bool) -> Foreign:
+        """Others write such a file only as it is described; so ids and bytes are all that can differ."""
+        headers = [["b", b"\xff"], ["a", None], ["a", b""]]
+        record = [b"theirs \xff", b"k\xff", headers, "theirs-1", 1_700_000_000_123, 0, 0, None, 0, b"", None]
+        self._write("test-dead-letters" if dead else "test", msgpack.packb(record))
+        (written,) = self.foreign(dead=dead)
+        return written
+
+    def foreign(self, *, dead: bool) -> Sequence[Foreign]:
+        return [
+            Foreign(
+                {name: [value for other, value in each.headers if other == name] for name, _ in each.headers},
+                {"id": each.id, "key": each.key, "value": each.value, "timestamp": each.timestamp_ms},
+            )
+            for each in self.stored("test-dead-letters" if dead else None)
+        ]
+
+    def _write(self, queue: str, record: bytes) -> None:
+        # Another process: this one may have the file open.
+        command = [sys.executable, "-c", WRITE, str(self.folder), queue, record.hex()]
         subprocess.run(command, check=True)  # noqa: S603 - it is our own code
 
     def close(self) -> None:
