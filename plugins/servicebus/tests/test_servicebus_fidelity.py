@@ -9,14 +9,16 @@ import pytest
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus.amqp import AmqpAnnotatedMessage
 
-from redelivery.contract.broker import Accept, Retry
+from redelivery.codes import Code
+from redelivery.contract.broker import Accept, Retry, Terminate
+from redelivery.contract.message import Message
 from redelivery.deadletters.queue import dead_letters
 from redelivery.errors import Fatal
 from redelivery_conformance.statements import Statements
 from redelivery_conformance.subject import Subject
 from redelivery_conformance.taking import Taker
 from redelivery_servicebus.testing import CONNECTION_STRING, DEAD, Embedded
-from servicebus_standin.codec import VALUE, Content, Raw, kind, read, section, write
+from servicebus_standin.codec import APPLICATION, DATA, VALUE, Content, Raw, kind, read, section, write
 
 LONG = {"TYPE": "LONG", "VALUE": 1 << 40}
 
@@ -77,7 +79,7 @@ class TestFidelity(Statements):
         (back,) = contents(subject, queue(subject))
         assert back.body == letter.body
 
-    @pytest.mark.parametrize("value", [Raw(b"\x54\x00"), False, "", 7])
+    @pytest.mark.parametrize("value", [Raw(b"\x54\x00"), False, "", 7, None, Raw(b"\x00\xa3\x01x\xa1\x01y")])
     def test_a_value_that_the_client_does_not_write_again_stays_where_it_is(self, subject: Subject, value: Any) -> None:
         """It leaves out what is false, and knows no long outside a list."""
         name = queue(subject)
@@ -89,6 +91,38 @@ class TestFidelity(Statements):
             report = found.redrive()
         assert (report.redriven, report.failed) == (0, 1)
         assert len(contents(subject, f"{name}-dead-letters")) == 1
+
+    @pytest.mark.parametrize("odd", [{"c": Raw(b"\x73\0\0\0A")}, {"d": Raw(b"\x84" + bytes(8)), "long": "x" * 150_000}])
+    def test_a_message_that_the_client_cannot_decode_does_not_hold_up_the_others(
+        self, subject: Subject, odd: dict[str, Any]
+    ) -> None:
+        """A char or a decimal. It is shown as such, stays in a redrive, and can be removed."""
+        name, data = queue(subject), section(DATA, write(b"odd"))
+        namespace(subject).put(name, section(APPLICATION, write(odd)) + data)
+        subject.deliver(Message(value=b"plain"))
+        with Taker(subject) as taker:
+            found = sorted(taker.take(2), key=lambda each: each.undecodable is None)
+            assert "cannot decode" in (found[0].undecodable or "")
+            assert (found[1].undecodable, found[1].message.value) == (None, b"plain")
+            letter = Message(value=b"{}", headers=(("a", b"1"),))
+            taker.settle(Terminate(letter, "refused", "by a test"), found[0])
+            taker.settle(Accept(), found[1])
+        bury(subject, ServiceBusMessage(b"other"))
+        with dead_letters(subject.place.url, options=subject.place.options) as letters:
+            shown = {each.context.code: each for each in letters if each.context is not None}
+            assert b"odd" in (shown[Code.UNDECODABLE].message.value or b"")
+            report = letters.redrive()
+            assert (report.redriven, len([*letters])) == (1, 1)
+            assert letters.purge() == 1
+
+    def test_a_reason_that_is_not_text_is_shown(self, subject: Subject) -> None:
+        name = f"{queue(subject)}-dead-letters"
+        subject.provision()
+        namespace(subject).put(name, section(APPLICATION, write({"DeadLetterReason": b"\xff"})))
+        with dead_letters(subject.place.url, options=subject.place.options) as found:
+            (letter,) = found
+        assert letter.context is not None
+        assert letter.context.reason == "\ufffd"
 
     @pytest.mark.parametrize("id_", [UUID(int=7), 1 << 40, b"\xff\x00", "a text", None])
     def test_an_id_keeps_its_type(self, subject: Subject, id_: Any) -> None:

@@ -34,6 +34,7 @@ from redelivery_servicebus.client.native import (
     native_of,
     properties_of,
 )
+from redelivery_servicebus.client.private import unreadable
 from redelivery_servicebus.client.typed import plain
 
 #: The property that holds what has no place in Service Bus's own form.
@@ -187,7 +188,7 @@ def outgoing(encoded: Encoded) -> ServiceBusMessage:
         named = (encoded.message_id, encoded.content_type, encoded.properties)
         try:
             made = message_of(encoded.native, encoded.body, *named)
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, LookupError) as error:
             raise _refused(str(error), Code.INVALID_MESSAGE) from error
         if encoded.due is not None:
             made.scheduled_enqueue_time_utc = encoded.due
@@ -211,6 +212,9 @@ def decode(raw: Any) -> Decoded:
 
     It never raises, as other messages come with it.
     """
+    if (found := unreadable(raw)) is not None:
+        why, payload = found
+        return Decoded(Message(value=payload), f"servicebus: the client cannot decode it ({why:.300})", 0)
     try:
         return _decode(raw)
     except Exception as error:  # noqa: BLE001 - whatever another producer wrote, it is this message's fault alone
@@ -280,6 +284,12 @@ def letter_in_place(letter: Encoded, raw: Any, reason: str, description: str) ->
         if _why_too_large({**found, **added, REASON: reason, DESCRIPTION: text}) is None:
             return reason, text, added
     return reason, "", {}
+
+
+def property_text(raw: Any, name: str) -> str:
+    """Return a property as text, whatever another producer made it; empty if it is missing."""
+    value = plain(properties_of(raw).get(name))
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str("" if value is None else value)
 
 
 def message_id(raw: Any) -> str | None:

@@ -502,7 +502,7 @@ def _letter(raw: ServiceBusReceivedMessage, place: _Place) -> Letter:
 def _context(raw: ServiceBusReceivedMessage, decoded: codec.Decoded) -> ErrorContext | None:
     if decoded.fault is not None:
         return undecodable("servicebus", decoded.fault)
-    reason, description = raw.dead_letter_reason or "", raw.dead_letter_error_description or ""
+    reason, description = codec.property_text(raw, codec.REASON), codec.property_text(raw, codec.DESCRIPTION)
     if not (reason or description):
         return None
     code = REASONS.get(reason)

@@ -191,7 +191,7 @@ class ServicebusReceiver(Resource, Receiver):
     def _terminate(self, received: Received, outcome: Terminate, deadline: Deadline) -> None:
         raw = received.lease.raw
         earlier = max(0, received.attempt - (raw.delivery_count or 0) - 1)
-        if outcome.letter.value != received.message.value:
+        if outcome.letter.value != received.message.value and private.unreadable(raw) is None:
             # A letter with another body has to be sent. If it cannot be sent, it is refused and its message kept.
             letter = codec.encode(outcome.letter, self._settings.max_message_bytes, attempt=earlier)
             self._replace(received, self._address.dead_letters.queue, codec.outgoing(letter), deadline)

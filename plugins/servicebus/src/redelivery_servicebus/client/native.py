@@ -50,7 +50,7 @@ class Native:
         content: where its content type is: in the "field" alone; or "apart", where a property of that name says
             something else; "" where both say the same.
         damaged: a property of our name, which we did not write; None: it is ours, or missing.
-        body: the body, where it is not one data section: the SDK's name for its kind, and its content.
+        body: the body, where it is not one data section: as of `body_of`.
         value: the message's value as it was decoded, where `body` is set.
         ordered: the order of its headers was written.
     """
@@ -90,16 +90,21 @@ def message_id_of(raw: Any) -> Any:
 
 
 def body_of(raw: Any) -> tuple[str, Any] | None:
-    """Return the body and the SDK's name for its kind; None if it is one data section, or none."""
+    """Return the body and the SDK's name for its kind, which is "" if the SDK cannot write it again as it was.
+
+    It is None if the body is one data section.
+    """
     annotated, found = raw.raw_amqp_message, sections(raw)
     kind = annotated.body_type.value
     if kind == "data":
         parts = list(annotated.body)
         return ("data_body", parts) if len(parts) > 1 else None
     bodies = [] if found is None else [value for code, value in found.bodies if code in (SEQUENCE, VALUE)]
-    if kind == "sequence":
-        return "sequence_body", bodies or list(annotated.body)
-    return "value_body", bodies[0] if bodies else annotated.body
+    if annotated.body is None and not bodies:  # it has no body
+        return "value_body", None
+    if not bodies or None in bodies or (kind == "sequence" and len(bodies) != len([*annotated.body])):
+        return "", kind  # cut off, described, or a null
+    return ("sequence_body", bodies) if kind == "sequence" else ("value_body", bodies[0])
 
 
 def native_of(raw: Any, own: frozenset[str], value: bytes | None, *, damaged: Any, ordered: bool) -> Native:
@@ -153,6 +158,8 @@ def message_of(
         ValueError: its body is of a kind that the SDK does not write again as it was.
     """
     body = ("data_body", value or b"") if native.body is None or value != native.value else native.body
+    if not body[0] or (body[0] == "sequence_body" and not all(isinstance(each, list) for each in body[1])):
+        raise ValueError(f"its body is an AMQP {body[1] or 'sequence':.20} that the client cannot write as it was")
     if body[0] == "value_body":
         body = (body[0], _value(body[1]))
     content: dict[str, Any] = {body[0]: body[1]}

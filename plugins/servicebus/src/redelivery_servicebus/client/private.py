@@ -5,16 +5,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, Final, TypeVar
 
 from azure.servicebus import ServiceBusMessage, ServiceBusReceivedMessage, ServiceBusReceiver
+from azure.servicebus._pyamqp._decode import decode_payload
 from azure.servicebus._transport._pyamqp_transport import PyamqpTransport
 from azure.servicebus.amqp import AmqpAnnotatedMessage
 
-from redelivery_servicebus.client.typed import Sections, Unreadable
+from redelivery_servicebus.client.typed import Sections, Unreadable, brokers_part
 from redelivery_servicebus.client.typed import sections as read_sections
 
 T = TypeVar("T")
@@ -119,8 +121,26 @@ class _Keeping(PyamqpTransport):
     @staticmethod
     def build_received_message(receiver: Any, message_type: Any, received: Any) -> Any:
         message: Any = PyamqpTransport.build_received_message(receiver, message_type, received)
-        message._redelivery_payload = received[0][11]  # noqa: SLF001 - an attribute of ours
+        if isinstance(received[0], _StandIn):
+            message._redelivery_unreadable = received[0].why  # noqa: SLF001 - an attribute of ours
+        else:
+            message._redelivery_payload = received[0][11]  # noqa: SLF001 - an attribute of ours
         return message
+
+    @staticmethod
+    def create_receive_client(receiver: Any, **more: Any) -> Any:
+        client: Any = PyamqpTransport.create_receive_client(receiver, **more)
+        ready = client._client_ready  # noqa: SLF001 - it makes the link
+
+        def guarded() -> bool:
+            made: bool = ready()
+            link = client._link  # noqa: SLF001 - see above
+            if not isinstance(link._incoming_transfer, partial):  # noqa: SLF001 - see above
+                link._incoming_transfer = partial(_transferred, link, link._incoming_transfer)  # noqa: SLF001 - see above
+            return made
+
+        client._client_ready = guarded  # noqa: SLF001 - see above
+        return client
 
     @staticmethod
     def mgmt_client_request(mgmt_client: Any, mgmt_msg: Any, *, callback: Any, **more: Any) -> Any:
@@ -131,10 +151,69 @@ class _Keeping(PyamqpTransport):
 
     @staticmethod
     def parse_received_message(message: Any, message_type: Any, **kwargs: Any) -> Any:
-        parsed: list[Any] = [*PyamqpTransport.parse_received_message(message, message_type, **kwargs)]
-        for each, source in zip(parsed, message.value[b"messages"] if parsed else (), strict=True):
-            each._redelivery_payload = source[b"message"]  # noqa: SLF001 - an attribute of ours
+        return [_parsed(each, message_type, kwargs) for each in (message.value or {}).get(b"messages", ())]
+
+
+class _StandIn(list[Any]):
+    """The frame of a message that the SDK cannot decode, with a payload that it can: as of `brokers_part`."""
+
+    why: tuple[str, bytes]
+
+
+def _transferred(link: Any, transferred: Callable[[Any], None], frame: Any) -> None:
+    """Take a frame of a message. The SDK drops the connection over one that it cannot decode, and gets it again."""
+    try:
+        transferred(frame)
+    except Exception as error:
+        payload = bytes(link._received_payload) or bytes(frame[11])  # noqa: SLF001 - of all frames, if there are several
+        part = brokers_part(payload)
+        if frame[5] or _is_decodable(payload) or not (part and _is_decodable(part)):
+            raise
+        first = _StandIn(frame if frame[1] is not None else link._first_frame)  # noqa: SLF001 - as the SDK takes it
+        first[11], first.why = memoryview(part), (repr(error), payload)
+        again = first
+        if frame[1] is None:
+            link._first_frame, again = first, _StandIn(frame)  # noqa: SLF001 - see above
+            again[11] = first[11]
+        link._received_payload = bytearray()  # noqa: SLF001 - what the SDK had done until then is undone
+        link.current_link_credit += 1
+        link.delivery_count -= 1
+        transferred(again)
+
+
+def _is_decodable(payload: bytes) -> bool:
+    try:
+        decode_payload(memoryview(payload))
+    except Exception:  # noqa: BLE001 - it may be any
+        return False
+    return True
+
+
+def _parsed(source: Mapping[bytes, Any], message_type: Any, kwargs: Mapping[str, Any]) -> Any:
+    """Return one message of an answer. The SDK decodes no char and no decimal, and gives up the whole answer."""
+
+    def parse(given: Mapping[bytes, Any]) -> Any:
+        answer = SimpleNamespace(value={b"messages": [given]})
+        (parsed,) = PyamqpTransport.parse_received_message(answer, message_type, **kwargs)  # type: ignore[arg-type]
         return parsed
+
+    payload = source[b"message"]
+    try:
+        parsed = parse(source)
+    except Exception as error:
+        parsed = parse({**source, b"message": brokers_part(bytes(payload))})
+        if parsed.sequence_number is None:
+            raise
+        parsed._redelivery_unreadable = (repr(error), bytes(payload))  # noqa: SLF001 - an attribute of ours
+    else:
+        parsed._redelivery_payload = payload  # noqa: SLF001 - an attribute of ours
+    return parsed
+
+
+def unreadable(raw: Any) -> tuple[str, bytes] | None:
+    """Return why the SDK cannot decode a message, and its bytes; None if it can."""
+    found: tuple[str, bytes] | None = getattr(raw, "_redelivery_unreadable", None)
+    return found
 
 
 def keeping_payloads(receiver: ServiceBusReceiver) -> ServiceBusReceiver:

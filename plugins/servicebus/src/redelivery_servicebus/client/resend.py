@@ -10,6 +10,7 @@ from azure.servicebus import ServiceBusMessage, ServiceBusReceivedMessage
 from redelivery.codes import Code
 from redelivery.errors import Permanent
 from redelivery_servicebus.client.native import message_of, native_of, properties_of
+from redelivery_servicebus.client.private import unreadable
 from redelivery_servicebus.codec import PACKED, message_id
 
 
@@ -30,6 +31,8 @@ def copy_of(raw: ServiceBusReceivedMessage, attempt: int) -> ServiceBusMessage:
 
 
 def _copied(raw: ServiceBusReceivedMessage, attempt: int) -> ServiceBusMessage:
+    if (why := unreadable(raw)) is not None:
+        raise ValueError(why[0])
     properties: dict[str, Any] = properties_of(raw)
     try:
         packed = dict(json.loads(properties.get(PACKED, "{}")))

@@ -13,7 +13,7 @@ from typing import Any, Final
 from uuid import UUID
 
 #: Codes of the sections, as in the specification.
-ANNOTATIONS, PROPERTIES, APPLICATION, DATA, SEQUENCE, VALUE = 0x72, 0x73, 0x74, 0x75, 0x76, 0x77
+HEADER, ANNOTATIONS, PROPERTIES, APPLICATION, DATA, SEQUENCE, VALUE = 0x70, 0x72, 0x73, 0x74, 0x75, 0x76, 0x77
 #: Levels of lists and maps in each other; the SDK's own limit is higher.
 _DEPTH: Final = 32
 
@@ -67,6 +67,34 @@ def sections(payload: bytes) -> Sections:
     return Sections(found.get(ANNOTATIONS, {}), found.get(PROPERTIES, []), found.get(APPLICATION, {}), bodies)
 
 
+def brokers_part(payload: bytes) -> bytes:
+    """Return a message of which only what Service Bus itself has written is left: header and annotations."""
+    kept = b""
+    with suppress(Unreadable):
+        for code, at in _sections(payload):
+            if code == HEADER:
+                kept += bytes((0, 0x53, code)) + payload[at : _end(payload, at)]
+            elif code == ANNOTATIONS:
+                kept += bytes((0, 0x53, code)) + _brokers_annotations(payload, at)
+    return kept
+
+
+def _brokers_annotations(payload: bytes, at: int) -> bytes:
+    """Return a map with the readable entries of this one whose names are Service Bus's."""
+    end, wide = _end(payload, at), _byte(payload, at) == 0xD1  # noqa: PLR2004 - AMQP's code
+    at += 9 if wide else 3
+    count, items = 0, b""
+    while at < end:
+        name_at, value_at = at, _end(payload, at)
+        at = _end(payload, value_at)
+        with suppress(Unreadable):
+            name, _ = _read(payload, name_at, 0)
+            _read(payload, value_at, 0)
+            if str(_text(name)).startswith("x-opt-"):
+                count, items = count + 2, items + payload[name_at:at]
+    return b"\xd1" + struct.pack(">II", 4 + len(items), count) + items
+
+
 def _sections(payload: bytes) -> Iterator[tuple[int, int]]:
     """Yield the code of each section, and where its value begins."""
     at = 0
@@ -83,6 +111,8 @@ def _sections(payload: bytes) -> Iterator[tuple[int, int]]:
 
 def _end(payload: bytes, at: int) -> int:
     """Return the end of a value, which need not be known."""
+    if _byte(payload, at) == 0:  # described; its descriptor and its value are not
+        at = _end_of(_byte(payload, at + 1), payload, at + 2)
     return _end_of(_byte(payload, at), payload, at + 1)
 
 
