@@ -157,7 +157,7 @@ def message_of(
     Raises:
         ValueError: its body is of a kind that the SDK does not write again as it was.
     """
-    body = ("data_body", value or b"") if native.body is None or value != native.value else native.body
+    body: tuple[str, Any] = ("data_body", value or b"") if native.body is None or value != native.value else native.body
     if not body[0] or (body[0] == "sequence_body" and not all(isinstance(each, list) for each in body[1])):
         raise ValueError(f"its body is an AMQP {body[1] or 'sequence':.20} that the client cannot write as it was")
     if body[0] == "value_body":
