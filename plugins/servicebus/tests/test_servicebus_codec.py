@@ -126,6 +126,22 @@ def test_a_letter_has_no_time_to_live_and_a_copy_has_that_of_its_message() -> No
     assert copy_of(raw, 1).time_to_live == timedelta(seconds=30)
 
 
+@pytest.mark.parametrize("theirs", ["{}", '{"v":2}', "{oops", '{"id":"i","v":2}'])
+def test_a_property_of_our_name_is_sent_again_as_it_was(theirs: str) -> None:
+    raw = received(ServiceBusMessage(b"v", message_id="m", application_properties={PACKED: theirs}))
+    found = decode(raw)
+    assert (found.fault is None) == (theirs in {"{}", '{"v":2}'})
+    again = outgoing(encode(found.message, MOST))
+    assert (again.message_id, again.application_properties) == ("m", {PACKED: theirs})
+    letter = decode(received(outgoing(encode(found.message, MOST, attempt=2))))
+    assert (letter.attempt, letter.fault) == (2, None)
+    assert outgoing(encode(letter.message, MOST)).application_properties == {PACKED: theirs}
+    if found.fault is None:  # else it is not retried
+        copy = decode(received(copy_of(raw, 3)))
+        assert (copy.attempt, copy.message.id, copy.fault) == (3, "m", None)
+        assert (outgoing(encode(copy.message, MOST)).application_properties or {})[PACKED] == theirs
+
+
 DAMAGED = ["{oops", "[]", "1", '{"key": {"base64": "?"}}', '{"headers": [[1]]}', '{"gone": 5}', '{"gone": [[1]]}']
 
 

@@ -7,7 +7,8 @@
 - Everything else is in one application property, `redelivery`, a JSON object: `key`, `timestamp`, `body` ("null"),
   `headers` in their order (each the name of a property, or a pair of name and value), `id` (false: the sender gave no
   id; a text: the id that the sender gave), `gone` (properties that are not headers any more), `attempt` (deliveries of
-  earlier copies). Bytes that are not plain text are written `{"base64": ...}`.
+  earlier copies), `theirs` (another application's property of this name). Bytes that are not plain text are written
+  `{"base64": ...}`.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ _OWN: Final = frozenset({PACKED, REASON, DESCRIPTION})
 #: Characters of a header's name that is a property's: at most 255 bytes.
 _NAME_LENGTH: Final = 63
 #: Members of our JSON object whose type is checked.
-_TYPES: Final[Mapping[str, Any]] = {"timestamp": int, "id": str | bool, "attempt": int, "gone": list}
+_TYPES: Final[Mapping[str, Any]] = {"timestamp": int, "id": str | bool, "attempt": int, "gone": list, "theirs": str}
+MEMBERS: Final = frozenset({*_TYPES, "key", "body", "headers"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +143,7 @@ def encode_row(
         if attempt:
             packed["attempt"] = attempt
         if packed:
-            properties[PACKED] = _json(packed)
+            properties[PACKED] = _json(packed | _theirs(own))
         elif own is not None and own.damaged is not None:
             properties[PACKED] = own.damaged
         if most is not None:
@@ -227,7 +229,8 @@ def _decode(raw: Any) -> Decoded:
     packed: dict[str, Any] = {}
     damaged = None
     try:
-        packed = _unpacked(properties.get(PACKED, "{}"))
+        packed = _unpacked(properties[PACKED]) if PACKED in properties else {}
+        damaged = packed.get("theirs") if packed else properties.get(PACKED)
         key, headers = from_portable(packed.get("key")), unpack_headers(packed, _attributes(raw, properties, packed))
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         fault = f"servicebus: its property {PACKED!r} is damaged ({error})"
@@ -263,6 +266,8 @@ def changed_properties(letter: Encoded, raw: Any) -> dict[str, str]:
     gone = [name for name in found if name not in wanted and name not in _OWN]
     if gone:
         packed["gone"] = gone
+    if packed and is_others:
+        packed |= _theirs(letter.native)
     if packed:
         wanted[PACKED] = _json(packed)
     return {
@@ -402,11 +407,24 @@ def _why_too_large(properties: Mapping[str, Any]) -> str | None:
     return f"its properties have {sum(sizes)} bytes; {PROPERTY_BYTES} fit for one and {PROPERTIES_BYTES} for all"
 
 
+def _theirs(native: Native | None) -> dict[str, str]:
+    """Return the member that holds another application's property of our name."""
+    return {"theirs": native.damaged} if native is not None and isinstance(native.damaged, str) else {}
+
+
 def _unpacked(text: Any) -> dict[str, Any]:
-    """Read our JSON object. Raises ValueError, TypeError, LookupError, AttributeError, RecursionError."""
+    """Read our JSON object; empty if it is another application's.
+
+    Raises:
+        ValueError, TypeError, LookupError, AttributeError, RecursionError: it is damaged, or of a later version.
+    """
     found = json.loads(text)
     if not isinstance(found, dict):
         raise TypeError("it is not a JSON object")
+    if found.keys().isdisjoint(MEMBERS):
+        return {}
+    if unknown := found.keys() - MEMBERS:
+        raise ValueError(f"unknown members: {', '.join(sorted(unknown))}")
     for name, kind in _TYPES.items():
         if name in found and not isinstance(found[name], kind):
             raise TypeError(f"{name} has another type")

@@ -11,7 +11,7 @@ from redelivery.codes import Code
 from redelivery.errors import Permanent
 from redelivery_servicebus.client.native import message_of, native_of, properties_of
 from redelivery_servicebus.client.private import unreadable
-from redelivery_servicebus.codec import PACKED, message_id
+from redelivery_servicebus.codec import MEMBERS, PACKED, message_id
 
 
 def copy_of(raw: ServiceBusReceivedMessage, attempt: int) -> ServiceBusMessage:
@@ -39,6 +39,8 @@ def _copied(raw: ServiceBusReceivedMessage, attempt: int) -> ServiceBusMessage:
     except (ValueError, TypeError, RecursionError):  # it cannot be decoded, so it stays as another producer wrote it
         packed = None
     if packed is not None:
+        if PACKED in properties and packed.keys().isdisjoint(MEMBERS):
+            packed = {"theirs": properties[PACKED]}  # another application's
         if packed.get("id", True) is True:
             its = message_id(raw)
             packed["id"] = False if its is None else its
