@@ -179,3 +179,12 @@ def test_the_capabilities_are_those_of_the_options() -> None:
     assert other.deduplication_window.total_seconds() == 60
     assert other.cloudevents_prefix == "cloudEvents:"
     assert (other.limits.message_bytes or 0) > 1_000_000
+
+
+def test_letters_of_two_topics_are_not_in_one_queue() -> None:
+    """Names may have dots, and a dot is between the names of a topic and its subscription."""
+    root = "servicebus://ns.servicebus.windows.net"
+    dotted = Address.parse(f"{root}/orders/subscriptions/eu.billing").dead_letters.queue
+    assert dotted != Address.parse(f"{root}/orders.eu/subscriptions/billing").dead_letters.queue
+    assert dotted == Address.parse(f"{root}/orders/subscriptions/EU.billing").dead_letters.queue
+    assert dotted.startswith("orders.sha256-")

@@ -108,7 +108,10 @@ class Address:
         """The queue that its dead letters are forwarded to: the same one, if it is a dead letter queue."""
         if self.is_dead_letters:
             return self
-        return self.at(DEAD_LETTERS.of(f"{self.owner}{COPY}{self.native}" if self.owner else self.queue))
+        if not self.owner:
+            return self.at(DEAD_LETTERS.of(self.queue))
+        native = self.native  # with a dot, it could be the end of another topic's name and a subscription
+        return self.at(DEAD_LETTERS.of(f"{self.owner}{COPY}{_digest(native.lower()) if COPY in native else native}"))
 
     def at(self, queue: str) -> Address:
         """Return another queue of the namespace."""
@@ -121,7 +124,7 @@ class Address:
             return self.queue.rpartition("/")[2]
         if _NATIVE.fullmatch(self.name):
             return self.name
-        return f"sha256-{hashlib.sha256(self.name.encode()).hexdigest()[:40]}"
+        return _digest(self.name)
 
     def subscription(self, name: str) -> Address:
         """Return a subscription to this topic.
@@ -187,6 +190,10 @@ class Address:
             return replace(address, sessions=sessions) if name is None else address.subscription(name)
         except (ConfigurationError, Unsupported) as error:
             raise InvalidURL(str(error)) from None
+
+
+def _digest(name: str) -> str:
+    return f"sha256-{hashlib.sha256(name.encode()).hexdigest()[:40]}"
 
 
 def _parameters(where: str, query: str) -> tuple[str | None, bool]:
