@@ -112,6 +112,20 @@ def test_a_record_without_an_answer_may_be_acknowledged_or_not(
     assert [type(each) for each in here.acknowledge({lease: AcknowledgeType.ACCEPT}).values()] == [error] * bool(error)
 
 
+def test_a_lock_begins_when_what_was_held_before_is_acknowledged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long that was handled: else what is fetched quickly would be given back unhandled."""
+    consumer = FakeConsumer({TopicPartition("orders", 0): None})
+    here = member(consumer)
+    here.poll(0.1)
+    (lease,) = here.poll(0.1)
+    handled = time.monotonic() + 29.0
+    monkeypatch.setattr(time, "monotonic", lambda: handled)
+    here.acknowledge({lease: AcknowledgeType.ACCEPT})
+    consumer.polls = 2
+    (again,) = here.poll(0.0)
+    assert again.is_valid(handled)
+
+
 def test_who_asks_without_waiting_is_given_what_is_there() -> None:
     """As a subscription does while a handler works."""
     receiver = KafkaShareReceiver(Address.parse("kafka://localhost:1/orders?share=g"), Settings({}))

@@ -100,7 +100,8 @@ class ShareMember:
         Raises:
             BrokerError: the membership has ended.
         """
-        # A record that is there at once was locked for a poll that ended earlier, not before the last one began.
+        # A record that is there at once was locked for a poll that ended earlier, not before the last one began, nor
+        # before those were acknowledged that it held then.
         since = self._asked
         found = self._poll(0.0)
         if not found and seconds > 0:
@@ -136,6 +137,7 @@ class ShareMember:
         sent = [lease for lease in kinds if lease not in failed]
         if not sent:
             return failed
+        self._asked = time.monotonic()  # while it held these, nothing more was fetched
         try:
             answers = {at.partition: answer for at, answer in self._consumer.commit_sync(_ANSWER).items()}
         except (IllegalStateException, *ERRORS) as error:
