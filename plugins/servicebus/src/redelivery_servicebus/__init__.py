@@ -83,18 +83,14 @@ def of_subscription(capabilities: Capabilities) -> Capabilities:
 
 
 def of_sessions(capabilities: Capabilities) -> Capabilities:
-    """Return what a queue that requires sessions can do: it keeps the order of each, and is not received from yet."""
+    """Return what a queue that requires sessions can do: it keeps the order of each session."""
     return replace(
         capabilities,
-        receive=Support.NONE,
-        order=Support.EMULATED,
+        order=Support.NATIVE,
         subscriptions=Support.NONE,
-        competing_consumers=Support.NONE,
-        settle_any_order=Support.NONE,
-        attempts=Support.NONE,
-        delay=Support.NONE,
-        terminate=Support.NONE,
-        extend=Support.NONE,
+        competing_consumers=Support.NONE,  # a receiver has whole sessions
+        attempts=Support.LOWER_BOUND,  # a session that is closed counts none
+        delay=Support.NONE,  # a copy for later would be overtaken
     )
 
 

@@ -22,7 +22,7 @@ from redelivery_servicebus.admin import ServicebusAdmin, native_sink
 from redelivery_servicebus.client.limits import RESERVE
 from redelivery_servicebus.dead_letters import ServicebusDeadLetters
 from redelivery_servicebus.options import Settings
-from redelivery_servicebus.receiver import ServicebusReceiver
+from redelivery_servicebus.receiver import ServicebusReceiver, SessionReceiver
 from redelivery_servicebus.sender import ServicebusSender
 
 
@@ -75,8 +75,7 @@ class ServicebusBroker(Broker):
 
     def receiver(self, *, lease: timedelta = timedelta(seconds=30)) -> Receiver:  # noqa: ARG002 - a lock's length is its queue's
         if self.address.sessions:
-            text = f"servicebus: messages of {self.address.queue!r} come by sessions, which are not received yet"
-            raise Unsupported(f"{text}: its dead letters are read, and it is written to")
+            return SessionReceiver(self.address, self.settings).open()
         return ServicebusReceiver(self.address, self.settings).open()
 
     def admin(self) -> Admin:

@@ -166,22 +166,26 @@ def scheduled(encoded: Encoded, due_ms: int) -> Encoded:
         raise _refused(text, Code.INVALID_MESSAGE) from error
 
 
-def in_session(encoded: Encoded, key: bytes | None) -> Encoded:
-    """Return the same message in the session that its key names; without a key, in the one that it had before.
+def in_session(encoded: Encoded, key: bytes | None, default: str | None = None) -> Encoded:
+    """Return the same message in the session that its key names.
+
+    Without a key it is in the one that it had before, or else in the default one.
+
+    A key that is not a session id (text of 1 to 128 characters) stands for one by its hash.
 
     Raises:
-        Permanent: it has neither, or its key is not a session id.
+        Permanent: it has none of these.
     """
     if key is None:
         had = None if encoded.native is None else encoded.native.fields.get("group_id")
-        if had is None:
-            raise _refused("its queue requires sessions, and it has no key to be its session id", Code.INVALID_MESSAGE)
-        return encoded
+        if had is not None:
+            return encoded
+        if default is None:
+            why = "its queue requires sessions, and it has no key to be its session id; see servicebus.session_id"
+            raise _refused(why, Code.INVALID_MESSAGE)
+        return replace(encoded, session=default)
     text = as_text(key)
-    if not text or len(text) > ID_LENGTH:
-        why = f"its key is not a session id, which is text of 1 to {ID_LENGTH} characters"
-        raise _refused(why, Code.INVALID_MESSAGE)
-    return replace(encoded, session=text)
+    return replace(encoded, session=text if text and len(text) <= ID_LENGTH else hashed_id(key, lambda _: False))
 
 
 def outgoing(encoded: Encoded) -> ServiceBusMessage:

@@ -70,8 +70,8 @@ _RULES: Final[Mapping[Rule, tuple[type[BaseException] | str | int, ...]]] = {
     replace(_CONFLICT, kind=Retriable, advice="another request changed it; nothing was done"): (
         core.ResourceModifiedError,
     ),
-    Rule(Fatal, Code.UNSUPPORTED, "name a subscription of a topic; sessions: write with ?sessions=true"): (
-        bus.SessionLockLostError, bus.SessionCannotBeLockedError, "amqp:not-allowed", "amqp:not-implemented",
+    Rule(Fatal, Code.UNSUPPORTED, "name a subscription of a topic; a queue with sessions: add ?sessions=true"): (
+        bus.SessionCannotBeLockedError, "amqp:not-allowed", "amqp:not-implemented",
     ),
     Rule(Unattributed, Code.TOO_LARGE, "it is larger than the queue accepts; nothing was stored"): (
         bus.MessageSizeExceededError,
@@ -82,7 +82,9 @@ _RULES: Final[Mapping[Rule, tuple[type[BaseException] | str | int, ...]]] = {
     ),
     Rule(Fatal, Code.REJECTED, "the administration endpoint refuses the request"): (400,),
     _NOT_WRITABLE: (core.SerializationError, UnicodeError),
-    _LOCK_LOST: (bus.MessageLockLostError, bus.MessageNotFoundError, bus.MessageAlreadySettled),
+    _LOCK_LOST: (
+        bus.MessageLockLostError, bus.SessionLockLostError, bus.MessageNotFoundError, bus.MessageAlreadySettled,
+    ),
     Rule(Fatal, Code.MISCONFIGURED, "the endpoint redirects without end: correct the URL"): (
         core.TooManyRedirectsError,
     ),

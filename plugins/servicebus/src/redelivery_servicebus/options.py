@@ -101,6 +101,9 @@ class Settings(Options, broker="servicebus"):
     sas_key: str | None = secret("key of sas_key_name")
     sas_key_name: str | None = text("name of a shared access policy")
     sas_token: str | None = secret("a shared access signature")
+    session_id: str | None = text(
+        "queues with sessions: the session id of rows without a key; by default such a row is refused"
+    )
     socket_timeout: float | None = number(
         None, "seconds that the socket waits", least=0.01, most=60, shown="the SDK's own default"
     )

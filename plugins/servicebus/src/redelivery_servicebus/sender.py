@@ -7,7 +7,7 @@ all of that time, so that another thread would gain nothing.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -19,7 +19,7 @@ from redelivery.contract.broker import Sender, Settled
 from redelivery.contract.message import Batch, Column
 from redelivery.errors import Ambiguous, BrokerError, Fatal, Permanent, Retriable
 from redelivery.kit.address import quoted
-from redelivery.kit.in_flight import SettledBatches, time_left
+from redelivery.kit.in_flight import FailedKeys, SettledBatches, time_left
 from redelivery.kit.roles import Resource
 from redelivery_servicebus.address import Address, why_invalid
 from redelivery_servicebus.admin import ServicebusAdmin
@@ -50,6 +50,7 @@ class ServicebusSender(Resource, Sender):
         self._namespace = Namespace(address, settings)
         self._links: dict[str, Link[ServiceBusSender]] = {}
         self._settled = SettledBatches()
+        self._failed_keys = FailedKeys("servicebus")
         self._checked: set[str] = set()
 
     def check(self, *, deadline: float) -> None:
@@ -60,12 +61,17 @@ class ServicebusSender(Resource, Sender):
         self.check_open("sending to")
         time_left(deadline, f"servicebus: {self.doing('sending to')}")
         failures: dict[int, BrokerError] = {}
-        for queue, rows in self._encoded(batch, failures, deadline).items():
-            upload = _Upload(self._link(queue), deadline, self._settings.operation_timeout, failures)
+        encoded = self._encoded(batch, failures, deadline)
+        order = _Order(batch, self._failed_keys, failures) if batch.ordered and self._address.sessions else None
+        for queue, rows in encoded.items():
+            upload = _Upload(self._link(queue), deadline, self._settings.operation_timeout, failures, order)
             upload.send(rows, isolate=batch.isolate)
+        if order is not None:
+            self._failed_keys.remember(batch, failures)
         self._settled.add(batch, failures)
 
     def collect(self, wait: float) -> Sequence[Settled]:  # noqa: ARG002 - `send` has settled everything
+        self._failed_keys.clear()
         return self._settled.take()
 
     def _release(self) -> None:
@@ -95,7 +101,7 @@ class ServicebusSender(Resource, Sender):
                     self._check_ids(self._address.queue if target is None else target, refused, deadline)
                 encoded = encode_row(value, key, headers, id_, stamp, most, identity=identity, native=native)
                 if self._address.sessions and target is None:
-                    encoded = in_session(encoded, key)
+                    encoded = in_session(encoded, key, self._settings.session_id)
                 if due_ms is not None:
                     encoded = scheduled(encoded, due_ms)
             except BrokerError as error:
@@ -156,6 +162,28 @@ class ServicebusSender(Resource, Sender):
         return link
 
 
+class _Order:
+    """Keeps back the rows of a batch whose key has a failed row before them, here or in an earlier batch."""
+
+    def __init__(self, batch: Batch, failed_keys: FailedKeys, failures: dict[int, BrokerError]) -> None:
+        self._keys = [None] * batch.length if batch.key is None else batch.key.values
+        self._failed_keys = failed_keys
+        self._failures = failures
+        self._failed: set[bytes | None] = set()  # keys of rows that failed as they were sent
+        failures.update(failed_keys.keep_back(batch, failures))
+
+    def note(self, rows: Iterable[int]) -> None:
+        """Remember the keys of rows that failed as they were sent."""
+        self._failed.update(self._keys[index] for index in rows)
+        self._failed.discard(None)
+
+    def keeps_back(self, index: int) -> bool:
+        """Return whether a row must not be sent; its failure is noted."""
+        if self._keys[index] in self._failed:
+            self._failures.setdefault(index, self._failed_keys.not_sent())
+        return index in self._failures
+
+
 class _Upload:
     """Rows on their way to one queue.
 
@@ -164,15 +192,22 @@ class _Upload:
         deadline: monotonic seconds.
         timeout: seconds that one request may take.
         failures: where errors go, by row.
+        order: which rows must not be sent; None: the batch has no order.
     """
 
     def __init__(
-        self, link: Link[ServiceBusSender], deadline: float, timeout: float, failures: dict[int, BrokerError]
+        self,
+        link: Link[ServiceBusSender],
+        deadline: float,
+        timeout: float,
+        failures: dict[int, BrokerError],
+        order: _Order | None,
     ) -> None:
         self._link = link
         self._deadline = deadline
         self._timeout = timeout
         self._failures = failures
+        self._order = order
         self._batch: ServiceBusMessageBatch | None = None
         self._rows: list[int] = []  # of that batch
         self._stop: BrokerError | None = None  # why nothing more is tried
@@ -180,18 +215,30 @@ class _Upload:
     def send(self, rows: Sequence[Row], *, isolate: bool) -> None:
         """Send the rows, in batches or each by itself."""
         for index, encoded in rows:
+            if self._is_kept_back(index):
+                continue
             try:
                 message = outgoing(encoded)
             except Permanent as error:
-                self._failures[index] = error
+                self._fail([index], error)
                 continue
             if isolate:
                 self._request(message, [index])
             elif not self._add(message, index):
                 self._flush()
-                if not self._add(message, index):  # larger than a batch may be, and perhaps not than a message may be
+                if not self._is_kept_back(index) and not self._add(
+                    message, index
+                ):  # larger than a batch may be, and perhaps not than a message may be
                     self._request(message, [index])
         self._flush()
+
+    def _is_kept_back(self, index: int) -> bool:
+        return self._order is not None and self._order.keeps_back(index)
+
+    def _fail(self, rows: Sequence[int], error: BrokerError) -> None:
+        self._failures.update(dict.fromkeys(rows, error))
+        if self._order is not None:
+            self._order.note(rows)
 
     def _add(self, message: ServiceBusMessage, index: int) -> bool:
         """Add a message to the batch; return whether it had room."""
@@ -224,7 +271,7 @@ class _Upload:
 
     def _request(self, what: ServiceBusMessage | ServiceBusMessageBatch, rows: list[int]) -> None:
         if self._stop is not None:
-            self._failures.update(dict.fromkeys(rows, self._stop))
+            self._fail(rows, self._stop)
             return
         try:
             self._link.open(self._left())
@@ -232,7 +279,7 @@ class _Upload:
             with self._link.using(left, rows=len(rows)) as handler:
                 handler.send_messages(what, timeout=left)
         except BrokerError as error:
-            self._failures.update(dict.fromkeys(rows, error))
+            self._fail(rows, error)
             if isinstance(error, Ambiguous):
                 text = f"servicebus: {self._link.doing}: not tried, because an earlier request failed"
                 self._stop = Retriable(text, code=Code.NOT_SENT)

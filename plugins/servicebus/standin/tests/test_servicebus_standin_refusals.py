@@ -64,9 +64,11 @@ def test_a_dead_letter_queue_cannot_be_sent_to(namespace: Namespace) -> None:
         pass
 
 
-def test_sessions_are_refused_by_name(namespace: Namespace) -> None:
+def test_a_session_is_named_where_there_are_sessions_and_nowhere_else(namespace: Namespace) -> None:
     queue = namespace.queue(requires_session=True)
-    with refused(ServiceBusError, "no sessions"), namespace.receiver(queue):
+    with refused(ServiceBusError, "requires sessions"), namespace.receiver(queue):
+        pass
+    with refused(ServiceBusError, "has no sessions"), namespace.receiver(namespace.queue(), session_id="a"):
         pass
     with namespace.sender(queue) as sender, refused(ServiceBusError, "session id"):
         sender.send_messages(ServiceBusMessage(b"a"))

@@ -11,6 +11,7 @@ from typing import Any, Final, TypeVar
 from azure.core.exceptions import AzureError
 from azure.core.pipeline.transport import RequestsTransport
 from azure.servicebus import (
+    NEXT_AVAILABLE_SESSION,
     ServiceBusClient,
     ServiceBusReceiveMode,
     ServiceBusReceiver,
@@ -24,7 +25,7 @@ from redelivery.codes import Code
 from redelivery.errors import Fatal
 from redelivery.kit.errors import guard_loggers
 from redelivery_servicebus.address import SUB_QUEUE, Address
-from redelivery_servicebus.client.links import Link
+from redelivery_servicebus.client.links import Link, SessionLink
 from redelivery_servicebus.client.private import keeping_payloads
 from redelivery_servicebus.errors import LISTEN, SEND
 from redelivery_servicebus.options import Settings
@@ -70,6 +71,24 @@ class Namespace:
             return keeping_payloads(self._client().get_queue_receiver(queue, **made))
 
         return Link(make, doing, LISTEN, patience)
+
+    def session(self, queue: str, wait: float) -> SessionLink:
+        """Return a link that receives from the next session of a queue that is free and has messages.
+
+        Args:
+            queue: its name.
+            wait: seconds that Service Bus waits for one before it says that there is none.
+        """
+
+        def make() -> ServiceBusReceiver:
+            made = self._client().get_queue_receiver(
+                queue, session_id=NEXT_AVAILABLE_SESSION, max_wait_time=wait, prefetch_count=0
+            )
+            return keeping_payloads(made)
+
+        return SessionLink(
+            make, f"receiving from a session of queue {queue!r}", LISTEN, self._settings.operation_timeout
+        )
 
     def _client(self) -> ServiceBusClient:
         if self._created is None:

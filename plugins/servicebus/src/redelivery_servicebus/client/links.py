@@ -10,13 +10,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from datetime import datetime
 from socket import SHUT_RDWR
 from typing import Any, Final, Generic, TypeVar
 
 from azure.servicebus import ServiceBusReceiver, ServiceBusSender
 
 from redelivery.codes import Code
-from redelivery.errors import BrokerError, Retriable
+from redelivery.errors import BrokerError, Permanent, Retriable
+from redelivery.kit.leases import Lease
 from redelivery_servicebus.client.private import close_at_once, socket_of
 from redelivery_servicebus.errors import TABLE, is_lost
 
@@ -25,6 +27,8 @@ Handler = TypeVar("Handler", ServiceBusSender, ServiceBusReceiver)
 #: Seconds after which an unused link is opened again. Service Bus detaches it after ten minutes; before that, within
 #: the last 360 s of its hour, a token may run out that the SDK renews only where the link is used.
 _IDLE: Final = 240.0
+#: The native code of the error of a link that is still being opened.
+OPENING: Final = "OPEN_TIMEOUT"
 #: Seconds that a close may take: the SDK drains a receiver.
 _CLOSE: Final = 5.0
 
@@ -67,7 +71,7 @@ class Link(Generic[Handler]):
                 self._opening = self._opening or _Opening(self._make())
                 if not self._opening.done.wait(max(0.0, within)):  # it keeps opening until the next call
                     text = f"servicebus: {self.doing}: no link within {within:.1f} s; nothing was done"
-                    raise Retriable(text, code=Code.DEADLINE_EXCEEDED, native_code="OPEN_TIMEOUT")
+                    raise Retriable(text, code=Code.DEADLINE_EXCEEDED, native_code=OPENING)
                 opening, self._opening = self._opening, None
                 if opening.error is not None:
                     raise opening.error
@@ -110,6 +114,52 @@ class Link(Generic[Handler]):
             closing = _in_thread("servicebus-close", _close, handler, self._socket)
             if wait:
                 closing.join(_CLOSE)
+
+
+class SessionLink(Link[ServiceBusReceiver]):
+    """A link to the next free session of a queue. It is opened once: another opening would be another session's.
+
+    Attributes:
+        leases: those of its messages.
+        found: when it last gave a message, or was opened; monotonic seconds.
+        locked: when its lock began, as far as is known; monotonic seconds.
+        length: seconds that a lock lasts, as far as is known.
+        renewal: the call that renewed it last, and when the lock ends since.
+    """
+
+    def __init__(self, make: Callable[[], ServiceBusReceiver], doing: str, needs: str, patience: float) -> None:
+        super().__init__(make, doing, needs, patience)
+        self.leases: list[Lease] = []
+        self.found = self.locked = self.length = 0.0
+        self.renewal: tuple[object, float] = (None, 0.0)
+        self._is_open = False
+
+    def open(self, within: float) -> ServiceBusReceiver:
+        """As `Link.open`. Raises Permanent with the code LEASE_LOST where its session has been left."""
+        if self._is_open:
+            if self._handler is None:
+                raise Permanent(f"servicebus: {self.doing}: the session was left", code=Code.LEASE_LOST)
+            self._used = time.monotonic()  # a session that is not used loses its lock, and is never opened again
+        elif self._opening is not None and not self._opening.done.is_set() and self._opening.is_stale(self._patience):
+            self.drop()
+            text = f"servicebus: {self.doing}: no answer within {self._patience:.0f} s; nothing was done"
+            raise Retriable(text, code=Code.DEADLINE_EXCEEDED)
+        handler = super().open(within)
+        if not self._is_open:
+            self._is_open = True
+            self.found = time.monotonic()
+            self.renewed(handler.session.locked_until_utc)
+        return handler
+
+    def renewed(self, until: datetime | None) -> None:
+        """Note that the lock has begun, and lasts until this time."""
+        self.locked = time.monotonic()
+        self.length = 0.0 if until is None else until.timestamp() - time.time()
+
+    def in_hand(self) -> list[Lease]:
+        """Return the leases that are not settled."""
+        self.leases = [each for each in self.leases if not each.is_settled]
+        return self.leases
 
 
 class _Opening(Generic[Handler]):

@@ -72,6 +72,11 @@ def renew(receiver: ServiceBusReceiver, token: Any, timeout: float) -> float:
     return float(answer[b"expirations"][0]) / 1000
 
 
+def renew_session(receiver: ServiceBusReceiver, _: Any, timeout: float) -> float:
+    """Lock the receiver's session for another lock duration; return until when, in seconds since the epoch."""
+    return receiver.session.renew_lock(timeout=timeout).timestamp()
+
+
 def _settle(
     receiver: ServiceBusReceiver,
     status: str,

@@ -33,7 +33,13 @@ from redelivery_servicebus.testing.reading import RawMessage
 from servicebus_standin import StandIn
 from servicebus_standin.codec import APPLICATION, DATA, NULL, Content, kind, read, section, write
 
-__all__ = ["ServicebusDuplicatesHarness", "ServicebusHarness", "ServicebusPlace", "ServicebusRuntime"]
+__all__ = [
+    "ServicebusDuplicatesHarness",
+    "ServicebusHarness",
+    "ServicebusPlace",
+    "ServicebusRuntime",
+    "ServicebusSessionsHarness",
+]
 
 DEAD: Final = "/$DeadLetterQueue"
 CONNECTION_STRING: Final = "servicebus.connection_string"
@@ -170,7 +176,7 @@ class ServicebusPlace(Place):
         return next(iter(self.logins("d3Jvbmc="))) if self._runtime.kind == "embedded" else None
 
     def unreachable(self) -> str:
-        return f"servicebus://localhost:1/{self.queue}"
+        return f"servicebus://localhost:1/{self.queue}{self._runtime.query}"
 
     def destination(self, label: str) -> str:
         return self._make(f"{self.queue}-{label}", **self._runtime.settings)
@@ -187,7 +193,7 @@ class ServicebusPlace(Place):
     @property
     def outage_url(self) -> str:
         proxy = self._runtime.proxy
-        return self.url if proxy is None else f"servicebus://localhost:{proxy.port}/{self.queue}"
+        return self.url if proxy is None else f"servicebus://localhost:{proxy.port}/{self.queue}{self._runtime.query}"
 
     def outage(self, kind: Outage = "refused") -> AbstractContextManager[None]:
         if self._runtime.proxy is None:
@@ -240,7 +246,12 @@ class ServicebusRuntime(Runtime):
 
     def url(self, queue: str) -> str:
         """Names a queue of it."""
-        return f"servicebus://{self.host}/{queue}"
+        return f"servicebus://{self.host}/{queue}{self.query}"
+
+    @property
+    def query(self) -> str:
+        """The part of a queue's URL that says whether it requires sessions."""
+        return "?sessions=true" if self.settings.get("requires_session") else ""
 
     def place(self) -> ServicebusPlace:
         return ServicebusPlace(self, self.fresh_name(self.stem))
@@ -255,11 +266,11 @@ class StandInRuntime(ServicebusRuntime):
 
     cannot_show = (
         "Azure Service Bus itself: this is a stand-in, written from what the real SDK sends and from the documentation",
-        "filters, sessions, transactions, partitioned queues, AMQP over WebSockets, Azure credentials: it has none",
+        "filters, transactions, partitioned queues, AMQP over WebSockets, Azure credentials: it has none",
         "failover, power loss, throttling by load: its queues are in memory, and it throttles when a test says so",
     )
 
-    def __init__(self, *, duplicates: bool = False) -> None:
+    def __init__(self, *, duplicates: bool = False, sessions: bool = False) -> None:
         self._server = Embedded().start()
         secret = self._server.certificate.with_name("connection-string")  # by reference, as Spark asks for
         secret.write_text(self._server.connection_string)
@@ -273,6 +284,9 @@ class StandInRuntime(ServicebusRuntime):
         if duplicates:
             self.settings = {"requires_duplicate_detection": True}
             self.options = {**self.options, "servicebus.duplicate_detection": "true"}
+        if sessions:
+            self.settings = {"requires_session": True}
+            self.options = {**self.options, "servicebus.session_id": "rows without a key"}
 
     @contextmanager
     def outage(self) -> Iterator[None]:
@@ -303,6 +317,13 @@ class ServicebusHarness(Harness):
         runtime.host, runtime.lease = parts.netloc, 5.0
         runtime.stem = parts.path.strip("/")[:40] or "rd"
         return runtime
+
+
+class ServicebusSessionsHarness(ServicebusHarness):
+    """Queues that require sessions, of the stand-in."""
+
+    def starts(self) -> Mapping[RuntimeKind, Callable[[Path], Runtime]]:
+        return {"embedded": lambda _: StandInRuntime(sessions=True)}
 
 
 class ServicebusDuplicatesHarness(ServicebusHarness):

@@ -14,7 +14,7 @@ from proton import Connection as Endpoint
 
 from servicebus_standin import management, wire
 from servicebus_standin.auth import Claim, Grant, Key, Unauthorized, allowed, check_token, entity_path
-from servicebus_standin.box import Box, StoreError
+from servicebus_standin.box import Box, Session, StoreError, session_lost
 from servicebus_standin.codec import Malformed, int32, unpack_batch
 from servicebus_standin.frames import FrameReader
 from servicebus_standin.management import Request
@@ -24,6 +24,13 @@ MAX_MESSAGE: Final = 262_144
 CREDIT: Final = 1000
 _MANAGEMENT: Final = "/$management"
 _BATCH_SIZE: Final = "com.microsoft:max-message-batch-size"
+_FILTER: Final = "com.microsoft:session-filter"
+_TIMEOUT: Final = "com.microsoft:timeout"
+_LOCKED_UNTIL: Final = "com.microsoft:locked-until-utc"
+#: Seconds that a link waits for a session, unless its client names another time.
+_WAIT: Final = 60.0
+#: Ticks of 100 ns from year 1 to 1970: the epoch of a session lock's end.
+_EPOCH: Final = 621_355_968_000_000_000
 
 
 class Namespace(Protocol):
@@ -93,6 +100,11 @@ class Connection:
         self._transport.tick(now)
 
     @property
+    def due(self) -> float | None:
+        """Return when a link has waited for a session for as long as its client asked."""
+        return min((each.due for each in self._outgoing if each.waits), default=None)
+
+    @property
     def ended(self) -> bool:
         """Return whether nothing more will be sent."""
         return self._transport.pending() < 0
@@ -115,21 +127,37 @@ class Connection:
         path = entity_path(address)
         try:
             link.node = self._node(link, path)
-        except StoreError as error:  # without a terminus of ours: the link never existed
-            (link.target if link.is_receiver else link.source).type = Terminus.UNSPECIFIED
-            (link.source if link.is_receiver else link.target).copy(
-                link.remote_source if link.is_receiver else link.remote_target
-            )
-            link.condition = _condition(error)
-            link.open()
-            link.close()
+        except StoreError as error:
+            self._refuse_attach(link, error)
             return
+        if not (isinstance(link.node, Outgoing) and link.node.waits):
+            self._attached(link)
+
+    @staticmethod
+    def _refuse_attach(link: Link, error: StoreError) -> None:
+        """Attach without a terminus of ours, and detach: the link never existed."""
+        (link.target if link.is_receiver else link.source).type = Terminus.UNSPECIFIED
+        (link.source if link.is_receiver else link.target).copy(
+            link.remote_source if link.is_receiver else link.remote_target
+        )
+        link.condition = _condition(error)
+        link.open()
+        link.close()
+
+    @staticmethod
+    def _attached(link: Link) -> None:
         link.source.copy(link.remote_source)
         link.target.copy(link.remote_target)
         link.snd_settle_mode = link.remote_snd_settle_mode
         link.rcv_settle_mode = link.remote_rcv_settle_mode
         link.max_message_size = MAX_MESSAGE
-        link.properties = {symbol(_BATCH_SIZE): MAX_MESSAGE}
+        properties = {symbol(_BATCH_SIZE): MAX_MESSAGE}
+        node = getattr(link, "node", None)
+        if isinstance(node, Outgoing) and node.session is not None:
+            link.source.filter.clear()
+            link.source.filter.put_object({symbol(_FILTER): node.session.id})
+            properties[symbol(_LOCKED_UNTIL)] = int(node.session.until * 10_000_000) + _EPOCH
+        link.properties = properties
         link.open()
         if link.is_receiver:
             link.flow(CREDIT)
@@ -157,8 +185,20 @@ class Connection:
         self._outgoing.append(outgoing)
         return outgoing
 
-    def _detach(self, link: Link) -> None:
+    def gone(self) -> None:
+        """Release the sessions of a connection that has ended."""
+        for each in self._outgoing:
+            each.release()
+        self._outgoing = []
+
+    def _forget(self, link: Link) -> None:
+        for each in self._outgoing:
+            if each.link == link:
+                each.release()
         self._outgoing = [each for each in self._outgoing if each.link != link]
+
+    def _detach(self, link: Link) -> None:
+        self._forget(link)
         self._replies = [each for each in self._replies if each[0] != link]
         link.close()
 
@@ -166,7 +206,7 @@ class Connection:
         """Detach with an error."""
         link.condition = _condition(error)
         link.node = None  # the client's later messages and credit on it are ignored: no message may be locked for it
-        self._outgoing = [each for each in self._outgoing if each.link != link]
+        self._forget(link)
         link.close()
 
     def detach_all(self) -> None:
@@ -210,13 +250,25 @@ class Connection:
     # --- messages
 
     def deliver(self) -> None:
-        """Send messages to every waiting receiver."""
+        """Send messages to every waiting receiver, and give sessions to the links that wait for one."""
         for outgoing in list(self._outgoing):
-            self._pump(outgoing.link)
+            if outgoing.waits:
+                self._accept(outgoing)
+            else:
+                self._pump(outgoing.link)
+
+    def _accept(self, outgoing: Outgoing) -> None:
+        try:
+            if outgoing.accept():
+                self._attached(outgoing.link)
+        except StoreError as error:
+            self._forget(outgoing.link)
+            outgoing.link.node = None
+            self._refuse_attach(outgoing.link, error)
 
     def _pump(self, link: Link) -> None:
         node = getattr(link, "node", None)
-        if isinstance(node, Outgoing):
+        if isinstance(node, Outgoing) and not node.waits:
             try:
                 node.pump()
             except StoreError as error:
@@ -282,10 +334,12 @@ class Outgoing:
     def __init__(self, link: Link, queue: Queue, box: Box) -> None:
         queue.admit_receiver()
         wanted = link.remote_source.filter
-        filters: Any = wanted.get_object() if wanted.next() else None
-        sessions = queue.settings.requires_session and box is queue.main  # dead letters are not received by session
-        if sessions or "com.microsoft:session-filter" in map(str, filters or {}):
-            raise StoreError("amqp:not-implemented", 501, "The stand-in has no sessions.")
+        filters: Any = (wanted.get_object() if wanted.next() else None) or {}
+        wanted_sessions = {str(name): value for name, value in filters.items()}
+        needs = queue.settings.requires_session and box is queue.main  # dead letters are not received by session
+        if needs != (_FILTER in wanted_sessions):
+            text = "requires sessions, so a receiver names one or the next" if needs else "has no sessions to receive"
+            raise StoreError("amqp:not-allowed", 400, f"The entity '{box.path}' {text}.")
         if isinstance(queue, Topic):
             raise StoreError("amqp:not-allowed", 400, "A topic cannot be received from: its subscriptions can.")
         if queue.settings.forward_to is not None and box is queue.main:
@@ -294,13 +348,46 @@ class Outgoing:
         self._queue = queue
         self._box = box
         self._delete = link.remote_snd_settle_mode == Link.SND_SETTLED
+        self.session: Session | None = None
+        self.due = 0.0
+        self._by_session = needs
+        if needs:
+            named = wanted_sessions[_FILTER]
+            named = getattr(named, "value", named)
+            self._wanted = None if named is None else str(named)
+            given = {str(name): value for name, value in (link.remote_properties or {}).items()}
+            milliseconds = given.get(_TIMEOUT)
+            self.due = box.now() + (_WAIT if milliseconds is None else milliseconds / 1000)
+            self.accept()
+
+    @property
+    def waits(self) -> bool:
+        """Return whether it waits for a session, and is not attached yet."""
+        return self._by_session and self.session is None
+
+    def accept(self) -> bool:
+        """Lock a session, if there is one. Raises StoreError if it is another's, or if none came in time."""
+        self._queue.admit_receiver()
+        self.session = self._box.accept(self._wanted)
+        if self.session is None and self._box.now() >= self.due:
+            text = "The operation did not complete within the allotted time: no session has messages."
+            raise StoreError("com.microsoft:timeout", 408, text)
+        return self.session is not None
+
+    def release(self) -> None:
+        """End its session's lock, if it has one."""
+        if self.session is not None:
+            self._box.release(self.session)
 
     def pump(self) -> None:
         """Send as many messages as the credit allows. Raises StoreError if the queue is deleted or disabled."""
         self._queue.admit_receiver()
         link = self.link
+        if self.session is not None and not self._box.holds(self.session):
+            raise session_lost(self.session.id)
         if link.credit > 0:
-            for message in self._box.take(link.credit, delete=self._delete):
+            session = None if self.session is None else self.session.id
+            for message in self._box.take(link.credit, delete=self._delete, session=session):
                 tag: Any = _tag() if message.token is None else message.token.bytes_le
                 delivery = link.delivery(tag)
                 delivery.token = message.token

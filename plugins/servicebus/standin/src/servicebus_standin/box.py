@@ -8,6 +8,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Literal, Protocol
 from uuid import UUID, uuid4
 
@@ -35,6 +36,12 @@ def lock_lost() -> StoreError:
     return StoreError("com.microsoft:message-lock-lost", 410, text)
 
 
+def session_lost(session: str) -> StoreError:
+    """Return the error for a session that is not locked any more."""
+    text = f"The session lock has expired on the session '{session}'. Accept a new session."
+    return StoreError("com.microsoft:session-lock-lost", 410, text)
+
+
 def missing(numbers: Sequence[int]) -> StoreError:
     """Return the error for unknown sequence numbers."""
     return StoreError(
@@ -52,6 +59,10 @@ class Storable(Protocol):
     @property
     def size(self) -> int:
         """Return the bytes that count towards the quota."""
+
+    @property
+    def session(self) -> str | None:
+        """Return the session id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,8 +104,19 @@ class Stored:
     hops: int = 0
 
 
+@dataclass(slots=True, eq=False)
+class Session:
+    """The lock on all messages of one session id."""
+
+    id: str
+    until: float
+
+
 class Box:
-    """Messages under one address: those of a queue, or of its dead-letter sub-queue."""
+    """Messages under one address: those of a queue, or of its dead-letter sub-queue.
+
+    Where messages have sessions (`session_of`), they are taken from a session that is locked.
+    """
 
     def __init__(self, path: str, settings: Callable[[], Settings], clock: Callable[[], float]) -> None:
         self.path = path
@@ -103,13 +125,20 @@ class Box:
         self._settings = settings
         self._clock = clock
         self._next = 1
-        self._ready: list[int] = []
+        self._ready: dict[str | None, list[int]] = {}  # by session
+        self._sessions: dict[str, Session] = {}  # the locked ones
+        self._states: dict[str, Any] = {}
         self._locks: dict[UUID, Stored] = {}
         self._timers: list[
             tuple[float, int]
         ] = []  # an entry may be out of date, so its message is checked when it is due
         self.bury: Callable[[Stored, str, str], None] | None = None
         self.forward: Callable[[Stored], bool] = lambda _: False
+        self.session_of: Callable[[Stored], str | None] = lambda _: None
+
+    def now(self) -> float:
+        """Return the time."""
+        return self._clock()
 
     # --- coming
 
@@ -145,7 +174,10 @@ class Box:
             message.expires = message.enqueued + ttl
             self._watch(message.expires, message)
         if not self.forward(message):
-            heapq.heappush(self._ready, message.sequence)
+            self._make_ready(message)
+
+    def _make_ready(self, message: Stored) -> None:
+        heapq.heappush(self._ready.setdefault(self.session_of(message), []), message.sequence)
 
     def _lifetime(self, message: Stored) -> float | None:
         limits = [
@@ -169,6 +201,9 @@ class Box:
     def advance(self) -> float | None:
         """Unlock, expire and enqueue messages that are due. Return when the next one may be due."""
         now = self._clock()
+        for session in list(self._sessions.values()):
+            if session.until <= now:
+                self.release(session, failed=True)
         while self._timers and self._timers[0][0] <= now:
             _, sequence = heapq.heappop(self._timers)
             message = self.messages.get(sequence)
@@ -180,7 +215,8 @@ class Box:
                 self._activate(message)
             elif message.state == "active":
                 self._expire(message)
-        return self._timers[0][0] if self._timers else None
+        ends = [session.until for session in self._sessions.values()]
+        return min(ends + [when for when, _ in self._timers[:1]], default=None)
 
     def _expire(self, message: Stored) -> bool:
         if message.expires is None or message.expires > self._clock() or self.bury is None:
@@ -193,14 +229,78 @@ class Box:
 
     # --- going
 
-    def take(self, count: int, *, delete: bool = False) -> list[Stored]:
-        """Lock or remove the next active messages, oldest first, and return them."""
+    def take(self, count: int, *, delete: bool = False, session: str | None = None) -> list[Stored]:
+        """Lock or remove the next active messages, of a session or of none, oldest first, and return them."""
         found: list[Stored] = []
-        while self._ready and len(found) < count:
-            message = self.messages.get(heapq.heappop(self._ready))
-            if message is not None and message.state == "active" and not self._expire(message):
-                found.append(self._give(message, delete=delete))
+        while len(found) < count and (message := self._next_ready(session)) is not None:
+            heapq.heappop(self._ready[session])
+            found.append(self._give(message, delete=delete))
         return found
+
+    def _next_ready(self, session: str | None) -> Stored | None:
+        """Return the first active message, of a session or of none."""
+        ready = self._ready.get(session, [])
+        while ready:
+            message = self.messages.get(ready[0])
+            if message is not None and message.state == "active" and not self._expire(message):
+                return message
+            heapq.heappop(ready)
+        self._ready.pop(session, None)
+        return None
+
+    # --- sessions
+
+    def accept(self, wanted: str | None) -> Session | None:
+        """Lock a session by its id, or (None) the one with the oldest active message; None: no session has one.
+
+        Raises:
+            StoreError: the wanted session is locked.
+        """
+        if wanted is None:
+            free = [each for each in list(self._ready) if each is not None and each not in self._sessions]
+            first = [(message.sequence, each) for each in free if (message := self._next_ready(each)) is not None]
+            if not first:
+                return None
+            wanted = min(first)[1]
+        elif wanted in self._sessions:
+            text = f"The requested session '{wanted}' cannot be accepted. It may be locked by another receiver."
+            raise StoreError("com.microsoft:session-cannot-be-locked", 410, text)
+        session = self._sessions[wanted] = Session(wanted, self._clock() + self._settings().lock_duration)
+        return session
+
+    def holds(self, session: Session) -> bool:
+        """Return whether this lock still holds."""
+        return self._sessions.get(session.id) is session and session.until > self._clock()
+
+    def renew_session(self, session_id: str) -> float:
+        """Lock a session for one lock duration from now; return the end of the lock. Raises StoreError."""
+        session = self._sessions.get(session_id)
+        if session is None or not self.holds(session):
+            raise session_lost(session_id)
+        session.until = self._clock() + self._settings().lock_duration
+        for message in self._of(session):
+            message.locked_until = session.until
+        return session.until
+
+    def release(self, session: Session, *, failed: bool = False) -> None:
+        """End a session's lock. Its messages return to their places; if `failed`, their delivery counts."""
+        if self._sessions.get(session.id) is session:
+            del self._sessions[session.id]
+            for message in self._of(session):
+                self._unlock(message, failed=failed)
+
+    def _of(self, session: Session) -> list[Stored]:
+        return [message for message in self._locks.values() if self.session_of(message) == session.id]
+
+    def state(self, session_id: str) -> Any:
+        """Return a session's state; None: it has none."""
+        return self._states.get(session_id)
+
+    def set_state(self, session_id: str, state: Any) -> None:
+        """Set a session's state; None removes it."""
+        self._states[session_id] = state
+        if state is None:
+            del self._states[session_id]
 
     def take_deferred(self, sequences: Sequence[int], *, delete: bool = False) -> list[Stored]:
         """Return deferred messages by their sequence numbers. Raises StoreError if one is missing."""
@@ -221,6 +321,10 @@ class Box:
         return message
 
     def _lease(self, message: Stored) -> float:
+        session = self._sessions.get(self.session_of(message) or "")
+        if session is not None:  # the lock is the session's
+            message.locked_until = session.until
+            return session.until
         message.locked_until = self._clock() + self._settings().lock_duration
         self._watch(message.locked_until, message)
         return message.locked_until
@@ -239,7 +343,7 @@ class Box:
                 text = f"Message could not be consumed after {limit} delivery attempts."
                 self.bury(message, "MaxDeliveryCountExceeded", text)
             elif not self._expire(message):
-                heapq.heappush(self._ready, message.sequence)
+                self._make_ready(message)
 
     # --- settling
 
@@ -284,10 +388,11 @@ class Box:
 
     # --- looking
 
-    def peek(self, first: int, count: int) -> list[Stored]:
-        """Return messages of any state from this sequence number on, in order."""
-        numbers = sorted(number for number in self.messages if number >= first)[:count]
-        return [self.messages[number] for number in numbers]
+    def peek(self, first: int, count: int, session: str | None = None) -> list[Stored]:
+        """Return messages of any state from this sequence number on, of one session or of all, in order."""
+        numbers = sorted(number for number in self.messages if number >= first)
+        found = (self.messages[number] for number in numbers)
+        return list(islice((each for each in found if session in (None, self.session_of(each))), count))
 
     def cancel(self, sequences: Sequence[int]) -> None:
         """Remove scheduled messages. Raises StoreError if one is missing."""

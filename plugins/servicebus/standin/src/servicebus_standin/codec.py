@@ -329,6 +329,12 @@ class Content:
             map(len, (*self.properties, *self.application, *self.application.values(), *self.annotations))
         )
 
+    @property
+    def session(self) -> str | None:
+        """Return the session id, which AMQP calls group id."""
+        found = self.property(10)
+        return None if found is None else str(found)
+
     def property(self, index: int) -> Any:
         """Return a field of the properties section, as Python."""
         return read(self.properties[index]) if index < len(self.properties) else None

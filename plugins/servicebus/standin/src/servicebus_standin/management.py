@@ -84,7 +84,7 @@ def _status(code: int, text: str, condition: str | None = None) -> dict[str, Any
 def _peek(body: Mapping[str, Any], _: Queue, box: Box) -> Any:
     found: list[dict[str, bytes]] = []
     size = 0
-    for message in box.peek(body["from-sequence-number"], body["message-count"]):
+    for message in box.peek(body["from-sequence-number"], body["message-count"], body.get("session-id")):
         encoded = wire.give(message)
         size += len(encoded)
         if found and size > PEEK_BYTES:
@@ -95,6 +95,19 @@ def _peek(body: Mapping[str, Any], _: Queue, box: Box) -> Any:
 
 def _renew(body: Mapping[str, Any], _: Queue, box: Box) -> Any:
     return {"expirations": array(0x83, [timestamp(box.renew(token)).encoded for token in _tokens(body)])}
+
+
+def _renew_session(body: Mapping[str, Any], _: Queue, box: Box) -> Any:
+    return {"expiration": timestamp(box.renew_session(body["session-id"]))}
+
+
+def _state(body: Mapping[str, Any], _: Queue, box: Box) -> Any:
+    return {"session-state": box.state(body["session-id"])}
+
+
+def _set_state(body: Mapping[str, Any], _: Queue, box: Box) -> Any:
+    box.set_state(body["session-id"], body["session-state"])
+    return {}
 
 
 def _schedule(body: Mapping[str, Any], queue: Queue, _: Box) -> Any:
@@ -147,6 +160,9 @@ _SENDING: Final = ("com.microsoft:schedule-message", "com.microsoft:cancel-sched
 _OPERATIONS: Final[Mapping[str, Callable[[Mapping[str, Any], Queue, Box], Any]]] = {
     "com.microsoft:peek-message": _peek,
     "com.microsoft:renew-lock": _renew,
+    "com.microsoft:renew-session-lock": _renew_session,
+    "com.microsoft:get-session-state": _state,
+    "com.microsoft:set-session-state": _set_state,
     "com.microsoft:schedule-message": _schedule,
     "com.microsoft:cancel-scheduled-message": _cancel,
     "com.microsoft:receive-by-sequence-number": _receive,

@@ -96,6 +96,8 @@ class Server:
         self._running = False
         self.wake()
         self._thread.join()
+        for connection in self._connections.values():
+            connection.gone()
         for each in filter(None, (*self._connections, self._listener, self._admin_listener, self._bell, self._waiting)):
             each.close()
         self._connections.clear()
@@ -113,6 +115,8 @@ class Server:
                     due = self.store.advance()
                     for each, connection in list(self._connections.items()):
                         self._guard(each, partial(self._write, each, connection))
+                    dues = [due, *(connection.due for connection in self._connections.values())]
+                    due = min((each for each in dues if each is not None), default=None)
             if self.paused:
                 threading.Event().wait(0.05)  # unread sockets stay readable
 
@@ -188,7 +192,9 @@ class Server:
         except Exception as error:  # noqa: BLE001 - on any error the other connections continue
             if not isinstance(error, OSError | ProtonException):
                 _log.warning("the stand-in cut a connection: %r", error, exc_info=True)
-            self._connections.pop(each, None)
+            connection = self._connections.pop(each, None)
+            if connection is not None:
+                connection.gone()
             with contextlib.suppress(KeyError, ValueError):
                 self._selector.unregister(each)
             each.close()

@@ -39,6 +39,7 @@ class Queue:
         self.main = Box(name, lambda: self.settings, store.clock)
         self.dead = Box(f"{name}/$DeadLetterQueue", lambda: self.settings, store.clock)
         self.main.bury = self._bury
+        self.main.session_of = lambda message: message.content.session if self.settings.requires_session else None
         self.main.forward = lambda message: self._forward(self.main, message, self.settings.forward_to)
         self.dead.forward = lambda message: self._forward(
             self.dead, message, self.settings.forward_dead_lettered_messages_to

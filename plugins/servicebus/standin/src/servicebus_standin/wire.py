@@ -12,7 +12,6 @@ from servicebus_standin.codec import Content, int32, timestamp
 from servicebus_standin.store import Queue
 
 SCHEDULED: Final = "x-opt-scheduled-enqueue-time"
-_GROUP_ID: Final = 10
 _STATES: Final = {"deferred": 1, "scheduled": 2}
 
 
@@ -35,7 +34,7 @@ def take(queue: Queue, *encoded: bytes, scheduled: bool = False) -> list[int]:
 
 def _parse(queue: Queue, encoded: bytes) -> Content:
     content = Content.parse(encoded)
-    if queue.settings.requires_session and content.property(_GROUP_ID) is None:
+    if queue.settings.requires_session and content.session is None:
         raise StoreError("amqp:not-allowed", 400, "The queue requires sessions, and the message has no session id.")
     return content
 
