@@ -1,4 +1,4 @@
-"""The receiver role: a lease is a lock, and lasts as long as the queue's lock duration.
+"""The receiver role: a lease is a lock, of a message or of its session, and lasts as long as the queue's lock duration.
 
 A lock that has run out by this machine's clock is lost, without asking Service Bus.
 """
