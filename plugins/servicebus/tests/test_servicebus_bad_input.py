@@ -103,7 +103,7 @@ class TestBadInput(Statements):
         assert type(disabled) is Fatal
         assert "disabled" in str(disabled)
 
-    def test_a_queue_with_sessions_says_that_they_are_for_later(self, subject: Subject) -> None:
+    def test_a_queue_with_sessions_says_so_to_a_row_that_names_it(self, subject: Subject) -> None:
         name = f"{queue(subject)}-sessions"
         namespace(subject).create_queue(name, requires_session=True)
         found = failing(subject, subject.broker.sibling(name))

@@ -186,7 +186,7 @@ class TestFidelity(Statements):
         assert len(contents(subject, name)) == 1
 
     def test_letters_of_a_queue_that_requires_sessions_go_back_into_theirs(self, subject: Subject) -> None:
-        """Its messages are not received here. Its dead letters have no sessions, and keep their session id."""
+        """Dead letters have no sessions, and keep their session id."""
         name = f"{queue(subject)}-sessions"
         namespace(subject).create_queue(
             name, requires_session=True, default_message_time_to_live=0.2, dead_lettering_on_message_expiration=True
