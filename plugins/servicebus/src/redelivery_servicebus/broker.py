@@ -71,6 +71,9 @@ class ServicebusBroker(Broker):
         return self.address.sibling(name).url
 
     def subscription(self, name: str) -> str:
+        if self.address.sessions:
+            text = f"servicebus: {self.address.queue!r} is a queue with sessions, and only topics have subscriptions"
+            raise Unsupported(text)
         return self.address.subscription(name).url
 
     def receiver(self, *, lease: timedelta = timedelta(seconds=30)) -> Receiver:  # noqa: ARG002 - a lock's length is its queue's
@@ -82,6 +85,9 @@ class ServicebusBroker(Broker):
         return ServicebusAdmin(self.address, self.settings)
 
     def dead_letters(self, *, direct: bool = False) -> DeadLetters:
+        if direct and self.address.sessions:
+            text = f"servicebus: {self.address.queue!r} requires sessions, and letters are read from queues without"
+            raise Unsupported(f"{text}: its own dead letters are in {self.address.queue + SUB_QUEUE!r}")
         return ServicebusDeadLetters(self.address, self.settings, direct=direct)
 
 

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from azure.servicebus import ServiceBusClient
+from azure.servicebus import NEXT_AVAILABLE_SESSION, ServiceBusClient
 
 from redelivery.contract.message import Message
 from redelivery.kit.address import split_url
@@ -147,7 +147,8 @@ class ServicebusPlace(Place):
             with client.get_queue_sender(self.queue) as sender:
                 sender.send_messages(reading.foreign())
             if dead:
-                with client.get_queue_receiver(self.queue) as receiver:
+                session: Any = {"session_id": NEXT_AVAILABLE_SESSION} if self._runtime.query else {}
+                with client.get_queue_receiver(self.queue, **session) as receiver:
                     (message,) = receiver.receive_messages(1, max_wait_time=self.patience)
                     receiver.dead_letter_message(message, reason="refused", error_description="by its reader")
         (there,) = self.foreign(dead=dead)
