@@ -4,6 +4,7 @@ from redelivery_conformance import BrokerSuite
 from redelivery_conformance.suite.attempts import Attempts, Retrying
 from redelivery_conformance.suite.codes import Codes
 from redelivery_conformance.suite.copies import Copies
+from redelivery_conformance.suite.destinations import Destinations
 from redelivery_conformance.suite.failures import Failures
 from redelivery_conformance.suite.fidelity import Fidelity
 from redelivery_conformance.suite.hostility import Hostility
@@ -26,6 +27,7 @@ class TestServicebus(BrokerSuite):
 class TestSessions(
     Opening,
     Hostility,
+    Destinations,
     Settling,
     Failures,
     Codes,

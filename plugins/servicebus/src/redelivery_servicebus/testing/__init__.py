@@ -180,7 +180,8 @@ class ServicebusPlace(Place):
         return f"servicebus://localhost:1/{self.queue}{self._runtime.query}"
 
     def destination(self, label: str) -> str:
-        return self._make(f"{self.queue}-{label}", **self._runtime.settings)
+        settings = {**self._runtime.settings, "requires_session": False}  # a row names no sessions
+        return self._make(f"{self.queue}-{label}", **settings)
 
     def for_several(self) -> str:
         topic = f"{self.queue}-topic"
