@@ -31,7 +31,7 @@ from redelivery_servicebus.testing import reading
 from redelivery_servicebus.testing.namespace import Azure
 from redelivery_servicebus.testing.reading import RawMessage
 from servicebus_standin import StandIn
-from servicebus_standin.codec import APPLICATION, DATA, NULL, Content, kind, read, section, write
+from servicebus_standin.codec import APPLICATION, DATA, NULL, PROPERTIES, Content, compound, kind, read, section, write
 
 __all__ = [
     "ServicebusDuplicatesHarness",
@@ -90,7 +90,8 @@ class Embedded(StandIn):
         return [RawMessage(each.body, each.message_id, each.application_properties) for each in self.messages(path)]
 
     def damage(self, name: str) -> None:
-        self.put(name, section(APPLICATION, write(dict(reading.DAMAGED))) + section(DATA, write(b"damaged")))
+        session = section(PROPERTIES, compound(0xD0, [NULL] * 10 + [write("damaged")]))  # some queues require one
+        self.put(name, session + section(APPLICATION, write(dict(reading.DAMAGED))) + section(DATA, write(b"damaged")))
 
 
 #: What Service Bus itself writes.
