@@ -6,6 +6,7 @@ A lock that has run out by this machine's clock is lost, without asking Service 
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
@@ -280,6 +281,7 @@ class SessionReceiver(ServicebusReceiver):
         super().__init__(address, settings)
         self._sessions: list[SessionLink] = []
         self._next: SessionLink | None = None  # the one that is being opened
+        self._closing = threading.Event()
 
     def open(self) -> Self:
         """Ask for a first session; there need not be one. Raises BrokerError."""
@@ -307,6 +309,7 @@ class SessionReceiver(ServicebusReceiver):
 
     def _release(self) -> None:
         """Leave all sessions: the next receiver gets what is in hand."""
+        self._closing.set()
         for link in self._sessions:
             link.drop(wait=True)
         self._sessions = []
@@ -328,7 +331,7 @@ class SessionReceiver(ServicebusReceiver):
             BrokerError: none can be had; with `first`, there was no answer.
         """
         if len(self._sessions) >= _SESSIONS:
-            time.sleep(max(0.0, within))
+            self._closing.wait(max(0.0, within))
             return None
         if self._next is None:
             wait = _QUIET if first else min(_WAIT, self._settings.operation_timeout / 2)
