@@ -331,7 +331,8 @@ class SessionReceiver(ServicebusReceiver):
             BrokerError: none can be had; with `first`, there was no answer.
         """
         if len(self._sessions) >= _SESSIONS:
-            self._closing.wait(max(0.0, within))
+            if self._closing.wait(max(0.0, within)):
+                self.check_open("receiving from")
             return None
         if self._next is None:
             wait = _QUIET if first else min(_WAIT, self._settings.operation_timeout / 2)
