@@ -6,6 +6,7 @@ row the first time, as a throttled broker does. What is not refused goes to the 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import parse_qs, quote
@@ -97,13 +98,14 @@ class FailingBroker(Broker):
 def connect(url: str, _options: Mapping[str, str]) -> Broker:
     """Return the broker at `of`, which refuses rows."""
     given = parse_qs(url.partition("?")[2])
-    inner = registry.connect(given["of"][0])
+    inner = registry.connect(given["of"][0], json.loads(given.get("with", ["{}"])[0]))
     return FailingBroker(inner, int(given.get("dead", ["0"])[0]), given.get("once") == ["1"])
 
 
-def url(of: str, *, dead: int = 0, once: bool = False) -> str:
-    """Return the URL of a destination that refuses rows before `of`."""
-    return f"failing:?of={quote(of, safe='')}&dead={dead}" + ("&once=1" if once else "")
+def url(of: str, options: Mapping[str, str], *, dead: int = 0, once: bool = False) -> str:
+    """Return the URL of a destination that refuses rows before `of`, which is opened with these client options."""
+    own = f"&with={quote(json.dumps(dict(options)), safe='')}" if options else ""
+    return f"failing:?of={quote(of, safe='')}&dead={dead}" + ("&once=1" if once else "") + own
 
 
 @hookimpl

@@ -132,8 +132,11 @@ def writing(module: Broker, spark: SparkSession, rows: int) -> list[Work]:
     good = "a job of good rows"
 
     def job(place: Place, **failing: int | bool) -> None:
+        options: Mapping[str, str] = module.options() if hasattr(module, "options") else {}
         writer = _rows(spark, rows).write.format("redelivery").option("deadLetterSink", place.sink)
-        writer = writer.option("url", failing_plugin.url(place.url, **failing)).option("preflight", "false")  # type: ignore[arg-type]
+        writer = writer.options(**{f"sink.{name}": value for name, value in options.items()})
+        there = failing_plugin.url(place.url, options, **failing)  # type: ignore[arg-type]
+        writer = writer.option("url", there).option("preflight", "false")
         writer = writer.option("retry", 3).option("backoffDelay", "PT0.1S").option("backoffPolicy", "linear")
         writer.mode("append").save()
 

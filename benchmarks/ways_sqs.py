@@ -49,6 +49,18 @@ def _runtime() -> SqsRuntime:
     return found
 
 
+def options() -> dict[str, str]:
+    """Return the client options of the server."""
+    return dict(_runtime().options)
+
+
+def fresh(name: str) -> str:
+    """Return the URL of a fresh queue."""
+    name = f"bench-{name}".replace("_", "-")
+    _runtime().sqs.create_queue(QueueName=name)
+    return _runtime().address(name).url
+
+
 def rows(spark: SparkSession, count: int) -> DataFrame:
     """`count` rows of a 1 KiB value of text in two partitions."""
     number = f.col("id").cast("string")
