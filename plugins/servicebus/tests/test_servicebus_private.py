@@ -17,7 +17,7 @@ def private_names(path: Path) -> set[str]:
         f"{path.name}:{node.lineno}: {node.attr}"
         for node in found
         if node.attr.startswith("_") and not node.attr.startswith("__")
-        if not (isinstance(node.value, ast.Name) and node.value.id in {"self", "cls"})
+        if ast.unparse(node.value) not in {"self", "cls", "super()"}
     }
 
 
