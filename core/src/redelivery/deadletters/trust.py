@@ -96,9 +96,11 @@ class Targets:
         signed = _signed_targets(letter) if named else set()
         return next((_written(*each) for each in named if each not in signed and not self._admits(*each)), None)
 
-    def columns(self, letter: Letter, there: Capabilities) -> dict[str, str | None]:
+    def columns(
+        self, letter: Letter, there: Capabilities, context: ErrorContext | None = None
+    ) -> dict[str, str | None]:
         """Return the targets of a letter by the row's column they belong to; one that is not allowed is None."""
-        named = self._named(letter, there).items()
+        named = self._named(letter, there, context).items()
         signed = _signed_targets(letter)
         unsaid = dict.fromkeys((_DESTINATION, *_text_routes(there)))
         return unsaid | {

@@ -15,7 +15,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from redelivery.contract.broker import Capabilities, Letter, LetterBatch
 from redelivery.contract.message import Batch, Column, Headers, Message
 from redelivery.deadletters.operations import HOP_MARK, original_id
-from redelivery.deadletters.trust import Targets, contexts_of
+from redelivery.deadletters.trust import Targets, context_of, contexts_of
 from redelivery.formats import dialects, events
 from redelivery.formats.rows import headers_of, names_in
 from redelivery.spark import letter_schema
@@ -199,7 +199,8 @@ class LetterColumns:
         return found
 
     def _of_letter(self, letter: Letter) -> tuple[str | None, dict[str, str | None]]:
-        return self._targets.of(letter, self._there), self._targets.columns(letter, self._there)
+        context = context_of(letter)
+        return self._targets.of(letter, self._there, context), self._targets.columns(letter, self._there, context)
 
     def _part(
         self,

@@ -49,7 +49,7 @@ def unpack(letter: Letter, targets: Targets, there: Capabilities) -> dict[str, A
     said = replace(letter, message=replace(letter.message, destination=message.destination, extra=message.extra))
     row |= attributes
     row |= message.extra
-    row |= targets.columns(said, there)
+    row |= targets.columns(said, there, context)
     row |= {
         "id": name and f"{original_id(name, hop - 1)}{HOP_MARK}{hop}",
         "key": message.key,
@@ -57,7 +57,7 @@ def unpack(letter: Letter, targets: Targets, there: Capabilities) -> dict[str, A
         "headers": [{"key": name, "value": value} for name, value in message.headers] or None,
         "timestamp": micros(message.timestamp_ms),
         ERROR: _error(context, letter.dead_lettered_ms)
-        | {"message_id": context.message_id or letter.message.id, "target": targets.of(said, there)},
+        | {"message_id": context.message_id or letter.message.id, "target": targets.of(said, there, context)},
         POSITION: letter.position,
     }
     return row
