@@ -180,11 +180,13 @@ class Letter:
                 hops=context.hops,
                 maybe_delivered=context.maybe_delivered,
                 run=context.run,  # by which the letters of a write are found
-                destination=context.destination,  # without these two a redrive would send it elsewhere
-                target=context.target,
+                destination=context.destination,  # by which letters of a sink that others share are told apart
+                target=context.target,  # without it a redrive would send it elsewhere
                 truncated=True,
             )
             context = shortened(context, text=_LEAST)
+            yield self._render(context)
+            context = replace(context, destination=None)
             yield self._render(context)
             yield self._render(context, named=0)
             yield self._render(context, rest=False)
