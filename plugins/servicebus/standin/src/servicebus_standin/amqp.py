@@ -151,7 +151,7 @@ class Connection:
         link.snd_settle_mode = link.remote_snd_settle_mode
         link.rcv_settle_mode = link.remote_rcv_settle_mode
         link.max_message_size = MAX_MESSAGE
-        properties = {symbol(_BATCH_SIZE): MAX_MESSAGE}
+        properties: dict[symbol, Any] = {symbol(_BATCH_SIZE): MAX_MESSAGE}
         node = getattr(link, "node", None)
         if isinstance(node, Outgoing) and node.session is not None:
             link.source.filter.clear()
