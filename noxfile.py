@@ -284,7 +284,7 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def types(session: nox.Session) -> None:
-    """Mypy, strict, over every distribution, the examples and the benchmarks."""
+    """Mypy, strict, over every distribution, the examples, the benchmarks and the faults."""
     install_project(session, "types", "test")
     session.run("mypy", *_typed())
 
@@ -431,7 +431,9 @@ def constraints(session: nox.Session) -> None:
 
 
 def _typed() -> list[str]:
-    scripts = [str(path) for folder in ("examples", "benchmarks") for path in sorted(Path(folder).glob("*.py"))]
+    scripts = [
+        str(path) for folder in ("examples", "benchmarks", "faults") for path in sorted(Path(folder).glob("*.py"))
+    ]
     return [*SOURCES, "conformance_tests/src", "core/tests/typing/public_api.py", *scripts]
 
 
@@ -442,7 +444,7 @@ def _unit() -> list[Run]:
     # Tests that start their own Spark.
     apart = [f"{spark}/test_spark_{name}.py" for name in ("stream_killed", "connect", "cluster")]
     commands = [[*own, *apart], [*own, spark, *(f"--ignore={path}" for path in apart)]]
-    commands += [[*own, "core/tests", f"--ignore={spark}"]]
+    commands += [[*own, "core/tests", "faults/tests", f"--ignore={spark}"]]
     runs = [Run("unit", each, _newest(), computes=True) for each in commands]
     names = sorted(PLUGINS, key=lambda name: -PARTS.get(name, 0))
     return [*runs, *(Run("unit", [*own, *_tests(name)], _newest()) for name in names)]

@@ -31,7 +31,7 @@ PROJECTS = [
     *sorted(ROOT.glob("plugins/*/standin/pyproject.toml")),
 ]
 #: Files that are part of the project, wherever it was unpacked; not what tools leave behind.
-FOLDERS = ("core", "plugins", "conformance_tests", "examples", "benchmarks", "docs", ".ci")
+FOLDERS = ("core", "plugins", "conformance_tests", "examples", "benchmarks", "faults", "docs", ".ci")
 FILES = [
     path
     for folder in ("", *FOLDERS)

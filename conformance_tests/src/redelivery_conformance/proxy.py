@@ -21,10 +21,11 @@ class Proxy:
 
     Attributes:
         port: a port of this host; connections to it reach the broker.
+        target: the broker's host and port.
     """
 
     def __init__(self, host: str, port: int) -> None:
-        self._target = (host, port)
+        self.target = (host, port)
         self._answering = threading.Event()
         self._answering.set()
         self._lock = threading.Lock()
@@ -97,7 +98,7 @@ class Proxy:
             except OSError:
                 return
             try:
-                far = socket.create_connection(self._target)
+                far = socket.create_connection(self.target)
             except OSError:
                 near.close()
                 continue

@@ -1,0 +1,37 @@
+"""The processes under test, by name: a workload starts them, and says how far they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final, Protocol, TypeAlias
+
+from faults.broker import BrokerUnderTest
+from faults.plan import Plan
+from faults.writing import Writing
+
+
+class Running(Protocol):
+    """A workload that was started. Each of its processes appends its history to its own file of the cell's folder."""
+
+    @property
+    def progress(self) -> int:
+        """How many rows were handed over, handled or moved: moments of a plan are counted in it."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still works. A workload that restarts a killed process is alive meanwhile."""
+
+    def kill(self) -> None:
+        """End all its processes at once (kill -9). It is not restarted."""
+
+
+#: Starts a workload. Arguments: the broker under test, the plan, the folder of histories.
+Start: TypeAlias = Callable[[BrokerUnderTest, Plan, Path], Running]
+
+WORKLOADS: Final[Mapping[str, Start]] = {"write": Writing}
+
+
+def run_workload(name: str, under_test: BrokerUnderTest, plan: Plan, folder: Path) -> Running:
+    """Start a workload; return at once. Raises KeyError: there is none of this name."""
+    return WORKLOADS[name](under_test, plan, folder)

@@ -1,0 +1,71 @@
+"""The process under test of the workload `write`: a job that writes through the engine, without Spark.
+
+`python -m faults.writer SETTINGS`: a JSON file, see `faults.writing`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from faults.history import Recorder
+from faults.plan import Plan
+from faults.recording import recorded
+from redelivery.contract.message import Batch, Message
+from redelivery.errors import RedeliveryError
+from redelivery.formats.specs import options as spec_options
+from redelivery.sending import Bounds, Delivery, Origin
+
+#: Rows per batch. Small, so that faults meet batches before, in and after their moment.
+BATCH = 50
+
+
+def message(plan: Plan, number: int, nowhere: str | None) -> Message:
+    """Return a row as it is written. Poison goes to a destination that cannot exist."""
+    row = plan.row(number)
+    destination = nowhere if number in plan.poison else None
+    return Message(value=row.value, key=row.key, headers=row.headers, id=row.id, destination=destination)
+
+
+def write(settings: dict[str, Any], recorder: Recorder) -> None:
+    """Write all rows at the wanted rate; then wait for the account."""
+    plan = Plan.from_dict(settings["plan"])
+    url: str = settings["url"]
+    spec = spec_options.read(settings["spec"])
+    delivery = Delivery.open(
+        url,
+        spec,
+        options=settings["options"],
+        origin=Origin(run=f"faults-{plan.seed}"),
+        bounds=Bounds(),
+        connection_factory=recorded(recorder, url),
+        skipped=lambda rows: recorder.write("skipped", rows=list(rows)),
+    )
+    with delivery:
+        began = time.monotonic()
+        for first in range(0, plan.rows, BATCH):
+            numbers = list(range(first, min(first + BATCH, plan.rows)))
+            recorder.write("handed", rows=numbers)
+            delivery.write(Batch.of([message(plan, each, settings["nowhere"]) for each in numbers]))
+            time.sleep(max(0.0, began + first / settings["rate"] - time.monotonic()))
+        report = delivery.finish()
+    recorder.write("reported", report=report.to_dict())
+
+
+def main(path: str) -> int:
+    """Run; return the exit code: 0 reported, 1 failed."""
+    settings = json.loads(Path(path).read_text(encoding="utf-8"))
+    recorder = Recorder(Path(settings["folder"]), "writer")
+    try:
+        write(settings, recorder)
+    except RedeliveryError as error:
+        recorder.write("failed", error=f"{type(error).__name__}: {error}"[:2000])
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

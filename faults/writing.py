@@ -1,0 +1,78 @@
+"""The workload `write`: a writing job in its own process, paced so that faults meet it in the middle of its work."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from faults.broker import BrokerUnderTest
+from faults.history import History
+from faults.plan import Plan
+from redelivery.contract.broker import Support
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+#: Enough tries to outlast each fault of the table; an attempt that hangs ends after two seconds.
+SPEC: Final[Mapping[str, str]] = {
+    "retry": "60",
+    "timeout": "PT2S",
+    "backoffPolicy": "linear",
+    "backoffDelay": "PT0.1S",
+    "backoffMax": "PT0.5S",
+}
+#: Seconds that the rows of a run take at least.
+PACE: Final = 3.0
+
+
+def settings_for(under_test: BrokerUnderTest, plan: Plan, folder: Path) -> dict[str, Any]:
+    """Return what a process under test needs: URL, options, spec, plan, where poison goes, where its history goes."""
+    sink = {} if under_test.letters is None else {"deadLetterSink": "native"}
+    destinations = under_test.capabilities.destinations is not Support.NONE
+    return {
+        "url": under_test.url,
+        "options": dict(under_test.options),
+        "spec": {**SPEC, **sink},
+        "plan": plan.to_dict(),
+        "nowhere": under_test.place.impossible_destination() if destinations else None,
+        "folder": str(folder),
+        "rate": plan.rows / PACE,
+    }
+
+
+def process(module: str, settings: Mapping[str, Any], folder: Path, name: str) -> subprocess.Popen[bytes]:
+    """Start `python -m MODULE SETTINGS` in its own process group; its output goes to `<name>.log` of the folder."""
+    path = folder / f"{name}.json"
+    path.write_text(json.dumps(settings), encoding="utf-8")
+    with (folder / f"{name}.log").open("ab") as log:
+        return subprocess.Popen(  # noqa: S603 - ours
+            [sys.executable, "-m", module, str(path)],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+class Writing:
+    """See `faults.workloads.Running`."""
+
+    def __init__(self, under_test: BrokerUnderTest, plan: Plan, folder: Path) -> None:
+        self._folder = folder
+        self._process = process("faults.writer", settings_for(under_test, plan, folder), folder, "writer")
+
+    @property
+    def progress(self) -> int:
+        return sum(len(event.rows) for event in History.load(self._folder).of("handed"))
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
