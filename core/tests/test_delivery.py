@@ -28,7 +28,7 @@ from redelivery.errors import (
 )
 from redelivery.sending import Bounds, Delivery, Origin, Rejected, letters
 from redelivery.sending import delivery as module
-from redelivery.sending.connector import sink_url
+from redelivery.sending.connector import Connector, Resources, sink_url
 from redelivery.sending.group import Group
 from redelivery.sending.letters import Contexts, LetterWriter
 
@@ -138,6 +138,57 @@ def test_a_destination_that_cannot_be_opened_fails_before_any_row_is_taken() -> 
     work.on_open = Fatal("no access")
     with pytest.raises(Fatal, match="no access"):
         opened(Lent(work=work))
+
+
+class Unsteady(ScriptedBroker):
+    """Fails to open as often as it is told."""
+
+    failing = 0
+    tries = 0
+
+    def sender(self) -> Sender:
+        self.tries += 1
+        if self.tries <= self.failing:
+            raise Retriable("the connection was closed while it opened")
+        return super().sender()
+
+
+def opened_after(failing: int, **spec: Any) -> tuple[Unsteady, FakeClock]:
+    clock = FakeClock()
+    broker = Unsteady(clock)
+    broker.failing = failing
+    with Resources() as resources:
+        connector = Connector(
+            url="scripted:work",
+            spec=DeliverySpec(**spec),
+            options={},
+            bounds=Bounds(),
+            clock=clock,
+            connection_factory=Lent(work=broker),
+            resources=resources,
+        )
+        try:
+            connector.destination(broker)
+        except Retriable:
+            assert broker.tries <= failing
+    return broker, clock
+
+
+@given(failing=st.integers(0, 6), retry=st.integers(0, 6))
+def test_a_destination_is_opened_again_as_often_as_a_row_is_sent_again(failing: int, retry: int) -> None:
+    broker, clock = opened_after(failing, retry=retry, backoff_delay=timedelta(seconds=2), backoff_policy="linear")
+    assert broker.tries == min(failing, retry) + 1
+    assert (clock.now > 1000) == (min(failing, retry) > 0)
+
+
+def test_a_destination_is_opened_again_for_as_long_as_a_row_is_sent_again() -> None:
+    _, clock = opened_after(10**6, retry_timeout=timedelta(seconds=20), backoff_delay=timedelta(seconds=3))
+    assert clock.now == 1020
+
+
+def test_a_destination_is_opened_once_where_no_retries_are_asked_for() -> None:
+    broker, clock = opened_after(1)
+    assert (broker.tries, clock.now) == (1, 1000)
 
 
 def test_a_sink_that_can_never_work_is_said_before_any_row_is_sent() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
+import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
@@ -16,7 +18,7 @@ from redelivery.base.clock import Clock
 from redelivery.base.urls import has_scheme, redact
 from redelivery.contract.broker import Broker
 from redelivery.contract.spec import NATIVE, DeliverySpec, Sink
-from redelivery.errors import Ambiguous, ConfigurationError, Retriable
+from redelivery.errors import Ambiguous, BrokerError, ConfigurationError, Retriable
 from redelivery.formats import signing
 from redelivery.sending import support
 from redelivery.sending.send_queue import Bounds, SendQueue
@@ -88,9 +90,33 @@ class Connector:
             signing.key(self.spec.letter_key)
 
     def destination(self, broker: Broker) -> SendQueue:
-        """Return the destination's send queue, open. Raises BrokerError, Unsupported."""
+        """Return the destination's send queue, open. Opening is tried again as sending is.
+
+        Raises:
+            BrokerError: of the last try; nothing was sent.
+            Unsupported, ContractViolation
+        """
         send_queue = self._send_queue(self.url, broker, self.spec)
-        send_queue.open()
+        began = self.clock.monotonic()
+        for attempts in itertools.count(1):
+            try:
+                send_queue.open()
+                break
+            except BrokerError as error:
+                now = self.clock.monotonic()
+                next_try = policy.decide(
+                    self.spec,
+                    error,
+                    attempts=attempts,
+                    first_attempt=began,
+                    isolated=True,
+                    now=now,
+                    random=random.random,
+                )
+                if not isinstance(next_try, policy.TryAgain):
+                    raise
+                log.warning("%s could not be opened, and is tried again: %s", redact(self.url), redact(str(error)))
+            self.clock.sleep(max(0.0, next_try.at - now))
         return send_queue
 
     def sink(self, sink: Sink, broker: Broker) -> SendQueue:
