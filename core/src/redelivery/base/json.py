@@ -17,10 +17,15 @@ def loads(document: str | bytes) -> Any:
     return json.loads(document, parse_float=_number)
 
 
+def loads_strictly(document: bytes) -> Any:
+    """Return the value of JSON text as `loads`, in less time. Raises ValueError also for NaN and the infinities."""
+    return _STRICT.decode(document.decode())
+
+
 def dumps(value: Any) -> str:
     """Return JSON text without blanks, decimals as numbers. Raises TypeError where a value has no such form."""
     try:
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+        return _ENCODE(value)
     except TypeError:
         return _written(value)
 
@@ -51,3 +56,11 @@ def _written(value: Any) -> str:
     if isinstance(value, list):
         return "[" + ",".join(_written(each) for each in value) + "]"
     return json.dumps(value, ensure_ascii=False)
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(constant)
+
+
+_STRICT = json.JSONDecoder(parse_float=_number, parse_constant=_refuse)
+_ENCODE = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode

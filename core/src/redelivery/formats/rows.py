@@ -88,7 +88,9 @@ class Changes:
         """Return the rows that have not been put."""
         return [row for row, headers in enumerate(self._headers) if headers is None]
 
-    def fill(self, rows: Sequence[int], headers: Sequence[Headers], bodies: Sequence[bytes] | None, grown: int) -> None:
+    def fill(
+        self, rows: Sequence[int], headers: Sequence[Headers], bodies: Sequence[bytes | None] | None, grown: int
+    ) -> None:
         """Put the headers and, where these change, the bodies of several rows, which grow by so many bytes."""
         for row, each in zip(rows, headers, strict=True):
             self._headers[row] = each

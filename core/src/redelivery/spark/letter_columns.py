@@ -1,11 +1,12 @@
 """Dead letters as columns of Arrow, many at a time: what `letter_rows.unpack` gives row by row.
 
-Events in their values, which are rare, take that way.
+Unusual events in their values, which are rare, take that way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -19,6 +20,7 @@ from redelivery.deadletters.trust import Targets, context_of, contexts_of
 from redelivery.formats import dialects, events
 from redelivery.formats.rows import headers_of, names_in
 from redelivery.spark import letter_schema
+from redelivery.spark.letter_events import EventsInValues
 from redelivery.spark.letter_rows import binary_event, micros, unpack
 from redelivery.spark.letter_schema import ERROR, POSITION
 
@@ -64,6 +66,7 @@ class LetterColumns:
         self._there = there
         self.sources = letter_schema.sources(wanted)
         self.reads_values = bool({*self._names, *self._parts} - {ERROR, POSITION, "dead_lettered"})
+        self._events = EventsInValues(with_data="value" in self._names)
         self._hops: dict[bytes | None, int] = {}
         self._found: dict[tuple[str | None, ...], tuple[str | None, dict[str, str | None]]] = {}
         #: The columns that choose where a row is written: `destination`, and the broker's own.
@@ -71,23 +74,26 @@ class LetterColumns:
 
     def record_batch(self, letters: LetterBatch) -> RecordBatch:
         """Return the letters as a record batch, in their order. No letter fails its neighbours, whatever it holds."""
-        odd = self.structured(letters.messages) if self.reads_values else []
-        if not odd:
-            return self._assembled(self._usual(letters), len(letters))
-        at = set(odd)
-        usual = [index for index in range(len(letters)) if index not in at]
-        rows = [unpack(letters.letter(index), self._targets, self._there) for index in odd]
-        columns: dict[str, Any] = {name: [row.get(name) for row in rows] for name in self._names}
-        if ERROR in columns:
-            columns[ERROR] = {part: [row[ERROR][part] for row in rows] for part in self._parts}
-        if "headers" in columns:
-            columns["headers"] = [
-                None if each is None else tuple((header["key"], header["value"]) for header in each)
-                for each in columns["headers"]
-            ]
-        if usual:
-            columns = _merged(columns, odd, self._usual(letters.take(usual)), usual)
+        columns, odd = self._columns(letters)
+        if odd:
+            rows = {index: self._alone(letters.letter(index)) for index in odd}
+            for name in self._names:
+                if name == ERROR:
+                    parts = columns[ERROR]
+                    for part in self._parts:
+                        own = {index: row[ERROR][part] for index, row in rows.items()}
+                        parts[part] = _patched(parts[part], own, len(letters))
+                else:
+                    own = {index: row.get(name) for index, row in rows.items()}
+                    columns[name] = _patched(columns[name], own, len(letters))
         return self._assembled(columns, len(letters))
+
+    def _alone(self, letter: Letter) -> dict[str, Any]:
+        """Return one letter as the columns of a row, with headers as pairs."""
+        row = unpack(letter, self._targets, self._there)
+        if row["headers"] is not None:
+            row["headers"] = tuple((header["key"], header["value"]) for header in row["headers"])
+        return row
 
     def structured(self, messages: Batch) -> list[int]:
         """Return which messages declare that their value is an event."""
@@ -100,27 +106,28 @@ class LetterColumns:
             if each in typed and events.is_structured(Message(value=None, headers=every[index]))
         ]
 
-    def _usual(self, letters: LetterBatch) -> dict[str, Any]:
-        """Return the wanted columns of letters none of which is an event in its value: None where all are null."""
-        messages, known = letters.messages, self._contexts(letters)
+    def _columns(self, letters: LetterBatch) -> tuple[dict[str, Any], list[int]]:
+        """Return the wanted columns, None where all are null, and the rows of which they are not right."""
+        messages, known, odd = letters.messages, self._contexts(letters), list[int]()
         targets = self._named_targets(letters, known)
         columns: dict[str, Any] = {}
-        if {*self._names} - {ERROR, POSITION}:
-            attributes, headers, hops = self._unpacked(messages, len(letters))
-            columns |= attributes
+        if {*self._names} - {ERROR, POSITION} or "target" in self._parts:
+            again = self._unpacked(messages, len(letters))
+            odd = again.odd
+            columns |= again.attributes
             for name in {*self._names} & messages.extra.keys():
                 columns[name] = _or(messages.extra[name].values, columns.get(name))
-            columns["headers"] = headers
+            columns["headers"] = again.headers
             if "id" in self._names:
-                columns["id"] = _ids(messages.id, known["message_id"], attributes.get("id"), hops)
+                columns["id"] = _ids(again.messages.id, known["message_id"], again.attributes.get("id"), again.hops)
+            columns["key"] = _as_is(again.messages.key)
+            columns["value"] = _as_is(again.messages.value) if again.values is None else again.values
+            if "timestamp" in self._names:
+                columns["timestamp"] = _moments(again.messages.timestamp_ms)
         columns |= targets
-        columns["key"] = _as_is(messages.key)
-        columns["value"] = _as_is(messages.value)
-        if "timestamp" in self._names:
-            columns["timestamp"] = _moments(messages.timestamp_ms)
         columns[POSITION] = letters.position.values
         columns[ERROR] = {part: self._part(part, letters, known, targets) for part in self._parts}
-        return {name: columns.get(name) for name in self._names}
+        return {name: columns.get(name) for name in self._names}, odd
 
     def _contexts(self, letters: LetterBatch) -> dict[str, list[Any]]:
         """Return the fields of the letters' contexts that the wanted columns show."""
@@ -131,29 +138,39 @@ class LetterColumns:
             fields |= {"target", "extra"}
         return contexts_of(letters, fields) if fields else {}
 
-    def _unpacked(self, messages: Batch, count: int) -> tuple[dict[str, list[Any]], Sequence[Headers], list[int]]:
-        """Return the attributes of events in headers, the other headers, and the hops, as of redriven messages."""
+    def _unpacked(self, messages: Batch, count: int) -> _Unpacked:
+        """Return letters as they are sent again, with their events as columns."""
         if messages.headers is None:
-            return {}, [()] * count, [1] * count
+            return _Unpacked(messages, [()] * count, [1] * count)
         again = dialects.redriven_all(messages)
         found = headers_of(again)
-        hops = [self._hop(headers) for headers in found]
+        unpacked = _Unpacked(again, found, [self._hop(headers) for headers in found])
+        structured = self.structured(again)
         names = names_in(again)
         first = dict(zip(names, found, strict=True))
         known = {each: events.prefix_in(Message(value=None, headers=headers)) for each, headers in first.items()}
-        attributes: dict[str, list[Any]] = {}
-        if not any(known.values()):
-            return attributes, found, hops
-        left = list(found)
-        for index, each in enumerate(names):
+        if not structured and not any(known.values()):
+            return unpacked
+        left, attributes, in_values = list(found), unpacked.attributes, frozenset(structured)
+        for index, each in enumerate(names if any(known.values()) else ()):
             prefix = known[each]
-            if prefix is not None:
+            if prefix is not None and index not in in_values:
                 own, left[index] = binary_event(found[index], prefix)
                 for name, value in own.items():
                     if name not in attributes:
                         attributes[name] = [None] * count
                     attributes[name][index] = value
-        return attributes, left, hops
+        if structured:
+            unpacked.values = list(again.value.values)
+            data, unpacked.odd = self._events.unpack(unpacked.values, structured, attributes)
+            others: dict[Headers, Headers] = {}  # most often the same
+            for index, value in data.items():
+                unpacked.values[index], headers = value, found[index]
+                if headers not in others:
+                    others[headers] = tuple(each for each in headers if each[0].lower() != "content-type")
+                left[index] = others[headers]
+        unpacked.headers = left
+        return unpacked
 
     def _hop(self, headers: Headers) -> int:
         """Return the hop in the marker of a message."""
@@ -225,16 +242,37 @@ class LetterColumns:
 
     def _assembled(self, columns: Mapping[str, Any], count: int) -> RecordBatch:
         arrays = []
-        for field in self._arrow:
-            values = columns[field.name]
-            if field.name == ERROR:
-                parts = [arrow_array(values[each.name], each.type, count) for each in field.type]
-                arrays.append(pa.StructArray.from_arrays(parts, fields=list(field.type)))
-            elif field.name == "headers" and values is not None:
-                arrays.append(_headers(values, field.type))
+        for column in self._arrow:
+            values = columns[column.name]
+            if column.name == ERROR:
+                parts = [arrow_array(values[each.name], each.type, count) for each in column.type]
+                arrays.append(pa.StructArray.from_arrays(parts, fields=list(column.type)))
+            elif column.name == "headers" and values is not None:
+                arrays.append(_headers(values, column.type))
             else:
-                arrays.append(arrow_array(values, field.type, count))
+                arrays.append(arrow_array(values, column.type, count))
         return pa.RecordBatch.from_arrays(arrays, schema=self._arrow)
+
+
+@dataclass(slots=True)
+class _Unpacked:
+    """Letters as they are sent again, with their events as columns.
+
+    Attributes:
+        messages: the letters without what we wrote.
+        headers: those that are no attributes of an event.
+        hops: in their markers.
+        attributes: of events, by the column's name.
+        values: with the data in place of an event; None: no value is one.
+        odd: letters that must be looked at alone.
+    """
+
+    messages: Batch
+    headers: Sequence[Headers]
+    hops: list[int]
+    attributes: dict[str, list[Any]] = field(default_factory=dict)
+    values: list[bytes | None] | None = None
+    odd: list[int] = field(default_factory=list)
 
 
 def _nameless(message: Message) -> Letter:
@@ -263,24 +301,14 @@ def _or(values: list[Any], others: list[Any] | None) -> list[Any]:
     return [other if value is None else value for value, other in zip(values, others, strict=True)]
 
 
-def _merged(
-    some: Mapping[str, Any], at: Sequence[int], others: Mapping[str, Any], elsewhere: Sequence[int]
-) -> dict[str, Any]:
-    """Return columns of the rows `at` some indices and of the `others`, in the order of the indices."""
-    count = len(at) + len(elsewhere)
-    merged: dict[str, Any] = {}
-    for name, values in some.items():
-        if name == ERROR:
-            merged[name] = _merged(values, at, others[name], elsewhere)
-            continue
-        column: list[Any] = [None] * count
-        for indices, part in ((at, values), (elsewhere, others[name])):
-            if isinstance(part, pa.Array):
-                part = part.to_pylist()  # noqa: PLW2901 - the same values
-            for index, value in zip(indices, part or (), strict=bool(part)):
-                column[index] = value
-        merged[name] = column
-    return merged
+def _patched(values: Any, others: Mapping[int, Any], count: int) -> list[Any]:
+    """Return a column with other values in some rows."""
+    if values is None:
+        return [others.get(index) for index in range(count)]
+    patched = values.to_pylist() if isinstance(values, pa.Array) else list(values)
+    for index, value in others.items():
+        patched[index] = value
+    return patched
 
 
 def _headers(values: Sequence[Headers | None], kind: Any) -> Any:

@@ -79,7 +79,7 @@ def _event(message: Message, *, unwrap: bool = True) -> tuple[dict[str, Any], Me
         others = tuple(header for header in message.headers if header[0].lower() != "content-type")
         attributes = {name: value for name, value in form.items() if name not in ("data", "data_base64")}
         value, ways = _data(form)
-        return _columns(attributes, ways), replace(message, value=value, headers=others)
+        return attribute_columns(attributes, ways), replace(message, value=value, headers=others)
     prefix = events.prefix_in(message)
     if prefix is None:
         return {}, message
@@ -98,7 +98,7 @@ def binary_event(headers: Headers, prefix: str) -> tuple[dict[str, Any], Headers
             attributes["datacontenttype"] = (value or b"").decode("utf-8", "replace")
         else:
             others.append((name, value))
-    return _columns(attributes, {}), tuple(others)
+    return attribute_columns(attributes, {}), tuple(others)
 
 
 def _unwrapped(inner: Message, outer: Message) -> Message:
@@ -121,7 +121,8 @@ def _data(form: Mapping[str, Any]) -> tuple[bytes | None, dict[str, str]]:
     return value, {} if way == default_way(value, kind) else {"data": way}
 
 
-def _columns(attributes: Mapping[str, Any], ways: dict[str, str]) -> dict[str, Any]:
+def attribute_columns(attributes: Mapping[str, Any], ways: dict[str, str]) -> dict[str, Any]:
+    """Return the columns of an event's attributes, and how its data (`ways`) and they are written in JSON."""
     columns: dict[str, Any] = {name: attributes[name] for name in ATTRIBUTES if name in attributes}
     others = {n: v for n, v in attributes.items() if n not in columns and n != "id" and v is not None}
     extensions = {name: value if isinstance(value, str) else dumps(value) for name, value in others.items()}

@@ -15,7 +15,7 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any, Final
 
@@ -112,7 +112,8 @@ def _plan_of(headers: Headers, wanted: tuple[str, ...]) -> _Plan | None:
     if found is None or sum(len(name) for name, _ in headers) + len(headers[found[0]][1] or b"") > _LARGEST:
         return None
     names = tuple(name for name, _ in headers)
-    return _plan(names, *found, wanted, structured=is_structured(Message(value=None, headers=headers)))
+    marker = replace(found[1], inserted=None, mac=None)  # which differ by row
+    return _plan(names, found[0], marker, wanted, structured=is_structured(Message(value=None, headers=headers)))
 
 
 @lru_cache(maxsize=128)

@@ -20,11 +20,15 @@ BY_NAME: Final[Mapping[str, Dialect]] = {
     "knativeerror": Dialect("knativeerror", knativeerror.GIVES, knativeerror.write, knativeerror.read, extensions=True),
     "json": Dialect("json", {}, lambda _: [], lambda _: {}, whole=True),
 }
+#: Where our text is in an event's body, as a marker says it: behind all but its signature.
+_PLACE: Final = rb',"inserted":\[(0|[1-9][0-9]{0,8}),(0|[1-9][0-9]{0,8})\]'
+_AT_END, _BEFORE_MAC = re.compile(_PLACE + rb"\}\Z"), re.compile(_PLACE + rb"\Z")
 #: How a signed marker ends: with the signature, of 43 characters of base64.
 _MAC: Final = re.compile(rb',"mac":"([0-9A-Za-z+/]{43})"\}\Z')
 _MAC_BYTES: Final = 53
 _MARKERS: Final = frozenset(_marker.NAMES)
-_EXTENSIONS: Final = frozenset().union(*(each.gives for each in BY_NAME.values() if each.extensions))
+#: Every extension attribute of ours.
+EXTENSIONS: Final = frozenset().union(*(each.gives for each in BY_NAME.values() if each.extensions))
 
 
 def forms_in(batch: Batch) -> Sequence[Hashable]:
@@ -35,21 +39,41 @@ def forms_in(batch: Batch) -> Sequence[Hashable]:
 
 
 def forms_of(every: Sequence[Headers], names: Sequence[tuple[str, ...]]) -> Sequence[Hashable]:
-    """Return the names of each row's headers, with the values that decide what a letter is; not its signature."""
+    """Return the names of each row's headers, with the values that decide what a letter is.
+
+    Of a marker, its signature and the place of what we inserted into a body are left out.
+    """
     places = {each: tuple(at for at, name in enumerate(each) if matters(name)) for each in set(names)}
     if not any(places.values()):
         return names
-    known = _Unsigned()
+    known = _Alike()
     return [(each, *[known[headers[at][1]] for at in places[each]]) for each, headers in zip(names, every, strict=True)]
 
 
-class _Unsigned(dict[bytes | None, Hashable]):
-    """Markers without their signature, which differs by row; other values as they are. Many rows have the same."""
+class _Alike(dict[bytes | None, Hashable]):
+    """Markers without what differs by row, signature and place of insertion; other values as they are.
+
+    Many rows have the same.
+    """
 
     def __missing__(self, value: bytes | None) -> Hashable:
-        found = value if value is None or mac_in(value) is None else (value[:-_MAC_BYTES], True)
+        found: Hashable = value
+        if value is not None:
+            signed, place = mac_in(value) is not None, _place_in(value)
+            rest = value[: place.start()] if place is not None else value[:-_MAC_BYTES] if signed else value
+            found = (rest, signed, place is not None) if signed or place is not None else value
         self[value] = found
         return found
+
+
+def _place_in(value: bytes) -> re.Match[bytes] | None:
+    return _AT_END.search(value) if mac_in(value) is None else _BEFORE_MAC.search(value[:-_MAC_BYTES])
+
+
+def inserted_in(value: bytes) -> _body.Inserted | None:
+    """Return where our text is in the body, as a marker says it at its end; None where it does not."""
+    found = _place_in(value)
+    return None if found is None or found[2] == b"0" else _body.Inserted(int(found[1]), int(found[2]))
 
 
 def mac_in(value: bytes) -> bytes | None:
@@ -144,7 +168,7 @@ def texts_of(message: Message, dialect: Dialect) -> dict[str, str]:
 
 def extension(header: str) -> str | None:
     """Return the extension attribute of ours that a header carries, whatever its prefix."""
-    return next((header.removeprefix(p) for p in ("", *PREFIXES) if header.removeprefix(p) in _EXTENSIONS), None)
+    return next((header.removeprefix(p) for p in ("", *PREFIXES) if header.removeprefix(p) in EXTENSIONS), None)
 
 
 def bare_of(message: Message, marker: Marker) -> Message:
@@ -156,7 +180,7 @@ def bare_of(message: Message, marker: Marker) -> Message:
     """
     there = {name for name, _ in message.headers}
     moved = {attribute for name in marker.headers if name not in there and (attribute := extension(name))}
-    inside = _EXTENSIONS & set(marker.attributes)
+    inside = EXTENSIONS & set(marker.attributes)
     structured = is_structured(message)
     gone = moved if structured else moved | inside
     found = _marker.find(message.headers)
@@ -176,4 +200,4 @@ def bare_of(message: Message, marker: Marker) -> Message:
 
 
 def _ours(name: str) -> bool:
-    return name in CONTEXT or name in connect.NAMES or name.endswith(tuple(_EXTENSIONS))
+    return name in CONTEXT or name in connect.NAMES or name.endswith(tuple(EXTENSIONS))

@@ -1,21 +1,22 @@
 """The messages of many letters: without what we wrote into them, and their history.
 
 What `strip` and `redriven` do to a message depends on its marker, the names of its headers and its content type, and
-not on other values, unless our text is in its body. So each combination is worked out once, as the places of the
-headers that stay.
+not on other values. So each combination is worked out once, as the places of the headers that stay, and what is removed
+from the body of an event.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from redelivery.contract.message import Batch, Headers, Message
 from redelivery.formats.cloudevents import is_structured
 from redelivery.formats.dialects import _marker
-from redelivery.formats.dialects._reader import forms_in, is_letter, matters
+from redelivery.formats.dialects._body import Inserted, Remover
+from redelivery.formats.dialects._reader import EXTENSIONS, forms_in, inserted_in, is_letter, matters
 from redelivery.formats.rows import Changes, picker
 
 #: Fewer messages that look alike are not worth more than a look at each.
@@ -37,47 +38,77 @@ def restored(batch: Batch, restore: Callable[[Message], Message]) -> Batch:
                 if new is not message:
                     changes.put(row, new)
         elif not way.same:
-            grown = way.grown(changes.before[rows[0]])  # others differ little
-            changes.fill(rows, [way.of(changes.before[row]) for row in rows], None, grown * len(rows))
+            grown = way.grown(changes.before[rows[0]]) * len(rows)  # others differ little
+            bodies = None if way.inside is None else way.inside.bodies(batch, rows, changes.before)
+            if bodies is not None:
+                grown += sum(map(len, bodies)) - sum(len(batch.value.values[row] or b"") for row in rows)
+            changes.fill(rows, [way.of(changes.before[row]) for row in rows], bodies, grown)
     return changes.batch()
 
 
 @dataclass(frozen=True, slots=True)
+class _Inside:
+    """What we inserted into the bodies of events.
+
+    Attributes:
+        marker_at: the index of the marker, which says where.
+        where: what each of them says; None: each its own.
+        remove: takes it out.
+    """
+
+    marker_at: int
+    where: Inserted | None
+    remove: Remover
+
+    def bodies(self, batch: Batch, rows: Sequence[int], every: Sequence[Headers]) -> list[bytes | None]:
+        """Return the bodies of some rows without it."""
+        values, at = batch.value.values, self.marker_at
+        found: list[bytes | None] = []
+        for row in rows:
+            value = values[row]
+            where = self.where or inserted_in(every[row][at][1] or b"")
+            found.append(None if value is None else self.remove(value, where))
+        return found
+
+
+@dataclass(frozen=True, slots=True)
 class _Way:
-    """How the headers of a form change.
+    """How the messages of a form change.
 
     Attributes:
         of: returns the headers that a row gets.
         same: it gets those that it has.
+        inside: what is removed from bodies; None where they stay.
     """
 
     of: Callable[[Headers], Headers]
     same: bool
+    inside: _Inside | None = None
 
     def grown(self, headers: Headers) -> int:
-        """Return by how many bytes a message with these headers grows."""
+        """Return by how many bytes the headers of a message with these headers grow."""
         return Message(value=None, headers=self.of(headers)).size - Message(value=None, headers=headers).size
 
 
 def _way(headers: Headers, restore: Callable[[Message], Message]) -> _Way | None:
-    """Return how headers of one form change; None where more than headers may change."""
+    """Return how messages with headers of one form change; None where more may change."""
     found = _marker.find(headers)
+    inside: _Inside | None = None
     if found is not None:
-        marker, names = found[1], {name for name, _ in headers}
-        moved = is_structured(Message(value=None, headers=headers)) and not names.issuperset(marker.headers)
-        if (
-            marker.wrapped
-            or marker.retyped
-            or marker.attributes
-            or marker.replaced
-            or moved
-            or (marker.mac and not is_letter(marker))
-        ):
+        at, marker = found
+        structured = is_structured(Message(value=None, headers=headers))
+        moved = structured and not {name for name, _ in headers}.issuperset(marker.headers)
+        other = marker.mac or marker.attributes or marker.inserted
+        if marker.wrapped or marker.retyped or marker.replaced or moved or (other and not is_letter(marker)):
             return None
+        names = EXTENSIONS.intersection(marker.attributes)
+        if structured and names:
+            said = headers[at][1] or b""
+            inside = _Inside(at, None if inserted_in(said) else marker.inserted, Remover(names))
     shown = tuple((name, value if matters(name) else b"%d" % at) for at, (name, value) in enumerate(headers))
     there = restore(Message(value=None, headers=shown)).headers
     if there == shown:
         return _Way(lambda every: every, same=True)
     new = tuple(header for header in there if header not in shown)
     pick = picker([(*shown, *new).index(header) for header in there])
-    return _Way(lambda every: pick(every + new), same=False)
+    return _Way(lambda every: pick(every + new), same=False, inside=inside)

@@ -80,7 +80,7 @@ class _Parts:
         there = {name for name, _ in headers}
         structured = is_structured(Message(value=None, headers=headers))
         moved = structured and (any(each.extensions for each in dialects) or not there.issuperset(marker.headers))
-        if marker.attributes or marker.replaced or moved:
+        if marker.attributes or marker.inserted or marker.replaced or moved:
             return None
         others = others_places([name for name, _ in headers], marker, at)
         names = [(n, name, extension(name) or name) for n, (name, _) in enumerate(headers) if n not in others]
