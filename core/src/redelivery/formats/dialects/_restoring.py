@@ -41,7 +41,8 @@ def restored(batch: Batch, restore: Callable[[Message], Message]) -> Batch:
             grown = way.grown(changes.before[rows[0]]) * len(rows)  # others differ little
             bodies = None if way.inside is None else way.inside.bodies(batch, rows, changes.before)
             if bodies is not None:
-                grown += sum(map(len, bodies)) - sum(len(batch.value.values[row] or b"") for row in rows)
+                grown += sum(len(each or b"") for each in bodies)
+                grown -= sum(len(batch.value.values[row] or b"") for row in rows)
             changes.fill(rows, [way.of(changes.before[row]) for row in rows], bodies, grown)
     return changes.batch()
 
