@@ -6,6 +6,7 @@ from typing import Protocol, get_args
 
 from faults.broker import BrokerUnderTest
 from faults.proxy import NetworkFault
+from faults.workloads import Running
 
 
 class Action(Protocol):
@@ -13,11 +14,12 @@ class Action(Protocol):
 
     Attributes:
         name: of the fault.
-        destroys: whether rows that were stored before it ends may be gone, as when a queue is deleted.
+        destroys: places (`destination`, `letters`, `source`) whose rows may be gone if they were stored before the fault
+            ended, as when a queue is deleted.
     """
 
     name: str
-    destroys: bool
+    destroys: frozenset[str]
 
     def begin(self) -> None:
         """Start the fault; return when it is in effect."""
@@ -29,7 +31,7 @@ class Action(Protocol):
 class _Network:
     """A fault of the network, by the proxy."""
 
-    destroys = False
+    destroys: frozenset[str] = frozenset()
 
     def __init__(self, name: NetworkFault, under_test: BrokerUnderTest) -> None:
         if under_test.proxy is None:
@@ -45,8 +47,32 @@ class _Network:
         self._proxy.end()
 
 
-def action(fault: str, under_test: BrokerUnderTest) -> Action:
-    """Return the action of a fault on a broker. Raises ValueError: this broker has no such fault."""
+class _Restart:
+    """kill -9 of a process under test; its owner starts it again."""
+
+    destroys: frozenset[str] = frozenset()
+
+    def __init__(self, name: str, running: Running) -> None:
+        self.name = name
+        self._running = running
+
+    def begin(self) -> None:
+        self._running.restart()
+
+    def end(self) -> None:
+        """Nothing is left to heal."""
+
+
+def action(fault: str, under_test: BrokerUnderTest, running: Running) -> Action:
+    """Return the action of a fault on a broker. Raises ValueError: this broker has no such fault.
+
+    Args:
+        fault: a name of the table.
+        under_test: the broker.
+        running: the workload, for faults of the processes under test.
+    """
+    if fault == "killed":
+        return _Restart(fault, running)
     for network in get_args(NetworkFault):
         if fault == network:
             return _Network(network, under_test)

@@ -7,7 +7,8 @@ Kinds of events, who writes them, and their data:
 
 - `plan` (the command, first): `plan`, as `Plan.to_dict`.
 - `start` (the command): `broker`, `version`, `workload`, `fault`, `seconds` (limit of the cell), `ids` (whether ids
-  travel), `sink` (whether letters are expected).
+  travel), `survives` (the job must not fail), `refuses` (good rows may be refused), `processes` (that send the same row
+  side by side).
 - `seeded` (a workload): `rows` that are at their source, confirmed: they may never vanish.
 - `handed` (a process under test): `rows` handed to the library; written before the call.
 - `attempt` (a process under test): `rows`, `to`: `destination` or `sink`; written before the plugin is called.
@@ -17,7 +18,7 @@ Kinds of events, who writes them, and their data:
 - `reported` (a process under test, last): `report`, as `DeliveryReport.to_dict` or that of the workload.
 - `failed` (a process under test, last): `error`, its class and text.
 - `killed`, `restarted` (a workload): `process`.
-- `fault`, `healed` (the command): `fault`, `destroys` (whether stored rows may be gone), `met` (whether a process ran).
+- `fault`, `healed` (the command): `fault`, `destroys` (places whose rows may be gone), `met` (whether a process ran).
 - `overrun` (the command): `seconds`; the processes did not end in time.
 - `read` (the independent reader, last): `place`: `destination`, `letters` or `source`; `row`, `id`, `differs` (names of
   what differs from the plan: `value`, `key`, `headers`); of letters `attempts`, `reason`.

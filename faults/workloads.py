@@ -8,11 +8,22 @@ from typing import Final, Protocol, TypeAlias
 
 from faults.broker import BrokerUnderTest
 from faults.plan import Plan
+from faults.reading import Reads
 from faults.writing import Writing
 
 
 class Running(Protocol):
-    """A workload that was started. Each of its processes appends its history to its own file of the cell's folder."""
+    """A workload that was started. Each of its processes appends its history to its own file of the cell's folder.
+
+    Attributes:
+        reads: what the queue and the dead letter place are for this workload, for the independent reader.
+        processes: how many processes send the same row side by side.
+        hidden: seconds for which leases of killed processes may hide messages at the end.
+    """
+
+    reads: Reads
+    processes: int
+    hidden: float
 
     @property
     def progress(self) -> int:
@@ -21,6 +32,12 @@ class Running(Protocol):
     @property
     def alive(self) -> bool:
         """Whether it still works. A workload that restarts a killed process is alive meanwhile."""
+
+    def restart(self) -> None:
+        """Kill its process (kill -9), and start it again as its owner would; write `killed` and `restarted`.
+
+        Raises ValueError: nobody would start it again.
+        """
 
     def kill(self) -> None:
         """End all its processes at once (kill -9). It is not restarted."""

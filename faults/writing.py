@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from faults.broker import BrokerUnderTest
-from faults.history import History
+from faults.history import DESTINATION, LETTERS, History
 from faults.plan import Plan
+from faults.reading import Reads
 from redelivery.contract.broker import Support
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -61,6 +62,10 @@ def process(module: str, settings: Mapping[str, Any], folder: Path, name: str) -
 class Writing:
     """See `faults.workloads.Running`."""
 
+    reads: Reads = {"queue": DESTINATION, "dead": LETTERS}  # noqa: RUF012 - not to be altered
+    processes = 1
+    hidden = 0.0
+
     def __init__(self, under_test: BrokerUnderTest, plan: Plan, folder: Path) -> None:
         self._folder = folder
         self._process = process("faults.writer", settings_for(under_test, plan, folder), folder, "writer")
@@ -72,6 +77,9 @@ class Writing:
     @property
     def alive(self) -> bool:
         return self._process.poll() is None
+
+    def restart(self) -> None:
+        raise ValueError("nobody starts a writing job again: the workload `stream` is one that Spark replays")
 
     def kill(self) -> None:
         self._process.kill()
