@@ -14,7 +14,7 @@ class Action(Protocol):
 
     Attributes:
         name: of the fault.
-        destroys: places (`destination`, `letters`, `source`) whose rows may be gone if they were stored before the fault
+        destroys: places (`destination`, `letters`, `source`) whose rows may be gone if they were stored before it
             ended, as when a queue is deleted.
     """
 

@@ -28,6 +28,10 @@ class Cell:
         needs: what it needs beyond the broker: `spark`.
         times: how often the fault begins.
         seconds: how long it lasts, shortest and longest.
+        poison: how many rows are poison; None: one in a hundred.
+        survives: the job must not fail: the fault ends within its retries.
+        refuses: the fault makes the broker refuse good rows for good.
+        limit: seconds within which everything must have ended.
         short: part of the short table, which runs in continuous integration.
     """
 
@@ -37,6 +41,10 @@ class Cell:
     needs: frozenset[str] = frozenset()
     times: int = 1
     seconds: tuple[float, float] = (1.0, 2.5)
+    poison: int | None = None
+    survives: bool = True
+    refuses: bool = False
+    limit: float = 90.0
     short: bool = False
 
     @property

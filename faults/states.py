@@ -112,7 +112,7 @@ def _failed_with(*words: str) -> Callable[[History], bool]:
 
 
 def _sent_not_removed(history: History) -> bool:
-    """Whether a redriven letter was confirmed at its destination, and was still a letter at the start of a next life."""
+    """Whether a redriven letter was confirmed at its destination, and sent again by a next life."""
     seeded = {row for event in history.of("seeded") for row in event.rows}
     lives = [event.t for event in history.of("restarted")]
     stored: dict[int, float] = {}

@@ -1,0 +1,121 @@
+"""Runs one cell: plan, processes under test, faults at their moments, watchdog, independent reader, checker."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from faults.actions import Action, action
+from faults.broker import BrokerUnderTest, under_test
+from faults.cells import Cell
+from faults.checker import Verdict, check
+from faults.history import History, Recorder
+from faults.plan import Plan
+from faults.reading import read
+from faults.states import reached
+from faults.workloads import Running, run_workload
+from redelivery.contract.broker import Support
+from redelivery_conformance.harness import Runtime
+
+_LOOK: Final = 0.02
+#: The merged history of a cell that failed.
+WHOLE: Final = "history.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The result of a cell.
+
+    Attributes:
+        cell, plan, verdict: as they are.
+        states: rare states that were reached.
+        proxy: which proxy it was, for faults of the network.
+        seconds: from the start of the processes to their end.
+    """
+
+    cell: Cell
+    plan: Plan
+    verdict: Verdict
+    states: tuple[str, ...]
+    proxy: str
+    seconds: float
+
+
+def run_cell(cell: Cell, runtime: Runtime, *, seed: int, rows: int, folder: Path, version: str) -> Result:
+    """Run a cell on a running broker; its histories stay in the folder.
+
+    Raises:
+        Exception: the fault could not begin or end, or the broker could not be read: no verdict.
+    """
+    plan = Plan.make(seed, rows=rows, faults=[cell.fault], poison=cell.poison, times=cell.times, seconds=cell.seconds)
+    scratch, histories = folder / "scratch", folder / "histories"
+    for each in (scratch, histories):
+        each.mkdir(parents=True)
+    recorder = Recorder(histories, "command")
+    recorder.write("plan", plan=plan.to_dict())
+    tested = under_test(cell.broker, runtime, cell.fault, scratch)
+    try:
+        began = time.monotonic()
+        running = run_workload(cell.workload, tested, plan, histories)
+        recorder.write("start", **_start(cell, tested, running, version))
+        try:
+            _faults(cell, tested, plan, running, recorder, began + cell.limit)
+            _wait(lambda: running.alive, began + cell.limit)
+            if running.alive:
+                recorder.write("overrun", seconds=cell.limit)
+        finally:
+            running.kill()
+        took = time.monotonic() - began
+        read(tested, plan, running.reads, recorder, hidden=running.hidden)
+        proxy = "" if tested.proxy is None else tested.proxy.kind
+    finally:
+        recorder.close()
+        tested.close()
+    history = History.load(histories)
+    history.save(folder / WHOLE)
+    return Result(cell, plan, check(history), tuple(reached(history)), proxy, took)
+
+
+def _start(cell: Cell, tested: BrokerUnderTest, running: Running, version: str) -> dict[str, Any]:
+    return {
+        "broker": cell.broker,
+        "version": version,
+        "workload": cell.workload,
+        "fault": cell.fault,
+        "seconds": cell.limit,
+        "ids": tested.capabilities.ids is not Support.NONE,
+        "survives": cell.survives,
+        "refuses": cell.refuses,
+        "processes": running.processes,
+    }
+
+
+def _faults(
+    cell: Cell, tested: BrokerUnderTest, plan: Plan, running: Running, recorder: Recorder, deadline: float
+) -> None:
+    """Begin and end each fault of the plan at its moment."""
+    for moment in plan.moments:
+        fault = action(moment.fault, tested, running)
+        row = moment.row
+        _wait(lambda row=row: running.alive and running.progress < row, deadline)  # type: ignore[misc]
+        recorder.write("fault", fault=cell.fault, destroys=sorted(fault.destroys), met=running.alive)
+        try:
+            fault.begin()
+            _last(fault, moment.seconds, running)
+        finally:
+            fault.end()
+            recorder.write("healed", fault=cell.fault, destroys=sorted(fault.destroys))
+
+
+def _last(fault: Action, seconds: float, running: Running) -> None:
+    """Let a fault last. One that nobody survives, and whose job has failed, is over."""
+    del fault
+    _wait(lambda: running.alive, time.monotonic() + seconds)
+
+
+def _wait(while_: Callable[[], bool], deadline: float) -> None:
+    while while_() and time.monotonic() < deadline:
+        time.sleep(_LOOK)
