@@ -454,7 +454,7 @@ def test_what_a_program_reads_is_not_cut(
         assert name in out
         assert reason.strip() in out
         monkeypatch.delenv("COLUMNS", raising=False)
-        monkeypatch.setattr("shutil.get_terminal_size", lambda *_: os.terminal_size((80, 24)))
+        monkeypatch.setattr("shutil.get_terminal_size", lambda *_, **__: os.terminal_size((80, 24)))
 
 
 def test_a_list_of_many_begins_at_once_and_ends_when_its_reader_leaves(url: str) -> None:
