@@ -6,6 +6,8 @@ import pickle
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from redelivery.contract.broker import Capabilities, Letter, LetterBatch, Limits, Support
 from redelivery.contract.context import ErrorContext
@@ -19,6 +21,7 @@ from redelivery.formats import dialects, identity
 from redelivery.kit.letters import undecodable
 from redelivery.sending.group import Group, Origin, Owner
 from redelivery.sending.letters import LetterWriter, Reporter
+from redelivery.spark.letter_rows import unpack
 
 THERE = Capabilities(send=Support.NATIVE, ids=Support.NATIVE, headers=Support.NATIVE)
 THEIRS = Message(value=b"v", id="theirs", headers=(("trace", b"1"),), native={"priority": 7})
@@ -90,7 +93,50 @@ def test_a_letter_that_cannot_be_read_whole_goes_only_where_it_arrives_whole(
 def test_a_message_that_we_have_named_is_named_again() -> None:
     first = sent_back(stored(written(THEIRS, ErrorContext(reason="no", kind="permanent"))), THERE)
     assert sent_back(stored(first), THERE).id == "theirs~2"
-    assert next_id("order~1", 1, unsent=False) == "order~1", "another application's name"
+    assert next_id("order~1", 1, named=0, unsent=False) == "order~1", "another application's name"
+
+
+@given(
+    name=st.from_regex(r"[a-z]{0,2}(~[0-4]){0,3}", fullmatch=True).filter(bool),
+    deaths=st.lists(st.sampled_from(["theirs", "received", "unknown"]), min_size=1, max_size=5),
+    way=st.sampled_from(["alone", "by column", "mended"]),
+)
+def test_an_applications_own_id_is_never_taken_for_one_of_ours(name: str, deaths: list[str], way: str) -> None:
+    """Whatever it ends with, and however often and in whatever way it dies and goes back."""
+    message = replace(THEIRS, id=name, native=None)
+    for death in deaths:
+        letter = stored(_died(message, "received" if way == "mended" and death == "unknown" else death))
+        message = _back(letter, way)
+        assert message.id == name
+    assert dialects.history(message).hops == len(deaths)
+    last = sent_back(stored(_died(message, "failed")), THERE)
+    assert last.id == f"{name}~{len(deaths) + 1}", "a message of ours, which a job could not send"
+    again_dead = sent_back(stored(_died(last, "failed")), THERE)
+    assert again_dead.id == f"{name}~{len(deaths) + 2}"
+
+
+def _died(message: Message, how: str) -> Message:
+    if how == "theirs":  # its application has moved it, or the broker
+        return message
+    context = ErrorContext(reason="no", kind="permanent", maybe_delivered=how == "unknown")
+    if how == "received":
+        context = replace(context, subscriber="billing")
+    return written(dialects.strip(message), context)
+
+
+def _back(letter: Letter, way: str) -> Message:
+    if way == "alone":
+        return sent_back(letter, THERE)
+    letters = LetterBatch.of([letter, letter])
+    if way == "by column":
+        found = sendable(OPERATION, letters, THERE).messages
+        assert found is not None
+        return found.row(1)
+    (mark, _) = marks_of(letters, 0, 0)
+    row = unpack(letter, Targets(), THERE)
+    headers = tuple((each["key"], each["value"]) for each in row["headers"])
+    mended = Message(value=row["value"], id=row["id"], headers=headers)
+    return Originals(lambda: iter([letters])).restored(Batch.of([mended]), [mark], deduplicates=False).row(0)
 
 
 def test_a_letter_that_was_cut_to_its_least_still_keeps_its_id() -> None:

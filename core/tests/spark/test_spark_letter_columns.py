@@ -10,6 +10,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from redelivery.contract.broker import Capabilities, Letter, LetterBatch, Limits, Support
 from redelivery.contract.context import ErrorContext
 from redelivery.contract.message import Column, Message
+from redelivery.deadletters.operations import sent_back
 from redelivery.deadletters.trust import Targets
 from redelivery.errors import Permanent
 from redelivery.formats import dialects, events
@@ -185,3 +186,13 @@ def without(batch, kept):
     if "value" not in kept:
         given_up["value"] = Column.of([None] * len(batch))
     return replace(batch, messages=replace(batch.messages, **given_up))
+
+
+def test_the_end_of_an_applications_own_id_is_not_taken_for_ours():
+    context = ErrorContext(reason="no", kind="permanent")
+    failed = dialects.attach(Message(value=b"v", id="i"), context, dialect="json", limits=Limits(), prefix=None)
+    dead = [Letter(position="1", message=Message(value=b"v", id="i~1")), Letter(position="2", message=failed)]
+    batch = LetterBatch.of([replace(each, message=sent_back(each, THERE)) for each in dead])
+    assert [each.message.id for each in batch.letters()] == ["i~1", "i~1"]
+    rows = LetterColumns(WHOLE, Targets(), THERE).record_batch(batch).to_pydict()
+    assert rows["id"] == ["i~1~2", "i~2"]

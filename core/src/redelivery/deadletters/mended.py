@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
 from redelivery.contract.broker import LetterBatch
-from redelivery.contract.message import Batch, Column, Message
-from redelivery.deadletters.operations import HOP_MARK, next_id
+from redelivery.contract.message import Batch, Column, Headers, Message
+from redelivery.deadletters.operations import HOP_MARK, is_marked, next_id
 from redelivery.deadletters.parts import Part, PartJournal
 from redelivery.deadletters.queue import DeadLetterQueue
 from redelivery.deadletters.redrive import RedriveReport, digests_of
@@ -76,10 +76,12 @@ def _keep_ids(stored: Batch) -> list[bool]:
     """Return which messages, as stored, keep their ids when they are sent back."""
     names = [None] * len(stored) if stored.id is None else stored.id.values
     headers = [()] * len(stored) if stored.headers is None else stored.headers.values
-    return [
-        name is not None and next_id(name, again.hops(each) + 1, unsent=dialects.unsent(each)) == name
-        for name, each in zip(names, headers, strict=True)
-    ]
+    return [name is not None and _next_id(name, each) == name for name, each in zip(names, headers, strict=True)]
+
+
+def _next_id(name: str, headers: Headers) -> str:
+    hops, named = again.hops(headers), dialects.named(headers)
+    return next_id(name, hops + 1, named=named, unsent=dialects.unsent(headers))
 
 
 class Originals:
@@ -128,11 +130,13 @@ class Originals:
         """
         found = list(map(Mark.parse, marks))
         if any(mark.keeps_id for mark in found) and batch.id is not None:
-            own = [_own_id(row, mark) for row, mark in zip(batch.rows(), found, strict=True)]
+            rows = [_renamed(row, mark) for row, mark in zip(batch.rows(), found, strict=True)]
             if deduplicates:
                 names = (identity.of_message(row) or row.id for row in batch.rows())
                 batch = replace(batch, identity=Column.of(list(names)))
-            batch = replace(batch, id=Column.of(own))
+            batch = replace(batch, id=Column.of([row.id for row in rows]))
+            if any(dialects.named(row.headers) < again.hops(row.headers) for row in rows):
+                batch = replace(batch, headers=Column.of([row.headers for row in rows]))
         if any(mark.has_native for mark in found):
             natives = [self._natives[mark.position] if mark.has_native else None for mark in found]
             batch = replace(batch, native=Column.of(natives))
@@ -164,14 +168,16 @@ class Originals:
                 missing.discard(position)
 
 
-def _own_id(row: Message, mark: Mark) -> str | None:
-    """Return the id of a row: that of its letter, where it keeps it and nobody has mended it.
+def _renamed(row: Message, mark: Mark) -> Message:
+    """Return a row under the id of its letter, where it keeps it and nobody has mended it.
 
     An event that is mended is another event: its id is within it, too.
     """
     if row.id is None or not mark.keeps_id or source_of(row) is not None:
-        return row.id
-    return row.id.removesuffix(f"{HOP_MARK}{again.hops(row.headers)}")
+        return row
+    hop = again.hops(row.headers)
+    row = replace(row, id=row.id.removesuffix(f"{HOP_MARK}{hop}"))
+    return dialects.with_own_id(row) if is_marked(row.id or "", hop) else row
 
 
 class MendedJournal(PartJournal):

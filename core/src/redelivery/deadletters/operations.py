@@ -137,6 +137,7 @@ def _plain(letters: LetterBatch, hop_limit: int, there: Capabilities) -> list[ag
             and (
                 each.hops >= hop_limit
                 or (named and ids[index] is None)
+                or (not each.unsent and is_marked(ids[index] or "", each.hops + 1))
                 or (destinations and destinations[index] is not None)
             )
         ) or not _goes_plain(letters.contexts.get(index)):
@@ -159,7 +160,9 @@ def _sent_plain(stored: Batch, plain: Sequence[again.Again | None], there: Capab
     """Return plain letters as they are sent; other rows are to be patched, or left out."""
     ids = [None] * len(stored) if stored.id is None else stored.id.values
     names = [
-        None if each is None or name is None else next_id(name, each.hops + 1, unsent=each.unsent or new_ids)
+        None
+        if each is None or name is None
+        else next_id(name, each.hops + 1, named=each.hops, unsent=each.unsent or new_ids)
         for name, each in zip(ids, plain, strict=True)
     ]
     sent = replace(
@@ -239,18 +242,21 @@ def sent_back(
     message = dialects.redriven(letter.message)
     hop = dialects.history(message).hops
     name, unsent = message.id, new_ids or dialects.unsent(letter.message.headers)
+    named = dialects.named(letter.message.headers)
     if context.maybe_delivered:
         name = name or context.message_id  # as it was sent: a consumer that has it already can tell
     elif name is None and context.message_id is not None:
         # Not the letter's own: another letter may have it, and must not be taken for the same message.
-        name = f"{context.message_id}{HOP_MARK}{letter.position}" if unsent else context.message_id
+        name, named = f"{context.message_id}{HOP_MARK}{letter.position}" if unsent else context.message_id, 0
     extra = _restored(context.extra, columns)
     sent = replace(
         message,
-        id=name if name is None or context.maybe_delivered else next_id(name, hop, unsent=unsent),
+        id=name if name is None or context.maybe_delivered else next_id(name, hop, named=named, unsent=unsent),
         destination=message.destination or context.target if targeted else None,
         extra={**extra, **{name: value for name, value in message.extra.items() if name in columns}},
     )
+    if sent.id is not None and sent.id == name and is_marked(name, hop):
+        sent = dialects.with_own_id(sent)
     if context.maybe_delivered:
         return replace(sent, identity=identity.of_unchanged(sent, context))
     if sent.id == name and not there.deduplicate:
@@ -268,7 +274,7 @@ def _restored(texts: Mapping[str, str], columns: Mapping[str, type]) -> dict[str
     return extra
 
 
-def next_id(name: str, hop: int, *, unsent: bool) -> str:
+def next_id(name: str, hop: int, *, named: int, unsent: bool) -> str:
     """Return the id under which a letter is sent back.
 
     A message of ours gets `<id>~<hop>`, so that no reader takes it for the one that failed. A message that was stored
@@ -278,15 +284,21 @@ def next_id(name: str, hop: int, *, unsent: bool) -> str:
     Args:
         name: its id.
         hop: how often it was sent back, this time included.
+        named: as of `dialects.named`.
         unsent: as of `dialects.unsent`.
     """
-    original = original_id(name, hop - 1)
+    original = original_id(name, named)
     return f"{original}{HOP_MARK}{hop}" if unsent or original != name else name
 
 
 def original_id(name: str, hop: int) -> str:
     """Return an id without the mark of its last hop."""
     return name.removesuffix(f"{HOP_MARK}{hop}") if hop > 0 else name
+
+
+def is_marked(name: str, hop: int) -> bool:
+    """Whether an id ends as one that this hop was given; its message must say if that is not so."""
+    return name.endswith(f"{HOP_MARK}{hop}")
 
 
 def why_left(

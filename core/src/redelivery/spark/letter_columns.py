@@ -15,7 +15,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from redelivery.contract.broker import Capabilities, Letter, LetterBatch
 from redelivery.contract.message import Batch, Column, Headers, Message
-from redelivery.deadletters.operations import HOP_MARK, original_id
+from redelivery.deadletters.operations import HOP_MARK, is_marked, original_id
 from redelivery.deadletters.trust import Targets, context_of, contexts_of
 from redelivery.formats import dialects, events
 from redelivery.formats.rows import headers_of, names_in
@@ -119,7 +119,8 @@ class LetterColumns:
                 columns[name] = _or(messages.extra[name].values, columns.get(name))
             columns["headers"] = again.headers
             if "id" in self._names:
-                columns["id"] = _ids(again.messages.id, known["message_id"], again.attributes.get("id"), again.hops)
+                own, events_ids = again.messages.id, again.attributes.get("id")
+                columns["id"] = _ids(own, known["message_id"], events_ids, again.hops, messages)
             columns["key"] = _as_is(again.messages.key)
             columns["value"] = _as_is(again.messages.value) if again.values is None else again.values
             if "timestamp" in self._names:
@@ -287,12 +288,20 @@ def _moments(column: Column[int | None] | None) -> list[int | None] | None:
     return None if column is None else list(map(micros, column.values))
 
 
-def _ids(own: Column[str | None] | None, first: list[Any], attribute: list[Any] | None, hops: list[int]) -> list[Any]:
-    """Return the id of each message's next hop: of its own, its first or its event's."""
+def _ids(
+    own: Column[str | None] | None, first: list[Any], attribute: list[Any] | None, hops: list[int], stored: Batch
+) -> list[Any]:
+    """Return the id of each message's next hop: of its own, its first or its event's. `stored` has their letters."""
     count = len(hops)
     several = zip(own.values if own is not None else [None] * count, first, attribute or [None] * count, strict=True)
     names = [mine or known or event for mine, known, event in several]
-    return [name and f"{original_id(name, hop - 1)}{HOP_MARK}{hop}" for name, hop in zip(names, hops, strict=True)]
+    found = zip(names, hops, headers_of(stored), strict=True)
+    return [name and f"{_original_id(name, hop - 1, headers)}{HOP_MARK}{hop}" for name, hop, headers in found]
+
+
+def _original_id(name: str, hop: int, headers: Headers) -> str:
+    """Return an id without the mark of its letter's last hop."""
+    return original_id(name, dialects.named(headers)) if is_marked(name, hop) else name
 
 
 def _or(values: list[Any], others: list[Any] | None) -> list[Any]:

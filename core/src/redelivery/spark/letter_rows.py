@@ -51,7 +51,7 @@ def unpack(letter: Letter, targets: Targets, there: Capabilities) -> dict[str, A
     row |= message.extra
     row |= targets.columns(said, there, context)
     row |= {
-        "id": name and f"{original_id(name, hop - 1)}{HOP_MARK}{hop}",
+        "id": name and f"{original_id(name, dialects.named(letter.message.headers))}{HOP_MARK}{hop}",
         "key": message.key,
         "value": message.value,
         "headers": [{"key": name, "value": value} for name, value in message.headers] or None,

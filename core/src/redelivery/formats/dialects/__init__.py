@@ -24,6 +24,7 @@ from redelivery.formats.dialects._single import (
     included,
     is_cut,
     is_signed,
+    named,
     read,
     read_all,
     recognise,
@@ -33,6 +34,7 @@ from redelivery.formats.dialects._single import (
     strip,
     strip_all,
     unsent,
+    with_own_id,
     wrap,
 )
 
@@ -51,6 +53,7 @@ __all__ = [
     "included",
     "is_cut",
     "is_signed",
+    "named",
     "read",
     "read_all",
     "recognise",
@@ -60,5 +63,6 @@ __all__ = [
     "strip",
     "strip_all",
     "unsent",
+    "with_own_id",
     "wrap",
 ]

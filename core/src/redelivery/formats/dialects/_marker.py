@@ -21,7 +21,7 @@ NAMES: Final = ("redelivery-letter", "redelivery-letter-2")
 _MOST: Final = 2**31
 #: Longer markers are parsed each time. Bytes.
 _REMEMBERED: Final = 2048
-_FLAGS: Final = ("truncated", "maybe_delivered", "wrapped", "received")
+_FLAGS: Final = ("truncated", "maybe_delivered", "wrapped", "received", "own_id")
 _MEMBERS: Final = ("dialect", "headers", "attributes", "attempts_total", "hops", *_FLAGS)
 
 
@@ -58,6 +58,7 @@ class Marker:
         retyped: an event's type before it was reposted under another.
         wrapped: the letter is an event that stands for the message (`events.wrapped`).
         received: the message was stored at its destination before it died there; any application may have written it.
+        own_id: the message's own id ends as if we had written the mark of this hop.
         replaced: the user's headers that ours stand for.
         mac: signs all of this, what we wrote, and the message (`dialects._signature`).
     """
@@ -73,6 +74,7 @@ class Marker:
     retyped: Retyped | None = None
     wrapped: bool = False
     received: bool = False
+    own_id: bool = False
     replaced: tuple[Replaced, ...] = ()
     mac: str | None = None
 

@@ -347,6 +347,7 @@ def strip(message: Message, *, keep_type: bool = False) -> Message:
         attempts_total=marker.attempts_total,
         hops=marker.hops,
         maybe_delivered=marker.maybe_delivered,
+        own_id=marker.own_id,
         retyped=marker.retyped if keep_type else None,
     )
     bare = bare_of(message, marker) if is_letter(marker) else message
@@ -392,7 +393,19 @@ def redriven(message: Message) -> Message:
     stripped = strip(message)
     found = _marker.find(stripped.headers)
     marker = Marker() if found is None else found[1]
-    return _remark(stripped, replace(marker, hops=marker.hops + 1))
+    return _remark(stripped, replace(marker, hops=marker.hops + 1, own_id=False))
+
+
+def with_own_id(message: Message) -> Message:
+    """Return a message that was redriven, with a note that the end of its id is its own (`named`)."""
+    found = _marker.find(message.headers)
+    return message if found is None else _remark(message, replace(found[1], own_id=True))
+
+
+def named(headers: Headers) -> int:
+    """Return the hop whose mark a message's id may end with, as we wrote it; 0 if what looks like one is its own."""
+    found = _marker.find(headers)
+    return 0 if found is None or found[1].own_id else found[1].hops
 
 
 def unsent(headers: Headers) -> bool:

@@ -268,6 +268,7 @@ class Letter:
             retyped=self._lives.retyped,
             wrapped=self._lives.wrapped,
             received=self._received,
+            own_id=self._lives.own_id,
             replaced=self._replaced,
         )
 
