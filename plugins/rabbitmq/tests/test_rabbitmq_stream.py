@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from contextlib import nullcontext
+from dataclasses import replace
 from decimal import Decimal
 
 import pytest
@@ -16,7 +17,7 @@ from redelivery.contract.broker import Accept, DeadLetters, Terminate
 from redelivery.contract.letters import Wanted
 from redelivery.contract.message import Batch, Message
 from redelivery.contract.spec import DeliverySpec
-from redelivery.errors import Fatal, Permanent
+from redelivery.errors import Ambiguous, Fatal, Permanent, Retriable
 from redelivery_conformance.statements import Statements
 from redelivery_conformance.subject import Subject
 from redelivery_conformance.taking import Taker
@@ -26,6 +27,7 @@ from redelivery_rabbitmq.client.field_tables import EncodedField
 from redelivery_rabbitmq.client.stream_headers import unkept_header
 from redelivery_rabbitmq.client.stream_letters import StreamDeadLetters
 from redelivery_rabbitmq.client.stream_reading import Entry, StreamReading
+from redelivery_rabbitmq.codec import decode
 from redelivery_rabbitmq.options import settings_of
 from redelivery_rabbitmq.testing import RabbitmqHarness
 
@@ -139,6 +141,59 @@ class TestLettersOfAnotherClient(Statements):
         (letter,) = subject.browse(direct=False)
         assert letter.message.value == b"v"
         assert set(received.message.headers) <= set(letter.message.headers)
+
+    @pytest.mark.parametrize("value", [{"a": 1}, [1], Decimal("1.5")], ids=["table", "array", "decimal"])
+    @pytest.mark.parametrize("by_row", [False, True], ids=["by the URL", "by the row"])
+    def test_what_a_stream_would_lose_is_refused_by_a_sender_and_its_neighbours_are_stored(
+        self, subject: Subject, value: object, *, by_row: bool
+    ) -> None:
+        """As of any URL: the sender asks the broker what the queue is."""
+        subject.provision()
+        stream = f"{queue_of(subject)}-stream"
+        with raw(subject) as channel:
+            channel.queue_declare(stream, durable=True, arguments={"x-queue-type": "stream"})
+        url = replace(Address.parse(subject.place.url).at(stream), parameters={}).full_url
+        rows = [Message(value=b"before"), foreign({"odd": value}), foreign({"number": 7}), Message(value=b"after")]
+        try:
+            if by_row:
+                rows, url = [replace(each, destination=stream) for each in rows], subject.place.url
+            settled = subject.send(*rows, sender=subject.keep(subject.connect(url).sender()))
+            subject.refused(settled, 1)
+            assert "'odd'" in str(settled.failures[0].error)
+        finally:
+            with raw(subject) as channel:
+                channel.queue_delete(stream)
+
+    def test_a_queue_takes_what_a_stream_would_lose(self, subject: Subject) -> None:
+        settled = subject.send(foreign({"odd": {"a": [Decimal("1.5")]}}))
+        assert not settled.failures
+
+    def test_behind_an_exchange_the_row_at_which_the_broker_ends_the_connection_is_refused_alone(
+        self, subject: Subject
+    ) -> None:
+        """Nobody can ask where an exchange leads to. The rows before and behind it are sent again."""
+        exchange = f"{queue_of(subject)}-exchange"
+        with raw(subject) as channel:
+            channel.exchange_declare(exchange, "fanout", auto_delete=True)
+            channel.queue_declare(exchange, durable=True, arguments={"x-queue-type": "stream"})
+            channel.queue_bind(exchange, exchange)
+        url = Address.parse(subject.place.url).through(exchange).full_url
+        sender = subject.keep(subject.connect(url).sender())
+        try:
+            rows = [Message(value=b"before"), foreign({"odd": Decimal("1.5")}), Message(value=b"after")]
+            settled = subject.send(*rows, sender=sender)
+            odd = {each.index: each.error for each in settled.failures}
+            assert isinstance(odd.pop(1), Permanent)
+            assert all(isinstance(each, Retriable | Ambiguous) for each in odd.values())
+            assert not subject.send(Message(value=b"next"), sender=sender).failures
+        finally:
+            with raw(subject) as channel:
+                channel.queue_delete(exchange)
+
+
+def foreign(headers: dict[str, object]) -> Message:
+    """A message with these headers, as it was read from a queue."""
+    return decode(BasicProperties(headers=headers), b"v")[0]
 
 
 @pytest.mark.parametrize(

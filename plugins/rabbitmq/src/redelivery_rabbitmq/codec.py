@@ -29,7 +29,7 @@ from redelivery.codes import Code
 from redelivery.contract.message import Headers, Message
 from redelivery.errors import Permanent
 from redelivery_rabbitmq.client.broker_headers import ATTEMPTS, COPIES
-from redelivery_rabbitmq.client.field_tables import MAX_DEPTH, EncodedField, encode_value
+from redelivery_rabbitmq.client.field_tables import MAX_DEPTH, EncodedField, decode_value, encode_value
 from redelivery_rabbitmq.client.frames import HEADERS_BYTES, SHORT_STRING, short_string
 
 KEY: Final = "x-redelivery-key"
@@ -213,6 +213,15 @@ def _native_table(message: Message, native: Native, most: int | None) -> tuple[l
     if message.value is None:
         table += (_name_of_ours(NULL), b"V")
     return table, content_type
+
+
+def typed_headers(message: Message, native: Native) -> dict[str, Any]:
+    """Return the headers that `encode_native` writes with another client's types, and their values."""
+    return {
+        name: decode_value(native.headers[name][1], 1 + native.headers[name][1][0])[0]
+        for name, value in message.headers
+        if name in native.headers and native.headers[name][0] == value
+    }
 
 
 def _short(value: str | bytes) -> bytes:

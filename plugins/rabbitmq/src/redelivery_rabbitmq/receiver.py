@@ -22,7 +22,6 @@ from redelivery.contract.broker import Accept, Limits, Outcome, Received, Receiv
 from redelivery.contract.context import ErrorContext
 from redelivery.contract.message import Message
 from redelivery.errors import BrokerError, Fatal, LeaseLost, Permanent, Retriable, Unsupported
-from redelivery.kit.errors import quoted
 from redelivery.kit.leases import Settlement, lost
 from redelivery.kit.letters import attach
 from redelivery_rabbitmq.address import Address
@@ -33,7 +32,7 @@ from redelivery_rabbitmq.client.connection import QueueRole
 from redelivery_rabbitmq.client.consumer import RELEASED_FIRST, Consumer, Delivery, Lease
 from redelivery_rabbitmq.client.frames import fits_frame
 from redelivery_rabbitmq.client.parameters import user_of
-from redelivery_rabbitmq.client.stream_headers import unkept_header
+from redelivery_rabbitmq.client.stream_headers import unkept_error, unkept_header
 from redelivery_rabbitmq.codec import EncodedProperties, decode, encode
 from redelivery_rabbitmq.options import Settings
 
@@ -156,8 +155,7 @@ class RabbitmqReceiver(QueueRole, Receiver):
             published, _ = broker_headers.split(received.lease.delivery.properties)
             unkept = unkept_header(published.headers, self.broker_version)
             if unkept is not None:
-                text = f"a stream does not keep its header {quoted(unkept)}, a table, array, decimal or not a number"
-                raise Permanent(f"rabbitmq: this letter cannot be stored: {text}", code=Code.INVALID_MESSAGE)
+                raise unkept_error("letter", unkept)
         try:
             self._store(connection, *encode(outcome.letter, self._user))
         except Permanent as refused:

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from itertools import repeat
 from typing import Any, Final
 
+from pika.exceptions import ConnectionClosedByBroker
+
 from redelivery.codes import Code
 from redelivery.contract.broker import Failure, Sender, Settled
 from redelivery.contract.message import Batch, Message
@@ -19,13 +21,14 @@ from redelivery.errors import Ambiguous, BrokerError, Fatal, Permanent, Retriabl
 from redelivery.kit.address import quoted
 from redelivery.kit.in_flight import time_left
 from redelivery.kit.roles import Resource
-from redelivery_rabbitmq.address import Address
+from redelivery_rabbitmq.address import DEAD_LETTERS, Address
 from redelivery_rabbitmq.client.frames import SHORT_STRING, FrameEncoder
 from redelivery_rabbitmq.client.parameters import user_of
 from redelivery_rabbitmq.client.publisher import Publisher
-from redelivery_rabbitmq.client.routing import Route, Router
+from redelivery_rabbitmq.client.routing import Route, Router, RowError
+from redelivery_rabbitmq.client.stream_headers import refused_header, unkept_error, unkept_header
 from redelivery_rabbitmq.client.unconfirmed import UnconfirmedBatch
-from redelivery_rabbitmq.codec import Native, decode, encode_native, encode_properties
+from redelivery_rabbitmq.codec import Native, decode, encode_native, encode_properties, typed_headers
 from redelivery_rabbitmq.errors import TABLE
 from redelivery_rabbitmq.options import Settings
 
@@ -33,6 +36,7 @@ from redelivery_rabbitmq.options import Settings
 _CHUNK: Final = 128 << 10
 #: Bytes that may wait for the socket; rows behind them are known not to have been sent.
 _MAX_UNWRITTEN: Final = 256 << 10
+_INTERNAL_ERROR: Final = 541
 
 
 class RabbitmqSender(Resource, Sender):
@@ -54,6 +58,8 @@ class RabbitmqSender(Resource, Sender):
         self._exchanges: set[str] = {""}  # that exist
         #: exchanges that rows of one call name, and that do not exist or that this user has no permission on
         self._refused: dict[str, Permanent] = {}
+        #: whether queues are streams; None: nobody knows
+        self._streams: dict[str, bool | None] = {}
 
     def open(self) -> RabbitmqSender:
         """Connect, so that a wrong URL or option fails before there are rows."""
@@ -106,6 +112,8 @@ class RabbitmqSender(Resource, Sender):
         publisher = self._connected(deadline)
         unconfirmed = UnconfirmedBatch(batch, self._next_tag, deadline)
         routes = self._routes(publisher, batch, unconfirmed, deadline)
+        if batch.native is not None:
+            self._refuse_unkept(publisher, batch, unconfirmed, routes, deadline)
         self._batches.append(unconfirmed)
         chunks = self._chunks(batch, unconfirmed.failures, routes)
         if not all(self._write(publisher, unconfirmed, frames, rows) for frames, rows in chunks):
@@ -207,6 +215,31 @@ class RabbitmqSender(Resource, Sender):
                     self._refused[route.exchange] = error
             routes.append(route)
         return routes
+
+    def _refuse_unkept(
+        self,
+        publisher: Publisher,
+        batch: Batch,
+        unconfirmed: UnconfirmedBatch,
+        routes: Sequence[Route] | None,
+        deadline: float,
+    ) -> None:
+        """Fail rows for a stream with headers that it would lose, or that would end the connection of all rows."""
+        for index in range(batch.length):
+            typed = {} if index in unconfirmed.failures else _typed(batch, index)
+            name = unkept_header(typed, publisher.broker_version) if typed else None
+            route = self._route if routes is None else routes[index]
+            if name is not None and not route.exchange and self._is_stream(publisher, route.routing_key, deadline):
+                unconfirmed.failures[index] = unkept_error("row", name)
+
+    def _is_stream(self, publisher: Publisher, queue: str, deadline: float) -> bool:
+        """Whether a queue is a stream, as the broker says, or else the URL."""
+        if queue not in self._streams:
+            self._streams[queue] = publisher.is_stream(queue, deadline)
+        known = self._streams[queue]
+        if known is None:
+            return self._settings.dead_letters == "stream" and DEAD_LETTERS.is_dead_letters(queue)
+        return known
 
     def _check_exchange(self, publisher: Publisher, route: Route, deadline: float) -> None:
         """Check that an exchange exists: publishing to a missing one would close the channel for all rows.
@@ -327,7 +360,7 @@ class RabbitmqSender(Resource, Sender):
     def _lost(self, error: BaseException) -> None:
         """Fail all unconfirmed rows: the connection or the channel is closed."""
         found = TABLE.error(error, self.doing("sending to"))
-        blamed = self._router.blamed(error)
+        blamed = self._router.blamed(error) or self._blamed_by_stream(error)
         ambiguous = found if isinstance(found, Ambiguous) else found.reclassified(Ambiguous)
         if blamed is not None:
             text = f"{found}; this row was written before that, and its confirm is missing"
@@ -346,6 +379,28 @@ class RabbitmqSender(Resource, Sender):
             unconfirmed.pending = 0
             unconfirmed.is_written = True
         self._exchanges = {""}
+        self._streams = {}
+
+    def _blamed_by_stream(self, error: BaseException) -> RowError | None:
+        """Return what finds the rows at which a stream behind an exchange ended the connection; None: another end."""
+        if not isinstance(error, ConnectionClosedByBroker) or error.reply_code != _INTERNAL_ERROR:
+            return None
+        streams = dict(self._streams)
+
+        def refused(batch: Batch, index: int) -> BrokerError | None:
+            route = self._router.route(batch, index)
+            if not route.exchange and streams.get(route.routing_key) is False:
+                return None
+            name = refused_header(_typed(batch, index))
+            return None if name is None else unkept_error("row", name)
+
+        return refused
+
+
+def _typed(batch: Batch, index: int) -> dict[str, Any]:
+    """Return the headers of a row that have another client's types."""
+    native = None if batch.native is None else batch.native.values[index]
+    return typed_headers(batch.row(index), native) if isinstance(native, Native) and native.headers else {}
 
 
 def _is_same(message: Message, row: Message) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
@@ -123,7 +123,7 @@ class QueueRole(Resource):
         if connection is None or not connection.is_open:
             is_first = connection is None
             connection = self._connection = open_connection(self._address, self._settings)
-            self.broker_version = _version(connection)
+            self.broker_version = version_of(pika_private.server_properties(connection))
             if is_first:
                 threading.Thread(target=self._answer_heartbeats, name="redelivery-rabbitmq", daemon=True).start()
         return connection
@@ -145,6 +145,7 @@ class QueueRole(Resource):
                 self._connection.close()  # unacknowledged messages go back to their queues
 
 
-def _version(connection: BlockingConnection) -> tuple[int, ...]:
-    parts = str(pika_private.server_properties(connection).get("version", "")).split("-")[0].split(".")
+def version_of(server_properties: Mapping[str, Any] | None) -> tuple[int, ...]:
+    """Return the version that a broker calls itself when it is connected to."""
+    parts = str((server_properties or {}).get("version", "")).split("-")[0].split(".")
     return tuple(int(part) for part in parts[:3] if part.isdigit())

@@ -11,6 +11,9 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any, Final
 
+from redelivery.codes import Code
+from redelivery.errors import Permanent
+from redelivery.kit.errors import quoted
 from redelivery_rabbitmq.client.field_tables import EncodedField
 
 #: From this version on a table or array stays, if its header's name begins like this.
@@ -25,6 +28,18 @@ def unkept_header(headers: Mapping[Any, Any] | None, version: tuple[int, ...]) -
         if (isinstance(value, dict | list) and not is_kept) or _is_refused(value):
             return str(name)
     return None
+
+
+def refused_header(headers: Mapping[Any, Any]) -> str | None:
+    """Return the name of a header at which a broker closes the connection, if a stream gets it; None if none is."""
+    return next((str(name) for name, value in headers.items() if _is_refused(value)), None)
+
+
+def unkept_error(what: str, name: str) -> Permanent:
+    """Return the error of a row or letter whose header a stream does not keep."""
+    text = f"a stream does not keep its header {quoted(name)}, a table, array, decimal or not a number"
+    verb = "stored" if what == "letter" else "sent"
+    return Permanent(f"rabbitmq: this {what} cannot be {verb}: {text}", code=Code.INVALID_MESSAGE)
 
 
 def _is_refused(value: Any) -> bool:
