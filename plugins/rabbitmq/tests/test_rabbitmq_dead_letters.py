@@ -233,11 +233,14 @@ class TestKeepingOrder(Statements):
 
 # --- writing letters again, without a broker ---
 
+FRAME = 131_072
+
 
 class HalfConfirmed:
     """A publisher whose broker takes half of the messages and refuses the others."""
 
     error = None
+    frame_max = FRAME
 
     def __init__(self, *_: object, on_confirm: Callable[[int, bool, bool], None], on_return: object) -> None:
         self.channel = self
@@ -271,7 +274,24 @@ def test_a_page_that_is_copied_in_part_is_not_there_twice(monkeypatch: pytest.Mo
 def test_a_letter_that_is_written_again_keeps_its_position(user: str | None) -> None:
     headers = {"x-delivery-count": 10, "CC": ["q"], "mine": 1}
     before = pika.BasicProperties(message_id="1", user_id="orders-app", headers=headers)
-    after = broker_headers.uncounted(before, user)
+    after = broker_headers.uncounted(before, user, FRAME)
     assert after.user_id == ("orders-app" if user == "orders-app" else None)
     found = {role._shown(Delivery(1, None, each, b"x"), Counter()).position for each in (before, after)}
     assert len(found) == 1
+
+
+def test_a_letter_that_is_written_again_loses_neither_who_got_copies_nor_who_published_it() -> None:
+    """It sends no copies, the broker takes it, and a second time changes nothing."""
+    headers = {"x-delivery-count": 10, "CC": ["q", "r"], "mine": 1}
+    letter = pika.BasicProperties(user_id="orders-app", headers=headers)
+    for _ in range(2):
+        letter = broker_headers.uncounted(letter, "operator", FRAME)
+        assert letter.headers == {"mine": 1, "x-redelivery-cc": ["q", "r"], "x-redelivery-user-id": "orders-app"}
+        assert letter.user_id is None
+    assert broker_headers.split(letter)[0].headers == {"mine": 1}, "the message that is redriven has none of it"
+
+
+def test_what_no_longer_fits_does_not_stop_the_other_letters_from_being_written_again() -> None:
+    headers = {"CC": ["q"], "mine": "x" * 4_000}
+    letter = broker_headers.uncounted(pika.BasicProperties(user_id="orders-app", headers=headers), None, 4_080)
+    assert letter.headers == {"mine": headers["mine"]}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pika
 import pytest
-from rabbitmq_operating import properties_of_next, queue_of, raw
+from rabbitmq_operating import broker_version, properties_of_next, queue_of, raw
 
 from redelivery.codes import Code
 from redelivery.contract.broker import Accept, Retry, Terminate
@@ -17,8 +17,10 @@ from redelivery.contract.message import Message
 from redelivery.errors import Permanent
 from redelivery.formats.dialects import attach, read
 from redelivery_conformance.statements import Statements
-from redelivery_conformance.subject import Subject
+from redelivery_conformance.subject import NotApplicable, Subject
 from redelivery_conformance.taking import Taker, values
+from redelivery_rabbitmq.address import Address
+from redelivery_rabbitmq.client.renewal import counts_looks
 from redelivery_rabbitmq.codec import EncodedProperties, decode, encode
 
 SOON = timedelta(milliseconds=20)
@@ -153,6 +155,24 @@ class TestCopies(Statements):
         assert again.message == received.message
         taker.settle(Terminate(again.message, "why"), again)
         assert len(subject.browse(direct=False)) == 1
+        with raw(subject) as channel:
+            assert channel.queue_declare(other, passive=True).method.message_count == 1
+
+    def test_many_looks_send_no_copies_and_lose_not_who_got_them(self, subject: Subject) -> None:
+        other = subject.place.destination("other")
+        url = subject.place.limited()
+        if url is None:
+            raise NotApplicable("without a limit of deliveries no letter is written again")
+        queue = Address.parse(url).queue
+        properties = pika.BasicProperties(headers={"CC": [other], "a": "b"}, delivery_mode=2)
+        subject.place.runtime.cluster.put(queue, b"v", properties)  # type: ignore[attr-defined]
+        with subject.connect(url) as broker:
+            for _ in range(25):
+                with broker.dead_letters(direct=True) as letters:
+                    (letter,) = letters.browse()
+                assert letter.message.headers == (("a", b"b"),)
+        found = properties_of_next(subject, queue).headers or {}
+        assert found["x-redelivery-cc" if counts_looks(broker_version(subject)) else "CC"] == [other]
         with raw(subject) as channel:
             assert channel.queue_declare(other, passive=True).method.message_count == 1
 

@@ -28,7 +28,7 @@ from pika.spec import BasicProperties
 from redelivery.codes import Code
 from redelivery.contract.message import Headers, Message
 from redelivery.errors import Permanent
-from redelivery_rabbitmq.client.broker_headers import ATTEMPTS, COPIES
+from redelivery_rabbitmq.client.broker_headers import ATTEMPTS, COPIES, KEPT
 from redelivery_rabbitmq.client.field_tables import MAX_DEPTH, EncodedField, decode_value, encode_value
 from redelivery_rabbitmq.client.frames import HEADERS_BYTES, SHORT_STRING, short_string
 
@@ -42,7 +42,7 @@ _CONTENT_TYPE: Final = "content-type"
 _DIGITS: Final = 9
 
 #: Names, in lower case, of headers that the broker or this plugin writes: it would refuse, change or misread a row's.
-_RESERVED: Final = frozenset({"x-death", "x-delivery-count", "x-acquired-count", ATTEMPTS, KEY, NULL, ORDER})
+_RESERVED: Final = frozenset({"x-death", "x-delivery-count", "x-acquired-count", ATTEMPTS, KEY, NULL, ORDER}) | KEPT
 _RESERVED_PREFIXES: Final = ("x-first-death-", "x-last-death-")
 
 _FLAG_CONTENT_TYPE: Final = 1 << 15

@@ -18,6 +18,7 @@ from pika.spec import BasicProperties
 from redelivery.codes import Code
 from redelivery.contract.context import ErrorContext
 from redelivery.kit.letters import given_up
+from redelivery_rabbitmq.client.frames import fits_frame
 from redelivery_rabbitmq.client.topology import RETRY_SUFFIX
 
 #: Our header on a message with a delayed retry: its attempts so far.
@@ -25,11 +26,16 @@ ATTEMPTS: Final = "redelivery-retry"
 #: Headers by which a publisher asks for copies. The broker leaves `CC` in the message, and would send them again.
 COPIES: Final = frozenset({"CC", "BCC"})
 
+#: Names under which a letter that is written again keeps those, and the user who had published it.
+_KEPT: Final = {"CC": "x-redelivery-cc", "BCC": "x-redelivery-bcc"}
+_KEPT_USER: Final = "x-redelivery-user-id"
+KEPT: Final = frozenset({*_KEPT.values(), _KEPT_USER})
+
 _DELIVERY_COUNT: Final = "x-delivery-count"
 _ACQUIRED_COUNT: Final = "x-acquired-count"
 _COUNTS: Final = frozenset({_DELIVERY_COUNT, _ACQUIRED_COUNT})
 _X_DEATH: Final = "x-death"
-_ADDED: Final = COPIES | _COUNTS | {ATTEMPTS, _X_DEATH}
+_ADDED: Final = COPIES | KEPT | _COUNTS | {ATTEMPTS, _X_DEATH}
 _ADDED_PREFIXES: Final = ("x-first-death-", "x-last-death-")
 _RETRY_QUEUE: Final = re.compile(rf"{re.escape(RETRY_SUFFIX)}\d+s\Z")
 #: The broker's reason -> our code, and one line for people.
@@ -84,13 +90,24 @@ def split(properties: BasicProperties) -> tuple[BasicProperties, BrokerHeaders]:
     )
 
 
-def uncounted(properties: BasicProperties, user: str | None) -> BasicProperties:
-    """Return the properties for this user to write a message again to its own queue: without its counts."""
+def uncounted(properties: BasicProperties, user: str | None, frame_max: int) -> BasicProperties:
+    """Return the properties for this user to write a message again to its own queue: without its counts.
+
+    What it cannot be published with is kept under names of ours, where it fits into one frame: `CC` would send copies
+    again, and the broker closes the channel of a user who names another.
+    """
     properties = copy(properties)
+    headers = {name: value for name, value in (properties.headers or {}).items() if name not in COPIES | _COUNTS}
+    kept = {
+        ours: (properties.headers or {})[name] for name, ours in _KEPT.items() if name in (properties.headers or {})
+    }
     if properties.user_id != user:
-        properties.user_id = None  # the broker closes the channel of another user
-    dropped = COPIES | _COUNTS
-    properties.headers = {name: value for name, value in (properties.headers or {}).items() if name not in dropped}
+        if properties.user_id is not None:
+            kept[_KEPT_USER] = properties.user_id
+        properties.user_id = None
+    properties.headers = {**headers, **kept}
+    if kept and not fits_frame(b"".join(properties.encode()), frame_max):  # type: ignore[no-untyped-call]
+        properties.headers = headers
     return properties
 
 

@@ -74,7 +74,7 @@ def renew(consumer: Consumer, address: Address, settings: Settings) -> None:
             for delivery in page:
                 sent += 1
                 originals[sent] = delivery.tag
-                properties = broker_headers.uncounted(delivery.properties, user)
+                properties = broker_headers.uncounted(delivery.properties, user, publisher.frame_max)
                 publisher.channel.basic_publish("", address.queue, delivery.body, properties, mandatory=True)
             try:
                 with TABLE.while_doing(f"writing letters again to queue {address.queue!r}"):
