@@ -10,8 +10,10 @@ from pathlib import Path
 import pika
 import pytest
 from pika import data
+from pika.adapters.base_connection import BaseConnection
 from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
 from pika.adapters.select_connection import IOLoop
+from pika.adapters.utils.io_services_utils import _AsyncTransportBase
 from pika.heartbeat import HeartbeatChecker
 
 import redelivery_rabbitmq
@@ -40,6 +42,8 @@ def test_no_version_is_allowed_that_is_older_or_newer_than_those_tried():
     ("owner", "names"),
     [
         (pika.SelectConnection, ("_output_marshaled_frames", "_terminate_stream", "_get_write_buffer_size")),
+        (pika.SelectConnection, ("_on_data_available", "_proto_data_received")),
+        (BlockingConnection, ("_request_channel_dispatch",)),
         (IOLoop, ("activate_poller", "poll", "process_timeouts", "call_later", "remove_timeout", "deactivate_poller")),
         (pika.channel.Channel, ("_send_method",)),
         (data, ("decode_value", "encode_value")),
@@ -54,6 +58,10 @@ def test_pika_still_has_the_private_functions(owner, names):
     [
         (BlockingConnection, "_impl"),
         (BlockingChannel, "_impl"),
+        (pika.connection.Connection, "_frame_buffer"),
+        (BaseConnection, "_transport"),
+        (BaseConnection, "_on_data_available"),
+        (_AsyncTransportBase, "_MAX_RECV_BYTES"),
         (pika.connection.Connection, "_heartbeat_checker"),
         (HeartbeatChecker, "_heartbeat_frames_received"),
     ],

@@ -22,7 +22,8 @@ from redelivery_conformance.subject import Subject
 from redelivery_rabbitmq import dead_letters as role
 from redelivery_rabbitmq.address import Address
 from redelivery_rabbitmq.client import broker_headers, renewal
-from redelivery_rabbitmq.client.consumer import Consumer, Delivery
+from redelivery_rabbitmq.client.consumer import Consumer
+from redelivery_rabbitmq.client.deliveries import Delivery
 from redelivery_rabbitmq.options import settings_of
 
 
@@ -261,7 +262,7 @@ class HalfConfirmed:
 
 def test_a_page_that_is_copied_in_part_is_not_there_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(renewal, "Publisher", HalfConfirmed)
-    page = [Delivery(tag, None, pika.BasicProperties(), b"") for tag in range(11, 21)]
+    page = [Delivery(None, tag, False, None, b"", pika.BasicProperties(), b"") for tag in range(11, 21)]
     removed: list[int] = []
     consumer = SimpleNamespace(pages=lambda: iter([page]), ack=removed.extend, sync=lambda: None)
     address = Address.parse("rabbitmq://localhost/?queue=q")
@@ -276,7 +277,9 @@ def test_a_letter_that_is_written_again_keeps_its_position(user: str | None) -> 
     before = pika.BasicProperties(message_id="1", user_id="orders-app", headers=headers)
     after = broker_headers.uncounted(before, user, FRAME)
     assert after.user_id == ("orders-app" if user == "orders-app" else None)
-    found = {role._shown(Delivery(1, None, each, b"x"), Counter()).position for each in (before, after)}
+    found = {
+        role._shown(Delivery(None, 1, False, None, b"", each, b"x"), Counter()).position for each in (before, after)
+    }
     assert len(found) == 1
 
 

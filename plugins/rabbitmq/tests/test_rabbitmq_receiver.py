@@ -28,7 +28,7 @@ from redelivery_conformance.subject import NotApplicable, Subject
 from redelivery_conformance.taking import Taker, values
 from redelivery_rabbitmq.address import Address
 from redelivery_rabbitmq.client import broker_headers, topology
-from redelivery_rabbitmq.client.consumer import Delivery
+from redelivery_rabbitmq.client.deliveries import Delivery
 from redelivery_rabbitmq.client.parameters import connection_parameters
 from redelivery_rabbitmq.options import settings_of
 from redelivery_rabbitmq.receiver import RabbitmqReceiver
@@ -160,7 +160,7 @@ class TestReceiving(Statements):
         with Taker(subject) as taker:
             held = taker.take(7)
         again = Taker(subject).take(50)
-        returned = {each.message.value for each in again if each.lease.delivery.method.redelivered}
+        returned = {each.message.value for each in again if each.lease.redelivered}
         assert returned == set(values(held))
 
     def test_what_several_calls_took_comes_again_in_its_order(self, subject: Subject) -> None:
@@ -405,6 +405,6 @@ def test_the_count_of_the_former_queue_is_not_the_failures_in_this_one(redeliver
     keep = lambda _, failures: asked.append(failures) or True  # noqa: E731 - as KeptDelays
     receiver._kept_delays = SimpleNamespace(keep=keep)  # type: ignore[assignment]
     properties = pika.BasicProperties(headers={"x-delivery-count": 4})
-    delivery = Delivery(1, SimpleNamespace(redelivered=redelivered), properties, b"")
+    delivery = Delivery(None, 1, redelivered, None, b"", properties, b"")
     assert receiver._is_rejected(delivery, Retry(timedelta(seconds=1)))
     assert asked == [failures]

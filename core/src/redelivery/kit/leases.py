@@ -118,10 +118,12 @@ class Settlement:
         self._lost = lost
         self._waiting: dict[int, tuple[Received, Outcome]] = {}
         seen: set[int] = set()
-        for at, (received, outcome) in enumerate(outcomes):
-            if is_held(received) and id(received.lease) not in seen:
-                seen.add(id(received.lease))
-                self._waiting[at] = (received, outcome)
+        for at, pair in enumerate(outcomes):
+            received = pair[0]
+            lease = id(received.lease)
+            if lease not in seen and is_held(received):
+                seen.add(lease)
+                self._waiting[at] = pair
             else:
                 self.answers[at] = lost(received)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
@@ -165,8 +165,7 @@ class Leases:
 
     def settle(self, outcomes: Sequence[tuple[LeasedMessage, Outcome]]) -> None:
         """End leases. Those that cannot be ended now are tried again by `tend`. Raises a fatal BrokerError."""
-        now = self._clock.monotonic()
-        self._settle([_Pending(now, 1, now, leased, outcome) for leased, outcome in outcomes])
+        self._settle(outcomes, {})
 
     def tend(self) -> None:
         """Try again what is due, and prolong leases that have less than half their time left."""
@@ -174,7 +173,7 @@ class Leases:
         due = [each for each in self._pending if each.due <= now]
         if due:
             self._pending = [each for each in self._pending if each.due > now]
-            self._settle(due)
+            self._settle([(each.leased, each.outcome) for each in due], {each.leased: each for each in due})
         self._prolong(now)
 
     def lose(self, leased: LeasedMessage) -> None:
@@ -220,25 +219,43 @@ class Leases:
             return
         self._report.given_back += sum(answer is None for answer in answers)
 
-    def _settle(self, pending: Sequence[_Pending]) -> None:
-        held = [each for each in pending if each.leased in self._held]
+    def _settle(
+        self, outcomes: Sequence[tuple[LeasedMessage, Outcome]], earlier: Mapping[LeasedMessage, _Pending]
+    ) -> None:
+        """End leases; `earlier` holds those that were tried before."""
+        held = [pair for pair in outcomes if pair[0] in self._held]
         if not held:
             return
+        began = self._clock.monotonic()
         answers: Sequence[LeaseLost | BrokerError | None]
         try:
-            answers = self.receiver.settle([(each.leased.received, each.outcome) for each in held])
+            answers = self.receiver.settle([(leased.received, outcome) for leased, outcome in held])
         except BrokerError as error:
             answers = [error] * len(held)
-        for each, answer in zip(held, answers, strict=True):
-            if answer is None:
-                self._part(each.leased, None if each.leased.dead else NotTerminated(SETTLED))
-                self._report.accepted += isinstance(each.outcome, Accept) and not each.leased.dead
-                if isinstance(each.outcome, Retry):
-                    self.delayed_retries.add(self._clock.monotonic(), each.outcome.delay.total_seconds())
-            elif isinstance(answer, LeaseLost):
-                self.lose(each.leased)
-            else:
-                self._try_again(each, answer)
+        settled = [pair for pair, answer in zip(held, answers, strict=True) if answer is None]
+        self._part_settled(settled)
+        if len(settled) == len(held):
+            return
+        for (leased, outcome), answer in zip(held, answers, strict=True):
+            if isinstance(answer, LeaseLost):
+                self.lose(leased)
+            elif answer is not None:
+                self._try_again(earlier.get(leased) or _Pending(began, 1, began, leased, outcome), answer)
+
+    def _part_settled(self, settled: Sequence[tuple[LeasedMessage, Outcome]]) -> None:
+        """Drop messages whose leases we have ended, and complete their terminations."""
+        with self._lock:
+            for leased, _ in settled:
+                self._held.pop(leased, None)
+        accepted = 0
+        for leased, outcome in settled:
+            if leased.termination is not None:
+                leased.end(None if leased.dead else NotTerminated(SETTLED))
+            if isinstance(outcome, Accept):
+                accepted += not leased.dead
+            elif isinstance(outcome, Retry):
+                self.delayed_retries.add(self._clock.monotonic(), outcome.delay.total_seconds())
+        self._report.accepted += accepted
 
     def _try_again(self, each: _Pending, error: BrokerError) -> None:
         now = self._clock.monotonic()

@@ -43,6 +43,9 @@ from redelivery.sending.report import SubscriptionReport
 #: How long to wait for a message while none is leased, and for a handler otherwise, in seconds.
 _IDLE: Final = 0.5
 _GLANCE: Final = 0.02
+_ACCEPT: Final = Accept()
+#: Messages are leased ahead in so many parts: a call of the broker for each that is handled would cost more than it.
+_PARTS: Final = 4
 #: Handlers that overran their time and still hold a thread; more stop the subscription.
 _MAX_OVERRUN: Final = 10
 
@@ -151,7 +154,7 @@ class RunningSubscription:
             if self._has_stopped() if stopping else until_empty and self._is_empty(empty):
                 return
             room = 0 if stopping else workers.count + self._settings.prefetch - len(leases)
-            if room > 0:
+            if room > (self._settings.prefetch // _PARTS if workers.have_work else 0):
                 wait, looked = 0.0 if len(leases) else _IDLE, self._settings.clock.monotonic()
                 arrived = leases.take(room, wait)
                 empty = looked if not arrived and wait > 0 else None
@@ -198,7 +201,7 @@ class RunningSubscription:
                 if leased.decided:
                     continue
                 leased.decided = True
-                outcome = Accept() if error is None else self._after(leased, error)
+                outcome = _ACCEPT if error is None else self._after(leased, error)
                 if outcome is not None:
                     outcomes.append((leased, outcome))
         except BaseException:  # the results of its neighbours count, even if this one ends the subscription

@@ -39,6 +39,11 @@ class Workers:
         for _ in range(count):
             self.start_worker()
 
+    @property
+    def have_work(self) -> bool:
+        """Whether a message waits for a thread."""
+        return not self._todo.empty()
+
     def submit(self, leased: LeasedMessage) -> None:
         """Have a message handled as soon as a thread is free."""
         self._todo.put(leased)

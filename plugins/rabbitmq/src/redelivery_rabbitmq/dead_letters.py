@@ -24,7 +24,8 @@ from redelivery.kit.letters import undecodable
 from redelivery_rabbitmq.address import Address
 from redelivery_rabbitmq.client import broker_headers, renewal
 from redelivery_rabbitmq.client.connection import QueueRole
-from redelivery_rabbitmq.client.consumer import RELEASED_FIRST, Consumer, Delivery
+from redelivery_rabbitmq.client.consumer import RELEASED_FIRST, Consumer
+from redelivery_rabbitmq.client.deliveries import Delivery
 from redelivery_rabbitmq.codec import decode
 from redelivery_rabbitmq.options import Settings
 
@@ -174,7 +175,7 @@ class RabbitmqDeadLetters(QueueRole, DeadLetters):
         if renewal.counts_looks(self.broker_version):
             # Before its first return a letter has the count of the queue in which it died.
             for each, delivery in zip(shown, page, strict=True):
-                if delivery.method.redelivered:
+                if delivery.redelivered:
                     self._looks = max(self._looks, each.added.delivery_count or 0)
         return shown
 

@@ -29,7 +29,8 @@ from redelivery_rabbitmq.client import broker_headers, pika_private, topology
 from redelivery_rabbitmq.client.arguments import KeptDelays
 from redelivery_rabbitmq.client.at_least_once import FLAG_IS_OFF, is_at_least_once
 from redelivery_rabbitmq.client.connection import QueueRole
-from redelivery_rabbitmq.client.consumer import RELEASED_FIRST, Consumer, Delivery, Lease
+from redelivery_rabbitmq.client.consumer import RELEASED_FIRST, Consumer
+from redelivery_rabbitmq.client.deliveries import Delivery
 from redelivery_rabbitmq.client.frames import fits_frame
 from redelivery_rabbitmq.client.parameters import user_of
 from redelivery_rabbitmq.client.stream_headers import unkept_error, unkept_header
@@ -89,16 +90,17 @@ class RabbitmqReceiver(QueueRole, Receiver):
         return self._consumer
 
     def _received(self, consumer: Consumer, delivery: Delivery) -> Received:
-        tag, method, properties, body = delivery
-        added = broker_headers.NONE
-        if properties.headers:
-            properties, added = broker_headers.split(properties)
-        message, fault = decode(properties, body)
+        position = f"{consumer.name}/{delivery.tag}"
+        if delivery.decoded is None and not delivery.redelivered:
+            plain = Message(value=delivery.body, id=delivery.plain_id)
+            return Received(message=plain, attempt=1, lease=delivery, position=position)
+        properties, added = broker_headers.split(delivery.properties)
+        message, fault = decode(properties, delivery.body)
         return Received(
             message=message,
-            attempt=added.attempt(redelivered=method.redelivered) if method.redelivered or added.attempts else 1,
-            lease=Lease(consumer, delivery),
-            position=f"{consumer.name}/{tag}",
+            attempt=added.attempt(redelivered=delivery.redelivered) if delivery.redelivered or added.attempts else 1,
+            lease=delivery,
+            position=position,
             undecodable=fault,
         )
 
@@ -113,7 +115,7 @@ class RabbitmqReceiver(QueueRole, Receiver):
         rejected: list[int] = []
         released: list[int] = []
         for at, (received, outcome) in call.waiting(Accept, Release, Retry, Terminate):
-            delivery: Delivery = received.lease.delivery
+            delivery: Delivery = received.lease
             if self._is_rejected(delivery, outcome):
                 rejected.append(delivery.tag)
             elif isinstance(outcome, Release):
@@ -152,7 +154,7 @@ class RabbitmqReceiver(QueueRole, Receiver):
             text = f"its value is {size} bytes; the broker takes at most {limit}"
             raise Permanent(f"rabbitmq: this letter cannot be stored: {text}", code=Code.TOO_LARGE)
         if self._settings.dead_letters == "stream":
-            published, _ = broker_headers.split(received.lease.delivery.properties)
+            published, _ = broker_headers.split(received.lease.properties)
             unkept = unkept_header(published.headers, self.broker_version)
             if unkept is not None:
                 raise unkept_error("letter", unkept)
@@ -197,7 +199,7 @@ class RabbitmqReceiver(QueueRole, Receiver):
         if not isinstance(outcome, Retry):
             return False
         failures = 1
-        if delivery.method.redelivered:  # a dead-lettered message brings along the count of its former queue
+        if delivery.redelivered:  # a dead-lettered message brings along the count of its former queue
             failures += broker_headers.split(delivery.properties)[1].delivery_count or 0
         return outcome.delay <= timedelta(0) or self._kept_delays.keep(outcome.delay, failures)
 
@@ -270,7 +272,7 @@ class RabbitmqReceiver(QueueRole, Receiver):
 
 def _copied(received: Received, user: str | None) -> tuple[bytes, BasicProperties]:
     """Return body and properties as they were published, for publishing the message again as this user."""
-    delivery: Delivery = received.lease.delivery
+    delivery: Delivery = received.lease
     properties = copy(broker_headers.split(delivery.properties)[0])
     if properties.user_id != user:
         properties.user_id = None  # the broker closes the channel of another user

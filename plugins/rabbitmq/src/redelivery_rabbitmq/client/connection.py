@@ -47,7 +47,7 @@ def open_connection(address: Address, settings: Settings) -> BlockingConnection:
     """Open a connection. Raises BrokerError, ConfigurationError."""
     parameters = connection_parameters(address, settings)
     with OPENING.while_doing(f"connecting to {address.where}", safe=True):
-        return BoundedConnection(parameters)
+        return pika_private.opened(BoundedConnection, parameters)
 
 
 @contextmanager

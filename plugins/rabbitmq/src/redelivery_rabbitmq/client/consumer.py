@@ -11,13 +11,13 @@ import time
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator
 from itertools import count, groupby, takewhile
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
 from pika.exceptions import ConsumerCancelled
-from pika.spec import Basic, BasicProperties
 
 from redelivery_rabbitmq.client.connection import drop
+from redelivery_rabbitmq.client.deliveries import Delivery, delivered
 from redelivery_rabbitmq.client.pika_private import send_cancel
 
 #: From this version on a quorum queue puts released messages before those that were never delivered.
@@ -40,22 +40,6 @@ _COMING: Final = 1.0
 _COMMANDS: Final = 32
 #: Seconds between two counts.
 _POLL: Final = 0.002
-
-
-class Delivery(NamedTuple):
-    """A delivered message."""
-
-    tag: int
-    method: Basic.Deliver
-    properties: BasicProperties
-    body: bytes
-
-
-class Lease(NamedTuple):
-    """A message, and the consumer that holds it."""
-
-    consumer: Consumer
-    delivery: Delivery
 
 
 class Consumer:
@@ -87,7 +71,7 @@ class Consumer:
 
     def holds(self, lease: object) -> bool:
         """Whether the message of a lease is unacknowledged here."""
-        return isinstance(lease, Lease) and lease.consumer is self and lease.delivery.tag in self.unacked
+        return isinstance(lease, Delivery) and lease.holder is self and lease.tag in self.unacked
 
     def fetch(self, limit: int, wait: float) -> list[Delivery]:
         """Fetch up to `limit` messages; wait up to `wait` seconds for the first.
@@ -111,7 +95,7 @@ class Consumer:
         fetched = self._consume(limit, wait) if limit else []
         if fetched:
             self._last_tags.append(fetched[-1].tag)
-            self.reached_new = not fetched[-1].method.redelivered
+            self.reached_new = not fetched[-1].redelivered
             self.unacked.update((each.tag, None) for each in fetched)
         return fetched
 
@@ -211,18 +195,19 @@ class Consumer:
             self.unacked.pop(tag, None)
 
     def _consume(self, limit: int, wait: float) -> list[Delivery]:
-        received: list[Delivery] = []
+        with delivered(self._channel, self) as received:
+            self._deliver(received, limit, wait)
+        return received
 
-        def receive(_: Any, method: Basic.Deliver, properties: BasicProperties, body: bytes) -> None:
-            received.append(Delivery(method.delivery_tag, method, properties, body))
-
+    def _deliver(self, received: list[Delivery], limit: int, wait: float) -> None:
+        """Let a consumer of this limit exist until the first messages have come, or for so many seconds."""
         if limit != self._prefetch:
             self._channel.basic_qos(prefetch_count=limit)
             self._prefetch = limit
         # Each consumer has a new name: unacknowledged messages of a former one would count against its prefetch. The
         # names ascend, for the order in which the queue takes back what they had.
         name = f"redelivery-{next(self._numbers):09}"
-        self._channel.basic_consume(self._queue, receive, consumer_tag=name, arguments=_NO_STREAM)
+        self._channel.basic_consume(self._queue, _unused, consumer_tag=name, arguments=_NO_STREAM)
         end = time.monotonic() + wait
         while not received and (left := end - time.monotonic()) > 0 and self._channel.consumer_tags:
             self._connection.process_data_events(left)
@@ -245,4 +230,7 @@ class Consumer:
             self.close()
             raise ConsumerCancelled("by the broker")
         self._channel.basic_cancel(name)
-        return received
+
+
+def _unused(*_: Any) -> None:
+    """Take a message from pika: none comes, as `delivered` takes them all."""
