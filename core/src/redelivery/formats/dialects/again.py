@@ -53,6 +53,7 @@ class _Plan:
         marker: index of the marker, and its new header.
         hops: how often they were sent back before.
         unsent: as of `Again`.
+        same: what all of them are sent with, where nothing but the marker is kept.
     """
 
     kept: Sequence[int]
@@ -61,6 +62,7 @@ class _Plan:
     header: tuple[str, bytes]
     hops: int
     unsent: bool
+    same: Again | None
 
 
 def plain(batch: Batch) -> list[Again | None]:
@@ -93,16 +95,21 @@ def plain(batch: Batch) -> list[Again | None]:
                 found.append(None)
                 break
         else:
-            marker, header = plan.marker, plan.header
-            kept = tuple([header if index == marker else headers[index] for index in plan.kept])
-            found.append(Again(kept, plan.hops, plan.unsent))
+            found.append(plan.same or _again(headers, plan))
     return found
+
+
+def _again(headers: Headers, plan: _Plan) -> Again:
+    marker, header = plan.marker, plan.header
+    kept = tuple([header if index == marker else headers[index] for index in plan.kept])
+    return Again(kept, plan.hops, plan.unsent)
 
 
 def _matters(text: bytes) -> bool:
     """Whether something of a context may go into the message that is sent."""
     target, extra, maybe = _MATTERS
-    if target in text or extra in text or maybe in text or b"\0" in text:
+    find = text.find  # in three quarters of the time of `in`
+    if find(target) >= 0 or find(extra) >= 0 or find(maybe) >= 0 or b"\0" in text:
         return True
     return b"\\" in text and _ESCAPE in text  # one byte is found in a fifth of the time
 
@@ -124,14 +131,16 @@ def _plan(headers: Headers, names: Sequence[str]) -> _Plan | None:
     gone = {i for i in own if names[i] in CONTEXT or names[i] in connect.NAMES}
     if len(written) != len({names[i] for i in gone}):  # a header has moved, or is not ours
         return None
-    next_marker = Marker(attempts_total=marker.attempts_total, hops=marker.hops + 1)
+    header = names[index], Marker(attempts_total=marker.attempts_total, hops=marker.hops + 1).dump()
+    kept = [i for i in range(len(names)) if i not in gone]
     return _Plan(
-        kept=[i for i in range(len(names)) if i not in gone],
+        kept=kept,
         contexts=[i for i in gone if names[i] in CONTEXT],
         marker=index,
-        header=(names[index], next_marker.dump()),
+        header=header,
         hops=marker.hops,
         unsent=not marker.received,
+        same=Again((header,), marker.hops, not marker.received) if kept == [index] else None,
     )
 
 
