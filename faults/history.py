@@ -158,6 +158,29 @@ class History(Sequence[Event]):
         return len(self._events)
 
 
+class Tail:
+    """Counts the rows of some kinds of events while processes append them; each event is read once."""
+
+    def __init__(self, folder: Path, *kinds: Kind) -> None:
+        self._folder = folder
+        self._kinds = kinds
+        self._read: dict[Path, int] = {}
+        self._rows: set[int] = set()
+
+    def count(self) -> int:
+        """Return the number of different rows so far."""
+        for path in self._folder.glob(f"*{_ENDING}"):
+            with path.open("rb") as file:
+                file.seek(self._read.get(path, 0))
+                whole, end, _ = file.read().rpartition(b"\n")
+            self._read[path] = self._read.get(path, 0) + len(whole) + len(end)
+            for line in whole.splitlines():
+                event = Event.from_json(line.decode())
+                if event.kind in self._kinds:
+                    self._rows.update(event.rows)
+        return len(self._rows)
+
+
 def _events(path: Path) -> Iterator[Event]:
     lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
     for line in lines[:-1]:  # what follows the last end of line was cut off when its process was killed

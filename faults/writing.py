@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from faults.broker import BrokerUnderTest
-from faults.history import DESTINATION, LETTERS, History
+from faults.history import DESTINATION, LETTERS, Tail
 from faults.plan import Plan
 from faults.reading import Reads
 from redelivery.contract.broker import Support
@@ -67,12 +67,12 @@ class Writing:
     hidden = 0.0
 
     def __init__(self, under_test: BrokerUnderTest, plan: Plan, folder: Path) -> None:
-        self._folder = folder
+        self._handed = Tail(folder, "handed")
         self._process = process("faults.writer", settings_for(under_test, plan, folder), folder, "writer")
 
     @property
     def progress(self) -> int:
-        return sum(len(event.rows) for event in History.load(self._folder).of("handed"))
+        return self._handed.count()
 
     @property
     def alive(self) -> bool:
