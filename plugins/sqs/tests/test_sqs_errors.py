@@ -27,9 +27,11 @@ COMMON = [
 ]
 
 
-def answer(code: str, status: int = 400, operation: str = "SendMessageBatch", **headers: str) -> ClientError:
+def answer(
+    code: str, status: int = 400, operation: str = "SendMessageBatch", *, text: str = "m", **headers: str
+) -> ClientError:
     metadata = {"HTTPStatusCode": status, "HTTPHeaders": headers}
-    return ClientError({"Error": {"Code": code, "Message": "m"}, "ResponseMetadata": metadata}, operation)
+    return ClientError({"Error": {"Code": code, "Message": text}, "ResponseMetadata": metadata}, operation)
 
 
 def descendants(kind: type[Exception]) -> set[type[Exception]]:
@@ -90,6 +92,13 @@ def test_an_answer_to_a_whole_request_is_sorted(code: str, status: int, kind: ty
     found = TABLE.error(answer(code, status), "sending", rows=2)
     assert type(found) is kind
     assert "sending" in str(found)
+
+
+def test_an_answer_that_was_cut_off_after_its_status_is_no_refusal_by_sqs() -> None:
+    """SQS always says why. An empty answer has lost its body on the way, and the same request may succeed."""
+    assert type(TABLE.error(answer("400", 400, text=""), "x")) is Ambiguous
+    assert type(TABLE.error(answer("404", 404, text="<html>no such page</html>"), "x")) is Fatal
+    assert type(TABLE.error(answer("403", 403, text=""), "x")) is Fatal
 
 
 def test_only_a_send_can_be_unattributed() -> None:

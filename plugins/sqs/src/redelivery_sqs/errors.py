@@ -93,6 +93,7 @@ _STATUSES: Final[Mapping[int | str, Rule]] = {
     429: _SLOW,
     503: _SLOW,
     "4xx": _REFUSED,
+    "cut": _UNCONFIRMED,
 }
 
 #: By class of botocore's own errors; an error without a rule concerns the configuration.
@@ -138,10 +139,12 @@ def _describe(error: Any) -> ClientError:
     metadata = error.response.get("ResponseMetadata", {})
     status = int(metadata.get("HTTPStatusCode") or 0)
     name = _plain(answer.get("Code"))
+    # SQS says why it refuses. If an answer names nothing, its body was lost on the way.
+    general = "cut" if name == str(status) and not answer.get("Message") else f"{status // 100}xx"
     service = "sts:" if error.operation_name.startswith("AssumeRole") else ""
     return ClientError(
         str(answer.get("Message") or ""),
-        codes=(service + name, name, status, f"{status // 100}xx"),
+        codes=(service + name, name, status, general),
         name=name,
         retry_after=_seconds(metadata.get("HTTPHeaders", {}).get("retry-after")),
     )
