@@ -125,7 +125,7 @@ import nox  # noqa: E402 - a script has no nox yet
 nox.needs_version = ">=2025.2.9"
 nox.options.default_venv_backend = os.environ.get("NOX_DEFAULT_VENV_BACKEND", "uv|virtualenv")
 nox.options.reuse_venv = "yes"
-nox.options.sessions = ["lint", "types", "tests", "seeds", "stranger"]
+nox.options.sessions = ["lint", "types", "tests", "faults", "seeds", "stranger"]
 
 #: A third-party plugin, outside the workspace like that of any other author.
 STRANGER = "examples/third_party_plugin"
@@ -164,6 +164,8 @@ REQUIRED = ["--require-brokers"] if os.environ.get("REDELIVERY_REQUIRE_BROKERS")
 SLOTS = 5
 #: How many processes share the suite of a broker whose tests wait longest. Each process has its own broker.
 PARTS = {"kafka": 3, "servicebus": 3, "sqs": 3, "rabbitmq": 2}
+#: The version of toxiproxy that the session `faults` builds.
+TOXIPROXY = "v2.12.0"
 #: An argument of the session `conformance`.
 ALL_VERSIONS = "--all-versions"
 
@@ -378,6 +380,22 @@ def bench(session: nox.Session) -> None:
     session.run("python", "benchmarks/bench.py", *session.posargs)
 
 
+@nox.session
+def faults(session: nox.Session) -> None:
+    """Every row counted while brokers, networks and processes break: a short table. `-- --all`: the whole one.
+
+    `-- --broker kafka --fault freeze --seed 7 --rows 5000` runs some cells, `-- --help` shows all options.
+    """
+    install_project(session, "test")
+    _toxiproxy(session)
+    command = ["python", "-m", "faults.run"]
+    if session.posargs:
+        session.run(*command, *session.posargs, env=_newest())
+        return
+    of = [name for name in PLUGINS if name != "file"]
+    side_by_side(session, [Run("faults", [*command, "--short", "--broker", name], _newest()) for name in of], slots=2)
+
+
 @nox.session(reuse_venv=False)
 def plugin(session: nox.Session) -> None:
     """`-- NAME`: that plugin alone with core, in a fresh environment, built and not editable; then its tests."""
@@ -428,6 +446,17 @@ def constraints(session: nox.Session) -> None:
         command += ["--no-emit-package", own]
     session.install("uv")
     session.run(*command, "--output-file", "constraints.txt", *session.posargs, *DISTRIBUTIONS)
+
+
+def _toxiproxy(session: nox.Session) -> None:
+    """Build toxiproxy's server if Go is here. Without it our own proxy makes the same faults."""
+    folder = ROOT / ".nox" / "toxiproxy"
+    if shutil.which("toxiproxy-server") or (folder / "server").exists() or not shutil.which("go"):
+        return
+    wanted = f"github.com/Shopify/toxiproxy/v2/cmd/server@{TOXIPROXY}"
+    built = subprocess.run(["go", "install", wanted], env={**os.environ, "GOBIN": str(folder)}, check=False)
+    if built.returncode:
+        session.warn("toxiproxy was not built; our own proxy is used")
 
 
 def _typed() -> list[str]:

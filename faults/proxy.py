@@ -53,7 +53,7 @@ def toxiproxy_server() -> str | None:
     named = os.environ.get(VARIABLE)
     if named is not None:
         return named or None
-    beside = Path(__file__).parents[1] / ".nox" / "toxiproxy" / "toxiproxy-server"
+    beside = Path(__file__).parents[1] / ".nox" / "toxiproxy" / "server"
     return shutil.which("toxiproxy-server") or (str(beside) if beside.exists() else None)
 
 

@@ -181,6 +181,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--workload", action="append", help="only this workload; may be repeated")
     parser.add_argument("--seed", type=int, help="chooses rows, moments and order of faults; a random one is printed")
     parser.add_argument("--rows", type=int, default=ROWS, help="rows of each cell")
+    parser.add_argument("--all", action="store_true", help="the whole table, as without any choice")
     parser.add_argument("--short", action="store_true", help="the short table of continuous integration")
     parser.add_argument(
         "--record", type=Path, nargs="?", const=results.FOLDER, help="write the results into this folder"

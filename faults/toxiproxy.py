@@ -39,7 +39,7 @@ class Toxiproxy:
         )
         self._toxics: list[str] = []
         try:
-            self.kind = f"toxiproxy {self._version()}"
+            self.kind = f"toxiproxy {self._version()}".removesuffix(" git")  # so says one that Go has built
             made = self._ask(
                 "POST",
                 "/proxies",

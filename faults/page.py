@@ -1,0 +1,98 @@
+"""Generates `docs/faults.md` from the recorded results: `python -m faults.page`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from faults.cells import CELLS
+from faults.results import FOLDER, product, recorded
+from faults.states import STATES
+
+PAGE: Final = Path(__file__).parents[1] / "docs" / "faults.md"
+_HEAD: Final = """\
+# Faults on real brokers
+
+Made by `python -m faults.page` from the records of runs in [faults/results](../faults/results); a test compares it with
+them. `nox -s faults -- --all` runs the whole table, and `nox -s faults` a short one.
+
+In each cell a process works with a broker while something breaks; some of its rows are poison, which the broker always
+refuses. Then an independent client, which uses no code of ours, reads everything at the broker. A checker in the style
+of Jepsen's queue checker classifies each row, and holds the report, the letters and the invariants against what was
+found. **Holds** means: no violation. [faults/README.md](../faults/README.md) explains how it works, and
+`nox -s faults -- --broker BROKER --fault FAULT --workload WORKLOAD --seed SEED --rows ROWS` runs a cell again.
+
+Columns: *ok* rows were confirmed and found once; *dead* are letters, each with its reason; *twice* were found more than
+once, under one id and no more often than there were ambiguous attempts; *recovered* were reported as failed or
+unknown, and are there; *other*: see below the tables.
+"""
+_FOOT: Final = """\
+Other classes: `failed` rows of a job that failed were neither promised nor found. `handled` messages were accepted by
+their subscriber, `waiting` ones are still at their source. `destroyed` rows were stored before the fault deleted their
+queue. `skipped` rows were given up without a sink, as allowed, and counted.
+"""
+_SHOWN: Final = {"ok": "ok", "dead-lettered": "dead", "duplicated": "twice", "recovered": "recovered"}
+
+
+def as_markdown(records: list[dict[str, Any]]) -> str:
+    """Return the page."""
+    return "\n".join(_lines(records)).rstrip() + "\n"
+
+
+def _lines(records: list[dict[str, Any]]) -> Iterator[str]:
+    yield _HEAD
+    yield from _summary(records)
+    yield from _states(records)
+    for record in records:
+        yield f"\n## {_title(record)}\n"
+        yield f"| fault | workload | seed | rows | {' | '.join(_SHOWN.values())} | other | |"
+        yield "|---|---|---|---" + "|---" * (len(_SHOWN) + 2) + "|"
+        for cell in record["cells"]:
+            yield _row(cell)
+    yield f"\n{_FOOT}"
+
+
+def _title(record: Mapping[str, Any]) -> str:
+    return f"{product(record['broker'])} {record['version']}".strip()
+
+
+def _summary(records: list[dict[str, Any]]) -> Iterator[str]:
+    cells = [cell for record in records for cell in record["cells"]]
+    holds = sum(cell["ok"] for cell in cells)
+    rows = sum(cell["rows"] for cell in cells)
+    total: Counter[str] = Counter()
+    for cell in cells:
+        total.update(cell["counts"])
+    yield f"{len(cells)} cells were run, with {rows:,} rows: {holds} hold, {len(cells) - holds} do not. "
+    yield f"Of all rows {total['lost']} were lost, and {total['unexpected']} messages were found that nobody sent.\n"
+    yield "| broker | cells | hold |\n|---|---|---|"
+    for record in records:
+        yield f"| {_title(record)} | {len(record['cells'])} | {sum(cell['ok'] for cell in record['cells'])} |"
+    known = {(record["broker"], cell["fault"], cell["workload"]) for record in records for cell in record["cells"]}
+    missing = [cell.name for cell in CELLS if (cell.broker, cell.fault, cell.workload) not in known]
+    if missing:
+        yield f"\nNot run: {', '.join(missing)}."
+
+
+def _states(records: list[dict[str, Any]]) -> Iterator[str]:
+    found = Counter(state for record in records for cell in record["cells"] for state in cell["states"])
+    yield "\n## Rare states\n"
+    yield "A fault that never meets a rare state proves little, so a state that no cell reaches fails the whole table.\n"
+    yield "| state | cells that reached it |\n|---|---|"
+    for state in STATES:
+        yield f"| {state.means} | {found[state.name]} |"
+
+
+def _row(cell: Mapping[str, Any]) -> str:
+    counts = dict(cell["counts"])
+    shown = [str(counts.pop(name, 0)) for name in _SHOWN]
+    other = ", ".join(f"{number} {name}" for name, number in counts.items())
+    word = "holds" if cell["ok"] else "**fails**: " + "; ".join(cell["violations"])
+    parts = [cell["fault"], cell["workload"], str(cell["seed"]), str(cell["rows"]), *shown, other, word]
+    return f"| {' | '.join(parts)} |"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(as_markdown(recorded(FOLDER)), encoding="utf-8")
