@@ -451,10 +451,11 @@ def constraints(session: nox.Session) -> None:
 def _toxiproxy(session: nox.Session) -> None:
     """Build toxiproxy's server if Go is here. Without it our own proxy makes the same faults."""
     folder = ROOT / ".nox" / "toxiproxy"
-    if shutil.which("toxiproxy-server") or (folder / "server").exists() or not shutil.which("go"):
+    go = shutil.which("go")
+    if go is None or shutil.which("toxiproxy-server") or (folder / "server").exists():
         return
     wanted = f"github.com/Shopify/toxiproxy/v2/cmd/server@{TOXIPROXY}"
-    built = subprocess.run(["go", "install", wanted], env={**os.environ, "GOBIN": str(folder)}, check=False)
+    built = subprocess.run([go, "install", wanted], env={**os.environ, "GOBIN": str(folder)}, check=False)
     if built.returncode:
         session.warn("toxiproxy was not built; our own proxy is used")
 

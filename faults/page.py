@@ -79,7 +79,7 @@ def _summary(records: list[dict[str, Any]]) -> Iterator[str]:
 def _states(records: list[dict[str, Any]]) -> Iterator[str]:
     found = Counter(state for record in records for cell in record["cells"] for state in cell["states"])
     yield "\n## Rare states\n"
-    yield "A fault that never meets a rare state proves little, so a state that no cell reaches fails the whole table.\n"
+    yield "A fault that meets no rare state proves little: a state that no cell reaches is a failure of the table.\n"
     yield "| state | cells that reached it |\n|---|---|"
     for state in STATES:
         yield f"| {state.means} | {found[state.name]} |"
