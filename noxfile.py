@@ -125,7 +125,7 @@ import nox  # noqa: E402 - a script has no nox yet
 nox.needs_version = ">=2025.2.9"
 nox.options.default_venv_backend = os.environ.get("NOX_DEFAULT_VENV_BACKEND", "uv|virtualenv")
 nox.options.reuse_venv = "yes"
-nox.options.sessions = ["lint", "types", "tests", "faults", "seeds", "stranger"]
+nox.options.sessions = ["lint", "types", "tests", "faults", "seeds", "simulate", "stranger"]
 
 #: A third-party plugin, outside the workspace like that of any other author.
 STRANGER = "examples/third_party_plugin"
@@ -357,6 +357,13 @@ def conformance(session: nox.Session) -> None:
 def seeds(session: nox.Session) -> None:
     """docs/seeds.md against what `unit` and `conformance` ran last: each statement's tests have passed."""
     session.run(sys.executable, "core/tests/seed_table.py", str(PASSED), external=True)
+
+
+@nox.session
+def simulate(session: nox.Session) -> None:
+    """The real engine and redrive under 10,000 seeds of faults; `-- --seed 4711` runs one, `-- --help` says more."""
+    install(session, "--editable", "core", "--editable", "conformance_tests")
+    session.run("python", "-m", "simulation", *session.posargs, env={"PYTHONPATH": "core/tests"})
 
 
 @nox.session

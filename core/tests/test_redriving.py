@@ -405,6 +405,22 @@ def test_letters_that_lie_behind_others_go_too_and_each_is_counted_once() -> Non
     assert len(here.place.letters) == 1
 
 
+def test_letters_behind_those_that_an_earlier_run_has_sent_come_too(tmp_path: Path) -> None:
+    """What that run could not remove is removed first, and only then do they appear."""
+    here, journal = setup(4), tmp_path / "journal"
+    object.__setattr__(here.work.capabilities, "browse", Support.LOWER_BOUND)
+    here.place.browse = lambda: iter(list(here.place.letters[:2]))  # type: ignore[method-assign]
+    remove = here.place.remove
+    here.place.remove = lambda _: 0  # type: ignore[method-assign]
+    with here.dlq() as dlq:
+        assert dlq.redrive(journal=journal).removed == 0
+    here.place.remove = remove  # type: ignore[method-assign]
+    with here.dlq() as dlq:
+        report = dlq.redrive(journal=journal)
+    assert (report.resumed, report.redriven, len(here.work.stored)) == (2, 2, 4)
+    assert here.place.letters == []
+
+
 def test_what_may_have_arrived_is_recognised_as_what_was_sent_first() -> None:
     """By its id, or by what it was recognised by beside it; anything else goes as another message."""
     contexts = [replace(CONTEXT, maybe_delivered=True), replace(CONTEXT, maybe_delivered=True, identity="2 /s b")]

@@ -246,7 +246,7 @@ class Transfer:
         """Move the letters that exist now."""
         again = True
         while again:
-            removed = self.report.removed
+            gone = self.report.removed + self.report.resumed
             for chunk in self._chunks(rate):
                 found = self._sendable(chunk)
                 if letter_sender is not None and found.messages is not None:
@@ -260,7 +260,7 @@ class Transfer:
             if self._limit == 0 and self._settings.limit is not None:
                 self.report.stopped = limit_reached(self._settings.limit, self._before)
             # Letters behind those that are gone are visible now.
-            again = self._partial and not self.report.stopped and self.report.removed > removed
+            again = self._partial and not self.report.stopped and self.report.removed + self.report.resumed > gone
 
     def _look_anew(self, letter_sender: LetterSender | None, rate: RateLimit) -> None:
         """Look again. Letters that stay are counted as the last look finds them; a broker that is away comes back."""

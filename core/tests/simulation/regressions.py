@@ -1,0 +1,16 @@
+"""Seeds that failed in the code as it was, and what they found. A change of a world gives its seeds other histories:
+each defect also has a test of its own, which is named beside it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+#: World, seed, what it found.
+FOUND: Final = (
+    (  # test_redriving.py::test_letters_behind_those_that_an_earlier_run_has_sent_come_too
+        "redrive",
+        241,
+        "letters that appeared behind those of an earlier run were left in their place",
+    ),
+)

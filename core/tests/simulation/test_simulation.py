@@ -1,0 +1,123 @@
+"""The simulation itself: a seed is a history, a failure is made short, and seeds that once failed pass."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from simulation import __main__ as command
+from simulation.invariants import ALWAYS, AT_THE_END, INVARIANTS, End, Item, always, at_the_end
+from simulation.regressions import FOUND
+from simulation.runs import WORLDS, run
+from simulation.scheduler import Violated
+from simulation.tally import Tally
+
+TESTS = Path(__file__).resolve().parents[1]
+SEEDS = range(40)
+DIGESTS = """
+import json, sys
+from simulation.runs import WORLDS, run
+seeds = range(int(sys.argv[1]))
+print(json.dumps({world: [run(world, seed).digest for seed in seeds] for world in WORLDS}))
+"""
+
+
+def digests(hash_seed: int) -> dict[str, list[str]]:
+    environment = {**os.environ, "PYTHONPATH": str(TESTS), "PYTHONHASHSEED": str(hash_seed)}
+    command = [sys.executable, "-c", DIGESTS, str(len(SEEDS))]
+    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True, timeout=300)
+    found: dict[str, list[str]] = json.loads(done.stdout)
+    return found
+
+
+def test_one_seed_has_one_history_in_any_process() -> None:
+    first, second = digests(1), digests(4711)
+    assert first == second
+    assert set(first) == set(WORLDS)
+    for of_world in first.values():
+        assert len(set(of_world)) > len(SEEDS) * 0.8, "other seeds have other histories"
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_the_invariants_hold(world: str) -> None:
+    assert [str(found.violation) for seed in SEEDS if (found := run(world, seed)).violation] == []
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_a_run_is_repeated_from_its_decisions(world: str) -> None:
+    for seed in range(5):
+        first = run(world, seed)
+        assert run(world, seed + 1000, first.recorded).digest == first.digest
+
+
+@pytest.mark.parametrize(("world", "seed", "what"), FOUND)
+def test_a_seed_that_once_failed_passes(world: str, seed: int, what: str) -> None:
+    assert run(world, seed).violation is None, what
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        (1, Item(name="m", gone=True, confirmed=True)),
+        (3, Item(name="m", copies=2)),
+        (3, Item(name="m", ids=2)),
+        (4, Item(name="m", altered="its key")),
+        (5, Item(name="m", gone=True, kept=True)),
+        (8, Item(name="m", harmed="a neighbour")),
+        (10, Item(name="m", retries=3, allowed=2)),
+        (10, Item(name="m", early="too early")),
+        (11, Item(name="m", suppressed=True)),
+        (12, Item(name="m", altered="its type", foreign=True)),
+    ],
+)
+def test_each_invariant_can_fail(bad: tuple[int, Item]) -> None:
+    number, item = bad
+    with pytest.raises(Violated) as found:
+        always([Item(name="good", gone=True, kept=True, confirmed=True, copies=1), item])
+    assert found.value.number == number
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        (2, End(open=["m"])),
+        (2, End(open=[], account="one is missing")),
+        (5, End(open=[], unexplained="why")),
+        (7, End(open=[], late="an hour")),
+    ],
+)
+def test_each_invariant_of_the_end_can_fail(bad: tuple[int, End]) -> None:
+    number, end = bad
+    with pytest.raises(Violated) as found:
+        at_the_end(end)
+    assert found.value.number == number
+
+
+def test_the_table_names_each_invariant_and_existing_worlds() -> None:
+    assert {number for number, _ in (*ALWAYS, *AT_THE_END)} == set(INVARIANTS)
+    assert {world for worlds in INVARIANTS.values() for world in worlds} == {*WORLDS}
+
+
+def test_a_state_that_was_never_reached_fails_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+    states = WORLDS["redrive"].states
+    whole = Tally(seeds=command.ENOUGH)
+    whole.reached.update(states)
+    assert command.report({"redrive": whole}, 1.0) == 0
+    del whole.reached[states[0]]
+    assert command.report({"redrive": whole}, 1.0) == 1
+    assert f"never reached: {states[0]}" in capsys.readouterr().out
+    whole.seeds = command.ENOUGH - 1
+    assert command.report({"redrive": whole}, 1.0) == 0
+
+
+def test_the_command_runs_seeds_side_by_side_and_writes_what_they_came_to(tmp_path: Path) -> None:
+    written = tmp_path / "results.json"
+    assert command.main(["--seeds", "8", "--jobs", "2", "--json", str(written)]) == 0
+    found = json.loads(written.read_text(encoding="utf-8"))
+    assert found["seeds"] >= 8
+    assert {world: each["failed"] for world, each in found["worlds"].items()} == {world: [] for world in WORLDS}
