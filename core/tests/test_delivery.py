@@ -82,9 +82,8 @@ def test_rows_written_are_accounted_for_and_connections_come_back() -> None:
     lent = Lent(work=scripted(b=["permanent"]), sink=scripted())
     with opened(lent) as delivery:
         delivery.write(batch("a", "b"))
-        delivery.reject(
-            [Rejected(Message(value=b"{}", id="c"), Permanent("no", native_code="Invalid"), "VALUE_CONVERTER")]
-        )
+        bad = Batch.of([Message(value=b"{}", id="c")])
+        delivery.reject(Rejected(bad, [Permanent("no", native_code="Invalid")], "VALUE_CONVERTER"))
         report = delivery.finish()
     assert (report.rows, report.delivered, report.dead_lettered) == (3, 1, 2)
     assert report.seconds > 0

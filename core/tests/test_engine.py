@@ -238,7 +238,8 @@ def test_an_outage_does_not_flood_the_sink() -> None:
 def test_a_row_that_cannot_become_a_message_goes_to_the_sink_with_no_attempts() -> None:
     setup = EngineSetup(retry=9)
     error = Permanent("no time", native_code="MissingTime")
-    setup.engine.reject([Rejected(Message(value=b"{}", id="row-1"), error, "HEADER_CONVERTER")], "some.Encoder")
+    bad = Batch.of([Message(value=b"{}", id="row-1")])
+    setup.engine.reject(Rejected(bad, [error], "HEADER_CONVERTER"), "some.Encoder")
     setup.run()
     context = dialects.read(setup.sinks[0].stored[0])
     assert context is not None

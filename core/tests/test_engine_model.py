@@ -110,13 +110,8 @@ class Model(RuleBasedStateMachine):
         name = f"m{len(self.given)}"
         self.given.append(name)
         try:
-            self.engine.reject(
-                [
-                    Rejected(
-                        Message(value=VALUE, id=name), Permanent("no time", native_code="Invalid"), "VALUE_CONVERTER"
-                    )
-                ]
-            )
+            bad = Batch.of([Message(value=VALUE, id=name)])
+            self.engine.reject(Rejected(bad, [Permanent("no time", native_code="Invalid")], "VALUE_CONVERTER"))
         except RedeliveryError as error:
             self.failed = error
 

@@ -469,6 +469,36 @@ def test_an_undeliverable_row_is_an_event_with_its_key_headers_and_reason():
     }
 
 
+@given(
+    st.lists(
+        st.tuples(
+            st.dictionaries(st.text(max_size=3), st.text(max_size=3) | st.binary(max_size=3) | st.floats(), max_size=3),
+            st.text(max_size=4),
+            st.sampled_from(["no 100%s", "no é\n", "no 100%s"]),
+            st.none() | st.binary(max_size=3),
+            st.sampled_from(
+                [(), (("u", b"1"), ("u", None)), (("Content-Type", b"text/csv"),), (("content-type", b""),)]
+            ),
+        ),
+        min_size=1,
+        max_size=5,
+    ),
+    st.booleans(),
+)
+def test_many_undeliverable_rows_are_the_events_that_each_of_them_is_alone(rows, same):
+    every, ids, reasons, keys, headers = (list(each) for each in zip(*rows, strict=True))
+    errors = [Permanent(each, code=Code.INVALID_MESSAGE) for each in (reasons[:1] if same else reasons)]
+    batch = events.undeliverable_all(
+        [events.row_json(row) for row in every], ids=ids, errors=errors, keys=keys, headers=headers, source="a:é%s"
+    )
+    told = errors * len(rows) if same else errors
+    assert list(batch.rows()) == [
+        events.undeliverable(row, id=id_, error=error, key=key, headers=own, source="a:é%s")
+        for row, id_, error, key, own in zip(every, ids, told, keys, headers, strict=True)
+    ]
+    assert batch.nbytes == sum(each.nbytes for each in batch.rows())
+
+
 def test_an_undeliverable_row_of_bytes_is_base64_and_comes_out_again():
     message = events.undeliverable(b"\xff\x00", id="1", error=Permanent("x"))
     assert events.to_event(message).get_data() == b"\xff\x00"

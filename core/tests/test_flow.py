@@ -114,8 +114,8 @@ def test_what_came_before_a_row_that_is_no_message_is_not_parked_behind_it(nativ
     setup.work.script = {"a1": ["retriable"]}
     setup.take(("a1", b"a"), ("a2", b"a"))
     setup.engine.turn(0.0)
-    bad = Message(value=b"", id="a3", key=b"a")
-    setup.engine.reject([Rejected(bad, Permanent("no message", native_code="bad"), "VALUE_CONVERTER")])
+    bad = Batch.of([Message(value=b"", id="a3", key=b"a")])
+    setup.engine.reject(Rejected(bad, [Permanent("no message", native_code="bad")], "VALUE_CONVERTER"))
     setup.take(("a4", b"a"))
     setup.engine.drain()
     assert setup.stored() == ["a1", "a2"]

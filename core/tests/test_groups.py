@@ -322,22 +322,18 @@ def test_rows_that_cannot_become_messages_are_grouped_by_error_and_keep_their_pl
     scene = Scene()
     told = Permanent("no time", native_code="Invalid")
     scene.engine.take(Batch.of([Message(value=b"v", id="good")]))
-    scene.engine.reject(
-        [
-            Rejected(Message(value=b"1", id="a"), told, "VALUE_CONVERTER"),
-            Rejected(Message(value=b"2", id="b"), Permanent("no key", native_code="Invalid"), "KEY_CONVERTER"),
-            Rejected(Message(value=b"3", id="c"), told, "VALUE_CONVERTER"),
-            Rejected(Message(value=b"4", id="d"), Permanent("no day", native_code="Invalid"), "VALUE_CONVERTER"),
-        ],
-        "some.Encoder",
-    )
+    other = Permanent("no day", native_code="Invalid")
+    bad = Batch.of([Message(value=b"1", id="a"), Message(value=b"3", id="c"), Message(value=b"4", id="d")])
+    scene.engine.reject(Rejected(bad, [told, told, other], "VALUE_CONVERTER"), "some.Encoder")
+    bad = Batch.of([Message(value=b"2", id="b")])
+    scene.engine.reject(Rejected(bad, [Permanent("no key", native_code="Invalid")], "KEY_CONVERTER"), "some.Encoder")
     scene.run()
     found = {each.id: context for each in scene.sinks[0].stored if (context := dialects.read(each))}
     assert {name: (context.position, context.reason, context.stage) for name, context in found.items()} == {
         "a": (1, "no time", "VALUE_CONVERTER"),
-        "b": (2, "no key", "KEY_CONVERTER"),
-        "c": (3, "no time", "VALUE_CONVERTER"),
-        "d": (4, "no day", "VALUE_CONVERTER"),
+        "c": (2, "no time", "VALUE_CONVERTER"),
+        "d": (3, "no day", "VALUE_CONVERTER"),
+        "b": (4, "no key", "KEY_CONVERTER"),
     }
     assert len(scene.sinks[0].sends) == 1
     assert scene.engine.report.accounted

@@ -3,6 +3,8 @@
 import datetime as dt
 import json
 from dataclasses import replace
+from itertools import cycle
+from typing import NamedTuple
 
 import pyarrow as pa
 import pytest
@@ -44,8 +46,27 @@ def encode(rows, *, mode=None, require=(), capabilities=CAPABILITIES, prefix="ru
     for start in range(0, len(rows), size):
         batch, bad = encoder.encode(rows.slice(start, size))
         messages += [] if batch is None else list(batch.rows())
-        rejected += bad
+        rejected += alone(bad)
     return messages, rejected
+
+
+class Bad(NamedTuple):
+    """A row that is rejected."""
+
+    message: Message
+    error: Permanent
+    stage: str
+    position: int
+
+
+def alone(rejected):
+    """The rejected rows one by one, in their order."""
+    found = [
+        Bad(message, error, each.stage, position)
+        for each in rejected
+        for message, error, position in zip(each.messages.rows(), cycle(each.errors), each.positions)
+    ]
+    return sorted(found, key=lambda each: each.position)
 
 
 def headers(*lists):
@@ -304,7 +325,7 @@ def test_in_order_a_bad_row_comes_between_those_before_and_those_behind_it():
     seen = []
     for batch, rejected in encoder.in_order(rows):
         seen += [] if batch is None else [(m.key, m.id) for m in batch.rows()]
-        seen += [(each.message.key, each.message.id) for each in rejected]
+        seen += [(each.message.key, each.message.id) for each in alone(rejected)]
     assert [key for key, _ in seen] == [b"1", b"2", b"3", b"4", b"5", b"6"]
     good, bad = encode(rows, capabilities=NO_NULLS)
     assert sorted(seen) == sorted([(m.key, m.id) for m in good] + [(each.message.key, each.message.id) for each in bad])

@@ -22,6 +22,14 @@ def loads_strictly(document: bytes) -> Any:
     return _STRICT.decode(document.decode())
 
 
+def loads_plainly(document: str) -> Any:
+    """Return the value of JSON text without decimals: where a float is not exact, a number is its text.
+
+    Raises ValueError also for NaN and the infinities.
+    """
+    return _PLAIN.decode(document)
+
+
 def dumps(value: Any) -> str:
     """Return JSON text without blanks, decimals as numbers. Raises TypeError where a value has no such form."""
     try:
@@ -62,5 +70,14 @@ def _refuse(constant: str) -> Any:
     raise ValueError(constant)
 
 
+def _number_or_text(text: str) -> float | str:
+    value = _number(text)
+    if not isinstance(value, Decimal):
+        return value
+    number = float(value)
+    return number if Decimal(str(number)) == value else str(value)
+
+
 _STRICT = json.JSONDecoder(parse_float=_number, parse_constant=_refuse)
+_PLAIN = json.JSONDecoder(parse_float=_number_or_text, parse_constant=_refuse)
 _ENCODE = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode

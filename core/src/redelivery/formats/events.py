@@ -9,17 +9,20 @@ import base64
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+import re
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, date, datetime, time
 from functools import singledispatch
+from itertools import repeat
 from typing import Any, Final
 from urllib.parse import quote
 
 from cloudevents.core.v1.event import CloudEvent
 
 from redelivery.base.urls import redact
-from redelivery.contract.message import Batch, Headers, Message
+from redelivery.contract.message import ROW_OVERHEAD, Batch, Column, Headers, Message
 from redelivery.contract.spec import EventFormat
 from redelivery.errors import Permanent
 from redelivery.formats.cloudevents import (
@@ -42,7 +45,7 @@ from redelivery.formats.cloudevents import (
     to_structured,
     validate,
 )
-from redelivery.formats.rows import Changes, headers_of, names_in
+from redelivery.formats.rows import Changes, headers_of, names_in, size_of
 from redelivery.formats.syntax import is_uri_reference
 
 __all__ = [
@@ -62,10 +65,12 @@ __all__ = [
     "prefix_in",
     "reformat",
     "reformat_all",
+    "row_json",
     "source_of",
     "to_event",
     "to_json",
     "undeliverable",
+    "undeliverable_all",
     "validate",
     "wrapped",
 ]
@@ -81,6 +86,9 @@ _REASON_CHARACTERS: Final = 1024
 #: An id and a time that are valid.
 _ANY_ID: Final = b"1"
 _ANY_TIME: Final = b"2000-01-01T00:00:00Z"
+_ROW: Final = json.JSONEncoder(separators=(",", ":")).encode
+#: A list of texts becomes JSON at once, and is split at its line breaks: JSON text has none.
+_LINES: Final = json.JSONEncoder(separators=("\n", ":")).encode
 #: Characters that a path may hold besides letters and digits; not ":", before which a scheme would be.
 _SAFE: Final = "/._~!$&'()*+,;=@-"
 
@@ -428,8 +436,67 @@ def undeliverable(
         form["datacontenttype"] = "application/json"
         form["data"] = jsonable(row)
     body = json.dumps(to_json(from_json(form)), separators=(",", ":")).encode()
+    return Message(value=body, key=key, headers=_declared(headers), id=id)
+
+
+def undeliverable_all(
+    rows: Sequence[str],
+    *,
+    ids: Sequence[str],
+    errors: Sequence[Permanent],
+    keys: Sequence[bytes | None] | None = None,
+    headers: Sequence[Headers] | None = None,
+    source: str = "redelivery",
+) -> Batch:
+    """Return the events of many rows, each as `undeliverable` returns it: what differs is put into a template.
+
+    Args:
+        rows: the rows as JSON, as `row_json` writes them; at least one.
+        ids: as of `undeliverable`, as are the others.
+        errors: one for all, or one per row.
+        keys: as above.
+        headers: as above.
+        source: as above.
+    """
+    reasons = repeat(errors[0]) if len(errors) == 1 else errors
+    names = _LINES([clean(each) or "unknown" for each in ids])[1:-1].split("\n")
+    every = [()] * len(rows) if headers is None else headers
+    templates: dict[tuple[object, ...], str] = {}
+    bodies: list[bytes | None] = []
+    for row, name, own, error in zip(rows, names, every, reasons, strict=False):
+        kind = tuple([each for each in own if each[0].lower() == CONTENT_TYPE])
+        alike = str(error), error.code, error.native_code, kind
+        if alike not in templates:
+            templates[alike] = _template(error, kind, source)
+        bodies.append((templates[alike] % (name, row)).encode())
+    batch = Batch(
+        number=0,
+        length=len(rows),
+        nbytes=0,
+        value=Column.of(bodies),
+        key=None if keys is None else Column.of(list(keys)),
+        headers=Column.of([_declared(each) for each in every]),
+        id=Column.of(list(ids)),
+    )
+    return replace(batch, nbytes=size_of(batch) + ROW_OVERHEAD * len(batch))
+
+
+def _template(error: Permanent, headers: Headers, source: str) -> str:
+    """Return the body of an event with `%s` in place of its id and its data; arguments as of `undeliverable`."""
+    token = secrets.token_hex(16)
+    body = undeliverable({token: token}, id=token, error=error, headers=headers, source=source).value or b""
+    written = json.dumps({token: token}, separators=(",", ":")), json.dumps(token)
+    return "%s".join(each.replace("%", "%%") for each in re.split("|".join(map(re.escape, written)), body.decode()))
+
+
+def _declared(headers: Headers) -> Headers:
     others = tuple(header for header in headers if header[0].lower() != CONTENT_TYPE)
-    return Message(value=body, key=key, headers=(*others, (CONTENT_TYPE, STRUCTURED.encode())), id=id)
+    return (*others, (CONTENT_TYPE, STRUCTURED.encode()))
+
+
+def row_json(row: Mapping[str, Any]) -> str:
+    """Return a row as JSON text, as it is in the event that stands for it; see `jsonable`."""
+    return _ROW(jsonable(row))
 
 
 @singledispatch

@@ -132,7 +132,7 @@ class Delivery:
 
         self._hand_over(take)
 
-    def reject(self, rows: Sequence[Rejected], *, component: str | None = None) -> None:
+    def reject(self, rows: Rejected, *, component: str | None = None) -> None:
         """Hand over rows that cannot become messages; arguments as of `Engine.reject`. Raises as `write`."""
 
         def take() -> bool:
@@ -141,8 +141,7 @@ class Delivery:
             self._engine.reject(rows, component)
             return True
 
-        if rows:
-            self._hand_over(take)
+        self._hand_over(take)
 
     def finish(self) -> DeliveryReport:
         """Wait until every row is accounted for, close, and return the account. Raises as `write`."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import groupby
+from itertools import cycle
 from typing import Literal
 
 from redelivery import policy
@@ -36,16 +36,16 @@ _DRAIN_WAIT = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """A row that cannot become a message.
+    """Rows that cannot become messages, and failed at the same stage.
 
     Attributes:
-        message: the message that stands for it at the sinks.
-        error: why.
-        stage: which part of it could not be made: key, value, headers, or (TRANSFORMATION) anything else.
+        messages: the messages that stand for them at the sinks.
+        errors: why: one for all, or one per row.
+        stage: which part of them could not be made: key, value, headers, or (TRANSFORMATION) anything else.
     """
 
-    message: Message
-    error: Permanent
+    messages: Batch
+    errors: Sequence[Permanent]
     stage: Stage
 
 
@@ -193,33 +193,32 @@ class Engine:
         group.first_failure_ms = group.first_failure_ms or group.last_failure_ms
         self.give_up(group, [Permanent("an earlier row of its key is dead-lettered", code=Code.PARKED)], "it is parked")
 
-    def reject(self, rows: Sequence[Rejected], component: str | None = None) -> None:
-        """Account for rows that could not become messages, in the order given.
+    def reject(self, rows: Rejected, component: str | None = None) -> None:
+        """Account for rows that could not become messages, in their order.
 
         Args:
-            rows: each with the message that stands for it on its way to the sinks.
+            rows: the rows.
             component: fully qualified name of the code that failed to convert them.
 
         Raises:
             DeliveryFailed
         """
-        now_ms = self._clock.wall_ms()
+        now_ms, count = self._clock.wall_ms(), len(rows.messages)
         first = self.report.rows
-        self.report.rows += len(rows)
-        self.report.record_failures += len(rows)
+        self.report.rows += count
+        self.report.record_failures += count
         self.report.last_error_ms = now_ms
-        errors = dict(enumerate(row.error for row in rows))
-        for stage, of_stage in groupby(sorted(errors, key=lambda index: rows[index].stage), lambda at: rows[at].stage):
-            for together, said in alike(errors, list(of_stage), by_text=False, each=self._order is not None):
-                group = Group(
-                    rows=Batch.of([rows[index].message for index in together]),
-                    positions=[first + index for index in together],
-                    stage=stage,
-                    component=component,
-                    first_failure_ms=now_ms,
-                    last_failure_ms=now_ms,
-                )
-                self.give_up(group, said, "it cannot become a message")
+        errors: dict[int, BrokerError] = dict(zip(range(count), cycle(rows.errors), strict=False))
+        for together, said in alike(errors, list(errors), by_text=False, each=self._order is not None):
+            group = Group(
+                rows=rows.messages if len(together) == count else picked(rows.messages, together),
+                positions=[first + index for index in together],
+                stage=rows.stage,
+                component=component,
+                first_failure_ms=now_ms,
+                last_failure_ms=now_ms,
+            )
+            self.give_up(group, said, "it cannot become a message")
 
     def give_up(self, group: Group, errors: Sequence[BrokerError], why: str) -> None:
         """Rows failed permanently: tolerate them and hand them to the sinks, or fail the job.

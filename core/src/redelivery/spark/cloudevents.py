@@ -195,6 +195,26 @@ def suspicious(rows: Events, require: tuple[str, ...], *, check_data: bool) -> A
     return bad
 
 
+def lacking(rows: Events, name: str) -> Any:
+    """Return a mask (numpy) of the rows without an attribute, or with an empty one."""
+    values = rows.explicit_id if name == "id" else rows.texts.get(name)
+    if values is None:
+        return np.ones(rows.length, dtype=bool)
+    bad = values.is_null()
+    if pa.types.is_string(values.type):
+        bad = pc.or_(bad, pc.fill_null(pc.equal(values, pa.scalar("")), pa.scalar(value=False)))
+    return bad.to_numpy(zero_copy_only=False)
+
+
+def missing(name: str) -> Permanent:
+    """Return the error of a row without a required attribute."""
+    return Permanent(
+        f"the attribute {name!r} is required (requireAttributes), and it is null",
+        code=Code.INVALID_MESSAGE,
+        native_code=f"missing-{name}",
+    )
+
+
 def judge(rows: Events, index: int, require: tuple[str, ...], *, check_data: bool) -> Permanent | None:
     """Return why one row is not a valid event; None where it is valid."""
     attributes = {name: array[index].as_py() for name, array in rows.texts.items()}
@@ -202,11 +222,7 @@ def judge(rows: Events, index: int, require: tuple[str, ...], *, check_data: boo
     for name in require:
         value = explicit if name == "id" else attributes.get(name)
         if value is None or value == "":
-            return Permanent(
-                f"the attribute {name!r} is required (requireAttributes), and it is null",
-                code=Code.INVALID_MESSAGE,
-                native_code=f"missing-{name}",
-            )
+            return missing(name)
     extensions: dict[str, Any] = {} if rows.extensions is None else dict(rows.extensions[index].as_py() or ())
     extensions.pop("time", None)  # it is already among the attributes
     ways = {} if rows.ways is None else rows.ways[index]

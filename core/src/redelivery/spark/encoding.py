@@ -6,16 +6,16 @@ Only suspicious rows are examined one by one.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from redelivery.base.json import loads
+from redelivery.base.json import loads, loads_plainly
 from redelivery.codes import Code
 from redelivery.contract.broker import Capabilities
 from redelivery.contract.context import Stage
@@ -27,19 +27,21 @@ from redelivery.spark import cloudevents, rowjson, vectors
 from redelivery.spark.columns import Layout
 from redelivery.spark.ids import Ids
 
+#: Where and why a row cannot become a message.
+_Verdict: TypeAlias = tuple[Stage, Permanent]
 #: Roughly what headers of an event weigh beyond the attributes' own bytes.
 _EVENT_OVERHEAD: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
-class RejectedRow(Rejected):
-    """A row that cannot become a message.
+class RejectedRows(Rejected):
+    """Rows that cannot become messages, and failed at the same stage.
 
     Attributes:
-        position: its number in the partition.
+        positions: their numbers in the partition.
     """
 
-    position: int
+    positions: Sequence[int]
 
 
 class Encoder:
@@ -78,7 +80,7 @@ class Encoder:
         """How many rows it has encoded."""
         return self._position
 
-    def encode(self, rows: Any) -> tuple[Batch | None, list[RejectedRow]]:
+    def encode(self, rows: Any) -> tuple[Batch | None, list[RejectedRows]]:
         """Encode the partition's next rows.
 
         Args:
@@ -99,29 +101,28 @@ class Encoder:
         if not len(rows):
             return None, rejected
         piece = _Piece(rows, positions, self._layout, self._prefix)
-        keep = np.ones(len(rows), dtype=bool)
-        for index in np.flatnonzero(self._suspicious(piece)).tolist():
-            judged = self._judge(piece, index)
-            if judged is not None:
-                keep[index] = False
-                rejected.append(self._reject(piece, index, *judged))
-        if keep.all():
+        bad = self._judged(piece)
+        if not bad:
             return self._batch(piece), rejected
-        if not keep.any():
+        rejected += self._reject(piece, bad)
+        if len(bad) == len(rows):
             return None, rejected
+        keep = np.ones(len(rows), dtype=bool)
+        keep[list(bad)] = False
         mask = pa.array(keep)
         good = _Piece(rows.filter(mask), positions.filter(mask), self._layout, self._prefix)
         return self._batch(good), rejected
 
-    def in_order(self, rows: Any) -> Iterator[tuple[Batch | None, list[RejectedRow]]]:
+    def in_order(self, rows: Any) -> Iterator[tuple[Batch | None, list[RejectedRows]]]:
         """Encode as `encode` does, each bad row alone, between those before and those behind it."""
         first = self._position
         batch, rejected = self.encode(rows)
-        if batch is None or not rejected:
-            yield batch, sorted(rejected, key=lambda each: each.position)
+        positions = [position for each in rejected for position in each.positions]
+        if not positions or (batch is None and positions == sorted(positions)):
+            yield batch, rejected
             return
         self._position, begin = first, 0
-        for bad in sorted(each.position - first for each in rejected):
+        for bad in sorted(position - first for position in positions):
             if bad > begin:
                 yield self.encode(rows.slice(begin, bad - begin))
             yield self.encode(rows.slice(bad, 1))
@@ -131,7 +132,7 @@ class Encoder:
 
     # --- unreadable rows ---
 
-    def _without_unreadable(self, rows: Any, positions: Any) -> tuple[Any, Any, list[RejectedRow]]:
+    def _without_unreadable(self, rows: Any, positions: Any) -> tuple[Any, Any, list[RejectedRows]]:
         """Remove rows whose text is not UTF-8; a plain value or key need not be text."""
         at = self._layout.message
         free = () if self._layout.mode == "structured" else (at.get("value"), at.get("key"))
@@ -147,7 +148,7 @@ class Encoder:
         rejected = self._reject_text(self._layout, rows.filter(mask), positions.filter(mask), stages[bad].tolist())
         return rows.filter(keep), positions.filter(keep), rejected
 
-    def _without_unencoded(self, rows: Any, positions: Any) -> tuple[Any, Any, list[RejectedRow]]:
+    def _without_unencoded(self, rows: Any, positions: Any) -> tuple[Any, Any, list[RejectedRows]]:
         """Remove rows that Spark itself could not encode, and the column that held them."""
         layout, at = self._layout, self._layout.unencoded
         if at is None or layout.source is None:
@@ -163,7 +164,7 @@ class Encoder:
         keep = column.is_null()
         return rows.filter(keep), positions.filter(keep), rejected
 
-    def _reject_text(self, layout: Layout, rows: Any, positions: Any, stages: list[Stage]) -> list[RejectedRow]:
+    def _reject_text(self, layout: Layout, rows: Any, positions: Any, stages: list[Stage]) -> list[RejectedRows]:
         """Reject rows for text that is not UTF-8."""
         # Treated as bytes, they can be handled; their JSON then shows text as base64, as it does all bytes.
         columns = [column.cast(vectors.text_as_bytes(column.type)) for column in rows.columns]
@@ -176,7 +177,7 @@ class Encoder:
             code=Code.INVALID_MESSAGE,
             native_code="not-utf8",
         )
-        return [self._reject(piece, index, stage, error) for index, stage in enumerate(stages)]
+        return self._reject(piece, {index: (stage, error) for index, stage in enumerate(stages)})
 
     def _stage_of(self, position: int) -> Stage:
         """Return the stage that a column belongs to."""
@@ -198,23 +199,57 @@ class Encoder:
 
     # --- judging rows ---
 
-    def _suspicious(self, piece: _Piece) -> Any:
-        """Return a mask of the rows that are not certainly good."""
-        bad = np.zeros(len(piece), dtype=bool)
+    def _judged(self, piece: _Piece) -> dict[int, _Verdict]:
+        """Return the rows that cannot become messages, in their order, each with its stage and its error."""
+        bad_headers = np.zeros(len(piece), dtype=bool)
         if piece.headers is not None:
-            bad |= vectors.bad_headers(piece.headers, self._bad_names)
+            bad_headers = vectors.bad_headers(piece.headers, self._bad_names)
+        suspicious = self._suspicious(piece) | bad_headers
+        judged = self._judged_at_once(piece, suspicious & ~bad_headers) if suspicious.any() else {}
+        for index in np.flatnonzero(suspicious).tolist():
+            verdict = judged.get(index) or self._judge(piece, index)
+            if verdict is not None:
+                judged[index] = verdict
+        return dict(sorted(judged.items()))
+
+    def _judged_at_once(self, piece: _Piece, rows: Any) -> dict[int, _Verdict]:
+        """Return what `_judge` returns of many rows that are at fault for the same reason.
+
+        Args:
+            piece: the rows.
+            rows: a mask of those to judge; their headers are good.
+        """
+        structured = self._layout.mode == "structured"
+        is_event = np.full(len(piece), self._layout.mode != "raw")
+        if self._layout.mode != "raw" and piece.event.mask is not None:
+            is_event = piece.event.mask.to_numpy(zero_copy_only=False)
+        rows = rows & ~piece.standing_for_rows()
+        judged: dict[int, _Verdict] = {}
+        if not self._capabilities.null_value and piece.value.null_count:
+            bad = rows & piece.value.is_null().to_numpy(zero_copy_only=False)
+            if structured:
+                bad &= ~is_event
+            judged |= dict.fromkeys(np.flatnonzero(bad).tolist(), ("VALUE_CONVERTER", _null_value()))
+            rows &= ~bad
+        rows &= is_event
+        for name in self._require if self._layout.mode != "raw" else ():
+            bad = rows & cloudevents.lacking(piece.event, name)
+            found = np.flatnonzero(bad).tolist()
+            if found:
+                judged |= dict.fromkeys(found, (self._stage_of_attributes, cloudevents.missing(name)))
+            rows &= ~bad
+        return judged
+
+    def _suspicious(self, piece: _Piece) -> Any:
+        """Return a mask of the rows that are not certainly good, whatever their headers are."""
+        bad = np.zeros(len(piece), dtype=bool)
         if piece.value.null_count and not self._capabilities.null_value and self._layout.mode != "structured":
             bad |= piece.value.is_null().to_numpy(zero_copy_only=False)
         if self._layout.mode != "raw":
             bad |= cloudevents.suspicious(piece.event, self._require, check_data=self._layout.mode == "structured")
-        if "type" in self._layout.attributes:
-            stands = pc.equal(piece.event.texts["type"], pa.scalar(events.UNDELIVERABLE)).fill_null(
-                pa.scalar(value=False)
-            )
-            bad |= stands.to_numpy(zero_copy_only=False)
-        return bad
+        return bad | piece.standing_for_rows()
 
-    def _judge(self, piece: _Piece, index: int) -> tuple[Stage, Permanent] | None:
+    def _judge(self, piece: _Piece, index: int) -> _Verdict | None:
         """Return where and why a suspicious row cannot become a message; None where it can."""
         if piece.stands_for_row(index):
             text = (
@@ -224,15 +259,14 @@ class Encoder:
             return "TRANSFORMATION", Permanent(text, code=Code.INVALID_MESSAGE, native_code="stands-for-a-row")
         return self._judge_message(piece, index)
 
-    def _judge_message(self, piece: _Piece, index: int) -> tuple[Stage, Permanent] | None:
+    def _judge_message(self, piece: _Piece, index: int) -> _Verdict | None:
         is_event = self._layout.mode != "raw" and piece.event.is_event(index)
         fault = self._header_fault(piece, index, is_event=is_event)
         if fault is not None:
             return "HEADER_CONVERTER", Permanent(fault, code=Code.INVALID_MESSAGE, native_code="invalid-header")
         in_json = is_event and self._layout.mode == "structured"
         if not in_json and not self._capabilities.null_value and not piece.value[index].is_valid:
-            text = "the value is null, which this destination cannot carry"
-            return "VALUE_CONVERTER", Permanent(text, code=Code.INVALID_MESSAGE, native_code="null-value")
+            return "VALUE_CONVERTER", _null_value()
         if not is_event:
             return None
         check_data = self._layout.mode == "structured"
@@ -251,21 +285,24 @@ class Encoder:
                 return f"the header {name!r} is one that the event's own attributes are written to"
         return None
 
-    def _reject(self, piece: _Piece, index: int, stage: Stage, error: Permanent) -> RejectedRow:
-        headers: Headers = ()
-        if piece.headers is not None:
-            pairs = piece.headers[index].as_py() or ()
-            headers = tuple((h["key"], h["value"]) for h in pairs if h and h["key"] and h["key"].isprintable())
-        key = None if piece.key is None else vectors.as_binary(piece.key.slice(index, 1))[0].as_py()
-        message = events.undeliverable(
-            piece.row_stood_for(index) if piece.stands_for_row(index) else piece.row(index),
-            id=piece.ids.values[index] or "",
-            error=error,
-            key=key,
-            headers=headers,
-            source=self._source,
-        )
-        return RejectedRow(message, error, stage, piece.positions[index].as_py())
+    def _reject(self, piece: _Piece, bad: Mapping[int, _Verdict]) -> list[RejectedRows]:
+        """Return the rows that cannot become messages, by stage."""
+        rejected = []
+        for stage in dict.fromkeys(stage for stage, _ in bad.values()):
+            rows = [index for index, verdict in bad.items() if verdict[0] == stage]
+            errors = [bad[index][1] for index in rows]
+            messages = events.undeliverable_all(
+                piece.documents(rows),
+                ids=[piece.ids.values[index] or "" for index in rows],
+                errors=errors,
+                keys=None if piece.key is None else vectors.to_list(vectors.as_binary(piece.key.take(rows))),
+                headers=None if piece.headers is None else piece.printable_headers(rows),
+                source=self._source,
+            )
+            several = len({id(error) for error in errors}) > 1
+            positions = piece.positions.take(pa.array(rows)).to_pylist()
+            rejected.append(RejectedRows(messages, errors if several else errors[:1], stage, positions))
+        return rejected
 
     # --- encoding rows ---
 
@@ -365,11 +402,56 @@ class _Piece:
         position = self._layout.message.get(name)
         return None if position is None else make(self.columns[position])
 
+    def standing_for_rows(self) -> Any:
+        """Return a mask (numpy) of the rows that are letters that stand for a row, as they were read back."""
+        if "type" not in self._layout.attributes:
+            return np.zeros(self._length, dtype=bool)
+        stands = pc.equal(self.event.texts["type"], pa.scalar(events.UNDELIVERABLE))
+        return stands.fill_null(pa.scalar(value=False)).to_numpy(zero_copy_only=False)
+
     def stands_for_row(self, index: int) -> bool:
         """Whether a row is a letter that stands for a row, as it was read back."""
         return "type" in self._layout.attributes and self.event.texts["type"][index].as_py() == events.UNDELIVERABLE
 
-    def row_stood_for(self, index: int) -> Mapping[str, Any]:
+    def printable_headers(self, rows: Sequence[int]) -> list[Headers]:
+        """Return the headers of some rows whose names can be shown."""
+        return [
+            tuple((h["key"], h["value"]) for h in pairs or () if h and h["key"] and h["key"].isprintable())
+            for pairs in self.columns[self._layout.message["headers"]].take(pa.array(rows)).to_pylist()
+        ]
+
+    def documents(self, rows: Sequence[int]) -> list[str]:
+        """Return some rows as JSON, whatever their columns mean."""
+        try:
+            made = self._documents(rows)
+        except (ValueError, TypeError, OverflowError):
+            made = [events.row_json(self.row(index)) for index in rows]
+        stands = self.standing_for_rows()
+        if not stands.any():
+            return made
+        return [
+            events.row_json(self._row_stood_for(index)) if stands[index] else each
+            for index, each in zip(rows, made, strict=True)
+        ]
+
+    def _documents(self, rows: Sequence[int]) -> list[str]:
+        """Return rows as JSON by column. Raises ValueError, TypeError, OverflowError: one is unusual."""
+        indices = pa.array(rows)
+        columns, names, own = [], [], None
+        for name, column in zip(self._layout.names, self.columns, strict=True):
+            values = column.take(indices)
+            if name == self._layout.json_from:
+                own = [loads_plainly(each or "{}") for each in values.to_pylist()]
+            else:
+                names.append(name)
+                columns.append([_json_ready(each) for each in rowjson.plain_values(values)])
+        found = [dict(zip(names, each, strict=True)) for each in zip(*columns, strict=True)] or [{} for _ in rows]
+        if own is not None:
+            for row, members in zip(found, own, strict=True):
+                row.update(members)
+        return [events.row_json(each) for each in found]
+
+    def _row_stood_for(self, index: int) -> Mapping[str, Any]:
         """Return the row that a letter stands for: a letter of it is that letter again, and does not grow."""
         try:
             found = loads(vectors.as_binary(self.value.slice(index, 1))[0].as_py() or b"")
@@ -386,6 +468,11 @@ class _Piece:
             else:
                 row[name] = _json_ready(_plain(column, index))
         return row
+
+
+def _null_value() -> Permanent:
+    text = "the value is null, which this destination cannot carry"
+    return Permanent(text, code=Code.INVALID_MESSAGE, native_code="null-value")
 
 
 def _plain(column: Any, index: int) -> Any:

@@ -34,7 +34,7 @@ from redelivery.spark.options import WriteSettings
 from redelivery.spark.redelivered import Redelivered, RedeliveredRows, remove
 
 if TYPE_CHECKING:
-    from redelivery.spark.encoding import RejectedRow
+    from redelivery.spark.encoding import RejectedRows
 
 log = logging.getLogger("redelivery.spark")
 
@@ -208,12 +208,13 @@ def _deliver(job: Job, batches: Iterable[Any], opened: list[Delivery], redeliver
                     )
                 if batch is not None:
                     delivery.write(batch)
-                delivery.reject(rejected, component=qualified(Encoder))
+                for each in rejected:
+                    delivery.reject(each, component=qualified(Encoder))
         return delivery.finish()
 
 
 def _handed_over(
-    letters: Iterator[str | None], end: int, good: int, rejected: Sequence[RejectedRow]
+    letters: Iterator[str | None], end: int, good: int, rejected: Sequence[RejectedRows]
 ) -> list[str | None]:
     """Return the letters of the next rows in the order in which they are handed over: the good ones, then the others.
 
@@ -223,9 +224,10 @@ def _handed_over(
         good: how many rows are good.
         rejected: the others.
     """
-    first = end - good - len(rejected)
-    found = list(itertools.islice(letters, good + len(rejected)))
-    bad = [each.position - first for each in rejected]
+    positions = [each for rows in rejected for each in rows.positions]
+    first = end - good - len(positions)
+    found = list(itertools.islice(letters, good + len(positions)))
+    bad = [each - first for each in positions]
     at_fault = set(bad)
     return [*(each for index, each in enumerate(found) if index not in at_fault), *(found[index] for index in bad)]
 

@@ -283,7 +283,11 @@ class _RowsOfPart:
         rows = [index for index, each in enumerate(found) if each]
         batch, rejected = encoder.encode(_body(piece if all(found) else piece.take(rows)))
         first = encoder.position - len(rows)
-        bad = {each.position - first: each.error for each in rejected}
+        bad = {
+            at - first: error
+            for each in rejected
+            for at, error in zip(each.positions, itertools.cycle(each.errors), strict=False)
+        }
         good = [row for index, row in enumerate(rows) if index not in bad]
 
         def confirm(sent: list[int]) -> None:

@@ -136,6 +136,15 @@ def _float_fragments(array: Any) -> Any:
     return pc.if_else(finite, text, in_quotes(names))
 
 
+def plain_values(array: Any) -> list[Any]:
+    """Return the values of an array as `plain_scalar` returns them. Raises ValueError, OverflowError: one has none."""
+    kind = array.type
+    values: list[Any] = array.to_pylist()
+    if pa.types.is_string(kind) or pa.types.is_integer(kind) or pa.types.is_boolean(kind):
+        return values
+    return [plain_of(value, kind) for value in values]
+
+
 def plain_scalar(scalar: Any) -> Any:
     """Return an Arrow value as JSON-ready data, as `plain_of`; also dates and timestamps beyond Python's range."""
     kind = scalar.type
