@@ -19,6 +19,7 @@ from redelivery.contract.message import Message
 from redelivery.deadletters.trust import Targets
 from redelivery.errors import Permanent
 from redelivery.formats import dialects, events, identity
+from redelivery.spark import encoding
 from redelivery.spark.columns import resolve
 from redelivery.spark.encoding import Encoder
 from redelivery.spark.letter_columns import arrow_array
@@ -505,6 +506,58 @@ def test_whatever_the_attributes_hold_what_goes_out_is_a_valid_event(rows):
         assert len(messages) + len(rejected) == len(rows)
         for message in messages:
             assert events.to_event(message).get_type() != events.WRAPPED
+
+
+_TEXT = st.sampled_from([None, "", "t", "/s", "é\n", "a b", "redelivery.undeliverable"])
+_ROW = st.tuples(
+    st.sampled_from(["t", "t", None, "", "redelivery.undeliverable"]),
+    st.sampled_from(["/s", None, "a b"]),
+    _TEXT,
+    st.none() | st.sampled_from(["", "i"]),
+    st.none() | st.sampled_from([(), (("ce-type", b"1"),), ((None, b""),), (("Content-Type", b"a"), ("x", b""))]),
+    st.none() | st.binary(max_size=2),
+    st.sampled_from(
+        ['{"a":1}', '{"b":1e400,"c":0.1234567890123456789,"d":1.10}', '{"e":"\\u00e9","f":NaN}', "{}", None]
+    ),
+)
+
+
+@given(st.lists(_ROW, min_size=1, max_size=6), st.sampled_from(["raw", "binary", "structured"]), st.booleans())
+@settings(deadline=None)
+def test_rows_are_rejected_at_once_as_they_are_one_by_one(rows, mode, encoded):
+    type_, source, subject, id_, head, key, value = (list(each) for each in zip(*rows, strict=True))
+    attributes = {"type": type_, "source": source, "subject": subject} if mode != "raw" else {}
+    columns = {name: pa.array(each, pa.string()) for name, each in attributes.items()} | {
+        "id": pa.array(id_, pa.string()),
+        "headers": headers(*head),
+        "key": pa.array(key, pa.binary()),
+        "n": pa.array([None] * len(rows), pa.int64()),
+        "value": pa.array(value if encoded else key, pa.string() if encoded else pa.binary()),
+    }
+    batch = pa.record_batch(columns)
+    require = ("id", "subject") if mode != "raw" else ()
+    there = replace(NO_NULLS, columns={"n": int})
+    layout = resolve(from_arrow_schema(batch.schema), there, broker="x", content_mode=mode, require_attributes=require)
+    if encoded:
+        layout = replace(layout, json_from="value")
+
+    def rejected(encoder):
+        return alone(encoder.encode(batch)[1])
+
+    encoder = Encoder(layout, there, prefix="run-0", source="test", require_attributes=require)
+    found = rejected(encoder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Encoder, "_judged_at_once", lambda *_: {})
+        patch.setattr(encoding._Piece, "_documents", refuse)
+        wanted = rejected(Encoder(layout, there, prefix="run-0", source="test", require_attributes=require))
+    assert [(each.message, str(each.error), each.error.native_code, each.stage, each.position) for each in found] == [
+        (each.message, str(each.error), each.error.native_code, each.stage, each.position) for each in wanted
+    ]
+
+
+def refuse(*_):
+    """Leave it to the way of one row."""
+    raise ValueError
 
 
 def again(message, *, mode="structured", capabilities=CAPABILITIES, **changes):

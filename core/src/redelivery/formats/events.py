@@ -46,6 +46,7 @@ from redelivery.formats.cloudevents import (
     validate,
 )
 from redelivery.formats.rows import Changes, headers_of, names_in, size_of
+from redelivery.formats.structured import members
 from redelivery.formats.syntax import is_uri_reference
 
 __all__ = [
@@ -61,6 +62,7 @@ __all__ = [
     "from_json",
     "is_structured",
     "jsonable",
+    "members_in",
     "message_of",
     "prefix_in",
     "reformat",
@@ -178,12 +180,33 @@ def events_in(batch: Batch) -> list[bool]:
     """Return whether each message is an event, in either mode."""
     found = [False] * len(batch)
     known: dict[Headers, bool] = {}
+    declared: dict[Headers, bool] = {}
+    structured: list[int] = []
     for row, headers, prefix, typed in _perhaps_events(batch):
-        if prefix is None or (typed and is_structured(Message(value=None, headers=headers))):
-            found[row] = event_in(batch.row(row)) is not None
-        else:
+        if typed and headers not in declared:
+            declared[headers] = is_structured(Message(value=None, headers=headers))
+        if typed and declared[headers]:
+            structured.append(row)
+        elif prefix is not None:
             found[row] = _is_binary_event(headers, prefix, known)
+    for row, names in zip(structured, members_in(batch, structured), strict=True):
+        found[row] = names is not None
     return found
+
+
+def members_in(batch: Batch, rows: Sequence[int]) -> Sequence[tuple[str, ...] | None]:
+    """Return the names of the members of events in JSON; None where a value is no event.
+
+    Args:
+        batch: messages.
+        rows: those that declare their value to be an event.
+    """
+
+    def alone(row: int) -> Mapping[str, Any] | None:
+        message = batch.row(row)
+        return None if event_in(message) is None else json.loads(message.value or b"")
+
+    return members(batch, rows, alone)
 
 
 def _is_binary_event(headers: Headers, prefix: str, known: dict[Headers, bool]) -> bool:

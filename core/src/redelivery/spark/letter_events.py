@@ -6,22 +6,17 @@ Events of one cause differ in their id and their data, so the rest is checked on
 from __future__ import annotations
 
 import base64
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import NoneType
-from typing import Any, Final
+from typing import Any
 
 from redelivery.base.json import dumps, loads_strictly
 from redelivery.errors import Permanent
 from redelivery.formats import events
+from redelivery.formats.structured import SharedAttributes
 from redelivery.spark.cloudevents import default_way, is_json_type
 from redelivery.spark.letter_rows import attribute_columns
 from redelivery.spark.options import ENCODINGS
-
-#: Attributes of so many events, of so many characters each, are remembered: anyone may write others.
-_REMEMBERED: Final = 1_000
-_LARGEST: Final = 4_096
-_SIMPLE: Final = frozenset({str, int, bool, NoneType})
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +43,7 @@ class EventsInValues:
 
     def __init__(self, *, with_data: bool) -> None:
         self._with_data = with_data
-        self._known: dict[Hashable, _Known | None] = {}
+        self._shared = SharedAttributes(_checked)
 
     def unpack(
         self, values: Sequence[bytes | None], rows: Sequence[int], attributes: dict[str, list[Any]]
@@ -68,11 +63,11 @@ class EventsInValues:
         for row in rows:
             try:
                 form = loads_strictly(values[row] or b"")
-                data, encoded, name = form.pop("data", None), form.pop("data_base64", None), form.pop("id", None)
-                known = self._shared(form) if type(name) is str and name else None
-                if known is None:
+                event = self._shared.of(form)
+                if event is None:
                     odd.append(row)
                     continue
+                name, known, data, encoded = event
                 found[row], way = self._data(known, data, encoded)
             except (ValueError, TypeError, AttributeError, RecursionError):  # anyone may have written it
                 odd.append(row)
@@ -86,17 +81,6 @@ class EventsInValues:
                 ways = attributes.setdefault(ENCODINGS, [None] * count)
                 ways[row] = {"data": way, **(ways[row] or {})}
         return found, odd
-
-    def _shared(self, form: dict[str, Any]) -> _Known | None:
-        """Return what events with these attributes share; None where they are no usual events. Raises TypeError."""
-        kinds = tuple(map(type, form.values()))
-        alike = (*form.items(), kinds)
-        if alike in self._known:
-            return self._known[alike]
-        found = _checked(form) if _SIMPLE.issuperset(kinds) else None
-        if len(self._known) < _REMEMBERED and len(str(form)) <= _LARGEST:
-            self._known[alike] = found
-        return found
 
     def _data(self, known: _Known, data: Any, encoded: Any) -> tuple[bytes | None, str | None]:
         """Return data as bytes, and how it was written if a write would not do so by default. Raises ValueError."""

@@ -28,13 +28,14 @@ from redelivery.codes import Code
 from redelivery.contract.broker import Limits
 from redelivery.contract.context import ErrorContext
 from redelivery.contract.message import Batch, Headers, Message
-from redelivery.formats.cloudevents import event_in, is_plain, is_structured, prefix_in
-from redelivery.formats.dialects import _body, _marker, _signature
+from redelivery.formats.cloudevents import is_plain, is_structured, prefix_in
+from redelivery.formats.dialects import _marker, _signature
 from redelivery.formats.dialects._fields import printable
 from redelivery.formats.dialects._marker import Marker
 from redelivery.formats.dialects._reader import forms_in, is_letter, signed_parts
 from redelivery.formats.dialects._writer import CONTEXT, Letter, Style, in_the_way
 from redelivery.formats.dialects.knativeerror import DATA_BYTES
+from redelivery.formats.events import members_in
 from redelivery.formats.rows import Changes, taken
 
 #: A header of ours: its name, and its value: one for all rows, or one for each.
@@ -211,12 +212,14 @@ def _forms(batch: Batch, every: Sequence[Headers], style: Style) -> Sequence[Has
     structured = {form for form, headers in first.items() if is_structured(Message(value=None, headers=headers))}
     if not ours or not structured:
         return forms
-    return [(form, _inside(batch.row(row), ours)) if form in structured else form for row, form in enumerate(forms)]
-
-
-def _inside(message: Message, ours: frozenset[str]) -> frozenset[str] | None:
-    """Return which of our extensions the body of an event has already; None where it is not an event."""
-    return None if event_in(message) is None else ours.intersection(_body.attributes(message.value))
+    rows = [row for row, form in enumerate(forms) if form in structured]
+    inside: dict[tuple[str, ...] | None, Hashable] = {None: None}
+    shapes = list(forms)
+    for row, names in zip(rows, members_in(batch, rows), strict=True):
+        if names not in inside:
+            inside[names] = ours.intersection(names or ())
+        shapes[row] = forms[row], inside[names]
+    return shapes
 
 
 # --- templates -----------------------------------------------------------------------------------------------------
