@@ -313,6 +313,7 @@ def quick(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """All of `unit` and `conformance`, in one go."""
     install_project(session, "test")
+    _toxiproxy(session)
     runs = [*_unit(), *_conformance(session)]
     # The longest first. Core and Spark compute and brokers wait, so one of those runs beside brokers if possible.
     waiting = [each for each in runs if not each.computes]
@@ -326,6 +327,7 @@ def tests(session: nox.Session) -> None:
 def unit(session: nox.Session) -> None:
     """The tests of core and of each plugin. The suite itself is left to `conformance`."""
     install_project(session, "test")
+    _toxiproxy(session)
     if session.posargs:
         session.run(*PYTEST, *session.posargs, env=_newest())
         return

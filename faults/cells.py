@@ -55,7 +55,7 @@ class Cell:
 
 def _cells() -> Iterator[Cell]:
     for fault, broker in product(NETWORK_FAULTS, NETWORKED):
-        yield Cell(fault, broker, short=fault in {"reset", "black-hole-answers"})
+        yield Cell(fault, broker, times=2, short=fault in {"answers-cut", "black-hole-answers"})
 
 
 CELLS: Final = tuple(_cells())
