@@ -33,6 +33,24 @@ Other classes: `failed` rows of a job that failed were neither promised nor foun
 their subscriber, `waiting` ones are still at their source. `destroyed` rows were stored before the fault deleted their
 queue. `skipped` rows were given up without a sink, as allowed, and counted.
 """
+#: What every cell checks of the README's guarantees, by number, and faults that aim at it.
+_GUARANTEES: Final[tuple[tuple[int, str, frozenset[str]], ...]] = (
+    (1, "what a broker confirmed is read, with its value, key and headers", frozenset()),
+    (2, "each row has one end, the report counts them all, each letter has a reason", frozenset()),
+    (
+        3,
+        "copies of a row: at most 1 + ambiguous attempts + restarts, under one id",
+        frozenset({"answers-cut", "black-hole", "black-hole-answers", "half-open", "reset", "killed", "worker-killed"}),
+    ),
+    (4, "letters hold the bytes of their row, and no more attempts than were made", frozenset()),
+    (
+        5,
+        "a row counts as dead-lettered only if its letter is read",
+        frozenset({"dead-letters-deleted", "dead-letters-full"}),
+    ),
+    (7, "processes end within the cell's limit", frozenset({"black-hole", "freeze", "half-open", "memory-alarm"})),
+    (8, "no good row is refused for good because of poison beside it", frozenset()),
+)
 _SHOWN: Final = {"ok": "ok", "dead-lettered": "dead", "duplicated": "twice", "recovered": "recovered"}
 
 
@@ -44,6 +62,7 @@ def as_markdown(records: list[dict[str, Any]]) -> str:
 def _lines(records: list[dict[str, Any]]) -> Iterator[str]:
     yield _HEAD
     yield from _summary(records)
+    yield from _guarantees(records)
     yield from _states(records)
     for record in records:
         yield f"\n## {_title(record)}\n"
@@ -74,6 +93,18 @@ def _summary(records: list[dict[str, Any]]) -> Iterator[str]:
     missing = [cell.name for cell in CELLS if (cell.broker, cell.fault, cell.workload) not in known]
     if missing:
         yield f"\nNot run: {', '.join(missing)}."
+
+
+def _guarantees(records: list[dict[str, Any]]) -> Iterator[str]:
+    faults = Counter(cell["fault"] for record in records for cell in record["cells"])
+    yield "\n## Guarantees\n"
+    yield "By their numbers in the [README](../README.md#guarantees). Every cell checks all of them. The others (6, 9, 10) "
+    yield "need no fault of a broker: tests of the suite and of core show them.\n"
+    yield "| | what is held against the independent client | cells whose fault aims at it |\n|---|---|---|"
+    for number, means, aims in _GUARANTEES:
+        aimed = sum(faults[fault] for fault in aims) if aims else sum(faults.values())
+        named = ", ".join(sorted(aims)) or "all"
+        yield f"| {number} | {means} | {aimed} ({named}) |"
 
 
 def _states(records: list[dict[str, Any]]) -> Iterator[str]:
