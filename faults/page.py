@@ -98,7 +98,7 @@ def _summary(records: list[dict[str, Any]]) -> Iterator[str]:
 def _guarantees(records: list[dict[str, Any]]) -> Iterator[str]:
     faults = Counter(cell["fault"] for record in records for cell in record["cells"])
     yield "\n## Guarantees\n"
-    yield "By their numbers in the [README](../README.md#guarantees). Every cell checks all of these. The others (6, 9, "
+    yield "By their numbers in the [README](../README.md#guarantees). Every cell checks all of these. Others (6, 9, "
     yield "10) need no fault of a broker: tests of the suite and of core show them.\n"
     yield "| | what is held against the independent client | cells whose fault aims at it |\n|---|---|---|"
     for number, means, aims in _GUARANTEES:
