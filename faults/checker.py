@@ -215,7 +215,7 @@ class _Check:
         if changed:
             yield Violation(4, "dead-lettered with another value, key or header than was handed over", changed)
         uncounted = self._with(
-            lambda state: any(not _is_counted(event, state.attempts[DESTINATION]) for event in state.found[LETTERS])
+            lambda state: any(not _is_counted(event, state, self.rows.lives) for event in state.found[LETTERS])
         )
         if uncounted:
             yield Violation(4, "a letter that does not say how often its row was tried", uncounted)
@@ -262,10 +262,15 @@ def _copies(state: RowState) -> int:
     return sum(map(state.copies, PLACES))
 
 
-def _is_counted(letter: Event, attempts: int) -> bool:
-    """Whether a letter's count can be true: at least one, and no more than were seen, if any were seen."""
-    said = letter.data.get("attempts")
-    return said is not None and said >= 1 and (not attempts or said <= attempts)
+def _is_counted(letter: Event, state: RowState, lives: int) -> bool:
+    """Whether a letter's count of attempts is true, as far as attempts were seen.
+
+    Attempts that only look for the culprit in a refused batch do not count, and a restarted process begins again.
+    """
+    said, seen = letter.data.get("attempts"), state.attempts[DESTINATION]
+    if said is None or said < 1:
+        return False
+    return not seen or (1 if lives else seen - state.unattributed) <= said <= seen
 
 
 def _destroyed(history: History) -> dict[str, float]:

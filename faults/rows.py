@@ -27,6 +27,7 @@ class RowState:
         handled: how often a subscriber has accepted it.
         skipped: given up without a sink.
         refused: a place has refused it for good.
+        unattributed: attempts at the destination that failed with their whole batch.
         found: reads of it, by place.
     """
 
@@ -38,6 +39,7 @@ class RowState:
     handled: int = 0
     skipped: bool = False
     refused: bool = False
+    unattributed: int = 0
     found: defaultdict[str, list[Event]] = field(default_factory=lambda: defaultdict(list))
 
     @property
@@ -110,8 +112,9 @@ def _settle(state: RowState, event: Event) -> None:
         state.unsure[place] -= 1
     if outcome == STORED:
         state.stored[place] = event.t
-    elif outcome == "permanent" and place == DESTINATION:
-        state.refused = True
+    elif place == DESTINATION:
+        state.refused |= outcome == "permanent"
+        state.unattributed += outcome == "unattributed"
 
 
 def ids(events: Iterable[Event]) -> set[str | None]:

@@ -172,6 +172,11 @@ BROKEN: Mapping[str, tuple[Break, int, str]] = {
         4,
         "how often its row was tried",
     ),
+    "a letter that counts too few attempts": (
+        lambda: changed(healthy().attempt(3).settle(3, outcome="retriable"), is_read(3, LETTERS), attempts=1),
+        4,
+        "how often its row was tried",
+    ),
     "a letter that counts no attempt": (
         lambda: changed(healthy(), is_read(3, LETTERS), attempts=None),
         4,
