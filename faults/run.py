@@ -92,8 +92,8 @@ def _run_broker(broker: str, cells: list[Cell], seed: int, options: argparse.Nam
                 outcome.done.append(result)
                 _show(result, folder, options)
         except NotHere as error:
-            ran = len(done)
-            outcome.absent += [(cell, str(error)) for cell in cells[ran:]]
+            ran = {each.cell for each in done} | {cell for cell, _ in outcome.broken}
+            outcome.absent += [(cell, str(error)) for cell in cells if cell not in ran]
         finally:
             if runtime is not None:
                 runtime.close()
