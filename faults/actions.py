@@ -1,9 +1,30 @@
-"""What a fault does to a broker under test: `action` makes it, `begin` starts it, `end` heals it."""
+"""What a fault does to a broker under test: `action` makes it, `begin` starts it, `end` heals it.
+
+| fault | what it is |
+|---|---|
+| those of `faults.proxy` | the network |
+| `freeze` | the broker's processes stop (SIGSTOP): connections stay open and nothing answers |
+| `restart` | kill -9 of the broker, which starts again with its files and ports |
+| `disk-full`, `memory-alarm` | the broker has no room, or says so by its alarm |
+| `queue-deleted` | the queue or topic is gone, and is made again, empty |
+| `permission-revoked` | the user of the run may no longer write |
+| `dead-letters-deleted` | the dead letter place is gone, and is made again, empty |
+| `dead-letters-full` | the dead letter place takes nothing |
+| `throttled` | the broker refuses requests to send because it is busy |
+| `locked` | another process holds the lock of the file |
+| `clock-back`, `clock-forward` | the wall clock of the processes under test jumps by an hour, and back at the end |
+| `killed` | kill -9 of a process under test, which its owner starts again |
+| `worker-killed` | kill -9 of one of Spark's Python workers |
+"""
 
 from __future__ import annotations
 
-from typing import Protocol, get_args
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Final, Protocol, TypeAlias, get_args
 
+from faults import clock
 from faults.broker import BrokerUnderTest
 from faults.proxy import NetworkFault
 from faults.workloads import Running
@@ -14,12 +35,15 @@ class Action(Protocol):
 
     Attributes:
         name: of the fault.
-        destroys: places (`destination`, `letters`, `source`) whose rows may be gone if they were stored before it
+        destroys: places (`destination`, `letters`, `source`) whose rows may be gone if they were stored before the fault
             ended, as when a queue is deleted.
     """
 
-    name: str
-    destroys: frozenset[str]
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def destroys(self) -> frozenset[str]: ...
 
     def begin(self) -> None:
         """Start the fault; return when it is in effect."""
@@ -28,43 +52,33 @@ class Action(Protocol):
         """Heal it; return when the broker can be reached again. Called also after `begin` has failed."""
 
 
-class _Network:
-    """A fault of the network, by the proxy."""
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """An action of two functions; see `Action`."""
 
+    name: str
+    begins: Callable[[], object]
+    ends: Callable[[], object] = lambda: None
     destroys: frozenset[str] = frozenset()
 
-    def __init__(self, name: NetworkFault, under_test: BrokerUnderTest) -> None:
-        if under_test.proxy is None:
-            raise ValueError(f"{under_test.broker} has no network between it and its clients")
-        self.name: str = name
-        self._fault = name
-        self._proxy = under_test.proxy
-
     def begin(self) -> None:
-        self._proxy.begin(self._fault)
+        """Start it."""
+        self.begins()
 
     def end(self) -> None:
-        self._proxy.end()
+        """Heal it."""
+        self.ends()
 
 
-class _Restart:
-    """kill -9 of a process under test; its owner starts it again."""
-
-    destroys: frozenset[str] = frozenset()
-
-    def __init__(self, name: str, running: Running) -> None:
-        self.name = name
-        self._running = running
-
-    def begin(self) -> None:
-        self._running.restart()
-
-    def end(self) -> None:
-        """Nothing is left to heal."""
+#: Makes a fault of one broker. Its module `actions_<broker>` has a table of them, `FAULTS`.
+Make: TypeAlias = Callable[[BrokerUnderTest], Fault]
+#: Seconds by which clocks jump.
+JUMP: Final = 3600.0
+_JUMPS: Final = {"clock-back": -JUMP, "clock-forward": JUMP}
 
 
 def action(fault: str, under_test: BrokerUnderTest, running: Running) -> Action:
-    """Return the action of a fault on a broker. Raises ValueError: this broker has no such fault.
+    """Return the action of a fault on a broker. Raises ValueError: this broker, or this workload, has no such fault.
 
     Args:
         fault: a name of the table.
@@ -72,8 +86,44 @@ def action(fault: str, under_test: BrokerUnderTest, running: Running) -> Action:
         running: the workload, for faults of the processes under test.
     """
     if fault == "killed":
-        return _Restart(fault, running)
+        return Fault(fault, running.restart)
+    if fault == "worker-killed":
+        return Fault(fault, _worker(running))
+    if fault in _JUMPS:
+        return _jump(fault, under_test)
     for network in get_args(NetworkFault):
         if fault == network:
-            return _Network(network, under_test)
-    raise ValueError(f"no fault {fault!r} on {under_test.broker}")
+            return _network(network, under_test)
+    made = faults_of(under_test.broker)
+    if fault not in made:
+        raise ValueError(f"no fault {fault!r} on {under_test.broker}; it has {', '.join(sorted(made))}")
+    return made[fault](under_test)
+
+
+def faults_of(broker: str) -> Mapping[str, Make]:
+    """Return the faults that one broker has, besides those of the network and of the processes under test."""
+    made: Mapping[str, Make] = import_module(f"faults.actions_{broker}").FAULTS
+    return made
+
+
+def _network(fault: NetworkFault, under_test: BrokerUnderTest) -> Fault:
+    proxy = under_test.proxy
+    if proxy is None:
+        raise ValueError(f"{under_test.broker} has no network between it and its clients")
+    return Fault(fault, lambda: proxy.begin(fault), proxy.end)
+
+
+def _worker(running: Running) -> Callable[[], object]:
+    with_workers: Any = running
+    if not hasattr(running, "kill_worker"):
+        raise ValueError("worker-killed: this workload is no Spark job")
+    found: Callable[[], object] = with_workers.kill_worker
+    return found
+
+
+def _jump(fault: str, under_test: BrokerUnderTest) -> Fault:
+    return Fault(
+        fault,
+        lambda: clock.jump(under_test.scratch, _JUMPS[fault]),
+        lambda: clock.jump(under_test.scratch, 0.0),
+    )

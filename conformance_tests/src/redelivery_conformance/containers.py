@@ -162,6 +162,10 @@ class Container:
         """Stop the container without removing it. The engine kills it after `grace` seconds."""
         self._container.get_wrapped_container().stop(timeout=grace)
 
+    def kill(self) -> None:
+        """Kill the container's processes, without a chance to write anything. Its files stay."""
+        self._container.get_wrapped_container().kill()
+
     def start(self) -> None:
         """Start the container again, with the same files and ports. Call `wait` until it is ready."""
         self._container.get_wrapped_container().start()

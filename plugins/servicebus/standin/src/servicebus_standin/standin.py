@@ -13,7 +13,7 @@ import time
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self
@@ -179,6 +179,14 @@ class StandIn:
         with self.lock:
             self._keys[name] = Key(name, secrets.token_urlsafe(32), frozenset(claims) or ALL)
         return self.connection(name)
+
+    def limit_key(self, name: str, *claims: Claim) -> None:
+        """Let a key have only these claims from now on. It ends all connections, which have older grants."""
+        with self.lock:
+            self._keys[name] = replace(self._keys[name], claims=frozenset(claims))
+        if self._server is not None:
+            with self.stopped():
+                pass
 
     # --- queues
 

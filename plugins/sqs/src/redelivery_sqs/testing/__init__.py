@@ -270,7 +270,7 @@ class ElasticMq(SqsRuntime):
     cannot_show: Sequence[str] = _STAND_IN
 
     def __init__(self, container: Container, scratch: Path, *, fifo: bool) -> None:
-        self._container = container
+        self.container = container
         options = _options(f"http://{container.host}:{container.port(_PORT)}", "elasticmq", scratch)
         # ElasticMQ, strict, keeps SQS's old limit.
         super().__init__(
@@ -288,7 +288,7 @@ class ElasticMq(SqsRuntime):
     def close(self) -> None:
         self.sqs.close()
         self.proxy.close()
-        self._container.close()
+        self.container.close()
 
 
 class Moto(SqsRuntime):
