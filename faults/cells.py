@@ -5,7 +5,7 @@ What a broker cannot have is not in the table: no cell is skipped.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 from typing import Final
@@ -15,6 +15,24 @@ from faults.proxy import NETWORK_FAULTS
 NETWORKED: Final = ("kafka", "rabbitmq", "sqs", "servicebus")
 QUEUES: Final = (*NETWORKED, "sqlite")
 ROWS: Final = 2_000
+
+#: Faults of the brokers themselves, and the brokers that have them.
+BROKER_FAULTS: Final[Mapping[str, tuple[str, ...]]] = {
+    "freeze": NETWORKED,
+    "restart": ("kafka", "rabbitmq", "servicebus"),
+    "disk-full": ("rabbitmq", "servicebus", "sqlite"),
+    "memory-alarm": ("rabbitmq",),
+    "throttled": ("servicebus",),
+    "locked": ("sqlite",),
+    "permission-revoked": ("kafka", "rabbitmq", "servicebus"),
+    "queue-deleted": QUEUES,
+    "dead-letters-deleted": NETWORKED,
+    "dead-letters-full": ("kafka", "rabbitmq", "servicebus", "sqlite"),
+    "clock-back": QUEUES,
+    "clock-forward": QUEUES,
+}
+#: Of those, faults by which a job may fail, as it must not go on without its target, its rights or its letters.
+ENDING: Final = frozenset({"permission-revoked", "queue-deleted", "dead-letters-deleted", "dead-letters-full"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,4 +76,17 @@ def _cells() -> Iterator[Cell]:
         yield Cell(fault, broker, times=2, short=fault in {"answers-cut", "black-hole-answers"})
 
 
-CELLS: Final = tuple(_cells())
+def _broker_cells() -> Iterator[Cell]:
+    """The broker itself, its places, and the clocks of the processes that use it."""
+    for fault, brokers in BROKER_FAULTS.items():
+        for broker in brokers:
+            yield Cell(fault, broker, survives=fault not in ENDING)
+
+
+def _killed_cells() -> Iterator[Cell]:
+    """Processes under test that are killed at random moments, and started again."""
+    for workload, broker in product(("receive", "redrive", "two-redrives"), QUEUES):
+        yield Cell("killed", broker, workload, times=3, seconds=(0.0, 0.3))
+
+
+CELLS: Final = (*_cells(), *_broker_cells(), *_killed_cells())

@@ -9,6 +9,8 @@ from typing import Final, Protocol, TypeAlias
 from faults.broker import BrokerUnderTest
 from faults.plan import Plan
 from faults.reading import Reads
+from faults.receiving import Receiving
+from faults.redriving import Redriving, TwoRedrives
 from faults.writing import Writing
 
 
@@ -46,7 +48,12 @@ class Running(Protocol):
 #: Starts a workload. Arguments: the broker under test, the plan, the folder of histories.
 Start: TypeAlias = Callable[[BrokerUnderTest, Plan, Path], Running]
 
-WORKLOADS: Final[Mapping[str, Start]] = {"write": Writing}
+WORKLOADS: Final[Mapping[str, Start]] = {
+    "write": Writing,
+    "receive": Receiving,
+    "redrive": Redriving,
+    "two-redrives": TwoRedrives,
+}
 
 
 def run_workload(name: str, under_test: BrokerUnderTest, plan: Plan, folder: Path) -> Running:

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from faults import clock
 from faults.history import Recorder
 from faults.plan import Plan
 from faults.recording import recorded
@@ -58,6 +59,7 @@ def write(settings: dict[str, Any], recorder: Recorder) -> None:
 def main(path: str) -> int:
     """Run; return the exit code: 0 reported, 1 failed."""
     settings = json.loads(Path(path).read_text(encoding="utf-8"))
+    clock.install(Path(settings["scratch"]))
     recorder = Recorder(Path(settings["folder"]), "writer")
     try:
         write(settings, recorder)

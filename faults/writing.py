@@ -40,6 +40,7 @@ def settings_for(under_test: BrokerUnderTest, plan: Plan, folder: Path) -> dict[
         "plan": plan.to_dict(),
         "nowhere": under_test.place.impossible_destination() if destinations else None,
         "folder": str(folder),
+        "scratch": str(under_test.scratch),
         "rate": plan.rows / PACE,
     }
 
