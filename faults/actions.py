@@ -35,8 +35,8 @@ class Action(Protocol):
 
     Attributes:
         name: of the fault.
-        destroys: places (`destination`, `letters`, `source`) whose rows may be gone if they were stored before the fault
-            ended, as when a queue is deleted.
+        destroys: places (`destination`, `letters`, `source`) whose rows may be gone if they were stored before the
+            fault ended, as when a queue is deleted.
     """
 
     @property

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from confluent_kafka.admin import (
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # the client's own way to name them
     AclBinding,
     AclBindingFilter,
     AclOperation,
@@ -22,11 +22,6 @@ from faults.actions import Fault, Make
 from faults.broker import BrokerUnderTest
 from faults.containers import provision
 
-#: Settings of a node whose permissions can be revoked: without an ACL on a topic, everybody may use it.
-AUTHORIZER: Final = {
-    "KAFKA_AUTHORIZER_CLASS_NAME": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-    "KAFKA_ALLOW_EVERYONE_IF_NO_ACL_FOUND": "true",
-}
 _PATIENCE: Final = 15.0
 #: A letter with its context is larger than this; the least that a topic takes.
 _SMALL: Final = "100"

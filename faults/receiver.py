@@ -1,7 +1,7 @@
 """The process under test of the workload `receive`: a subscription that runs until its queue is empty.
 
-`python -m faults.receiver SETTINGS`: a JSON file, see `faults.receiving`. Its handler refuses poison, fails once for some
-other rows, and accepts the rest.
+`python -m faults.receiver SETTINGS`: a JSON file, see `faults.receiving`. Its handler refuses poison, fails once
+for some other rows, and accepts the rest.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -22,10 +21,12 @@ from faults.recording import recorded
 from redelivery.contract.message import Message
 from redelivery.errors import RedeliveryError, TerminalNack
 from redelivery.formats.specs import options as spec_options
-from redelivery.receiving import Subscription
+from redelivery.receiving.subscription import Subscription
 
 #: Of so many rows the handler fails once.
 _CLUMSY: Final = 53
+#: Counts of a subscription's report.
+_ACCOUNT: Final = "received accepted failures retried dead_lettered skipped terms lost given_back".split()
 
 
 def handler(plan: Plan, recorder: Recorder, pause: float) -> Callable[[Message], None]:
@@ -68,7 +69,7 @@ def main(path: str) -> int:
     except RedeliveryError as error:
         recorder.write("note", text=f"it failed: {type(error).__name__}: {error}"[:2000])
         return 1
-    recorder.write("reported", report=json.loads(json.dumps(asdict(report), default=str)))
+    recorder.write("reported", report={name: getattr(report, name) for name in _ACCOUNT})
     return 0
 
 

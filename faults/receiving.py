@@ -1,4 +1,4 @@
-"""The workload `receive`: a subscription over seeded messages, some of them poison, that is started again when killed."""
+"""The workload `receive`: a subscription over seeded messages, some of them poison; started again when killed."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from faults.broker import BrokerUnderTest
-from faults.history import LETTERS, SOURCE, History, Recorder
+from faults.history import LETTERS, SOURCE, Recorder
 from faults.plan import Plan
 from faults.reading import Reads
-from faults.restarting import Growing, Life, rows_of
+from faults.restarting import AGAIN, Growing, Life, rows_of
 from faults.writing import PACE, settings_for
 from redelivery.contract.message import Batch, Message
 from redelivery.registry import connect
@@ -37,7 +37,6 @@ class Receiving:
         settings = settings_for(under_test, plan, folder)
         settings["pause"] = PACE / plan.rows
         settings["lease"] = LEASE
-        self._folder = folder
         self._handled = Growing(folder, rows_of("handled", **{"as": "accepted"}))
         self._life = Life("faults.receiver", settings, folder, "receiver", self._recorder)
         self._owner = threading.Thread(target=self._own, daemon=True)
@@ -62,11 +61,11 @@ class Receiving:
     def _own(self) -> None:
         """Start the subscription again until one finds nothing, after the leases of killed ones are over."""
         while self._life.wait() is not None:
-            last = {event.kind for event in History.load(self._folder) if event.who == self._life.who}
-            if "reported" in last and "handled" not in last:
+            end = self._life.outcome()
+            if end is None or (end.kind == "reported" and not end.data["report"]["received"]):
                 return
-            time.sleep(LEASE if "reported" in last else 0.5)
-            self._life.again(failed="reported" not in last)
+            time.sleep(LEASE if end.kind == "reported" else AGAIN)
+            self._life.again(failed=end.kind != "reported")
 
 
 def seed(

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from faults.broker import BrokerUnderTest
-from faults.history import DESTINATION, LETTERS, STORED, Event, History, Recorder
+from faults.history import DESTINATION, LETTERS, STORED, Recorder
 from faults.plan import Plan, number_of
 from faults.reading import Reads
 from faults.receiving import LEASE, seed
-from faults.restarting import Growing, Life, rows_of
+from faults.restarting import AGAIN, Growing, Life, rows_of
 from faults.writing import PACE, settings_for
 from redelivery.contract.context import ErrorContext
 from redelivery.contract.message import Message
@@ -39,7 +39,6 @@ class Redriving:
 
     def __init__(self, under_test: BrokerUnderTest, plan: Plan, folder: Path) -> None:
         self._recorder = Recorder(folder, "operator")
-        self._folder = folder
         bury(under_test, plan, self._recorder)
         settings = settings_for(under_test, plan, folder)
         settings["options"] |= _HIDDEN.get(under_test.broker, {})
@@ -81,14 +80,11 @@ class Redriving:
     def _own(self, life: Life) -> None:
         """Start the redrive again until one has nothing to do, after what killed ones looked at is visible again."""
         while life.wait() is not None:
-            ended = self._end_of(life.who)
-            if ended is not None and ended.kind == "reported" and not _has_moved(ended.data["report"]):
+            end = life.outcome()
+            if end is None or (end.kind == "reported" and not _has_moved(end.data["report"])):
                 return
-            time.sleep(LEASE if ended is None or ended.kind == "reported" else 0.5)
-            life.again(failed=ended is None or ended.kind != "reported")
-
-    def _end_of(self, who: str) -> Event | None:
-        return next((each for each in History.load(self._folder).of("reported", "note") if each.who == who), None)
+            time.sleep(LEASE if end.kind == "reported" else AGAIN)
+            life.again(failed=end.kind != "reported")
 
 
 class TwoRedrives(Redriving):

@@ -9,10 +9,13 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from faults.history import Event, Kind, Recorder
+from faults.history import Event, History, Kind, Recorder
 from faults.writing import process
+
+#: Seconds after which an owner starts a process again that has failed.
+AGAIN: Final = 0.5
 
 
 class Life:
@@ -56,6 +59,18 @@ class Life:
                 self._start()
                 if failed:
                     self._recorder.write("restarted", process=self.who)
+
+    def outcome(self) -> Event | None:
+        """Return how the last process ended: what it reported, or its error (a note).
+
+        None: it told nothing, so the run itself is broken, and that is written.
+        """
+        ends = [event for event in History.load(self._folder).of("reported", "note") if event.who == self.who]
+        if ends:
+            return ends[-1]
+        log = (self._folder / f"{self.who}.log").read_text(errors="replace")
+        self._recorder.write("failed", error=f"{self.who} told nothing: {log[-1000:]}")
+        return None
 
     def restart(self) -> None:
         """Kill the present process and its children (kill -9), and start the next one."""

@@ -356,9 +356,14 @@ class KafkaHarness(Harness):
 
     name = "kafka"
     share = False
+    #: More settings of a node in a container.
+    environment: Mapping[str, str] = {}
 
     def starts(self) -> Mapping[RuntimeKind, Callable[[Path], Runtime]]:
-        return {"container": lambda _: in_container(share=self.share), "embedded": lambda _: embedded()}
+        return {
+            "container": lambda _: in_container(environment=self.environment, share=self.share),
+            "embedded": lambda _: embedded(),
+        }
 
     def at(self, url: str, options: Mapping[str, str], scratch: Path) -> Runtime:  # noqa: ARG002 - nothing is kept
         parts = urlsplit(url)
@@ -372,6 +377,15 @@ class KafkaHarness(Harness):
             raise NotHere(f"no Kafka at {redact(url)}: {error.args[0].str()}") from error
         prefix = parts.path.strip("/") + "-"
         return KafkaRuntime("url", cluster, f"Kafka at {bootstrap}", prefix=prefix, options=mine, share=self.share)
+
+
+class KafkaAclHarness(KafkaHarness):
+    """A node with an authorizer: permissions can be revoked. Without an ACL on a topic, everybody may use it."""
+
+    environment: Mapping[str, str] = {
+        "KAFKA_AUTHORIZER_CLASS_NAME": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "KAFKA_ALLOW_EVERYONE_IF_NO_ACL_FOUND": "true",
+    }
 
 
 class KafkaShareHarness(KafkaHarness):
