@@ -28,6 +28,7 @@ from faults import clock
 from faults.broker import BrokerUnderTest
 from faults.proxy import NetworkFault
 from faults.workloads import Running
+from redelivery_conformance.harness import Harness
 
 
 class Action(Protocol):
@@ -104,6 +105,12 @@ def faults_of(broker: str) -> Mapping[str, Make]:
     """Return the faults that one broker has, besides those of the network and of the processes under test."""
     made: Mapping[str, Make] = import_module(f"faults.actions_{broker}").FAULTS
     return made
+
+
+def harness_of(broker: str) -> Harness | None:
+    """Return a harness whose broker can suffer more than the usual one; None: it has none."""
+    made: type[Harness] | None = getattr(import_module(f"faults.actions_{broker}"), "HARNESS", None)
+    return None if made is None else made()
 
 
 def _network(fault: NetworkFault, under_test: BrokerUnderTest) -> Fault:

@@ -21,7 +21,9 @@ from faults import containers
 from faults.actions import Fault, Make
 from faults.broker import BrokerUnderTest
 from faults.containers import provision
+from redelivery_kafka.testing import KafkaAclHarness
 
+HARNESS: Final = KafkaAclHarness
 _PATIENCE: Final = 15.0
 #: A letter with its context is larger than this; the least that a topic takes.
 _SMALL: Final = "100"

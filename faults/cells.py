@@ -80,7 +80,8 @@ def _broker_cells() -> Iterator[Cell]:
     """The broker itself, its places, and the clocks of the processes that use it."""
     for fault, brokers in BROKER_FAULTS.items():
         for broker in brokers:
-            yield Cell(fault, broker, survives=fault not in ENDING)
+            lasts = (2.5, 4.0) if fault == "freeze" else (1.0, 2.5)  # longer than an attempt's timeout
+            yield Cell(fault, broker, seconds=lasts, survives=fault not in ENDING)
 
 
 def _killed_cells() -> Iterator[Cell]:

@@ -139,7 +139,7 @@ class _Check:
         if state.copies(DESTINATION):
             return "ok" if DESTINATION in state.stored else "recovered"
         if state.copies(LETTERS):
-            return "dead-lettered" if SINK in state.stored else "recovered"
+            return "dead-lettered" if SINK in state.stored or state.seeded else "recovered"
         return "waiting"
 
     @staticmethod

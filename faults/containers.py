@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Final
 
 from faults.actions import Fault
+from faults.broker import BrokerUnderTest
 from redelivery.contract.spec import DeliverySpec
 from redelivery.registry import connect
 from redelivery_conformance.containers import Container
-from faults.broker import BrokerUnderTest
 
 #: Seconds for a broker to come up again, on a busy machine.
 START: Final = 90.0

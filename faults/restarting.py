@@ -29,9 +29,7 @@ class Life:
         recorder: gets `killed` and `restarted`.
     """
 
-    def __init__(
-        self, module: str, settings: Mapping[str, Any], folder: Path, name: str, recorder: Recorder
-    ) -> None:
+    def __init__(self, module: str, settings: Mapping[str, Any], folder: Path, name: str, recorder: Recorder) -> None:
         self.number = 0
         self._module = module
         self._settings = settings

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from faults import results
+from faults.actions import harness_of
 from faults.cells import CELLS, ROWS, Cell
 from faults.running import Result, run_cell
 from faults.states import STATES
@@ -164,6 +165,9 @@ def _chosen(options: argparse.Namespace) -> list[Cell]:
 
 
 def _harness(broker: str) -> Harness:
+    own: Harness | None = harness_of(broker)
+    if own is not None:
+        return own
     for entry in importlib.metadata.entry_points(group=GROUP):
         found = entry.load()
         if found.name == broker:
