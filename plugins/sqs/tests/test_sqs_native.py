@@ -20,11 +20,14 @@ from redelivery_conformance.statements import Statements
 from redelivery_conformance.subject import Subject
 from redelivery_sqs import CAPABILITIES
 from redelivery_sqs.client.limits import GROUP
-from redelivery_sqs.codec import MAX_ATTRIBUTES, PACKED, TRACE, TRANSFER, decode, encode
+from redelivery_sqs.codec import MAX_ATTRIBUTES, PACKED, PACKED_BESIDE, TRACE, TRANSFER, decode, encode
 from redelivery_sqs.testing import SqsPlace
 
 MOST = 1 << 20
 TRACED = "Root=1-5759e988-bd862e3fe1be46a994272793;Parent=53995c3f42cd8ad8;Sampled=1"
+#: An attribute of our name whose members are not ours, and texts that we may have written.
+OBJECT = {"DataType": "String", "StringValue": '{"v":2}'}
+OURS_DAMAGED = ('{"id":"i","v":2}', '{"body":"null"}', '{"id":')
 MARKER = (MARKERS[0], b'{"hops":1}')
 
 texts = st.text(st.characters(min_codepoint=32, max_codepoint=0xD7FF), min_size=1, max_size=20)
@@ -171,10 +174,13 @@ def test_what_is_ours_needs_no_native_part() -> None:
     "theirs",
     [
         {"DataType": "String", "StringValue": "yes"},
+        {"DataType": "String", "StringValue": "[" * 100_000},
         {"DataType": "String.json", "StringValue": '{"v":2}'},
         {"DataType": "String", "StringValue": "{}"},
         {"DataType": "String", "StringValue": '{"id":"i","v":2}'},
         {"DataType": "String", "StringValue": '{"body":"null"}'},
+        {"DataType": "String", "StringValue": '{"id":'},
+        {"DataType": "Number", "StringValue": "7"},
         {"DataType": "Binary", "BinaryValue": b"\1"},
     ],
 )
@@ -183,12 +189,49 @@ def test_an_attribute_of_our_name_is_sent_again_as_it_was(theirs: dict[str, Any]
     raw = raw_with(count)
     raw["MessageAttributes"][PACKED] = theirs
     message, fault = decode(raw)
-    assert (fault is None) == (theirs.get("StringValue") in ('{"v":2}', "{}"))
+    assert (fault is None) == (theirs.get("StringValue") not in OURS_DAMAGED)
     assert (message.id, message.key) == (None, None)
     assert sent(message) == as_given(raw)
     entry = sent(replace(message, headers=(*message.headers, MARKER)))
     assert len(entry["MessageAttributes"]) <= MAX_ATTRIBUTES
     assert {name: entry["MessageAttributes"].get(name) for name in raw["MessageAttributes"]} == raw["MessageAttributes"]
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 8])
+@pytest.mark.parametrize("theirs", [{"DataType": "String", "StringValue": "yes"}, OBJECT], ids=["text", "object"])
+def test_where_ours_is_needed_it_stands_beside_theirs(theirs: dict[str, Any], count: int) -> None:
+    """A letter, and what is sent back of it, hold the application's attribute and ours."""
+    raw = raw_with(count)
+    raw["MessageAttributes"][PACKED] = theirs
+    message, fault = decode(raw)
+    assert fault is None
+    known = replace(message, id="i", key=b"k", headers=(*message.headers, ("odd", b"\xff")))
+    entry = sent(known)
+    assert len(entry["MessageAttributes"]) <= MAX_ATTRIBUTES
+    assert {name: entry["MessageAttributes"].get(name) for name in raw["MessageAttributes"]} == raw["MessageAttributes"]
+    again, fault = decode({"Body": entry["MessageBody"], "MessageAttributes": entry["MessageAttributes"]})
+    assert (again.id, again.key, sorted(again.headers), fault) == ("i", b"k", sorted(known.headers), None)
+    assert sent(again) == entry
+    back = replace(again, id=None, key=None, headers=message.headers)
+    assert sent(back) == as_given(raw)
+
+
+def test_a_message_with_attributes_of_both_our_names_keeps_them_unless_ours_is_needed() -> None:
+    raw = raw_with(1)
+    raw["MessageAttributes"] |= {PACKED: OBJECT, PACKED_BESIDE: OBJECT}
+    message, fault = decode(raw)
+    assert (fault, sent(message)) == (None, as_given(raw))
+    entry = sent(replace(message, id="i"))
+    again, fault = decode({"Body": entry["MessageBody"], "MessageAttributes": entry["MessageAttributes"]})
+    assert (again.id, fault) == ("i", None)
+
+
+def test_our_second_name_is_any_header_where_nobody_has_the_first() -> None:
+    raw = raw_with(0)
+    raw["MessageAttributes"] = {PACKED_BESIDE: {"DataType": "String", "StringValue": '{"id":"theirs"}'}}
+    message, _ = decode(raw)
+    assert (message.id, message.headers) == (None, ((PACKED_BESIDE, b'{"id":"theirs"}'),))
+    assert sent(message) == as_given(raw)
 
 
 def test_a_body_that_was_mended_is_base64_whatever_an_attribute_said() -> None:

@@ -5,9 +5,9 @@ SQS takes non-empty text and ten attributes. Therefore:
 - A body that SQS accepts is sent unchanged. Any other body is base64, and the attribute `content-transfer-encoding`
   says so: the name and the value of RFC 2045, which other readers know or can look up.
 - A header with a plain name and plain text is its own attribute, for others to read (eight at most).
-- Everything else is in one attribute, `redelivery`, a JSON object: `id`, `key`, `timestamp`, `body` ("null" or "empty",
-  if the body is a placeholder), `headers`: in their order, each an attribute's name or a pair of name and value. Bytes
-  that are not UTF-8 are written as `{"base64": ...}`.
+- Everything else is in one attribute, `redelivery` (`redelivery-2` beside another application's of that name), a JSON
+  object: `id`, `key`, `timestamp`, `body` ("null" or "empty", if the body is a placeholder), `headers`: in their order,
+  each an attribute's name or a pair of name and value. Bytes that are not UTF-8 are written as `{"base64": ...}`.
 
 What another application's message holds beyond a `Message` is its `native` part: the types of its attributes, its body
 where ours would be written in another form, its trace header, its group.
@@ -33,8 +33,10 @@ from redelivery.kit.letters import MARKERS, strip
 from redelivery.kit.packing import from_portable, hashed_id, pack_headers, portable, unpack_headers
 from redelivery_sqs.client.limits import binary_limit
 
-#: The attribute for the parts of a message that SQS has no place for.
+#: The attribute for the parts of a message that SQS has no place for, and the one where another application's attribute
+#: has its name.
 PACKED: Final = "redelivery"
+PACKED_BESIDE: Final = "redelivery-2"
 #: The attribute that names the body's encoding.
 TRANSFER: Final = "content-transfer-encoding"
 #: Attributes of a message at most, and headers that are attributes: ten less the two above.
@@ -69,14 +71,19 @@ class Native(NamedTuple):
         body: where encoding its value would give another one.
         trace: its trace header.
         group: its message group id.
-        damaged: an attribute of our name, which we did not write; None: it is ours, or missing.
+        named: attributes of our names that we did not write.
     """
 
     attributes: Mapping[str, Any]
     body: str | None
     trace: str | None
     group: str | None
-    damaged: Mapping[str, Any] | None = None
+    named: Mapping[str, Any] = MappingProxyType({})
+
+    @property
+    def packed(self) -> str:
+        """The name of our attribute beside its own; if it has both, ours takes the place of one."""
+        return PACKED_BESIDE if PACKED in self.named and PACKED_BESIDE not in self.named else PACKED
 
     @property
     def nbytes(self) -> int:
@@ -163,7 +170,7 @@ def _as_it_was(
     """
     kept = _unchanged(headers, native)
     found = _encoded(value, headers, packed, max_bytes, native, kept, MAX_ATTRIBUTES)
-    if len(found.attributes) > MAX_ATTRIBUTES and native.damaged is None:  # else ours would take its place
+    if len(found.attributes) > MAX_ATTRIBUTES and native.packed not in native.named:
         found = _encoded(value, headers, packed, max_bytes, native, kept)
     if len(found.attributes) > MAX_ATTRIBUTES:
         bare = tuple(each for each in strip(Message(value=None, headers=headers)).headers if each[0] not in MARKERS)
@@ -180,7 +187,7 @@ def _unchanged(headers: Headers, native: Native) -> dict[str, Mapping[str, Any]]
     """Return, by name, the attributes that the message had and of which a header holds the same bytes."""
     kept: dict[str, Mapping[str, Any]] = {}
     for name, value in headers:
-        attribute = None if name == PACKED else native.attributes.get(name)
+        attribute = None if name == PACKED or name in native.named else native.attributes.get(name)
         if attribute is not None and value is not None and name not in kept and value == _native_value(attribute):
             kept[name] = attribute
     return kept
@@ -218,10 +225,11 @@ def _encoded(
         texts[TRANSFER] = "base64"
     else:
         body = _body(value, texts, packed, max_bytes)
+    if native is not None and native.named:
+        texts, kept = {**texts, **dict.fromkeys(native.named, "")}, {**kept, **native.named}
     if packed:
-        texts[PACKED] = _json(packed)
-    elif native is not None and native.damaged is not None:
-        texts[PACKED], kept = "", {**kept, PACKED: native.damaged}
+        name = PACKED if native is None else native.packed
+        texts[name], kept = _json(packed), {each: kept[each] for each in kept if each != name}
     size = _size(body)
     attributes: dict[str, Mapping[str, Any]] = {}
     for name, text in texts.items():
@@ -320,20 +328,20 @@ def _decode(body: str, attributes: Mapping[str, Any], system: Mapping[str, Any])
     value: bytes | None = body.encode("utf-8", "surrogatepass")
     key, id_, timestamp, placeholder = None, None, None, None
     headers: Headers = ()
-    marked, damaged = False, None
+    marked, ours = False, None
+    theirs: dict[str, Mapping[str, Any]] = {}
     if attributes:
         marked = _is_base64(attributes)
+        ours, theirs = _of_our_names(attributes)
         natives = {
             name: _native_value(each)
             for name, each in attributes.items()
-            if name != PACKED and not (marked and name == TRANSFER)
+            if name not in theirs and name != ours and not (marked and name == TRANSFER)
         }
         headers = unpack_headers({}, natives)
-        if PACKED in attributes:
-            text = attributes[PACKED].get("StringValue")
+        if ours is not None:
             try:
-                packed = _unpacked(text)
-                damaged = None if packed else attributes[PACKED]
+                packed = _unpacked(attributes[ours].get("StringValue"))
                 found = (
                     from_portable(packed.get("key")),
                     unpack_headers(packed, natives),
@@ -343,12 +351,14 @@ def _decode(body: str, attributes: Mapping[str, Any], system: Mapping[str, Any])
                 placeholder = packed.get("body")
                 key, headers, id_, timestamp = found
             except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-                fault, damaged = f"sqs: its attribute {PACKED!r} is damaged ({error})", attributes[PACKED]
-    if placeholder is not None:
+                fault = f"sqs: its attribute {ours!r} is damaged ({error})"
+                theirs[ours] = attributes[ours]
+    if ours is not None and placeholder is not None:
         if body == _PLACEHOLDERS.get(str(placeholder)):
             value = None if placeholder == "null" else b""
         else:  # so we did not write it, and the body counts
-            fault, damaged = f"sqs: its attribute {PACKED!r} contradicts its body", attributes[PACKED]
+            fault = f"sqs: its attribute {ours!r} contradicts its body"
+            theirs[ours] = attributes[ours]
     elif marked:
         try:
             value = _from_base64(body)
@@ -357,23 +367,47 @@ def _decode(body: str, attributes: Mapping[str, Any], system: Mapping[str, Any])
     native = None
     trace, group = system.get(TRACE), system.get("MessageGroupId")
     as_written = body if marked and _would_be_another(body, value) else None
-    if headers or as_written is not None or trace is not None or group is not None or damaged is not None:
-        native = Native(attributes, as_written, trace, group, damaged)
+    if headers or as_written is not None or trace is not None or group is not None or theirs:
+        native = Native(attributes, as_written, trace, group, theirs)
     message = Message(value=value, key=key, headers=headers, id=id_, timestamp_ms=timestamp, native=native)
     return message, fault
 
 
+def _of_our_names(attributes: Mapping[str, Any]) -> tuple[str | None, dict[str, Mapping[str, Any]]]:
+    """Return the name of our attribute, None if it is missing, and those of our names that others wrote."""
+    theirs: dict[str, Mapping[str, Any]] = {}
+    for name in (PACKED, PACKED_BESIDE):
+        attribute = attributes.get(name)
+        if attribute is None:
+            break
+        if not _is_theirs(attribute):
+            return name, theirs
+        theirs[name] = attribute
+    return None, theirs
+
+
+def _is_theirs(attribute: Mapping[str, Any]) -> bool:
+    """Whether another application wrote an attribute: no text, or no JSON object, or one without any member of ours."""
+    text = attribute.get("StringValue")
+    if attribute.get("DataType") != "String" or text is None or not str(text).startswith("{"):
+        return True
+    try:
+        return not json.loads(text).keys() & _MEMBERS
+    except (ValueError, RecursionError):
+        return False  # it may be ours, and damaged
+
+
 def _unpacked(text: str) -> dict[str, Any]:
-    """Read our attribute; empty if another application wrote it.
+    """Read our attribute.
 
     Raises:
         ValueError, TypeError, AttributeError, RecursionError: it is damaged, or of a later version.
     """
     packed: dict[str, Any] = json.loads(text)
     unknown = packed.keys() - _MEMBERS
-    if unknown and unknown != packed.keys():
+    if unknown:
         raise ValueError(f"unknown members: {', '.join(sorted(unknown))}")
-    return {} if unknown else packed
+    return packed
 
 
 def _is_base64(attributes: Mapping[str, Any]) -> bool:
