@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from pyspark.sql import types as t
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
-from redelivery.contract.broker import Capabilities, Letter, Limits, Support
-from redelivery.contract.context import ErrorContext
+from redelivery.contract.broker import Capabilities, Letter, LetterBatch, Limits, Support
+from redelivery.contract.context import UNRESOLVED, ErrorContext
 from redelivery.contract.message import Message
 from redelivery.deadletters.trust import Targets
 from redelivery.errors import Permanent
@@ -22,7 +22,7 @@ from redelivery.formats import dialects, events, identity
 from redelivery.spark import encoding
 from redelivery.spark.columns import resolve
 from redelivery.spark.encoding import Encoder
-from redelivery.spark.letter_columns import arrow_array
+from redelivery.spark.letter_columns import LetterColumns, arrow_array
 from redelivery.spark.letter_rows import unpack
 from redelivery.spark.letter_schema import all_columns
 
@@ -705,3 +705,24 @@ def test_what_is_taken_for_plainly_good_is_what_the_check_calls_good(column, tex
         assert rejected
     else:
         assert not rejected
+
+
+@pytest.mark.parametrize("headers", [(), (("pointer", b"orders/0/7"),)])
+def test_a_letter_that_only_points_is_not_written_as_a_row_and_harms_no_neighbour(headers):
+    """Its value is null: written, it would be a tombstone."""
+    context = ErrorContext(reason="gone", kind=UNRESOLVED, native_code="deleted")
+    letters = [
+        Letter(position="1", message=Message(value=None, headers=headers), context=context),
+        Letter(position="2", message=Message(value=b"v", headers=(("h", b"1"),)), context=replace(context, kind="")),
+    ]
+    rows = (
+        LetterColumns(all_columns(CAPABILITIES), Targets(), CAPABILITIES)
+        .record_batch(LetterBatch.of(letters))
+        .to_pydict()
+    )
+    fields = {"id": pa.string(), "value": pa.binary(), "headers": HEADERS}
+    columns = {name: pa.array(rows[name], kind) for name, kind in fields.items()}
+    messages, rejected = encode(columns)
+    assert [each.value for each in messages] == [b"v"]
+    assert [each.error.native_code for each in rejected] == [UNRESOLVED]
+    assert "only points" in str(rejected[0].error)

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from hostile import messages
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql.pandas.types import to_arrow_schema
 
@@ -28,7 +28,7 @@ NAMES = [*WHOLE.names, *(f"_error.{each}" for each in WHOLE["_error"].dataType.n
 contexts = st.builds(
     ErrorContext,
     reason=st.sampled_from(["", "refused", "half \ud800"]),
-    kind=st.sampled_from(["", "permanent", "expired"]),
+    kind=st.sampled_from(["", "permanent", "expired", "unresolved"]),
     code=st.sampled_from([None, "TOO_LARGE"]),
     attempts=st.none() | st.integers(0, 9),
     hops=st.integers(0, 3),
@@ -157,6 +157,7 @@ batches = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(batches, allowed)
 def test_columns_are_rows(found, admitted):
     batch = LetterBatch.of(found)

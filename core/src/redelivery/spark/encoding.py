@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from redelivery.base.json import loads, loads_plainly
 from redelivery.codes import Code
 from redelivery.contract.broker import Capabilities
-from redelivery.contract.context import Stage
+from redelivery.contract.context import UNRESOLVED, Stage
 from redelivery.contract.message import ROW_OVERHEAD, Batch, Column, Headers
 from redelivery.errors import Permanent
 from redelivery.formats import dialects, events, identity
@@ -31,6 +31,8 @@ from redelivery.spark.ids import Ids
 _Verdict: TypeAlias = tuple[Stage, Permanent]
 #: Roughly what headers of an event weigh beyond the attributes' own bytes.
 _EVENT_OVERHEAD: Final = 100
+#: What a marker holds where `dialects.is_unresolved`.
+_UNRESOLVED: Final = '"unresolved"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +206,7 @@ class Encoder:
         bad_headers = np.zeros(len(piece), dtype=bool)
         if piece.headers is not None:
             bad_headers = vectors.bad_headers(piece.headers, self._bad_names)
+            bad_headers |= vectors.rows_with_text(piece.headers, dialects.MARKERS, _UNRESOLVED)
         suspicious = self._suspicious(piece) | bad_headers
         judged = self._judged_at_once(piece, suspicious & ~bad_headers) if suspicious.any() else {}
         for index in np.flatnonzero(suspicious).tolist():
@@ -257,6 +260,12 @@ class Encoder:
                 "a message; get the rows by redelivery.spark.rows, mend and write those, and leave out such letters"
             )
             return "TRANSFORMATION", Permanent(text, code=Code.INVALID_MESSAGE, native_code="stands-for-a-row")
+        if piece.is_unresolved(index):
+            text = (
+                f"a letter of kind {UNRESOLVED!r} is not written: it only points to its message, which could not be "
+                "read; leave out such letters"
+            )
+            return "TRANSFORMATION", Permanent(text, code=Code.INVALID_MESSAGE, native_code=UNRESOLVED)
         return self._judge_message(piece, index)
 
     def _judge_message(self, piece: _Piece, index: int) -> _Verdict | None:
@@ -450,6 +459,13 @@ class _Piece:
             for row, members in zip(found, own, strict=True):
                 row.update(members)
         return [events.row_json(each) for each in found]
+
+    def is_unresolved(self, index: int) -> bool:
+        """Whether a row is a letter that only points to its message, as it was read back."""
+        if self.headers is None:
+            return False
+        pairs = self.headers[index].as_py() or ()
+        return dialects.is_unresolved(tuple((each["key"], each["value"]) for each in pairs if each and each["key"]))
 
     def _row_stood_for(self, index: int) -> Mapping[str, Any]:
         """Return the row that a letter stands for: a letter of it is that letter again, and does not grow."""

@@ -14,6 +14,7 @@ from pyspark.sql import types as t
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from redelivery.contract.broker import Capabilities, Letter, LetterBatch
+from redelivery.contract.context import UNRESOLVED
 from redelivery.contract.message import Batch, Column, Headers, Message
 from redelivery.deadletters.operations import HOP_MARK, is_marked, original_id
 from redelivery.deadletters.trust import Targets, context_of, contexts_of
@@ -117,7 +118,7 @@ class LetterColumns:
             columns |= again.attributes
             for name in {*self._names} & messages.extra.keys():
                 columns[name] = _or(messages.extra[name].values, columns.get(name))
-            columns["headers"] = again.headers
+            columns["headers"] = _noted(again.headers, letters) if "headers" in self._names else again.headers
             if "id" in self._names:
                 own, events_ids = again.messages.id, again.attributes.get("id")
                 columns["id"] = _ids(own, known["message_id"], events_ids, again.hops, messages)
@@ -286,6 +287,17 @@ def _as_is(column: Column[bytes | None] | None) -> Any:
 
 def _moments(column: Column[int | None] | None) -> list[int | None] | None:
     return None if column is None else list(map(micros, column.values))
+
+
+def _noted(every: Sequence[Headers], letters: LetterBatch) -> Sequence[Headers]:
+    """Return the headers of letters: in those that only point to their messages, a write finds that noted."""
+    rows = [index for index, each in letters.contexts.items() if each.kind == UNRESOLVED]
+    if not rows:
+        return every
+    noted = list(every)
+    for index in rows:
+        noted[index] = dialects.unresolved(Message(value=None, headers=every[index])).headers
+    return noted
 
 
 def _ids(

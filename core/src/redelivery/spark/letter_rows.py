@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from redelivery.base.json import dumps, loads
 from redelivery.contract.broker import Capabilities, Letter
-from redelivery.contract.context import LAST_MS, ErrorContext
+from redelivery.contract.context import LAST_MS, UNRESOLVED, ErrorContext
 from redelivery.contract.message import Headers, Message
 from redelivery.deadletters.operations import HOP_MARK, original_id
 from redelivery.deadletters.trust import Targets, context_of
@@ -42,6 +42,8 @@ def unpack(letter: Letter, targets: Targets, there: Capabilities) -> dict[str, A
     """
     context = context_of(letter)
     message = dialects.redriven(letter.message)
+    if letter.context is not None and letter.context.kind == UNRESOLVED:
+        message = dialects.unresolved(message)
     hop = dialects.history(message).hops
     attributes, message = _event(message)
     name = message.id or context.message_id or attributes.get("id")

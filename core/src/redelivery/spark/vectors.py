@@ -128,6 +128,18 @@ def rows_with_header(array: Any, wanted: Collection[str]) -> list[int]:
     return rows
 
 
+def rows_with_text(array: Any, wanted: Collection[str], text: str) -> Any:
+    """Return a mask (numpy) of the rows of a column of headers of which one with one of these names holds this text."""
+    mask = np.zeros(len(array), dtype=bool)
+    names, values, bounds = header_parts(array)
+    found = np.flatnonzero(pc.is_in(names, value_set=pa.array(wanted, pa.string())).to_numpy(zero_copy_only=False))
+    if len(found):
+        holds = pc.fill_null(pc.match_substring(values.take(pa.array(found)), text), pa.scalar(value=False))
+        found = found[holds.to_numpy(zero_copy_only=False)]
+        mask[np.searchsorted(bounds, found, side="right") - 1] = True
+    return mask
+
+
 def unreadable(array: Any) -> Any:
     """Return a mask (numpy) of the rows whose text is not UTF-8, which Spark allows; None where all rows are good."""
     try:

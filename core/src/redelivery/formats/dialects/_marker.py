@@ -21,7 +21,7 @@ NAMES: Final = ("redelivery-letter", "redelivery-letter-2")
 _MOST: Final = 2**31
 #: Longer markers are parsed each time. Bytes.
 _REMEMBERED: Final = 2048
-_FLAGS: Final = ("truncated", "maybe_delivered", "wrapped", "received", "own_id")
+_FLAGS: Final = ("truncated", "maybe_delivered", "wrapped", "received", "own_id", "unresolved")
 _MEMBERS: Final = ("dialect", "headers", "attributes", "attempts_total", "hops", *_FLAGS)
 
 
@@ -59,6 +59,7 @@ class Marker:
         wrapped: the letter is an event that stands for the message (`events.wrapped`).
         received: the message was stored at its destination before it died there; any application may have written it.
         own_id: the message's own id ends as if we had written the mark of this hop.
+        unresolved: a row made of a letter that only points to its message, which could not be read.
         replaced: the user's headers that ours stand for.
         mac: signs all of this, what we wrote, and the message (`dialects._signature`).
     """
@@ -75,6 +76,7 @@ class Marker:
     wrapped: bool = False
     received: bool = False
     own_id: bool = False
+    unresolved: bool = False
     replaced: tuple[Replaced, ...] = ()
     mac: str | None = None
 

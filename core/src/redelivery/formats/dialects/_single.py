@@ -402,6 +402,18 @@ def with_own_id(message: Message) -> Message:
     return message if found is None else _remark(message, replace(found[1], own_id=True))
 
 
+def unresolved(message: Message) -> Message:
+    """Return a message that was redriven, with a note that it only points to the message that it stands for."""
+    found = _marker.find(message.headers)
+    return message if found is None else _remark(message, replace(found[1], unresolved=True))
+
+
+def is_unresolved(headers: Headers) -> bool:
+    """Whether `unresolved` was noted."""
+    found = _marker.find(headers)
+    return found is not None and found[1].unresolved
+
+
 def named(headers: Headers) -> int:
     """Return the hop whose mark a message's id may end with, as we wrote it; 0 if what looks like one is its own."""
     found = _marker.find(headers)
