@@ -8,6 +8,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, Final
 
+from faults import small_disk
 from faults.actions import Fault, Make
 from faults.broker import BrokerUnderTest
 
@@ -27,19 +28,10 @@ def _locked(under_test: BrokerUnderTest) -> Fault:
 
 
 def _disk_full(under_test: BrokerUnderTest) -> Fault:
-    """Fill the disk, where it is small enough to be ours alone (`small_disk`)."""
-    filler = _path(under_test).parent / "filler"
-
-    def begin() -> None:
-        try:
-            with filler.open("wb", buffering=0) as file:
-                while file.write(bytes(1 << 12)) == 1 << 12:
-                    pass
-        except OSError as error:
-            if "No space" not in str(error):
-                raise
-
-    return Fault("disk-full", begin, lambda: filler.unlink(missing_ok=True))
+    """Fill the disk, which is ours alone. Raises NotHere: it is not."""
+    folder = _path(under_test).parent
+    small_disk.check_small(folder)
+    return Fault("disk-full", lambda: small_disk.fill(folder), lambda: (folder / "filler").unlink(missing_ok=True))
 
 
 def _queue_deleted(under_test: BrokerUnderTest) -> Fault:
@@ -76,3 +68,5 @@ FAULTS: Final[Mapping[str, Make]] = {
     "queue-deleted": _queue_deleted,
     "dead-letters-full": _dead_letters_full,
 }
+
+HARNESS: Final = small_disk.SmallDiskHarness

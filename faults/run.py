@@ -83,6 +83,9 @@ def _run_broker(broker: str, cells: list[Cell], seed: int, options: argparse.Nam
                 folder = Path(scratch) / f"cell-{at}"
                 try:
                     result = run_cell(cell, runtime, seed=seed, rows=options.rows, folder=folder, version=version)
+                except NotHere as error:  # what this cell needs besides the broker
+                    outcome.absent.append((cell, str(error)))
+                    continue
                 except Exception as error:  # noqa: BLE001 - a cell without a verdict is a failure, and others still run
                     traceback.print_exc()
                     _broken(outcome, cell, error, folder, seed, options)
@@ -93,7 +96,7 @@ def _run_broker(broker: str, cells: list[Cell], seed: int, options: argparse.Nam
                 outcome.done.append(result)
                 _show(result, folder, options)
         except NotHere as error:
-            ran = {each.cell for each in done} | {cell for cell, _ in outcome.broken}
+            ran = {each.cell for each in done} | {cell for cell, _ in (*outcome.broken, *outcome.absent)}
             outcome.absent += [(cell, str(error)) for cell in cells if cell not in ran]
         finally:
             if runtime is not None:

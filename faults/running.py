@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from faults.actions import Action, action
+from faults.actions import action
 from faults.broker import BrokerUnderTest, under_test
 from faults.cells import Cell
 from faults.checker import Verdict, check
@@ -21,6 +22,8 @@ from redelivery.contract.broker import Support
 from redelivery_conformance.harness import Runtime
 
 _LOOK: Final = 0.02
+#: Seconds in which a fault must have begun, and in which it must have ended.
+_TURN: Final = 150.0
 #: The merged history of a cell that failed.
 WHOLE: Final = "history.jsonl"
 
@@ -103,19 +106,32 @@ def _faults(
         _wait(lambda row=row: running.alive and running.progress < row, deadline)  # type: ignore[misc]
         recorder.write("fault", fault=cell.fault, destroys=sorted(fault.destroys), met=running.alive)
         try:
-            fault.begin()
-            _last(fault, moment.seconds, running)
+            _within(_TURN, fault.begin)
+            _wait(lambda: running.alive, time.monotonic() + moment.seconds)
         finally:
-            fault.end()
+            _within(_TURN, fault.end)
             recorder.write("healed", fault=cell.fault, destroys=sorted(fault.destroys))
-
-
-def _last(fault: Action, seconds: float, running: Running) -> None:
-    """Let a fault last. One that nobody survives, and whose job has failed, is over."""
-    del fault
-    _wait(lambda: running.alive, time.monotonic() + seconds)
 
 
 def _wait(while_: Callable[[], bool], deadline: float) -> None:
     while while_() and time.monotonic() < deadline:
         time.sleep(_LOOK)
+
+
+def _within(seconds: float, call: Callable[[], None]) -> None:
+    """Call in another thread. Raise what it raises, or RuntimeError if it has not returned in time."""
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            call()
+        except BaseException as error:  # noqa: BLE001 - raised by the caller's thread
+            raised.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if thread.is_alive():
+        raise RuntimeError(f"a fault did not begin or end within {seconds:.0f} s")
+    if raised:
+        raise raised[0]
