@@ -36,7 +36,7 @@ class Reading(TappedConnection):
         self.woken = 0
         self._frame_buffer = b""
         self.bytes_received = self.frames_received = 0
-        self.deliveries = Deliveries(OURS, "holder", self.wake)
+        self.deliveries = Deliveries(OURS, "holder", 1_000, self.wake)
         self.taps[OURS] = self.deliveries.take
 
     is_closed = False

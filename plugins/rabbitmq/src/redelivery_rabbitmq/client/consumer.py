@@ -36,6 +36,10 @@ _PAGE_BYTES: Final = 16 << 20
 _REQUEUE_TIMEOUT: Final = 1.0
 #: Seconds to wait for a message that was ready; then another consumer has it.
 _COMING: Final = 1.0
+#: Seconds to wait for more messages: for each that has come, between two of them at most, and in all.
+_PAUSE_EACH: Final = 0.0002
+_PAUSE: Final = 0.01
+_MOMENT: Final = 0.1
 #: Commands that a broker's channel sends to a quorum queue at once. It keeps more of them back, and mixes them up.
 _COMMANDS: Final = 32
 #: Seconds between two counts.
@@ -190,12 +194,20 @@ class Consumer:
             self._connection.process_data_events(_POLL)
         return True
 
+    def _await_more(self, received: list[Delivery], limit: int) -> None:
+        """Read on while messages come, for a moment: a consumer that has had all of them needs no farewell."""
+        end = time.monotonic() + _MOMENT
+        before = 0
+        while before < len(received) < limit and time.monotonic() < end:
+            before = len(received)
+            self._connection.process_data_events(min(_PAUSE, before * _PAUSE_EACH))
+
     def _forget(self, tags: Iterable[int]) -> None:
         for tag in tags:
             self.unacked.pop(tag, None)
 
     def _consume(self, limit: int, wait: float) -> list[Delivery]:
-        with delivered(self._channel, self) as received:
+        with delivered(self._channel, self, limit) as received:
             self._deliver(received, limit, wait)
         return received
 
@@ -212,6 +224,8 @@ class Consumer:
         while not received and (left := end - time.monotonic()) > 0 and self._channel.consumer_tags:
             self._connection.process_data_events(left)
         self._connection.process_data_events(0)
+        if received:
+            self._await_more(received, limit)
         if not self._channel.is_open:  # a message was held for longer than the broker allows
             raise ConsumerCancelled("with its channel")
         if len(received) < limit and self._channel.consumer_tags:

@@ -71,16 +71,18 @@ class Deliveries:
     Args:
         channel: number of the channel.
         holder: the consumer.
-        wake: called when the first message has come.
+        limit: how many messages may come.
+        wake: called when the first message has come, and when all have.
 
     Attributes:
         received: the messages, in their order.
     """
 
-    def __init__(self, channel: int, holder: object, wake: Callable[[], None]) -> None:
+    def __init__(self, channel: int, holder: object, limit: int, wake: Callable[[], None]) -> None:
         self.received: list[Delivery] = []
         self._channel = channel
         self._holder = holder
+        self._limit = limit
         self._wake = wake
         self._expected = _METHOD
         self._tag = 0
@@ -132,7 +134,7 @@ class Deliveries:
 
     def _add(self, body: bytes) -> None:
         self._expected = _METHOD
-        if not self.received:
+        if len(self.received) in {0, self._limit - 1}:
             self._wake()
         encoded, plain_id, decoded = self._encoded, None, None
         flags = encoded[:2]
@@ -144,10 +146,10 @@ class Deliveries:
 
 
 @contextmanager
-def delivered(channel: BlockingChannel, holder: object) -> Iterator[list[Delivery]]:
-    """Return a list to which the messages are added that are delivered on this channel while entered."""
+def delivered(channel: BlockingChannel, holder: object, limit: int) -> Iterator[list[Delivery]]:
+    """Return a list to which up to `limit` messages are added that are delivered on this channel while entered."""
     taps = pika_private.taps(channel)
-    deliveries = Deliveries(channel.channel_number, holder, lambda: pika_private.wake(channel))
+    deliveries = Deliveries(channel.channel_number, holder, limit, lambda: pika_private.wake(channel))
     taps[channel.channel_number] = deliveries.take
     try:
         yield deliveries.received
