@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
@@ -74,39 +74,64 @@ def main() -> int:
     parser.add_argument("--only-memory", action="store_true", help="measure nothing but how the memory grows")
     parser.add_argument("--skip-memory", action="store_true", help="leave out how the memory grows with the rows")
     parser.add_argument("--only", help="of letters-BROKER, only works whose name contains this")
-    parser.add_argument("--master", default="local[2]", help="of letters-BROKER, how many cores Spark has")
+    parser.add_argument("--master", default="local[2]", help="how many cores Spark has")
+    parser.add_argument("--against", help="also run each way of a broker with this master, and compare: local[1]")
+    parser.add_argument("--busy", type=int, default=0, help="keep this many cores busy in the meantime")
     args = parser.parse_args()
-    if args.broker.startswith("letters-"):
-        results = of_letters(args.broker, args)
-        show(results)
-        if args.json:
-            args.json.write_text(json.dumps([asdict(each) for each in results], indent=1) + "\n")
-        return 0
-    module: Ways = importlib.import_module(f"ways_{args.broker}")
-    results = []
-    if not args.only_memory:
-        results += through_spark(module, args.rows or module.ROWS, args.repeat)
-        results += in_process(args.broker) if hasattr(module, "IN_PROCESS") else []
-    results += memory(args.broker, module) if hasattr(module, "MEMORY") and not args.skip_memory else []
+    with busy(args.busy):
+        measure = of_letters if args.broker.startswith("letters-") else of_ways
+        results = measure(args)
     show(results)
     if args.json:
         args.json.write_text(json.dumps([asdict(each) for each in results], indent=1) + "\n")
     return 0
 
 
-def of_letters(name: str, args: argparse.Namespace) -> list[Result]:
+@contextlib.contextmanager
+def busy(cores: int) -> Iterator[None]:
+    """Keep cores busy while entered."""
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(cores)]
+    try:
+        yield
+    finally:
+        for each in others:
+            each.terminate()
+
+
+def of_ways(args: argparse.Namespace) -> list[Result]:
+    """Measure the ways of `ways_<broker>.py`."""
+    module: Ways = importlib.import_module(f"ways_{args.broker}")
+    results: list[Result] = []
+    if not args.only_memory:
+        rows = args.rows or module.ROWS
+        results += through_spark(module, rows, args.repeat, args.master)
+        if args.against:
+            results += compared(results, through_spark(module, rows, args.repeat, args.against), args.against)
+        results += in_process(args.broker) if hasattr(module, "IN_PROCESS") else []
+    return results + (memory(args.broker, module) if hasattr(module, "MEMORY") and not args.skip_memory else [])
+
+
+def compared(results: list[Result], others: list[Result], master: str) -> list[Result]:
+    """Return the results again, each compared with its own under another master."""
+    return [
+        Result(each.name, each.rows, each.rows_per_s, round(each.rows_per_s / other.rows_per_s, 3), f"itself, {master}")
+        for each, other in zip(results, others, strict=True)
+    ]
+
+
+def of_letters(args: argparse.Namespace) -> list[Result]:
     """Measure the works of `letters_<broker>.py`."""
     letters = importlib.import_module("letters")
-    module = importlib.import_module(name.replace("-", "_"))
+    module = importlib.import_module(args.broker.replace("-", "_"))
     timed = letters.measure(module, rows=args.rows, repeat=args.repeat, only=args.only, master=args.master)
     return [Result(each.name, each.rows, each.rows_per_s, each.ratio, each.to) for each in timed]
 
 
-def through_spark(module: Ways, count: int, repeat: int) -> list[Result]:
+def through_spark(module: Ways, count: int, repeat: int, master: str) -> list[Result]:
     """Measure rows/s of every way: medians of `repeat` runs in turns, after one warm-up each."""
     times: dict[str, list[float]] = {}
     config = module.config() if hasattr(module, "config") else None
-    with contextlib.closing(_Session(local_session("bench", master="local[2]", config=config))) as session:
+    with contextlib.closing(_Session(local_session("bench", master=master, config=config))) as session:
         df = module.rows(session.spark, count)
         for turn in range(repeat + 1):
             for way in module.ways():

@@ -2,6 +2,7 @@
 
 It answers about 8,000 requests of ten messages per second on one core, so that the client is the limit. A receive
 returns ten messages until `limit` of them have been given; `limit` is the number in the queue's name ("many-20000").
+It counts what was sent to each queue.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ import json
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 _LENGTH: Final = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
 _TARGET: Final = re.compile(rb"x-amz-target: *AmazonSQS\.(\w+)", re.IGNORECASE)
 _QUEUE: Final = re.compile(rb'"QueueUrl": ?"[^"]*-(\d+)"')
+_NAME: Final = re.compile(rb'"QueueUrl": ?"[^"]*/([^"/]+)"')
 _TEN: Final = 10
 _BODY: Final = "x" * 1024
 
@@ -24,7 +27,8 @@ _BODY: Final = "x" * 1024
 class NullSqs(asyncio.Protocol):
     """One connection."""
 
-    given: int = 0
+    given: ClassVar[int] = 0
+    sent: ClassVar[Counter[bytes]] = Counter()
 
     def __init__(self) -> None:
         self._read = b""
@@ -52,7 +56,10 @@ class NullSqs(asyncio.Protocol):
 
     def _answer(self, target: bytes, body: bytes) -> bytes:
         if target.endswith(b"Batch"):
-            return _DONE[body.count(b'"Id"')]
+            entries = body.count(b'"Id"')
+            if target == b"SendMessageBatch":
+                NullSqs.sent[_queue_in(body)] += entries
+            return _DONE[entries]
         if target == b"ReceiveMessage":
             queue = _QUEUE.search(body)
             left = (int(queue[1]) if queue else 0) - NullSqs.given
@@ -61,13 +68,21 @@ class NullSqs(asyncio.Protocol):
                 return b"{}"
             NullSqs.given += _TEN
             return _received(NullSqs.given)
-        return b'{"QueueUrl": "http://localhost/000000000000/null", "Attributes": {}}'
+        return _ABOUT % NullSqs.sent[_queue_in(body)]
+
+
+def _queue_in(body: bytes) -> bytes:
+    found = _NAME.search(body)
+    return found[1] if found else b""
 
 
 def _received(first: int) -> bytes:
     return b'{"Messages": [%s]}' % b", ".join(_MESSAGE % (first + at, first + at) for at in range(_TEN))
 
 
+_ABOUT: Final = (
+    b'{"QueueUrl": "http://localhost/000000000000/null", "Attributes": {"ApproximateNumberOfMessages": "%d"}}'
+)
 _ATTRIBUTES: Final = {
     "ApproximateReceiveCount": "1",
     "ApproximateFirstReceiveTimestamp": "1767225600000",

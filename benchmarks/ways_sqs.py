@@ -41,7 +41,7 @@ Send = Callable[[Iterable[bytes], Any, str], None]
 
 
 @cache
-def _runtime() -> SqsRuntime:
+def _elasticmq() -> SqsRuntime:
     found = start(SqsHarness(), None, {}, Path(tempfile.mkdtemp()))
     if not isinstance(found, SqsRuntime):
         raise TypeError(found)
@@ -49,16 +49,20 @@ def _runtime() -> SqsRuntime:
     return found
 
 
+#: Returns the server; `ways_sqs_null` has another.
+server: Callable[[], Any] = _elasticmq
+
+
 def options() -> dict[str, str]:
     """Return the client options of the server."""
-    return dict(_runtime().options)
+    return dict(server().options)
 
 
 def fresh(name: str) -> str:
     """Return the URL of a fresh queue."""
     name = f"bench-{name}".replace("_", "-")
-    _runtime().sqs.create_queue(QueueName=name)
-    return _runtime().address(name).url
+    server().sqs.create_queue(QueueName=name)
+    return str(server().address(name).url)
 
 
 def rows(spark: SparkSession, count: int) -> DataFrame:
@@ -67,7 +71,8 @@ def rows(spark: SparkSession, count: int) -> DataFrame:
     return spark.range(0, count, 1, PARTITIONS).select(f.lpad(number, _BYTES, "x").cast("binary").alias("value"))
 
 
-def _client(options: dict[str, str]) -> Any:
+def client(options: dict[str, str]) -> Any:
+    """Return a client with a connection for each thread."""
     config = Config(max_pool_connections=_THREADS, retries={"total_max_attempts": 1}, parameter_validation=False)
     return boto3.client(
         "sqs",
@@ -131,7 +136,7 @@ def by_our_sender(values: Iterable[bytes], queue: str) -> None:
     """Our sender without the engine: up to eight batches of 1,000 rows in flight."""
     iterator, flying = iter(values), 0
     chunks = iter(lambda: list(islice(iterator, _AT_ONCE)), [])
-    with connect(_runtime().address(queue).url, _runtime().options) as broker, broker.sender() as sender:
+    with connect(server().address(queue).url, server().options) as broker, broker.sender() as sender:
 
         def collect() -> int:
             settled = sender.collect(1.0)
@@ -150,22 +155,27 @@ def by_our_sender(values: Iterable[bytes], queue: str) -> None:
             flying -= collect()
 
 
+def queue_of(folder: Path) -> str:
+    """Return the name of a folder's queue."""
+    return f"bench-{folder.name}".replace("_", "-")
+
+
 def _queue(folder: Path) -> str:
-    """A fresh queue, named after the folder."""
-    name = f"bench-{folder.name}".replace("_", "-")
-    _runtime().sqs.create_queue(QueueName=name)
+    """Create a folder's queue and return its name."""
+    name = queue_of(folder)
+    server().sqs.create_queue(QueueName=name)
     return name
 
 
 def from_spark(send: Send, df: DataFrame, folder: Path) -> None:
     """Run a hand-written loop in each task."""
-    options = dict(_runtime().options)
+    options = dict(server().options)
     url = f"{options['sqs.endpoint_url']}/000000000000/{_queue(folder)}"
 
     def write(batches: Iterator[Any]) -> Iterator[Any]:
-        client = _client(options)
+        sqs = client(options)
         for batch in batches:
-            send(batch.column("value").to_pylist(), client, url)
+            send(batch.column("value").to_pylist(), sqs, url)
             yield batch.slice(0, 0)
 
     df.mapInArrow(write, df.schema).count()
@@ -173,8 +183,8 @@ def from_spark(send: Send, df: DataFrame, folder: Path) -> None:
 
 def ours(df: DataFrame, folder: Path) -> None:
     """Our writer with its defaults: an id and an account for each row."""
-    writer = df.write.format("redelivery").option("url", _runtime().address(_queue(folder)).url)
-    writer.options(**_runtime().options).mode("append").save()
+    writer = df.write.format("redelivery").option("url", server().address(_queue(folder)).url)
+    writer.options(**server().options).mode("append").save()
 
 
 def _values(df: DataFrame) -> Iterable[bytes]:
@@ -183,8 +193,8 @@ def _values(df: DataFrame) -> Iterable[bytes]:
 
 def alone(send: Send, df: DataFrame, folder: Path) -> None:
     """A hand-written loop in this process, without Spark."""
-    options = dict(_runtime().options)
-    send(_values(df), _client(options), f"{options['sqs.endpoint_url']}/000000000000/{_queue(folder)}")
+    options = dict(server().options)
+    send(_values(df), client(options), f"{options['sqs.endpoint_url']}/000000000000/{_queue(folder)}")
 
 
 def alone_ours(df: DataFrame, folder: Path) -> None:
@@ -194,7 +204,7 @@ def alone_ours(df: DataFrame, folder: Path) -> None:
 
 def count(folder: Path) -> int:
     """Return the server's count of messages in the queue, then delete the queue."""
-    sqs = _runtime().sqs
+    sqs = server().sqs
     url = sqs.get_queue_url(QueueName=_queue(folder))["QueueUrl"]
     name = "ApproximateNumberOfMessages"
     found = int(sqs.get_queue_attributes(QueueUrl=url, AttributeNames=[name])["Attributes"][name])
