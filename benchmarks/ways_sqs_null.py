@@ -15,8 +15,8 @@ from bench import Way
 
 ROWS = ways_sqs.ROWS
 rows = ways_sqs.rows
-_SECRET = "REDELIVERY_NULL_SQS"
-os.environ[_SECRET] = "none"  # the server takes any
+_VARIABLE = "REDELIVERY_NULL_SQS"
+os.environ[_VARIABLE] = "none"  # the server takes any
 
 
 @cache
@@ -26,7 +26,7 @@ def _server() -> Any:
     options = {
         "sqs.region": "us-east-1",
         "sqs.access_key_id": "test",
-        "sqs.secret_access_key": f"env:{_SECRET}",
+        "sqs.secret_access_key": f"env:{_VARIABLE}",
         "sqs.endpoint_url": endpoint,
     }
     return SimpleNamespace(
