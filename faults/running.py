@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 from collections.abc import Callable
@@ -100,16 +101,17 @@ def _faults(
     cell: Cell, tested: BrokerUnderTest, plan: Plan, running: Running, recorder: Recorder, deadline: float
 ) -> None:
     """Begin and end each fault of the plan at its moment."""
+    turns = _Turns()
     for moment in plan.moments:
         fault = action(moment.fault, tested, running)
         row = moment.row
         _wait(lambda row=row: running.alive and running.progress < row, deadline)  # type: ignore[misc]
         recorder.write("fault", fault=cell.fault, destroys=sorted(fault.destroys), met=running.alive)
         try:
-            _within(_TURN, fault.begin)
+            turns.call(fault.begin)
             _wait(lambda: running.alive, time.monotonic() + moment.seconds)
         finally:
-            _within(_TURN, fault.end)
+            turns.call(fault.end)
             recorder.write("healed", fault=cell.fault, destroys=sorted(fault.destroys))
 
 
@@ -118,20 +120,29 @@ def _wait(while_: Callable[[], bool], deadline: float) -> None:
         time.sleep(_LOOK)
 
 
-def _within(seconds: float, call: Callable[[], None]) -> None:
-    """Call in another thread. Raise what it raises, or RuntimeError if it has not returned in time."""
-    raised: list[BaseException] = []
+class _Turns:
+    """Calls functions in one other thread, always the same, so that a call that hangs does not hang the cell."""
 
-    def run() -> None:
+    def __init__(self) -> None:
+        self._asked: queue.Queue[Callable[[], None]] = queue.Queue()
+        self._answers: queue.Queue[BaseException | None] = queue.Queue()
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def call(self, function: Callable[[], None]) -> None:
+        """Call; raise what it raises, or RuntimeError if it has not returned in time."""
+        self._asked.put(function)
         try:
-            call()
-        except BaseException as error:  # noqa: BLE001 - raised by the caller's thread
-            raised.append(error)
+            raised = self._answers.get(timeout=_TURN)
+        except queue.Empty:
+            raise RuntimeError(f"a fault did not begin or end within {_TURN:.0f} s") from None
+        if raised is not None:
+            raise raised
 
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if thread.is_alive():
-        raise RuntimeError(f"a fault did not begin or end within {seconds:.0f} s")
-    if raised:
-        raise raised[0]
+    def _run(self) -> None:
+        while True:
+            try:
+                self._asked.get()()
+            except BaseException as error:  # noqa: BLE001 - raised by the caller's thread
+                self._answers.put(error)
+            else:
+                self._answers.put(None)
