@@ -33,6 +33,18 @@ BROKER_FAULTS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 #: Of those, faults by which a job may fail, as it must not go on without its target, its rights or its letters.
 ENDING: Final = frozenset({"permission-revoked", "queue-deleted", "dead-letters-deleted", "dead-letters-full"})
+#: The short table: what reaches most rare states in the shortest time.
+SHORT: Final = frozenset(
+    {
+        ("answers-cut", "write"),
+        ("black-hole-answers", "write"),
+        ("disk-full", "write"),
+        ("locked", "write"),
+        ("restart", "write"),
+        ("killed", "receive"),
+        ("killed", "redrive"),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +62,6 @@ class Cell:
         survives: the job must not fail: the fault ends within its retries.
         refuses: the fault makes the broker refuse good rows for good.
         limit: seconds within which everything must have ended.
-        short: part of the short table, which runs in continuous integration.
     """
 
     fault: str
@@ -63,7 +74,11 @@ class Cell:
     survives: bool = True
     refuses: bool = False
     limit: float = 90.0
-    short: bool = False
+
+    @property
+    def short(self) -> bool:
+        """Whether it is part of the short table, which runs in continuous integration."""
+        return (self.fault, self.workload) in SHORT
 
     @property
     def name(self) -> str:
@@ -73,7 +88,7 @@ class Cell:
 
 def _cells() -> Iterator[Cell]:
     for fault, broker in product(NETWORK_FAULTS, NETWORKED):
-        yield Cell(fault, broker, times=2, short=fault in {"answers-cut", "black-hole-answers"})
+        yield Cell(fault, broker, times=2)
 
 
 def _broker_cells() -> Iterator[Cell]:
