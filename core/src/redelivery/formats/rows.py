@@ -29,7 +29,7 @@ def names_in(batch: Batch) -> Sequence[tuple[str, ...]]:
 def names_of(every: Sequence[Headers]) -> list[tuple[str, ...]]:
     """Return the names of each row's headers; rows with the same names share them."""
     known: dict[tuple[str, ...], tuple[str, ...]] = {}
-    names = [tuple([name for name, _ in headers]) for headers in every]
+    names = [next(zip(*headers, strict=True), ()) for headers in every]
     return [known.setdefault(each, each) for each in names]
 
 

@@ -68,7 +68,7 @@ class LetterColumns:
         self.sources = letter_schema.sources(wanted)
         self.reads_values = bool({*self._names, *self._parts} - {ERROR, POSITION, "dead_lettered"})
         self._events = EventsInValues(with_data="value" in self._names)
-        self._hops: dict[bytes | None, int] = {}
+        self._hops: dict[bytes, int] = {}
         self._found: dict[tuple[str | None, ...], tuple[str | None, dict[str, str | None]]] = {}
         #: The columns that choose where a row is written: `destination`, and the broker's own.
         self._routes = tuple(self._of_letter(_nameless(Message(value=None)))[1])
@@ -146,9 +146,11 @@ class LetterColumns:
             return _Unpacked(messages, [()] * count, [1] * count)
         again = dialects.redriven_all(messages)
         found = headers_of(again)
-        unpacked = _Unpacked(again, found, [self._hop(headers) for headers in found])
-        structured = self.structured(again)
         names = names_in(again)
+        places = {each: [at for at, name in enumerate(each) if name in dialects.MARKERS] for each in set(names)}
+        hops = [self._hop(headers, places[each]) for headers, each in zip(found, names, strict=True)]
+        unpacked = _Unpacked(again, found, hops)
+        structured = self.structured(again)
         first = dict(zip(names, found, strict=True))
         known = {each: events.prefix_in(Message(value=None, headers=headers)) for each, headers in first.items()}
         if not structured and not any(known.values()):
@@ -174,13 +176,13 @@ class LetterColumns:
         unpacked.headers = left
         return unpacked
 
-    def _hop(self, headers: Headers) -> int:
-        """Return the hop in the marker of a message."""
-        mark = next((value for name, value in headers if name in dialects.MARKERS), None)
-        found = self._hops.get(mark)
-        if found is None or mark is None:
+    def _hop(self, headers: Headers, places: Sequence[int]) -> int:
+        """Return the hop in the marker of a message, which is at one of these places among its headers."""
+        mark = headers[places[0]][1] if len(places) == 1 else None
+        found = None if mark is None else self._hops.get(mark)
+        if found is None:
             found = dialects.history(Message(value=None, headers=headers)).hops
-            if sum(name in dialects.MARKERS for name, _ in headers) == 1 and len(self._hops) < _REMEMBERED:
+            if mark is not None and len(self._hops) < _REMEMBERED:
                 self._hops[mark] = found
         return found
 
@@ -235,7 +237,7 @@ class LetterColumns:
             return targets[_TARGET]
         values = known[_CONTEXT[part]]
         if part in _MOMENTS:
-            return list(map(micros, values))
+            return _micros(values)
         if part in _TEXTS:
             return [each or None for each in values]
         if part == "message_id" and letters.messages.id is not None:
@@ -286,7 +288,20 @@ def _as_is(column: Column[bytes | None] | None) -> Any:
 
 
 def _moments(column: Column[int | None] | None) -> list[int | None] | None:
-    return None if column is None else list(map(micros, column.values))
+    return None if column is None else _micros(column.values)
+
+
+def _micros(values: list[int | None]) -> list[int | None]:
+    if _is_same(values):
+        return [micros(values[0])] * len(values)
+    return list(map(micros, values))
+
+
+def _is_same(values: Any) -> bool:
+    """Whether a column holds one value only. Of equal numbers, those of other types are others."""
+    if not isinstance(values, list) or not values or values.count(values[0]) != len(values):
+        return False
+    return isinstance(values[0], str | bytes | None) or len(set(map(type, values))) == 1
 
 
 def _noted(every: Sequence[Headers], letters: LetterBatch) -> Sequence[Headers]:
@@ -357,6 +372,8 @@ def arrow_array(values: Any, kind: Any, count: int = 0) -> Any:
     if isinstance(values, pa.Array):
         return values if values.type == kind else values.cast(kind)
     try:
+        if _is_same(values) and isinstance(values[0], str | bytes | int | None):  # most columns of letters
+            return pa.repeat(pa.scalar(values[0], kind), len(values))
         return pa.array(values, kind)
     except (ValueError, TypeError, OverflowError):
         return pa.array([_fitting(each, kind) for each in values], kind)

@@ -111,5 +111,7 @@ def _way(headers: Headers, restore: Callable[[Message], Message]) -> _Way | None
     if there == shown:
         return _Way(lambda every: every, same=True)
     new = tuple(header for header in there if header not in shown)
+    if len(new) == len(there):  # of the headers that a row has, none stays
+        return _Way(lambda _: there, same=False, inside=inside)
     pick = picker([(*shown, *new).index(header) for header in there])
     return _Way(lambda every: pick(every + new), same=False, inside=inside)
