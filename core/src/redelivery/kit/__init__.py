@@ -14,6 +14,7 @@
 `plans`           existing native objects, compared with what a spec needs
 `packing`         headers, keys and ids at brokers that take text only
 `events`          messages as CloudEvents in JSON
+`collector`       garbage collection, put off while a batch is decoded
 `files`           files that only their owner may read
 `asyncio_bridge`  a client that needs asyncio, from blocking roles
 ================  ====================================================================================================

@@ -20,6 +20,7 @@ from redelivery.deadletters.operations import HOP_MARK, is_marked, original_id
 from redelivery.deadletters.trust import Targets, context_of, contexts_of
 from redelivery.formats import dialects, events
 from redelivery.formats.rows import headers_of, names_in
+from redelivery.kit.collector import without_collector
 from redelivery.spark import letter_schema
 from redelivery.spark.letter_events import EventsInValues
 from redelivery.spark.letter_rows import binary_event, micros, unpack
@@ -75,6 +76,10 @@ class LetterColumns:
 
     def record_batch(self, letters: LetterBatch) -> RecordBatch:
         """Return the letters as a record batch, in their order. No letter fails its neighbours, whatever it holds."""
+        with without_collector():
+            return self._record_batch(letters)
+
+    def _record_batch(self, letters: LetterBatch) -> RecordBatch:
         columns, odd = self._columns(letters)
         if odd:
             rows = {index: self._alone(letters.letter(index)) for index in odd}

@@ -5,9 +5,7 @@ The client's calls are made by `map`, without a line of Python for each record: 
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain
 from typing import Any, Final
@@ -24,6 +22,7 @@ from confluent_kafka import (
 from redelivery.contract.broker import LetterBatch, Wanted
 from redelivery.contract.letters import EVERYTHING
 from redelivery.contract.message import ROW_OVERHEAD, Batch, Column, Headers
+from redelivery.kit.collector import without_collector
 from redelivery.kit.letters import undecodable
 from redelivery_kafka.client.log_reader import REQUEST, LogReader
 from redelivery_kafka.client.offset_map import OffsetMap
@@ -193,7 +192,7 @@ def _headers(records: Sequence[Any]) -> tuple[list[Headers], dict[int, str]]:
     found: list[Any] = []
     faults: dict[int, str] = {}
     calls = map(Message.headers, records)
-    with _without_collector():
+    with without_collector():
         while True:
             try:
                 found.extend(calls)
@@ -202,22 +201,6 @@ def _headers(records: Sequence[Any]) -> tuple[list[Headers], dict[int, str]]:
                 found.append(None)
             else:
                 return [() if each is None else tuple(each) for each in found], faults
-
-
-@contextmanager
-def _without_collector() -> Iterator[None]:
-    """Put off garbage collection: it would look a hundred times through what is made here, which has no cycles.
-
-    A record's ten headers cost half of the time again with it (Python 3.11).
-    """
-    if not gc.isenabled():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 def _size(headers: Headers) -> int:
