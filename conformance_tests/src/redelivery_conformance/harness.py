@@ -72,6 +72,8 @@ class Place(ABC):
 
     Attributes:
         url: the URL of the place.
+        feed: the URL that statements send to, where the place itself can only be received from and everything that is
+            sent there arrives at it; None: the place's own. A redrive of its letters is sent there as well.
         options: the client options to open it with, including their prefix.
         patience: the longest time that a healthy broker needs for a batch, in seconds. Deadlines derive from it. The
             outage statement takes twice as long, so it dominates the suite's duration.
@@ -80,6 +82,7 @@ class Place(ABC):
     """
 
     url: str
+    feed: str | None = None
     options: Mapping[str, str] = MappingProxyType({})
     patience: float = 10.0
     many: int = 10_000

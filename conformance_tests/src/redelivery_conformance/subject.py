@@ -43,6 +43,7 @@ class Subject:
         self._stack = ExitStack()
         self._url = place.url
         self.broker = self.connect()
+        self._feed = self.broker if place.feed is None else self.connect(place.feed)
         self._numbers = iter(range(1, 1_000_000))
 
     def close(self) -> None:
@@ -51,8 +52,12 @@ class Subject:
 
     @property
     def capabilities(self) -> Capabilities:
-        """Return the broker's capabilities without those that its stand-in lacks."""
-        return replace(self.broker.capabilities, **dict.fromkeys(self.runtime.absent, Support.NONE))  # type: ignore[arg-type]
+        """Return the broker's capabilities without those that its stand-in lacks; it sends as its feed does."""
+        found = self.broker.capabilities
+        if self.place.feed is not None:
+            assert not found.send, "a place with a feed cannot be sent to"
+            found = replace(found, send=self._feed.capabilities.send)
+        return replace(found, **dict.fromkeys(self.runtime.absent, Support.NONE))  # type: ignore[arg-type]
 
     # --- opening ---
 
@@ -71,6 +76,7 @@ class Subject:
         """Reach the place through the URL that an outage can cut off, from now on."""
         self._url = self.place.outage_url
         self.broker = self.connect()
+        self._feed = self.broker if self.place.feed is None else self._feed
 
     @contextmanager
     def outage(self, *kinds: Outage) -> Iterator[None]:
@@ -97,7 +103,7 @@ class Subject:
 
     def sender(self, url: str | None = None) -> Sender:
         """Open a new sender."""
-        return self.keep((self.broker if url is None else self.connect(url)).sender())
+        return self.keep((self._feed if url is None else self.connect(url)).sender())
 
     def dead_letters(self, *, direct: bool) -> DeadLetters:
         """Open a new dead letters role."""
@@ -158,12 +164,12 @@ class Subject:
         batch = self.batch(messages, isolate=isolate)
         if sender is not None:
             return self.settle(sender, batch)[batch.number]
-        with self.broker.sender() as own:
+        with self._feed.sender() as own:
             return self.settle(own, batch)[batch.number]
 
     def deliver(self, *messages: Message, url: str | None = None, options: Mapping[str, str] | None = None) -> None:
         """Send messages that must all be accepted."""
-        with self.connect(url, options) as broker, broker.sender() as sender:
+        with self.connect(url or self.place.feed, options) as broker, broker.sender() as sender:
             settled = self.send(*messages, sender=sender)
         assert settled.error is None, f"a good batch was refused: {settled.error!r}"
         assert not settled.failures, f"good rows were refused: {settled.failures!r}"

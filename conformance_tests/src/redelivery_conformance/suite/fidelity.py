@@ -93,7 +93,7 @@ class Fidelity(Statements):
     def _redrive(subject: Subject) -> None:
         options = subject.place.options
         with dead_letters(subject.place.url, options=options, connection_factory=subject.connected) as dlq:
-            report = dlq.redrive()
+            report = dlq.redrive(to=subject.place.feed)
         assert (report.redriven, report.removed) == (1, 1), report
 
     @staticmethod

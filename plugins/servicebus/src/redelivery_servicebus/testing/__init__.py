@@ -39,6 +39,7 @@ __all__ = [
     "ServicebusPlace",
     "ServicebusRuntime",
     "ServicebusSessionsHarness",
+    "ServicebusSubscriptionsHarness",
 ]
 
 DEAD: Final = "/$DeadLetterQueue"
@@ -60,6 +61,9 @@ class Namespace(Protocol):
 
     def create_topic(self, name: str) -> None:
         """Create a topic."""
+
+    def create_subscription(self, topic: str, name: str, **settings: Any) -> None:
+        """Create a subscription of it, without filters."""
 
     def delete_topic(self, name: str) -> None:
         """Remove it, with its subscriptions."""
@@ -126,14 +130,17 @@ class ServicebusPlace(Place):
         self._runtime = runtime
         self._namespace = runtime.namespace
         self.queue = queue
-        self.letters = f"{queue}-dead-letters"
+        self.letters = f"{queue}{runtime.letters_of}-dead-letters"
         self.options: Mapping[str, str] = runtime.options
         self.url = runtime.url(queue)
         self.lease = runtime.lease
         self._made: list[str] = []
         self._topics: list[str] = []
         self._make(self.letters)
-        self._make(queue, forward_dead_lettered_messages_to=self.letters, **runtime.settings)
+        self._make_own()
+
+    def _make_own(self) -> None:
+        self._make(self.queue, forward_dead_lettered_messages_to=self.letters, **self._runtime.settings)
 
     def _make(self, name: str, **settings: Any) -> str:
         self._namespace.create_queue(name, lock_duration=self.lease, **settings)
@@ -145,15 +152,21 @@ class ServicebusPlace(Place):
 
     def put_foreign(self, *, dead: bool) -> Foreign:
         with self._namespace.client() as client:
-            with client.get_queue_sender(self.queue) as sender:
+            with self._client_sender(client) as sender:
                 sender.send_messages(reading.foreign())
             if dead:
-                session: Any = {"session_id": NEXT_AVAILABLE_SESSION} if self._runtime.query else {}
-                with client.get_queue_receiver(self.queue, **session) as receiver:
+                with self._client_receiver(client) as receiver:
                     (message,) = receiver.receive_messages(1, max_wait_time=self.patience)
                     receiver.dead_letter_message(message, reason="refused", error_description="by its reader")
         (there,) = self.foreign(dead=dead)
         return there
+
+    def _client_sender(self, client: ServiceBusClient) -> Any:
+        return client.get_queue_sender(self.queue)
+
+    def _client_receiver(self, client: ServiceBusClient) -> Any:
+        session: Any = {"session_id": NEXT_AVAILABLE_SESSION} if self._runtime.query else {}
+        return client.get_queue_receiver(self.queue, **session)
 
     def foreign(self, *, dead: bool) -> Sequence[Foreign]:
         places = (self.letters, self.queue + DEAD) if dead else (self.queue,)
@@ -233,6 +246,30 @@ class ServicebusPlace(Place):
                 self._namespace.delete_topic(name)
 
 
+class SubscriptionPlace(ServicebusPlace):
+    """A subscription of a new topic, and the queue that its dead letters are forwarded to."""
+
+    def _make_own(self) -> None:
+        topic, self.queue = self.queue, f"{self.queue}/subscriptions/{SUBSCRIBERS[0]}"
+        self._namespace.create_topic(topic)
+        self._topics.append(topic)
+        settings = {**self._runtime.settings, "forward_dead_lettered_messages_to": self.letters}
+        self._namespace.create_subscription(topic, SUBSCRIBERS[0], lock_duration=self.lease, **settings)
+        self.url, self.feed = self._runtime.url(self.queue), self._runtime.url(topic)
+
+    def _client_sender(self, client: ServiceBusClient) -> Any:
+        return client.get_topic_sender(self._topics[0])
+
+    def _client_receiver(self, client: ServiceBusClient) -> Any:
+        return client.get_subscription_receiver(self._topics[0], SUBSCRIBERS[0])
+
+    def vanish(self) -> None:
+        self._namespace.delete_topic(self._topics[0])
+
+    def damage(self) -> None:
+        self._namespace.damage(self._topics[0])
+
+
 class ServicebusRuntime(Runtime):
     """A namespace: the stand-in's, or the one of a connection string."""
 
@@ -244,6 +281,7 @@ class ServicebusRuntime(Runtime):
         self.lease = 4.0
         self.stem = "rd"
         self.settings: Mapping[str, Any] = {}
+        self.subscriptions = False
         self.host = ""
         self.proxy: Proxy | None = None
 
@@ -257,7 +295,12 @@ class ServicebusRuntime(Runtime):
         return "?sessions=true" if self.settings.get("requires_session") else ""
 
     def place(self) -> ServicebusPlace:
-        return ServicebusPlace(self, self.fresh_name(self.stem))
+        return (SubscriptionPlace if self.subscriptions else ServicebusPlace)(self, self.fresh_name(self.stem))
+
+    @property
+    def letters_of(self) -> str:
+        """What stands between a queue's name and the end of its dead letter queue's."""
+        return f".{SUBSCRIBERS[0]}" if self.subscriptions else ""
 
     def outage(self) -> AbstractContextManager[None]:
         """While entered, the broker itself is down. Raises CannotShow."""
@@ -273,7 +316,7 @@ class StandInRuntime(ServicebusRuntime):
         "failover, power loss, throttling by load: its queues are in memory, and it throttles when a test says so",
     )
 
-    def __init__(self, *, duplicates: bool = False, sessions: bool = False) -> None:
+    def __init__(self, *, duplicates: bool = False, sessions: bool = False, subscriptions: bool = False) -> None:
         self._server = Embedded().start()
         secret = self._server.certificate.with_name("connection-string")  # by reference, as Spark asks for
         secret.write_text(self._server.connection_string)
@@ -284,6 +327,7 @@ class StandInRuntime(ServicebusRuntime):
         super().__init__("embedded", "a stand-in of ours on python-qpid-proton, not Azure", self._server, options)
         self.host = self._server.namespace
         self.proxy: Proxy = Proxy("localhost", int(self.host.rpartition(":")[2]))
+        self.subscriptions = subscriptions
         if duplicates:
             self.settings = {"requires_duplicate_detection": True}
             self.options = {**self.options, "servicebus.duplicate_detection": "true"}
@@ -327,6 +371,13 @@ class ServicebusSessionsHarness(ServicebusHarness):
 
     def starts(self) -> Mapping[RuntimeKind, Callable[[Path], Runtime]]:
         return {"embedded": lambda _: StandInRuntime(sessions=True)}
+
+
+class ServicebusSubscriptionsHarness(ServicebusHarness):
+    """Subscriptions of topics, of the stand-in."""
+
+    def starts(self) -> Mapping[RuntimeKind, Callable[[Path], Runtime]]:
+        return {"embedded": lambda _: StandInRuntime(subscriptions=True)}
 
 
 class ServicebusDuplicatesHarness(ServicebusHarness):

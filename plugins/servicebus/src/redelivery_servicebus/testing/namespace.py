@@ -53,6 +53,11 @@ class Azure:
         with self._admin() as admin:
             admin.create_topic(name)
 
+    def create_subscription(self, topic: str, name: str, **settings: Any) -> None:
+        """Create a subscription of it, without filters."""
+        with self._admin() as admin:
+            admin.create_subscription(topic, name, **_timed(settings))
+
     def delete_topic(self, name: str) -> None:
         """Remove it, with its subscriptions."""
         with self._admin() as admin:
