@@ -91,6 +91,12 @@ def _cells() -> Iterator[Cell]:
         yield Cell(fault, broker, times=2)
 
 
+def _once_cells() -> Iterator[Cell]:
+    """Nothing is tried again, so rows that may have been stored are given up, and their job may fail."""
+    for fault, broker in product(("answers-cut", "half-open"), NETWORKED):
+        yield Cell(fault, broker, "write-once", survives=False)
+
+
 def _broker_cells() -> Iterator[Cell]:
     """The broker itself, its places, and the clocks of the processes that use it."""
     for fault, brokers in BROKER_FAULTS.items():
@@ -105,4 +111,4 @@ def _killed_cells() -> Iterator[Cell]:
         yield Cell("killed", broker, workload, times=3, seconds=(0.0, 0.3))
 
 
-CELLS: Final = (*_cells(), *_broker_cells(), *_killed_cells())
+CELLS: Final = (*_cells(), *_once_cells(), *_broker_cells(), *_killed_cells())

@@ -101,16 +101,6 @@ def _unsettled(history: History) -> bool:
     )
 
 
-def _failed_with(*words: str) -> Callable[[History], bool]:
-    """Return whether some error or note names one of these words."""
-
-    def found(history: History) -> bool:
-        texts = (str(event.data.get("error") or event.data.get("text") or "") for event in history)
-        return any(word in text for text in texts for word in words)
-
-    return found
-
-
 def _sent_not_removed(history: History) -> bool:
     """Whether a redriven letter was confirmed at its destination, and sent again by a next life."""
     seeded = {row for event in history.of("seeded") for row in event.rows}
@@ -129,15 +119,20 @@ def _handled_twice(history: History) -> bool:
     return any(state.handled > 1 for _, state in Rows(history).where(seeded=True))
 
 
-def _letter_and_queue(history: History) -> bool:
-    """Whether a message's handler gave it up twice: its lease was lost while its letter was sent."""
-    sent: dict[int, int] = {}
-    for event in _settled(history, SINK):
-        if event.data["as"] == STORED:
-            for row in event.rows:
-                sent[row] = sent.get(row, 0) + 1
-    seeded = {row for event in history.of("seeded") for row in event.rows}
-    return any(number > 1 and row in seeded for row, number in sent.items())
+def _given_up_twice(history: History) -> bool:
+    """Whether a handler gave a message up twice: its lease was lost while it was dead-lettered."""
+    given_up: set[int] = set()
+    for event in history.of("handled"):
+        if event.data["as"] == "terminated":
+            if given_up.intersection(event.rows):
+                return True
+            given_up.update(event.rows)
+    return False
+
+
+def _at_both(history: History) -> bool:
+    """Whether a row was given up although it was stored."""
+    return any(state.copies(DESTINATION) and state.copies(LETTERS) for _, state in Rows(history).where(handed=True))
 
 
 STATES: Final = (
@@ -154,11 +149,12 @@ STATES: Final = (
     State("sink-ambiguous", "a letter of which nobody knows whether its sink has stored it", _any(SINK, AMBIGUOUS)),
     State("duplicate", "a row found twice at the destination", _copies(DESTINATION)),
     State("duplicate-letter", "a row found twice among the letters", _copies(LETTERS)),
+    State("stored-and-dead", "a row given up after an ambiguous attempt, and stored all the same", _at_both),
     State("recovered", "a row found although nobody confirmed it", _recovered),
     State("killed-in-flight", "a process killed between an attempt and its answer", _unsettled),
     State("fatal", "an error after which no row would be accepted", _any(DESTINATION, "fatal")),
     State("handled-twice", "a message that its subscriber handled again, as its lease was lost", _handled_twice),
-    State("letter-sent-twice", "a lease lost while its message was dead-lettered", _letter_and_queue),
+    State("given-up-twice", "a lease lost while its message was dead-lettered", _given_up_twice),
     State(
         "sent-not-noted", "a redriven letter, confirmed and not yet removed when its process died", _sent_not_removed
     ),

@@ -11,7 +11,7 @@ from faults.plan import Plan
 from faults.reading import Reads
 from faults.receiving import Receiving
 from faults.redriving import Redriving, TwoRedrives
-from faults.writing import Writing
+from faults.writing import Writing, WritingOnce
 
 
 class Running(Protocol):
@@ -50,6 +50,7 @@ Start: TypeAlias = Callable[[BrokerUnderTest, Plan, Path], Running]
 
 WORKLOADS: Final[Mapping[str, Start]] = {
     "write": Writing,
+    "write-once": WritingOnce,
     "receive": Receiving,
     "redrive": Redriving,
     "two-redrives": TwoRedrives,

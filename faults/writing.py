@@ -66,10 +66,14 @@ class Writing:
     reads: Reads = {"queue": DESTINATION, "dead": LETTERS}  # noqa: RUF012 - not to be altered
     processes = 1
     hidden = 0.0
+    #: What its spec has beyond `SPEC`.
+    spec: Mapping[str, str] = {}
 
     def __init__(self, under_test: BrokerUnderTest, plan: Plan, folder: Path) -> None:
         self._handed = Tail(folder, "handed")
-        self._process = process("faults.writer", settings_for(under_test, plan, folder), folder, "writer")
+        settings = settings_for(under_test, plan, folder)
+        settings["spec"] |= self.spec
+        self._process = process("faults.writer", settings, folder, "writer")
 
     @property
     def progress(self) -> int:
@@ -85,3 +89,9 @@ class Writing:
     def kill(self) -> None:
         self._process.kill()
         self._process.wait()
+
+
+class WritingOnce(Writing):
+    """A job that tries nothing twice: rows of which it does not know whether they were stored are given up."""
+
+    spec: Mapping[str, str] = {"retry": "0"}
