@@ -10,4 +10,5 @@ How a run goes::
          -> history      of a failed run, made as short as possible                  shrink.py
 
 `nox -s simulate` runs many seeds; `nox -s simulate -- --seed 4711` runs one, and prints its history.
+`model.py` is the redrive protocol alone, with every interleaving; `mutants.py` shows that faults are found.
 """

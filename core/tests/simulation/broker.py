@@ -15,15 +15,12 @@ from typing import Any, ClassVar, Final
 
 from redelivery.codes import Code
 from redelivery.contract.broker import (
-    Accept,
     Broker,
     Capabilities,
     Failure,
     Letter,
     Outcome,
     Received,
-    Release,
-    Retry,
     Settled,
     Support,
     Terminate,
@@ -60,17 +57,19 @@ class Book:
         confirmed: how often its sender was told that it is stored.
         arrived: copies that were stored.
         ids: ids of the copies.
+        blamed: how often it failed because a row of its batch did.
         last_failure: when it last failed, seconds.
         early: a try that came before its time, for people.
         altered: what a copy had that the original has not, for people.
         misrecognised: it was taken for another one and not stored.
-        since: `tried`, `failed` and `ambiguous` since its process began.
+        searched: how often its batch was refused as a whole, because of one of its rows.
     """
 
     tried: int = 0
     failed: int = 0
     ambiguous: int = 0
     confirmed: int = 0
+    blamed: int = 0
     arrived: list[Message] = field(default_factory=list)
     last_failure: float | None = None
     early: str = ""
@@ -333,6 +332,7 @@ class SimulatedSender(MemorySender):
                 self.broker.network.told(self.broker.network.scheduler.process, queue, name)
             else:
                 self._fail(queue, name, ambiguous=isinstance(told, Ambiguous))
+                self.broker.network.book(queue, name).blamed += isinstance(told, Unattributed)
 
     def close(self) -> None:
         super().close()
@@ -541,6 +541,3 @@ class SimulatedBroker(MemoryBroker):
 def url_of(queue: str) -> str:
     """Return the URL of a queue."""
     return f"memory://{HOST}/{queue}"
-
-
-__all__ = ["Accept", "Release", "Retry"]

@@ -244,7 +244,7 @@ class EngineWorld(World):
         if self.flow.ordering == "key" and self.flow.park_successors:
             return ""
         letter = next(message for book in letters for message in book.arrived)
-        if work.failed:
+        if work.failed > work.blamed:
             return ""
         context = dialects.read(letter)
         if context is not None and "not sent, as what went before" in context.reason:

@@ -136,19 +136,19 @@ AT_THE_END: Final[tuple[tuple[int, Callable[[End], str]], ...]] = (
     (5, a_failure_says_why),
     (7, everything_ends),
 )
-#: Which worlds check an invariant, by its number. 7 is also checked at
+#: Which worlds check an invariant, by its number; "model" is the model of the redrive protocol. 7 is also checked at
 #: each step: a run without progress, or in which every thread waits, violates it.
 INVARIANTS: Final[dict[int, tuple[str, ...]]] = {
-    1: ("engine", "redrive", "two-redrives"),
-    2: ("engine", "redrive", "two-redrives"),
-    3: ("engine", "redrive", "two-redrives"),
-    4: ("engine", "redrive", "two-redrives"),
-    5: ("engine", "redrive", "two-redrives"),
-    7: ("engine", "redrive", "two-redrives"),
-    8: ("engine", "redrive", "two-redrives"),
-    10: ("engine", "redrive", "two-redrives"),
-    11: ("engine", "redrive", "two-redrives"),
-    12: ("redrive", "two-redrives"),
+    1: ("engine", "subscription", "redrive", "two-redrives", "model"),
+    2: ("engine", "subscription", "redrive", "two-redrives", "model"),
+    3: ("engine", "subscription", "redrive", "two-redrives", "model"),
+    4: ("engine", "subscription", "redrive", "two-redrives"),
+    5: ("engine", "subscription", "redrive", "two-redrives", "model"),
+    7: ("engine", "subscription", "redrive", "two-redrives"),
+    8: ("engine", "subscription", "redrive", "two-redrives"),
+    10: ("engine", "subscription", "redrive"),
+    11: ("engine", "subscription", "redrive", "two-redrives"),
+    12: ("subscription", "redrive", "two-redrives"),
 }
 
 

@@ -11,11 +11,14 @@ from simulation.choices import Choices, Recorded
 from simulation.engine_world import EngineWorld
 from simulation.redrive_world import RedriveWorld, TwoRedrivesWorld
 from simulation.scheduler import Violated
+from simulation.subscription_world import SubscriptionWorld
 from simulation.threads import installed
 from simulation.world import World
 
 #: By name, as `--only` takes it.
-WORLDS: Final[Mapping[str, type[World]]] = {each.name: each for each in (EngineWorld, RedriveWorld, TwoRedrivesWorld)}
+WORLDS: Final[Mapping[str, type[World]]] = {
+    each.name: each for each in (EngineWorld, SubscriptionWorld, RedriveWorld, TwoRedrivesWorld)
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,340 @@
+"""The world of a subscription: `Subscription` with its workers, its leases, and the engine behind its sinks.
+
+Messages are handled by handlers that return, raise, give up, take long, or have their message terminated while they
+run. Leases run out and are revoked. The process may be killed at any seam, and a supervisor starts it again. At the end
+everything is quiet, and one more run handles what is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import Any, Final
+
+from redelivery.contract.broker import Accept, Outcome, Received, Retry, Support, Terminate
+from redelivery.contract.message import Message
+from redelivery.contract.spec import NATIVE, DeliverySpec, Sink
+from redelivery.errors import (
+    BrokerError,
+    ConfigurationError,
+    DeliveryFailed,
+    LeaseLost,
+    NotTerminated,
+    Permanent,
+    RedeliveryError,
+    TerminalNack,
+)
+from redelivery.formats import dialects
+from redelivery.policy.backoff import wait_before_retry
+from redelivery.receiving.subscription import Subscription
+from redelivery_conformance.memory import DEAD_LETTERS
+from simulation import invariants
+from simulation.broker import PLAIN, Book, url_of
+from simulation.choices import Choices
+from simulation.invariants import End, Item
+from simulation.scheduler import Killed, Process
+from simulation.world import World, difference
+
+WORK: Final = "work"
+PLACE: Final = WORK + DEAD_LETTERS
+#: What a handler does with a message. "slow": it takes longer than a lease. "terminated": while it runs, somebody asks
+#: for the message to be given up.
+HANDLERS: Final = ("returns", "raises", "nacks", "refuses", "slow", "slow and raises", "terminated")
+
+
+@dataclass(slots=True)
+class Handling:
+    """What became of a message at its handlers.
+
+    Attributes:
+        ran, returned: handlers that began, and that returned.
+        retries: `Retry` outcomes that the broker has carried out.
+        early: one of them that asked for less than the policy's wait.
+        accepted, terminated: how its lease ended.
+        hoped: it was accepted, and neither a handler had returned nor a sink confirmed.
+        lost: leases that were lost.
+    """
+
+    ran: int = 0
+    returned: int = 0
+    retries: int = 0
+    early: str = ""
+    terminated: bool = False
+    hoped: bool = False
+    lost: int = 0
+    under_way: set[Process] = field(default_factory=set)
+
+
+class SubscriptionWorld(World):
+    """One subscription."""
+
+    name = "subscription"
+    states = (
+        "a lease is lost while its message is being dead-lettered",
+        "a lease is lost while its handler runs",
+        "a lease is revoked",
+        "a settlement is carried out and not answered",
+        "killed between a stored letter and the end of its lease",
+        "killed while a handler runs",
+        "a handler overruns its time",
+        "a message is terminated while its handler runs",
+        "a sink fails in the middle of a batch",
+        "an ambiguous attempt is followed by a refusal",
+        "what was stored without an answer is sent again",
+        "no sink takes a letter, and its message stays",
+        "a message is handled twice",
+        "the first sink fails, and the second one takes the letters",
+        "the broker itself moves a message to its dead letters",
+        "a message of another application is dead-lettered",
+    )
+
+    def __init__(self, choices: Choices) -> None:
+        super().__init__(choices)
+        net, pick = self.network, choices.pick
+        self.native = choices.happens("native", 0.25)
+        self.sinks = [f"sink{number}" for number in range(1 + choices.below("sinks", 2))]
+        can = PLAIN if choices.happens("prolongs", 0.8) else replace(PLAIN, extend=Support.NONE)
+        can = can if choices.happens("terminates", 0.5) else replace(can, terminate=Support.NONE)
+        net.can[WORK] = net.can[PLACE] = can
+        for sink in self.sinks:
+            recognises = choices.happens("sink recognises duplicates", 0.4)
+            net.can[sink] = replace(PLAIN, deduplicate=Support.NATIVE) if recognises else PLAIN
+        sinks = tuple(Sink(uri=url_of(sink)) for sink in self.sinks)
+        if self.native:
+            sinks, self.sinks = (Sink(uri=NATIVE), *sinks[:1]), [PLACE, *self.sinks[:1]]
+        self.spec = DeliverySpec(
+            retry=pick("retry", (0, 1, 2, 3)),
+            backoff_delay=timedelta(seconds=pick("backoff", (0.0, 0.5, 4.0))),
+            backoff_policy=pick("backoff policy", ("linear", "exponential")),
+            timeout=pick("timeout", (None, timedelta(seconds=2), timedelta(seconds=6))),
+            dead_letter_sink=sinks,
+            log_enable=False,
+        )
+        self.settings: dict[str, Any] = {
+            "workers": 1 + choices.below("workers", 3),
+            "prefetch": choices.below("prefetch", 4),
+            "lease": timedelta(seconds=pick("lease", (8.0, 3.0, 20.0))),
+        }
+        net.differs, net.leased, net.settled = self._differs, self._leased, self._settled
+        self.handled: dict[str, Handling] = {}
+        self.restarts = 0
+        self.attempt: dict[str, int] = {}
+        for number in range(1 + choices.below("messages", 6)):
+            self._put(f"m{number}")
+
+    def _put(self, name: str) -> None:
+        choices = self.choices
+        message = Message(value=name.encode(), id=name, key=b"k", headers=(("mine", b"1"),))
+        if choices.happens("foreign", 0.2):
+            message = replace(message, native={"priority": 7}, headers=(("count", b"7"), ("x", None)))
+        self.send(message, name)
+        self.handled[name] = Handling()
+        self.network.store.add(WORK, message)
+
+    # --- the run ---
+
+    def run(self) -> None:
+        failure: BaseException | None = None
+        for process in self.lives("consumer", 3, 90, 0.5):
+            failure = self._one(process)
+            if failure is None:
+                break
+            self.restarts += 1
+            self.scheduler.sleep((1.0, 25.0)[self.choices.below("pause", 2)])
+        self.network.quiet = True
+        self.network.arrive(all_=True)
+        self.scheduler.sleep(100.0)
+        began = self.scheduler.now
+        failure = self._one(Process("consumer-last"))
+        took = self.scheduler.now - began
+        invariants.always(self.items())
+        invariants.at_the_end(
+            End(
+                open=[name for name in self.handled if name in self._there()],
+                unexplained="" if failure is None else f"the last run ended with {failure!r}",
+                late=f"the last run took {took:.0f} s" if took > 300 else "",
+            )
+        )
+        if len(self.sinks) > 1:
+            confirmed = [[self._book(sink, name).confirmed for name in self.handled] for sink in self.sinks]
+            if not any(confirmed[0]) and any(confirmed[1]):
+                self.scheduler.reach("the first sink fails, and the second one takes the letters")
+
+    def _one(self, process: Process) -> BaseException | None:
+        failure = self.start(lambda: self._consume(process), process)
+        process.alive = False
+        if failure is not None and not isinstance(failure, Killed):
+            if isinstance(failure, DeliveryFailed) and "no dead letter sink could take it" in str(failure):
+                self.scheduler.reach("no sink takes a letter, and its message stays")
+            elif isinstance(failure, DeliveryFailed | BrokerError):
+                pass  # the broker could not be reached, or handlers hang
+            else:
+                raised = End(open=[], unexplained=f"{process.name} ended with {failure!r}")
+                invariants.at_the_end(raised)
+        return failure
+
+    def _consume(self, process: Process) -> None:
+        self.subscription = Subscription(
+            url_of(WORK),
+            lambda message: self._handle(process, message),
+            name="billing",
+            spec=self.spec,
+            connection_factory=self.network.connected,
+            random=self.choices.jitter,
+            **self.settings,
+        )
+        report = self.subscription.run(until_empty=True)
+        self.scheduler.note(
+            f"done: {report.received} received, {report.accepted} accepted, {report.dead_lettered} dead, "
+            f"{report.lost} lost"
+        )
+
+    def _handle(self, process: Process, message: Message) -> None:
+        name = self.named(message)
+        handling = self.handled[name]
+        kind = HANDLERS[0 if self.network.quiet else self.choices.often("handler", len(HANDLERS) - 1, 0.5)]
+        if self.network.quiet and self.choices.happens("still raises", 0.2):
+            kind = "raises"
+        handling.ran += 1
+        handling.under_way.add(process)
+        if handling.ran > 1:
+            self.scheduler.reach("a message is handled twice")
+        self.scheduler.note(f"handle {name}: {kind}")
+        try:
+            self.scheduler.seam("handler")
+            if kind.startswith("slow"):
+                self.scheduler.sleep((3.0, 12.0)[self.choices.below("slow for", 2)])
+            if kind == "terminated":
+                self._terminate(process, message, name)
+        finally:
+            handling.under_way.discard(process)
+        if kind in {"raises", "slow and raises"}:
+            raise ValueError(name)
+        if kind == "nacks":
+            raise TerminalNack("never")
+        if kind == "refuses":
+            raise Permanent("never")
+        handling.returned += 1
+
+    def _terminate(self, process: Process, message: Message, name: str) -> None:
+        """Ask for the message to be given up, and wait for it, as a handler may."""
+        try:
+            future: Future[None] = self.subscription.terminate(message, "asked for")
+        except (NotTerminated, ConfigurationError) as error:
+            self.scheduler.note(f"{name} is not terminated: {error}")
+            return
+        self.scheduler.reach("a message is terminated while its handler runs")
+        if not self.scheduler.wait(future.done, 200.0):
+            self._fail(End(open=[], late=f"terminate of {name} was not answered for 200 s"))
+        error = future.exception()
+        if error is None and name in self._there() and not self._book_of_letters(name):
+            self._fail(End(open=[], account=f"{name} is said to be given up, and no sink has it"))
+        if error is not None and not isinstance(error, NotTerminated | LeaseLost | RedeliveryError):
+            self._fail(End(open=[], unexplained=f"terminate of {name} ended with {error!r}"))
+
+    def _fail(self, end: End) -> None:
+        try:
+            invariants.at_the_end(end)
+        except invariants.Violated as violation:
+            self.scheduler.fail(violation)
+
+    # --- what the broker sees ---
+
+    def _leased(self, process: Process, received: Received) -> None:
+        self.attempt[self.named(received.message)] = received.attempt
+
+    def _settled(
+        self, process: Process, received: Received, outcome: Outcome, answer: LeaseLost | BrokerError | None
+    ) -> None:
+        name = self.named(received.message)
+        handling = self.handled[name]
+        if isinstance(answer, LeaseLost):
+            handling.lost += 1
+            if process in handling.under_way:
+                self.scheduler.reach("a lease is lost while its handler runs")
+            elif self._book_of_letters(name) or isinstance(outcome, Terminate):
+                self.scheduler.reach("a lease is lost while its message is being dead-lettered")
+        if answer is not None:
+            return
+        if isinstance(outcome, Accept):
+            dead = any(self._book(sink, name).confirmed for sink in self.sinks)
+            handling.hoped |= not (handling.returned or dead)
+        elif isinstance(outcome, Terminate):
+            handling.terminated = True
+            self.scheduler.reach("the broker itself moves a message to its dead letters")
+        elif isinstance(outcome, Retry):
+            handling.retries += 1
+            least = wait_before_retry(self.spec, received.attempt, lambda: 0.0)
+            if outcome.delay.total_seconds() < least - 0.002 and not handling.early:
+                handling.early = f"{name} comes again after {outcome.delay.total_seconds()} s, and not after {least} s"
+
+    def on_kill(self, process: Process) -> None:
+        there = self._there()
+        for name, handling in self.handled.items():
+            if process in handling.under_way:
+                self.scheduler.reach("killed while a handler runs")
+            if name in there and self._book_of_letters(name):
+                self.scheduler.reach("killed between a stored letter and the end of its lease")
+
+    # --- what is checked ---
+
+    def _there(self) -> set[str]:
+        return {self.named(message) for message in self.network.store.queue(WORK).messages.values()}
+
+    def _book(self, queue: str, name: str) -> Book:
+        return self.network.books.get((queue, name)) or Book()
+
+    def _book_of_letters(self, name: str) -> int:
+        """How many letters of it are stored."""
+        return sum(len(self._book(sink, name).arrived) for sink in self.sinks)
+
+    def items(self) -> Iterator[Item]:
+        there = self._there()
+        for name, handling in self.handled.items():
+            books = {sink: self._book(sink, name) for sink in self.sinks}
+            letters = [message for book in books.values() for message in book.arrived]
+            foreign = self.originals[name].native is not None
+            if letters and foreign:
+                self.scheduler.reach("a message of another application is dead-lettered")
+            yield Item(
+                name=name,
+                gone=name not in there,
+                kept=bool(letters or handling.returned),
+                confirmed=not handling.hoped,
+                altered=next((book.altered for book in books.values() if book.altered), ""),
+                foreign=foreign,
+                retries=handling.retries,
+                allowed=self.spec.retry,
+                early=handling.early,
+                suppressed=any(book.misrecognised for book in books.values()),
+                harmed=self._harmed(name, handling, letters),
+            )
+            for sink, book in books.items():
+                yield Item(
+                    name=f"the letter of {name}", copies=len(book.arrived), excused=self._excused(sink, name, book)
+                )
+
+    def _excused(self, sink: str, name: str, book: Book) -> int:
+        """Each delivery that was not settled may be given up again: its letter has the same identity."""
+        if self.network.can[sink].deduplicate:
+            return 0
+        return book.ambiguous + max(0, self.handled[name].ran + self.attempt.get(name, 1) - 1)
+
+    def _harmed(self, name: str, handling: Handling, letters: list[Message]) -> str:
+        return "" if not letters or handling.ran else "no handler has seen it"
+
+    def _differs(self, queue: str, name: str, copy: Message) -> str:
+        wrong = difference(self.originals[name], dialects.strip(copy))
+        context = dialects.read(copy)
+        if wrong or context is None:
+            return wrong or "it does not say why it is dead"
+        # A delivery whose lease ran out may be given up while the next one is under way.
+        most = self.attempt[name]
+        least = most if most == self.handled[name].retries + 1 else 1
+        if not least <= (context.attempts or 0) <= most:
+            return f"it tells of {context.attempts} attempts, and there were {most}"
+        if context.subscriber != "billing":
+            return f"it says that {context.subscriber!r} gave it up"
+        return ""
