@@ -352,8 +352,14 @@ def _with(state: State, at: int, letter: Letter) -> State:
 #: What is searched: one letter under much trouble, and two letters under less.
 SURROUNDINGS: Final = tuple(
     Rules(letters=letters, one_journal=one, hides=hides, recognises=recognises, kills=kills, losses=losses)
-    for letters, one, kills, losses in ((1, False, 2, 2), (1, True, 3, 3), (2, False, 1, 0), (2, True, 1, 1))
-    for hides in (False, True)
+    for letters, one, hides, kills, losses in (
+        (1, False, False, 2, 2),
+        (1, False, True, 2, 2),
+        (1, True, False, 3, 3),
+        (1, True, True, 3, 3),
+        (2, False, False, 1, 0),
+        (2, True, False, 1, 1),
+    )
     for recognises in (False, True)
 )
 #: Mutants of the protocol by the name of their rule, and the number of the invariant that each breaks.

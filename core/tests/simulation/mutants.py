@@ -22,6 +22,7 @@ from redelivery.formats.dialects import again
 from redelivery.policy import decisions
 from redelivery.receiving.leases import LeasedMessage, Leases
 from redelivery.receiving.running import RunningSubscription
+from redelivery.sending import group as groups_of
 from redelivery.sending import letters, send_queue
 from redelivery.sending.engine import Engine
 from redelivery.sending.group import Group
@@ -65,14 +66,14 @@ def ambiguous_is_good_enough(self: Engine, index: int, queue: SendQueue, result:
 
 def retried_under_another_id(groups: Sequence[Group]) -> Batch:
     """An attempt after the first one has an id of its own."""
-    batch = send_queue_outgoing(groups)
+    batch = _outgoing(groups)
     attempts = groups[0].attempts
     if batch.id is None or attempts < 2 or groups[0].render is not None:
         return batch
     return replace(batch, id=Column.of([f"{name}-{attempts}" for name in batch.id.values]))
 
 
-send_queue_outgoing = send_queue.outgoing
+_outgoing = groups_of.outgoing
 
 
 def attempts_not_counted(self: Group, now: float) -> None:
@@ -267,7 +268,7 @@ MUTANTS: Final = (
     Mutant("redrive", (Journal, "pending"), journal_not_read, (3,)),
     Mutant("redrive", (Journal, "sent"), never_noted, (3,)),
     Mutant("redrive", (Transfer, "_account"), removed_unconfirmed, (1, 5)),
-    Mutant("redrive", (operations.again, "plain"), hop_not_added, (4,)),
+    Mutant("redrive", (again, "plain"), hop_not_added, (4,)),
     Mutant("redrive", (Transfer, "_must_stop"), limit_ignored, (10,)),
     Mutant("redrive", (Transfer, "_send"), removed_before_it_is_sent, (1, 5)),
     Mutant("redrive", (operations, "why_left"), targets_followed, (4, 8)),

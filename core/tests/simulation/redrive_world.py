@@ -12,8 +12,9 @@ import os
 import shutil
 import sqlite3
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import ClassVar, Final
 
@@ -30,7 +31,7 @@ from simulation import invariants
 from simulation.broker import PLAIN, Book, url_of
 from simulation.choices import Choices
 from simulation.invariants import End, Item
-from simulation.scheduler import Killed, Process
+from simulation.scheduler import Killed, Process, Violated
 from simulation.world import World, difference
 
 WORK: Final = "work"
@@ -81,7 +82,7 @@ class RedriveWorld(World):
     """One redrive, and its letters."""
 
     name = "redrive"
-    states = (
+    states: ClassVar[tuple[str, ...]] = (
         "killed between a letter's send and its note",
         "killed between a letter's note and its removal",
         "killed between a letter's removal and the note of that",
@@ -175,7 +176,7 @@ class RedriveWorld(World):
     def run(self) -> None:
         try:
             tasks = [
-                self.scheduler.spawn(lambda each=each: self._operate(each), each.name, Process(each.name))
+                self.scheduler.spawn(partial(self._operate, each), each.name, Process(each.name))
                 for each in self.operators
             ]
             self.scheduler.wait(lambda: all(task.done for task in tasks))
@@ -385,17 +386,17 @@ class TwoRedrivesWorld(RedriveWorld):
     operators_count = 2
 
 
-def _end_of(end: End) -> invariants.Violated:
+def _end_of(end: End) -> Violated:
     return _raised(lambda: invariants.at_the_end(end))
 
 
-def _item_of(item: Item) -> invariants.Violated:
+def _item_of(item: Item) -> Violated:
     return _raised(lambda: invariants.always([item]))
 
 
-def _raised(check: object) -> invariants.Violated:
+def _raised(check: Callable[[], None]) -> Violated:
     try:
-        check()  # type: ignore[operator]
-    except invariants.Violated as found:
+        check()
+    except Violated as found:
         return found
     raise AssertionError("it holds")

@@ -34,7 +34,7 @@ from simulation import invariants
 from simulation.broker import PLAIN, Book, url_of
 from simulation.choices import Choices
 from simulation.invariants import End, Item
-from simulation.scheduler import Killed, Process
+from simulation.scheduler import Killed, Process, Violated
 from simulation.world import World, difference
 
 WORK: Final = "work"
@@ -222,8 +222,8 @@ class SubscriptionWorld(World):
         """Ask for the message to be given up, and wait for it, as a handler may."""
         try:
             future: Future[None] = self.subscription.terminate(message, "asked for")
-        except (NotTerminated, ConfigurationError) as error:
-            self.scheduler.note(f"{name} is not terminated: {error}")
+        except (NotTerminated, ConfigurationError) as refused:
+            self.scheduler.note(f"{name} is not terminated: {refused}")
             return
         self.scheduler.reach("a message is terminated while its handler runs")
         if not self.scheduler.wait(future.done, 200.0):
@@ -237,7 +237,7 @@ class SubscriptionWorld(World):
     def _fail(self, end: End) -> None:
         try:
             invariants.at_the_end(end)
-        except invariants.Violated as violation:
+        except Violated as violation:
             self.scheduler.fail(violation)
 
     # --- what the broker sees ---

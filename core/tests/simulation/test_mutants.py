@@ -35,10 +35,10 @@ def test_a_failure_is_shown_by_a_short_history() -> None:
     mutant = next(each for each in MUTANTS if each.name == "noted after the removal")
     with mock.patch.object(*mutant.where, mutant.wrong):
         runs = (run(mutant.world, seed) for seed in range(BOUND))
-        failed = next(each for each in runs if each.violation is not None and len(each.history) > 15)
+        failed = next(each for each in runs if each.violation is not None and len(each.history) > 9)
         shortest = shrunk(failed)
         again = run(mutant.world, failed.seed, shortest.recorded)
     assert shortest.violation is not None
     assert again.digest == shortest.digest
     assert len(shortest.history) < len(failed.history)
-    assert len(shortest.history) <= 12, shortest.history
+    assert len(shortest.history) <= 8, shortest.history
