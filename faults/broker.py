@@ -67,7 +67,11 @@ class BrokerUnderTest:
 
     def dead(self) -> Sequence[Message]:
         """What an independent client reads at the dead letter place."""
-        return [] if self.letters is None else self.place.stored(self.letters)
+        if self.letters is None:
+            return []
+        # Service Bus moves a letter on that was looked at too often; the plugin reads it there, too.
+        further = [f"{self.letters}/$DeadLetterQueue"] if self.broker == "servicebus" else []
+        return [message for name in (self.letters, *further) for message in self.place.stored(name)]
 
     def close(self) -> None:
         """Remove the place, and close the proxy. The runtime goes on."""
