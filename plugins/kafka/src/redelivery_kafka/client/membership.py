@@ -48,7 +48,7 @@ _POLL: Final = 0.1
 _PAUSE: Final = 0.05
 _RECORDS: Final = 500
 #: The longest poll where an answer is awaited: a poll serves the answer, and then still waits for a record.
-_SHORT_POLL: Final = 0.005
+_SHORT_POLL: Final = 0.001
 #: Seconds until a broker that does not answer counts as out of reach, and that one request takes in that time.
 _CONTACT: Final = 8.0
 _REQUEST: Final = 0.5

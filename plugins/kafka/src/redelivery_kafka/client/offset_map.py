@@ -91,8 +91,11 @@ class OffsetMap(Offsets):
     def settle(self, start: int, end: int | None = None) -> int:
         """Mark the offsets from `start` up to `end`, or one, as settled or missing. Return how many were not before."""
         end = start + 1 if end is None else end
-        for offset in [each for each in self.attempts if start <= each < end] if self.attempts else ():
-            del self.attempts[offset]
+        if end == start + 1:
+            self.attempts.pop(start, None)
+        elif self.attempts:
+            for offset in [each for each in self.attempts if start <= each < end]:
+                del self.attempts[offset]
         return self.add(start, end)
 
     # --- as metadata ---
