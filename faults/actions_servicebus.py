@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from faults.actions import Fault, Make
 from faults.broker import BrokerUnderTest
+from redelivery_servicebus.admin import MOST_DELIVERIES
 from servicebus_standin.standin import ROOT_KEY
 
 #: Requests to send that a busy namespace refuses: more than a run has.
@@ -91,7 +92,7 @@ def _dead_letters_deleted(under_test: BrokerUnderTest) -> Fault:
     return Fault(
         "dead-letters-deleted",
         lambda: namespace.delete_queue(letters),
-        lambda: namespace.create_queue(letters, lock_duration=lease),
+        lambda: namespace.create_queue(letters, lock_duration=lease, max_delivery_count=MOST_DELIVERIES),
         frozenset({"letters"}),
     )
 

@@ -11,6 +11,7 @@ from faults.plan import Plan
 from faults.reading import Reads
 from faults.receiving import Receiving
 from faults.redriving import Redriving, TwoRedrives
+from faults.sparking import Sparking, Streaming
 from faults.writing import Writing, WritingOnce
 
 
@@ -54,6 +55,8 @@ WORKLOADS: Final[Mapping[str, Start]] = {
     "receive": Receiving,
     "redrive": Redriving,
     "two-redrives": TwoRedrives,
+    "spark": Sparking,
+    "stream": Streaming,
 }
 
 

@@ -27,6 +27,7 @@ from redelivery_conformance.harness import (
     RuntimeKind,
 )
 from redelivery_conformance.proxy import Proxy
+from redelivery_servicebus.admin import MOST_DELIVERIES
 from redelivery_servicebus.testing import reading
 from redelivery_servicebus.testing.namespace import Azure
 from redelivery_servicebus.testing.reading import RawMessage
@@ -136,7 +137,7 @@ class ServicebusPlace(Place):
         self.lease = runtime.lease
         self._made: list[str] = []
         self._topics: list[str] = []
-        self._make(self.letters)
+        self._make(self.letters, max_delivery_count=MOST_DELIVERIES)  # as provisioning makes it
         self._make_own()
 
     def _make_own(self) -> None:
