@@ -45,4 +45,4 @@ def install(settings: Mapping[str, Any]) -> None:
 
 if __name__ == "__main__":
     install(json.loads(Path(os.environ[VARIABLE]).read_text(encoding="utf-8")))
-    manager()  # type: ignore[no-untyped-call]
+    manager()

@@ -62,7 +62,8 @@ def rows(settings: dict[str, Any], plan: Plan) -> list[tuple[Any, ...]]:
 def _batch(spark: Any, settings: dict[str, Any], plan: Plan, recorder: Recorder) -> None:
     frame = spark.createDataFrame(rows(settings, plan), SCHEMA).repartition(_PARTITIONS)
     recorder.write("handed", rows=list(range(plan.rows)))
-    report = deliver(frame, settings["url"], **_options(settings))
+    options: dict[str, Any] = _options(settings)
+    report = deliver(frame, settings["url"], **options)
     recorder.write("reported", report=report.to_dict())
 
 
