@@ -20,7 +20,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Final, Protocol, TypeAlias, get_args
@@ -29,7 +28,7 @@ from faults import clock
 from faults.broker import BrokerUnderTest
 from faults.proxy import NetworkFault
 from faults.workloads import Running
-from redelivery_conformance.harness import Harness, Runtime
+from redelivery_conformance.harness import Harness
 
 
 class Action(Protocol):
@@ -112,13 +111,6 @@ def harness_of(broker: str) -> Harness | None:
     """Return a harness whose broker can suffer more than the usual one; None: it has none."""
     made: type[Harness] | None = getattr(import_module(f"faults.actions_{broker}"), "HARNESS", None)
     return None if made is None else made()
-
-
-def prepared(fault: str, broker: str, runtime: Runtime) -> AbstractContextManager[None]:
-    """While entered, the broker's next place can suffer this fault."""
-    prepare: Callable[[Runtime], AbstractContextManager[None]] | None
-    prepare = getattr(import_module(f"faults.actions_{broker}"), "PREPARE", {}).get(fault)
-    return nullcontext() if prepare is None else prepare(runtime)
 
 
 def _network(fault: NetworkFault, under_test: BrokerUnderTest) -> Fault:

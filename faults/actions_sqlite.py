@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import sqlite3
-import subprocess
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, Final
 
 from faults import small_disk
 from faults.actions import Fault, Make
 from faults.broker import BrokerUnderTest
-from redelivery_conformance.harness import NotHere
 
-_DISK: Final = "16m"
 _TRIGGER: Final = "faults_full"
 
 
@@ -65,20 +62,6 @@ def _on_letters(under_test: BrokerUnderTest, statement: Callable[[str], str]) ->
         connection.commit()
 
 
-@contextmanager
-def _small_disk(runtime: Any) -> Iterator[None]:
-    """Mount a small disk over the folder of the files. Raises NotHere: only root may."""
-    folder = str(runtime._path)  # noqa: SLF001 - its places are made there
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={_DISK}", "tmpfs", folder]
-    done = subprocess.run(mount, capture_output=True, text=True, check=False)  # noqa: S603 - as above
-    if done.returncode:
-        raise NotHere(f"a full disk: mounting a small one needs root ({done.stderr.strip()})")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "--lazy", folder], capture_output=True, check=True)  # noqa: S603, S607
-
-
 FAULTS: Final[Mapping[str, Make]] = {
     "locked": _locked,
     "disk-full": _disk_full,
@@ -87,5 +70,3 @@ FAULTS: Final[Mapping[str, Make]] = {
 }
 
 HARNESS: Final = small_disk.SmallDiskHarness
-
-PREPARE: Final = {"disk-full": _small_disk}

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from faults.actions import action, prepared
+from faults.actions import action
 from faults.broker import BrokerUnderTest, under_test
 from faults.cells import Cell
 from faults.checker import Verdict, check
@@ -54,11 +54,6 @@ def run_cell(cell: Cell, runtime: Runtime, *, seed: int, rows: int, folder: Path
     Raises:
         Exception: the fault could not begin or end, or the broker could not be read: no verdict.
     """
-    with prepared(cell.fault, cell.broker, runtime):
-        return _run(cell, runtime, seed=seed, rows=rows, folder=folder, version=version)
-
-
-def _run(cell: Cell, runtime: Runtime, *, seed: int, rows: int, folder: Path, version: str) -> Result:
     plan = Plan.make(seed, rows=rows, faults=[cell.fault], poison=cell.poison, times=cell.times, seconds=cell.seconds)
     scratch, histories = folder / "scratch", folder / "histories"
     for each in (scratch, histories):

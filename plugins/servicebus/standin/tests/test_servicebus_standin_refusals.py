@@ -114,6 +114,23 @@ def test_a_key_does_what_its_claims_allow_and_no_more(namespace: Namespace) -> N
             client.get_queue_sender(queue).__enter__()
 
 
+def test_a_limited_key_is_refused_what_it_could_do_before_and_gets_it_back(namespace: Namespace) -> None:
+    server, queue = namespace.server, namespace.queue()
+    connection = server.add_key("mine")
+    with namespace.connect(connection) as client, client.get_queue_sender(queue) as sender:
+        sender.send_messages(ServiceBusMessage(b"a"))
+    server.limit_key("mine", "Listen")
+    with namespace.connect(connection) as client:
+        with refused(ServiceBusAuthorizationError, "'Send' claim"):
+            client.get_queue_sender(queue).__enter__()
+        with client.get_queue_receiver(queue) as receiver:
+            assert len(receiver.peek_messages(1)) == 1
+    server.limit_key("mine", "Send", "Listen")
+    with namespace.connect(connection) as client, client.get_queue_sender(queue) as sender:
+        sender.send_messages(ServiceBusMessage(b"b"))
+    assert len(server.messages(queue)) == 2
+
+
 # --- the server ----------------------------------------------------------------------------------------------------
 
 
