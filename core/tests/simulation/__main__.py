@@ -15,8 +15,8 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
+from simulation import results
 from simulation.runs import WORLDS, Run, run
 from simulation.shrink import shrunk
 from simulation.tally import Tally, tally
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", choices=WORLDS, help="one world")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (one per core)")
     parser.add_argument("--minutes", type=float, help="end after so long, whatever the number of seeds")
-    parser.add_argument("--json", type=Path, help="write what the run came to")
+    parser.add_argument("--json", type=Path, help="write what the run, the mutants and the model came to")
     given = parser.parse_args(arguments)
     worlds = [given.only] if given.only else list(WORLDS)
     if given.seed is not None:
@@ -58,7 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     found = _all(shares(worlds, given.first, given.seeds), given.jobs, given.minutes)
     seconds = time.monotonic() - began
     if given.json:
-        given.json.write_text(json.dumps(document(found, seconds, given.first), indent=2) + "\n", encoding="utf-8")
+        whole = results.document(found, seconds, given.first)
+        given.json.write_text(json.dumps(whole, indent=2) + "\n", encoding="utf-8")
     return report(found, seconds)
 
 
@@ -81,25 +82,6 @@ def _all(planned: dict[str, range], jobs: int, minutes: float | None) -> dict[st
             done, _ = concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED)
             for each in done:
                 found[running.pop(each)].add(each.result())
-
-
-def document(found: dict[str, Tally], seconds: float, first: int) -> dict[str, Any]:
-    """Return what a run came to, as `results.json` has it."""
-    return {
-        "seconds": round(seconds),
-        "first": first,
-        "seeds": sum(each.seeds for each in found.values()),
-        "steps": sum(each.steps for each in found.values()),
-        "worlds": {
-            world: {
-                "seeds": each.seeds,
-                "steps": each.steps,
-                "failed": sorted(seed for seed, _ in each.failed),
-                "reached": {state: each.reached[state] for state in WORLDS[world].states},
-            }
-            for world, each in found.items()
-        },
-    }
 
 
 def report(found: dict[str, Tally], seconds: float) -> int:

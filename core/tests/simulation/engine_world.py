@@ -156,7 +156,7 @@ class EngineWorld(World):
                 self.scheduler.seam("rows")
             if self.rejected:
                 error = Permanent("no time", code=Code.INVALID_MESSAGE)
-                delivery.reject([Rejected(message, error, "VALUE_CONVERTER") for message in self.rejected])
+                delivery.reject(Rejected(Batch.of(self.rejected), [error], "VALUE_CONVERTER"))
             self.report = delivery.finish()
         self.done = True
         self.scheduler.note(f"the job is green: {self._account(self.report)}")

@@ -34,6 +34,7 @@ class Item:
         early: a try that came before its time.
         harmed: it was given up for no fault of its own.
         suppressed: a place took it for another one, and did not store it.
+        commanded: what its headers made somebody do.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Item:
     early: str = ""
     harmed: str = ""
     suppressed: bool = False
+    commanded: str = ""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -107,6 +109,10 @@ def others_messages_are_unchanged(item: Item) -> str:
     return f"{item.name} of another application is altered: {item.altered}" if item.foreign and item.altered else ""
 
 
+def what_a_message_says_commands_nobody(item: Item) -> str:
+    return item.commanded and f"{item.name} commands: {item.commanded}"
+
+
 def everything_is_accounted_for(end: End) -> str:
     return f"not accounted for: {', '.join(end.open)}" if end.open else end.account
 
@@ -129,6 +135,7 @@ ALWAYS: Final[tuple[tuple[int, Callable[[Item], str]], ...]] = (
     (10, one_policy_retries),
     (11, an_item_is_recognised_as_itself),
     (12, others_messages_are_unchanged),
+    (13, what_a_message_says_commands_nobody),
 )
 #: What holds at the end.
 AT_THE_END: Final[tuple[tuple[int, Callable[[End], str]], ...]] = (
@@ -149,6 +156,7 @@ INVARIANTS: Final[dict[int, tuple[str, ...]]] = {
     10: ("engine", "subscription", "redrive"),
     11: ("engine", "subscription", "redrive", "two-redrives"),
     12: ("subscription", "redrive", "two-redrives"),
+    13: ("redrive", "two-redrives"),
 }
 
 

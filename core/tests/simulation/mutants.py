@@ -271,7 +271,7 @@ MUTANTS: Final = (
     Mutant("redrive", (again, "plain"), hop_not_added, (4,)),
     Mutant("redrive", (Transfer, "_must_stop"), limit_ignored, (10,)),
     Mutant("redrive", (Transfer, "_send"), removed_before_it_is_sent, (1, 5)),
-    Mutant("redrive", (operations, "why_left"), targets_followed, (4, 8)),
+    Mutant("redrive", (operations, "why_left"), targets_followed, (8, 13)),
     Mutant("redrive", (operations, "sent_back"), native_part_dropped, (12,)),
     Mutant("two-redrives", (Journal, "sent"), never_noted, (3,)),
 )

@@ -125,6 +125,7 @@ class RedriveWorld(World):
         self.removing: set[tuple[object, str]] = set()
         self.licensed: dict[str, int] = {}
         self.hoped: set[str] = set()
+        self.commanded: dict[str, str] = {}
         self.disk_full: set[Process] = set()
         self.done_by: dict[str, set[str]] = {}
 
@@ -341,6 +342,7 @@ class RedriveWorld(World):
                 foreign=kind == "foreign",
                 suppressed=work.misrecognised,
                 harmed="it should have stayed" if work.arrived and kind in STAY else "",
+                commanded=self.commanded.get(name, ""),
             )
 
     def _differs(self, queue: str, name: str, copy: Message) -> str:
@@ -354,7 +356,9 @@ class RedriveWorld(World):
         attempts = 0 if kind == "foreign" else 3
         if history.attempts_total != attempts:
             return f"it had {attempts} attempts, and says {history.attempts_total}"
-        return f"it goes to {copy.destination!r}" if copy.destination is not None else ""
+        if copy.destination is not None:
+            self.commanded[name] = f"it goes to {copy.destination!r}, as its headers say"
+        return ""
 
     def _check_report(self, operator: Operator, limit: int | None, report: RedriveReport) -> None:
         left = sum(report.left.values())

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from simulation import __main__ as command
+from simulation import results
 from simulation.invariants import ALWAYS, AT_THE_END, INVARIANTS, End, Item, always, at_the_end
 from simulation.regressions import FOUND
 from simulation.runs import WORLDS, run
@@ -73,6 +74,7 @@ def test_a_seed_that_once_failed_passes(world: str, seed: int, what: str) -> Non
         (10, Item(name="m", early="too early")),
         (11, Item(name="m", suppressed=True)),
         (12, Item(name="m", altered="its type", foreign=True)),
+        (13, Item(name="m", commanded="it goes elsewhere")),
     ],
 )
 def test_each_invariant_can_fail(bad: tuple[int, Item]) -> None:
@@ -115,7 +117,11 @@ def test_a_state_that_was_never_reached_fails_the_run(capsys: pytest.CaptureFixt
     assert command.report({"redrive": whole}, 1.0) == 0
 
 
-def test_the_command_runs_seeds_side_by_side_and_writes_what_they_came_to(tmp_path: Path) -> None:
+def test_the_command_runs_seeds_side_by_side_and_writes_what_they_came_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results, "MUTANTS", ())
+    monkeypatch.setattr(results, "SURROUNDINGS", ())
     written = tmp_path / "results.json"
     assert command.main(["--seeds", "8", "--jobs", "2", "--json", str(written)]) == 0
     found = json.loads(written.read_text(encoding="utf-8"))

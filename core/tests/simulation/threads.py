@@ -50,6 +50,8 @@ SIZES: Mapping[str, float] = {
     "redelivery.contract.letters.BATCH_LETTERS": 4,
 }
 
+_OF_SQLITE = {name: getattr(real_sqlite3, name) for name in dir(real_sqlite3) if name[0] != "_"}
+
 
 class Lock:
     """`threading.Lock`."""
@@ -211,7 +213,7 @@ def installed(scheduler: Scheduler, full: Callable[[], bool]) -> Iterator[list[J
         monotonic=lambda: scheduler.now, time_ns=lambda: int(scheduler.now * 1_000_000_000), sleep=scheduler.sleep
     )
     random = SimpleNamespace(random=scheduler.choices.jitter)
-    sqlite = SimpleNamespace(**{name: getattr(real_sqlite3, name) for name in dir(real_sqlite3) if name[0] != "_"})
+    sqlite = SimpleNamespace(**_OF_SQLITE)
     sqlite.connect = lambda path, **_: JournalFile(scheduler, path, full, opened)
     replaced: dict[str, Any] = {SQLITE: sqlite, **SIZES}
     for names, value in ((THREADING, threading), (QUEUE, queue), (TIME, time), (RANDOM, random)):

@@ -1,0 +1,126 @@
+"""What a long run came to: `document` makes it, `results.json` keeps it, `page` shows it in docs/simulation.md."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+from unittest import mock
+
+from simulation.invariants import INVARIANTS
+from simulation.model import MUTANTS as OF_PROTOCOL
+from simulation.model import SURROUNDINGS, search
+from simulation.mutants import MUTANTS, Mutant
+from simulation.runs import WORLDS, run
+from simulation.tally import Tally
+
+ROOT: Final = Path(__file__).resolve().parents[3]
+RECORDED: Final = Path(__file__).with_name("results.json")
+DOCUMENT: Final = ROOT / "docs/simulation.md"
+#: What stands around the generated part of the document.
+BEGIN: Final = "<!-- generated from core/tests/simulation/results.json: python -m simulation.results -->"
+END: Final = "<!-- end of what is generated -->"
+#: Seeds within which a mutant must be found.
+BOUND: Final = 250
+
+
+def first_seed(mutant: Mutant) -> tuple[int, int]:
+    """Return the first seed that finds a mutant, and the number of the invariant that it violates.
+
+    Raises:
+        AssertionError: no seed within the bound finds it, or it violates an invariant that it should not.
+    """
+    with mock.patch.object(*mutant.where, mutant.wrong):
+        for seed in range(BOUND):
+            one = run(mutant.world, seed)
+            if one.violation is not None:
+                assert one.violation.number in mutant.invariants, f"{mutant.name}: {one.violation}"
+                return seed, one.violation.number
+    raise AssertionError(f"{mutant.name}: not found by {BOUND} seeds")
+
+
+def document(found: Mapping[str, Tally], seconds: float, first: int) -> dict[str, Any]:
+    """Return what a run came to, with the mutants and the model."""
+    mutants = [(each, *first_seed(each)) for each in MUTANTS]
+    searched = [search(rules) for rules in SURROUNDINGS]
+    return {
+        "commit": _commit(),
+        "seconds": round(seconds),
+        "first": first,
+        "seeds": sum(each.seeds for each in found.values()),
+        "steps": sum(each.steps for each in found.values()),
+        "worlds": {
+            world: {
+                "seeds": each.seeds,
+                "steps": each.steps,
+                "failed": sorted(seed for seed, _ in each.failed),
+                "reached": {state: each.reached[state] for state in WORLDS[world].states},
+            }
+            for world, each in found.items()
+        },
+        "mutants": [
+            {"world": each.world, "name": each.name, "seeds": seed + 1, "invariant": number}
+            for each, seed, number in mutants
+        ],
+        "model": {
+            "searches": len(searched),
+            "states": sum(each.states for each in searched),
+            "steps": sum(each.steps for each in searched),
+            "violations": sum(each.violation is not None for each in searched),
+        },
+    }
+
+
+def _commit() -> str:
+    command = ["git", "rev-parse", "--short=10", "HEAD"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.stdout.strip()
+
+
+def page(recorded: Mapping[str, Any]) -> str:
+    """Return the generated part of the document."""
+    failed = sum(len(each["failed"]) for each in recorded["worlds"].values())
+    lines = [
+        BEGIN,
+        "",
+        f"The recorded run: {recorded['seeds']:,} seeds from {recorded['first']:,} on, at commit {recorded['commit']}.",
+        f"Steps: {recorded['steps']:,}. Seconds: {recorded['seconds']:,}. Seeds that failed: {failed}.",
+    ]
+    for world, each in recorded["worlds"].items():
+        lines += ["", f"| {world}: rare state | runs of {each['seeds']:,} |", "| --- | ---: |"]
+        lines += [f"| {state} | {runs:,} |" for state, runs in each["reached"].items()]
+    lines += [
+        "",
+        "| mutant of the real code | world | found by invariant | seeds it took |",
+        "| --- | --- | ---: | ---: |",
+    ]
+    lines += [
+        f"| {each['name']} | {each['world']} | {each['invariant']} | {each['seeds']} |" for each in recorded["mutants"]
+    ]
+    model = recorded["model"]
+    lines += [
+        "",
+        f"The model of the redrive protocol: {model['searches']} searches with {model['states']:,} states and",
+        f"{model['steps']:,} steps, {model['violations']} violations. Each of its own mutants breaks an invariant:",
+        f"{', '.join(name.replace('_', ' ') for name in OF_PROTOCOL)}.",
+        "",
+        "| invariant | checked in |",
+        "| ---: | --- |",
+        *(f"| {number} | {', '.join(worlds)} |" for number, worlds in INVARIANTS.items()),
+        "",
+        END,
+    ]
+    return "\n".join(lines)
+
+
+def generated() -> str:
+    """Return the document with its generated part as the recorded run has it."""
+    before, _, rest = DOCUMENT.read_text(encoding="utf-8").partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return before + page(json.loads(RECORDED.read_text(encoding="utf-8"))) + after
+
+
+if __name__ == "__main__":
+    DOCUMENT.write_text(generated(), encoding="utf-8")
