@@ -22,14 +22,15 @@ from typing import Any, Final
 from redelivery.codes import Code
 from redelivery.contract.context import DEFAULTS, INVALID, ErrorContext, checked, whole_text
 from redelivery.contract.message import Batch, Headers, Message
-from redelivery.formats.cloudevents import is_structured
-from redelivery.formats.dialects import _marker, json_context
+from redelivery.formats.cloudevents import CONTENT_TYPE, STRUCTURED, is_structured
+from redelivery.formats.dialects import _body, _marker, json_context
 from redelivery.formats.dialects._fields import BOOKKEEPING
 from redelivery.formats.dialects._marker import Marker
 from redelivery.formats.dialects._reader import (
     BY_NAME,
     extension,
     forms_in,
+    inserted_in,
     is_letter,
     known_dialects,
     others_places,
@@ -86,7 +87,7 @@ def read_columns(
         if _says_nothing(first, foreign):
             continue
         plan = _plan_of(first, wanted) if len(rows) >= _FEWEST else None
-        left = rows if plan is None else plan.fill(columns, rows, every)
+        left = rows if plan is None else plan.fill(columns, rows, every, batch.value.values)
         for row in left:
             context = alone(batch.row(row)) or ErrorContext()
             for name in names:
@@ -124,10 +125,14 @@ def _plan(
     documents = [at for at, name in enumerate(names) if name in CONTEXT and name in marker.headers and at not in others]
     dialects = known_dialects(marker)
     whole = bool(documents) and any(each.whole for each in dialects)
-    in_body = marker.attributes or (structured and any(each.extensions for each in dialects))
-    if not is_letter(marker) or (in_body and not whole) or len(documents) > 1:
+    inside = bool(marker.attributes) and not whole
+    moved = any(extension(name) or name.lower() == CONTENT_TYPE for name in marker.headers)
+    if not is_letter(marker) or len(documents) > 1 or (inside and not structured):
         return None
-    return _Plan(names, others, marker, documents[0] if documents else None, wanted, whole=whole)
+    if structured and not whole and moved:
+        return None
+    document = documents[0] if documents else None
+    return _Plan(names, others, marker, document, wanted, whole=whole, marked=marked if inside else None)
 
 
 class _Plan:
@@ -140,6 +145,7 @@ class _Plan:
         document: the index of the JSON header; None where they have none.
         wanted: names of fields.
         whole: the JSON header holds the whole context, so that no text beside it is read.
+        marked: the place of the marker, where further texts are in the body of an event; None: none are.
     """
 
     def __init__(
@@ -151,13 +157,16 @@ class _Plan:
         wanted: tuple[str, ...],
         *,
         whole: bool,
+        marked: int | None,
     ) -> None:
         self._marker = marker
+        self._marked = marked
         self._document = document
         self._wanted = wanted
         self._whole = whole
         self._dialects = [] if whole else known_dialects(marker)
         self._texts = picker([at for at, name in enumerate(names) if at not in others and self._matters(name)])
+        self._pieces: dict[bytes, bool] = {}
         self._outlines: list[_Outline] = []
         self._refused = 0
 
@@ -167,14 +176,61 @@ class _Plan:
         given = {each for dialect, key in keys for each in dialect.gives.get(key or "", ())}
         return bool(given.intersection(self._wanted) or ("kind" in self._wanted and given.intersection(_NUMBERS)))
 
-    def fill(self, columns: Mapping[str, list[Any]], rows: Sequence[int], every: Sequence[Headers]) -> Sequence[int]:
+    def fill(
+        self,
+        columns: Mapping[str, list[Any]],
+        rows: Sequence[int],
+        every: Sequence[Headers],
+        values: Sequence[bytes | None],
+    ) -> Sequence[int]:
         """Put the fields of these rows into their columns. Return the rows that are left, as they are unusual."""
+        if self._marked is None:
+            return self._fill_all(columns, rows, every, {})
+        pieces = {row: self._piece(every[row][self._marked][1], values[row]) for row in rows}
+        odd = [row for row, piece in pieces.items() if piece is None]
+        usual = {row: piece for row, piece in pieces.items() if piece is not None}
+        return [*odd, *(self._fill_all(columns, list(usual), every, usual) if usual else ())]
+
+    def _piece(self, marker: bytes | None, body: bytes | None) -> bytes | None:
+        """Return what we inserted at the end of an event's body, as JSON; None where that is not certain.
+
+        Its members are the last of the body, so they are those that count.
+        """
+        where = inserted_in(marker or b"")
+        if where is None or body is None:
+            return None
+        end = where.offset + where.length
+        piece = body[where.offset : end]
+        if not piece.startswith(b",") or body[end:].strip(b" \t\r\n") != b"}" or not _body.attributes(body):
+            return None
+        shown = b"{" + piece[1:] + b"}"
+        if shown not in self._pieces:
+            if len(self._pieces) >= _OUTLINES:
+                self._pieces.clear()
+            self._pieces[shown] = _body.attributes(shown).keys() == set(self._marker.attributes)
+        return shown if self._pieces[shown] else None
+
+    def _fill_all(
+        self,
+        columns: Mapping[str, list[Any]],
+        rows: Sequence[int],
+        every: Sequence[Headers],
+        pieces: Mapping[int, bytes],
+    ) -> Sequence[int]:
+        """Put the fields of these rows into their columns; return the rows that are left.
+
+        Args:
+            columns: of fields.
+            rows: the rows.
+            every: headers of all rows.
+            pieces: what we inserted into the body of each of the rows; empty where nothing is read from bodies.
+        """
         if self._document is None:
-            self._fill_texts(columns, rows, every, frozenset())
+            self._fill_texts(columns, rows, every, frozenset(), pieces)
             return []
         documents: Sequence[bytes] = [every[row][self._document][1] or b"" for row in rows]
         for outline in self._outlines:
-            rows, documents = self._fill(outline, columns, rows, documents, every)
+            rows, documents = self._fill(outline, columns, rows, documents, every, pieces)
         left: list[int] = []
         while rows and self._refused < _OUTLINES and len(self._outlines) < _OUTLINES:
             new = _outlined(documents[0], self._wanted, whole=self._whole)
@@ -184,7 +240,7 @@ class _Plan:
                 rows, documents = rows[1:], documents[1:]
             else:
                 self._outlines.append(new)
-                rows, documents = self._fill(new, columns, rows, documents, every)
+                rows, documents = self._fill(new, columns, rows, documents, every, pieces)
         return [*left, *rows]
 
     def _fill(
@@ -194,6 +250,7 @@ class _Plan:
         rows: Sequence[int],
         documents: Sequence[bytes],
         every: Sequence[Headers],
+        pieces: Mapping[int, bytes],
     ) -> tuple[Sequence[int], Sequence[bytes]]:
         """Put the fields of the rows that an outline fits; return the other rows and their JSON."""
         matches = list(map(outline.match, documents))
@@ -208,19 +265,27 @@ class _Plan:
             for name, value in outline.values.items():
                 found = value(groups) if callable(value) else [value] * len(rows)
                 _put(columns[name], rows, found)
-            self._fill_texts(columns, rows, every, outline.fields)
+            self._fill_texts(columns, rows, every, outline.fields, pieces)
         return (others, [documents[at] for at in misses]) if misses else ((), ())
 
     def _fill_texts(
-        self, columns: Mapping[str, list[Any]], rows: Sequence[int], every: Sequence[Headers], above: frozenset[str]
+        self,
+        columns: Mapping[str, list[Any]],
+        rows: Sequence[int],
+        every: Sequence[Headers],
+        above: frozenset[str],
+        pieces: Mapping[int, bytes],
     ) -> None:
         """Put the fields that come from the marker or from text headers: those that are not `above`, in JSON."""
         rest = [name for name in self._wanted if name not in above]
         if not rest and "kind" not in self._wanted:
             return
-        numbers: dict[Headers, int] = {}
-        texts = [numbers.setdefault(self._texts(every[row]), len(numbers)) for row in rows]
-        contexts = [self._context(each, above) for each in numbers]
+        numbers: dict[tuple[Headers, bytes | None], int] = {}
+        if pieces:
+            texts = [numbers.setdefault((self._texts(every[row]), pieces[row]), len(numbers)) for row in rows]
+        else:
+            texts = [numbers.setdefault((self._texts(every[row]), None), len(numbers)) for row in rows]
+        contexts = [self._context(*each, above) for each in numbers]
         for name in rest:
             values = [getattr(context, name) for context in contexts]
             _put(columns[name], rows, values * len(rows) if len(values) == 1 else [values[each] for each in texts])
@@ -228,10 +293,11 @@ class _Plan:
             odd = [row for row, each in zip(rows, texts, strict=True) if contexts[each].kind == INVALID]
             _put(columns["kind"], odd, [INVALID] * len(odd))
 
-    def _context(self, texts: Headers, above: frozenset[str]) -> ErrorContext:
-        """Return what the marker and some text headers say, without the fields that are in JSON."""
+    def _context(self, texts: Headers, body: bytes | None, above: frozenset[str]) -> ErrorContext:
+        """Return what the marker, some text headers and a body say, without the fields that are in JSON."""
+        message = Message(value=body, headers=texts if body is None else (*texts, (CONTENT_TYPE, STRUCTURED.encode())))
         fields: dict[str, Any] = {name: getattr(self._marker, name) for name in BOOKKEEPING}
-        fields |= combined(self._dialects, written_texts(Message(value=None, headers=texts), self._marker))
+        fields |= combined(self._dialects, written_texts(message, self._marker))
         return checked({name: value for name, value in fields.items() if name not in above})
 
 
