@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 from hostile import messages
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -200,3 +201,23 @@ def test_the_end_of_an_applications_own_id_is_not_taken_for_ours():
     assert [each.message.id for each in batch.letters()] == ["i~1", "i~1"]
     rows = LetterColumns(WHOLE, Targets(), THERE).record_batch(batch).to_pydict()
     assert rows["id"] == ["i~1~2", "i~2"]
+
+
+@pytest.mark.parametrize("dialect", ["json", ("json", "deadletter", "knativeerror"), ("connect", "knativeerror")])
+def test_letters_of_rows_that_never_became_messages_are_not_read_one_by_one(dialect, monkeypatch):
+    count = 20
+    error = Permanent("no subject", code="INVALID_MESSAGE", native_code="missing-subject")
+    made = events.undeliverable_all(
+        [events.row_json({"n": number, "name": "é" * (number % 3)}) for number in range(count)],
+        ids=[f"row-{number}" for number in range(count)],
+        errors=[error],
+    )
+    context = ErrorContext(reason="no subject", code="INVALID_MESSAGE", kind="permanent", attempts=0, run="r")
+    written = dialects.attach_all(
+        made, context, {"position": range(count)}, dialect=dialect, limits=Limits(), prefix="ce_"
+    )
+    batch = LetterBatch.of([Letter(position=str(at), message=each) for at, each in enumerate(written.rows())])
+    wanted = by_rows(batch, WHOLE, Targets())
+    for name in ("redelivery.spark.letter_columns.unpack", "redelivery.formats.dialects._single._read_ours"):
+        monkeypatch.setattr(name, None)
+    assert LetterColumns(WHOLE, Targets(), THERE).record_batch(batch).to_pydict() == wanted
