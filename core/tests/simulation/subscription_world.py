@@ -80,6 +80,7 @@ class SubscriptionWorld(World):
         "killed while a handler runs",
         "a handler overruns its time",
         "a message is terminated while its handler runs",
+        "it is stopped while handlers run",
         "a sink fails in the middle of a batch",
         "an ambiguous attempt is followed by a refusal",
         "what was stored without an answer is sent again",
@@ -202,6 +203,9 @@ class SubscriptionWorld(World):
         if handling.ran > 1:
             self.scheduler.reach("a message is handled twice")
         self.scheduler.note(f"handle {name}: {kind}")
+        if not self.network.quiet and self.choices.happens("is stopped", 0.03):
+            self.scheduler.reach("it is stopped while handlers run")
+            self.subscription.stop()
         try:
             self.scheduler.seam("handler")
             if kind.startswith("slow"):
@@ -266,6 +270,8 @@ class SubscriptionWorld(World):
             self.scheduler.reach("the broker itself moves a message to its dead letters")
         elif isinstance(outcome, Retry):
             handling.retries += 1
+            if process in handling.under_way:
+                self.scheduler.reach("a handler overruns its time")
             least = wait_before_retry(self.spec, received.attempt, lambda: 0.0)
             if outcome.delay.total_seconds() < least - 0.002 and not handling.early:
                 handling.early = f"{name} comes again after {outcome.delay.total_seconds()} s, and not after {least} s"
