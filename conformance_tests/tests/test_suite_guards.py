@@ -302,3 +302,28 @@ def test_a_local_statement_runs_once_for_a_plugin_and_again_for_another(pytester
     assert {each.partition("::")[0] for each in found if local in each} == {"TestOnce", "TestAnother"}
     assert {each.partition("::")[0] for each in found if asks in each} == {"TestOnce", "TestTwice", "TestAnother"}
     assert any(local in each for each in collected("test_it.py::TestTwice"))
+
+
+CLAIMING = """
+from dataclasses import replace
+from redelivery.contract.broker import Support
+from redelivery_conformance.memory import READ_ONLY, MemoryBroker, MemoryHarness
+class Claiming(MemoryBroker):
+    capabilities = replace(READ_ONLY{claim})
+class TestIt(BrokerSuite):
+    broker = MemoryHarness(Claiming)
+"""
+
+
+def test_a_native_capability_that_no_statement_has_shown_fails_the_run(pytester):
+    """Its statements need a receiver, and there is none: nothing ever tries what the table claims."""
+    result = run(pytester, CLAIMING.format(claim=", reason=Support.NATIVE"), "--require-brokers")
+    result.assert_outcomes(failed=0, errors=0, passed=result.parseoutcomes()["passed"], skipped=0)
+    result.stdout.fnmatch_lines(["*said to be native, and shown by no statement: reason"])
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+
+
+def test_a_part_of_the_suite_says_nothing_of_what_it_leaves_out(pytester):
+    result = run(pytester, CLAIMING.format(claim=", reason=Support.NATIVE"), "--require-brokers", "-k", "closing_twice")
+    result.stdout.no_fnmatch_line("*shown by no statement*")
+    assert result.ret == pytest.ExitCode.OK

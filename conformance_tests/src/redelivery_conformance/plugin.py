@@ -6,7 +6,7 @@ is collected.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import ExitStack
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pytest
 
 if TYPE_CHECKING:
+    from redelivery.contract.capabilities import Capabilities
     from redelivery_conformance.harness import NotHere
     from redelivery_conformance.subject import Subject
     from redelivery_conformance.targets import Target, Targets
@@ -97,6 +98,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item in kept]
+    _note_left_out(targets, items)
+
+
+def _note_left_out(targets: Targets, items: Iterable[pytest.Item]) -> None:
+    """Note for each target which statements of the whole suite this run has not."""
+    from redelivery_conformance.suite import BrokerSuite  # noqa: PLC0415 - see above
+
+    found: dict[Target, set[str]] = {}
+    for item in items:
+        found.setdefault(_target(item), set()).add(getattr(item, "originalname", item.name))
+    every = {
+        name
+        for name in dir(BrokerSuite)
+        if name.startswith("test_")
+        and all(mark.name != "local" for mark in getattr(getattr(BrokerSuite, name), "pytestmark", ()))
+    }
+    for target, names in found.items():
+        targets.account(target).left_out = every - names
 
 
 def _once_a_plugin(items: Iterable[pytest.Item]) -> list[pytest.Item]:
@@ -157,7 +176,9 @@ def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
             if gap is not None:
                 request.applymarker(pytest.mark.xfail(strict=True, reason=gap))
                 account.gaps.setdefault(gap, []).append(_short(request.node))
+                account.shown.update(_needed(request.node))  # the gap is told, and must fail
             account.ran += 1
+            account.native |= _claims(made.capabilities)
             yield made
         finally:
             made.close()
@@ -189,19 +210,23 @@ def subjects(request: pytest.FixtureRequest) -> Iterator[list[Subject]]:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[None]:
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, Any, Any]:
     """Report a statement that this runtime cannot show; fail it under `--require-brokers`."""
     from redelivery_conformance.harness import CannotShow  # noqa: PLC0415 - see above
     from redelivery_conformance.subject import NotApplicable  # noqa: PLC0415 - see above
 
     try:
-        return (yield)
+        result = yield
     except CannotShow as error:
         reason, shown, name = str(error), _NOT_SHOWN, "not_shown"
         if pyfuncitem.config.getoption("--require-brokers"):
             pytest.fail(f"--require-brokers: {_NOT_SHOWN}{reason}", pytrace=False)
     except NotApplicable as error:
         reason, shown, name = str(error), _NOT_APPLICABLE, "not_applicable"
+    else:
+        if _target(pyfuncitem).harness is not None:
+            _targets(pyfuncitem.config).account(_target(pyfuncitem)).shown.update(_needed(pyfuncitem))
+        return result
     account = _targets(pyfuncitem.config).account(_target(pyfuncitem))
     getattr(account, name).setdefault(reason, []).append(_short(pyfuncitem))
     account.ran -= 1
@@ -216,6 +241,16 @@ def pytest_report_teststatus(report: pytest.CollectReport | pytest.TestReport) -
             name = what.removesuffix(": ")
             return name, letter, name.upper()
     return None
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail a run with `--require-brokers` of the whole suite that leaves a native capability unshown."""
+    targets = session.config.stash.get(_TARGETS, None)
+    if targets is None or not session.config.getoption("--require-brokers") or session.exitstatus:
+        return
+    if any(account.unshown for account in targets.accounts.values()):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
@@ -262,6 +297,19 @@ def _target(item: pytest.Item) -> Target:
 
     found = getattr(getattr(item, "callspec", None), "params", {}).get("subject")
     return found if isinstance(found, Target) else Target(None)
+
+
+def _claims(capabilities: Capabilities) -> set[str]:
+    """Return what is said to be native; of the depth only an admin role says anything."""
+    from redelivery.contract.capabilities import FEATURES, Support  # noqa: PLC0415 - see above
+
+    native = {name for name in FEATURES if getattr(capabilities, name) is Support.NATIVE}
+    return native if capabilities.provision else native - {"depth"}
+
+
+def _needed(item: pytest.Item) -> Iterator[str]:
+    """Yield the capabilities that a statement is about."""
+    return (name for mark in item.iter_markers("broker_has") for name in mark.args)
 
 
 def _short(item: pytest.Item) -> str:

@@ -56,6 +56,15 @@ class Account:
     not_applicable: dict[str, list[str]] = field(default_factory=dict)
     not_shown: dict[str, list[str]] = field(default_factory=dict)
     gaps: dict[str, list[str]] = field(default_factory=dict)
+    #: Statements of the whole suite that this run leaves out, or has not collected for this target.
+    left_out: set[str] = field(default_factory=set)
+    native: set[str] = field(default_factory=set)
+    shown: set[str] = field(default_factory=set)
+
+    @property
+    def unshown(self) -> list[str]:
+        """The capabilities that are native and that no statement has shown, of a run of the whole suite."""
+        return [] if self.left_out else sorted(self.native - self.shown)
 
     def lines(self) -> list[str]:
         """Return the account as text."""
@@ -63,6 +72,8 @@ class Account:
             return [f"{self.target.id}: none: {self.why_not}"]
         out = [f"{self.target.id}: {self.runtime.kind}: {redact(self.runtime.description)}; {self.ran} statements ran"]
         out += [f"  this runtime cannot show: {each}" for each in self.runtime.cannot_show]
+        if self.unshown:
+            out.append(f"  said to be native, and shown by no statement: {', '.join(self.unshown)}")
         for reason, names in sorted(self.not_applicable.items()):
             out.append(f"  not applicable: {reason}: {_few(names)}")
         for reason, names in sorted(self.not_shown.items()):
