@@ -112,7 +112,7 @@ def _note_left_out(targets: Targets, items: Iterable[pytest.Item]) -> None:
         name
         for name in dir(BrokerSuite)
         if name.startswith("test_")
-        and all(mark.name != "local" for mark in getattr(getattr(BrokerSuite, name), "pytestmark", ()))
+        and not {mark.name for mark in getattr(getattr(BrokerSuite, name), "pytestmark", ())} & {"local", "spark"}
     }
     for target, names in found.items():
         targets.account(target).left_out = every - names
