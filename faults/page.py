@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from faults.cells import CELLS
+from faults.proxy import NETWORK_FAULTS
 from faults.results import FOLDER, product, recorded
 from faults.states import STATES
 
@@ -51,6 +52,7 @@ _GUARANTEES: Final[tuple[tuple[int, str, frozenset[str]], ...]] = (
     (7, "processes end within the cell's limit", frozenset({"black-hole", "freeze", "half-open", "memory-alarm"})),
     (8, "no good row is refused for good because of poison beside it", frozenset()),
 )
+_PROXIES: Final = {"own": "our own proxy"}
 _SHOWN: Final = {"ok": "ok", "dead-lettered": "dead", "duplicated": "twice", "recovered": "recovered"}
 
 
@@ -84,8 +86,12 @@ def _summary(records: list[dict[str, Any]]) -> Iterator[str]:
     total: Counter[str] = Counter()
     for cell in cells:
         total.update(cell["counts"])
-    yield f"{len(cells)} cells were run, with {rows:,} rows: {holds} hold, {len(cells) - holds} do not. "
-    yield f"Of all rows {total['lost']} were lost, and {total['unexpected']} messages were found that nobody sent.\n"
+    yield f"{len(cells)} cells were run, with {rows:,} rows: {holds} hold, {len(cells) - holds} do not."
+    yield f"Of all rows {total['lost']} were lost, and {total['unexpected']} messages were found that nobody sent."
+    network = [cell for cell in cells if cell["fault"] in NETWORK_FAULTS]
+    made = Counter(cell["proxy"] for cell in network)
+    by = " and ".join(f"{_PROXIES.get(name, name)} ({made[name]} cells)" for name in sorted(made, reverse=True))
+    yield f"Faults of the network were made by {by}.\n"
     yield "| broker | cells | hold |\n|---|---|---|"
     for record in records:
         yield f"| {_title(record)} | {len(record['cells'])} | {sum(cell['ok'] for cell in record['cells'])} |"
@@ -98,8 +104,8 @@ def _summary(records: list[dict[str, Any]]) -> Iterator[str]:
 def _guarantees(records: list[dict[str, Any]]) -> Iterator[str]:
     faults = Counter(cell["fault"] for record in records for cell in record["cells"])
     yield "\n## Guarantees\n"
-    yield "By their numbers in the [README](../README.md#guarantees). Every cell checks all of these. Others (6, 9, "
-    yield "10) need no fault of a broker: tests of the suite and of core show them.\n"
+    yield "By their numbers in the [README](../README.md#guarantees). Every cell checks all of these. Others need"
+    yield "no fault of a broker: 6 (secrets), 9 (context) and 10 (retries) have tests of their own.\n"
     yield "| | what is held against the independent client | cells whose fault aims at it |\n|---|---|---|"
     for number, means, aims in _GUARANTEES:
         aimed = sum(faults[fault] for fault in aims) if aims else sum(faults.values())
