@@ -22,6 +22,8 @@ from redelivery.sending import Bounds, Delivery, Origin
 
 #: Rows per batch. Small, so that faults meet batches before, in and after their moment.
 BATCH = 50
+#: Seconds to wait for the first stored row.
+WARM = 5.0
 
 
 def message(plan: Plan, number: int, nowhere: str | None) -> Message:
@@ -51,9 +53,19 @@ def write(settings: dict[str, Any], recorder: Recorder) -> None:
             numbers = list(range(first, min(first + BATCH, plan.rows)))
             recorder.write("handed", rows=numbers)
             delivery.write(Batch.of([message(plan, each, settings["nowhere"]) for each in numbers]))
+            if not first:
+                began = _warm(delivery)
             time.sleep(max(0.0, began + first / settings["rate"] - time.monotonic()))
         report = delivery.finish()
     recorder.write("reported", report=report.to_dict())
+
+
+def _warm(delivery: Delivery) -> float:
+    """Wait until the first row is stored, so that faults meet a job at work; return the time. It may never come."""
+    until = time.monotonic() + WARM
+    while not delivery.so_far.delivered and time.monotonic() < until:
+        time.sleep(0.01)
+    return time.monotonic()
 
 
 def main(path: str) -> int:
