@@ -4,8 +4,8 @@ Compared with `main`: with where this branch left it, and with what is not commi
 shows nothing (on `main` itself, all committed), with the commit before the last. `python .ci/changed.py COMMIT`
 compares with another one. No remote is needed. The rule:
 
-- The tests of each distribution with a changed file: core's, a plugin's, the suite's own. Without Spark, without the
-  suite against a broker (`*_conformance.py`), and without what is slow for its size (`SLOW`).
+- The tests of each distribution with a changed file: core's, a plugin's, the suite's own; and those of `faults`. Without
+  Spark, without the suite against a broker (`*_conformance.py`), and without what is slow for its size (`SLOW`).
 - Each changed test file, whatever it needs, but for the suite against a broker.
 - Always: the rules of the workspace, and the tables of what is stated.
 - What no distribution holds (`pyproject.toml`, `constraints.txt`, documents) adds nothing.
@@ -50,6 +50,8 @@ def tests_of(path: PurePosixPath) -> str | None:
     """The folder of the tests of a file's distribution: `plugins/kafka/tests`. None: no distribution of ours has it."""
     if path.suffix == ".md" or path.parts[0] == "examples":
         return None
+    if path.parts[0] == "faults":
+        return "faults/tests"
     has_tests = (
         each for each in path.parents if (ROOT / each / "pyproject.toml").is_file() and (ROOT / each / "tests").is_dir()
     )

@@ -40,6 +40,11 @@ def test_a_changed_test_runs_whatever_it_needs(script):
     assert not {f"--ignore={slow}", f"--ignore={spark}"} & set(found)
 
 
+def test_a_file_of_the_faults_means_their_tests(script):
+    found = script.chosen(["faults/checker.py", "faults/results/sqlite-3.40.1.json"])
+    assert {each for each in found if not each.startswith("--ignore=")} == {"faults/tests", *ALWAYS, CONFORMANCE}
+
+
 def test_documents_and_pins_add_nothing(script):
     for path in ("README.md", "plugins/file/README.md", "constraints.txt", "pyproject.toml", "docs/seeds.md"):
         assert {each for each in script.chosen([path]) if not each.startswith("--ignore=")} == {*ALWAYS, CONFORMANCE}
