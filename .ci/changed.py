@@ -4,7 +4,7 @@ Compared with `main`: with where this branch left it, and with what is not commi
 shows nothing (on `main` itself, all committed), with the commit before the last. `python .ci/changed.py COMMIT`
 compares with another one. No remote is needed. The rule:
 
-- The tests of each distribution with a changed file: core's, a plugin's, the suite's own; and those of `faults`. Without
+- The tests of each distribution with a changed file (core, a plugin, the suite itself) and those of `faults`. Without
   Spark, without the suite against a broker (`*_conformance.py`), and without what is slow for its size (`SLOW`).
 - Each changed test file, whatever it needs, but for the suite against a broker.
 - Always: the rules of the workspace, and the tables of what is stated.

@@ -61,6 +61,8 @@ DESTINATION: Final = "destination"
 SINK: Final = "sink"
 LETTERS: Final = "letters"
 SOURCE: Final = "source"
+#: Beginning of the names of files that say which faults are in effect, for processes that wait for them.
+BEGUN: Final = "begun-"
 _ENDING: Final = ".history.jsonl"
 
 

@@ -14,7 +14,7 @@ from faults.actions import action
 from faults.broker import BrokerUnderTest, under_test
 from faults.cells import Cell
 from faults.checker import Verdict, check
-from faults.history import History, Recorder
+from faults.history import BEGUN, History, Recorder
 from faults.plan import Plan
 from faults.reading import read
 from faults.states import reached
@@ -102,13 +102,14 @@ def _faults(
 ) -> None:
     """Begin and end each fault of the plan at its moment."""
     turns = _Turns()
-    for moment in plan.moments:
+    for number, moment in enumerate(plan.moments):
         fault = action(moment.fault, tested, running)
         row = moment.row
         _wait(lambda row=row: running.alive and running.progress < row, deadline)  # type: ignore[misc]
         recorder.write("fault", fault=cell.fault, destroys=sorted(fault.destroys), met=running.alive)
         try:
             turns.call(fault.begin)
+            (recorder.path.parent / f"{BEGUN}{number}").touch()
             if not running.alive and any(True for _ in History.load(recorder.path.parent).of("reported")):
                 recorder.write("fault", fault=cell.fault, destroys=sorted(fault.destroys), met=False)  # too slow
             _wait(lambda: running.alive, time.monotonic() + moment.seconds)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from faults import clock
-from faults.history import Recorder
+from faults.history import BEGUN, Recorder
 from faults.plan import Plan
 from faults.recording import recorded
 from redelivery.contract.message import Batch, Message
@@ -22,6 +22,8 @@ from redelivery.sending import Bounds, Delivery, Origin
 
 #: Rows per batch. Small, so that faults meet batches before, in and after their moment.
 BATCH = 50
+#: Seconds per batch while a fault is due and has not begun.
+SLOWED = 0.4
 #: Seconds to wait for the first stored row.
 WARM = 5.0
 
@@ -55,6 +57,7 @@ def write(settings: dict[str, Any], recorder: Recorder) -> None:
             delivery.write(Batch.of([message(plan, each, settings["nowhere"]) for each in numbers]))
             if not first:
                 began = _warm(delivery)
+            began += _slowed(plan, first, Path(settings["folder"]))
             time.sleep(max(0.0, began + first / settings["rate"] - time.monotonic()))
         report = delivery.finish()
     recorder.write("reported", report=report.to_dict())
@@ -66,6 +69,12 @@ def _warm(delivery: Delivery) -> float:
     while not delivery.so_far.delivered and time.monotonic() < until:
         time.sleep(0.01)
     return time.monotonic()
+
+
+def _slowed(plan: Plan, row: int, folder: Path) -> float:
+    """Return how much longer to wait before the next batch: much, while a fault is due that takes long to begin."""
+    due = sum(moment.row <= row for moment in plan.moments)
+    return SLOWED if sum(1 for _ in folder.glob(f"{BEGUN}*")) < due else 0.0
 
 
 def main(path: str) -> int:
