@@ -117,6 +117,17 @@ def _killed_cells() -> Iterator[Cell]:
         yield Cell("killed", broker, workload, times=3, seconds=(0.0, 0.3))
 
 
+def _served_cells() -> Iterator[Cell]:
+    """What breaks under a subscription and under a redrive, which their owner starts again where they give up."""
+    for workload in ("receive", "redrive"):
+        for broker in NETWORKED:
+            yield Cell("reset", broker, workload, times=2)
+            yield Cell("black-hole-answers", broker, workload, seconds=(2.5, 4.0))
+        for broker in BROKER_FAULTS["restart"]:
+            yield Cell("restart", broker, workload)
+        yield Cell("locked", "sqlite", workload, times=2)
+
+
 def _spark_cells() -> Iterator[Cell]:
     """Spark's own processes: a task that starts again, and a stream that is replayed from its checkpoint."""
     for broker in QUEUES:
@@ -124,4 +135,4 @@ def _spark_cells() -> Iterator[Cell]:
             yield Cell(fault, broker, workload, frozenset({"spark"}), times=times, seconds=(0.0, 0.3), limit=300.0)
 
 
-CELLS: Final = (*_cells(), *_once_cells(), *_broker_cells(), *_killed_cells(), *_spark_cells())
+CELLS: Final = (*_cells(), *_once_cells(), *_broker_cells(), *_killed_cells(), *_served_cells(), *_spark_cells())
