@@ -69,7 +69,7 @@ class BrokerUnderTest:
         """What an independent client reads at the dead letter place."""
         if self.letters is None:
             return []
-        # Service Bus moves a letter on that was looked at too often; the plugin reads it there, too.
+        # Service Bus moves a letter on that was given too often. Nothing of ours reads it there, so none should be.
         further = [f"{self.letters}/$DeadLetterQueue"] if self.broker == "servicebus" else []
         return [message for name in (self.letters, *further) for message in self.place.stored(name)]
 

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +17,7 @@ from faults.plan import Plan
 from faults.reading import Reads
 from faults.restarting import AGAIN, Growing, Life, rows_of
 from faults.writing import settings_for
+from redelivery_conformance.harness import NotHere
 
 #: Seconds that a job without a worker is waited for: between two tasks it may have none.
 _PATIENCE: Final = 10.0
@@ -34,6 +36,8 @@ class Sparking:
     stream = False
 
     def __init__(self, under_test: BrokerUnderTest, plan: Plan, folder: Path) -> None:
+        if find_spec("pyspark") is None:
+            raise NotHere("a Spark job: pip install 'redelivery[spark]'")
         self._recorder = Recorder(folder, "owner")
         settings = {
             **settings_for(under_test, plan, folder),
