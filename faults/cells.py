@@ -15,6 +15,8 @@ from faults.proxy import NETWORK_FAULTS
 NETWORKED: Final = ("kafka", "rabbitmq", "sqs", "servicebus")
 QUEUES: Final = (*NETWORKED, "sqlite")
 ROWS: Final = 2_000
+#: Limit in seconds where leases of killed processes are waited for, on a busy machine.
+SLOW: Final = 180.0
 
 #: Faults of the brokers themselves, and the brokers that have them.
 BROKER_FAULTS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -114,18 +116,18 @@ def _broker_cells() -> Iterator[Cell]:
 def _killed_cells() -> Iterator[Cell]:
     """Processes under test that are killed at random moments, and started again."""
     for workload, broker in product(("receive", "redrive", "two-redrives"), QUEUES):
-        yield Cell("killed", broker, workload, times=3, seconds=(0.0, 0.3))
+        yield Cell("killed", broker, workload, times=3, seconds=(0.0, 0.3), limit=SLOW)
 
 
 def _served_cells() -> Iterator[Cell]:
     """What breaks under a subscription and under a redrive, which their owner starts again where they give up."""
     for workload in ("receive", "redrive"):
         for broker in NETWORKED:
-            yield Cell("reset", broker, workload, times=2)
-            yield Cell("black-hole-answers", broker, workload, seconds=(2.5, 4.0))
+            yield Cell("reset", broker, workload, times=2, limit=SLOW)
+            yield Cell("black-hole-answers", broker, workload, seconds=(2.5, 4.0), limit=SLOW)
         for broker in BROKER_FAULTS["restart"]:
-            yield Cell("restart", broker, workload)
-        yield Cell("locked", "sqlite", workload, times=2)
+            yield Cell("restart", broker, workload, limit=SLOW)
+        yield Cell("locked", "sqlite", workload, times=2, limit=SLOW)
 
 
 def _spark_cells() -> Iterator[Cell]:
