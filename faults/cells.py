@@ -134,7 +134,7 @@ def _spark_cells() -> Iterator[Cell]:
     """Spark's own processes: a task that starts again, and a stream that is replayed from its checkpoint."""
     for broker in QUEUES:
         for fault, workload, times in (("worker-killed", "spark", 2), ("killed", "stream", 1)):
-            yield Cell(fault, broker, workload, frozenset({"spark"}), times=times, seconds=(0.0, 0.3), limit=300.0)
+            yield Cell(fault, broker, workload, frozenset({"spark"}), times=times, seconds=(0.0, 0.3), limit=600.0)
 
 
 CELLS: Final = (*_cells(), *_once_cells(), *_broker_cells(), *_killed_cells(), *_served_cells(), *_spark_cells())
