@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import subprocess
@@ -17,8 +18,10 @@ from simulation.regressions import FOUND
 from simulation.runs import WORLDS, run
 from simulation.scheduler import Violated
 from simulation.tally import Tally
+from simulation.threads import LEFT, QUEUE, RANDOM, SQLITE, THREADING, TIME
 
 TESTS = Path(__file__).resolve().parents[1]
+SOURCE = TESTS.parent / "src/redelivery"
 SEEDS = range(40)
 DIGESTS = """
 import json, sys
@@ -103,6 +106,23 @@ def test_each_invariant_of_the_end_can_fail(bad: tuple[int, End]) -> None:
 def test_the_table_names_each_invariant_and_existing_worlds() -> None:
     assert {number for number, _ in (*ALWAYS, *AT_THE_END)} == set(INVARIANTS)
     assert {world for worlds in INVARIANTS.values() for world in worlds} == {*WORLDS, "model"}
+
+
+def test_no_module_reaches_a_thread_or_a_clock_that_is_not_simulated() -> None:
+    replaced = {*THREADING, *QUEUE, *TIME, *RANDOM, SQLITE}
+    missed = []
+    for folder in ("base", "policy", "sending", "receiving", "deadletters"):
+        for path in sorted((SOURCE / folder).rglob("*.py")):
+            module = ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts)
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                for each in node.names if isinstance(node, ast.Import) else ():
+                    name = f"{module}.{each.asname or each.name}"
+                    if each.name in {"threading", "queue", "time", "random", "sqlite3"} and not {name, module} & {
+                        *replaced,
+                        *LEFT,
+                    }:
+                        missed.append(name)
+    assert missed == []
 
 
 def test_a_state_that_was_never_reached_fails_the_run(capsys: pytest.CaptureFixture[str]) -> None:
