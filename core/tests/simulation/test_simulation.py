@@ -14,6 +14,7 @@ import pytest
 from simulation import __main__ as command
 from simulation import results
 from simulation.invariants import ALWAYS, AT_THE_END, INVARIANTS, End, Item, always, at_the_end
+from simulation.mutants import MUTANTS
 from simulation.regressions import FOUND
 from simulation.runs import WORLDS, run
 from simulation.scheduler import Violated
@@ -135,6 +136,18 @@ def test_a_state_that_was_never_reached_fails_the_run(capsys: pytest.CaptureFixt
     assert f"never reached: {states[0]}" in capsys.readouterr().out
     whole.seeds = command.ENOUGH - 1
     assert command.report({"redrive": whole}, 1.0) == 0
+
+
+def test_the_document_shows_the_recorded_run() -> None:
+    assert results.DOCUMENT.read_text(encoding="utf-8") == results.generated()
+    recorded = json.loads(results.RECORDED.read_text(encoding="utf-8"))
+    assert recorded["model"]["violations"] == 0
+    assert [world for world, each in recorded["worlds"].items() if each["failed"]] == []
+    assert {world: set(each["reached"]) for world, each in recorded["worlds"].items()} == {
+        name: set(world.states) for name, world in WORLDS.items()
+    }
+    assert all(runs for each in recorded["worlds"].values() for runs in each["reached"].values())
+    assert [each["name"] for each in recorded["mutants"]] == [each.name for each in MUTANTS]
 
 
 def test_the_command_runs_seeds_side_by_side_and_writes_what_they_came_to(
