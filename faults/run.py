@@ -11,6 +11,7 @@ import logging
 import os
 import secrets
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -95,14 +96,14 @@ def _run_broker(broker: str, cells: list[Cell], seed: int, options: argparse.Nam
                 done.append(result)
                 outcome.done.append(result)
                 _show(result, folder, options)
+                if options.record is not None:  # at once: a run that is stopped keeps what it has
+                    results.save(options.record, broker, version, [result])
         except NotHere as error:
             ran = {each.cell for each in done} | {cell for cell, _ in (*outcome.broken, *outcome.absent)}
             outcome.absent += [(cell, str(error)) for cell in cells if cell not in ran]
         finally:
             if runtime is not None:
                 runtime.close()
-        if options.record is not None and done:
-            print(f"recorded in {results.save(options.record, broker, version, done)}")
 
 
 def _show(result: Result, folder: Path, options: argparse.Namespace) -> None:
@@ -199,4 +200,5 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that brokers and disks are given back
     sys.exit(main(sys.argv[1:]))
