@@ -402,7 +402,7 @@ def faults(session: nox.Session) -> None:
         session.run(*command, *session.posargs, env=_newest())
         return
     of = [name for name in PLUGINS if name != "file"]
-    side_by_side(session, [Run("faults", [*command, "--short", "--broker", name], _newest()) for name in of], slots=2)
+    side_by_side(session, [Run("faults", [*command, "--short", "--broker", name], _newest()) for name in of], slots=3)
 
 
 @nox.session(reuse_venv=False)
