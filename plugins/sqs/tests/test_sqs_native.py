@@ -226,6 +226,37 @@ def test_a_message_with_attributes_of_both_our_names_keeps_them_unless_ours_is_n
     assert (again.id, fault) == ("i", None)
 
 
+@pytest.mark.parametrize("theirs", [*OURS_DAMAGED, '{"headers":5}'])
+@pytest.mark.parametrize("count", [0, 7, 8])
+def test_the_letter_of_a_message_whose_attribute_of_ours_is_damaged_has_its_reason(theirs: str, count: int) -> None:
+    raw = raw_with(count)
+    raw["MessageAttributes"][PACKED] = {"DataType": "String", "StringValue": theirs}
+    message, fault = decode(raw)
+    assert fault is not None
+    known = replace(message, headers=(*message.headers, ("odd", b"\xff")))
+    letter = attach(known, ErrorContext(reason="closed"), dialect="json", limits=CAPABILITIES.limits, prefix=None)
+    entry = sent(letter)
+    found, _ = decode({"Body": entry["MessageBody"], "MessageAttributes": entry["MessageAttributes"]})
+    context = read(found)
+    assert context is not None
+    assert context.reason == "closed"
+    assert sorted(found.headers) == sorted(letter.headers)
+    assert sent(replace(found, headers=message.headers)) == as_given(raw)
+
+
+@pytest.mark.parametrize("theirs", ["yes", None])
+@pytest.mark.parametrize("name", [PACKED_BESIDE, "a0"])
+def test_a_header_that_is_added_comes_back_whatever_attribute_has_its_name(theirs: str | None, name: str) -> None:
+    raw = raw_with(1)
+    if theirs is not None:
+        raw["MessageAttributes"][PACKED] = {"DataType": "String", "StringValue": theirs}
+    message, _ = decode(raw)
+    known = replace(message, headers=(*message.headers, (name, b'{"id":"x"}')), id="i")
+    entry = sent(known)
+    found, fault = decode({"Body": entry["MessageBody"], "MessageAttributes": entry["MessageAttributes"]})
+    assert (found.headers, found.id, fault) == (known.headers, "i", None)
+
+
 def test_our_second_name_is_any_header_where_nobody_has_the_first() -> None:
     raw = raw_with(0)
     raw["MessageAttributes"] = {PACKED_BESIDE: {"DataType": "String", "StringValue": '{"id":"theirs"}'}}

@@ -52,6 +52,8 @@ EACH: Final = "*"
 _PLACEHOLDERS: Final = {"null": "null", "empty": "-"}
 #: The members of our attribute.
 _MEMBERS: Final = frozenset({"id", "key", "timestamp", "body", "headers"})
+#: What reading it raises where it is damaged.
+_DAMAGED: Final = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 #: Bytes of the longest header value whose text is kept.
 _REPEATED: Final = 256
 # Made once: `dumps` would make another for each row.
@@ -184,11 +186,11 @@ def _as_it_was(
 
 
 def _unchanged(headers: Headers, native: Native) -> dict[str, Mapping[str, Any]]:
-    """Return, by name, the attributes that the message had and of which a header holds the same bytes."""
+    """Return, by name, the attributes that the message had and of which the last header holds the same bytes."""
     kept: dict[str, Mapping[str, Any]] = {}
-    for name, value in headers:
+    for name, value in dict(headers).items():
         attribute = None if name == PACKED or name in native.named else native.attributes.get(name)
-        if attribute is not None and value is not None and name not in kept and value == _native_value(attribute):
+        if attribute is not None and value is not None and value == _native_value(attribute):
             kept[name] = attribute
     return kept
 
@@ -332,7 +334,7 @@ def _decode(body: str, attributes: Mapping[str, Any], system: Mapping[str, Any])
     theirs: dict[str, Mapping[str, Any]] = {}
     if attributes:
         marked = _is_base64(attributes)
-        ours, theirs = _of_our_names(attributes)
+        ours, theirs = _of_our_names(attributes, body)
         natives = {
             name: _native_value(each)
             for name, each in attributes.items()
@@ -342,15 +344,10 @@ def _decode(body: str, attributes: Mapping[str, Any], system: Mapping[str, Any])
         if ours is not None:
             try:
                 packed = _unpacked(attributes[ours].get("StringValue"))
-                found = (
-                    from_portable(packed.get("key")),
-                    unpack_headers(packed, natives),
-                    _typed(packed, "id", str),
-                    _typed(packed, "timestamp", int),
-                )
+                found = _fields(packed, natives)
                 placeholder = packed.get("body")
                 key, headers, id_, timestamp = found
-            except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+            except _DAMAGED as error:
                 fault = f"sqs: its attribute {ours!r} is damaged ({error})"
                 theirs[ours] = attributes[ours]
     if ours is not None and placeholder is not None:
@@ -373,17 +370,19 @@ def _decode(body: str, attributes: Mapping[str, Any], system: Mapping[str, Any])
     return message, fault
 
 
-def _of_our_names(attributes: Mapping[str, Any]) -> tuple[str | None, dict[str, Mapping[str, Any]]]:
-    """Return the name of our attribute, None if it is missing, and those of our names that others wrote."""
-    theirs: dict[str, Mapping[str, Any]] = {}
-    for name in (PACKED, PACKED_BESIDE):
-        attribute = attributes.get(name)
-        if attribute is None:
-            break
-        if not _is_theirs(attribute):
-            return name, theirs
-        theirs[name] = attribute
-    return None, theirs
+def _of_our_names(attributes: Mapping[str, Any], body: str) -> tuple[str | None, dict[str, Mapping[str, Any]]]:
+    """Return the name of our attribute, None if it is missing, and those of our names that others wrote.
+
+    Ours is beside a damaged one, too: it holds the letter of that message.
+    """
+    if PACKED not in attributes:
+        return None, {}
+    there = {name: attributes[name] for name in (PACKED, PACKED_BESIDE) if name in attributes}
+    written = [name for name, attribute in there.items() if not _is_theirs(attribute)]
+    if len(written) > 1 and not _is_whole(there[PACKED], body) and _is_whole(there[PACKED_BESIDE], body):
+        written.remove(PACKED)
+    ours = written[0] if written else None
+    return ours, {} if ours == PACKED else {name: attribute for name, attribute in there.items() if name != ours}
 
 
 def _is_theirs(attribute: Mapping[str, Any]) -> bool:
@@ -395,6 +394,29 @@ def _is_theirs(attribute: Mapping[str, Any]) -> bool:
         return not json.loads(text).keys() & _MEMBERS
     except (ValueError, RecursionError):
         return False  # it may be ours, and damaged
+
+
+def _is_whole(attribute: Mapping[str, Any], body: str) -> bool:
+    """Whether our attribute can be read, and belongs to this body."""
+    try:
+        packed = _unpacked(attribute["StringValue"])
+        _fields(packed, {})
+    except _DAMAGED:
+        return False
+    placeholder = packed.get("body")
+    return placeholder is None or body == _PLACEHOLDERS.get(str(placeholder))
+
+
+def _fields(
+    packed: Mapping[str, Any], natives: Mapping[str, bytes | None]
+) -> tuple[bytes | None, Headers, str | None, int | None]:
+    """Return key, headers, id and timestamp. Raises one of `_DAMAGED`."""
+    return (
+        from_portable(packed.get("key")),
+        unpack_headers(packed, natives),
+        _typed(packed, "id", str),
+        _typed(packed, "timestamp", int),
+    )
 
 
 def _unpacked(text: str) -> dict[str, Any]:
@@ -492,7 +514,7 @@ def _native(
 
 def _native_text(name: str, value: bytes) -> str | None:
     """Return a header's value as an attribute has it; None if it cannot be one."""
-    return None if name in (PACKED, TRANSFER) or not _NAME.fullmatch(name) else _text(value)
+    return None if name in (PACKED, PACKED_BESIDE, TRANSFER) or not _NAME.fullmatch(name) else _text(value)
 
 
 #: Most headers of a batch of letters are the same in all of them.
