@@ -572,3 +572,28 @@ PARTS = (
 @settings(deadline=None)
 def test_texts_are_redacted_at_once_as_they_are_one_by_one(texts: list[str]) -> None:
     assert redact_all(texts) == [redact(each) for each in texts]
+
+
+@pytest.mark.parametrize("place", [0, 3])
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-le", "utf-32"])
+def test_an_event_in_another_encoding_spoils_no_letter(encoding: str, place: int) -> None:
+    """Its context is read back, and the letters beside it are signed."""
+    text = '{"specversion":"1.0","id":"i","source":"s","type":"t"}'
+    rows = [Message(value=text.encode(), headers=(hostile.STRUCTURED,))] * 3
+    rows.insert(place, replace(rows[0], value=text.encode(encoding)))
+    options: dict[str, Any] = {"dialect": ("deadletter", "knativeerror"), "prefix": "ce-", "limits": Limits()}
+    letters = dialects.attach_all(Batch.of(rows), CONTEXT, {}, **options, key=KEY)
+    assert dialects.are_signed(letters, [KEY]) == [True] * 4
+    assert dialects.read_all(letters, ["reason"]) == {"reason": ["refused"] * 4}
+    assert list(dialects.strip_all(letters).rows()) == rows
+    assert_equal(letters, row_by_row(Batch.of(rows), CONTEXT, {}, **options, key=KEY))
+
+
+def test_what_looks_like_a_second_marker_stays_as_it_is() -> None:
+    def of(number: int) -> Message:
+        marks = (b'{"dialect":"json","inserted":[1,1]}', b'{"dialect":"json","inserted":[%d,1]}' % number)
+        return Message(value=b"v", headers=tuple(("redelivery-letter", each) for each in marks))
+
+    batch = Batch.of([of(number) for number in range(1, 4)])
+    assert_equal(dialects.strip_all(batch), [dialects.strip(each) for each in batch.rows()])
+    assert_equal(dialects.redriven_all(batch), [dialects.redriven(each) for each in batch.rows()])

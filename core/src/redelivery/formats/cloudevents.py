@@ -193,6 +193,8 @@ def from_json(form: Mapping[str, Any]) -> CloudEvent:
 
 def _read(document: str | bytes) -> CloudEvent:
     # Not by the package: it cuts times to microseconds, and accepts NaN, which is not JSON.
+    if isinstance(document, bytes):  # as UTF-8 only (RFC 8259): UTF-16 would break where we insert into the body
+        document = document.decode("utf-8-sig", "surrogatepass")
     form = json.loads(document, parse_constant=_refuse)
     attributes = {name: value for name, value in form.items() if name not in ("data", "data_base64")}
     if attributes.get("time") is not None:

@@ -93,6 +93,8 @@ class _Way:
 
 def _way(headers: Headers, restore: Callable[[Message], Message]) -> _Way | None:
     """Return how messages with headers of one form change; None where more may change."""
+    if sum(name in _marker.NAMES for name, _ in headers) > 1:  # the form leaves out in what the others differ
+        return None
     found = _marker.find(headers)
     inside: _Inside | None = None
     if found is not None:
