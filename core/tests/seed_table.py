@@ -67,6 +67,27 @@ INVARIANTS: dict[int, tuple[str, ...]] = {
         "core/tests/test_workspace.py::test_a_plugin_waits_only_where_it_can_be_woken",
         f"{_STATED}/settling.py::Settling::test_a_refused_row_is_tried_once",
     ),
+    11: (
+        "core/tests/test_identity.py::test_whatever_makes_a_letter_another_one_gives_it_another_identity",
+        "core/tests/test_identity.py::test_two_letters_share_an_identity_only_where_they_say_the_same",
+        "core/tests/test_letters_of_others.py::test_an_applications_own_id_is_never_taken_for_one_of_ours",
+    ),
+    12: (
+        f"{_STATED}/fidelity.py::Fidelity::test_a_foreign_letter_is_redriven_as_it_was",
+        f"{_STATED}/fidelity.py::Fidelity::test_a_foreign_message_that_dies_here_is_redriven_as_it_was",
+        f"{_STATED}/fidelity.py::Fidelity::test_looking_at_a_foreign_letter_changes_nothing",
+    ),
+    13: (
+        "core/tests/test_redriving.py::test_under_to_no_target_of_a_letter_is_followed_whatever_its_headers_say",
+        "core/tests/test_redriving.py::"
+        "test_a_target_that_only_a_header_names_keeps_a_letter_where_it_is_unless_it_is_allowed",
+    ),
+    14: (
+        f"{_STATED}/splits.py::Splits::test_splits_together_show_every_letter_once",
+        "core/tests/spark/test_spark_letter_columns.py::"
+        "test_letters_of_rows_that_never_became_messages_are_not_read_one_by_one",
+        "core/tests/test_letter_batches.py::test_batches_of_letters_are_bounded",
+    ),
 }
 
 _ROW = re.compile(r"^\| ([A-Z]\d*\.\d+(?: [A-Z]\d*\.\d+)*) \|(.*)\|\s*$", re.MULTILINE)
