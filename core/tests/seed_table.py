@@ -79,13 +79,11 @@ INVARIANTS: dict[int, tuple[str, ...]] = {
     ),
     13: (
         "core/tests/test_redriving.py::test_under_to_no_target_of_a_letter_is_followed_whatever_its_headers_say",
-        "core/tests/test_redriving.py::"
-        "test_a_target_that_only_a_header_names_keeps_a_letter_where_it_is_unless_it_is_allowed",
+        "core/tests/test_redriving.py::test_a_column_that_routes_is_a_target_too",
     ),
     14: (
         f"{_STATED}/splits.py::Splits::test_splits_together_show_every_letter_once",
-        "core/tests/spark/test_spark_letter_columns.py::"
-        "test_letters_of_rows_that_never_became_messages_are_not_read_one_by_one",
+        "core/tests/spark/test_spark_letter_columns.py::test_columns_are_rows",
         "core/tests/test_letter_batches.py::test_batches_of_letters_are_bounded",
     ),
 }
