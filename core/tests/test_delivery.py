@@ -152,7 +152,7 @@ class Unsteady(ScriptedBroker):
         return super().sender()
 
 
-def opened_after(failing: int, **spec: Any) -> tuple[Unsteady, FakeClock]:
+def opened_after(failing: int, stop_at: float = float("inf"), **spec: Any) -> tuple[Unsteady, FakeClock]:
     clock = FakeClock()
     broker = Unsteady(clock)
     broker.failing = failing
@@ -167,7 +167,7 @@ def opened_after(failing: int, **spec: Any) -> tuple[Unsteady, FakeClock]:
             resources=resources,
         )
         try:
-            connector.destination(broker)
+            connector.destination(broker, lambda: clock.now >= stop_at)
         except Retriable:
             assert broker.tries <= failing
     return broker, clock
@@ -183,6 +183,13 @@ def test_a_destination_is_opened_again_as_often_as_a_row_is_sent_again(failing: 
 def test_a_destination_is_opened_again_for_as_long_as_a_row_is_sent_again() -> None:
     _, clock = opened_after(10**6, retry_timeout=timedelta(seconds=20), backoff_delay=timedelta(seconds=3))
     assert clock.now == 1020
+
+
+@pytest.mark.parametrize(("stop_at", "tries"), [(1000, 1), (1004, 1), (1040, 3)])
+def test_an_operator_who_stops_it_does_not_wait_for_a_destination_that_is_down(stop_at: float, tries: int) -> None:
+    broker, clock = opened_after(10**6, stop_at, retry=-1, backoff_delay=timedelta(seconds=10), backoff_policy="linear")
+    assert broker.tries == tries
+    assert stop_at <= clock.now < stop_at + 1
 
 
 def test_a_destination_is_opened_once_where_no_retries_are_asked_for() -> None:

@@ -222,7 +222,7 @@ class DeadLetterQueue:
         def opened(connector: Connector) -> tuple[LetterSender | None, Capabilities]:
             there = self._towards(connector, to)
             broker = self._destination(there, to)
-            send_queue = None if settings.dry_run else there.destination(broker)
+            send_queue = None if settings.dry_run else there.destination(broker, settings.stop)
             return None if send_queue is None else RedriveSender(
                 send_queue, connector.spec, connector.clock
             ), broker.capabilities

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TypeAlias
+from typing import Final, TypeAlias
 from urllib.parse import urljoin, urlsplit
 
 from redelivery import policy, registry
@@ -25,6 +25,8 @@ from redelivery.sending.send_queue import Bounds, SendQueue
 
 log = logging.getLogger("redelivery.delivery")
 
+#: The longest wait for the next try of opening without a look at whether it is to stop, in seconds.
+_NAP: Final = 0.25
 #: How to obtain a connection: a context manager, so that a caller can keep connections for later.
 ConnectionFactory: TypeAlias = Callable[[str, Mapping[str, str]], AbstractContextManager[Broker]]
 
@@ -89,8 +91,8 @@ class Connector:
         if self.spec.letter_key is not None:
             signing.key(self.spec.letter_key)
 
-    def destination(self, broker: Broker) -> SendQueue:
-        """Return the destination's send queue, open. Opening is tried again as sending is.
+    def destination(self, broker: Broker, stop: Callable[[], bool] = lambda: False) -> SendQueue:
+        """Return the destination's send queue, open. Opening is tried again as sending is, until `stop()` is true.
 
         Raises:
             BrokerError: of the last try; nothing was sent.
@@ -116,7 +118,10 @@ class Connector:
                 if not isinstance(next_try, policy.TryAgain):
                     raise
                 log.warning("%s could not be opened, and is tried again: %s", redact(self.url), redact(str(error)))
-            self.clock.sleep(max(0.0, next_try.at - now))
+                while not stop() and (left := next_try.at - self.clock.monotonic()) > 0:
+                    self.clock.sleep(min(left, _NAP))
+                if stop():
+                    raise
         return send_queue
 
     def sink(self, sink: Sink, broker: Broker) -> SendQueue:
