@@ -221,3 +221,16 @@ def test_letters_of_rows_that_never_became_messages_are_not_read_one_by_one(dial
     for name in ("redelivery.spark.letter_columns.unpack", "redelivery.formats.dialects._single._read_ours"):
         monkeypatch.setattr(name, None)
     assert LetterColumns(WHOLE, Targets(), THERE).record_batch(batch).to_pydict() == wanted
+
+
+def test_what_somebody_made_long_is_not_kept_behind_its_batch():
+    long = "x" * 100_000
+    kept = []
+    for number in range(2):
+        columns = LetterColumns(WHOLE, Targets(), THERE)
+        marker = b'{"hops":1,"headers":["%b"]}' % (long.encode() * number)
+        message = Message(value=b"v", headers=(("redelivery-letter", marker),), destination="orders" + long * number)
+        batch = LetterBatch.of([Letter(position="1", message=message)])
+        assert columns.record_batch(batch).to_pydict() == by_rows(batch, WHOLE, Targets())
+        kept.append((len(columns._hops), len(columns._found)))
+    assert kept == [(1, 1), (0, 0)]

@@ -43,8 +43,9 @@ _MOMENTS: Final = frozenset({"first_failure", "last_failure"})
 _TEXTS: Final = frozenset({"message", "kind"})
 #: The key of `_error.target` among columns that are named by their own names.
 _TARGET: Final = f"{ERROR}.target"
-#: So many markers, and so many targets, are remembered: anyone may write more.
+#: So many markers, and so many targets, of so many characters each, are remembered: anyone may write others.
 _REMEMBERED: Final = 10_000
+_LARGEST: Final = 2_048
 
 
 class LetterColumns:
@@ -187,7 +188,7 @@ class LetterColumns:
         found = None if mark is None else self._hops.get(mark)
         if found is None:
             found = dialects.history(Message(value=None, headers=headers)).hops
-            if mark is not None and len(self._hops) < _REMEMBERED:
+            if mark is not None and len(mark) <= _LARGEST and len(self._hops) < _REMEMBERED:
                 self._hops[mark] = found
         return found
 
@@ -220,7 +221,7 @@ class LetterColumns:
             destination, *routes = named
             extra = dict(zip(self._routes[1:], routes, strict=True))
             found = self._of_letter(_nameless(Message(value=None, destination=destination, extra=extra)))
-            if len(self._found) < _REMEMBERED:
+            if len(self._found) < _REMEMBERED and sum(map(len, filter(None, named))) <= _LARGEST:
                 self._found[named] = found
         return found
 
