@@ -1,4 +1,4 @@
-"""What a fault does to a broker under test: `action` makes it, `begin` starts it, `end` heals it.
+"""The effect of a fault on a broker under test: `action` makes it, `begin` starts it, `end` heals it.
 
 | fault | what it is |
 |---|---|

@@ -57,7 +57,7 @@ class BrokerUnderTest:
 
     @property
     def capabilities(self) -> Capabilities:
-        """What the broker can do here, as its plugin says."""
+        """The broker's capabilities here, as its plugin declares them."""
         with connect(self.place.url, self.place.options) as opened:
             return opened.capabilities
 

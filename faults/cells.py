@@ -1,6 +1,6 @@
 """The table of cells: which fault meets which workload on which broker.
 
-What a broker cannot have is not in the table: no cell is skipped.
+The table leaves out faults that a broker cannot have: no cell is skipped.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ from faults.rows import PLACES, READ_AT, Rows, RowState, ids
 #: dead-lettered: the same, at the dead letter place.
 #: lost: promised, or seeded, and found nowhere.
 #: duplicated, duplicated-ids: found more than once at one place, under one id or under several.
-#: recovered: nobody promised it (failed, or unknown), and it is there.
-#: failed: nobody promised it, and it is not there; its job failed.
+#: recovered: not promised (failed, or unknown), and found.
+#: failed: not promised, and found nowhere; its job failed.
 #: skipped: given up without a sink, as its spec allows, and counted.
 #: waiting: still at its source.
 #: handled: a subscriber has accepted it.
@@ -49,7 +49,7 @@ class Violation:
     Attributes:
         invariant: its number in the README; RUN: the run itself shows nothing.
         what: one sentence.
-        rows: of which rows, as far as it is about rows.
+        rows: numbers of the rows that it is about, if any.
     """
 
     invariant: int
@@ -64,10 +64,10 @@ class Violation:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a history shows.
+    """The verdict on a history.
 
     Attributes:
-        counts: rows by class, and `unexpected`: messages that nobody sent.
+        counts: rows by class, and `unexpected`: messages that no process sent.
         violations: none, if all invariants hold.
     """
 
@@ -96,7 +96,7 @@ class _Check:
         self.reports = [event.data["report"] for event in history.of("reported")]
         self.failures = list(history.of("failed"))
         lives = Counter(event.kind for event in history.of("killed", "restarted", "overrun"))
-        #: The last process was ended, so nobody promised anything by ending well.
+        #: The last process was ended, so no process promised anything by ending well.
         self.killed = lives["killed"] > lives["restarted"] or lives["overrun"] > 0
         self.destroyed = _destroyed(history)
 

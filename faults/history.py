@@ -137,7 +137,7 @@ class History(Sequence[Event]):
         """Read all files of a folder.
 
         Raises:
-            ValueError: a line that is not the last of its file is no event.
+            ValueError: a line that is not the last of its file is not an event.
         """
         return cls(event for path in sorted(folder.glob(f"*{_ENDING}")) for event in _events(path))
 

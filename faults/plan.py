@@ -21,7 +21,7 @@ _EARLIEST, _LATEST = 0.15, 0.8
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What is written for a row, and must come back."""
+    """The message that is written for a row, and must come back."""
 
     number: int
     id: str

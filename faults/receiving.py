@@ -71,7 +71,7 @@ class Receiving:
 def seed(
     url: str, under_test: BrokerUnderTest, plan: Plan, rows: Sequence[int], recorder: Recorder, letters: Any = None
 ) -> None:
-    """Store rows before anything breaks, and write that they are there.
+    """Store rows before anything breaks, and write an event that says so.
 
     Args:
         url: where to.

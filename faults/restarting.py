@@ -81,7 +81,7 @@ class Life:
             self._recorder.write("restarted", process=self.who)
 
     def wait(self) -> int | None:
-        """Wait until a process ends that nobody restarts; return its exit code; None: it was killed for good."""
+        """Wait until a process ends that is not restarted; return its exit code; None: it was killed for good."""
         while True:
             process = self._process
             code = process.wait()

@@ -1,4 +1,4 @@
-"""What a history says about each row: what was claimed of it, and what was found."""
+"""The account of each row in a history: what was claimed of it, and what was found."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class RowState:
     Attributes:
         handed, seeded: how it came into the run.
         attempts: attempts at each place.
-        unsure: attempts at each place that may have stored it: ambiguous ones, and those that nobody settled.
+        unsure: attempts at each place that may have stored it: ambiguous ones, and those that were never settled.
         stored: the last time at which each place has confirmed it.
         handled: how often a subscriber has accepted it.
         skipped: given up without a sink.
@@ -58,7 +58,7 @@ class Rows:
     Attributes:
         plan: what was to be written.
         by_number: the rows that were handed over, seeded or found.
-        strangers: reads that are no row of this plan.
+        strangers: reads that are not rows of this plan.
         lives: how often processes were started again.
     """
 
@@ -99,7 +99,7 @@ class Rows:
             state.handled += event.data["as"] == "accepted"
         elif event.kind == "attempt":
             state.attempts[event.data["to"]] += 1
-            state.unsure[event.data["to"]] += 1  # until somebody settles it
+            state.unsure[event.data["to"]] += 1  # until it is settled
         elif event.kind == "settled":
             _settle(state, event)
         elif event.kind == "read":

@@ -34,7 +34,7 @@ class Result:
     """The result of a cell.
 
     Attributes:
-        cell, plan, verdict: as they are.
+        cell, plan, verdict: the cell, its plan and the verdict.
         states: rare states that were reached.
         proxy: which proxy it was, for faults of the network.
         seconds: from the start of the processes to their end.

@@ -87,7 +87,7 @@ def _copies(place: str) -> Callable[[History], bool]:
 
 
 def _recovered(history: History) -> bool:
-    """Whether a row is there that nobody confirmed."""
+    """Whether a row was found that was never confirmed."""
     return any(
         state.copies(DESTINATION) and DESTINATION not in state.stored and not state.handled
         for _, state in Rows(history).where(handed=True)

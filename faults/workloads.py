@@ -34,12 +34,12 @@ class Running(Protocol):
 
     @property
     def alive(self) -> bool:
-        """Whether it still works. A workload that restarts a killed process is alive meanwhile."""
+        """Whether it still works. A workload stays alive while it restarts a killed process."""
 
     def restart(self) -> None:
         """Kill its process (kill -9), and start it again as its owner would; write `killed` and `restarted`.
 
-        Raises ValueError: nobody would start it again.
+        Raises ValueError: no owner would start it again.
         """
 
     def kill(self) -> None:
@@ -61,5 +61,5 @@ WORKLOADS: Final[Mapping[str, Start]] = {
 
 
 def run_workload(name: str, under_test: BrokerUnderTest, plan: Plan, folder: Path) -> Running:
-    """Start a workload; return at once. Raises KeyError: there is none of this name."""
+    """Start a workload; return at once. Raises KeyError: no workload has this name."""
     return WORKLOADS[name](under_test, plan, folder)

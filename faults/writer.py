@@ -29,7 +29,7 @@ WARM = 5.0
 
 
 def message(plan: Plan, number: int, nowhere: str | None) -> Message:
-    """Return a row as it is written. Poison goes to a destination that cannot exist."""
+    """Return the message that is written for a row. Poison goes to a destination that cannot exist."""
     row = plan.row(number)
     destination = nowhere if number in plan.poison else None
     return Message(value=row.value, key=row.key, headers=row.headers, id=row.id, destination=destination)

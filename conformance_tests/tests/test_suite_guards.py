@@ -316,7 +316,7 @@ class TestIt(BrokerSuite):
 
 
 def test_a_native_capability_that_no_statement_has_shown_fails_the_run(pytester):
-    """Its statements need a receiver, and there is none: nothing ever tries what the table claims."""
+    """Its statements need a receiver, and the plugin has none: nothing ever tries what the table claims."""
     result = run(pytester, CLAIMING.format(claim=", reason=Support.NATIVE"), "--require-brokers")
     result.assert_outcomes(failed=0, errors=0, passed=result.parseoutcomes()["passed"], skipped=0)
     result.stdout.fnmatch_lines(["*said to be native, and shown by no statement: reason"])

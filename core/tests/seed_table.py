@@ -134,7 +134,7 @@ def is_there(place: str) -> bool:
 
 
 def is_a_test(node: str) -> bool:
-    """Whether a node id names a test that is there."""
+    """Whether a node id names an existing test."""
     path, *names = node.split("::")
     file = ROOT / path
     return file.is_file() and names[-1].startswith("test_") and _defines(file, tuple(names))

@@ -140,7 +140,7 @@ def test_a_destination_that_cannot_be_opened_fails_before_any_row_is_taken() -> 
 
 
 class Unsteady(ScriptedBroker):
-    """Fails to open as often as it is told."""
+    """Fails to open `failing` times."""
 
     failing = 0
     tries = 0

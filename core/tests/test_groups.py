@@ -33,7 +33,7 @@ FATES = ("ok", "retriable", "throttled", "lost", "stored", "permanent")
 
 
 class Talking(ScriptedBroker):
-    """Says something of its own about some rows: by another text, or with another cause."""
+    """Says something different about some rows: by another text, or with another cause."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -204,7 +204,7 @@ def rows_of(marks: list[str]) -> Batch:
 
 
 def restored(found: LetterBatch, rows: Batch, marks: list[str], *, deduplicates: bool = False) -> Batch:
-    """What a redrive makes of rows whose letters are found."""
+    """Return the messages that a redrive makes of rows whose letters are found."""
     originals = Originals(lambda: iter([found]))
     originals.expect(marks)
     assert all(originals.found(marks))

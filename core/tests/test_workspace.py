@@ -109,7 +109,7 @@ def test_no_path_of_a_machine_is_in_a_file() -> None:
     assert relative([path for path in FILES if home.search(text(path))]) == []
 
 
-#: What a plugin consists of: one word for one duty, whichever broker it is. `client` is what only its client needs, and
+#: The parts of a plugin: one word for one duty, whichever broker it is. `client` is what only its client needs, and
 #: `broker` what is imported when a URL is opened.
 ALWAYS = {"__init__", "address", "codec", "errors", "testing"}
 WHERE_IT_CAN = {"send": "sender", "receive": "receiver", "browse": "dead_letters", "provision": "admin"}
@@ -148,7 +148,7 @@ def test_every_module_says_its_duty_first(path: Path) -> None:
 
 
 def bound(tree: ast.Module) -> set[str]:
-    """What a module's own statements give a name."""
+    """Return the names that a module's own statements bind."""
     found = set()
     for each in tree.body:
         if isinstance(each, ast.Import | ast.ImportFrom):
@@ -246,7 +246,7 @@ def test_a_plugin_waits_only_where_it_can_be_woken() -> None:
     """No sleep, by whatever name, and no library that retries.
 
     Whoever waits for an event uses the answer: it says that the role was closed. A condition's wait stands within its
-    lock. What a plugin sends is tried once: the suite states that.
+    lock. A plugin tries each send once: the suite states that.
     """
     plugins = [
         path
@@ -323,7 +323,7 @@ def test_every_code_is_its_own_name_and_has_a_meaning() -> None:
     assert all(meaning.endswith(".") for meaning in MEANINGS.values())
 
 
-#: Classes of errors that mean more than one thing, and so have no code of their own.
+#: Classes of errors that mean more than one thing, and so have no error code.
 WITHOUT_A_CODE = {each.__name__ for each in (BrokerError, Retriable, Ambiguous, Permanent, Unattributed, Fatal)}
 
 

@@ -126,7 +126,7 @@ def _harmed() -> Story:
     return healthy().settle(1, outcome="permanent")
 
 
-#: What is wrong, the number of the invariant, and words of its violation.
+#: By the defect: a history with it, the number of the invariant, and words of its violation.
 BROKEN: Mapping[str, tuple[Break, int, str]] = {
     "an acknowledged row is gone": (lambda: without(healthy(), is_read(1)), 1, "acknowledged and not found"),
     "a letter is gone": (lambda: without(healthy(), is_read(3, LETTERS)), 1, "acknowledged and not found"),

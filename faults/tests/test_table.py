@@ -25,7 +25,7 @@ def test_each_cell_is_there_once() -> None:
 
 
 def test_each_broker_and_workload_of_a_cell_has_its_fault() -> None:
-    """What a broker cannot have is not in the table."""
+    """The table leaves out faults that a broker cannot have."""
     processes = {"killed", "worker-killed", "clock-back", "clock-forward"}
     for cell in CELLS:
         assert cell.workload in WORKLOADS

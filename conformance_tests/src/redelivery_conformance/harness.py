@@ -54,7 +54,7 @@ class Foreign:
     Attributes:
         headers: by name, each with its value as the broker types it: application properties, message attributes. The
             suite compares types too: `True` is not `1`, and 1 is not 1.0.
-        rest: everything else that the application has set: body, id, properties. What the broker itself adds or
+        rest: everything else that the application has set: body, id, properties. Whatever the broker itself adds or
             changes at each delivery (counters, times of arrival, a history of deaths) is left out. The suite compares
             it with its types as well.
     """
@@ -225,7 +225,7 @@ class Place(ABC):
                 broker (a rejection, a limit) or by a client. Otherwise into the destination.
 
         Raises:
-            CannotShow: there is no such client.
+            CannotShow: no such client exists.
         """
         raise CannotShow("another application's message: its harness has no `put_foreign`")
 

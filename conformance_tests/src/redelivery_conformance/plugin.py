@@ -176,7 +176,7 @@ def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
             if gap is not None:
                 request.applymarker(pytest.mark.xfail(strict=True, reason=gap))
                 account.gaps.setdefault(gap, []).append(_short(request.node))
-                account.shown.update(_needed(request.node))  # the gap is told, and must fail
+                account.shown.update(_needed(request.node))  # the gap is reported, and must fail
             account.ran += 1
             account.native |= _claims(made.capabilities)
             yield made
@@ -300,7 +300,7 @@ def _target(item: pytest.Item) -> Target:
 
 
 def _claims(capabilities: Capabilities) -> set[str]:
-    """Return what is said to be native; of the depth only an admin role says anything."""
+    """Return what is declared native. Only an admin role says anything about the depth."""
     from redelivery.contract.capabilities import FEATURES, Support  # noqa: PLC0415 - see above
 
     native = {name for name in FEATURES if getattr(capabilities, name) is Support.NATIVE}

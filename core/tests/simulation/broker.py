@@ -2,7 +2,7 @@
 
 The broker in memory keeps the contract; this module adds all that lies between it and a caller: requests that are
 refused, answers that are late or never come, connections that break, messages that arrive after all, leases that are
-revoked, letters that are hidden by whoever looked at them. It keeps the books that the invariants are checked against.
+revoked, letters that a look hides from others. It keeps the books that the invariants are checked against.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ PLAIN: Final = replace(FULL, deduplicate=Support.NONE, reports_duplicates=False,
 
 @dataclass(slots=True)
 class Book:
-    """What the broker knows of one row, message or letter at one queue.
+    """The broker's account of one row, message or letter at one queue.
 
     Attributes:
         tried: how often it was handed over, attempts that only look for a culprit left out.
-        failed: how often its sender was told that it failed.
-        ambiguous: of those, how often it was told that nobody knows.
-        confirmed: how often its sender was told that it is stored.
+        failed: how often its sender got the answer that it failed.
+        ambiguous: of those, how often the answer was that the outcome is unknown.
+        confirmed: how often its sender got the answer that it is stored.
         arrived: copies that were stored.
         ids: ids of the copies.
         blamed: how often it failed because a row of its batch did.
@@ -308,7 +308,7 @@ class SimulatedSender(MemorySender):
         return [flight.settled for flight in due]
 
     def _cut(self, label: str) -> Sequence[Settled]:
-        """Lose the connection: nobody knows what became of all that is in flight."""
+        """Lose the connection: the outcome of all that is in flight is unknown."""
         net, queue = self.broker.network, self.broker.queue
         if len(self.flights) > 1:
             net.scheduler.reach("a connection is lost with several batches in flight")
@@ -323,7 +323,7 @@ class SimulatedSender(MemorySender):
         return [flight.settled for flight in flights]
 
     def _tell(self, queue: str, flight: Flight) -> None:
-        """Write down what the sender is told of a batch."""
+        """Write down what the answer reports to the sender of a batch."""
         failures = {failure.index: failure.error for failure in flight.settled.failures}
         for index, name in enumerate(flight.names):
             told = failures.get(index, flight.settled.error)

@@ -218,7 +218,7 @@ class EngineWorld(World):
         return book.tried - self.began.get((queue, name), (0, 0, 0))[0]
 
     def _allowed(self, book: Book) -> int | None:
-        """How often a row may be tried again. Finding a culprit is no retry."""
+        """How often a row may be tried again. Finding a culprit does not count as a retry."""
         if book.searched:
             return None
         if self.spec.retry is None:
@@ -289,7 +289,7 @@ class EngineWorld(World):
             self.scheduler.reach("the first sink fails, and the second one takes the letters")
 
     def _confirmed(self, queue: str, name: str) -> int:
-        """How often this task was told that it is stored there."""
+        """How often this task got the answer that it is stored there."""
         book = self.network.books.get((queue, name))
         return 0 if book is None else book.confirmed - self.began.get((queue, name), (0, 0, 0))[2]
 

@@ -1,4 +1,4 @@
-"""The invariants (design.md) as statements about what somebody sees who sees everything.
+"""The invariants (design.md) as statements about the view of an observer who sees everything.
 
 The simulation makes `Item`s of the books of its broker, and the model of the redrive protocol (`model.py`) makes them
 of its states: both check these very functions. An item is one row, message or letter. `always` holds after every step,
@@ -23,18 +23,18 @@ class Item:
         gone: where it came from has let go of it: the row is accounted for, the message is settled, the letter is
             removed from its place.
         kept: it exists elsewhere: at the destination, at a sink, or in what a handler has done.
-        confirmed: whoever let go of it had been told so.
+        confirmed: the process that let go of it had received the confirmation.
         skipped: it was given up, counted, and is nowhere: only with `allowSkip`.
         copies, excused: how often it was stored at one place; how many of these are explained by attempts without an
             answer, by processes that were killed before they could note it, and by others who did the same.
         ids: under how many ids.
-        altered: how a copy differs from the original, as it should be there.
+        altered: how a copy differs from the original, in the form that it should have there.
         foreign: it is another application's.
         retries, allowed: how often it was tried again, and how often the policy allows that; None: without a bound.
         early: a try that came before its time.
-        harmed: it was given up for no fault of its own.
+        harmed: it was given up although it had no fault.
         suppressed: a place took it for another one, and did not store it.
-        commanded: what its headers made somebody do.
+        commanded: what its headers made the library do.
     """
 
     name: str

@@ -2,7 +2,7 @@
 
 Two redrives share a place of letters. Each step of a redrive is one transition: it looks at a letter, sends it, notes
 it in its journal, removes it, and notes that. At any step an answer may be lost and a process may be killed, a bounded
-number of times. The place may hide a letter from others while somebody has looked at it, and the destination may
+number of times. The place may hide a letter that one redrive has looked at from the other, and the destination may
 recognise what it has. Each state is checked by the invariants of the simulation (`invariants.py`), and from each state
 all letters can still come back without any further trouble.
 
@@ -18,11 +18,11 @@ from typing import Final, NamedTuple
 from simulation.invariants import End, Item, always, at_the_end
 from simulation.scheduler import Violated
 
-#: What a redrive knows of a letter. `AGAIN`: an earlier life has sent it. `KEPT`: it could not be removed now.
+#: A redrive's knowledge of a letter. `AGAIN`: an earlier life has sent it. `KEPT`: it could not be removed now.
 NEW, HELD, CONFIRMED, NOTED, AGAIN, REMOVED, KEPT, DONE = range(8)
 #: Redrives in the model.
 REDRIVES: Final = 2
-#: A hidden letter is hidden by nobody.
+#: `Letter.hidden` of a letter that is not hidden.
 NOBODY: Final = -1
 
 
@@ -33,7 +33,7 @@ class Rules:
     Attributes:
         letters: how many there are.
         one_journal: both redrives have one journal, so that one runs at a time; False: one each.
-        hides: a place hides a letter from others while somebody has looked at it.
+        hides: a place hides a letter that one redrive has looked at from the other.
         recognises: the destination does not store again what it recognises by its id.
         kills, losses: how many processes are killed and how many answers are lost, at most.
         note_first: mutant: a letter is noted before it is sent.
@@ -43,7 +43,7 @@ class Rules:
         remove_unconfirmed: mutant: a letter is removed once it was sent, whatever was answered.
         journal_unread: mutant: a redrive does not ask what earlier ones have sent.
         forgets: mutant: a note is dropped though its letter could not be removed.
-        new_id: mutant: each process sends under an id of its own.
+        new_id: mutant: each process sends under a different id.
     """
 
     letters: int = 1
@@ -63,14 +63,14 @@ class Rules:
 
 
 class Letter(NamedTuple):
-    """A letter, and what is known of it by somebody who sees everything.
+    """A letter, and the knowledge of an observer who sees everything.
 
     Attributes:
         there: it is in its place.
         hidden: by which redrive.
         ids: the ids of its copies at the destination, one each.
-        unanswered: how many of these nobody was told of.
-        confirmed: somebody was told that it is stored.
+        unanswered: how many of these no redrive got an answer for.
+        confirmed: a redrive got the answer that it is stored.
         hoped: it was removed before that.
         licensed: how many processes may have sent it.
         removing: the journals whose redrive has asked to remove it.
@@ -107,7 +107,7 @@ class State(NamedTuple):
 
 @dataclass(slots=True)
 class Search:
-    """What a search has found.
+    """The findings of a search.
 
     Attributes:
         states, steps: how many.
@@ -283,7 +283,7 @@ def _send(state: State, rules: Rules, who: int, at: int) -> Iterator[tuple[str, 
 
 
 def _remove(state: State, rules: Rules, who: int, at: int, after: int) -> Iterator[tuple[str, State]]:
-    """Remove a letter: it is gone, or somebody else hides it, or no answer comes, which ends the redrive."""
+    """Remove a letter: it is gone, or the other redrive hides it, or no answer comes, which ends the redrive."""
     letter = state.letters[at]
     asked = letter._replace(removing=letter.removing | {_journal(rules, who)})
     if rules.hides and letter.there and letter.hidden not in {NOBODY, who}:
@@ -297,7 +297,7 @@ def _remove(state: State, rules: Rules, who: int, at: int, after: int) -> Iterat
 
 
 def _is_over(state: State, rules: Rules, who: int) -> bool:
-    """Whether a redrive has nothing to do now: others may hide what is there."""
+    """Whether a redrive has nothing to do now: others may hide the letters that remain."""
     knows = state.redrives[who].knows
     return all(
         each in {DONE, KEPT}
@@ -349,7 +349,7 @@ def _with(state: State, at: int, letter: Letter) -> State:
     return state._replace(letters=(*state.letters[:at], letter, *state.letters[at + 1 :]))
 
 
-#: What is searched: one letter under much trouble, and two letters under less.
+#: The searches: one letter under much trouble, and two letters under less.
 SURROUNDINGS: Final = tuple(
     Rules(letters=letters, one_journal=one, hides=hides, recognises=recognises, kills=kills, losses=losses)
     for letters, one, hides, kills, losses in (

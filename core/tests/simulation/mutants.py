@@ -65,7 +65,7 @@ def ambiguous_is_good_enough(self: Engine, index: int, queue: SendQueue, result:
 
 
 def retried_under_another_id(groups: Sequence[Group]) -> Batch:
-    """An attempt after the first one has an id of its own."""
+    """An attempt after the first one has a different id."""
     batch = _outgoing(groups)
     attempts = groups[0].attempts
     if batch.id is None or attempts < 2 or groups[0].render is not None:
@@ -149,7 +149,7 @@ def every_delivery_is_the_first(*args: Any, **named: Any) -> decisions.Decision:
 def accepted_whatever_was_raised(
     self: RunningSubscription, said: Sequence[tuple[LeasedMessage, BaseException | None]]
 ) -> None:
-    """What a handler raises is taken for success."""
+    """An error that a handler raises is taken for success."""
     _take_results(self, [(leased, None) for leased, _ in said])
 
 

@@ -1,8 +1,8 @@
 """The worlds of the redrive: `DeadLetterQueue.redrive` with its journal, alone, or two of them side by side.
 
-Each redrive belongs to an operator, who starts it again when it was killed or has failed. The place may hide what
-somebody looks at, and the destination may recognise duplicates or not. At the end the network is quiet, and one more
-redrive brings back what is left.
+Each redrive belongs to an operator, who starts it again when it was killed or has failed. The place may hide a letter
+that one of them looks at, and the destination may recognise duplicates or not. At the end the network is quiet, and
+one more redrive brings back what is left.
 """
 
 from __future__ import annotations

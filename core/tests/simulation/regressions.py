@@ -1,5 +1,5 @@
-"""Seeds that failed in the code as it was, and what they found. A change of a world gives its seeds other histories:
-each defect also has a test of its own, which is named beside it.
+"""Seeds that failed in earlier code, and what they found. A change of a world gives its seeds other histories:
+each defect also has its own test, which is named beside it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a long run came to: `document` makes it, `results.json` keeps it, `page` shows it in docs/simulation.md."""
+"""Results of a long run: `document` makes them, `results.json` keeps them, docs/simulation.md shows them (`page`)."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ WORLDS: Final[Mapping[str, type[World]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a run did.
+    """The account of a run.
 
     Attributes:
         world: its name.

@@ -251,7 +251,7 @@ class Scheduler:
         try:
             if task.process.alive:
                 target()
-        except BaseException as error:  # noqa: BLE001 - whoever waits for it decides
+        except BaseException as error:  # noqa: BLE001 - the task that waits for it decides
             task.failure = error
         task.done = True
         # Whoever could run goes on; the world's thread always can, if only to find that nothing else can.

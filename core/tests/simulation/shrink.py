@@ -41,7 +41,7 @@ def shrunk(failed: Run, again: Callable[[Recorded], Run] | None = None, most: in
 
 
 def _size(tried: Run) -> tuple[int, int, int]:
-    """What a person has to read, and how wild it is."""
+    """Return how much a person has to read, and how wild it is."""
     values = [value for each in tried.recorded.values() for value in each]
     return len(tried.history), sum(value > 0 for value in values), sum(values)
 

@@ -39,7 +39,7 @@ from simulation.world import World, difference
 
 WORK: Final = "work"
 PLACE: Final = WORK + DEAD_LETTERS
-#: What a handler does with a message. "slow": it takes longer than a lease. "terminated": while it runs, somebody asks
+#: How a handler treats a message. "slow": it takes longer than a lease. "terminated": while it runs, a call asks
 #: for the message to be given up.
 HANDLERS: Final = ("returns", "raises", "nacks", "refuses", "slow", "slow and raises", "terminated")
 

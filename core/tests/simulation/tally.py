@@ -1,4 +1,4 @@
-"""`Tally`: what many runs came to. In a module of its own, so that other processes can import it."""
+"""`Tally`: the combined result of many runs. In a separate module, so that other processes can import it."""
 
 from __future__ import annotations
 

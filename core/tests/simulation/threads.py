@@ -1,7 +1,7 @@
-"""What the code under test gets in place of `threading`, `queue`, `time`, `random` and `sqlite3`, inside a simulation.
+"""Replacements for `threading`, `queue`, `time`, `random` and `sqlite3` in the code under test, inside a simulation.
 
-Each module of the library reaches these by a name of its own (`redelivery.receiving.workers.threading`); `installed`
-replaces those names, and nothing else. So the code under test is the code that is shipped, without a seam of its own
+Each module of the library reaches these by its own name (`redelivery.receiving.workers.threading`); `installed`
+replaces those names, and nothing else. So the code under test is the code that is shipped, without a seam for tests
 (docs/decisions/0049).
 """
 
@@ -42,7 +42,7 @@ RANDOM = (
     "redelivery.deadletters.letter_senders.random_module",
 )
 SQLITE = "redelivery.deadletters.journal.sqlite3"
-#: Modules that use one of these and are left as they are: no world runs them, or nothing depends on it.
+#: Modules that use one of these and are left unchanged: no world runs them, or nothing depends on it.
 LEFT = {
     "redelivery.base.secrets": "a lock that nobody waits for",
     "redelivery.deadletters.parts": "a redrive by Spark is not simulated",
@@ -170,7 +170,7 @@ class JournalFile:
         self.process = scheduler.process
         self._scheduler = scheduler
         self._full = full
-        # A power cut is not simulated, so nothing has to reach the disk; and nobody waits for a lock in real time.
+        # A power cut is not simulated, so nothing has to reach the disk; and no task waits for a lock in real time.
         self.real = real_sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
         with contextlib.suppress(real_sqlite3.OperationalError):  # another redrive has it
             self.real.execute("PRAGMA synchronous = OFF")

@@ -51,7 +51,7 @@ class World(ABC):
 
     @abstractmethod
     def items(self) -> Iterable[Item]:
-        """Return what there is, as somebody sees it who sees everything."""
+        """Return all that exists, as an observer sees it who sees everything."""
 
     def journal_is_full(self) -> bool:
         """Whether the disk of a journal is full now."""

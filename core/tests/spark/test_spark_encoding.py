@@ -279,7 +279,7 @@ def test_rows_that_differ_in_a_column_of_the_brokers_own_or_in_time_never_swap_i
 
 @pytest.mark.parametrize("zone", ["Europe/Berlin", "America/New_York", "GMT+08:00", "Z"])
 def test_the_sessions_time_zone_changes_nothing(zone):
-    """A moment is one, in the hour that is there twice too, and in zones that only Spark knows."""
+    """A moment is one, in the hour that occurs twice too, and in zones that only Spark knows."""
     twice = dt.datetime(2024, 10, 27, 0, 30, 0, 123_456, tzinfo=dt.UTC)
     micros = pa.array([int(twice.timestamp() * 1_000_000)])
 

@@ -50,7 +50,7 @@ class TestStream(Statements):
         assert found == [[b"%d" % at for at in range(300)]] * 5
 
     def test_a_reader_that_was_away_too_long_goes_on(self, subject: Subject) -> None:
-        """The broker has closed its connection meanwhile, as it heard no heartbeat."""
+        """While it was away the broker has closed its connection, as it heard no heartbeat."""
         put(subject, 1_000)
         with (
             subject.connect(options={"rabbitmq.heartbeat": "1"}) as broker,

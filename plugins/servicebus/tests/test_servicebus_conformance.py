@@ -67,6 +67,6 @@ class TestDuplicateDetection(Ids, Redriving, Retrying):
 class TestSubscriptions(
     Receiving, ReceivingEnds, Leases, Extending, Attempts, Retrying, Terminating, Limiting, Fidelity
 ):
-    """What is received from a subscription of a topic. Its letters are sent back to the topic."""
+    """Receiving from a subscription of a topic. Its letters are sent back to the topic."""
 
     broker = ServicebusSubscriptionsHarness()

@@ -110,7 +110,7 @@ def raw_with(count: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("count", [1, 7, 8, 9])
 def test_up_to_nine_attributes_leave_room_for_a_marker_of_its_own(count: int) -> None:
-    """In an attribute of its own: the message gets none that only redelivery reads."""
+    """The marker gets its own attribute: the message gets none that only redelivery reads."""
     message, _ = decode(raw_with(count))
     marked = replace(message, headers=(*message.headers, MARKER))
     assert sent(marked)["MessageAttributes"].keys() == {*raw_with(count)["MessageAttributes"], MARKER[0]}
@@ -124,7 +124,7 @@ def test_ten_attributes_stay_and_the_marker_goes() -> None:
 
 
 def test_a_header_that_somebody_adds_to_ten_attributes_is_not_lost() -> None:
-    """It cannot be told by bytes alone what the user wants of the ten; all of them come back."""
+    """Bytes alone do not show which of the ten the user wants; all of them come back."""
     message, _ = decode(raw_with(10))
     mended = replace(message, headers=(*message.headers, ("added", b"1")))
     entry = sent(mended)

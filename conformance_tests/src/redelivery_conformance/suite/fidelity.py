@@ -1,6 +1,6 @@
 """Other applications' messages: dead-lettering, looking and redriving leave them as they were written.
 
-What a redrive must add is the marker of its hops, one header: without it a letter could go back and die forever.
+A redrive must add one header, the marker of its hops: without it a letter could go back and die forever.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class Fidelity(Statements):
 
 
 def _same(found: Sequence[Foreign], written: Foreign) -> None:
-    """Assert that one message is there, and that it is the one written, in its values and their types."""
+    """Assert that exactly one message exists and equals the one written, in its values and their types."""
     assert len(found) == 1, f"{len(found)} messages in place of one"
     for part in ("headers", "rest"):
         was, there = (_exact(getattr(each, part)) for each in (written, found[0]))

@@ -27,7 +27,7 @@ PART_DIGITS: Final = 6
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What a row keeps of its letter. As texts, marks of one part sort as its letters lie.
+    """The part of a letter that its row keeps. As texts, marks of one part sort in the order of its letters.
 
     Attributes:
         part: number of the letter's part.
@@ -121,7 +121,7 @@ class Originals:
         return [each is None or each in self._natives for each in needed]
 
     def restored(self, batch: Batch, marks: Sequence[str], *, deduplicates: bool) -> Batch:
-        """Return rows as they are sent.
+        """Return rows in the form in which they are sent.
 
         Args:
             batch: the rows.
@@ -169,7 +169,7 @@ class Originals:
 
 
 def _renamed(row: Message, mark: Mark) -> Message:
-    """Return a row under the id of its letter, where it keeps it and nobody has mended it.
+    """Return a row under the id of its letter, where it keeps that id and is not mended.
 
     An event that is mended is another event: its id is within it, too.
     """

@@ -49,7 +49,7 @@ class LetterOperation:
 
 @dataclass(slots=True)
 class Sendable:
-    """Letters as they are sent.
+    """Letters in the form in which they are sent.
 
     Attributes:
         going: indices of the letters that are sent, in their order.
@@ -122,7 +122,7 @@ def mendable(
 
 
 def _plain(letters: LetterBatch, hop_limit: int, there: Capabilities) -> list[again.Again | None]:
-    """Return what letters are sent back with that need no look of their own.
+    """Return what letters are sent back with, for those that need not be looked at one by one.
 
     A letter without an id gets one from its context, but not where no id arrives.
     """
@@ -157,7 +157,7 @@ def _goes_plain(native: ErrorContext | None) -> bool:
 
 
 def _sent_plain(stored: Batch, plain: Sequence[again.Again | None], there: Capabilities, *, new_ids: bool) -> Batch:
-    """Return plain letters as they are sent; other rows are to be patched, or left out."""
+    """Return plain letters in the form in which they are sent; other rows are to be patched, or left out."""
     ids = [None] * len(stored) if stored.id is None else stored.id.values
     names = [
         None
@@ -226,7 +226,7 @@ def sent_back(
     targeted: bool = True,
     new_ids: bool = False,
 ) -> Message:
-    """Return the message of a letter as it is sent again: without our context, one hop further, to its own target.
+    """Return the message that a redrive sends for a letter: without our context, one hop further, to its own target.
 
     Its id is that of `next_id`. Where the message may have been delivered, it is the one under which it was sent.
 
@@ -235,7 +235,7 @@ def sent_back(
         there: the destination's capabilities; values of its columns are restored.
         context: `context_of` the letter, where the caller has it.
         targeted: its target was allowed (`Targets`); otherwise it goes to the destination itself.
-        new_ids: it gets an id of its hop, whoever wrote it.
+        new_ids: it gets an id of its hop, whichever application wrote it.
     """
     context = context or context_of(letter)
     columns = {name: kind for name, kind in there.columns.items() if targeted or name not in there.routes}

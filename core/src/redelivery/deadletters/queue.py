@@ -264,7 +264,7 @@ class DeadLetterQueue:
     ) -> Iterator[LetterBatch]:
         """Return the letters of a part that a redrive would send, to be mended first; left in place.
 
-        A row that never became a message is one of them: it is there to be mended.
+        A row that never became a message is one of them: it is kept so that it can be mended.
 
         Args:
             part: which letters; those that earlier runs have sent are left out.
@@ -302,7 +302,7 @@ class DeadLetterQueue:
         return self._letters.splits(wanted)
 
     def stored(self, part: Part) -> Iterator[LetterBatch]:
-        """Return the letters of a part as they are stored, in the order of `read`; left in place."""
+        """Return the stored letters of a part unchanged, in the order of `read`; left in place."""
         return (batch for split in part.splits for batch in self._letters.read(split, part.wanted))
 
     def still(self, part: Part, letters: Mapping[str, str]) -> list[str]:
@@ -513,7 +513,7 @@ class DeadLetterQueue:
         for sink in spec.dead_letter_sink if to is None else (Sink(uri=to),):
             here = to is None and not sink.options
             if here and not self._direct and sink.uri == NATIVE:
-                continue  # it is where they are; nobody needs to be able to send there
+                continue  # the letters are already there, so no permission to send there is needed
             url = sink_url(sink, self._broker)
             if here and url in places:
                 continue

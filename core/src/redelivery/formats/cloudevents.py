@@ -144,7 +144,7 @@ def rfc3339(moment: datetime) -> str:
 
 
 def is_plain(value: str) -> bool:
-    """Whether an attribute may hold this text as it is."""
+    """Whether an attribute may hold this text unchanged."""
     return _FORBIDDEN.search(value) is None
 
 
@@ -236,7 +236,7 @@ def event_in(message: Message) -> CloudEvent | None:
             return _read(message.value or b"")
         prefix = prefix_in(message)
         return None if prefix is None else _from_binary(message, prefix)
-    except Exception:  # noqa: BLE001 - whatever is wrong with it, it is then a raw message, and kept as it is
+    except Exception:  # noqa: BLE001 - whatever is wrong with it, it is then a raw message, and kept unchanged
         return None
 
 

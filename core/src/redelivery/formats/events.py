@@ -195,7 +195,7 @@ def events_in(batch: Batch) -> list[bool]:
 
 
 def members_in(batch: Batch, rows: Sequence[int]) -> Sequence[tuple[str, ...] | None]:
-    """Return the names of the members of events in JSON; None where a value is no event.
+    """Return the names of the members of events in JSON; None where a value is not an event.
 
     Args:
         batch: messages.
@@ -518,7 +518,7 @@ def _declared(headers: Headers) -> Headers:
 
 
 def row_json(row: Mapping[str, Any]) -> str:
-    """Return a row as JSON text, as it is in the event that stands for it; see `jsonable`."""
+    """Return a row as the JSON text in the event that stands for it; see `jsonable`."""
     return _ROW(jsonable(row))
 
 

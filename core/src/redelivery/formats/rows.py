@@ -58,10 +58,10 @@ def picker(places: Sequence[int]) -> Callable[[Headers], Headers]:
 
 
 class Changes:
-    """The rows of a batch as they are to become. Rows that are not put stay as they are.
+    """The changed rows of a batch. Rows that are not put stay unchanged.
 
     Args:
-        batch: the rows as they are.
+        batch: the rows before the changes.
 
     Attributes:
         before: the headers that each row has.

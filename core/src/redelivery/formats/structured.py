@@ -25,7 +25,7 @@ class SharedAttributes(Generic[T]):
     """Remembers what is made of the attributes of events, apart from their id.
 
     Args:
-        make: makes it of a JSON form without id and data; None where that is no valid event.
+        make: makes it of a JSON form without id and data; None where that is not a valid event.
     """
 
     def __init__(self, make: Callable[[Mapping[str, Any]], T | None]) -> None:
@@ -39,10 +39,10 @@ class SharedAttributes(Generic[T]):
             form: the JSON form; id and data are taken out of it.
 
         Returns:
-            None where it is no event, or an unusual one.
+            None where it is not an event, or is an unusual one.
 
         Raises:
-            TypeError, AttributeError: it is no JSON object, or an attribute is no simple value.
+            TypeError, AttributeError: it is not a JSON object, or an attribute is not a simple value.
         """
         data, encoded, name = form.pop("data", None), form.pop("data_base64", None), form.pop("id", None)
         if type(name) is not str or not name:
@@ -64,10 +64,10 @@ def members(batch: Batch, rows: Sequence[int], alone: Callable[[int], Mapping[st
     Args:
         batch: messages.
         rows: those that declare their value to be an event.
-        alone: returns the JSON form of the event that one of them is; None where it is none.
+        alone: returns the JSON form of one of these events; None where its value is not an event.
 
     Returns:
-        For each row a tuple, which rows share; None where it is no event.
+        For each row a tuple, which rows share; None where it is not an event.
     """
     known: dict[int, tuple[str, ...] | None] = batch.value.once("members", dict)
     shared: SharedAttributes[bool] = SharedAttributes(_is_valid)

@@ -257,7 +257,7 @@ class Engine:
         """Send what is due, then handle the settled batches, waiting up to `wait` seconds for the first of them.
 
         Returns:
-            Whether any batch was settled, so that there may be room for more.
+            Whether any batch was settled, which may have made room for more.
 
         Raises:
             DeliveryFailed, BrokerError (a fatal one), ContractViolation: the job must fail.

@@ -31,7 +31,7 @@ from redelivery.spark.ids import Ids
 _Verdict: TypeAlias = tuple[Stage, Permanent]
 #: Roughly what headers of an event weigh beyond the attributes' own bytes.
 _EVENT_OVERHEAD: Final = 100
-#: What a marker holds where `dialects.is_unresolved`.
+#: The text that a marker holds where `dialects.is_unresolved`.
 _UNRESOLVED: Final = '"unresolved"'
 
 

@@ -147,7 +147,7 @@ class LetterColumns:
         return contexts_of(letters, fields) if fields else {}
 
     def _unpacked(self, messages: Batch, count: int) -> _Unpacked:
-        """Return letters as they are sent again, with their events as columns."""
+        """Return letters in the form in which a redrive sends them, with their events as columns."""
         if messages.headers is None:
             return _Unpacked(messages, [()] * count, [1] * count)
         again = dialects.redriven_all(messages)
@@ -266,11 +266,11 @@ class LetterColumns:
 
 @dataclass(slots=True)
 class _Unpacked:
-    """Letters as they are sent again, with their events as columns.
+    """Letters in the form in which a redrive sends them, with their events as columns.
 
     Attributes:
         messages: the letters without what we wrote.
-        headers: those that are no attributes of an event.
+        headers: those that are not attributes of an event.
         hops: in their markers.
         attributes: of events, by the column's name.
         values: with the data in place of an event; None: no value is one.
@@ -324,7 +324,7 @@ def _noted(every: Sequence[Headers], letters: LetterBatch) -> Sequence[Headers]:
 def _ids(
     own: Column[str | None] | None, first: list[Any], attribute: list[Any] | None, hops: list[int], stored: Batch
 ) -> list[Any]:
-    """Return the id of each message's next hop: of its own, its first or its event's. `stored` has their letters."""
+    """Return the id of each message's next hop, from its own, its first or its event's id. `stored`: their letters."""
     count = len(hops)
     several = zip(own.values if own is not None else [None] * count, first, attribute or [None] * count, strict=True)
     names = [mine or known or event for mine, known, event in several]

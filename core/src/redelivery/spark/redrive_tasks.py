@@ -1,4 +1,4 @@
-"""What the tasks of a redrive do (`redriving.py`): count, send, read letters to be mended, send the mended rows."""
+"""The tasks of a redrive (`redriving.py`): they count, send, read letters to be mended, and send the mended rows."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ READ: Final = "-read"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What a redrive does, as it travels to its tasks; arguments of `redrive`."""
+    """The arguments of `redrive`, in the form that travels to its tasks."""
 
     url: str
     sink: str | None
@@ -250,7 +250,7 @@ class _RowsOfPart:
             return before.added(report, again=False), journal.settled
 
     def _pieces(self, batches: Iterator[Any], originals: Originals) -> Iterator[Any]:
-        """Return rows as they are sent together. Under a rate they are few, and letters are looked for by the chunk."""
+        """Return rows that are sent together. Under a rate they are few, and letters are looked for by the chunk."""
         for chunk in jobs.pieces(batches, most_bytes=_CHUNK_BYTES, most_rows=_CHUNK):
             originals.expect(_marks(chunk))
             yield from jobs.pieces([chunk], most_bytes=_CHUNK_BYTES, most_rows=self._rate.piece or _CHUNK)
@@ -330,7 +330,7 @@ def _marks(rows: Any) -> list[str]:
 
 
 class _Before:
-    """What a task that is started again had sent before it was killed."""
+    """The letters that a task had sent before it was killed and started again."""
 
     def __init__(self, journal: PartJournal) -> None:
         self._journal = journal

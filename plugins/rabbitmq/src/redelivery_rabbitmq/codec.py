@@ -89,7 +89,7 @@ _GROWTH: Final = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Native:
-    """What a message of RabbitMQ holds beyond the fields of `Message`.
+    """The parts of a RabbitMQ message beyond the fields of `Message`.
 
     Attributes:
         headers: by name, those that `encode_properties` would write in another way: the value as bytes, and name and
@@ -151,7 +151,7 @@ def encode(message: Message, user: str | None = None) -> tuple[bytes, BasicPrope
 def encode_native(message: Message, native: Native, user: str | None, *, most: int | None = None) -> bytes:
     """Return the encoded properties of a message that was read from RabbitMQ; errors as of `encode_properties`.
 
-    What the message's fields say counts. A header whose value is still the same is written as it was encoded.
+    The message's fields take precedence. A header whose value is still the same is written as it was encoded.
 
     Args:
         message: the message.

@@ -33,7 +33,7 @@ log = logging.getLogger("redelivery.rabbitmq")
 
 #: Seconds that returning letters in order may take; then their order is given up.
 _RETURN_TIMEOUT: Final = 15.0
-#: Properties that a position does not show as they are. A letter that is renewed may lose its user.
+#: Properties that a position does not show unchanged. A letter that is renewed may lose its user.
 _NOT_SHOWN: Final = frozenset({"headers", "user_id"})
 _POSITION: Final = re.compile(r"[0-9a-f]{24}(\.[1-9][0-9]*)?")
 
@@ -154,7 +154,7 @@ class RabbitmqDeadLetters(QueueRole, DeadLetters):
         """Return letters in order, with those that a quorum queue would otherwise put before them.
 
         Before 4.0 these are all others. From 4.0 on they are those that were returned earlier, which come before all
-        that nobody has taken yet.
+        that no consumer has taken yet.
 
         Only as many as are ready now, and within a time: more may keep coming, and there may be a million. Letters
         that are left then return when the channel closes.

@@ -58,7 +58,7 @@ class RabbitmqSender(Resource, Sender):
         self._exchanges: set[str] = {""}  # that exist
         #: exchanges that rows of one call name, and that do not exist or that this user has no permission on
         self._refused: dict[str, Permanent] = {}
-        #: whether queues are streams; None: nobody knows
+        #: whether queues are streams; None: unknown
         self._streams: dict[str, bool | None] = {}
 
     def open(self) -> RabbitmqSender:
@@ -244,7 +244,7 @@ class RabbitmqSender(Resource, Sender):
     def _check_exchange(self, publisher: Publisher, route: Route, deadline: float) -> None:
         """Check that an exchange exists: publishing to a missing one would close the channel for all rows.
 
-        From 4.2.6 and 4.3.0 on the broker also refuses this to a user who may not even write to it. Raises Permanent
+        From 4.2.6 and 4.3.0 on the broker also refuses this to a user without write permission on it. Raises Permanent
         or, for the URL's own exchange, Fatal.
         """
         if route.exchange in self._exchanges:

@@ -66,7 +66,7 @@ _FIFO_ID = re.compile(r"[A-Za-z0-9!-/:-@\[-`{-~]{1,128}")
 
 
 class Native(NamedTuple):
-    """What a message of SQS holds beyond a `Message`.
+    """The parts of an SQS message beyond a `Message`.
 
     Attributes:
         attributes: its message attributes, as boto3 gives them.
@@ -104,7 +104,7 @@ class Encoded:
     Attributes:
         body, attributes, system: as boto3 takes them.
         size: counts against SQS's limit.
-        bare: it has ten attributes of its own, so the headers that redelivery added are left out.
+        bare: its application has set ten attributes, so the headers that redelivery added are left out.
     """
 
     body: str
@@ -168,7 +168,7 @@ def _as_it_was(
     """Encode a message that was read from SQS: what has not changed since is written as it was.
 
     Where its own attributes and ours are more than ten, ours are left out: the headers that redelivery added. Only if
-    that does not suffice (somebody has added headers to it, or has changed its body) an attribute goes into ours.
+    that does not suffice (headers were added to it, or its body was changed) an attribute goes into ours.
     """
     kept = _unchanged(headers, native)
     found = _encoded(value, headers, packed, max_bytes, native, kept, MAX_ATTRIBUTES)

@@ -46,7 +46,7 @@ def remove(body: bytes, names: Iterable[str], where: Inserted | None) -> bytes:
 
 
 class Remover:
-    """Removes the same names from many bodies, as `remove` does. What is inserted is most often the same text.
+    """Removes the same names from many bodies, as `remove` does. The inserted text is most often the same.
 
     Args:
         names: of the attributes.

@@ -1,12 +1,12 @@
 """Letters of many rows that failed alike: what is common is written once, what differs by row is filled in.
 
-Rows have the same *shape* where the same is written into them, apart from the *slots*: values that stand in a header as
-they are (an id, a position, a time), and texts that most rows have of their own (the reason, the stack trace). One
+Rows have the same *shape* where the same is written into them, apart from the *slots*: values that stand in a header
+unchanged (an id, a position, a time), and texts that differ in most rows (the reason, the stack trace). One
 letter of each shape is written by `Letter`, with a token in each slot: random text that nothing else holds. Cut at its
 tokens, each of its headers becomes a template that the columns fill.
 
 The shape of a row: the names of its headers, the marker that it has from a redrive, whether it is an event in JSON and
-which extensions that has, which fields of its context are set, and the values of fields that are no slots. Rows of a
+which extensions that has, which fields of its context are set, and the values of fields that are not slots. Rows of a
 rare or unusual shape, and rows whose letter would exceed a limit, are written one by one.
 """
 
@@ -56,7 +56,7 @@ _SLOTS: Final[Mapping[str, type]] = {
     "reason": str,
     "stacktrace": str,
 }
-#: Slots within other text too, as JSON has it; in a header as it is, or base64 of it.
+#: Slots within other text too, in JSON's form; in a header the text itself, or base64 of it.
 _TEXTS: Final = ("reason", "stacktrace")
 _RAW, _BASE64 = " as it is", " in base64"
 #: A text that fewer rows share on average differs by row: the rows of each text are too few for their own template.
@@ -64,9 +64,9 @@ _OFTEN: Final = 20
 #: Slots of a signature, and where an event's body was changed.
 _MAC, _DOCUMENT, _KEY, _VALUE, _OFFSET, _LENGTH = "mac", "document", "key", "value", "offset", "length"
 _MORE: Final[Mapping[str, type]] = {_MAC: str, _DOCUMENT: str, _KEY: str, _VALUE: str, _OFFSET: int, _LENGTH: int}
-#: The types of fields that are no slots; one column has one of them.
+#: The types of fields that are not slots; one column has one of them.
 _PLAIN: Final = frozenset({int, str, bool, Code})
-#: Smaller numbers are read back as they are from header text, in every dialect.
+#: Smaller numbers are read back unchanged from header text, in every dialect.
 _MOST: Final = 10**18
 #: A shape with fewer rows is not worth its templates.
 _FEWEST: Final = 3
@@ -167,7 +167,7 @@ def _differing(columns: Mapping[str, Sequence[Any]], style: Style) -> dict[str, 
 
 
 def _tokens(name: str, values: Sequence[str | None], *, strict: bool) -> Sequence[str | None]:
-    """Return the slot's token for each text that every dialect writes as it is.
+    """Return the slot's token for each text that every dialect writes unchanged.
 
     Args:
         name: the slot.
@@ -230,7 +230,7 @@ class _Template:
 
     Args:
         shown: the bytes, with a token in each slot.
-        raw: texts stand in it as they are; otherwise as in JSON.
+        raw: it holds texts unchanged; otherwise as in JSON.
 
     Attributes:
         names: the slots in their order.

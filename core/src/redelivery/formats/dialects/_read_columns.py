@@ -6,7 +6,7 @@ headers and the marker. A field is in the marker, in text headers, or in the JSO
 - JSON headers of the same members, in the same order, have one *outline*: a regular expression that admits any value
   of the same type in the same place, and captures those that are wanted. JSON that matches says what its outline says,
   so it need not be parsed.
-What is unusual in any way is read row by row.
+Anything unusual is read row by row.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _OUTLINES: Final = 8
 #: Fewer letters that look alike are not worth a plan: it takes as long as to read so many, and anyone may write letters
 #: that look like no other.
 _FEWEST: Final = 8
-#: A longer outline would hold names that somebody chose to be long; it is kept, and takes long to compile. Bytes.
+#: A longer outline would hold deliberately long names; it is kept, and takes long to compile. Bytes.
 _LONGEST: Final = 16_384
 #: Plans are kept for markers and names of so many bytes or characters.
 _LARGEST: Final = 4096
@@ -99,7 +99,7 @@ def read_columns(
 
 
 def _says_nothing(headers: Headers, foreign: frozenset[str]) -> bool:
-    """Whether messages with headers of these names have no context, whoever might have written it."""
+    """Whether messages with headers of these names have no context, neither ours nor another application's."""
     names = {name for name, _ in headers}
     if not names.isdisjoint(foreign) or not names.isdisjoint(_marker.NAMES):
         return False
@@ -183,7 +183,7 @@ class _Plan:
         every: Sequence[Headers],
         values: Sequence[bytes | None],
     ) -> Sequence[int]:
-        """Put the fields of these rows into their columns. Return the rows that are left, as they are unusual."""
+        """Put the fields of these rows into their columns. Return the remaining rows, which are unusual."""
         if self._marked is None:
             return self._fill_all(columns, rows, every, {})
         pieces = {row: self._piece(every[row][self._marked][1], values[row]) for row in rows}

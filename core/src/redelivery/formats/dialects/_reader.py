@@ -51,7 +51,7 @@ def forms_of(every: Sequence[Headers], names: Sequence[tuple[str, ...]]) -> Sequ
 
 
 class _Alike(dict[bytes | None, Hashable]):
-    """Markers without what differs by row, signature and place of insertion; other values as they are.
+    """Markers without what differs by row, signature and place of insertion; other values unchanged.
 
     Many rows have the same.
     """

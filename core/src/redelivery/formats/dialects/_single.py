@@ -389,7 +389,7 @@ def renamed(message: Message, event_type: str) -> Message:
 
 
 def redriven(message: Message) -> Message:
-    """Return the message as it is sent again: stripped, and one hop further."""
+    """Return the message that a redrive sends: stripped, and one hop further."""
     stripped = strip(message)
     found = _marker.find(stripped.headers)
     marker = Marker() if found is None else found[1]

@@ -180,7 +180,7 @@ class Letter:
                 hops=context.hops,
                 maybe_delivered=context.maybe_delivered,
                 run=context.run,  # by which the letters of a write are found
-                destination=context.destination,  # by which letters of a sink that others share are told apart
+                destination=context.destination,  # distinguishes letters of a sink that others share
                 target=context.target,  # without it a redrive would send it elsewhere
                 truncated=True,
             )

@@ -26,7 +26,7 @@ _PLAIN_DIALECTS: Final = frozenset({"json", "connect"})
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """What a plain letter is sent with.
+    """The headers and counts that a plain letter is sent with.
 
     Attributes:
         headers: of the message that is sent.
@@ -45,10 +45,10 @@ _BARE: Final = Again(((_marker.NAMES[0], Marker(hops=1).dump()),), 0, unsent=Fal
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What is done with letters whose headers have these names, and whose marker is this one.
+    """How to send letters whose headers have these names, and whose marker is this one.
 
     Attributes:
-        kept: indices of headers that stay as they are, or of the marker.
+        kept: indices of headers that stay unchanged, or of the marker.
         contexts: indices of JSON headers of ours.
         marker: index of the marker, and its new header.
         hops: how often they were sent back before.
@@ -115,7 +115,7 @@ def _matters(text: bytes) -> bool:
 
 
 def _plan(headers: Headers, names: Sequence[str]) -> _Plan | None:
-    """Return what is done with such letters; None where each needs a look of its own."""
+    """Return how to send such letters; None where each must be looked at alone."""
     at = _marker.find(headers)
     if at is None or sum(name in _marker.NAMES for name in names) > 1:
         return None

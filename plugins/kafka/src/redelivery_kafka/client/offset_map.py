@@ -54,7 +54,7 @@ class OffsetMap(Offsets):
     """State of the records of one partition.
 
     Attributes:
-        base: the lowest offset that is not settled: the offset to commit. What is settled is in the set.
+        base: the lowest offset that is not settled: the offset to commit. Settled offsets beyond it are in the set.
         attempts: records at or beyond it that were leased and are not settled.
     """
 

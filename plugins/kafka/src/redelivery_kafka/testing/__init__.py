@@ -108,7 +108,7 @@ class KafkaPlace(Place):
         return self._runtime.cut_off(kind)
 
     def limited(self) -> str:
-        """Looking is no delivery: letters are read by offset, whatever a share group of the topic counts."""
+        """Looking is not a delivery: letters are read by offset, whatever a share group of the topic counts."""
         return self.url
 
     def vanish(self) -> None:

@@ -93,7 +93,7 @@ def split(properties: BasicProperties) -> tuple[BasicProperties, BrokerHeaders]:
 def uncounted(properties: BasicProperties, user: str | None, frame_max: int) -> BasicProperties:
     """Return the properties for this user to write a message again to its own queue: without its counts.
 
-    What it cannot be published with is kept under names of ours, where it fits into one frame: `CC` would send copies
+    Properties that must not be republished are kept under our names, if they fit one frame: `CC` would send copies
     again, and the broker closes the channel of a user who names another.
     """
     properties = copy(properties)

@@ -46,7 +46,7 @@ class Delivery(NamedTuple):
         tag: delivery tag.
         redelivered: it was delivered before.
         plain_id: its message id, if `decoded` is None.
-        encoded: the properties as they came.
+        encoded: the properties as received.
         decoded: the properties; None where they are no more than a delivery mode and an id.
         body: the body.
     """
@@ -66,7 +66,7 @@ class Delivery(NamedTuple):
 
 
 class Deliveries:
-    """What the consumers of one channel receive.
+    """The messages that the consumers of one channel receive.
 
     Args:
         channel: number of the channel.

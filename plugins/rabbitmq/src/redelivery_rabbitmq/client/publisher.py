@@ -72,7 +72,7 @@ class Publisher:
 
     @property
     def broker_version(self) -> tuple[int, ...]:
-        """What the broker calls its version."""
+        """The version that the broker reports."""
         return version_of(self._connection.server_properties)
 
     @property

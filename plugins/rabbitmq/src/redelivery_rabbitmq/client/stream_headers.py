@@ -43,7 +43,7 @@ def unkept_error(what: str, name: str) -> Permanent:
 
 
 def _is_refused(value: Any) -> bool:
-    """Whether the broker cannot store a value, or part of it; nobody knows of what is nested too deep to be read."""
+    """Whether the broker cannot store a value, or part of it. A value nested too deep to be read counts as refused."""
     if isinstance(value, dict):
         return any(map(_is_refused, value.values()))
     if isinstance(value, list):

@@ -104,7 +104,7 @@ _BROKERS: Final = ("x-opt-", "DeadLetter")
 
 
 def _foreign(content: Content) -> Foreign:
-    """Return a message as it is stored: each value with AMQP's name for its type."""
+    """Return a stored message unchanged: each value with AMQP's name for its type."""
     texts = {str(read(name)): value for name, value in content.application.items()}
     annotations = {str(read(name)): value for name, value in content.annotations.items()}
     sent = {name: value for name, value in annotations.items() if "partition-key" in name or name[:6] != _BROKERS[0]}

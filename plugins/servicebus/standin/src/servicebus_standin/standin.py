@@ -65,7 +65,7 @@ class StandIn:
     Args:
         port: port to listen on; 0: a free one.
         clock: returns seconds since the epoch.
-        admin_port: a port of its own for the administration, with and without TLS, as Microsoft's emulator has it
+        admin_port: a separate port for the administration, with and without TLS, as Microsoft's emulator has it
             (there 5300, without TLS); 0: a free one; None: it is on `port`, with TLS.
 
     Attributes:
@@ -159,7 +159,7 @@ class StandIn:
 
     @property
     def admin_connection_string(self) -> str:
-        """Return the connection string for administration clients: it names the port of its own, if there is one."""
+        """Return the connection string for administration clients: it names the separate port, if one exists."""
         return self.connection_string.replace(f":{self.port};", f":{self.admin_port or self.port};", 1)
 
     def connection(self, key: str, *, secret: str | None = None) -> str:
@@ -234,7 +234,7 @@ class StandIn:
             return [_seen(message) for message in box.peek(0, len(box.messages))]
 
     def contents(self, path: str) -> list[Content]:
-        """Return the messages of an address as they are sent to a receiver, without removing them."""
+        """Return the messages of an address in the form that a receiver gets, without removing them."""
         with self.lock:
             self.store.advance()
             _, box = self.store.find(path)
