@@ -60,6 +60,19 @@ def test_each_reason_of_the_broker_has_a_kind_and_a_code(reason: str, kind: str,
     assert "queue 'q'" in context.reason
 
 
+def test_a_stream_that_drops_the_deaths_still_tells_the_first_one() -> None:
+    """3.10 drops arrays there. In a queue such headers are what an application sent along."""
+    said = (("reason", "expired"), ("queue", "q"), ("exchange", ""))
+    headers = {f"x-first-death-{name}": text for name, text in said}
+    properties = pika.BasicProperties(headers={**headers, "theirs": 1})
+    published, found = broker_headers.split(properties, in_stream=True)
+    context, dead_ms = broker_headers.death_context(found, "i", "url")
+    assert context is not None
+    assert (context.code, context.native_code, dead_ms) == (Code.EXPIRED, "expired", None)
+    assert published.headers == {"theirs": 1}
+    assert broker_headers.death_context(broker_headers.split(properties)[1], "i", "url") == (None, None)
+
+
 class TestNativeLetters(Statements):
     """Messages that the broker itself dead-lettered."""
 

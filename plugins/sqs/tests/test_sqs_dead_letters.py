@@ -192,7 +192,7 @@ class TestLooking(Statements):
 
     def test_a_letter_that_nobody_can_decode_keeps_back_no_other(self, subject: Subject) -> None:
         dead_letter(subject, 3)
-        put(subject, "odd", {"redelivery": "[" * 5000})
+        put(subject, "odd", {"redelivery": '{"id": ' * 5000})
         found = {letter.message.value: letter.context for letter in subject.browse(direct=False)}
         assert found.keys() == {b"0", b"1", b"2", b"odd"}
         assert (odd := found[b"odd"]) is not None

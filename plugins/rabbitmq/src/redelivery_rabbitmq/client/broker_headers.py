@@ -36,7 +36,8 @@ _ACQUIRED_COUNT: Final = "x-acquired-count"
 _COUNTS: Final = frozenset({_DELIVERY_COUNT, _ACQUIRED_COUNT})
 _X_DEATH: Final = "x-death"
 _ADDED: Final = COPIES | KEPT | _COUNTS | {ATTEMPTS, _X_DEATH}
-_ADDED_PREFIXES: Final = ("x-first-death-", "x-last-death-")
+_FIRST_DEATH: Final = "x-first-death-"
+_ADDED_PREFIXES: Final = (_FIRST_DEATH, "x-last-death-")
 _RETRY_QUEUE: Final = re.compile(rf"{re.escape(RETRY_SUFFIX)}\d+s\Z")
 #: The broker's reason -> our code, and one line for people.
 _REASONS: Final[Mapping[str, tuple[Code, str]]] = {
@@ -71,8 +72,14 @@ class BrokerHeaders:
 NONE: Final = BrokerHeaders()
 
 
-def split(properties: BasicProperties) -> tuple[BasicProperties, BrokerHeaders]:
-    """Separate the properties that were published from the headers that were added."""
+def split(properties: BasicProperties, *, in_stream: bool = False) -> tuple[BasicProperties, BrokerHeaders]:
+    """Separate the properties that were published from the headers that were added.
+
+    Args:
+        properties: those of a delivery.
+        in_stream: a stream holds the message. Before 4.0 streams drop `x-death`, which is an array, and keep only what
+            the broker says beside it of the first death.
+    """
     headers = properties.headers
     if not headers:
         return properties, NONE
@@ -82,6 +89,8 @@ def split(properties: BasicProperties) -> tuple[BasicProperties, BrokerHeaders]:
     properties = copy(properties)
     properties.headers = published or None
     deaths = headers.get(_X_DEATH)
+    if deaths is None and in_stream and _FIRST_DEATH + "reason" in headers:
+        deaths = [{name: headers.get(_FIRST_DEATH + name) for name in ("reason", "queue", "exchange")}]
     return properties, BrokerHeaders(
         # From 4.3 on a message that was only released has no count of deliveries, but one of how often it was taken.
         delivery_count=_count(headers.get(_DELIVERY_COUNT, 0 if _ACQUIRED_COUNT in headers else None)),

@@ -136,7 +136,7 @@ class StreamDeadLetters(QueueRole, DeadLetters):
                     yield self._letter(entry)
 
     def _letter(self, entry: Entry) -> Letter:
-        properties, added = broker_headers.split(entry.properties)
+        properties, added = broker_headers.split(entry.properties, in_stream=True)
         message, fault = decode(properties, entry.body)
         context, dead_ms = broker_headers.death_context(added, message.id, self._url)
         if context is None and fault is not None:
