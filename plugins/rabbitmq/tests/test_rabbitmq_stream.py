@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections import deque
 from contextlib import nullcontext
 from dataclasses import replace
 from decimal import Decimal
+from types import SimpleNamespace
 
 import pytest
 from pika.spec import BasicProperties
@@ -268,3 +270,29 @@ def test_the_newest_letter_is_found_while_more_keep_coming(monkeypatch: pytest.M
     newest = reading.newest()
     assert newest is not None
     assert newest.offset == 5_000
+
+
+class LateConnection:
+    """A broker that answers a later question before it sends a consumer its first message."""
+
+    def __init__(self, taken: deque[tuple[int, Entry]], late: float) -> None:
+        self._taken = taken
+        self._due = time.monotonic() + late
+
+    def process_data_events(self, seconds: float) -> None:
+        time.sleep(min(seconds, 0.01))
+        if time.monotonic() > self._due and not self._taken:
+            self._taken.append((1, Entry(7, BasicProperties(), b"")))
+
+
+@pytest.mark.parametrize(("late", "found"), [(0.0, [7]), (0.05, [7]), (600.0, [])])
+def test_a_first_message_that_comes_behind_a_later_answer_is_seen(
+    monkeypatch: pytest.MonkeyPatch, late: float, found: list[int]
+) -> None:
+    taken: deque[tuple[int, Entry]] = deque()
+    channel = SimpleNamespace(queue_declare=lambda *_, **__: None)
+    reading = StreamReading(lambda: LateConnection(taken, late), "letters", 1.0)  # type: ignore[arg-type, return-value]
+    monkeypatch.setattr(stream_reading, "dropped_when_silent", lambda *_: nullcontext())
+    monkeypatch.setattr(reading, "_consume", lambda *_: (channel, taken))
+    monkeypatch.setattr(reading, "_end", lambda _: None)
+    assert [each.offset for each in reading._peek("last")] == found

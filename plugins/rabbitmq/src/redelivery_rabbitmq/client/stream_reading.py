@@ -30,6 +30,9 @@ _ASK: Final = 100
 #: Seconds without a message although there must be more; and for one wait.
 _SILENCE: Final = 20.0
 _WAIT: Final = 0.2
+#: Seconds for the first message of a consumer, if there may be none. The broker starts a stream's consumer beside its
+#: channel: on a busy 4.0.5 the answer to a later question came before the first message.
+_LATE: Final = 0.25
 #: Seconds after which reading the last chunk asks whether it is still the last.
 _LAST_CHUNK: Final = 1.0
 
@@ -84,9 +87,9 @@ class StreamReading:
             if time.monotonic() > end:
                 # More may come all the time. But what was there is older than a later chunk.
                 end = time.monotonic() + _LAST_CHUNK
-                later = self._peek("last")[0]
-                if later.offset > begin.offset:
-                    return max(newest, later, key=lambda each: each.offset)
+                later = self._peek("last")
+                if later and later[0].offset > begin.offset:
+                    return max(newest, later[0], key=lambda each: each.offset)
         return newest
 
     def since(self, milliseconds: int, high: int) -> int:
@@ -113,7 +116,7 @@ class StreamReading:
                     channel.basic_ack(tag, multiple=True)
                     unasked = 0
                 if not taken:
-                    self._wait(channel, taken, more=high is not None)
+                    self._wait(channel, taken, more=high is not None, late=_LATE if opened_at == low else 0.0)
             except AMQPError:
                 if opened_at == low:
                     raise
@@ -133,12 +136,17 @@ class StreamReading:
             low = entry.offset + 1
         self._end(channel)
 
-    def _wait(self, channel: BlockingChannel, taken: deque[tuple[int, Entry]], *, more: bool) -> None:
-        """Wait for messages. Without `more`, only for those that the broker sends before it answers a question."""
+    def _wait(
+        self, channel: BlockingChannel, taken: deque[tuple[int, Entry]], *, more: bool, late: float = 0.0
+    ) -> None:
+        """Wait for messages. Without `more`, only until the broker has answered a question, then for `late` seconds."""
         if not more:
             with dropped_when_silent(self._connection, self._silence):
                 channel.queue_declare(self._name, passive=True)
             self._connection.process_data_events(0)
+            end = time.monotonic() + late
+            while not taken and (left := end - time.monotonic()) > 0:
+                self._connection.process_data_events(left)
             return
         end = time.monotonic() + _SILENCE
         while not taken:
@@ -154,7 +162,7 @@ class StreamReading:
     def _peek(self, where: str | datetime) -> list[Entry]:
         """Return the first messages at a point, one at least if any is there."""
         channel, taken = self._consume(where, 1)
-        self._wait(channel, taken, more=False)
+        self._wait(channel, taken, more=False, late=_LATE)
         self._end(channel)
         return [entry for _, entry in taken]
 
