@@ -51,7 +51,6 @@ class Outcome:
 def main(arguments: Sequence[str]) -> int:
     """Run; return the exit code: 0 only if every cell that ran holds, and all ran where brokers are required."""
     options = _parser().parse_args(arguments)
-    logging.getLogger("redelivery").setLevel(logging.ERROR)  # provisioning says what stand-ins lack
     cells = _chosen(options)
     if not cells:
         print("no such cell; --list shows them")
@@ -200,5 +199,6 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
+    logging.getLogger("redelivery").setLevel(logging.ERROR)  # provisioning says what stand-ins lack
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that brokers and disks are given back
     sys.exit(main(sys.argv[1:]))

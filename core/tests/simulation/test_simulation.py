@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -38,6 +39,14 @@ def digests(hash_seed: int) -> dict[str, list[str]]:
     done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True, timeout=300)
     found: dict[str, list[str]] = json.loads(done.stdout)
     return found
+
+
+def test_a_run_leaves_logging_as_it_was(caplog: pytest.LogCaptureFixture) -> None:
+    for world in WORLDS:
+        run(world, 0)
+    assert not caplog.records
+    logging.getLogger("redelivery").warning("heard")
+    assert caplog.messages == ["heard"]
 
 
 def test_one_seed_has_one_history_in_any_process() -> None:
