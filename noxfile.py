@@ -464,9 +464,10 @@ def _toxiproxy(session: nox.Session) -> None:
     if go is None or shutil.which("toxiproxy-server") or (folder / "server").exists():
         return
     wanted = f"github.com/Shopify/toxiproxy/v2/cmd/server@{TOXIPROXY}"
-    built = subprocess.run([go, "install", wanted], env={**os.environ, "GOBIN": str(folder)}, check=False)
-    if built.returncode:
-        session.warn("toxiproxy was not built; our own proxy is used")
+    try:
+        subprocess.run([go, "install", wanted], env={**os.environ, "GOBIN": str(folder)}, check=True, timeout=180)
+    except subprocess.SubprocessError as error:
+        session.warn(f"toxiproxy was not built, so our own proxy is used: {error}")
 
 
 def _typed() -> list[str]:
