@@ -81,7 +81,9 @@ class Redriving:
         """Start the redrive again until one has nothing to do, after what killed ones looked at is visible again."""
         while life.wait() is not None:
             end = life.outcome()
-            if end is None or (end.kind == "reported" and not _has_moved(end.data["report"])):
+            if end is None:
+                return
+            if end.kind == "reported" and not _has_moved(end.data["report"]) and life.unhindered > self.hidden:
                 return
             time.sleep(LEASE if end.kind == "reported" else AGAIN)
             life.again(failed=end.kind != "reported")

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -38,7 +39,13 @@ class Life:
         self._recorder = recorder
         self._lock = threading.Lock()
         self._over = False
+        self._killed = float("-inf")
         self._start()
+
+    @property
+    def unhindered(self) -> float:
+        """Seconds between the last kill and the start of the present process."""
+        return self._started - self._killed
 
     @property
     def who(self) -> str:
@@ -76,6 +83,7 @@ class Life:
             if self._over:
                 return
             self._end()
+            self._killed = time.monotonic()
             self._recorder.write("killed", process=self.who)
             self._start()
             self._recorder.write("restarted", process=self.who)
@@ -99,6 +107,7 @@ class Life:
 
     def _start(self) -> None:
         self.number += 1
+        self._started = time.monotonic()
         self._process: subprocess.Popen[bytes] = process(
             self._module, {**self._settings, "who": self.who}, self._folder, self.who
         )

@@ -65,14 +65,15 @@ class IgnoresTheDelay(Broken):
 
 
 class ComesTooEarly(Broken):
-    """Cuts a delay to tenths of a second."""
+    """Waits a tenth of a delay; more would be hidden by a machine that is slow to look."""
 
     caught_by = "a_retry_is_never_early_and_not_much_later"
 
     class ReceiverRole(MemoryReceiver):
         def again(self, state: State, outcome: Retry | Release) -> None:
             super().again(state, outcome)
-            state.visible -= 0.1
+            if isinstance(outcome, Retry):
+                state.visible -= 0.9 * outcome.delay.total_seconds()
 
 
 class ComesMuchLater(Broken):
