@@ -200,7 +200,7 @@ def install_project(session: nox.Session, *groups: str) -> None:
     stamp = Path(session.virtualenv.location, "complete")
     if not stamp.exists() or stamp.read_text(encoding="utf-8") != wanted:
         plugins = [*(f"plugins/{name}[testing]" for name in PLUGINS), *(f"plugins/{name}/standin" for name in STANDINS)]
-        folders = ["core[spark]", "conformance_tests", *plugins, "."]
+        folders = ["core[spark]", "conformance_tests", *plugins, ".[watch,ui,lineage]"]
         editable = [argument for folder in folders for argument in ("--editable", folder)]
         install(session, *editable, groups=groups)
     provide_spark(session)

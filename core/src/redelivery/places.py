@@ -1,0 +1,1 @@
+"""Places: names for dead letter queues, from `redelivery.toml`."""

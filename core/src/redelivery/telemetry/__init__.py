@@ -1,0 +1,1 @@
+"""Spans, metrics and trace context by OpenTelemetry's conventions; without an SDK they cost nothing."""

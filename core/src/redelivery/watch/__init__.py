@@ -1,0 +1,1 @@
+"""`redelivery watch`: looks at dead letter queues again and again, publishes metrics and raises alerts."""
