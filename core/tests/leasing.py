@@ -22,7 +22,7 @@ from redelivery.contract.broker import (
     Terminate,
 )
 from redelivery.contract.message import Message
-from redelivery.errors import BrokerError, LeaseLost
+from redelivery.errors import BrokerError, LeaseLost, Unsupported
 
 NATIVE = Support.NATIVE
 
@@ -52,6 +52,8 @@ class LeasingBroker(Broker):
         #: Leases last as long as the connection.
         self.endless = False
         self.revoked: set[str] = set()
+        #: Leases cannot be prolonged.
+        self.fixed = False
         self.undecodable: dict[str, str] = {}
         #: Messages say where they lie: `place/<number of the lease>`.
         self.positions = False
@@ -149,6 +151,8 @@ class LeasingReceiver(Receiver):
         return None
 
     def extend(self, leases: Sequence[Received], seconds: float) -> Sequence[Received | LeaseLost]:
+        if self._broker.fixed:
+            raise Unsupported("leases cannot be prolonged")
         return [self._extend(received, seconds) for received in leases]
 
     def _extend(self, received: Received, seconds: float) -> Received | LeaseLost:

@@ -284,6 +284,29 @@ def test_a_lost_lease_is_never_settled(monkeypatch: pytest.MonkeyPatch) -> None:
     assert report.accepted == 0
 
 
+@pytest.mark.parametrize("how", ["revoked", "fixed"])
+def test_a_letter_that_waits_for_its_sink_is_dropped_with_its_lease(how: str) -> None:
+    """The broker delivers the message again, and the letter would tell of its former delivery alone."""
+    setup = SubscriptionSetup(message("a"), backoff_policy="linear", backoff_delay=300 * MS)
+    setup.sinks[0].script["a"] = ["retriable"]
+    setup.queue.fixed = how == "fixed"
+    handled = []
+
+    def handler(m: Message) -> None:
+        handled.append(m.id)
+        setup.queue.revoked = {"a"} if how == "revoked" and len(handled) == 1 else set()
+        if len(handled) == 1:
+            raise TerminalNack("never")
+
+    report = setup.subscription(handler, lease=200 * MS).run(until_empty=True)
+    assert setup.sinks[0].attempts["a"] == 1
+    assert setup.sinks[0].stored == []
+    assert setup.queue.items == []
+    assert len(handled) >= 2
+    assert report.lost == len(handled) - 1
+    assert (report.accepted, report.dead_lettered) == (1, 0)
+
+
 def test_a_settlement_that_fails_for_a_moment_is_tried_again() -> None:
     setup = SubscriptionSetup(message("a"), **QUICK)
     setup.queue.settle_errors = [Retriable("busy"), Retriable("busy")]

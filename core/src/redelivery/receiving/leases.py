@@ -151,6 +151,9 @@ class Leases:
     def __len__(self) -> int:
         return len(self._held)
 
+    def __contains__(self, leased: LeasedMessage) -> bool:
+        return leased in self._held
+
     def __iter__(self) -> Iterator[LeasedMessage]:
         return iter(list(self._held))
 

@@ -312,6 +312,10 @@ class _LeaseOwner(Owner):
     def received(self) -> Received:
         return self._leased.received
 
+    @property
+    def comes_again(self) -> bool:
+        return self._leased not in self._leases
+
     def moved(self) -> None:
         self._moved = True
 

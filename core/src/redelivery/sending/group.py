@@ -63,6 +63,11 @@ class Owner:
         """The message under its lease as last prolonged; None: it has no lease."""
         return None
 
+    @property
+    def comes_again(self) -> bool:
+        """Whether its lease is over, so that its broker delivers it again."""
+        return False
+
     def handled(self) -> None:
         """Take note: a sink has confirmed the row, or it was skipped."""
 

@@ -329,7 +329,7 @@ class SendQueue:
             groups = [
                 each
                 for each in self._take_due(now, answered=answered)
-                if self._order is None or self._order.may_go(each)
+                if (self._order is None or self._order.may_go(each)) and not self._comes_again(each, now)
             ]
             if not groups:
                 continue
@@ -339,6 +339,18 @@ class SendQueue:
                 self._refuse(SentBatch(together(groups), groups, now, now))
                 continue
             self.send(replace(outgoing(groups), isolate=groups[0].isolated, ordered=self.ordered), groups)
+
+    def _comes_again(self, group: Group, now: float) -> bool:
+        """Whether a group's lease is over: its broker delivers it again, and what that comes to counts.
+
+        That a lease ran out counts from the second attempt on. Otherwise no letter would ever be stored where handlers
+        take longer than leases last.
+        """
+        owner = group.owner
+        received = owner.received if group.attempts or group.sink_errors else None
+        if received is not None and received.expires is not None and received.expires <= now:
+            owner.lose()
+        return owner.comes_again
 
     def _is_answered(self, now: float) -> bool:
         """Whether the last try counts for the first waiting group."""
