@@ -136,6 +136,29 @@ class DeadLetterQueue:
         """The URL of the dead letter queue, redacted. Raises BrokerError, ConfigurationError."""
         return redact(self._places()[0])
 
+    @property
+    def broker(self) -> str:
+        """The name of the broker's plugin."""
+        return self._broker.name
+
+    @property
+    def looking_takes(self) -> bool:
+        """Whether a look at letters hides them from others for a time, and counts as a delivery of each."""
+        return self._broker.capabilities.browse is not Support.NATIVE
+
+    def depth(self) -> int | None:
+        """Return how many letters the broker counts, without a look at any; None where it does not count them.
+
+        Only where `looking_takes`: there a dead letter queue is a queue like any other, and its depth is that of its
+        letters. Raises BrokerError, ConfigurationError.
+        """
+        if not self.looking_takes or not self._broker.capabilities.depth:
+            return None
+        if self._direct:
+            return _depth(self._broker)
+        with contextlib.ExitStack() as opened:
+            return sum(_depth(opened.enter_context(self._at(each))) for each in self._places())
+
     def remove(self, ids: Collection[str]) -> int:
         """Remove letters by message id or position; return how many."""
         return self.remove_at([letter.position for letter in self.select(Selection().of(ids))])
@@ -532,6 +555,11 @@ class DeadLetterQueue:
         if self._direct:
             return (self._broker.canonical_url or self._connector.url,)
         return self._broker.dead_letter_places()
+
+
+def _depth(broker: Broker) -> int:
+    with broker.admin() as admin:
+        return admin.depth()
 
 
 def _unsent(batch: LetterBatch, earlier: Mapping[str, str]) -> Sequence[int]:

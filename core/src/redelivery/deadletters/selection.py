@@ -76,6 +76,10 @@ def _unchanged(wanted: Wanted, _now_ms: int) -> Wanted:
     return wanted
 
 
+def _always(_letter: Letter, _now_ms: int) -> bool:
+    return True
+
+
 @dataclass(frozen=True, slots=True)
 class Condition:
     """A condition that a letter must meet.
@@ -154,6 +158,14 @@ class Selection:
         own = Condition(f"destination={destination}", holds, columns=columns, field="destination")
         return Selection((*self.conditions, own))
 
+    def between(self, after: str | None, before: str | None) -> Selection:
+        """Select only letters behind one cursor and up to another (`DeadLetters.cursor`); None: no bound."""
+
+        def narrow(wanted: Wanted, _now_ms: int) -> Wanted:
+            return replace(wanted, after=after, before=before)
+
+        return Selection((*self.conditions, Condition("between two cursors", _always, narrow=narrow)))
+
     def admits(self, letter: Letter, now_ms: int) -> bool:
         """Return whether this letter is selected.
 
@@ -179,7 +191,7 @@ class Selection:
         of_field = [each for each in self.conditions if each.field is not None]
         if of_field and rows:
             rows = _meeting(of_field, batch.take(rows) if len(rows) < len(batch) else batch, rows, now_ms)
-        rest = [each for each in self.conditions if not each.bare and each.field is None]
+        rest = [each for each in self.conditions if not each.bare and each.field is None and each.holds is not _always]
         if not rest:
             return rows
         found = []
