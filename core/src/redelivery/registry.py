@@ -286,6 +286,7 @@ def client_options(plugin: BrokerPlugin, options: Mapping[str, str]) -> dict[str
     return own
 
 
+@cache
 def _extras() -> Sequence[str]:
     """Return the plugins that the distribution `redelivery` itself offers; error texts suggest only these."""
     try:

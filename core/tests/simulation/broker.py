@@ -78,6 +78,10 @@ class Book:
     searched: int = 0
 
 
+#: The book of something that never came to a queue.
+NOTHING: Final = Book()
+
+
 @dataclass(slots=True)
 class Network:
     """All queues of a run, and what goes wrong on the way to them.

@@ -25,7 +25,7 @@ from redelivery.sending.group import Origin
 from redelivery.sending.report import DeliveryReport
 from redelivery.sending.send_queue import Bounds
 from simulation import invariants
-from simulation.broker import PLAIN, Book, url_of
+from simulation.broker import NOTHING, PLAIN, Book, url_of
 from simulation.choices import Choices
 from simulation.invariants import End, Item
 from simulation.scheduler import Killed, Process
@@ -181,7 +181,7 @@ class EngineWorld(World):
 
     def items(self) -> Iterator[Item]:
         for name in self.originals:
-            work = self.network.books.get((WORK, name)) or Book()
+            work = self.network.books.get((WORK, name), NOTHING)
             letters = [book for sink in self.sinks if (book := self.network.books.get((sink, name)))]
             confirmed = bool(work.confirmed or any(book.confirmed for book in letters))
             stored = bool(work.arrived or any(book.arrived for book in letters))

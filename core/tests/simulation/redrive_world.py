@@ -28,7 +28,7 @@ from redelivery.errors import Ambiguous, JournalError, Retriable
 from redelivery.formats import dialects
 from redelivery_conformance.memory import DEAD_LETTERS
 from simulation import invariants
-from simulation.broker import PLAIN, Book, url_of
+from simulation.broker import NOTHING, PLAIN, url_of
 from simulation.choices import Choices
 from simulation.invariants import End, Item
 from simulation.scheduler import Killed, Process, Violated
@@ -327,7 +327,7 @@ class RedriveWorld(World):
     def items(self) -> Iterator[Item]:
         there = self._there()
         for name, kind in self.kinds.items():
-            work = self.network.books.get((WORK, name)) or Book()
+            work = self.network.books.get((WORK, name), NOTHING)
             unanswered = max(0, len(work.arrived) - work.confirmed)
             recognises = bool(self.network.can[WORK].deduplicate)
             yield Item(

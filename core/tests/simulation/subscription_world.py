@@ -31,7 +31,7 @@ from redelivery.policy.backoff import wait_before_retry
 from redelivery.receiving.subscription import Subscription
 from redelivery_conformance.memory import DEAD_LETTERS
 from simulation import invariants
-from simulation.broker import PLAIN, Book, url_of
+from simulation.broker import NOTHING, PLAIN, Book, url_of
 from simulation.choices import Choices
 from simulation.invariants import End, Item
 from simulation.scheduler import Killed, Process, Violated
@@ -290,7 +290,7 @@ class SubscriptionWorld(World):
         return {self.named(message) for message in self.network.store.queue(WORK).messages.values()}
 
     def _book(self, queue: str, name: str) -> Book:
-        return self.network.books.get((queue, name)) or Book()
+        return self.network.books.get((queue, name), NOTHING)
 
     def _book_of_letters(self, name: str) -> int:
         """How many letters of it are stored."""
