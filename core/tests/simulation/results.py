@@ -1,10 +1,17 @@
-"""Results of a long run: `document` makes them, `results.json` keeps them, docs/simulation.md shows them (`page`)."""
+"""Results of a long run: `document` makes them, `results.json` keeps them, docs/simulation.md shows them (`page`).
+
+`python -m simulation.results FILE...` records a run that was made in parts, each with its own `--json FILE`. Without
+files it writes the document again.
+"""
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
-from collections.abc import Mapping
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 from unittest import mock
@@ -73,6 +80,36 @@ def document(found: Mapping[str, Tally], seconds: float, first: int) -> dict[str
     }
 
 
+def summed(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what the parts of one run came to together; the mutants and the model are those of the first part.
+
+    Raises:
+        ValueError: they are not parts of one run: of one commit, each beginning where the one before it ended.
+    """
+    parts = sorted(parts, key=lambda part: part["first"])
+    whole: dict[str, Any] = {**parts[0], "worlds": {}}
+    if len({part["commit"] for part in parts}) > 1:
+        raise ValueError(f"several commits: {', '.join(sorted({part['commit'] for part in parts}))}")
+    for before, part in itertools.pairwise(parts):
+        ends = {before["first"] + each["seeds"] for each in before["worlds"].values()}
+        if ends != {part["first"]}:
+            raise ValueError(
+                f"the part from {before['first']} on ends at {sorted(ends)}, the next begins at {part['first']}"
+            )
+    for name in ("seconds", "seeds", "steps"):
+        whole[name] = sum(part[name] for part in parts)
+    for world in parts[0]["worlds"]:
+        each = [part["worlds"][world] for part in parts]
+        reached: Counter[str] = sum((Counter(one["reached"]) for one in each), Counter())
+        whole["worlds"][world] = {
+            "seeds": sum(one["seeds"] for one in each),
+            "steps": sum(one["steps"] for one in each),
+            "failed": sorted(seed for one in each for seed in one["failed"]),
+            "reached": {state: reached[state] for state in each[0]["reached"]},
+        }
+    return whole
+
+
 def _commit() -> str:
     command = ["git", "rev-parse", "--short=10", "HEAD"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -122,5 +159,13 @@ def generated() -> str:
     return before + page(json.loads(RECORDED.read_text(encoding="utf-8"))) + after
 
 
+def record(files: Sequence[str]) -> None:
+    """Record a run that was made in parts. Raises ValueError."""
+    parts = [json.loads(Path(file).read_text(encoding="utf-8")) for file in files]
+    RECORDED.write_text(json.dumps(summed(parts), indent=2) + "\n", encoding="utf-8")
+
+
 if __name__ == "__main__":
+    if sys.argv[1:]:
+        record(sys.argv[1:])
     DOCUMENT.write_text(generated(), encoding="utf-8")

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -157,6 +158,29 @@ def test_the_document_shows_the_recorded_run() -> None:
     }
     assert all(runs for each in recorded["worlds"].values() for runs in each["reached"].values())
     assert [each["name"] for each in recorded["mutants"]] == [each.name for each in MUTANTS]
+
+
+def part(first: int, seeds: int, **other: Any) -> dict[str, Any]:
+    one = {"seeds": seeds, "steps": 3, "failed": [first], "reached": {"rare": 1, "never": 0}}
+    worlds = {world: dict(one) for world in WORLDS}
+    return {"commit": "a", "first": first, "seconds": 2, "seeds": seeds * 4, "steps": 12, "worlds": worlds, **other}
+
+
+def test_the_parts_of_a_run_are_summed() -> None:
+    whole = results.summed([part(1100, 50), part(1000, 100)])
+    assert (whole["first"], whole["seeds"], whole["steps"], whole["seconds"]) == (1000, 600, 24, 4)
+    assert whole["worlds"]["redrive"] == {
+        "seeds": 150,
+        "steps": 6,
+        "failed": [1000, 1100],
+        "reached": {"rare": 2, "never": 0},
+    }
+
+
+@pytest.mark.parametrize("other", [part(1100, 50, commit="b"), part(1101, 50), part(1050, 50), part(1000, 100)])
+def test_what_is_not_one_run_is_not_summed(other: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"commits|begins"):
+        results.summed([part(1000, 100), other])
 
 
 def test_the_command_runs_seeds_side_by_side_and_writes_what_they_came_to(
