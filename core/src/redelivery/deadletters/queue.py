@@ -34,6 +34,8 @@ from redelivery.deadletters.redrive import (
 from redelivery.deadletters.returned import Returned
 from redelivery.deadletters.scan import scan
 from redelivery.deadletters.selection import Selection
+from redelivery.deadletters.triage import Parked, Triage
+from redelivery.deadletters.triage import default_path as triage_path
 from redelivery.deadletters.trust import Targets, context_of
 from redelivery.errors import ConfigurationError, RedeliveryError, Unsupported
 from redelivery.formats import signing
@@ -77,8 +79,11 @@ class DeadLetterQueue:
         direct: bool,
         home: str | None = None,
         keys: Sequence[bytes] = (),
+        triage: Path | None = None,
     ) -> None:
         self._keys = keys
+        self._triage_path = triage
+        self._triage: Triage | None = None
         self._connector = connector
         self._options = options
         self._broker = broker
@@ -93,11 +98,10 @@ class DeadLetterQueue:
 
     def select(self, where: Selection | None = None) -> Iterator[Letter]:
         """Return the letters of a selection, oldest first, left in place, each with its whole context."""
-        now_ms = self._connector.clock.wall_ms()
+        now_ms, selection = self.now_ms(), self._within(where)
         if not self._broker.capabilities.splits:  # a batch may take long to fill
-            yield from (letter for letter in self if where is None or where.admits(letter, now_ms))
+            yield from (letter for letter in self if selection.admits(letter, now_ms))
             return
-        selection = where or Selection()
         wanted = selection.wanted(now_ms)
         for batch in itertools.chain.from_iterable(self._letters.read(s, wanted) for s in self._letters.splits(wanted)):
             for index in selection.admitted(batch, range(len(batch)), now_ms):
@@ -120,8 +124,7 @@ class DeadLetterQueue:
             columns: columns of `Batch` that `each` looks at; None: all.
             threads: how many read side by side, where the broker allows it.
         """
-        now_ms = self._connector.clock.wall_ms()
-        selection = where or Selection()
+        now_ms, selection = self.now_ms(), self._within(where)
         readers = threads if self._broker.capabilities.splits else 1
         wanted = replace(selection.wanted(now_ms), readers=readers, columns=None if where else columns)
 
@@ -158,6 +161,34 @@ class DeadLetterQueue:
             return _depth(self._broker)
         with contextlib.ExitStack() as opened:
             return sum(_depth(opened.enter_context(self._at(each))) for each in self._places())
+
+    def now_ms(self) -> int:
+        """Return the time, milliseconds since the epoch."""
+        return self._connector.clock.wall_ms()
+
+    @property
+    def triage(self) -> Triage:
+        """What people have parked or noted here. Raises ConfigurationError, JournalError, BrokerError."""
+        if self._triage is None:
+            place = self.place
+            self._triage = Triage(self._triage_path or triage_path(place), place, clock=self._connector.clock)
+            self._connector.resources.callback(self._triage.close)
+        return self._triage
+
+    def parked(self) -> Parked:
+        """Return what is parked here now. Raises as `triage`."""
+        if self._triage is None and self._triage_path is None:
+            try:
+                triage_path(self.place)
+            except ConfigurationError:
+                return Parked()  # a user without a home folder has parked nothing
+        return self.triage.parked()
+
+    def _within(self, where: Selection | None) -> Selection:
+        """Return a selection that knows what is parked here, where it asks for that."""
+        if where is None or not where.asks_for_parked:
+            return where or Selection()
+        return where.within(self.parked().rows)
 
     def remove(self, ids: Collection[str]) -> int:
         """Remove letters by message id or position; return how many."""
@@ -585,6 +616,7 @@ def dead_letters(
     options: Mapping[str, str] | None = None,
     connection_factory: ConnectionFactory | None = None,
     key: str | None = None,
+    triage: Path | None = None,
 ) -> DeadLetterQueue:
     """Return the dead letters of a destination.
 
@@ -596,6 +628,7 @@ def dead_letters(
         key: references of the keys that letters were signed with (`letterKey`), separated by commas. Of a letter that
             none of them has signed, only the broker's own report is believed; the target of a signed letter is
             followed.
+        triage: the file that says which letters are parked; None: that of the place, beside its journal.
 
     Raises:
         ConfigurationError, Unsupported, BrokerError
@@ -619,5 +652,5 @@ def dead_letters(
         kept = resources.pop_all()
         dlq = replace(connector, resources=kept)
         home = None if sink is None else url
-        return DeadLetterQueue(dlq, broker, letters, options or {}, direct=direct, home=home, keys=keys)
+        return DeadLetterQueue(dlq, broker, letters, options or {}, direct=direct, home=home, keys=keys, triage=triage)
     raise AssertionError("unreachable")

@@ -23,6 +23,7 @@ from redelivery.contract.broker import Letter
 from redelivery.contract.context import ErrorContext, moment_ms
 from redelivery.contract.letters import LetterBatch, Wanted
 from redelivery.contract.message import Message
+from redelivery.deadletters import groups
 from redelivery.deadletters.trust import context_of, contexts_of
 from redelivery.errors import ConfigurationError, InvalidSpec
 from redelivery.formats import dialects
@@ -55,6 +56,8 @@ FLAGS: Final[Mapping[str, Callable[[ErrorContext], bool]]] = {
     "maybe_delivered": lambda context: context.maybe_delivered,
 }
 AGE: Final = "age"
+GROUP: Final = "group"
+PARKED: Final = "parked"
 CODE: Final = "code"
 HEADER: Final = "header."
 
@@ -90,7 +93,9 @@ class Condition:
         bare: `holds` needs no more of the context than the broker's own.
         narrow: returns what is wanted of a place under this condition too, at a time.
         columns: returns, of some rows of a batch, those that may meet it, without a look at each letter.
-        field: of the context, the only thing that `holds` needs; None: it needs more, or nothing.
+        fields: of the context, all that `holds` needs; empty: it needs more, or nothing.
+        parked: True, False: only letters that are parked, or are not: the place's triage knows (`Selection.within`).
+        by_column: `columns` alone decides, where letters come as columns.
     """
 
     text: str
@@ -98,7 +103,9 @@ class Condition:
     bare: bool = False
     narrow: Callable[[Wanted, int], Wanted] = _unchanged
     columns: Callable[[LetterBatch, Sequence[int]], Sequence[int]] = lambda _, rows: rows
-    field: str | None = None
+    fields: tuple[str, ...] = ()
+    parked: bool | None = None
+    by_column: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +162,7 @@ class Selection:
             said = contexts_of(batch, ["destination"])["destination"]
             return [row for row in rows if said[row] is not None or perhaps_there(batch.letter(row))]
 
-        own = Condition(f"destination={destination}", holds, columns=columns, field="destination")
+        own = Condition(f"destination={destination}", holds, columns=columns, fields=("destination",))
         return Selection((*self.conditions, own))
 
     def between(self, after: str | None, before: str | None) -> Selection:
@@ -164,7 +171,7 @@ class Selection:
         def narrow(wanted: Wanted, _now_ms: int) -> Wanted:
             return replace(wanted, after=after, before=before)
 
-        return Selection((*self.conditions, Condition("between two cursors", _always, narrow=narrow)))
+        return Selection((*self.conditions, Condition("between two cursors", _always, narrow=narrow, by_column=True)))
 
     def admits(self, letter: Letter, now_ms: int) -> bool:
         """Return whether this letter is selected.
@@ -188,10 +195,10 @@ class Selection:
         bare = [each for each in self.conditions if each.bare]
         if bare:
             rows = [row for row in rows if all(each.holds(batch.letter(row), now_ms) for each in bare)]
-        of_field = [each for each in self.conditions if each.field is not None]
+        of_field = [each for each in self.conditions if each.fields]
         if of_field and rows:
             rows = _meeting(of_field, batch.take(rows) if len(rows) < len(batch) else batch, rows, now_ms)
-        rest = [each for each in self.conditions if not each.bare and each.field is None and each.holds is not _always]
+        rest = [each for each in self.conditions if not each.bare and not each.fields and not each.by_column]
         if not rest:
             return rows
         found = []
@@ -201,6 +208,34 @@ class Selection:
             if all(each.holds(whole, now_ms) for each in rest):
                 found.append(row)
         return found
+
+    @property
+    def asks_for_parked(self) -> bool:
+        """Whether the place's triage decides which letters are selected (`within`)."""
+        return any(each.parked is not None for each in self.conditions)
+
+    def within(self, parked_rows: Callable[[LetterBatch], Collection[int]]) -> Selection:
+        """Return the selection for a place.
+
+        Args:
+            parked_rows: returns the indices of the parked letters of a batch, as its triage knows them.
+        """
+
+        def settled(each: Condition) -> Condition:
+            if each.parked is None:
+                return each
+            wanted = each.parked
+
+            def columns(batch: LetterBatch, rows: Sequence[int]) -> Sequence[int]:
+                parked = frozenset(parked_rows(batch))
+                return [row for row in rows if (row in parked) == wanted]
+
+            def holds(letter: Letter, _: int) -> bool:
+                return bool(parked_rows(LetterBatch.of([letter]))) == wanted
+
+            return replace(each, holds=holds, columns=columns, bare=False, by_column=True)
+
+        return Selection(tuple(map(settled, self.conditions)))
 
     def wanted(self, now_ms: int) -> Wanted:
         """Return what a plugin need return of a place: never less than what is selected."""
@@ -221,12 +256,12 @@ def _meeting(conditions: Sequence[Condition], letters: LetterBatch, rows: Sequen
     """Return those of the rows that meet conditions on fields of their contexts: equal values are compared once.
 
     Args:
-        conditions: each with a `field`.
+        conditions: each with `fields`.
         letters: those of the rows.
         rows: their indices.
         now_ms: as in `Selection.admits`.
     """
-    names = sorted({each.field for each in conditions if each.field is not None} | {"code", "kind"})  # for `sound`
+    names = sorted({name for each in conditions for name in each.fields} | {"code", "kind"})  # for `sound`
     columns = contexts_of(letters, names)
     said = list(zip(*(columns[name] for name in names), strict=True))
     nothing = Message(value=None)
@@ -258,9 +293,9 @@ def _condition(text: str) -> Condition:
         return _of_age(text, sign, value)
     if name in NUMBERS:
         holds = _of_number(text, NUMBERS[name], sign, value)
-        return Condition(text, holds, bare=name == "size", field=None if name == "size" else name)
+        return Condition(text, holds, bare=name == "size", fields=() if name == "size" else (name,))
     if name in FLAGS:
-        return Condition(text, _of_flag(text, FLAGS[name], sign, value), field=name)
+        return Condition(text, _of_flag(text, FLAGS[name], sign, value), fields=(name,))
     if name.startswith(HEADER):
         return Condition(text, _of_text(text, _headers(name.removeprefix(HEADER)), sign, value), bare=True)
     if name == CODE and sign in {"=", "!="} and value:
@@ -270,8 +305,12 @@ def _condition(text: str) -> Condition:
         holds = _of_text(text, lambda letter: (read(letter, letter.context or ErrorContext()),), sign, value)
         if name == "position":
             return Condition(text, holds, bare=True, narrow=_at(value) if sign == "=" else _unchanged)
-        return Condition(text, holds, field=None if name in {"id", "target"} else name)
-    raise unknown("condition", name, (*TEXTS, *NUMBERS, *FLAGS, AGE, f"{HEADER}NAME"))
+        return Condition(text, holds, fields=() if name in {"id", "target"} else (name,))
+    if name == GROUP:
+        return Condition(text, _of_group(text, sign, value), fields=groups.FIELDS)
+    if name == PARKED:
+        return _of_parked(text, sign, value)
+    raise unknown("condition", name, (*TEXTS, *NUMBERS, *FLAGS, AGE, GROUP, PARKED, f"{HEADER}NAME"))
 
 
 def _at(position: str) -> Callable[[Wanted, int], Wanted]:
@@ -346,6 +385,25 @@ def _of_flag(text: str, read: Callable[[ErrorContext], bool], sign: str, value: 
         raise ConfigurationError(f"{text!r}: it is true or false; write it as in 'maybe_delivered=true'")
     wanted = (value == "true") == (sign == "=")
     return lambda letter, _: read(letter.context or ErrorContext()) == wanted
+
+
+def _of_group(text: str, sign: str, value: str) -> Callable[[Letter, int], bool]:
+    if sign not in {"=", "!="}:
+        raise ConfigurationError(f"{text!r}: a group is compared by = or !=, not by {sign}")
+    try:
+        groups.check_fingerprint(value)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{text!r}: {error}") from None
+    return lambda letter, _: (groups.fingerprint(letter.context or ErrorContext()) == value) == (sign == "=")
+
+
+def _of_parked(text: str, sign: str, value: str) -> Condition:
+    def unknown_place(_: Any, __: Any) -> bool:
+        raise ConfigurationError(f"{text!r}: nothing says here what is parked: the triage of no place is known")
+
+    if sign not in {"=", "!="} or value not in {"true", "false"}:
+        raise ConfigurationError(f"{text!r}: it is true or false; write it as in 'parked=true'")
+    return Condition(text, unknown_place, bare=True, parked=(value == "true") == (sign == "="))
 
 
 def _of_age(text: str, sign: str, value: str) -> Condition:
