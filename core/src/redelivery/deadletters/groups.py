@@ -40,11 +40,12 @@ _DAYS: Final = "Mon|Tue|Wed|Thu|Fri|Sat|Sun"
 #: What precedes a quoted name that is part of the cause: a column that is missing is another cause than another column.
 _NOUNS: Final = (
     "column|columns|field|relation|table|constraint|property|attribute|parameter|argument|type|class|option|function|"
-    "method|member|KeyError:|AttributeError:|for key"
+    "method|member|KeyError:|AttributeError:|(?<=for )key"
 )
 #: What precedes a number that is part of the cause.
 _NUMBERED: Final = (
-    r"errno|error|err|code|status|http|sqlstate|sqlcode|exit|signal|response|returned|reply-code|hresult|val"
+    r"errno|error|err|code|status|http|sqlstate|sqlcode|exit|signal|response|returned|hresult|val|"
+    r"(?:status|error|response|reply|return|exit|http)[ _-]?code"
 )
 #: Keys of a JSON value that is part of the cause.
 _TELLING: Final = "type|__type|code|error|errorCode|error_code|status|reason|title|exception"
@@ -52,6 +53,8 @@ _TELLING: Final = "type|__type|code|error|errorCode|error_code|status|reason|tit
 _TOKEN: Final = re.compile(
     "|".join(
         (
+            # words before other words, all at once: they are most of a message
+            rf"(?P<plain>(?:(?!(?:{_DAYS})\b|[a-f]{{8}}|[A-F]{{8}})[A-Za-z]{{1,24}}+[,;:)]?\x20(?=[A-Za-z]))++)",
             # a key of JSON with a value that tells the cause, or alone
             rf'(?P<told>"(?:{_TELLING})"\s?:\s?(?:"[A-Za-z][A-Za-z_.:-]{{0,80}}"|[0-9]{{1,5}}(?=[,}}\]\s])))',
             # a body that is quoted within a message
@@ -61,20 +64,27 @@ _TOKEN: Final = re.compile(
             # a quoted name behind a noun
             rf"(?P<named>\b(?:{_NOUNS})\s[\"'`][A-Za-z_][A-Za-z_.$-]{{0,80}}[\"'`])",
             # the text that a client quotes: only its quotation mark is passed over
-            r"(?P<sentence>(?:str=|text=|reason=|message=|\([0-9]{3,5}, |(?<=Error\()|(?<=Exception\()|(?<=Timeout\()|^)"
-            r"[\"'](?=[A-Za-z<]))",
+            (
+                r"(?P<sentence>(?:str=|text=|reason=|message=|\([0-9]{3,5}, |(?<=Error\()|(?<=Exception\()|"
+                r"(?<=Timeout\()|^)"
+                r"[\"'](?=[A-Za-z<]))"
+            ),
             r"(?P<constant>[\"'](?=[A-Z][A-Z0-9]{2,40}_[A-Z0-9_]{2,40} - ))",
             # quoted values; an apostrophe within a word is none. One that never ends reaches to the end.
-            rf"(?P<quoted>(?<![{_WORD}\"'])(?:'[^']*+(?:'|\Z)|\"(?:[^\"\\]|\\.)*+(?:\"|\Z)|`[^`]*+(?:`|\Z))"
-            "|\u201c[^\u201c\u201d]*+(?:\u201d|\\Z)|\u00ab[^\u00ab\u00bb]*+(?:\u00bb|\\Z))",
+            (
+                rf"(?P<quoted>(?<![{_WORD}\"'])(?:'[^']*+(?:'|\Z)|\"(?:[^\"\\]|\\.)*+(?:\"|\Z)|`[^`]*+(?:`|\Z))"
+                "|\u201c[^\u201c\u201d]*+(?:\u201d|\\Z)|\u00ab[^\u00ab\u00bb]*+(?:\u00bb|\\Z))"
+            ),
             r"(?P<value>(?:\)=|\bcontains )\([^)]*+\))",
             # numbers that are part of the cause
             rf"(?P<number>\b(?i:{_NUMBERED})(?: ?[:=#(\[] ?| code:? | )[0-9]{{1,5}}\b(?![.:/-]?[0-9A-Za-z]))",
             r"(?P<coded>\b(?:ORA|SQL|TNS|DB2)-?[0-9]{4,5}\b|\b[1-5][0-9]{2} (?=(?:Client|Server) Error))",
             r"(?P<errno>\[Errno -?[0-9]{1,5}\])",
             # dates in words
-            rf"(?P<date>\b(?:(?:{_DAYS})[a-z]{{0,6}},?\s)?(?:[0-9]{{1,2}}[\s-])?(?:{_MONTHS})[a-z]{{0,6}}[\s-]{{1,2}}"
-            r"[0-9][0-9, :.-]*+(?:(?:AM|PM|GMT|UTC|CES?T|[ECMP][SD]T)\b(?: [0-9]{4})?)?)",
+            (
+                rf"(?P<date>\b(?:(?:{_DAYS})[a-z]{{0,6}},?\s)?(?:[0-9]{{1,2}}[\s-])?(?:{_MONTHS})[a-z]{{0,6}}[\s-]{{1,2}}"
+                r"[0-9][0-9, :.-]*+(?:(?:AM|PM|GMT|UTC|CES?T|[ECMP][SD]T)\b(?: [0-9]{4})?)?)"
+            ),
             # a URL: its host and its query vary
             r"(?P<url>[A-Za-z][A-Za-z0-9+.-]{1,20}://[^\s\"'<>()\[\]{},;]++(?:\[[0-9A-Fa-f:.]{2,45}\][^\s\"'<>(){},;]*+)?)",
             r"(?P<arn>\barn:[a-z-]{1,12}:[a-z0-9-]{1,30}:[^\s\"'<>(),;]*+)",
@@ -84,7 +94,8 @@ _TOKEN: Final = re.compile(
             # words with all that joins them: hosts, paths, ids, numbers
             rf"(?P<token>[{_WORD}/\\~][{_WORD}.:/\\~@$%#=+-]*+)",
         )
-    )
+    ),
+    re.ASCII,
 )
 _SPACE: Final = re.compile("[\x00-\x20\x7f\x85\xa0\u2028\u2029]+")
 _HAS_DIGIT: Final = re.compile("[0-9]")
@@ -95,18 +106,19 @@ _BLOB: Final = re.compile("[A-Za-z0-9+/_=-]{20,}")
 _UUID: Final = re.compile("[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}")
 _LONGEST_PART: Final = 60
 #: A host with its port, and a host by its name.
-_PORT: Final = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]{0,250}):(?P<port>[0-9]{2,5})(?![0-9])")
+_PORT: Final = re.compile(r"(?<![A-Za-z0-9._-])(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*+):(?P<port>[0-9]{2,5})(?![0-9])")
 _TLD: Final = re.compile(
     r"(?:[A-Za-z0-9-]{1,63}+\.){2,}+(?:com|net|org|io|local|internal|cloud|dev|svc|lan|corp|test|cluster|aws|de|eu|uk|us)"
     r"\.?"
 )
 _SOURCE: Final = re.compile(r"\.(?:java|kt|scala|py|js|ts|go|rs|rb|cs|cpp|c|h|php|ex|clj|groovy)$")
 #: Folders whose next name is a user's, or made up.
-_OWNED: Final = re.compile(r"(?P<folder>(?:/|\\)(?:home|Users|tmp|temp|Temp|var/folders)[/\\])[^/\\\s]++")
+_OWNED: Final = re.compile(r"(?P<folder>(?:/|\\)(?:home|Users|tmp|temp|Temp|var/folders)[/\\])[^/\\ ]++")
 _RUN: Final = re.compile(r"<\*>(?:[-_.:,;/+|TZ =]{0,2}+<\*>)++(?:Z\b)?")
 _SIGNED: Final = re.compile(r"(?<![A-Za-z0-9>)\]])[-+]<\*>")
 _UNITS: Final = re.compile(
-    r"<\*> ?(?:(?P<unit>attempt|second|minute|hour|day|byte|row|record|message|character|char|time|millisecond|row|retr)(?:s|y|ies)?|ms|us|ns|s|sec|secs|min|mins|h|[KMGT]i?B|B|kB|%)(?![A-Za-z])"
+    r"<\*> ?(?:(?P<unit>attempt|second|minute|hour|day|byte|row|record|message|character|char|time|millisecond|retr)"
+    r"(?:s|y|ies)?|ms|us|ns|s|sec|secs|min|mins|h|[KMGT]i?B|B|kB|%)(?![A-Za-z])"
 )
 
 
@@ -206,7 +218,7 @@ _BLOB_OF_LETTERS: Final = 28
 _LEAST_CAPITALS: Final = 0.25
 _MOST_CAPITALS: Final = 0.75
 _PORT_DIGITS: Final = 4
-_AS_IS: Final = frozenset({"told", "key", "named", "sentence", "constant", "number", "coded", "errno"})
+_AS_IS: Final = frozenset({"plain", "told", "key", "named", "sentence", "constant", "number", "coded", "errno"})
 _REPLACE: Final[Mapping[str, Callable[[str], str]]] = {"url": _url, "arn": _arn, "value": _value, "token": _token}
 
 # --- fingerprints ---------------------------------------------------------------------------------------------------
@@ -292,5 +304,7 @@ def check_fingerprint(text: str) -> str:
     """Return a text that has the form of a fingerprint. Raises ConfigurationError."""
     if re.fullmatch(f"[0-9a-f]{{{DIGITS}}}", text) is None:
         hint = "`redelivery dead-letters stats --by fingerprint` lists the groups"
-        raise ConfigurationError(f"{quoted(redact(text))} is not a fingerprint, which has 12 hexadecimal digits; {hint}")
+        raise ConfigurationError(
+            f"{quoted(redact(text))} is not a fingerprint, which has 12 hexadecimal digits; {hint}"
+        )
     return text

@@ -289,8 +289,8 @@ def _condition(text: str) -> Condition:
     if found is None:
         raise ConfigurationError(f"{text!r} is not a condition; {_EXAMPLE}")
     name, sign, value = found["name"].strip(), found["sign"], found["value"].strip()
-    if name == AGE:
-        return _of_age(text, sign, value)
+    if name in _MADE:
+        return _MADE[name](text, sign, value)
     if name in NUMBERS:
         holds = _of_number(text, NUMBERS[name], sign, value)
         return Condition(text, holds, bare=name == "size", fields=() if name == "size" else (name,))
@@ -306,11 +306,7 @@ def _condition(text: str) -> Condition:
         if name == "position":
             return Condition(text, holds, bare=True, narrow=_at(value) if sign == "=" else _unchanged)
         return Condition(text, holds, fields=() if name in {"id", "target"} else (name,))
-    if name == GROUP:
-        return Condition(text, _of_group(text, sign, value), fields=groups.FIELDS)
-    if name == PARKED:
-        return _of_parked(text, sign, value)
-    raise unknown("condition", name, (*TEXTS, *NUMBERS, *FLAGS, AGE, GROUP, PARKED, f"{HEADER}NAME"))
+    raise unknown("condition", name, (*TEXTS, *NUMBERS, *FLAGS, *_MADE, f"{HEADER}NAME"))
 
 
 def _at(position: str) -> Callable[[Wanted, int], Wanted]:
@@ -387,14 +383,18 @@ def _of_flag(text: str, read: Callable[[ErrorContext], bool], sign: str, value: 
     return lambda letter, _: read(letter.context or ErrorContext()) == wanted
 
 
-def _of_group(text: str, sign: str, value: str) -> Callable[[Letter, int], bool]:
+def _of_group(text: str, sign: str, value: str) -> Condition:
     if sign not in {"=", "!="}:
         raise ConfigurationError(f"{text!r}: a group is compared by = or !=, not by {sign}")
     try:
         groups.check_fingerprint(value)
     except ConfigurationError as error:
         raise ConfigurationError(f"{text!r}: {error}") from None
-    return lambda letter, _: (groups.fingerprint(letter.context or ErrorContext()) == value) == (sign == "=")
+
+    def holds(letter: Letter, _: int) -> bool:
+        return (groups.fingerprint(letter.context or ErrorContext()) == value) == (sign == "=")
+
+    return Condition(text, holds, fields=groups.FIELDS)
 
 
 def _of_parked(text: str, sign: str, value: str) -> Condition:
@@ -428,3 +428,11 @@ def _of_age(text: str, sign: str, value: str) -> Condition:
         return replace(wanted, since_ms=start if since is None else max(start, since))
 
     return Condition(text, holds, narrow=narrow)
+
+
+#: Conditions that are no single field: how each is made of its text, sign and value.
+_MADE: Final[Mapping[str, Callable[[str, str, str], Condition]]] = {
+    AGE: _of_age,
+    GROUP: _of_group,
+    PARKED: _of_parked,
+}

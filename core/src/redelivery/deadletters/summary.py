@@ -24,13 +24,6 @@ if TYPE_CHECKING:
     from redelivery.deadletters.queue import DeadLetterQueue
     from redelivery.deadletters.triage import Triage
 
-#: What letters are counted by, besides groups: how a context is named.
-BY: Final[dict[str, Callable[[ErrorContext], str]]] = {
-    "code": lambda context: context.code or UNKNOWN,
-    "native_code": lambda context: context.native_code or UNKNOWN,
-    "reason": lambda context: _reason(context),
-    "source": lambda context: _source(context),
-}
 #: And by this: how long ago they were dead-lettered.
 AGE: Final = "age"
 UNKNOWN: Final = "unknown"
@@ -62,6 +55,24 @@ _WIDTHS: Final = tuple(_MINUTE * n for n in (1, 5, 15, 60, 3 * 60, 6 * 60, 1440,
 _FINE: Final = 4096
 #: The part of the letters that a plot shows at least: one letter with an impossible time must not stretch it.
 _SHOWN: Final = 0.99
+
+
+def _reason(context: ErrorContext) -> str:
+    return ": ".join(filter(None, (context.kind, context.label))) or context.reason or UNKNOWN
+
+
+def _source(context: ErrorContext) -> str:
+    said = context.subscriber and f"subscription {context.subscriber}"
+    return said or context.destination or context.source_topic or UNKNOWN
+
+
+#: What letters are counted by, besides groups: how a context is named.
+BY: Final[dict[str, Callable[[ErrorContext], str]]] = {
+    "code": lambda context: context.code or UNKNOWN,
+    "native_code": lambda context: context.native_code or UNKNOWN,
+    "reason": _reason,
+    "source": _source,
+}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -386,12 +397,3 @@ def _age(since: int | None, now_ms: int) -> str:
     if since is None:
         return UNKNOWN
     return next((name for seconds, name in _AGES if now_ms - since < seconds * 1000), _OLDER)
-
-
-def _reason(context: ErrorContext) -> str:
-    return ": ".join(filter(None, (context.kind, context.label))) or context.reason or UNKNOWN
-
-
-def _source(context: ErrorContext) -> str:
-    said = context.subscriber and f"subscription {context.subscriber}"
-    return said or context.destination or context.source_topic or UNKNOWN

@@ -370,7 +370,9 @@ class Triage:
         except sqlite3.Error as error:
             with contextlib.suppress(sqlite3.Error):
                 file.execute("ROLLBACK")
-            raise JournalError(f"the triage {str(self.path)!r} cannot be written: {error}; nothing is changed") from error
+            raise JournalError(
+                f"the triage {str(self.path)!r} cannot be written: {error}; nothing is changed"
+            ) from error
         self._seen = None  # `data_version` tells the changes of others alone
 
 
