@@ -268,7 +268,7 @@ class MemoryBroker(Broker):
             if name not in OPTIONS:
                 raise unknown("option", f"memory.{name}", [f"memory.{each}" for each in OPTIONS])
         self.host = parts.hostname or ""
-        self.queue = unquote(parts.path.strip("/"))
+        self.queue = self.destination_name = unquote(parts.path.strip("/"))
         self.deliveries = int(_number(options, "deliveries"))
         self.latency = _number(options, "latency") / 1000
         self.is_refused = options.get("password") == WRONG

@@ -474,6 +474,8 @@ class Broker(Role):
             None: core compares URLs as written.
         hosts: names or addresses of the hosts that its clients connect to, as far as options name them; empty: no host.
             None: the plugin does not report them, so a deployment that restricts hosts refuses it.
+        destination_name: the native name of the destination (topic, queue, exchange), for traces and metrics; the same
+            for all its rows, and without a secret. None: it has none.
         insecure: properties of its connections that an operator may not allow, one clause each: credentials in plain
             text to a host that is not local, verification switched off. Core warns, or refuses.
     """
@@ -482,6 +484,7 @@ class Broker(Role):
     capabilities: Capabilities
     canonical_url: str | None = None
     hosts: Sequence[str] | None = None
+    destination_name: str | None = None
     insecure: Sequence[str] = ()
 
     def is_at(self, other: Broker) -> bool:

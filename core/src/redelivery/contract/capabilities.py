@@ -117,6 +117,8 @@ class Capabilities:
         cloudevents_prefix: header prefix of CloudEvents attributes in binary mode; None: structured mode only.
         columns: the broker's own columns and their Python types, beyond those of `Message`.
         routes: those of `columns` that say where a row goes, as `destination` does. Its letter is sent without them.
+        messaging_system: the broker in traces and metrics, as OpenTelemetry names it (`messaging.system`); None: by the
+            plugin's name.
         destination_column: the broker's own name for a row's `destination` ("topic"): a column of this name means it.
         limits: see `Limits`.
     """
@@ -165,6 +167,7 @@ class Capabilities:
     columns: Mapping[str, type] = field(default_factory=dict)
     routes: frozenset[str] = frozenset()
     destination_column: str | None = None
+    messaging_system: str | None = None
     limits: Limits = field(default_factory=Limits)
 
 

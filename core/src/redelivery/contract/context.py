@@ -57,6 +57,7 @@ class ErrorContext:
         subscriber: the named subscription that gave up, redacted.
         maybe_delivered: an attempt ended ambiguous, so the destination may hold the message, however the last one
             ended.
+        traceparent: of the span in which it failed, where a program traced that; its message's own is a header.
         truncated: something was cut to the limits.
         extra: what else a dialect held, unchanged.
     """
@@ -90,6 +91,7 @@ class ErrorContext:
     source_timestamp_type: str | None = None
     subscriber: str | None = None
     maybe_delivered: bool = False
+    traceparent: str | None = None
     truncated: bool = False
     extra: Mapping[str, str] = field(default_factory=dict)
 

@@ -21,14 +21,16 @@ from redelivery.contract.context import Stage
 from redelivery.contract.message import Batch, Message
 from redelivery.contract.spec import DeliverySpec
 from redelivery.errors import Ambiguous, BrokerError, DeliveryFailed, NotSent, Permanent, ToleranceExceeded
+from redelivery.formats import dialects
 from redelivery.policy.rate import RateLimit
 from redelivery.policy.tolerance import Tolerance
 from redelivery.sending.errorlog import ErrorLog
-from redelivery.sending.group import Group, Origin, alike, distinct, picked
+from redelivery.sending.group import NOBODY, Group, Origin, alike, distinct, picked
 from redelivery.sending.letters import LetterWriter, Reporter
 from redelivery.sending.ordering import KeyOrder
 from redelivery.sending.report import DeliveryReport
 from redelivery.sending.send_queue import BatchResult, SendQueue
+from redelivery.telemetry.sends import SendObserver
 
 #: How long `drain` waits at a time, in seconds.
 _DRAIN_WAIT = 0.5
@@ -249,9 +251,25 @@ class Engine:
                 tolerated
             )
         successors = self._order.given_up(group) if self._order is not None else []
+        observer = self._send_queues[0].observer
+        if observer is not None and group.owner is NOBODY:
+            self._observe(group, observer)
         self._send_to_sink(group, 1)
         for successor in successors:
             self._park(successor)
+
+    def _observe(self, group: Group, observer: SendObserver) -> None:
+        """Record that rows are given up."""
+        messages = group.messages
+        group.spans = observer.given_up(
+            messages,
+            group.errors,
+            group.spans[0] if group.spans else None,
+            attempts=group.sent,
+            hops=[each.hops for each in dialects.histories(messages)] if messages.headers is not None else (),
+            began_ms=group.first_failure_ms,
+            ended_ms=self._clock.wall_ms(),
+        )
 
     def turn(self, wait: float) -> bool:
         """Send what is due, then handle the settled batches, waiting up to `wait` seconds for the first of them.
@@ -304,6 +322,8 @@ class Engine:
         result.failures.clear()  # not kept: each may be larger than its row
         for group, errors in groups:
             send_queue.beat()
+            if index == 0 and result.span is not None:
+                group.spans = (result.span,)
             self._failed(index, send_queue, group, errors, tried=result.tried)
 
     def _settle_rows(self, result: BatchResult) -> None:

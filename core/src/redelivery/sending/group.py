@@ -105,6 +105,7 @@ class Group:
         seconds: how long those attempts took, including the waits between them.
         errors: the errors for which its rows were given up: one for all, or one per row; empty before.
         sink_errors: the errors of the sinks that could not take it.
+        spans: `traceparent` of the span in which its rows failed: one for all, or one per row; empty: none is known.
         owner: who handed it over, and is notified of its end. A group with an owner has one row.
         wrapped: its send queue gets events that stand for the rows, because the queue has refused their content.
     """
@@ -132,6 +133,7 @@ class Group:
     first_failure_ms: int = 0
     last_failure_ms: int = 0
     sink_errors: tuple[str, ...] = ()
+    spans: Sequence[str | None] = ()
     owner: Owner = NOBODY
     wrapped: bool = False
 
@@ -180,6 +182,7 @@ class Group:
             rows=picked(self.messages, rows),
             positions=_at(self.positions, rows),
             errors=_at(self.errors, rows) if len(self.errors) > 1 else self.errors,
+            spans=_at(self.spans, rows) if len(self.spans) > 1 else self.spans,
         )
 
     def split(self, rows: int) -> tuple[Group, Group]:

@@ -91,6 +91,8 @@ class Reporter:
             varying["position"] = list(group.positions)
         if messages.extra:
             varying["extra"] = _extras(messages)
+        if len(group.spans) > 1:
+            varying["traceparent"] = group.spans
         histories = _histories(messages)
         if histories is not None:
             varying["attempts_total"] = [each.attempts_total + group.sent for each in histories]
@@ -128,6 +130,7 @@ class Reporter:
             source_timestamp_type=None if source is None else source.timestamp_type,
             subscriber=owner.subscriber,
             maybe_delivered=group.ambiguous,
+            traceparent=group.spans[0] if len(group.spans) == 1 else None,
         )
         return Contexts(common, varying)
 

@@ -23,6 +23,7 @@ from redelivery.errors import BrokerError, ContractViolation, RedeliveryError
 from redelivery.policy.outage import Outage
 from redelivery.sending.group import Group, outgoing, together
 from redelivery.sending.ordering import KeyOrder
+from redelivery.telemetry.sends import SendObserver
 
 #: Rows that are sent again in one batch, or letters that are sent in one, at most.
 RESEND: Final = 10_000
@@ -77,12 +78,14 @@ class BatchResult:
         failures: the error of each row that failed, by its index.
         duplicates: rows that the broker recognised.
         tried: False where nothing was sent, because the destination accepts nothing.
+        span: `traceparent` of the span of its sending; None where nothing records it.
     """
 
     sent: SentBatch
     failures: dict[int, BrokerError]
     duplicates: int = 0
     tried: bool = True
+    span: str | None = None
 
     def by_group(self) -> Iterator[tuple[Group, int, list[int]]]:
         """Return each group that was sent with the index of its first row, and its failed rows, by index, ascending."""
@@ -126,6 +129,7 @@ class SendQueue:
         self.broken: RedeliveryError | None = None
         self.outage = Outage(policy.budget_seconds(spec))
         self.rename_type = rename_type
+        self.observer = SendObserver.of(broker)
         self._order: KeyOrder | None = None
         self._watch: Callable[[], None] = lambda: None
         self._broker = broker
@@ -297,7 +301,20 @@ class SendQueue:
             first=first,
             blocked=sent.blocked,
         )
-        return result
+        return result if self.observer is None else self._observed(result, self.observer)
+
+    def _observed(self, result: BatchResult, observer: SendObserver) -> BatchResult:
+        sent, groups = result.sent, result.sent.groups
+        letters = [group for group in groups or () if group.render is not None]
+        span = observer.settled(
+            sent.batch,
+            result.failures,
+            seconds=self._clock.monotonic() - sent.sent_at,
+            ended_ms=self._clock.wall_ms(),
+            attempt=max((group.attempts for group in groups), default=1) if groups else 1,
+            failed_in=(each for group in letters for each in group.spans if each) if letters else None,
+        )
+        return replace(result, span=span)
 
     def _targets(self, batch: Batch) -> frozenset[Hashable]:
         """Return the targets of a batch's rows: the destination itself, or the targets that rows name."""

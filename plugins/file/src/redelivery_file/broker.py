@@ -24,6 +24,7 @@ class FileBroker(Broker):
         self.address = address
         self.settings = settings
         self.canonical_url = address.url
+        self.destination_name = address.path.name
 
     def sender(self) -> Sender:
         return FileSender(self.address, self.settings)

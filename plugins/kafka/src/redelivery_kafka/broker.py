@@ -32,6 +32,7 @@ class KafkaBroker(Broker):
         self.address = address
         self.settings = settings
         self.canonical_url = replace(address, named_group="").url
+        self.destination_name = address.topic
         self.hosts = (*address.hosts, *settings.hosts)
         self.insecure = settings.insecure(address.hosts)
         mode = SHARE_CAPABILITIES if address.is_share else CAPABILITIES

@@ -35,6 +35,7 @@ class RabbitmqBroker(Broker):
         self.address = address
         self.settings = settings
         self.canonical_url = replace(address, username=None, password=None, parameters={}, binding=None).url
+        self.destination_name = address.queue or address.exchange or None
         self.hosts = (address.host,)
         self.insecure = insecure(address, settings)
         limits = replace(CAPABILITIES.limits, message_bytes=settings.message_bytes)

@@ -35,6 +35,7 @@ class ServicebusBroker(Broker):
         self.address = address
         self.settings = settings
         self.canonical_url = address.url
+        self.destination_name = address.queue
         self.hosts = (address.host,)
         login = settings.login
         if login is not None and login.emulator and not is_local(address.host):

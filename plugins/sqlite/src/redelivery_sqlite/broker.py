@@ -32,6 +32,7 @@ class SqliteBroker(Broker):
         self.address = address
         self.settings = settings
         self.canonical_url = address.url
+        self.destination_name = address.queue
         self.hosts = ()
         self.capabilities = replace(CAPABILITIES, deduplication_window=timedelta(seconds=settings.deduplication_window))
 

@@ -55,6 +55,7 @@ CAPABILITIES: Final = Capabilities(
     delivery_limit=Support.NATIVE,
     context_dialect="json",
     cloudevents_prefix=None,
+    messaging_system="aws_sqs",
     columns={GROUP: str},
     destination_column="queue",
     limits=Limits(

@@ -40,6 +40,7 @@ class SqsBroker(Broker):
         )
         self.settings = settings
         self.canonical_url = address.url
+        self.destination_name = address.queue
         self.hosts = (address.host, *settings.proxy_hosts)
         if (address.endpoint or "").startswith("http:") and not is_local(address.host):
             self.insecure = (f"requests go to {address.host} in plain text; use https in sqs.endpoint_url",)

@@ -42,6 +42,7 @@ _NAMES: Final = frozenset(
         "broker",
         "exception",
         "component",
+        "traceparent",
     }
 )
 
