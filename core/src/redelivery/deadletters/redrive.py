@@ -6,6 +6,7 @@ between any two steps, the letter is in one of both places, or in both under one
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import logging
@@ -24,9 +25,11 @@ from redelivery.deadletters.letter_senders import LetterSender
 from redelivery.deadletters.operations import LetterOperation, Sendable, sendable
 from redelivery.deadletters.returned import Returned
 from redelivery.deadletters.selection import NOTHING, Selection
+from redelivery.deadletters.trust import context_of
 from redelivery.errors import Ambiguous, ConfigurationError, RedeliveryError, Retriable
 from redelivery.policy.rate import RateLimit
 from redelivery.sending.report import MAX_REASONS, OTHER
+from redelivery.telemetry.redrives import Failure, RedriveObserver
 
 log = logging.getLogger("redelivery.redriving")
 
@@ -204,6 +207,7 @@ class Transfer:
         self._limit = settings.limit
         self._usual = _CHUNK
         self._removed: list[str] = []
+        self._observer = RedriveObserver.of(operation.name, clock.wall_ms)
 
     def run(self, letter_sender: LetterSender | None) -> RedriveReport:
         """Move the letters by this sender; without one, which is a dry run, only count them."""
@@ -350,7 +354,8 @@ class Transfer:
 
     def _send(self, letter_sender: LetterSender, going: LetterBatch, messages: Batch) -> None:
         try:
-            letter_sender.carry(going, messages)
+            with self._observed(going, messages, letter_sender):
+                letter_sender.carry(going, messages)
         except BaseException as error:  # confirmed letters are removed, even if others fail
             try:
                 self._account(going, letter_sender.confirmed)
@@ -358,6 +363,18 @@ class Transfer:
                 error.add_note(f"and then: {second}")
             raise
         self._account(going, letter_sender.confirmed)
+
+    def _observed(
+        self, going: LetterBatch, messages: Batch, letter_sender: LetterSender
+    ) -> contextlib.AbstractContextManager[None]:
+        if self._observer is None:
+            return contextlib.nullcontext()
+
+        def failure(index: int) -> Failure:
+            said = context_of(going.letter(index))
+            return Failure(said.traceparent, said.hops, None if said.code is None else str(said.code))
+
+        return self._observer.sending(messages, failure, lambda: frozenset(letter_sender.confirmed))
 
     def _account(self, going: LetterBatch, confirmed: list[int]) -> None:
         """Count sent letters, note the confirmed ones in the journal, and remove them."""

@@ -20,6 +20,7 @@ from redelivery.contract.broker import Accept, Outcome, Received, Receiver, Rele
 from redelivery.contract.spec import DeliverySpec
 from redelivery.errors import BrokerError, ConfigurationError, Fatal, LeaseLost, NotTerminated, Unsupported
 from redelivery.sending.report import SubscriptionReport
+from redelivery.telemetry.handling import HandlingObserver, counted
 
 log = logging.getLogger("redelivery.subscription")
 
@@ -42,6 +43,7 @@ class LeasedMessage:
         dead: it was given up, and a sink has confirmed it.
         stays: why it is not given up, though its handler asked for that: it is never skipped.
         termination: completed with the termination; None where no termination was requested.
+        span: `traceparent` of the span of its handler; None where nothing records it.
     """
 
     received: Received
@@ -52,6 +54,7 @@ class LeasedMessage:
     dead: bool = False
     stays: ConfigurationError | None = None
     termination: Future[None] | None = None
+    span: str | None = None
 
     def ask(self) -> Future[None]:
         """The future that completes with its termination."""
@@ -124,6 +127,7 @@ class Leases:
         spec: the subscription's; settlements are tried again as deliveries to a sink are.
         lease: how long a prolonged lease lasts.
         report: counts what happens to leases.
+        observer: records what is received and settled.
     """
 
     def __init__(
@@ -135,7 +139,9 @@ class Leases:
         report: SubscriptionReport,
         clock: Clock,
         random: Callable[[], float],
+        observer: HandlingObserver | None = None,
     ) -> None:
+        self._observer = observer
         self.receiver = receiver
         self._spec = policy.for_sink(spec)
         self._lease = lease.total_seconds()
@@ -159,7 +165,10 @@ class Leases:
 
     def take(self, most: int, wait: float) -> list[LeasedMessage]:
         """Lease up to `most` messages, waiting up to `wait` seconds for the first. Raises BrokerError."""
+        began = self._clock.monotonic()
         taken = [LeasedMessage(received) for received in self.receiver.receive(most, wait=wait)]
+        if self._observer is not None:
+            self._observer.received(len(taken), self._clock.monotonic() - began)
         for leased in taken:
             self.delayed_retries.came(leased.received)
         self._held.update(dict.fromkeys(taken))
@@ -235,6 +244,13 @@ class Leases:
             answers = self.receiver.settle([(leased.received, outcome) for leased, outcome in held])
         except BrokerError as error:
             answers = [error] * len(held)
+        if self._observer is not None:
+            self._observer.settled(
+                counted(outcome for _, outcome in held),
+                sum(answer is not None for answer in answers),
+                seconds=self._clock.monotonic() - began,
+                ended_ms=self._clock.wall_ms(),
+            )
         settled = [pair for pair, answer in zip(held, answers, strict=True) if answer is None]
         self._part_settled(settled)
         if len(settled) == len(held):

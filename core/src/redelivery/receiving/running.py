@@ -39,6 +39,7 @@ from redelivery.receiving.workers import Workers
 from redelivery.sending.engine import Engine
 from redelivery.sending.group import Group, Owner
 from redelivery.sending.report import SubscriptionReport
+from redelivery.telemetry.counters import Counters
 
 #: How long to wait for a message while none is leased, and for a handler otherwise, in seconds.
 _IDLE: Final = 0.5
@@ -58,6 +59,7 @@ class Settings:
         name, handler, spec, prefetch, rename_type, clock, random: as `Subscription` has them.
         stop_timeout: in seconds.
         delay_max: the longest delay that the broker can give a retry.
+        counters: publish the account; None: nothing records it.
     """
 
     name: str
@@ -69,6 +71,7 @@ class Settings:
     delay_max: timedelta
     clock: Clock
     random: Callable[[], float]
+    counters: Counters | None = None
 
 
 class RunningSubscription:
@@ -138,6 +141,12 @@ class RunningSubscription:
         except BaseException as error:
             self._leases.abandon(error)
             raise
+        finally:
+            self._publish()
+
+    def _publish(self) -> None:
+        if self._settings.counters is not None:
+            self._settings.counters.publish(self._engine.report.metrics(), terms=self._report.terms)
 
     def _loop(self, *, until_empty: bool) -> None:
         leases, workers = self._leases, self._workers
@@ -151,6 +160,8 @@ class RunningSubscription:
             self._enforce_timeout()
             self._engine.turn(0.0)
             leases.tend()
+            if self._settings.counters is not None and self._settings.counters.is_due(time.monotonic()):
+                self._publish()
             if self._has_stopped() if stopping else until_empty and self._is_empty(empty):
                 return
             room = 0 if stopping else workers.count + self._settings.prefetch - len(leases)
@@ -290,6 +301,7 @@ class RunningSubscription:
             last_failure_ms=now_ms,
             stage="TASK_PUT" if decoded else "VALUE_CONVERTER",
             component=qualified(self._settings.handler if decoded else type(self._leases.receiver)),
+            spans=() if leased.span is None else (leased.span,),
             owner=_LeaseOwner(self._settings, leased, self._leases, self._report),
         )
         self._engine.report.rows += 1

@@ -36,6 +36,9 @@ from redelivery.sending.engine import Engine
 from redelivery.sending.group import Origin
 from redelivery.sending.report import SubscriptionReport
 from redelivery.sending.send_queue import Bounds, SendQueue
+from redelivery.telemetry.conventions import SUBSCRIPTION
+from redelivery.telemetry.counters import Counters
+from redelivery.telemetry.handling import HandlingObserver
 
 log = logging.getLogger("redelivery.subscription")
 
@@ -196,11 +199,18 @@ class Subscription:
         resources.callback(receiver.close)
         engine = self._engine(connector, broker, receiver)
         self.report.delivery = engine.report
+        observer = HandlingObserver.of(broker, self.name)
         leases = Leases(
-            receiver, spec=self._spec, lease=self._lease, report=self.report, clock=self._clock, random=self._random
+            receiver,
+            spec=self._spec,
+            lease=self._lease,
+            report=self.report,
+            clock=self._clock,
+            random=self._random,
+            observer=observer,
         )
         resources.callback(leases.give_back)
-        workers = Workers(self._handler, self._workers, self.name, self._clock)
+        workers = Workers(self._handler, self._workers, self.name, self._clock, observer)
         resources.callback(workers.dismiss)
         settings = Settings(
             name=self.name,
@@ -212,6 +222,7 @@ class Subscription:
             delay_max=broker.capabilities.limits.delay_max or timedelta.max,
             clock=self._clock,
             random=self._random,
+            counters=Counters.of(broker, {SUBSCRIPTION: self.name}),
         )
         return RunningSubscription(settings, leases, workers, engine, self.report, self._stopping)
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from redelivery.base.clock import Clock
 from redelivery.contract.message import Message
 from redelivery.receiving.leases import LeasedMessage
+from redelivery.telemetry.handling import HandlingObserver
 
 
 class Workers:
@@ -22,9 +23,18 @@ class Workers:
         handler: called with each message.
         count: how many at a time.
         name: of the threads.
+        observer: records each run of the handler.
     """
 
-    def __init__(self, handler: Callable[[Message], object], count: int, name: str, clock: Clock) -> None:
+    def __init__(
+        self,
+        handler: Callable[[Message], object],
+        count: int,
+        name: str,
+        clock: Clock,
+        observer: HandlingObserver | None = None,
+    ) -> None:
+        self._observer = observer
         self.count = count
         self._handler = handler
         self._name = name
@@ -96,7 +106,11 @@ class Workers:
                 leased.began = self._clock.monotonic()
             said: BaseException | None = None
             try:
-                self._handler(leased.received.message)
+                if self._observer is None:
+                    self._handler(leased.received.message)
+                else:
+                    with self._observer.process(leased.received, leased):
+                        self._handler(leased.received.message)
             except BaseException as error:  # noqa: BLE001 - told to the loop, which decides what follows
                 said = error
             if os.getpid() != self._pid:  # a handler that forked returns twice; only the parent settles

@@ -41,7 +41,7 @@ def attributes_of(broker: Broker) -> dict[str, Any]:
 
 def error_type(error: BrokerError) -> str:
     """Return the type of an error: its code, from the closed list."""
-    return conventions.OTHER_ERROR if error.code is None else str(error.code)
+    return str(error.code)
 
 
 class SendObserver:
