@@ -19,6 +19,7 @@ from typing import Any, Final
 from redelivery.base.secrets import redact, refuse_password
 from redelivery.cli.output import SHOWN_TO_ALL, HarmlessFormatter, say
 from redelivery.errors import Declined, RedeliveryError
+from redelivery.telemetry.current import configure
 
 #: Exit status: the input, or a broker, does not let the command do what was requested.
 FAILED = 2
@@ -96,6 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         _refuse_secrets(parsed)
+        configure()
         status = command(parsed)
         if sys.stdout is not None:  # it may have been closed
             sys.stdout.flush()

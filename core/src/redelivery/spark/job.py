@@ -32,6 +32,7 @@ from redelivery.spark import columns
 from redelivery.spark.connections import task_connections
 from redelivery.spark.options import WriteSettings
 from redelivery.spark.redelivered import Redelivered, RedeliveredRows, remove
+from redelivery.telemetry.owned import traced
 
 if TYPE_CHECKING:
     from redelivery.spark.encoding import RejectedRows
@@ -149,7 +150,8 @@ def deliver_partition(job: Job, batches: Iterable[Any]) -> tuple[DeliveryReport,
     opened: list[Delivery] = []
     redelivered = RedeliveredRows()
     try:
-        return _deliver(job, batches, opened, redelivered), redelivered.result()
+        with traced(f"deliver {job.settings.plugin.name}", parent=job.settings.traceparent, run=job.run):
+            return _deliver(job, batches, opened, redelivered), redelivered.result()
     except RedeliveryError as error:
         raise plain(error, _account_of(opened)) from None
 

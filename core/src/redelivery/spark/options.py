@@ -32,6 +32,7 @@ from redelivery.formats import signing
 from redelivery.formats.specs import options as forms
 from redelivery.sending import Bounds, Flow, support
 from redelivery.sending.connector import prefixed
+from redelivery.telemetry import context
 
 ContentMode: TypeAlias = Literal["raw", "binary", "structured"]
 
@@ -54,6 +55,8 @@ WRITE: Final[Mapping[str, str]] = {
     "contentMode": "raw, binary or structured; unset: binary if the columns `type` and `source` exist, else raw",
     "requireAttributes": "comma list of CloudEvents attributes that must not be null",
     "writeId": "names this batch write, so that running it again gives every row the same id",
+    "traceparent": "the span that asks for this write, as W3C Trace Context writes it: the spans of its tasks belong to "
+    "its trace (`deliver()` takes the current span by itself)",
     "reportPath": "takes the report, as JSON: a file, or an existing folder (a file each run), at the driver",
     "preflight": "true (default): before any task the driver opens destination and sinks once, and fails at once if "
     "they can never work; false: each task finds out by itself",
@@ -126,6 +129,7 @@ class WriteSettings:
         require_attributes: CloudEvents attributes that must not be null.
         write_id: names the write across reruns.
         report_path: where the report is written.
+        traceparent: the span that asked for the write; None: none is known.
         bounds: how much a task may hold in memory.
         flow: in which order, and how fast, a task sends.
         configs: all options in the form that may be shown.
@@ -141,6 +145,7 @@ class WriteSettings:
     require_attributes: tuple[str, ...] = ()
     write_id: str | None = None
     report_path: str | None = None
+    traceparent: str | None = None
     bounds: Bounds = field(default_factory=Bounds)
     flow: Flow = field(default_factory=Flow)
     configs: Mapping[str, str] = field(default_factory=dict)
@@ -220,6 +225,7 @@ def read_write_options(options: Mapping[str, str], *, spec: DeliverySpec | None 
         require_attributes=_attribute_names(own.get("requireAttributes", "")),
         write_id=_write_id(own.get("writeId")),
         report_path=_report_path(own.get("reportPath")),
+        traceparent=_traceparent(own.get("traceparent")),
         bounds=Bounds(
             in_flight_records=_count(own, "maxInFlightRecords", Bounds().in_flight_records),
             in_flight_bytes=_count(own, "maxInFlightBytes", Bounds().in_flight_bytes),
@@ -427,6 +433,14 @@ def _attribute_names(text: str) -> tuple[str, ...]:
 def _write_id(text: str | None) -> str | None:
     if text is not None and not re.fullmatch(r"[!-~]{1,100}", text):
         raise ConfigurationError(f"writeId must be 1 to 100 printable ASCII characters without spaces, not {text!r}")
+    return text
+
+
+def _traceparent(text: str | None) -> str | None:
+    if text is not None and context.parse(text) is None:
+        raise ConfigurationError(
+            f"traceparent must be 00-<32 hexadecimal digits>-<16>-<2>, as W3C Trace Context has it, not {redact(text)!r}"
+        )
     return text
 
 

@@ -29,6 +29,7 @@ from redelivery.policy.rate import RateLimit
 from redelivery.spark import job as jobs
 from redelivery.spark.columns import Layout
 from redelivery.spark.connections import task_connections
+from redelivery.telemetry.owned import traced
 
 if TYPE_CHECKING:
     from redelivery.spark.encoding import Encoder
@@ -116,6 +117,7 @@ def send(work: Work, part: Part) -> tuple[RedriveReport, list[str]]:
     """Send the letters of a part; return the account, and what is removed of the letters that earlier runs sent."""
     work.refuse_one_host(jobs.local_property("spark.master"), part.folder)
     with (
+        traced("redrive"),
         task_connections() as connection_factory,
         work.opened(connection_factory=connection_factory) as letters,
         PartJournal(part, letters.place) as journal,

@@ -13,7 +13,6 @@ import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -142,6 +141,8 @@ def configure() -> None:
 
 
 def _configurator() -> Any:
+    from importlib.metadata import entry_points  # noqa: PLC0415 - takes long to import
+
     wanted = os.environ.get("OTEL_PYTHON_CONFIGURATOR")
     for each in entry_points(group=_CONFIGURATORS):
         if wanted is None or each.name == wanted:
