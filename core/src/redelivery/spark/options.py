@@ -55,8 +55,8 @@ WRITE: Final[Mapping[str, str]] = {
     "contentMode": "raw, binary or structured; unset: binary if the columns `type` and `source` exist, else raw",
     "requireAttributes": "comma list of CloudEvents attributes that must not be null",
     "writeId": "names this batch write, so that running it again gives every row the same id",
-    "traceparent": "the span that asks for this write, as W3C Trace Context writes it: the spans of its tasks belong to "
-    "its trace (`deliver()` takes the current span by itself)",
+    "traceparent": "the span that asks for this write, as W3C Trace Context writes it: the spans of its tasks "
+    "belong to its trace (`deliver()` takes the current span by itself)",
     "reportPath": "takes the report, as JSON: a file, or an existing folder (a file each run), at the driver",
     "preflight": "true (default): before any task the driver opens destination and sinks once, and fails at once if "
     "they can never work; false: each task finds out by itself",
@@ -439,7 +439,8 @@ def _write_id(text: str | None) -> str | None:
 def _traceparent(text: str | None) -> str | None:
     if text is not None and context.parse(text) is None:
         raise ConfigurationError(
-            f"traceparent must be 00-<32 hexadecimal digits>-<16>-<2>, as W3C Trace Context has it, not {redact(text)!r}"
+            "traceparent must be 00-<32 hexadecimal digits>-<16>-<2>, as W3C Trace Context has it, "
+            f"not {redact(text)!r}"
         )
     return text
 
