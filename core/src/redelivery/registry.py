@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import importlib.metadata
 import logging
+import re
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from typing import Any
 
 import pluggy
 
@@ -20,7 +22,7 @@ from redelivery.base.secrets import guard_loggers, redact, redact_url, remember_
 from redelivery.base.urls import nearest, scheme_of, unknown
 from redelivery.contract.broker import CONTRACT_VERSION, FEATURES, Broker, BrokerPlugin, Support
 from redelivery.contract.capabilities import DIALECTS
-from redelivery.contract.hooks import GROUP, HeaderDialect, Hooks
+from redelivery.contract.hooks import GROUP, Decoder, HeaderDialect, Hooks
 from redelivery.errors import ConfigurationError, PluginError, UnknownScheme
 
 #: The option that every plugin has: refuse insecure connections.
@@ -41,12 +43,13 @@ class FailedPlugin:
 
 @dataclass(frozen=True, slots=True)
 class Registry:
-    """The installed plugins by name and by scheme, those that failed, and header dialects by name."""
+    """The installed plugins by name and by scheme, those that failed; header dialects and decoders by name."""
 
     plugins: Mapping[str, BrokerPlugin]
     schemes: Mapping[str, BrokerPlugin]
     failed: tuple[FailedPlugin, ...]
     dialects: Mapping[str, HeaderDialect] = field(default_factory=dict)
+    decoders: Mapping[str, Decoder] = field(default_factory=dict)
 
     def by_url(self, url: str) -> BrokerPlugin:
         """Return the plugin that opens a URL.
@@ -83,15 +86,20 @@ def discover(entry_points: Iterable[importlib.metadata.EntryPoint] | None = None
     schemes: dict[str, BrokerPlugin] = {}
     failed: list[FailedPlugin] = []
     read: dict[str, HeaderDialect] = {}
+    decoders: dict[str, Decoder] = {}
     for entry_point in sorted(entry_points, key=lambda each: each.name):
         try:
-            plugin, own = _load(entry_point)
+            plugin, own, shown = _load(entry_point)
             if plugin is not None:
                 _check(plugin, plugins, schemes)
             own_dialects: dict[str, HeaderDialect] = {}
             for dialect in own:
                 _check_dialect(dialect, {**read, **own_dialects})
                 own_dialects[dialect.name] = dialect
+            own_decoders: dict[str, Decoder] = {}
+            for decoder in shown:
+                _check_decoder(decoder, {**decoders, **own_decoders})
+                own_decoders[decoder.name] = decoder
         except Exception as error:  # noqa: BLE001 - whatever a plugin raises at import is reported, by name
             cause = str(error) if isinstance(error, PluginError) else f"{type(error).__name__}: {error}"
             failed.append(FailedPlugin(entry_point.name, redact(cause)))
@@ -100,7 +108,8 @@ def discover(entry_points: Iterable[importlib.metadata.EntryPoint] | None = None
             plugins[plugin.name] = plugin
             schemes.update(dict.fromkeys(plugin.schemes, plugin))
         read.update(own_dialects)
-    return Registry(plugins, schemes, tuple(failed), read)
+        decoders.update(own_decoders)
+    return Registry(plugins, schemes, tuple(failed), read, decoders)
 
 
 @cache
@@ -295,21 +304,34 @@ def _extras() -> Sequence[str]:
         return ()
 
 
-def _load(entry_point: importlib.metadata.EntryPoint) -> tuple[BrokerPlugin | None, Sequence[HeaderDialect]]:
+def _load(
+    entry_point: importlib.metadata.EntryPoint,
+) -> tuple[BrokerPlugin | None, Sequence[HeaderDialect], Sequence[Decoder]]:
     """Import one plugin's module and call its hooks, isolated from all others."""
     manager = pluggy.PluginManager(GROUP)
     manager.add_hookspecs(Hooks)
     manager.register(entry_point.load(), entry_point.name)
     manager.check_pending()
-    brokers, given = manager.hook.redelivery_plugin(), manager.hook.redelivery_dialect()
-    read = [dialect for each in given for dialect in (each if isinstance(each, Sequence) else [each])]
+    brokers = manager.hook.redelivery_plugin()
+    dialects, decoders = _flat(manager.hook.redelivery_dialect()), _flat(manager.hook.redelivery_decoder())
     for found, hook, kind in (
         (brokers, "redelivery_plugin", BrokerPlugin),
-        (read, "redelivery_dialect", HeaderDialect),
+        (dialects, "redelivery_dialect", HeaderDialect),
+        (decoders, "redelivery_decoder", Decoder),
     ):
-        if not all(isinstance(each, kind) for each in found) or not (brokers or read):
+        if not all(isinstance(each, kind) for each in found) or not (brokers or dialects or decoders):
             raise PluginError(f"{entry_point.value} must implement {hook}() and return a {kind.__name__}")
-    return next(iter(brokers), None), read
+    return next(iter(brokers), None), dialects, decoders
+
+
+def _flat(given: Iterable[Any]) -> list[Any]:
+    """Return what hooks returned, one or several each."""
+    return [each for some in given for each in (some if isinstance(some, Sequence) else [some])]
+
+
+def _check_decoder(decoder: Decoder, known: Mapping[str, Decoder]) -> None:
+    if decoder.name in {*known, "json", "text", "hex"} or not re.fullmatch(r"[a-z0-9][a-z0-9_.-]{0,39}", decoder.name):
+        raise PluginError(f"the decoder {decoder.name!r} is already there, or is no short lower-case name")
 
 
 def _check_dialect(dialect: HeaderDialect, known: Mapping[str, HeaderDialect]) -> None:

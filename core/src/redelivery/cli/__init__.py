@@ -69,6 +69,12 @@ _COMMANDS: Final = {
         "look at dead letters, send them back, remove them",
         "Dead letters of one destination: look at them, send them back to work, forward, export, remove.",
     ),
+    "ui": (
+        "ui",
+        "add",
+        "show dead letters of all places on a page in the browser",
+        "Serve the operator's page on this machine, for one browser: all places, why letters are dead, each letter.",
+    ),
 }
 
 

@@ -15,7 +15,7 @@ from redelivery.contract.spec import DeliverySpec
 from redelivery.deadletters.queue import DeadLetterQueue, dead_letters
 from redelivery.deadletters.selection import Selection
 from redelivery.errors import ConfigurationError
-from redelivery.formats.specs import connect, knative, options
+from redelivery.formats.specs import files, options
 
 #: Exit status: no letter has one of the ids that were named.
 NO_SUCH_LETTER: Final = 1
@@ -126,12 +126,7 @@ def spec_and_client(arguments: argparse.Namespace) -> tuple[DeliverySpec, dict[s
         return options.read(spec_options), client
     if spec_options:
         raise ConfigurationError(f"the delivery spec is given twice: by --spec, and by {', '.join(spec_options)}")
-    try:
-        text = arguments.spec.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise ConfigurationError(f"--spec {arguments.spec}: {reason}") from error
-    return connect.read(_properties(text)) if arguments.spec.suffix == ".properties" else knative.read(text), client
+    return files.read(arguments.spec, name="--spec"), client
 
 
 def _pairs(arguments: argparse.Namespace) -> list[tuple[str, str]]:
@@ -143,21 +138,6 @@ def _pairs(arguments: argparse.Namespace) -> list[tuple[str, str]]:
         refuse_literal(name, value, shown=SHOWN_TO_ALL)
         pairs.append((name, value))
     return pairs
-
-
-def _properties(text: str) -> dict[str, str]:
-    """Parse lines NAME=VALUE as in Connect's worker files; `#` and `!` begin comments."""
-    found: dict[str, str] = {}
-    for number, line in enumerate(text.splitlines(), 1):
-        if not line.strip() or line.lstrip().startswith(("#", "!")):
-            continue
-        name, sign, value = line.partition("=")
-        if not sign:
-            raise ConfigurationError(f"--spec: line {number} is not a property: it is written NAME=VALUE")
-        if name.strip() in found:
-            raise ConfigurationError(f"--spec: line {number}: {name.strip()} is written twice; keep one")
-        found[name.strip()] = value.strip()
-    return found
 
 
 def opened(arguments: argparse.Namespace, client: Mapping[str, str] | None = None) -> DeadLetterQueue:

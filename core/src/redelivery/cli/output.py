@@ -13,13 +13,12 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Final
 
-from redelivery.base.rendering import harmless
+from redelivery.base.rendering import harmless, hex_rows, text_of
 
 #: Why a secret is not taken from the command line.
 SHOWN_TO_ALL: Final = "every user of this host can see (ps)"
 #: Bytes of a body that are shown unless all are requested.
 SHOWN: Final = 4096
-_HEX_ROW: Final = 16
 #: Seconds that lines wait in a buffer for their reader.
 _WAIT: Final = 0.2
 
@@ -128,31 +127,13 @@ def body(value: bytes | None, *, most: int | None = SHOWN) -> Iterator[str]:
         yield "(null)"
         return
     shown = value if most is None else value[:most]
-    text = _text(shown, cut=len(shown) < len(value))
+    text = text_of(shown, cut=len(shown) < len(value))
     if text is not None:
         yield from harmless(text, keep="\n\t").split("\n")
     else:
-        yield from _hex(shown)
+        yield from hex_rows(shown)
     if len(shown) < len(value):
         yield f"({len(value) - len(shown):,} more bytes: --all shows them)"
-
-
-def _text(value: bytes, *, cut: bool) -> str | None:
-    """Return the text that bytes are, or None; bytes cut within a character are still text."""
-    try:
-        text = value.decode("utf-8")
-    except UnicodeDecodeError as error:
-        if not cut or error.start < len(value) - 3:
-            return None
-        text = value[: error.start].decode("utf-8")
-    return None if any(unicodedata.category(each) == "Cc" and each not in "\n\r\t\x1b" for each in text) else text
-
-
-def _hex(value: bytes) -> Iterator[str]:
-    for at in range(0, len(value), _HEX_ROW):
-        row = value[at : at + _HEX_ROW]
-        text = "".join(chr(byte) if 0x20 <= byte < 0x7F else "." for byte in row)  # noqa: PLR2004 - printable ASCII
-        yield f"{at:08x}  {row.hex(' '):<{_HEX_ROW * 3 - 1}}  {text}"
 
 
 def _width(text: str) -> int:

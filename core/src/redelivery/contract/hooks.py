@@ -1,4 +1,7 @@
-"""The hooks by which a plugin is found: `redelivery_plugin`, a broker, and `redelivery_dialect`, a header dialect."""
+"""The hooks by which a plugin is found.
+
+`redelivery_plugin`: a broker; `redelivery_dialect`: a header dialect; `redelivery_decoder`: a body's form for people.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from typing import Any, Final
 import pluggy
 
 from redelivery.contract.broker import BrokerPlugin
+from redelivery.contract.message import Message
 
 #: Entry point group, and pluggy's project name.
 GROUP: Final = "redelivery"
@@ -32,6 +36,23 @@ class HeaderDialect:
     read: Callable[[Mapping[str, bytes]], Mapping[str, Any]]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decoder:
+    """How people read a body that is neither text nor JSON (Avro, Protobuf, compressed), on the operator's page.
+
+    A plugin provides one by the hook `redelivery_decoder`.
+
+    Attributes:
+        name: short, lower case; the page offers it under this name.
+        decode: returns a message's body as text, None where it is not in this form. Anyone may have written the
+            message. It is called in a thread of its own, several at once, and shall return within two seconds; what it
+            raises is shown in one line.
+    """
+
+    name: str
+    decode: Callable[[Message], str | None]
+
+
 _hookspec = pluggy.HookspecMarker(GROUP)
 #: Marks a plugin's implementation: `@hookimpl def redelivery_plugin() -> BrokerPlugin`.
 hookimpl = pluggy.HookimplMarker(GROUP)
@@ -51,4 +72,9 @@ class Hooks:
 
         Where a letter has headers of several, the first that says anything counts.
         """
+        raise NotImplementedError
+
+    @_hookspec
+    def redelivery_decoder(self) -> Decoder | Sequence[Decoder]:
+        """Return how this module decodes bodies for people, one way or several. Called once, at discovery; no I/O."""
         raise NotImplementedError

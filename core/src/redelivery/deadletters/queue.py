@@ -135,6 +135,11 @@ class DeadLetterQueue:
         return (found for found in scan(self._letters, self._look, wanted, selected) if found is not None)
 
     @property
+    def capabilities(self) -> Capabilities:
+        """What the broker of these letters can do."""
+        return self._broker.capabilities
+
+    @property
     def place(self) -> str:
         """The URL of the dead letter queue, redacted. Raises BrokerError, ConfigurationError."""
         return redact(self._places()[0])

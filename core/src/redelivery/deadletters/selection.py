@@ -123,6 +123,15 @@ class Selection:
         """
         return cls(tuple(_condition(text) for text in texts))
 
+    @classmethod
+    def at(cls, position: str) -> Selection:
+        """Select only the letter at a position."""
+
+        def holds(letter: Letter, _: int) -> bool:
+            return letter.position == position
+
+        return cls((Condition(f"position={position}", holds, bare=True, narrow=_at(position)),))
+
     def of(self, ids: Collection[str]) -> Selection:
         """Select only these letters, by position or id: their own id, else the id in their context."""
         named = frozenset(ids)

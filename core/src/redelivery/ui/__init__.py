@@ -1,1 +1,4 @@
-"""`redelivery ui`: the page on which an operator looks at dead letters and sends them back."""
+"""The operator's page: dead letters of all places, on this machine, for one person (`redelivery ui`).
+
+It shows and serves what `redelivery.deadletters` and `redelivery.provisioning` find and do; it knows no broker.
+"""

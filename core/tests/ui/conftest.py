@@ -1,0 +1,5 @@
+"""The fixtures of the page's tests."""
+
+from ui_page import opened, url
+
+__all__ = ["opened", "url"]
