@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.testclient import TestClient
+
 from redelivery.codes import Code
 from redelivery.contract.context import ErrorContext
 from redelivery.contract.message import Batch, Message
@@ -17,7 +19,6 @@ from redelivery.registry import connect
 from redelivery.ui.app import application
 from redelivery.ui.page import Page, Settings
 from redelivery.ui.source import Source
-from starlette.testclient import TestClient
 
 PORT = 8765
 ORIGIN = f"http://127.0.0.1:{PORT}"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 
-from redelivery.contract.message import Message
 from ui_page import Opened, bury
+
+from redelivery.contract.message import Message
 
 
 def test_all_places_then_a_group_then_a_letter(opened: Opened, url: str) -> None:

@@ -1,4 +1,4 @@
-"""Who may use the page: the token, the cookie, the host, the origin, the form's token, and the headers of every answer."""
+"""Who may use the page: the token, the cookie, the host, the origin, the form's token; the headers of every answer."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import re
 from typing import Any
 
 import pytest
+from ui_page import ORIGIN, PORT, Opened, bury
+
 from redelivery.contract.message import Message
 from redelivery.ui.safety import FORM_BYTES, HEADERS
-from ui_page import ORIGIN, PORT, Opened, bury
 
 LOOK = "/places/orders/look"
 
@@ -169,7 +170,11 @@ def test_every_answer_has_the_headers_of_safety(opened: Opened, url: str) -> Non
     answers += [browser.get(path) for path in ("/static/page.css", "/static/nowhere", "/start", "/places/nowhere")]
     answers += [browser.get("/", headers={"host": "evil.example"}), browser.submit(LOOK), browser.post("/")]
     answers += [browser.get("/places/orders/letters?where=nonsense"), browser.request("PUT", "/")]
-    answers += [browser.get("/" + "a" * 20_000), browser.get("/static/../page.py"), browser.get("/static/%2e%2e/page.py")]
+    answers += [
+        browser.get("/" + "a" * 20_000),
+        browser.get("/static/../page.py"),
+        browser.get("/static/%2e%2e/page.py"),
+    ]
     browser.cookies.clear()
     answers.append(browser.get("/"))
     for answer in answers:
