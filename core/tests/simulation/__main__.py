@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", choices=WORLDS, help="one world")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (one per core)")
     parser.add_argument("--minutes", type=float, help="end after so long, whatever the number of seeds")
-    parser.add_argument("--json", type=Path, help="write what the run, the mutants and the model came to")
+    parser.add_argument("--json", type=Path, help="write what the run came to")
     given = parser.parse_args(arguments)
     worlds = [given.only] if given.only else list(WORLDS)
     if given.seed is not None:

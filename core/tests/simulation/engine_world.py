@@ -6,6 +6,7 @@ rows, as Spark retries a task.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from datetime import timedelta
@@ -65,7 +66,7 @@ class EngineWorld(World):
         for sink in self.sinks:
             net.can[sink] = self._can("sink")
         net.fatal = choices.happens("fatal errors", 0.1)
-        net.soonest, net.differs = self._soonest, self._differs
+        net.soonest, net.differs, net.sent = self._soonest, self._differs, self._sent
         retries = pick("retry", (0, 1, 2, 3, None))
         self.spec = DeliverySpec(
             retry=retries,
@@ -89,6 +90,7 @@ class EngineWorld(World):
         ]
         self.restarts = 0
         self.skipped: set[str] = set()
+        self.overtook: dict[str, str] = {}
         self.done = False
         self.began: dict[tuple[str, str], tuple[int, int, int]] = {}
 
@@ -182,7 +184,8 @@ class EngineWorld(World):
     def items(self) -> Iterator[Item]:
         for name in self.originals:
             work = self.network.books.get((WORK, name), NOTHING)
-            letters = [book for sink in self.sinks if (book := self.network.books.get((sink, name)))]
+            books = {sink: book for sink in self.sinks if (book := self.network.books.get((sink, name)))}
+            letters = list(books.values())
             confirmed = bool(work.confirmed or any(book.confirmed for book in letters))
             stored = bool(work.arrived or any(book.arrived for book in letters))
             yield Item(
@@ -200,8 +203,9 @@ class EngineWorld(World):
                 early=work.early,
                 harmed=self._harmed(name, work, letters),
                 suppressed=work.misrecognised,
+                overtook=self.overtook.get(name, ""),
             )
-            for sink, book in zip(self.sinks, letters, strict=False):
+            for sink, book in books.items():
                 yield Item(
                     name=f"the letter of {name}",
                     copies=len(book.arrived),
@@ -209,6 +213,19 @@ class EngineWorld(World):
                     altered=book.altered,
                     suppressed=book.misrecognised,
                 )
+
+    def _sent(self, _process: Process, queue: str, name: str) -> None:
+        """Look whether all earlier rows of a row's key are done when it is sent, as no queue here keeps an order."""
+        key = self.originals[name].key
+        if queue != WORK or self.flow.ordering != "key" or key is None:
+            return
+        for earlier in itertools.takewhile(lambda each: each != name, self.originals):
+            if self.originals[earlier].key == key:
+                dead = earlier in self.skipped or any(self._confirmed(sink, earlier) for sink in self.sinks)
+                if dead and self.flow.park_successors:
+                    self.overtook[name] = f"is sent, and {earlier} of its key is dead"
+                elif not dead and not self._confirmed(WORK, earlier):
+                    self.overtook[name] = f"is sent, and {earlier} of its key is not done"
 
     def _excused(self, queue: str, book: Book) -> int:
         return 0 if self.network.can[queue].deduplicate else book.ambiguous + self.restarts

@@ -35,6 +35,7 @@ class Item:
         harmed: it was given up although it had no fault.
         suppressed: a place took it for another one, and did not store it.
         commanded: what its headers made the library do.
+        overtook: which earlier row of its key it did not wait for.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Item:
     harmed: str = ""
     suppressed: bool = False
     commanded: str = ""
+    overtook: str = ""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -113,6 +115,10 @@ def what_a_message_says_commands_nobody(item: Item) -> str:
     return item.commanded and f"{item.name} commands: {item.commanded}"
 
 
+def rows_of_a_key_keep_their_order(item: Item) -> str:
+    return item.overtook and f"{item.name} {item.overtook}"
+
+
 def everything_is_accounted_for(end: End) -> str:
     return f"not accounted for: {', '.join(end.open)}" if end.open else end.account
 
@@ -136,6 +142,7 @@ ALWAYS: Final[tuple[tuple[int, Callable[[Item], str]], ...]] = (
     (11, an_item_is_recognised_as_itself),
     (12, others_messages_are_unchanged),
     (13, what_a_message_says_commands_nobody),
+    (15, rows_of_a_key_keep_their_order),
 )
 #: What holds at the end.
 AT_THE_END: Final[tuple[tuple[int, Callable[[End], str]], ...]] = (
@@ -144,7 +151,7 @@ AT_THE_END: Final[tuple[tuple[int, Callable[[End], str]], ...]] = (
     (7, everything_ends),
 )
 #: Which worlds check an invariant, by its number; "model" is the model of the redrive protocol. 7 is also checked at
-#: each step: a run without progress, or in which every thread waits, violates it.
+#: each step: a run without progress, or in which every thread waits, violates it. 15 is what `ordering=key` promises.
 INVARIANTS: Final[dict[int, tuple[str, ...]]] = {
     1: ("engine", "subscription", "redrive", "two-redrives", "model"),
     2: ("engine", "subscription", "redrive", "two-redrives", "model"),
@@ -157,6 +164,7 @@ INVARIANTS: Final[dict[int, tuple[str, ...]]] = {
     11: ("engine", "subscription", "redrive", "two-redrives"),
     12: ("subscription", "redrive", "two-redrives"),
     13: ("redrive", "two-redrives"),
+    15: ("engine",),
 }
 
 

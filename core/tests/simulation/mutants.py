@@ -27,6 +27,7 @@ from redelivery.sending import letters, send_queue
 from redelivery.sending.engine import Engine
 from redelivery.sending.group import Group
 from redelivery.sending.letters import LetterWriter
+from redelivery.sending.ordering import Admitted, KeyOrder
 from redelivery.sending.send_queue import BatchResult, SendQueue
 from simulation.world import MARKERS
 
@@ -120,6 +121,20 @@ def letters_known_by_their_ids(group: Group, _contexts: object) -> list[str | No
 def letters_without_keys(self: LetterWriter, group: Group) -> Batch:
     """A letter loses its key."""
     return replace(_letters(self, group), key=None)
+
+
+def keys_not_held(self: KeyOrder, batch: Batch) -> Admitted:
+    """Fresh rows are sent whatever becomes of earlier ones of their key."""
+    admitted = _admit(self, batch)
+    return Admitted(sorted(admitted.now + admitted.later), [], admitted.parked)
+
+
+_admit = KeyOrder.admit
+
+
+def successors_not_parked(_self: KeyOrder, _group: Group) -> list[Group]:
+    """Rows behind a dead one of their key are sent, although they should follow it."""
+    return []
 
 
 # --- the subscription ---
@@ -249,8 +264,8 @@ class Mutant:
 
 
 MUTANTS: Final = (
-    Mutant("engine", (SendQueue, "send"), acknowledged_when_sent, (2, 5)),
-    Mutant("engine", (Engine, "_settle"), ambiguous_is_good_enough, (1, 2, 5)),
+    Mutant("engine", (SendQueue, "send"), acknowledged_when_sent, (2, 5, 15)),
+    Mutant("engine", (Engine, "_settle"), ambiguous_is_good_enough, (1, 2, 5, 15)),
     Mutant("engine", (send_queue, "outgoing"), retried_under_another_id, (3, 4)),
     Mutant("engine", (Group, "begin_attempt"), attempts_not_counted, (4, 7, 10)),
     Mutant("engine", (SendQueue, "wait"), retry_dropped, (2, 5, 7)),
@@ -259,6 +274,8 @@ MUTANTS: Final = (
     Mutant("engine", (policy, "decide"), neighbours_given_up, (8,)),
     Mutant("engine", (letters, "_identities"), letters_known_by_their_ids, (11,)),
     Mutant("engine", (LetterWriter, "letters"), letters_without_keys, (4,)),
+    Mutant("engine", (KeyOrder, "admit"), keys_not_held, (15,)),
+    Mutant("engine", (KeyOrder, "given_up"), successors_not_parked, (15,)),
     Mutant("subscription", (RunningSubscription, "_give_up"), settled_on_hope, (1, 5)),
     Mutant("subscription", (RunningSubscription, "_give_up"), given_up_without_a_letter, (1, 5)),
     Mutant("subscription", (Leases, "lose"), lost_lease_ignored, (2, 7)),

@@ -1,7 +1,7 @@
 """Results of a long run: `document` makes them, `results.json` keeps them, docs/simulation.md shows them (`page`).
 
-`python -m simulation.results FILE...` records a run that was made in parts, each with its own `--json FILE`. Without
-files it writes the document again.
+`python -m simulation.results FILE...` records a run, of which each part was written by `--json FILE`, and what the
+mutants and the model come to now. Without files it writes the document again.
 """
 
 from __future__ import annotations
@@ -49,9 +49,7 @@ def first_seed(mutant: Mutant) -> tuple[int, int]:
 
 
 def document(found: Mapping[str, Tally], seconds: float, first: int) -> dict[str, Any]:
-    """Return what a run came to, with the mutants and the model."""
-    mutants = [(each, *first_seed(each)) for each in MUTANTS]
-    searched = [search(rules) for rules in SURROUNDINGS]
+    """Return what a run came to."""
     return {
         "commit": _commit(),
         "seconds": round(seconds),
@@ -67,6 +65,15 @@ def document(found: Mapping[str, Tally], seconds: float, first: int) -> dict[str
             }
             for world, each in found.items()
         },
+    }
+
+
+def proofs() -> dict[str, Any]:
+    """Return what the mutants and the model come to. Raises AssertionError: a mutant is not found."""
+    mutants = [(each, *first_seed(each)) for each in MUTANTS]
+    searched = [search(rules) for rules in SURROUNDINGS]
+    return {
+        "proved": _commit(),
         "mutants": [
             {"world": each.world, "name": each.name, "seeds": seed + 1, "invariant": number}
             for each, seed, number in mutants
@@ -81,7 +88,7 @@ def document(found: Mapping[str, Tally], seconds: float, first: int) -> dict[str
 
 
 def summed(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return what the parts of one run came to together; the mutants and the model are those of the first part.
+    """Return what the parts of one run came to together.
 
     Raises:
         ValueError: they are not parts of one run: of one commit, each beginning where the one before it ended.
@@ -130,6 +137,8 @@ def page(recorded: Mapping[str, Any]) -> str:
         lines += [f"| {state} | {runs:,} |" for state, runs in each["reached"].items()]
     lines += [
         "",
+        f"The mutants and the model were run at commit {recorded['proved']}.",
+        "",
         "| mutant of the real code | world | found by invariant | seeds it took |",
         "| --- | --- | ---: | ---: |",
     ]
@@ -160,9 +169,9 @@ def generated() -> str:
 
 
 def record(files: Sequence[str]) -> None:
-    """Record a run that was made in parts. Raises ValueError."""
+    """Record a run, the mutants and the model. Raises ValueError, AssertionError."""
     parts = [json.loads(Path(file).read_text(encoding="utf-8")) for file in files]
-    RECORDED.write_text(json.dumps(summed(parts), indent=2) + "\n", encoding="utf-8")
+    RECORDED.write_text(json.dumps(summed(parts) | proofs(), indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
