@@ -22,6 +22,7 @@ from redelivery.base.files import make_private, make_private_folder
 from redelivery.contract.broker import DeadLetters, Letter, LetterBatch, Wanted
 from redelivery.deadletters.journal import CONTROL, PART, Journal, parts_folder
 from redelivery.deadletters.redrive import INTERRUPTED, RedriveReport
+from redelivery.deadletters.triage import Parked
 from redelivery.errors import JournalError
 
 log = logging.getLogger("redelivery.redriving")
@@ -47,6 +48,7 @@ class Part:
         limit: the most letters that this part may send, however often its process is started again; None: any number.
         made: the place as its leader found it (`DeadLetterQueue.made`).
         now_ms: the time to which ages of letters are computed, by the leader's clock: the same for all parts.
+        parked: what the leader's triage knows as parked: such letters stay.
     """
 
     run: str
@@ -58,6 +60,7 @@ class Part:
     limit: int | None = None
     made: str | None = None
     now_ms: int
+    parked: Parked = field(default_factory=Parked)
 
     def must_stop(self) -> bool:
         """Whether the leader has said so, or has gone."""

@@ -25,6 +25,7 @@ from redelivery.deadletters.letter_senders import ForwardSender, LetterSender, R
 from redelivery.deadletters.operations import FORWARD, HOP_LIMIT, LetterOperation, mendable, redrive_operation
 from redelivery.deadletters.parts import Part, PartLetters
 from redelivery.deadletters.redrive import (
+    PARKED,
     RedriveReport,
     RedriveSettings,
     Transfer,
@@ -189,11 +190,12 @@ class DeadLetterQueue:
                 return Parked()  # a user without a home folder has parked nothing
         return self.triage.parked()
 
+    def _parked_rows(self, batch: LetterBatch) -> Sequence[int]:
+        return self.parked().rows(batch)
+
     def _within(self, where: Selection | None) -> Selection:
         """Return a selection that knows what is parked here, where it asks for that."""
-        if where is None or not where.asks_for_parked:
-            return where or Selection()
-        return where.within(self.parked().rows)
+        return (where or Selection()).within(self._parked_rows)
 
     def remove(self, ids: Collection[str]) -> int:
         """Remove letters by message id or position; return how many."""
@@ -340,15 +342,16 @@ class DeadLetterQueue:
             towards = self._towards(replace(self._connector, resources=resources), to)
             there = self._destination(towards, to).capabilities
         targets, elsewhere = self._targets(to, allow_targets), not self._is_of_plugin(towards.url)
-        selection = self._meant(where, to)
+        selection = self._meant(where, to).within(part.parked.rows)
         for batch in itertools.chain.from_iterable(self._letters.read(split, part.wanted) for split in part.splits):
             kept = []
             meant = selection.admitted(batch, _unsent(batch, part.earlier), part.now_ms)
-            for index, why in mendable(batch, meant, there, targets, hop_limit, elsewhere=elsewhere):
+            parked = frozenset(part.parked.rows(batch))
+            for index, said in mendable(batch, meant, there, targets, hop_limit, elsewhere=elsewhere):
                 if part.limit is not None and report.selected >= part.limit:
                     break
                 report.considered += 1
-                if not report.leave(why):
+                if not report.leave(PARKED if index in parked else said):
                     report.selected += 1
                     kept.append(index)
             if kept:
@@ -394,10 +397,14 @@ class DeadLetterQueue:
             wait: how long it may take, in seconds.
 
         Raises:
-            ConfigurationError: this is a sink named by its URL.
+            ConfigurationError: this is a sink named by its URL, or letters are parked here.
             Unsupported: the broker does not offer this.
             BrokerError: see `redelivery.contract.broker.DeadLetters.move_back`.
         """
+        if self.parked():
+            raise ConfigurationError(
+                "move_back: letters are parked here, and the broker would move them all; unpark them"
+            )
         if self._direct:
             raise ConfigurationError("move_back: this is a sink named by its URL; `redrive` takes `to`")
         return self._letters.move_back(wait=wait)
@@ -486,13 +493,14 @@ class DeadLetterQueue:
             book = None if settings.dry_run else journal
             if isinstance(book, Path):
                 book = resources.enter_context(Journal(book, self.place))
+            parked = self._parked_rows if part is None else part.parked.rows
             transfer = Transfer(
                 self._letters if part is None else PartLetters(self._letters, part.splits, part.wanted),
                 look=self._look,
                 returned=Returned(self._look, self._connector.clock, cursors=bool(self._broker.capabilities.cursors))
                 if part is None
                 else None,
-                selection=selection,
+                selection=selection.within(parked),
                 operation=operation,
                 there=there,
                 settings=settings,
@@ -505,6 +513,7 @@ class DeadLetterQueue:
                 partial=self._broker.capabilities.browse is Support.LOWER_BOUND,
                 # A broker that cannot look without taking holds a batch only for some time.
                 batches=bool(self._broker.capabilities.splits) or settings.rate is None,
+                parked=parked,
             )
             return transfer.run(letter_sender)
 
@@ -587,10 +596,21 @@ class DeadLetterQueue:
             yield sink, url, there
 
     def _places(self) -> Sequence[str]:
-        """Return the canonical URLs of the places that are read: a relative path means another in another folder."""
-        if self._direct:
-            return (self._broker.canonical_url or self._connector.url,)
-        return self._broker.dead_letter_places()
+        return places_of(self._broker, self._connector.url, direct=self._direct)
+
+
+def places_of(broker: Broker, url: str, *, direct: bool) -> Sequence[str]:
+    """Return the canonical URLs of the places that are read: a relative path means another in another folder.
+
+    Args:
+        broker: opened.
+        url: that it was opened with.
+        direct: the place itself is meant, and not a destination's own place.
+
+    Raises:
+        BrokerError, ConfigurationError
+    """
+    return (broker.canonical_url or url,) if direct else broker.dead_letter_places()
 
 
 def _depth(broker: Broker) -> int:

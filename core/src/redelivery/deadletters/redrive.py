@@ -43,6 +43,8 @@ _CHUNK_BYTES: Final = 16 * 1024 * 1024
 #: Why a redrive ends that was asked to stop: the same one goes on later with what is left of its limit.
 INTERRUPTED: Final = "it was interrupted"
 _LIMITED: Final = "the limit of"
+#: Why a letter stays that people have parked, by itself or with its group (`triage.Triage`).
+PARKED: Final = "parked"
 #: The longest time without a look at `RedriveSettings.stop`, in seconds.
 _NAP: Final = 0.2
 
@@ -161,6 +163,7 @@ class Transfer:
         follow: look again after so many seconds, until stopped; None: look once.
         partial: the queue shows some letters only when earlier ones are gone.
         batches: letters are read in batches; False: one by one, as others may take those of a batch that waits.
+        parked: returns the indices of the parked letters of a batch, as the place's triage knows them now. They stay.
     """
 
     def __init__(
@@ -181,6 +184,7 @@ class Transfer:
         follow: float | None = None,
         partial: bool = False,
         batches: bool = True,
+        parked: Callable[[LetterBatch], Sequence[int]] = lambda _: (),
     ) -> None:
         self.report = RedriveReport()
         self._letters = letters
@@ -195,6 +199,7 @@ class Transfer:
         self._follow = follow
         self._partial = partial
         self._batches = batches
+        self._parked = parked
         self._stay: set[str] = set()
         #: Letters that are confirmed at their destination and not known to be removed: digests by position.
         self._pending: dict[str, str] = dict(earlier or {})
@@ -340,7 +345,7 @@ class Transfer:
 
     def _sendable(self, chunk: LetterBatch) -> Sendable:
         report = self.report
-        found = sendable(self._operation, chunk, self._there)
+        found = self._sendable_of(chunk)
         report.considered += len(chunk)
         report.selected += len(found.going)
         for why in found.left:
@@ -350,6 +355,17 @@ class Transfer:
         if self._partial:  # those that stay are shown again
             positions = chunk.position.values
             self._stay.update(set(positions) - {positions[index] for index in found.going})
+        return found
+
+    def _sendable_of(self, chunk: LetterBatch) -> Sendable:
+        """Return which of these letters are sent, and as what; parked letters stay."""
+        parked = self._parked(chunk)
+        if not parked:
+            return sendable(self._operation, chunk, self._there)
+        rest = sorted(set(range(len(chunk))).difference(parked))
+        found = sendable(self._operation, chunk.take(rest), self._there) if rest else Sendable([], None)
+        found.going = [rest[index] for index in found.going]
+        found.left += [PARKED] * len(parked)
         return found
 
     def _send(self, letter_sender: LetterSender, going: LetterBatch, messages: Batch) -> None:

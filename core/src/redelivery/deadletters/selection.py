@@ -218,11 +218,6 @@ class Selection:
                 found.append(row)
         return found
 
-    @property
-    def asks_for_parked(self) -> bool:
-        """Whether the place's triage decides which letters are selected (`within`)."""
-        return any(each.parked is not None for each in self.conditions)
-
     def within(self, parked_rows: Callable[[LetterBatch], Collection[int]]) -> Selection:
         """Return the selection for a place.
 
@@ -244,7 +239,12 @@ class Selection:
 
             return replace(each, holds=holds, columns=columns, bare=False, by_column=True)
 
-        return Selection(tuple(map(settled, self.conditions)))
+        return replace(self, conditions=tuple(map(settled, self.conditions))) if self.asks_for_parked else self
+
+    @property
+    def asks_for_parked(self) -> bool:
+        """Whether the place's triage decides which letters are selected."""
+        return any(each.parked is not None for each in self.conditions)
 
     def wanted(self, now_ms: int) -> Wanted:
         """Return what a plugin need return of a place: never less than what is selected."""

@@ -35,8 +35,6 @@ from redelivery.formats import dialects
 
 #: What a decision is about.
 What: TypeAlias = Literal["letter", "group"]
-#: Why a letter is not sent.
-PARKED: Final = "parked"
 
 #: Marks the file as ours (SQLite's `application_id`).
 _MARK: Final = 0x72644C74

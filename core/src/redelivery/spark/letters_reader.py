@@ -10,16 +10,20 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import types as t
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from redelivery import registry
+from redelivery.base.urls import redact
 from redelivery.codes import Code
 from redelivery.contract.broker import Broker, DeadLetters, LetterBatch, Wanted
+from redelivery.deadletters.queue import places_of
 from redelivery.deadletters.selection import Selection
+from redelivery.deadletters.triage import Parked, Triage
+from redelivery.deadletters.triage import default_path as triage_path
 from redelivery.deadletters.trust import Targets, contexts_of
 from redelivery.errors import MissingSecret, RedeliveryError, Retriable
 from redelivery.formats import signing
@@ -58,17 +62,25 @@ class LetterScan:
         settings: the options of the read.
         columns: the wanted columns.
         now_ms: the time to which ages are computed, so that a task that is repeated reads the same letters.
+        parked: what is parked at the place, as the driver's triage knew it at first, where a condition asks for it.
     """
 
     settings: ReadSettings
     columns: t.StructType
     now_ms: int
+    parked: Parked = field(default_factory=Parked)
 
     @classmethod
     def of(cls, settings: ReadSettings, columns: t.StructType) -> LetterScan:
         """Check the columns. Raises ConfigurationError."""
         letter_schema.check(columns, registry.installed().by_url(settings.url).capabilities)
-        return cls(settings=settings, columns=columns, now_ms=time.time_ns() // 1_000_000)
+        found = cls(settings=settings, columns=columns, now_ms=time.time_ns() // 1_000_000)
+        if not Selection.parse(*settings.where).asks_for_parked:
+            return found
+        with found.on_the_driver() as (broker, _):
+            place = redact(places_of(broker, settings.url, direct=settings.direct)[0])
+        with Triage(triage_path(place), place) as triage:
+            return replace(found, parked=triage.parked())
 
     @property
     def wanted(self) -> Wanted:
@@ -79,12 +91,14 @@ class LetterScan:
             sources |= {"headers"}
         if settings.where:
             sources |= _CONDITIONS
-        wanted = Selection.parse(*settings.where).wanted(self.now_ms)
+        selection = Selection.parse(*settings.where)
+        whole = selection.asks_for_parked or any(each.strip().startswith("size") for each in settings.where)
+        wanted = selection.wanted(self.now_ms)
         since = [each for each in (wanted.since_ms, settings.since_ms) if each is not None]
         until = [each for each in (wanted.until_ms, settings.until_ms) if each is not None]
         return replace(
             wanted,
-            columns=None if any(each.strip().startswith("size") for each in settings.where) else sources,
+            columns=None if whole else sources,
             since_ms=max(since, default=None),
             until_ms=min(until, default=None),
             readers=settings.readers,
@@ -129,7 +143,7 @@ class LetterScan:
             if not broker.capabilities.splits:  # may show its letters in another order each time: one look must do
                 partition = replace(partition, wanted=replace(partition.wanted, columns=None))
             made = LetterColumns(self.columns, Targets(allowed=settings.allow_targets), broker.capabilities)
-            selected = Selected(settings, self.now_ms)
+            selected = Selected(settings, self.now_ms, self.parked)
             for batch in self._batches(Verified(letters, keys), partition, made):
                 some = selected.of(batch)
                 if len(some):
@@ -171,11 +185,12 @@ class Selected:
     Args:
         settings: the options.
         now_ms: the time to which ages are computed.
+        parked: what is parked at the place.
     """
 
-    def __init__(self, settings: ReadSettings, now_ms: int) -> None:
+    def __init__(self, settings: ReadSettings, now_ms: int, parked: Parked) -> None:
         self._settings = settings
-        self._selection = Selection.parse(*settings.where)
+        self._selection = Selection.parse(*settings.where).within(parked.rows)
         self._now_ms = now_ms
 
     def of(self, batch: LetterBatch) -> LetterBatch:

@@ -61,10 +61,11 @@ class Work:
     shared_mount: bool
     settings: RedriveSettings
     new_ids: bool = False
+    triage: Path | None = None
 
     def opened(self, **more: Any) -> DeadLetterQueue:
         """Open the letters."""
-        return dead_letters(self.url, sink=self.sink, options=self.options, key=self.key, **more)
+        return dead_letters(self.url, sink=self.sink, options=self.options, key=self.key, triage=self.triage, **more)
 
     def transfer(self, letters: DeadLetterQueue, part: Part, **more: Any) -> RedriveReport:
         """Send the letters of a part."""

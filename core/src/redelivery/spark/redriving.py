@@ -87,6 +87,7 @@ def redrive(
     journal: Path | str | None = None,
     shared_mount: bool = False,
     dry_run: bool = False,
+    triage: Path | str | None = None,
     stop: Callable[[], bool] = lambda: False,
     on_progress: Callable[[RedriveReport], None] = lambda _: None,
 ) -> RedriveReport:
@@ -123,6 +124,8 @@ def redrive(
             a mount of all hosts whose file locks work, and set `shared_mount`.
         shared_mount: `journal`, and a destination of one host, lie on a mount that all hosts share.
         dry_run: send and remove nothing; count what would be sent.
+        triage: the file on this machine that says which letters are parked, and so stay; None: that of the place. It is
+            read once, before the tasks begin.
         stop: called again and again; True ends the run after the letters in flight are settled.
         on_progress: called with the report as it grows.
 
@@ -148,6 +151,7 @@ def redrive(
         hop_limit=hop_limit,
         allow_targets=tuple(allow_targets),
         new_ids=new_ids,
+        triage=None if triage is None else Path(triage),
         shared_mount=shared_mount,
         settings=RedriveSettings(limit=limit, rate=rate, dry_run=dry_run, max_returns=max_returns),
     )
@@ -200,6 +204,7 @@ class _Redrive:
         selection = Selection.parse(*self._work.where)
         wanted = replace(selection.wanted(self._now_ms), readers=tasks, removing=not self._work.settings.dry_run)
         made = None if self._mend is None else letters.made()
+        parked = letters.parked()
         splits = letters.splits(wanted)
         count = min(len(splits), tasks) if self._work.settings.rate is not None else len(splits)
         return [
@@ -210,6 +215,7 @@ class _Redrive:
                 wanted=wanted,
                 made=made,
                 now_ms=self._now_ms,
+                parked=parked,
             )
             for number in range(count)
         ]
