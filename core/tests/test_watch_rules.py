@@ -157,8 +157,8 @@ def test_letters_that_all_differ_raise_a_bounded_number_of_alerts() -> None:
 
 def test_where_groups_are_not_all_told_apart_one_alert_speaks_for_the_new_ones() -> None:
     alerts = Alerts(ALL)
-    alerts.judge(Snapshot(at_ms=1, groups=groups("a"), whole=True, more_groups=7))
-    changes = alerts.judge(Snapshot(at_ms=2, groups=groups("b"), whole=True, more_groups=7))
+    alerts.judge(Snapshot(at_ms=1, groups=groups("a"), whole=True, others=7))
+    changes = alerts.judge(Snapshot(at_ms=2, groups=groups("b"), whole=True, others=7))
     assert told(changes) == [("new-group", MORE, "raised")]
 
 
@@ -211,7 +211,7 @@ FOUND = st.one_of(
         since_ms=st.none() | st.integers(-HOUR, 9 * HOUR),
         groups=st.none() | st.lists(NAMES, unique=True).map(lambda names: groups(*names)),
         whole=st.booleans(),
-        more_groups=st.sampled_from([0, 0, 0, 5]),
+        others=st.sampled_from([0, 0, 0, 5]),
     ),
 )
 #: Looks, how long after the one before (a clock may be set back), and whether the process starts again before it.

@@ -75,6 +75,12 @@ _COMMANDS: Final = {
         "show dead letters of all places on a page in the browser",
         "Serve the operator's page on this machine, for one browser: all places, why letters are dead, each letter.",
     ),
+    "watch": (
+        "watch",
+        "add",
+        "tell of dead letters: alerts, a webhook, metrics",
+        "Look at dead letter queues again and again: raise alerts, tell a webhook, serve metrics for Prometheus.",
+    ),
 }
 
 

@@ -103,7 +103,7 @@ class Snapshot:
         since_ms: when the look before this one was; None: nothing is known of arrivals, as at the first look.
         groups: those seen in this look; None: groups were not looked at.
         whole: `groups` has all groups of the place, not only those of letters that arrived.
-        more_groups: further groups, which are not told apart.
+        others: letters of further groups, which are not told apart.
     """
 
     at_ms: int
@@ -115,7 +115,7 @@ class Snapshot:
     since_ms: int | None = None
     groups: Sequence[SeenGroup] | None = None
     whole: bool = False
-    more_groups: int = 0
+    others: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,6 +186,14 @@ class Alerts:
     def active(self) -> Sequence[Alert]:
         """The alerts that are not resolved, in the order in which they were raised."""
         return list(self._active.values())
+
+    def doubts(self, found: Snapshot) -> bool:
+        """Whether a look would raise an alert by age: of a letter that may be gone, if not all were looked at."""
+        limit = self._rules.older_than
+        if limit is None or found.failed is not None or found.whole or found.oldest_ms is None:
+            return False
+        old = found.at_ms - found.oldest_ms >= limit // timedelta(milliseconds=1)
+        return old and (Rule.OLDEST, "") not in self._active
 
     def judge(self, found: Snapshot) -> list[Change]:
         """Return which alerts a look raises and resolves."""
@@ -279,7 +287,7 @@ class Alerts:
         for rule, subject in list(self._active):
             if rule is Rule.NEW_GROUP:
                 alert = self._active[rule, subject]
-                gone = found.whole and not found.more_groups and subject not in present and subject != MORE
+                gone = found.whole and not found.others and subject not in present and subject != MORE
                 if gone or not self._rules.new_group or not 0 <= found.at_ms - alert.raised_ms < NEW_FOR_MS:
                     yield from self._resolve(rule, subject, at_ms=found.at_ms)
 
@@ -294,7 +302,7 @@ class Alerts:
     def _alert_new(self, new: Sequence[SeenGroup], found: Snapshot) -> Iterator[Change]:
         active = sum(rule is Rule.NEW_GROUP and subject != MORE for rule, subject in self._active)
         # Where not all groups are told apart, one that was among the rest before may look new.
-        alone = 0 if found.more_groups else max(0, MOST_NEW - active)
+        alone = 0 if found.others else max(0, MOST_NEW - active)
         for each in new[:alone]:
             what = f"dead letters of a new group, {each.fingerprint}: {each.count:,}, {each.code or 'UNKNOWN'}"
             text = f"{what}: {each.message[:_LONGEST_TEXT]}" if each.message else what
