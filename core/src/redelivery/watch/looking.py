@@ -90,8 +90,8 @@ class Known:
         by_code: letters by code, as of the last whole look and with those that came since; None: not known.
         groups: letters of the largest groups, by fingerprint, like `by_code`; None: not known.
         others: letters of further groups.
-        arrived: how many letters have arrived since the watch began, by code. Where letters have no cursors, by how many
-            their number has risen: a lower bound.
+        arrived: how many letters have arrived since the watch began, by code. Where letters have no cursors, by how
+            many their number has risen: a lower bound.
         looked_ms: when the last look was, milliseconds since the epoch.
         whole_ms: when the last look at the whole place was.
         took: seconds that the last look took.

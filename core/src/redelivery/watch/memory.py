@@ -43,22 +43,20 @@ class Memory:
         try:
             refuse_link(self.path)
             with self.path.open("rb") as file:
-                said = file.read(_LARGEST + 1)
-            if len(said) > _LARGEST:
-                raise ValueError(f"it has more than {_LARGEST} bytes")
-            found = json.loads(said)
-            if not isinstance(found, dict) or (found.get("version"), found.get("place")) != (_VERSION, self._identity):
-                raise ValueError("it is of another place or version")
+                found = json.loads(file.read(_LARGEST))
         except FileNotFoundError:
             return None
         except (OSError, ValueError, RecursionError) as error:
             self.forget(error)
             return None
-        return found
+        if isinstance(found, dict) and (found.get("version"), found.get("place")) == (_VERSION, self._identity):
+            return found
+        self.forget("it is of another place or version")
+        return None
 
-    def forget(self, error: Exception) -> None:
+    def forget(self, why: object) -> None:
         """Say that what was remembered cannot be used."""
-        log.warning("watch: %s is not used, so no group is known: %s", self.path, error)
+        log.warning("watch: %s is not used, so no group is known: %s", self.path, why)
 
     def write(self, said: Mapping[str, Any]) -> None:
         """Remember this, whole or not at all. A file that cannot be written is told once, and the watch goes on."""

@@ -1,9 +1,9 @@
-"""`Metrics`: what the watch knows, as Prometheus reads it. The number of its series is bounded, whatever letters say."""
+"""`Metrics`: what the watch knows, for Prometheus. The number of its series is bounded, whatever letters say."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -72,52 +72,14 @@ class Metrics(Collector):
         return self._collected(self._figures())
 
     def _collected(self, places: Sequence[PlaceFigures]) -> Iterable[Metric]:
-        gauge, count = _gauge, _counter
         now_ms = self._clock.wall_ms()
-        up = gauge("up", "Whether the last look at the place succeeded.")
-        letters = gauge("dead_letters", "Dead letters in the place.")
-        oldest = gauge("oldest_dead_letter_age_seconds", "Age of the oldest dead letter; 0 without letters.")
-        by_code = gauge("dead_letters_by_code", "Dead letters, by why they failed.", "code")
-        by_group = gauge(
-            "dead_letters_by_group", f"Dead letters of the {GROUPS} largest groups, and of all others.", "group"
-        )
-        arrived = count("dead_letters_arrived", "Dead letters that came while the watch looked, by code.", "code")
-        redriven = count("redriven", "Dead letters that redrives of this host sent back, by outcome.", "outcome")
-        alerts = gauge("watch_alerts", "Active alerts of the watch.", "alert")
-        looks = count("watch_looks", "Looks at the place.", "result")
-        took = gauge("watch_look_duration_seconds", "Time that the last look took.")
-        looked = gauge("watch_last_look_timestamp_seconds", "When the last look that succeeded was.")
-        whole = gauge("watch_last_whole_look_timestamp_seconds", "When the whole place was last looked at.")
+        families = {
+            name: kind(f"redelivery_{name}", text, labels=[*_PLACE, *more]) for kind, name, text, *more in _TABLE
+        }
         for each in places:
-            name, known = (each.place, each.broker), each.known
-            for rule in Rule:
-                alerts.add_metric([*name, rule.value], each.active.get(rule, 0))
-            looks.add_metric([*name, "success"], each.looks)
-            looks.add_metric([*name, "failure"], each.failures)
-            for code, number in sorted(known.arrived.items()):
-                arrived.add_metric([*name, code], number)
-            for outcome, number in sorted(each.redriven.items()):
-                redriven.add_metric([*name, outcome], number)
-            if each.up is not None:
-                up.add_metric(name, each.up)
-            if known.looked_ms is not None:
-                looked.add_metric(name, known.looked_ms / 1000)
-                took.add_metric(name, known.took)
-            if known.whole_ms is not None:
-                whole.add_metric(name, known.whole_ms / 1000)
-            if not each.up:
-                continue  # what was known before the place failed may be long past
-            if known.count is not None:
-                letters.add_metric(name, known.count)
-            if known.count == 0 or known.oldest_ms is not None:
-                age = 0 if known.oldest_ms is None or known.count == 0 else max(0, now_ms - known.oldest_ms) / 1000
-                oldest.add_metric(name, age)
-            for code, number in sorted((known.by_code or {}).items()):
-                by_code.add_metric([*name, code], number)
-            if known.groups is not None:
-                for group, number in _largest(known.groups, known.others):
-                    by_group.add_metric([*name, group], number)
-        yield from (up, letters, oldest, by_code, by_group, arrived, redriven, alerts, looks, took, looked, whole)
+            for name, labels, value in _values(each, now_ms):
+                families[name].add_metric([each.place, each.broker, *labels], value)
+        yield from families.values()
         if self._results is not None:
             results = self._results()
             webhook = CounterMetricFamily(
@@ -128,17 +90,62 @@ class Metrics(Collector):
             yield webhook
 
 
+#: Kind, name, text, and labels besides those of the place.
+_TABLE: Final = (
+    (GaugeMetricFamily, "up", "Whether the last look at the place succeeded."),
+    (GaugeMetricFamily, "dead_letters", "Dead letters in the place."),
+    (GaugeMetricFamily, "oldest_dead_letter_age_seconds", "Age of the oldest dead letter; 0 without letters."),
+    (GaugeMetricFamily, "dead_letters_by_code", "Dead letters, by why they failed.", "code"),
+    (
+        GaugeMetricFamily,
+        "dead_letters_by_group",
+        f"Dead letters of the {GROUPS} largest groups, and of all others.",
+        "group",
+    ),
+    (CounterMetricFamily, "dead_letters_arrived", "Dead letters that came since the watch began, by code.", "code"),
+    (CounterMetricFamily, "redriven", "Dead letters in redrives of this user on this host, by outcome.", "outcome"),
+    (GaugeMetricFamily, "watch_alerts", "Active alerts of the watch.", "alert"),
+    (CounterMetricFamily, "watch_looks", "Looks at the place.", "result"),
+    (GaugeMetricFamily, "watch_look_duration_seconds", "Time that the last look took."),
+    (GaugeMetricFamily, "watch_last_look_timestamp_seconds", "When the last look that succeeded was."),
+    (GaugeMetricFamily, "watch_last_whole_look_timestamp_seconds", "When the whole place was last looked at."),
+)
+
+
+def _values(each: PlaceFigures, now_ms: int) -> Iterator[tuple[str, Sequence[str], float]]:
+    """Return the values of a place: of which metric, with which further labels."""
+    known = each.known
+    yield from (("watch_alerts", [rule.value], each.active.get(rule, 0)) for rule in Rule)
+    yield "watch_looks", ["success"], each.looks
+    yield "watch_looks", ["failure"], each.failures
+    yield from (("dead_letters_arrived", [code], count) for code, count in sorted(known.arrived.items()))
+    yield from (("redriven", [outcome], count) for outcome, count in sorted(each.redriven.items()))
+    if each.up is not None:
+        yield "up", [], each.up
+    if known.looked_ms is not None:
+        yield "watch_last_look_timestamp_seconds", [], known.looked_ms / 1000
+        yield "watch_look_duration_seconds", [], known.took
+    if known.whole_ms is not None:
+        yield "watch_last_whole_look_timestamp_seconds", [], known.whole_ms / 1000
+    if each.up:  # else what was known before the place failed may be long past
+        yield from _of_letters(known, now_ms)
+
+
+def _of_letters(known: Known, now_ms: int) -> Iterator[tuple[str, Sequence[str], float]]:
+    if known.count is not None:
+        yield "dead_letters", [], known.count
+    if known.count == 0:
+        yield "oldest_dead_letter_age_seconds", [], 0
+    elif known.oldest_ms is not None:
+        yield "oldest_dead_letter_age_seconds", [], max(0, now_ms - known.oldest_ms) / 1000
+    yield from (("dead_letters_by_code", [code], count) for code, count in sorted((known.by_code or {}).items()))
+    if known.groups is not None:
+        yield from (("dead_letters_by_group", [name], count) for name, count in _largest(known.groups, known.others))
+
+
 def _largest(groups: Counter[str], others: int) -> Iterable[tuple[str, int]]:
     kept = groups.most_common(GROUPS)
     rest = sum(groups.values()) - sum(number for _, number in kept) + others
     yield from sorted(kept)
     if rest:
         yield OTHER, rest
-
-
-def _gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
-    return GaugeMetricFamily(f"redelivery_{name}", text, labels=[*_PLACE, *labels])
-
-
-def _counter(name: str, text: str, *labels: str) -> CounterMetricFamily:
-    return CounterMetricFamily(f"redelivery_{name}", text, labels=[*_PLACE, *labels])

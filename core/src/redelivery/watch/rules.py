@@ -15,6 +15,8 @@ from typing import Any, Final
 #: An alert by the oldest letter is resolved below this part of its limit, one by growth at or below this part of its.
 _YOUNGER: Final = 0.9
 _SLOWER: Final = 0.5
+#: So many looks must agree on whether a place can be reached.
+CONFIRM: Final = 2
 #: A group is new for so many milliseconds, or until none of its letters is left.
 NEW_FOR_MS: Final = 3_600_000
 #: More groups than these are not alerted one by one: anyone may write letters that all differ.
@@ -67,7 +69,7 @@ class Rules:
     older_than: timedelta | None = None
     growth: Growth | None = None
     new_group: bool = False
-    confirm: int = 2
+    confirm: int = CONFIRM
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

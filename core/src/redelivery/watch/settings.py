@@ -24,7 +24,7 @@ from redelivery.errors import ConfigurationError, InvalidSpec, Unsupported
 from redelivery.places import Place, Places, is_name
 from redelivery.registry import connect, own_options, subscription_url
 from redelivery.watch.looking import Watched
-from redelivery.watch.rules import Growth, Rules
+from redelivery.watch.rules import CONFIRM, Growth, Rules
 from redelivery.watch.webhook import Form
 
 T = TypeVar("T")
@@ -198,7 +198,7 @@ def _watched(place: Place, given: Given, said: _Said) -> tuple[Watched, Rules]:
         older_than=said.duration("older-than"),
         growth=said.growth("growth"),
         new_group=said.flag("new-group"),
-        confirm=1 if given.once else Rules.confirm,
+        confirm=1 if given.once else CONFIRM,
     )
     return watched, rules
 

@@ -85,6 +85,8 @@ class PlaceWatch:
         if self._alerts.doubts(found):
             found = _both(found, self._looker.look(whole=True))
         changes = self._alerts.judge(found)
+        if found.failed is not None and self._up is not False and not changes:
+            log.warning("watch: %s cannot be looked at: %s", self.place.label, found.failed)
         self._account(found)
         for change in changes:
             self._log(change)
@@ -130,8 +132,6 @@ class PlaceWatch:
                 log.warning(text, self.place.label)
         else:
             self._failures += 1
-            if self._up is not False:
-                log.warning("watch: %s cannot be looked at: %s", self.place.label, found.failed)
         self._up = up
         if up and self._redriven is not None and self._looker.known.place is not None:
             try:

@@ -195,7 +195,7 @@ def target(reference: str) -> Target:
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
     """A redirect becomes an error: whoever answers so would be told of the alerts' texts."""
 
-    def redirect_request(  # noqa: D102, PLR0913, PLR0917 - the signature is Python's
+    def redirect_request(
         self,
         req: urllib.request.Request,  # noqa: ARG002
         fp: IO[bytes],  # noqa: ARG002
