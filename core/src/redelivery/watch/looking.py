@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
 
@@ -19,7 +20,8 @@ from redelivery.codes import Code, code_of
 from redelivery.deadletters.queue import DeadLetterQueue, dead_letters
 from redelivery.deadletters.selection import Selection
 from redelivery.deadletters.summary import Summary, summarise
-from redelivery.errors import BrokerError, ConfigurationError, RedeliveryError
+from redelivery.deadletters.triage import Triage, default_path
+from redelivery.errors import BrokerError, ConfigurationError, JournalError, RedeliveryError
 from redelivery.watch.rules import SeenGroup, Snapshot
 
 log = logging.getLogger(__name__)
@@ -47,6 +49,7 @@ class Summarise(Protocol):
         *,
         groups: int,
         stop: Callable[[], bool],
+        triage: Triage | None,
         on_progress: Callable[[int], None],
     ) -> Summary:
         """Return what a queue holds."""
@@ -86,7 +89,7 @@ class Known:
     """What is known of a place, from all looks.
 
     Attributes:
-        count, oldest_ms: as in `Snapshot`.
+        count, parked, oldest_ms: as in `Snapshot`.
         by_code: letters by code, as of the last whole look and with those that came since; None: not known.
         groups: letters of the largest groups, by fingerprint, like `by_code`; None: not known.
         others: letters of further groups.
@@ -100,6 +103,7 @@ class Known:
     """
 
     count: int | None = None
+    parked: int = 0
     oldest_ms: int | None = None
     by_code: Counter[str] | None = None
     groups: Counter[str] | None = None
@@ -173,7 +177,8 @@ class Looker:
         now_ms = self._clock.wall_ms()
         self.known.took = self._clock.monotonic() - began
         self.known.looked_ms = self._since_ms = now_ms
-        return replace(found, at_ms=now_ms, count=self.known.count, oldest_ms=self.known.oldest_ms)
+        known = self.known
+        return replace(found, at_ms=now_ms, count=known.count, parked=known.parked, oldest_ms=known.oldest_ms)
 
     def _failed(self, why: str, *, missing: bool = False) -> Snapshot:
         return Snapshot(at_ms=self._clock.wall_ms(), failed=" ".join(why.split()), missing=missing)
@@ -232,8 +237,8 @@ class Looker:
                 else:
                     known.others += each.count
             known.others += found.others
-        if found.oldest_ms is not None:
-            known.oldest_ms = found.oldest_ms if known.oldest_ms is None else min(known.oldest_ms, found.oldest_ms)
+        known.parked += found.parked
+        known.oldest_ms = min((each for each in (known.oldest_ms, _oldest_ms(found)) if each is not None), default=None)
         return Snapshot(at_ms=0, arrived=codes, since_ms=self._since_ms, groups=seen, others=found.others)
 
     def _whole(self, dlq: DeadLetterQueue, end: str | None) -> Snapshot:
@@ -250,17 +255,30 @@ class Looker:
         if end is None and known.by_code is not None:
             arrived, since_ms = codes - known.by_code, known.whole_ms
             known.arrived.update(arrived)
-        known.count, known.oldest_ms = found.count, found.oldest_ms
+        known.count, known.parked, known.oldest_ms = found.count, found.parked, _oldest_ms(found)
         known.by_code = codes
         known.groups, known.others = Counter({each.fingerprint: each.count for each in seen}), found.others
         known.whole_ms = self._clock.wall_ms()
         return Snapshot(at_ms=0, arrived=arrived, since_ms=since_ms, groups=seen, whole=True, others=found.others)
 
     def _read(self, dlq: DeadLetterQueue, where: Selection | None) -> Summary:
-        found = self._summarise(dlq, where, groups=GROUPS, stop=self._stop, on_progress=self._progress)
+        with ExitStack() as opened:
+            triage = self._triage(dlq.place, opened)
+            found = self._summarise(
+                dlq, where, groups=GROUPS, stop=self._stop, triage=triage, on_progress=self._progress
+            )
         if self._stop():
             raise Stopped
         return found
+
+    def _triage(self, place: str, opened: ExitStack) -> Triage | None:
+        """Return what is parked at this place; nothing, where that cannot be read."""
+        try:
+            path = default_path(place)
+            return opened.enter_context(Triage(path, place)) if path.exists() else None
+        except (JournalError, ConfigurationError) as error:
+            log.warning("watch: %s: parked letters count like others: %s", self._place.label, error)
+            return None
 
     # --- what a restart remembers ---
 
@@ -295,6 +313,16 @@ def _codes(found: Summary) -> Counter[str]:
     for name, count in found.by_code.items():
         codes[(code_of(name) or Code.UNKNOWN).value] += count
     return codes
+
+
+def _oldest_ms(found: Summary) -> int | None:
+    """Return when the oldest letter was dead-lettered; groups that are parked whole do not count."""
+    if not found.parked or found.others:
+        return found.oldest_ms
+    return min(
+        (each.oldest_ms for each in found.groups if each.oldest_ms is not None and each.parked < each.count),
+        default=None,
+    )
 
 
 def _groups(found: Summary) -> list[SeenGroup]:

@@ -94,7 +94,12 @@ class Metrics(Collector):
 _TABLE: Final = (
     (GaugeMetricFamily, "up", "Whether the last look at the place succeeded."),
     (GaugeMetricFamily, "dead_letters", "Dead letters in the place."),
-    (GaugeMetricFamily, "oldest_dead_letter_age_seconds", "Age of the oldest dead letter; 0 without letters."),
+    (GaugeMetricFamily, "parked_dead_letters", "Dead letters that are parked."),
+    (
+        GaugeMetricFamily,
+        "oldest_dead_letter_age_seconds",
+        "Age of the oldest dead letter that is not parked; 0 without such letters.",
+    ),
     (GaugeMetricFamily, "dead_letters_by_code", "Dead letters, by why they failed.", "code"),
     (
         GaugeMetricFamily,
@@ -134,7 +139,9 @@ def _values(each: PlaceFigures, now_ms: int) -> Iterator[tuple[str, Sequence[str
 def _of_letters(known: Known, now_ms: int) -> Iterator[tuple[str, Sequence[str], float]]:
     if known.count is not None:
         yield "dead_letters", [], known.count
-    if known.count == 0:
+    if known.whole_ms is not None:
+        yield "parked_dead_letters", [], known.parked
+    if known.count is not None and known.count <= known.parked:
         yield "oldest_dead_letter_age_seconds", [], 0
     elif known.oldest_ms is not None:
         yield "oldest_dead_letter_age_seconds", [], max(0, now_ms - known.oldest_ms) / 1000

@@ -100,7 +100,8 @@ class Snapshot:
         failed: why the place could not be looked at; then nothing else is known. None: it was.
         missing: `failed` because the place does not exist.
         count: letters; None: not known.
-        oldest_ms: when the oldest letter was dead-lettered; None: not known, or no letter.
+        parked: of them, those that are parked.
+        oldest_ms: when the oldest letter was dead-lettered that is not parked; None: not known, or no letter.
         arrived: how many letters have arrived since `since_ms`, by code.
         since_ms: when the look before this one was; None: nothing is known of arrivals, as at the first look.
         groups: those seen in this look; None: groups were not looked at.
@@ -112,6 +113,7 @@ class Snapshot:
     failed: str | None = None
     missing: bool = False
     count: int | None = None
+    parked: int = 0
     oldest_ms: int | None = None
     arrived: Mapping[str, int] = field(default_factory=dict)
     since_ms: int | None = None
@@ -230,7 +232,7 @@ class Alerts:
         if limit is None:
             yield from self._resolve(Rule.OLDEST, at_ms=found.at_ms)
             return
-        if found.count == 0:
+        if found.count is not None and found.count <= found.parked:
             age = 0.0
         elif found.oldest_ms is None:
             return
