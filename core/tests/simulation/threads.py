@@ -46,6 +46,7 @@ SQLITE = "redelivery.deadletters.journal.sqlite3"
 LEFT = {
     "redelivery.base.secrets": "a lock that nobody waits for",
     "redelivery.deadletters.parts": "a redrive by Spark is not simulated",
+    "redelivery.deadletters.triage": "no letter of a world is parked",
     "redelivery.deadletters.scan": "reading side by side is not simulated",
     "redelivery.sending.preflight": "what the driver asks before any task is not simulated",
     "redelivery.receiving.subscription.random_module": "an argument: the world gives its own",
