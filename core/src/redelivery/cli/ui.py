@@ -49,7 +49,7 @@ def _run(arguments: argparse.Namespace) -> int:
     missing = [name for name in _NEEDS if find_spec(name) is None]
     if missing:
         raise ConfigurationError(f"the page needs {', '.join(missing)}: pip install 'redelivery[ui]'")
-    from redelivery.ui.page import Settings, user  # noqa: PLC0415 - of the extra
+    from redelivery.ui.page import Settings  # noqa: PLC0415 - of the extra
     from redelivery.ui.server import serve  # noqa: PLC0415
     from redelivery.ui.source import Source, slugs  # noqa: PLC0415
 
@@ -68,7 +68,7 @@ def _run(arguments: argparse.Namespace) -> int:
         )
         for slug, each in zip(names, found, strict=True)
     ]
-    settings = Settings(sources=sources, allow=frozenset(arguments.allow), masks=arguments.mask, who=user())
+    settings = Settings(sources=sources, allow=frozenset(arguments.allow), masks=arguments.mask)
     serve(settings, port=arguments.port, browser=not arguments.no_browser, say=say)
     return 0
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import getpass
-import os
 import threading
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
@@ -23,11 +22,12 @@ from redelivery.base.rendering import harmless
 from redelivery.contract.broker import Capabilities
 from redelivery.deadletters.selection import Selection
 from redelivery.deadletters.summary import Summary, summarise
+from redelivery.deadletters.triage import this_user
 from redelivery.errors import ConfigurationError, JournalError, RedeliveryError
 from redelivery.formats.specs import files
 from redelivery.ui import showing
 from redelivery.ui.background import Background, Run, State
-from redelivery.ui.reading import Held, Letters, hold
+from redelivery.ui.reading import Held, Letters, hold, triage_of
 from redelivery.ui.safety import CSRF, FORM, SESSION, Session, one_line
 from redelivery.ui.showing import Mask
 from redelivery.ui.source import Source, takes
@@ -60,7 +60,7 @@ class Settings:
     sources: Sequence[Source]
     allow: frozenset[str] = frozenset()
     masks: Sequence[str] = ()
-    who: str = ""
+    who: str = field(default_factory=this_user)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +92,7 @@ class Shelf:
         background = partial(Background, seconds=LOOK, slots=slots)
         self.opened: Background[Capabilities] = background(f"{source.name}-open", self._capabilities)
         self.looks: Background[Look] = background(f"{source.name}-look", self._look)
+        self.depth: Background[int | None] = background(f"{source.name}-depth", self._depth)
         self.drift: Background[Sequence[str]] = background(f"{source.name}-drift", self._drift)
 
     def begin(self) -> None:
@@ -130,18 +131,23 @@ class Shelf:
         can = self.source.capabilities()
         if not can.browse:
             raise ConfigurationError(f"{self.source.shown}: letters cannot be read here")
-        if not takes(can):
-            self.looks.begin()
+        (self.depth if takes(can) else self.looks).begin()
         return can
+
+    def _depth(self, _run: Run) -> int | None:
+        with self.source.open() as dlq:
+            return dlq.depth()
 
     def _look(self, run: Run) -> Look:
         with self.source.open() as dlq:
-            if not takes(dlq.capabilities):
-                summary = summarise(dlq, on_progress=run.progress, stop=run.stop)
+            if not dlq.looking_takes:
+                summary = summarise(dlq, triage=triage_of(dlq), on_progress=run.progress, stop=run.stop)
                 return Look(summary=summary, partial="the time was over before all were counted" if run.stop() else "")
             held = hold(dlq, run.stop, run.progress)
         partial = "" if held.complete else f"the oldest {len(held):,} of them; more are there"
-        return Look(summary=summarise(held.as_queue()), held=held, partial=partial)
+        with ExitStack() as opened:
+            triage = None if held.triage is None else opened.enter_context(held.triage())
+            return Look(summary=summarise(held.as_queue(), triage=triage), held=held, partial=partial)
 
     def _drift(self, _run: Run) -> Sequence[str]:
         source = self.source
@@ -321,14 +327,6 @@ def number(text: str | None, default: int, most: int) -> int:
     return min(int(text[:12]), most)
 
 
-def user() -> str:
-    """Return the name of the person whose page this is, for the audit log."""
-    try:
-        return getpass.getuser()
-    except (OSError, KeyError):
-        return str(os.getuid())
-
-
 def _finalized(value: Any) -> Any:
     """Return what a template shows, without characters that drive or reorder what is seen."""
     return harmless(value, keep="\n\t") if isinstance(value, str) and not isinstance(value, Markup) else value
@@ -351,5 +349,4 @@ __all__ = [
     "number",
     "onward",
     "selection",
-    "user",
 ]

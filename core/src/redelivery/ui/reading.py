@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final, Protocol, TypeVar, cast
 
 from redelivery.contract.broker import Letter, LetterBatch
 from redelivery.deadletters.queue import DeadLetterQueue
 from redelivery.deadletters.redrive import digest
 from redelivery.deadletters.selection import Selection
+from redelivery.deadletters.triage import Parked, Triage
 from redelivery.deadletters.trust import context_of
+from redelivery.errors import ConfigurationError
 
 T = TypeVar("T")
 
@@ -34,6 +37,9 @@ class Letters(Protocol):
     ) -> Iterator[T]:
         """As `DeadLetterQueue.scan`."""
 
+    def parked(self) -> Parked:
+        """As `DeadLetterQueue.parked`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Held:
@@ -42,10 +48,12 @@ class Held:
     Attributes:
         batches: the letters.
         complete: whether these were all.
+        triage: opens the place's triage; None: this user has none.
     """
 
     batches: Sequence[LetterBatch]
     complete: bool
+    triage: Callable[[], Triage] | None = None
 
     def __len__(self) -> int:
         return sum(map(len, self.batches))
@@ -60,7 +68,7 @@ class Held:
     ) -> Iterator[T]:
         """As `DeadLetterQueue.scan`."""
         now_ms = self.now_ms()
-        selection = where or Selection()
+        selection = (where or Selection()).within(lambda batch: self.parked().rows(batch))
         for batch in self.batches:
             rows = selection.admitted(batch, range(len(batch)), now_ms)
             if rows:
@@ -69,6 +77,13 @@ class Held:
     def now_ms(self) -> int:
         """As `DeadLetterQueue.now_ms`."""
         return time.time_ns() // 1_000_000
+
+    def parked(self) -> Parked:
+        """As `DeadLetterQueue.parked`."""
+        if self.triage is None:
+            return Parked()
+        with self.triage() as triage:
+            return triage.parked()
 
     def as_queue(self) -> DeadLetterQueue:
         """Return it for functions that only scan."""
@@ -97,7 +112,16 @@ def hold(dlq: DeadLetterQueue, stop: Callable[[], bool], on_progress: Callable[[
         kept.append(letter)
         weight += letter.message.nbytes
         on_progress(len(kept))
-    return Held([LetterBatch.of(kept)] if kept else [], complete)
+    triage = triage_of(dlq)
+    again = None if triage is None else partial(Triage, triage.path, dlq.place)
+    return Held([LetterBatch.of(kept)] if kept else [], complete, again)
+
+
+def triage_of(dlq: DeadLetterQueue) -> Triage | None:
+    """Return the triage of a place; None where this user has no folder for one."""
+    with suppress(ConfigurationError):
+        return dlq.triage
+    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,13 +142,13 @@ class Window:
 
 
 def window(
-    letters: Letters, make: Callable[[Letter], object], where: Selection, *, first: int, most: int, seconds: float
+    letters: Letters, make: Callable[[Letter, bool], object], where: Selection, *, first: int, most: int, seconds: float
 ) -> Window:
     """Read some letters of a selection.
 
     Args:
         letters: where they are.
-        make: makes of a letter with its whole context what is kept of it.
+        make: makes of a letter with its whole context, and of whether it is parked, what is kept of it.
         where: the selection.
         first: letters of it to pass over.
         most: letters to keep.
@@ -136,6 +160,7 @@ def window(
     ends = time.monotonic() + seconds
     rows: list[object] = []
     passed = 0
+    parked = letters.parked()
 
     def some(batch: LetterBatch) -> bool:
         """Keep what is wanted of a batch; return whether more are there than wanted."""
@@ -145,7 +170,8 @@ def window(
             if len(rows) >= most:
                 return True
             letter = batch.letter(index)
-            rows.append(make(replace(letter, context=context_of(letter))))
+            is_parked = bool(parked) and bool(parked.rows(LetterBatch.of([letter])))
+            rows.append(make(replace(letter, context=context_of(letter)), is_parked))
         passed += len(batch)
         return False
 

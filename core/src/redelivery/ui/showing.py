@@ -25,10 +25,12 @@ SHOWN_HEX: Final = 16 * 1024
 SHOWN_HEADER: Final = 4096
 #: Levels of JSON that are laid out; deeper JSON is shown as text.
 _DEEPEST: Final = 100
-_HIDDEN: Final = "•••"
+_HIDDEN: Final = "***"
 _TOKEN: Final = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{},:]|[^\s\[\]{},:"]+', re.DOTALL)
 _OPENING: Final = ("{", "[")
 _CLOSING: Final = ("}", "]")
+#: Bars that a plot has room for, however few it has.
+_FEWEST: Final = 30
 _UNITS: Final = ((86400, "d"), (3600, "h"), (60, "min"))
 
 
@@ -171,7 +173,7 @@ def bars(arrivals: Iterable[tuple[int, int]], *, width: int = 240, height: int =
     most = max((count for _, count in found), default=0)
     if not most:
         return []
-    step = max(1, width // len(found))
+    step = max(1, width // max(len(found), _FEWEST))
     return [
         {
             "x": number * step,

@@ -68,35 +68,35 @@ def routes(page: Page) -> list[Route]:
 
 async def _places(page: Page, _request: Request) -> Response:
     shelves = list(page.shelves.values())
-    return page.render("places.html", shelves=shelves, running=any(map(is_running, shelves)))
+    return page.render("places.html", shelves=shelves, running=any(map(is_running, shelves)), alone=False)
 
 
 async def _card(page: Page, request: Request) -> Response:
-    return page.render("card.html", shelf=page.shelf(request))
+    """The card of a place, again and again while something is found out; then its whole page is loaded again."""
+    shelf, alone = page.shelf(request), "alone" in request.query_params
+    response = page.render("card.html", shelf=shelf, alone=alone)
+    if alone and not is_running(shelf):
+        response.headers["HX-Refresh"] = "true"
+    return response
 
 
 async def _place(page: Page, request: Request) -> Response:
     shelf = page.shelf(request)
-    return page.render("place.html", shelf=shelf, running=is_running(shelf), where=[])
+    return page.render("place.html", shelf=shelf, running=is_running(shelf), alone=True)
 
 
 async def _look(page: Page, request: Request) -> Response:
     """Look at a place now: by a form, as it takes letters at some brokers."""
     shelf = page.shelf(request)
-    if shelf.can is None:
-        shelf.opened.begin()
-    else:
-        shelf.looks.begin()
+    (shelf.opened if shelf.can is None else shelf.looks).begin()
     if shelf.source.spec is not None:
         shelf.drift.begin()
-    if request.headers.get("hx-request"):
-        return page.render("card.html", shelf=shelf)
     return onward(link("places", shelf.source.slug))
 
 
 def is_running(shelf: Shelf) -> bool:
     """Whether something is found out about a place at this moment."""
-    return any(each.state.is_running for each in (shelf.opened, shelf.looks, shelf.drift))
+    return any(each.state.is_running for each in (shelf.opened, shelf.depth, shelf.looks, shelf.drift))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,10 +113,11 @@ class Row:
     hops: int
     size: int
     maybe_delivered: bool
+    parked: bool
     group: str
 
 
-def row(letter: Letter, slug: str, mask: Mask) -> Row:
+def row(letter: Letter, parked: bool, *, slug: str, mask: Mask) -> Row:  # noqa: FBT001 - as `window` calls it
     """Return the line of a letter with its whole context."""
     context = letter.context or ErrorContext()
     return Row(
@@ -130,6 +131,7 @@ def row(letter: Letter, slug: str, mask: Mask) -> Row:
         hops=context.hops,
         size=letter.message.size,
         maybe_delivered=context.maybe_delivered,
+        parked=parked,
         group=fingerprint(context),
     )
 
