@@ -63,6 +63,12 @@ _COMMANDS: Final = {
         "make what a delivery spec needs at a broker",
         "Make what is missing, and print the delivery status. What exists is never altered.",
     ),
+    "places": (
+        "places",
+        "add",
+        "list the places that redelivery.toml names",
+        "List the places that have a name, with their URLs, redacted. Opens none of them.",
+    ),
     "dead-letters": (
         "letters",
         "add",
@@ -109,6 +115,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         _refuse_secrets(parsed)
+        if getattr(parsed, "names_place", False):
+            import_module(f"{__name__}.arguments").resolve_place(parsed)
         configure()
         status = command(parsed)
         if sys.stdout is not None:  # it may have been closed

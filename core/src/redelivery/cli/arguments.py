@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from redelivery import registry
+from redelivery import places, registry
 from redelivery.base.secrets import redact, refuse_literal
 from redelivery.cli.output import SHOWN_TO_ALL, say
 from redelivery.contract.spec import DeliverySpec
@@ -49,7 +49,7 @@ def add_subscription(parser: argparse.ArgumentParser) -> None:
 
 def add_place(parser: argparse.ArgumentParser, *, with_spec: bool = False) -> None:
     """Add the queue that is read, and with a spec: how its letters are moved."""
-    parser.add_argument("url", help="the destination whose dead letters are meant")
+    parser.add_argument("url", help="the destination whose dead letters are meant, or its name in redelivery.toml")
     add_subscription(parser)
     parser.add_argument(
         "--sink",
@@ -62,6 +62,10 @@ def add_place(parser: argparse.ArgumentParser, *, with_spec: bool = False) -> No
         help="env:NAME or file:PATH of the key that letters were signed with (letterKey), or several with commas "
         "between; what the headers of other letters say is not believed",
     )
+    parser.add_argument(
+        "--triage", type=Path, metavar="FILE", help="where it is noted which letters are parked (default: one a place)"
+    )
+    add_config(parser)
     (add_spec if with_spec else add_client)(parser)
 
 
@@ -76,6 +80,45 @@ def add_where(parser: argparse.ArgumentParser) -> None:
         "may be repeated, and then all must be",
     )
     parser.add_argument("--id", action="append", default=[], metavar="ID", help="only this one; may be repeated")
+    parser.add_argument(
+        "--group",
+        metavar="FINGERPRINT",
+        help="only letters of this group, as `stats --by fingerprint` shows it: short for --where group=FINGERPRINT",
+    )
+
+
+def add_who(parser: argparse.ArgumentParser) -> None:
+    """Add `--who`."""
+    parser.add_argument("--who", metavar="NAME", help="who does it, for the audit log (default: this user)")
+
+
+def add_config(parser: argparse.ArgumentParser) -> None:
+    """Add `--config`: the command's URL may be the name of a place (`resolve_place`)."""
+    parser.set_defaults(names_place=True)
+    parser.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="names places, instead of the redelivery.toml that is found in this folder or above it",
+    )
+
+
+def resolve_place(parsed: argparse.Namespace) -> None:
+    """Replace the name of a place by what its file says; what the command line says counts more.
+
+    Raises:
+        ConfigurationError: the file cannot be read or is wrong, or no place has this name.
+    """
+    if not places.is_name(parsed.url):
+        return
+    place = places.known(parsed.config).named(parsed.url)
+    given = {each.partition("=")[0] for each in parsed.option}
+    own_spec = not all(map(registry.is_client_option, given))  # fields of a spec, and a spec is given once
+    parsed.url = place.url
+    for name in ("sink", "key", "subscription", *(() if own_spec else ("spec",))):
+        if getattr(parsed, name, "") is None:
+            setattr(parsed, name, getattr(place, name))
+    parsed.option = [*(f"{name}={value}" for name, value in place.options.items() if name not in given), *parsed.option]
 
 
 def add_threads(parser: argparse.ArgumentParser) -> None:
@@ -143,10 +186,21 @@ def _pairs(arguments: argparse.Namespace) -> list[tuple[str, str]]:
 def opened(arguments: argparse.Namespace, client: Mapping[str, str] | None = None) -> DeadLetterQueue:
     """Open the queue that the arguments name; read the client's options here where they are not given."""
     options = client_of(arguments) if client is None else client
-    return dead_letters(destination_of(arguments, options), sink=arguments.sink, options=options, key=arguments.key)
+    return dead_letters(
+        destination_of(arguments, options),
+        sink=arguments.sink,
+        options=options,
+        key=arguments.key,
+        triage=arguments.triage,
+    )
+
+
+def conditions_of(arguments: argparse.Namespace) -> list[str]:
+    """Return the conditions that the arguments give."""
+    return [*arguments.where, *([] if arguments.group is None else [f"group={arguments.group}"])]
 
 
 def selection_of(arguments: argparse.Namespace) -> Selection:
     """Return the selection that the arguments give."""
-    where = Selection.parse(*arguments.where)
+    where = Selection.parse(*conditions_of(arguments))
     return where.of(arguments.id) if arguments.id else where

@@ -9,35 +9,29 @@ import argparse
 import os
 import secrets
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from functools import partial
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Final
 
 from redelivery.base.files import open_private
 from redelivery.base.rendering import harmless
-from redelivery.cli import redrive
+from redelivery.cli import redrive, triage
 from redelivery.cli.arguments import add_place, add_threads, add_where, no_such_letter, opened, selection_of
-from redelivery.cli.output import body, json_line, one_line, padded, room, say, say_json, to_terminal
+from redelivery.cli.output import body, json_line, moment, one_line, padded, room, say, say_json, to_terminal
 from redelivery.cli.progress import Progress, add_progress
 from redelivery.cli.prompt import confirm
 from redelivery.contract.broker import Letter
-from redelivery.contract.context import ErrorContext, sound
-from redelivery.contract.letters import LetterBatch
+from redelivery.contract.context import ErrorContext
 from redelivery.deadletters.export import as_json
-from redelivery.deadletters.selection import Selection, dead_since_ms, since_ms
-from redelivery.deadletters.trust import contexts_of
+from redelivery.deadletters.selection import Selection, dead_since_ms
+from redelivery.deadletters.summary import AGE, NAMES, UNKNOWN, Summary, summarise
 from redelivery.errors import ConfigurationError, ExportFailed
-from redelivery.formats.rows import size_of
 
-_AGES: Final = ((60, "under a minute"), (3600, "under an hour"), (86400, "under a day"), (7 * 86400, "under a week"))
-_OLDER: Final = "a week and more"
-_UNKNOWN: Final = "unknown"
+#: What `stats --by` takes, and what it shows without it.
+FINGERPRINT: Final = "fingerprint"
+_BY: Final = ("code", "native_code", "reason", AGE, "source")
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -46,7 +40,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     for name, text, run, add_arguments in (
         ("list", "one line per letter, oldest first", _list, _add_list),
         ("show", "one whole letter: the reason, its headers, its body", _show, _add_show),
-        ("stats", "how many, by code, reason, age and source", _stats, _add_stats),
+        ("stats", "how many, by code, reason, age and source, or in groups", _stats, _add_stats),
         ("export", "JSON lines, into a file or to stdout", _export, _add_export),
     ):
         each = what.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}. Nothing is moved.")
@@ -57,6 +51,7 @@ def add(parser: argparse.ArgumentParser) -> None:
             add_progress(each)
         add_arguments(each)
     redrive.add(what)
+    triage.add(what)
 
 
 def _add_json(parser: argparse.ArgumentParser) -> None:
@@ -64,6 +59,12 @@ def _add_json(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_stats(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--by",
+        action="append",
+        choices=(FINGERPRINT, *_BY),
+        help="only counts by this; fingerprint: groups of one cause each; may be repeated",
+    )
     _add_json(parser)
     add_threads(parser)
 
@@ -139,7 +140,11 @@ def _age(letter: Letter, now: float) -> str:
     since = dead_since_ms(letter)
     if since is None:
         return "-"
-    seconds = max(0, int(now - since / 1000))
+    return _ago(now - since / 1000)
+
+
+def _ago(age: float) -> str:
+    seconds = max(0, int(age))
     for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
         if seconds >= size:
             return f"{seconds // size}{unit}"
@@ -184,7 +189,7 @@ def _head(found: dict[str, Any]) -> None:
 
 
 def _field(name: str, value: Any) -> None:
-    _line(name.removesuffix("_ms"), _moment(value) if name.endswith("_ms") else value)
+    _line(name.removesuffix("_ms"), moment(value) if name.endswith("_ms") else value)
 
 
 def _part(title: str, value: bytes | None, arguments: argparse.Namespace, *, always: bool = False) -> None:
@@ -203,123 +208,66 @@ def _line(name: str, value: Any) -> None:
         say(f"  {'':<18} {line}")
 
 
-def _moment(millis: int) -> str:
-    with suppress(ValueError, OverflowError, OSError):
-        return datetime.fromtimestamp(millis / 1000, UTC).isoformat(timespec="milliseconds")
-    return str(millis)
-
-
 def _stats(arguments: argparse.Namespace) -> int:
     where = selection_of(arguments)
-    total = _Stats()
-    now = time.time()
+    by = arguments.by or _BY
     with opened(arguments) as dlq, Progress(arguments) as progress:
-        for found in dlq.scan(partial(_stats_of, now=now), where, threads=arguments.threads):
-            total.add(found)
-            progress(total.count)
-    if not total.count and arguments.id:
+        found = summarise(
+            dlq,
+            where,
+            threads=arguments.threads,
+            groups=NAMES if FINGERPRINT in by else 0,
+            triage=dlq.triage,
+            on_progress=progress,
+        )
+    if not found.count and arguments.id:
         return no_such_letter(arguments.id)
-    _say_stats(arguments, total)
+    if arguments.json:
+        say_json(_stats_as_json(found, by), indent=2)
+    else:
+        _say_stats(found, by)
     return 0
 
 
-@dataclass(slots=True)
-class _Stats:
-    """What is counted of some letters."""
-
-    count: int = 0
-    nbytes: int = 0
-    maybe: int = 0
-    groups: dict[str, Counter[str]] = field(default_factory=lambda: {name: Counter() for name in _ORDER})
-
-    def add(self, other: _Stats) -> None:
-        """Add what was counted of others."""
-        self.count += other.count
-        self.nbytes += other.nbytes
-        self.maybe += other.maybe
-        for name, found in other.groups.items():
-            self.groups[name].update(found)
+def _stats_as_json(found: Summary, by: Sequence[str]) -> dict[str, Any]:
+    told: dict[str, Any] = {"count": found.count, "bytes": found.nbytes, "maybe_delivered": found.maybe_delivered}
+    told |= {name: getattr(found, name) for name in ("oldest_ms", "newest_ms", "undated", "parked")}
+    told |= {f"by_{name}": dict(found.by[name].most_common()) for name in by if name != FINGERPRINT}
+    if FINGERPRINT in by:
+        told |= {"groups": [asdict(each) for each in found.groups], "others": found.others}
+    told["arrivals"] = {"bin_ms": found.bin_ms, "bins": found.arrivals, "earlier": found.earlier, "later": found.later}
+    return told
 
 
-def _stats_of(batch: LetterBatch, now: float) -> _Stats:
-    found = _Stats(count=len(batch), nbytes=size_of(batch.messages))
-    columns = contexts_of(batch, (*_SHOWN, "last_failure_ms"))
-    for said, count in Counter(zip(*(columns[name] for name in _SHOWN), strict=True)).items():
-        context = sound(ErrorContext(**dict(zip(_SHOWN, said, strict=True))))
-        found.maybe += count * context.maybe_delivered
-        for name, of in _GROUPS.items():
-            found.groups[name][of(context)] += count
-    nothing: list[int | None] = [None] * len(batch)
-    dead, sent = batch.dead_lettered_ms, batch.messages.timestamp_ms
-    times = zip(
-        nothing if dead is None else dead.values,
-        columns["last_failure_ms"],
-        nothing if sent is None else sent.values,
-        strict=True,
-    )
-    found.groups[_AGE].update(_how_old(since_ms(*known), now) for known in times)
-    return found
-
-
-def _say_stats(arguments: argparse.Namespace, stats: _Stats) -> None:
-    total, nbytes, maybe, counts = stats.count, stats.nbytes, stats.maybe, stats.groups
-    if arguments.json:
-        groups = {name.replace(" ", "_"): dict(found.most_common()) for name, found in counts.items()}
-        say_json({"count": total, "bytes": nbytes, "maybe_delivered": maybe, **groups}, indent=2)
-        return
-    say(f"{total:,} dead letters, {nbytes:,} bytes")
-    if maybe:
-        say(f"{maybe:,} of them may have been delivered all the same: an attempt ended without an answer")
-    for name, found in counts.items() if total else ():
+def _say_stats(found: Summary, by: Sequence[str]) -> None:
+    say(f"{found.count:,} dead letters, {found.nbytes:,} bytes")
+    if found.maybe_delivered:
+        maybe = "may have been delivered all the same: an attempt ended without an answer"
+        say(f"{found.maybe_delivered:,} of them {maybe}")
+    if found.parked:
+        say(f"{found.parked:,} of them are parked: no redrive takes them")
+    width = room(wide=False)
+    for name in by if found.count else ():
         say()
-        say(name)
-        for group, count in found.most_common():
-            width = room(wide=False)
-            say(f"  {count:>9,}  {one_line(group, width and width - 14)}")
+        say(f"by {name.replace('_', ' ')}")
+        if name == FINGERPRINT:
+            _say_groups(found, width)
+            continue
+        for each, count in found.by[name].most_common():
+            say(f"  {count:>9,}  {one_line(each, width and width - 14)}")
 
 
-def _reason(context: ErrorContext) -> str:
-    return ": ".join(filter(None, (context.kind, context.label))) or context.reason or _UNKNOWN
-
-
-def _code(context: ErrorContext) -> str:
-    return context.code or _UNKNOWN
-
-
-def _native_code(context: ErrorContext) -> str:
-    return context.native_code or _UNKNOWN
-
-
-def _how_old(since: int | None, now: float) -> str:
-    if since is None:
-        return _UNKNOWN
-    return next((name for seconds, name in _AGES if now - since / 1000 < seconds), _OLDER)
-
-
-def _source(context: ErrorContext) -> str:
-    said = context.subscriber and f"subscription {context.subscriber}"
-    return said or context.destination or context.source_topic or _UNKNOWN
-
-
-_GROUPS: Final[dict[str, Callable[[ErrorContext], str]]] = {
-    "by code": _code,
-    "by native code": _native_code,
-    "by reason": _reason,
-    "by source": _source,
-}
-_AGE: Final = "by age"
-_ORDER: Final[tuple[str, ...]] = ("by code", "by native code", "by reason", _AGE, "by source")
-#: The fields of a context that `_GROUPS` read.
-_SHOWN: Final[tuple[str, ...]] = (
-    "kind",
-    "code",
-    "native_code",
-    "reason",
-    "subscriber",
-    "destination",
-    "source_topic",
-    "maybe_delivered",
-)
+def _say_groups(found: Summary, width: int | None) -> None:
+    now = time.time()
+    for group in found.groups:
+        since = "-" if group.oldest_ms is None else _ago(now - group.oldest_ms / 1000)
+        label = ": ".join(filter(None, (group.kind, group.code or group.native_code or group.exception)))
+        state = " parked" if group.parked else ""
+        line = f"{label}: {group.message}" if label and group.message else label or group.message or UNKNOWN
+        head = f"  {group.count:>9,}  {group.fingerprint}{state}  {since:>4}"
+        say(f"{head}  {one_line(line, width and max(20, width - len(head) - 2))}")
+    if found.others:
+        say(f"  {found.others:>9,}  in further groups")
 
 
 def _export(arguments: argparse.Namespace) -> int:

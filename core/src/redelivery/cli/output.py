@@ -10,6 +10,8 @@ import sys
 import time
 import unicodedata
 from collections.abc import Iterator
+from contextlib import suppress
+from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Final
 
@@ -114,6 +116,13 @@ def one_line(text: str, width: int | None) -> str:
             break
         out += each
     return out + "…"
+
+
+def moment(millis: int) -> str:
+    """Return milliseconds since the epoch as a date and time; a number where no date is so."""
+    with suppress(ValueError, OverflowError, OSError):
+        return datetime.fromtimestamp(millis / 1000, UTC).isoformat(timespec="milliseconds")
+    return str(millis)
 
 
 def padded(text: str, width: int) -> str:

@@ -13,7 +13,7 @@ from dataclasses import asdict
 
 from redelivery import provisioning
 from redelivery.base.urls import redact
-from redelivery.cli.arguments import add_spec, add_subscription, destination_of, spec_and_client
+from redelivery.cli.arguments import add_config, add_spec, add_subscription, destination_of, spec_and_client
 from redelivery.cli.output import say, say_json
 from redelivery.contract.broker import NativeObject
 from redelivery.formats.specs import knative
@@ -52,9 +52,10 @@ def _add_shown(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_place(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("url", help="the destination")
+    parser.add_argument("url", help="the destination, or the name of a place in redelivery.toml")
     add_subscription(parser)
     add_spec(parser)
+    add_config(parser)
 
 
 def _found(arguments: argparse.Namespace) -> Provisioning:

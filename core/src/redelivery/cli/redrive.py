@@ -6,7 +6,9 @@ Ctrl-C lets letters in flight be settled; letters that are not yet sent stay.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import signal
+from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
@@ -17,6 +19,8 @@ from redelivery.cli.arguments import (
     add_place,
     add_threads,
     add_where,
+    add_who,
+    conditions_of,
     destination_of,
     no_such_letter,
     opened,
@@ -27,6 +31,7 @@ from redelivery.cli.output import say, say_json
 from redelivery.cli.progress import Progress, add_progress
 from redelivery.cli.prompt import confirm
 from redelivery.contract.spec import DeliverySpec
+from redelivery.deadletters.audit import AuditLog
 from redelivery.deadletters.journal import default_path
 from redelivery.deadletters.operations import HOP_LIMIT
 from redelivery.deadletters.redrive import MAX_RETURNS, RedriveReport, RedriveSettings
@@ -41,6 +46,8 @@ INCOMPLETE: Final = 1
 _SIGNALLED: Final = 128
 #: Letters that are removed in one call.
 _TOGETHER: Final = 5_000
+#: Ids that the audit log names.
+_NAMED: Final = 20
 
 
 def add(what: _SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -111,6 +118,7 @@ def add(what: _SubParsersAction[argparse.ArgumentParser]) -> None:
             "--journal", type=Path, metavar="FILE", help="where to note what was sent (default: one a place)"
         )
         parser.add_argument("--json", action="store_true", help="print the account as JSON")
+        add_who(parser)
         add_progress(parser)
     back = what.add_parser(
         "move-back",
@@ -120,6 +128,7 @@ def add(what: _SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     back.set_defaults(run=_move_back)
     add_place(back)
+    add_who(back)
     back.add_argument("--wait", type=float, default=300.0, help="seconds that it may take (default 300)")
     remove = what.add_parser("remove", help="remove letters", description="Remove the letters that are named.")
     remove.set_defaults(run=_remove)
@@ -129,6 +138,7 @@ def add(what: _SubParsersAction[argparse.ArgumentParser]) -> None:
     purge.set_defaults(run=_purge)
     add_place(purge)
     for parser in (remove, purge):
+        add_who(parser)
         parser.add_argument("--yes", action="store_true", help="do not ask")
         add_progress(parser)
     add_threads(purge)
@@ -141,16 +151,18 @@ def _redrive(arguments: argparse.Namespace) -> int:
     with opened(arguments, client) as dlq, _Run(arguments) as run:
         settings = run.settings
         journal = arguments.journal or default_path(dlq.place)
-        report = dlq.redrive(
-            to=arguments.to,
-            where=where,
-            settings=settings,
-            journal=journal,
-            spec=spec,
-            hop_limit=arguments.hop_limit,
-            allow_targets=arguments.allow_targets,
-            new_ids=arguments.new_ids,
-        )
+        with _audited(arguments, "redrive", dlq.place) as told:
+            report = dlq.redrive(
+                to=arguments.to,
+                where=where,
+                settings=settings,
+                journal=journal,
+                spec=spec,
+                hop_limit=arguments.hop_limit,
+                allow_targets=arguments.allow_targets,
+                new_ids=arguments.new_ids,
+            )
+            told.update(asdict(report))
     return run.status(_account(arguments, report))
 
 
@@ -160,17 +172,20 @@ def _redrive_by_spark(arguments: argparse.Namespace, spec: DeliverySpec | None, 
         raise ConfigurationError("--id: a Spark job takes conditions: write --where id=...")
     from redelivery.spark import java  # noqa: PLC0415 - Spark is an extra, and takes seconds
 
+    with opened(arguments, client) as dlq:
+        place = dlq.place
     quiet = {"spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
     spark = java.local_session("redelivery dead-letters redrive", master=arguments.spark, config=quiet)
     try:
         from redelivery.spark import redrive  # noqa: PLC0415 - as above
 
-        with _Run(arguments) as run:  # after Spark, which has a handler of its own for Ctrl-C
+        # The run after Spark, which has a handler of its own for Ctrl-C.
+        with _audited(arguments, "redrive", place) as told, _Run(arguments) as run:
             settings = run.settings
             report = redrive(
                 spark,
                 destination_of(arguments, client),
-                where=arguments.where,
+                where=conditions_of(arguments),
                 to=arguments.to,
                 sink=arguments.sink,
                 options=client,
@@ -184,10 +199,12 @@ def _redrive_by_spark(arguments: argparse.Namespace, spec: DeliverySpec | None, 
                 key=arguments.key,
                 journal=arguments.journal,
                 shared_mount=arguments.shared_mount,
+                triage=arguments.triage,
                 dry_run=settings.dry_run,
                 stop=settings.stop,
                 on_progress=settings.on_progress,
             )
+            told.update(asdict(report))
     finally:
         spark.stop()
     return run.status(_account(arguments, report))
@@ -198,16 +215,37 @@ def _forward(arguments: argparse.Namespace) -> int:
     with opened(arguments, client) as dlq, _Run(arguments) as run:
         settings = run.settings
         journal = arguments.journal or default_path(dlq.place)
-        report = dlq.forward(
-            arguments.to,
-            where=where,
-            settings=settings,
-            journal=journal,
-            spec=spec,
-            follow=arguments.follow,
-            interval=_interval(arguments.interval),
-        )
+        with _audited(arguments, "forward", dlq.place) as told:
+            report = dlq.forward(
+                arguments.to,
+                where=where,
+                settings=settings,
+                journal=journal,
+                spec=spec,
+                follow=arguments.follow,
+                interval=_interval(arguments.interval),
+            )
+            told.update(asdict(report))
     return run.status(_account(arguments, report))
+
+
+@contextlib.contextmanager
+def _audited(arguments: argparse.Namespace, action: str, place: str) -> Iterator[dict[str, Any]]:
+    """Note in the audit log that this begins, and how it ends. A dry run changes nothing, and is not noted."""
+    if getattr(arguments, "dry_run", False):
+        yield {}
+        return
+    with AuditLog().operation(action, place, _meant(arguments), who=arguments.who) as told:
+        yield told
+
+
+def _meant(arguments: argparse.Namespace) -> str:
+    """Return which letters are meant, and how far, for the audit log."""
+    ids = arguments.id[:_NAMED]
+    more = f" and {len(arguments.id) - _NAMED} more ids" if arguments.id[_NAMED:] else ""
+    said = [*conditions_of(arguments), *(f"id={each}" for each in ids)] or ["all"]
+    how = [f"{name} {value}" for name in ("to", "limit", "rate") if (value := getattr(arguments, name, None))]
+    return ", ".join([" and ".join(said) + more, *how])
 
 
 def _interval(seconds: float) -> timedelta:
@@ -310,14 +348,15 @@ def _account(arguments: argparse.Namespace, report: RedriveReport) -> int:
 
 
 def _move_back(arguments: argparse.Namespace) -> int:
-    with opened(arguments) as dlq:
-        say(f"{dlq.move_back(wait=arguments.wait):,} letters moved back by the broker.")
+    with opened(arguments) as dlq, AuditLog().operation("move-back", dlq.place, "all", who=arguments.who) as told:
+        moved = told["moved"] = dlq.move_back(wait=arguments.wait)
+    say(f"{moved:,} letters moved back by the broker.")
     return 0
 
 
 def _remove(arguments: argparse.Namespace) -> int:
-    if not arguments.id and not arguments.where:
-        raise ConfigurationError("remove: name letters by --id or --where; `purge` removes all")
+    if not arguments.id and not arguments.where and arguments.group is None:
+        raise ConfigurationError("remove: name letters by --id or --where, or a --group; `purge` removes all")
     where = selection_of(arguments)
     with opened(arguments) as dlq:
         positions: list[str] = []
@@ -330,9 +369,10 @@ def _remove(arguments: argparse.Namespace) -> int:
         if positions:
             confirm(f"Remove {len(positions):,} letters of {dlq.place} for good?", yes=arguments.yes)
         removed = 0
-        with Progress(arguments, len(positions)) as progress:
+        with _audited(arguments, "remove", dlq.place) as told, Progress(arguments, len(positions)) as progress:
             for first in range(0, len(positions), _TOGETHER):
                 removed += dlq.remove_at(positions[first : first + _TOGETHER])
+                told["removed"] = removed
                 progress(removed, "removed")
     say(f"{removed:,} letters removed.")
     return 0
@@ -350,5 +390,9 @@ def _purge(arguments: argparse.Namespace) -> int:
                     progress(count, "found")
         if count:
             confirm(f"Remove all {count:,} letters of {dlq.place} for good?", yes=arguments.yes)
-        say(f"{0 if count == 0 else dlq.purge():,} letters removed.")
+        removed = 0
+        if count != 0:
+            with AuditLog().operation("purge", dlq.place, "all", who=arguments.who) as told:
+                removed = told["removed"] = dlq.purge()
+        say(f"{removed:,} letters removed.")
     return 0

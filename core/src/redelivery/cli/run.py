@@ -13,7 +13,7 @@ import signal
 import sys
 from dataclasses import asdict
 
-from redelivery.cli.arguments import add_spec, spec_and_client
+from redelivery.cli.arguments import add_config, add_spec, spec_and_client
 from redelivery.cli.output import HarmlessFormatter, say_json
 from redelivery.errors import ConfigurationError
 from redelivery.receiving.subscription import DEFAULT_NAME, Handler, Subscription
@@ -21,7 +21,8 @@ from redelivery.receiving.subscription import DEFAULT_NAME, Handler, Subscriptio
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the arguments."""
-    parser.add_argument("url", help="where messages come from")
+    parser.add_argument("url", help="where messages come from, or the name of a place in redelivery.toml")
+    add_config(parser)
     parser.add_argument("handler", metavar="MODULE:HANDLER", help="a function of one redelivery.Message")
     add_spec(parser)
     parser.add_argument("--name", default=DEFAULT_NAME, help="of the subscription, in letters and metrics")
