@@ -26,6 +26,7 @@ from redelivery_conformance.suite.spark import SparkWrites
 from redelivery_conformance.suite.splits import Cursors, Reading, Splits
 from redelivery_conformance.suite.subscribing import Subscribing
 from redelivery_conformance.suite.terminating import Limiting, Terminating
+from redelivery_conformance.suite.watching import Watching
 
 __all__ = [
     "Attempts",
@@ -60,6 +61,7 @@ __all__ = [
     "Splits",
     "Subscribing",
     "Terminating",
+    "Watching",
 ]
 
 
@@ -94,6 +96,7 @@ class BrokerSuite(
     Closing,
     Subscribing,
     Copies,
+    Watching,
     SparkWrites,
 ):
     """All statements. A plugin's test class names its broker: `broker = "carrier"`."""
