@@ -97,9 +97,9 @@ def settings(given: Given, places: Places, *, shown: str) -> Settings:
         ConfigurationError, Unsupported: in one clear line.
     """
     file = f"{places.path}: " if places.path is not None else ""
-    _check_keys(f"{file}key in [watch]:", places.watch, (*WATCH_KEYS, *PLACE_KEYS))
+    _check_keys(f"{file}[watch]", places.watch, (*WATCH_KEYS, *PLACE_KEYS))
     for place in places.values():
-        _check_keys(f"{file}key in [places.{place.name}.watch]:", place.watch, PLACE_KEYS)
+        _check_keys(f"{file}[places.{place.name}.watch]", place.watch, PLACE_KEYS)
     chosen = [_chosen(name, places, shown) for name in given.names] or list(places.values())
     if not chosen:
         raise ConfigurationError("no place to watch: name a URL, or places in redelivery.toml")
@@ -161,10 +161,10 @@ class _Said:
         return next((f"{self._file}{name}.{key}" for name, table in self._tables if key in table), key)
 
 
-def _check_keys(what: str, table: Mapping[str, Any], known: Sequence[str]) -> None:
+def _check_keys(where: str, table: Mapping[str, Any], known: Sequence[str]) -> None:
     for key in table:
         if key not in known:
-            raise unknown(what, key, known)
+            raise ConfigurationError(f"{where}: {unknown('key', key, known)}")
 
 
 def _chosen(name: str, places: Places, shown: str) -> Place:

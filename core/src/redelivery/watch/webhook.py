@@ -170,7 +170,7 @@ def target(reference: str) -> Target:
             it.
     """
     if not is_reference(reference):
-        text = "the URL of a webhook is a secret: write a reference in its place, as in 'env:WEBHOOK' or 'file:PATH'"
+        text = "its URL is a secret, so write a reference in its place, as in 'env:WEBHOOK' or 'file:PATH'"
         raise ConfigurationError(f"--webhook: {text}")
     url = resolve_secret(reference).strip()
     try:
