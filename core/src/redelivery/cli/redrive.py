@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
@@ -39,6 +39,10 @@ from redelivery.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
+
+    from redelivery.contract.broker import Letter
+    from redelivery.contract.message import Message
+    from redelivery.deadletters.patching import Patch
 
 #: Exit status where not all selected letters could be moved.
 INCOMPLETE: Final = 1
@@ -82,6 +86,20 @@ def add(what: _SubParsersAction[argparse.ArgumentParser]) -> None:
         "--new-ids",
         action="store_true",
         help="give every message the id of its hop (ID~HOP); default: only those that a writer of ours could not send",
+    )
+    redrive.add_argument(
+        "--patch",
+        type=Path,
+        metavar="FILE",
+        help="edit each letter as this file says (JSON or YAML: body, headers, key, destination); with --dry-run, show "
+        "what would change",
+    )
+    redrive.add_argument(
+        "--mask",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="with --patch and --dry-run: hide what matches this regular expression; may be repeated",
     )
     redrive.add_argument(
         "--spark",
@@ -146,12 +164,15 @@ def add(what: _SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def _redrive(arguments: argparse.Namespace) -> int:
     where, (spec, client) = selection_of(arguments), _spec(arguments)
+    patch = None if arguments.patch is None else _patch(arguments)
     if arguments.spark is not None:
+        if patch is not None:
+            raise ConfigurationError("--patch: a Spark job takes no patch: leave out --spark, or mend rows in Python")
         return _redrive_by_spark(arguments, spec, client)
     with opened(arguments, client) as dlq, _Run(arguments) as run:
         settings = run.settings
         journal = arguments.journal or default_path(dlq.place)
-        with _audited(arguments, "redrive", dlq.place) as told:
+        with _audited(arguments, "redrive" if patch is None else "edit", dlq.place) as told:
             report = dlq.redrive(
                 to=arguments.to,
                 where=where,
@@ -161,9 +182,30 @@ def _redrive(arguments: argparse.Namespace) -> int:
                 hop_limit=arguments.hop_limit,
                 allow_targets=arguments.allow_targets,
                 new_ids=arguments.new_ids,
+                patch=patch,
             )
             told.update(asdict(report))
     return run.status(_account(arguments, report))
+
+
+def _patch(arguments: argparse.Namespace) -> Patch:
+    """Read the patch. Raises ConfigurationError."""
+    from redelivery.deadletters.patching import Patch  # noqa: PLC0415 - seldom used
+
+    return Patch.read(arguments.patch)
+
+
+def _shown_edits(arguments: argparse.Namespace) -> Callable[[Letter, Message, Message], None]:
+    """Return what shows each edit of a dry run: on stderr, where the account is JSON on stdout."""
+    from redelivery.deadletters.patching import diff, masking  # noqa: PLC0415 - seldom used
+
+    mask = masking(arguments.mask)
+
+    def show(letter: Letter, before: Message, after: Message) -> None:
+        for line in diff(letter.message.id or letter.position, before, after, mask=mask):
+            say(line, error=arguments.json)
+
+    return show
 
 
 def _redrive_by_spark(arguments: argparse.Namespace, spec: DeliverySpec | None, client: dict[str, str]) -> int:
@@ -283,6 +325,7 @@ class _Run:
             max_returns=arguments.max_returns,
             stop=lambda: bool(self._asked),
             on_progress=self._show,
+            on_edit=_shown_edits(arguments) if arguments.dry_run and getattr(arguments, "patch", None) else None,
         )
 
     def _stop(self, number: int, _: FrameType | None) -> None:

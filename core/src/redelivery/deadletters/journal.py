@@ -1,7 +1,9 @@
 """`Journal`: the letters that a redrive has sent and not yet removed, on disk, so that a killed run can continue.
 
 A letter is written here after its destination has confirmed it and before it is removed. At the next start, letters
-found here are removed and not sent again, if they are still the same letters: hence the digest. An SQLite file, for its
+found here are removed and not sent again, if they are still the same letters: hence the digest. Before letters are sent
+it is noted in which form: as they were, or edited by which patch. A letter that may have been sent in one form is never
+sent in another. An SQLite file, for its
 durable transactions, and for a lock that a killed process does not keep.
 
 Processes that share one redrive have a journal each, in the folder `parts_folder` beside that of the redrive. The next
@@ -12,9 +14,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Self
 
@@ -69,6 +72,8 @@ class Journal:
         self._source = source
         #: Positions that the file holds; None: not known yet.
         self._held: set[str] | None = None
+        #: Positions of letters that may have been sent, as noted by earlier requests; None: not known yet.
+        self._unsure: set[str] | None = None
         try:
             make_private_folder(path.parent)
             refuse_link(path)
@@ -104,6 +109,12 @@ class Journal:
         run("CREATE TABLE IF NOT EXISTS letter (position TEXT PRIMARY KEY, digest TEXT NOT NULL) WITHOUT ROWID")
         run("CREATE TABLE IF NOT EXISTS unfinished (redrive TEXT NOT NULL, began INTEGER NOT NULL)")
         run("CREATE TABLE IF NOT EXISTS absorbed (part TEXT PRIMARY KEY) WITHOUT ROWID")
+        # Letters of the request in flight, as one text: a row for each would cost ten times as much.
+        run("CREATE TABLE IF NOT EXISTS sending (form TEXT NOT NULL, letters TEXT NOT NULL)")
+        run(
+            "CREATE TABLE IF NOT EXISTS unsure"
+            " (position TEXT PRIMARY KEY, digest TEXT NOT NULL, form TEXT NOT NULL) WITHOUT ROWID"
+        )
         run("INSERT INTO place SELECT ?, 0 WHERE NOT EXISTS (SELECT 1 FROM place)", (source,))
         (known,) = run("SELECT source FROM place").fetchone()
         if known != source:
@@ -113,17 +124,54 @@ class Journal:
             )
         run("COMMIT")
 
-    def sent(self, letters: Mapping[str, str], removed: Sequence[str] = ()) -> None:
+    def sending(self, letters: Mapping[str, str], form: str) -> None:
+        """Note that these letters are about to be sent. Durable on return.
+
+        Args:
+            letters: digests by position.
+            form: in which they are sent (`LetterOperation.form`).
+
+        Raises:
+            JournalError: it cannot be written.
+        """
+        with self._writing():
+            self._keep_unsure()
+            self._file.execute("INSERT INTO sending VALUES (?, ?)", (form, json.dumps(letters)))
+
+    def _keep_unsure(self, but: Collection[str] = ()) -> None:
+        """Keep the letters of the last request as letters that may have been sent, except those whose fate is known."""
+        for form, letters in self._file.execute("SELECT form, letters FROM sending").fetchall():
+            kept = [(each, said, form) for each, said in json.loads(letters).items() if each not in but]
+            if kept:
+                self._unsure = None
+                self._file.executemany("INSERT OR REPLACE INTO unsure VALUES (?, ?, ?)", kept)
+        self._file.execute("DELETE FROM sending")
+
+    def unsure(self) -> dict[str, tuple[str, str]]:
+        """Return the letters that may have been sent: digest and form, by position. Raises JournalError."""
+        try:
+            found = {
+                position: (said, form)
+                for position, said, form in self._file.execute("SELECT position, digest, form FROM unsure")
+            }
+            for form, letters in self._file.execute("SELECT form, letters FROM sending").fetchall():
+                found |= {position: (said, form) for position, said in json.loads(letters).items()}
+        except (sqlite3.Error, ValueError) as error:
+            raise JournalError(f"the journal {str(self.path)!r} is damaged: {error}; move it away") from error
+        return found
+
+    def sent(self, letters: Mapping[str, str], removed: Sequence[str] = (), refused: Collection[str] = ()) -> None:
         """Note that these letters are confirmed at their destination. Durable on return.
 
         Args:
             letters: digests by position.
             removed: letters that have been removed: one transaction notes both.
+            refused: letters that `sending` noted and that have surely not arrived. Its other letters may have.
 
         Raises:
             JournalError: it cannot be written.
         """
-        self._write(removed, letters, len(letters))
+        self._write(removed, letters, len(letters), refused)
 
     @property
     def tally(self) -> int:
@@ -156,12 +204,20 @@ class Journal:
         with self._writing():
             self._file.execute("DELETE FROM unfinished")
 
-    def _write(self, removed: Sequence[str], sent: Mapping[str, str], count: int) -> None:
+    def _write(
+        self, removed: Sequence[str], sent: Mapping[str, str], count: int, refused: Collection[str] = ()
+    ) -> None:
         """Note what is removed and what is sent, and that so many letters were sent."""
         if self._held is None:
             self._held = set(self.noted())
+        if self._unsure is None:
+            self._unsure = {each for (each,) in self._file.execute("SELECT position FROM unsure")}
         with self._writing():
             self._change(removed, sent, count)
+            if sent or refused:
+                settled = self._unsure.intersection({*sent, *refused})
+                self._file.executemany("DELETE FROM unsure WHERE position = ?", [(each,) for each in settled])
+                self._keep_unsure(but={*sent, *refused})
         self._held = self._held.difference(removed).union(sent)
 
     def _change(self, removed: Sequence[str], sent: Mapping[str, str], count: int) -> None:
@@ -198,18 +254,21 @@ class Journal:
         paths = sorted(parts_folder(self.path).glob(f"*{PART}"))
         for path in paths:
             with Journal(path, self._source, wait=wait) as part:
-                self._absorb(path.name, part.noted(), part.tally)
+                self._absorb(path.name, part.noted(), part.tally, part.unsure())
             path.unlink()
         if paths:
             with self._writing():
                 self._file.execute("DELETE FROM absorbed")
 
-    def _absorb(self, part: str, noted: Mapping[str, str], tally: int) -> None:
+    def _absorb(self, part: str, noted: Mapping[str, str], tally: int, unsure: Mapping[str, tuple[str, str]]) -> None:
         """Take over what a part noted, once: this process may be killed before the part's file is gone."""
-        self._held = None
+        self._held = self._unsure = None
         with self._writing():
             if self._file.execute("INSERT OR IGNORE INTO absorbed VALUES (?)", (part,)).rowcount:
                 self._change((), noted, tally)
+                self._file.executemany(
+                    "INSERT OR REPLACE INTO unsure VALUES (?, ?, ?)", [(each, *said) for each, said in unsure.items()]
+                )
 
     def pending(self) -> dict[str, str]:
         """Return the letters that killed redrives had sent and, as far as they knew, not yet removed: their digests.

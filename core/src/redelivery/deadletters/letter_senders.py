@@ -31,10 +31,12 @@ class LetterSender(ABC):
 
     Attributes:
         confirmed: of the letters sent last, the indices of those that have arrived; the reader clears it.
+        refused: likewise, the indices of those that have surely not arrived, as far as known.
     """
 
     def __init__(self, engine: Engine) -> None:
         self.confirmed: list[int] = []
+        self.refused: list[int] = []
         self._engine = engine
 
     @abstractmethod
@@ -59,10 +61,20 @@ class RedriveSender(LetterSender):
 
     def __init__(self, send_queue: SendQueue, spec: DeliverySpec, clock: Clock) -> None:
         self._rows: list[int] = []
+        self._refused: list[int] = []
         # Letters come in the order of their deaths; a refusal must not reorder those of one key.
         flow = Flow(ordering="key" if send_queue.capabilities.order is Support.NATIVE else "none")
         super().__init__(
-            Engine([send_queue], spec, _ORIGIN, clock, random_module.random, flow, delivered=self._rows.extend)
+            Engine(
+                [send_queue],
+                spec,
+                _ORIGIN,
+                clock,
+                random_module.random,
+                flow,
+                delivered=self._rows.extend,
+                refused=self._refused.extend,
+            )
         )
 
     def carry(self, letters: LetterBatch, messages: Batch) -> None:  # noqa: ARG002 - all that they say is in the messages
@@ -72,7 +84,9 @@ class RedriveSender(LetterSender):
             self._engine.drain()
         finally:
             self.confirmed += [row - first for row in self._rows]
+            self.refused += [row - first for row in self._refused]
             self._rows.clear()
+            self._refused.clear()
 
 
 class RowSender:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from redelivery.codes import Code
 from redelivery.contract.broker import Capabilities, Letter
@@ -26,17 +26,25 @@ HOP_LIMIT: Final = 5
 HOP_MARK: Final = "~"
 
 
+class Stays(Exception):
+    """A letter cannot be sent as it is meant to be sent; its text says why."""
+
+
 @dataclass(frozen=True, slots=True)
 class LetterOperation:
     """An operation on letters: redrive or forward.
 
     Attributes:
         name: for messages.
-        prepare: returns the message of a letter with this whole context, for a destination of these capabilities.
+        prepare: returns the message of a letter with this whole context, for a destination of these capabilities, or
+            raises `Stays`.
         target: returns the letter's own target; None where it goes to the destination itself.
         why_left: returns why a letter is not sent to a destination of these capabilities; None where it is sent.
         hop_limit: letters that were sent back fewer times may go by column; None: each letter is looked at.
         new_ids: every message gets an id of its hop.
+        form: tells apart operations that send different messages for one letter: of edits, `Patch.form`.
+        noted: the form of a letter is noted before it is sent, so that it is never sent in two.
+        unedited: what `prepare` would return without the edit; None: nothing is edited.
     """
 
     name: str
@@ -45,6 +53,24 @@ class LetterOperation:
     why_left: Callable[[Letter, Capabilities, ErrorContext], str | None]
     hop_limit: int | None = None
     new_ids: bool = False
+    form: str = ""
+    noted: bool = False
+    unedited: Callable[[Letter, Capabilities, ErrorContext], Message] | None = None
+
+
+class Edit(Protocol):
+    """An edit of letters: `deadletters.patching.Patch`."""
+
+    @property
+    def form(self) -> str:
+        """What tells this edit from any other."""
+
+    @property
+    def destination(self) -> str | None:
+        """Where letters go, if the edit says so."""
+
+    def apply(self, message: Message) -> Message:
+        """Return the edited message. Raises Stays."""
 
 
 @dataclass(slots=True)
@@ -81,10 +107,14 @@ def sendable(operation: LetterOperation, letters: LetterBatch, there: Capabiliti
             if why is not None:
                 found.left.append(why)
                 continue
+            try:
+                single[index] = operation.prepare(letter, there, context)
+            except Stays as stays:
+                found.left.append(str(stays))
+                continue
             target = operation.target(letter, there, context)
             if target:
                 found.targets.append(target)
-            single[index] = operation.prepare(letter, there, context)
         going.append(index)
     found.going = going
     if not going:
@@ -364,19 +394,47 @@ def why_not_forwarded(letter: Letter, _there: Capabilities, _context: ErrorConte
 
 
 def redrive_operation(
-    targets: Targets, hop_limit: int, *, new_ids: bool = False, elsewhere: bool = False
+    targets: Targets, hop_limit: int, *, new_ids: bool = False, elsewhere: bool = False, patch: Edit | None = None
 ) -> LetterOperation:
-    """Return the redrive operation; arguments as of `why_left` and `LetterOperation`."""
-    return LetterOperation(
-        "redrive",
-        lambda letter, there, context: sent_back(letter, there, context, targeted=not targets.none, new_ids=new_ids),
-        targets.of,
-        lambda letter, there, context: why_left(
-            letter, there, targets, hop_limit, context=context, elsewhere=elsewhere
-        ),
-        hop_limit,
-        new_ids,
-    )
+    """Return the redrive operation; arguments as of `why_left` and `LetterOperation`; `patch`: edits each letter."""
+
+    def why(letter: Letter, there: Capabilities, context: ErrorContext) -> str | None:
+        return why_left(letter, there, targets, hop_limit, context=context, elsewhere=elsewhere)
+
+    def back(letter: Letter, there: Capabilities, context: ErrorContext) -> Message:
+        return sent_back(letter, there, context, targeted=not targets.none, new_ids=new_ids)
+
+    if patch is None:
+        return LetterOperation("redrive", back, targets.of, why, hop_limit, new_ids, noted=True)
+    edit, goes_to = patch, patch.destination
+
+    def edited(letter: Letter, there: Capabilities, context: ErrorContext) -> Message:
+        return sent_edited(letter, there, context, edit.apply, targeted=not targets.none, new_ids=new_ids)
+
+    def target(letter: Letter, there: Capabilities, context: ErrorContext) -> str | None:
+        return goes_to or targets.of(letter, there, context)
+
+    return LetterOperation("redrive", edited, target, why, None, new_ids, form=edit.form, noted=True, unedited=back)
+
+
+def sent_edited(
+    letter: Letter,
+    there: Capabilities,
+    context: ErrorContext,
+    edit: Callable[[Message], Message],
+    *,
+    targeted: bool,
+    new_ids: bool,
+) -> Message:
+    """Return the message that a redrive sends for a letter that it edits; arguments as of `sent_back`.
+
+    It is another message than the one that failed. It never goes under the identity of the first one, by which a
+    destination that has that one would drop it; and an event gets the id of its hop, whoever wrote it. Raises Stays.
+    """
+    renamed = new_ids or events.event_in(dialects.strip(letter.message)) is not None
+    fresh = replace(context, maybe_delivered=False)
+    sent = edit(sent_back(letter, there, fresh, targeted=targeted, new_ids=renamed))
+    return sent if sent.identity is None else replace(sent, identity=identity.of_redriven(sent))
 
 
 #: Messages that the broker itself gave up are sent on unchanged; each sink's sender writes their context in its form.

@@ -13,7 +13,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Final, Self
@@ -45,6 +45,7 @@ class Part:
         wanted: what the splits were planned for.
         folder: where the processes meet; None: nothing is sent, so that nothing has to be noted.
         earlier: letters that earlier runs have sent, and not removed as far as they knew: digests by position.
+        unsure: letters that earlier runs may have sent: digest and form, by position (`Journal.unsure`).
         limit: the most letters that this part may send, however often its process is started again; None: any number.
         made: the place as its leader found it (`DeadLetterQueue.made`).
         now_ms: the time to which ages of letters are computed, by the leader's clock: the same for all parts.
@@ -57,6 +58,7 @@ class Part:
     wanted: Wanted
     folder: Path | None = None
     earlier: Mapping[str, str] = field(default_factory=dict)
+    unsure: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     limit: int | None = None
     made: str | None = None
     now_ms: int
@@ -113,6 +115,7 @@ class PartJournal(Journal):
         path = part.folder / f"{part.run}-{part.number}{PART}"
         super().__init__(path, source, wait=_ORPHANS)
         self._earlier = part.earlier
+        self._unsure_before = part.unsure
         self.settled: list[str] = []
         if _control(part.folder, part.run) is None:  # after the lock, so that a new leader sees one of both
             self.close()
@@ -121,8 +124,13 @@ class PartJournal(Journal):
     def pending(self) -> dict[str, str]:
         return {**self._earlier, **self.noted()}
 
-    def _write(self, removed: Sequence[str], sent: Mapping[str, str], count: int) -> None:
-        super()._write(removed, sent, count)
+    def unsure(self) -> dict[str, tuple[str, str]]:
+        return {**self._unsure_before, **super().unsure()}
+
+    def _write(
+        self, removed: Sequence[str], sent: Mapping[str, str], count: int, refused: Collection[str] = ()
+    ) -> None:
+        super()._write(removed, sent, count, refused)
         self.settled += [each for each in removed if each in self._earlier]
 
 
@@ -166,6 +174,7 @@ class Leader:
     Attributes:
         folder: where the processes meet.
         earlier: letters that earlier runs have sent, and not removed as far as they knew: digests by position.
+        unsure: letters that earlier runs may have sent (`Journal.unsure`).
 
     Raises:
         ConfigurationError: the file is another queue's journal, or is not a journal.
@@ -183,6 +192,7 @@ class Leader:
                 path.unlink(missing_ok=True)
             self._journal.absorb(wait=_ORPHANS)
             self.earlier = self._journal.noted()
+            self.unsure = self._journal.unsure()
             make_private(self._control)
         except OSError as error:
             self._journal.close()

@@ -24,7 +24,9 @@ from redelivery.deadletters.journal import Journal
 from redelivery.deadletters.letter_senders import ForwardSender, LetterSender, RedriveSender, RowSender
 from redelivery.deadletters.operations import FORWARD, HOP_LIMIT, LetterOperation, mendable, redrive_operation
 from redelivery.deadletters.parts import Part, PartLetters
+from redelivery.deadletters.patching import Patch
 from redelivery.deadletters.redrive import (
+    EDITED,
     PARKED,
     RedriveReport,
     RedriveSettings,
@@ -242,6 +244,7 @@ class DeadLetterQueue:
         hop_limit: int = HOP_LIMIT,
         allow_targets: Collection[str] = (),
         new_ids: bool = False,
+        patch: Patch | None = None,
         part: Part | None = None,
     ) -> RedriveReport:
         """Send letters back to their destination; each is removed once the destination has confirmed it.
@@ -264,6 +267,9 @@ class DeadLetterQueue:
                 or patterns as in a shell (`orders-*`; for a routing column of the broker `column=value`). A letter with
                 another target stays, unless it is signed: a header alone must not choose where it goes.
             new_ids: give the id of the hop to every message.
+            patch: edits every message (`deadletters.patching.Patch`). A letter that it does not fit stays. Its
+                destination counts as `to` does: no target of a letter is followed. A letter that may have been sent in
+                another form, as an earlier run was killed, stays; only a journal knows of that.
             part: only these letters, as one of several processes (`deadletters.parts`); its leader counts which letters
                 came back.
 
@@ -283,6 +289,8 @@ class DeadLetterQueue:
         def opened(connector: Connector) -> tuple[LetterSender | None, Capabilities]:
             there = self._towards(connector, to)
             broker = self._destination(there, to)
+            if patch is not None and patch.destination is not None:
+                self._check_named(patch.destination, broker)
             send_queue = None if settings.dry_run else there.destination(broker, settings.stop)
             return None if send_queue is None else RedriveSender(
                 send_queue, connector.spec, connector.clock
@@ -290,20 +298,39 @@ class DeadLetterQueue:
 
         if isinstance(allow_targets, str):
             raise ConfigurationError(f"redrive: allow_targets is a list, not one text: write [{allow_targets!r}]")
-        name = self.name_of(to, where, settings.limit, ids)
+        name = self.name_of(to, where, settings.limit, ids, patch)
+        targets = self._targets(to, allow_targets)
         operation = redrive_operation(
-            self._targets(to, allow_targets),
+            targets if patch is None or patch.destination is None else replace(targets, none=True),
             hop_limit,
             new_ids=new_ids,
             elsewhere=not self._is_of_plugin(self._towards(self._connector, to).url),
+            patch=patch,
         )
         return self._transfer(operation, opened, spec, meant, settings, journal, name=name, part=part)
 
     def name_of(
-        self, to: str | None, where: Selection | None, limit: int | None, ids: Collection[str] | None = None
+        self,
+        to: str | None,
+        where: Selection | None,
+        limit: int | None,
+        ids: Collection[str] | None = None,
+        patch: Patch | None = None,
     ) -> str:
         """Return the name of a redrive with these arguments in its journal."""
-        return name_of("redrive", to, str(self._meant(where, to)), None if ids is None else sorted(ids), limit)
+        form = "" if patch is None else patch.form
+        return name_of("redrive", to, str(self._meant(where, to)), None if ids is None else sorted(ids), limit, form)
+
+    def _check_named(self, destination: str, there: Broker) -> None:
+        """Refuse a destination of a patch that cannot be one. Raises ConfigurationError."""
+        if not there.capabilities.destinations:
+            raise ConfigurationError(
+                "patch: a message has no destination of its own at this broker: leave out `destination`, and name the "
+                "place with `to`"
+            )
+        with contextlib.suppress(Unsupported):
+            if there.sibling(destination) in self._places():
+                raise ConfigurationError(f"patch: {destination!r} is the place that the letters are in; say where to")
 
     @contextlib.contextmanager
     def row_sender(self, to: str | None = None, *, spec: DeliverySpec | None = None) -> Iterator[RowSender]:
@@ -351,7 +378,7 @@ class DeadLetterQueue:
                 if part.limit is not None and report.selected >= part.limit:
                     break
                 report.considered += 1
-                if not report.leave(PARKED if index in parked else said):
+                if not report.leave(PARKED if index in parked else said or _maybe_edited(batch, index, part.unsure)):
                     report.selected += 1
                     kept.append(index)
             if kept:
@@ -627,6 +654,12 @@ def _unsent(batch: LetterBatch, earlier: Mapping[str, str]) -> Sequence[int]:
         for index, position in enumerate(batch.position.values)
         if position not in earlier or earlier[position] != digest(batch.letter(index))
     ]
+
+
+def _maybe_edited(batch: LetterBatch, index: int, unsure: Mapping[str, tuple[str, str]]) -> str | None:
+    """Return why a letter is not mended that may have been sent, edited by a patch; None where it was not."""
+    said, form = unsure.get(batch.position.values[index], ("", "")) if unsure else ("", "")
+    return EDITED if form and said == digest(batch.letter(index)) else None
 
 
 def _given(spec: DeliverySpec | None) -> DeliverySpec:

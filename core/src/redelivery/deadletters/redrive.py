@@ -19,7 +19,7 @@ from typing import Final, Self
 from redelivery.base.clock import Clock
 from redelivery.contract.broker import Capabilities, DeadLetters, Letter
 from redelivery.contract.letters import LetterBatch
-from redelivery.contract.message import Batch, Headers
+from redelivery.contract.message import Batch, Headers, Message
 from redelivery.deadletters.journal import Journal
 from redelivery.deadletters.letter_senders import LetterSender
 from redelivery.deadletters.operations import LetterOperation, Sendable, sendable
@@ -45,6 +45,9 @@ INTERRUPTED: Final = "it was interrupted"
 _LIMITED: Final = "the limit of"
 #: Why a letter stays that people have parked, by itself or with its group (`triage.Triage`).
 PARKED: Final = "parked"
+#: Why a letter stays that may have been sent in another form than this run would send it in.
+EDITED: Final = "it may have been sent already, edited: send it with the same patch"
+_OTHERWISE: Final = "it may have been sent already, with another patch or none: send it as it was sent then"
 #: The longest time without a look at `RedriveSettings.stop`, in seconds.
 _NAP: Final = 0.2
 
@@ -127,6 +130,9 @@ class RedriveSettings:
         max_returns: stop when more letters than this were refused or came back; None: never stop for that.
         stop: called again and again; True ends the run after the letters in flight are settled.
         on_progress: called with the report as it grows.
+        on_edit: in a dry run with a patch, called with each of the first letters, its message as it would be sent
+            unedited, and as it would be sent edited.
+        edits: how many letters `on_edit` gets at most.
     """
 
     limit: int | None = None
@@ -135,6 +141,8 @@ class RedriveSettings:
     max_returns: int | None = MAX_RETURNS
     stop: Callable[[], bool] = lambda: False
     on_progress: Callable[[RedriveReport], None] = lambda _: None
+    on_edit: Callable[[Letter, Message, Message], None] | None = None
+    edits: int = 20
 
     def __post_init__(self) -> None:
         for name, value in (("limit", self.limit), ("rate", self.rate)):
@@ -203,7 +211,9 @@ class Transfer:
         self._stay: set[str] = set()
         #: Letters that are confirmed at their destination and not known to be removed: digests by position.
         self._pending: dict[str, str] = dict(earlier or {})
-        #: Of those, the letters that the queue shows again.
+        #: Letters that may have been sent: their digest and their form, by position.
+        self._unsure: dict[str, tuple[str, str]] = {}
+        #: Of the pending ones, the letters that the queue shows again.
         self._again: list[str] = []
         self._looked_ms = clock.wall_ms() if now_ms is None else now_ms
         self._name = name
@@ -211,6 +221,7 @@ class Transfer:
         self._before = 0
         self._limit = settings.limit
         self._usual = _CHUNK
+        self._shown = 0
         self._removed: list[str] = []
         self._observer = RedriveObserver.of(operation.name, clock.wall_ms)
 
@@ -237,6 +248,7 @@ class Transfer:
         if self._journal is None:
             return
         self._pending = self._journal.pending()
+        self._unsure = self._journal.unsure()
         if self._name is not None:
             self._before = self._journal.began(self._name)
             if self._limit is not None:
@@ -257,9 +269,10 @@ class Transfer:
         while again:
             gone = self.report.removed + self.report.resumed
             for chunk in self._chunks(rate):
-                found = self._sendable(chunk)
-                if letter_sender is not None and found.messages is not None:
-                    going = chunk if len(found.going) == len(chunk) else chunk.take(found.going)
+                sure = self._sure(chunk)
+                found = Sendable([], None) if sure is None else self._sendable(sure)
+                if letter_sender is not None and sure is not None and found.messages is not None:
+                    going = sure if len(found.going) == len(sure) else sure.take(found.going)
                     if self._may_send(rate, len(going)):
                         self._send(letter_sender, going, found.messages)
                 self._settings.on_progress(self.report)
@@ -343,6 +356,25 @@ class Transfer:
         size = min(self._usual, rate.piece or self._usual)
         return size if self._limit is None else max(1, min(size, self._limit - self.report.selected))
 
+    def _sure(self, chunk: LetterBatch) -> LetterBatch | None:
+        """Return the letters that were surely not sent in another form; count the others, which stay.
+
+        Nobody can tell whether those have arrived: sent in this form too, they might arrive in both.
+        """
+        if not self._unsure:
+            return chunk
+        kept = []
+        for index, position in enumerate(chunk.position.values):
+            said, form = self._unsure.get(position, ("", self._operation.form))
+            if form == self._operation.form or said != digest(chunk.letter(index)):
+                kept.append(index)
+                continue
+            self.report.considered += 1
+            self.report.leave(_OTHERWISE if self._operation.form else EDITED)
+            if self._partial:
+                self._stay.add(position)
+        return chunk if len(kept) == len(chunk) else chunk.take(kept) if kept else None
+
     def _sendable(self, chunk: LetterBatch) -> Sendable:
         report = self.report
         found = self._sendable_of(chunk)
@@ -352,6 +384,7 @@ class Transfer:
             report.leave(why)
         for target in found.targets:
             _count(report.targets, target)
+        self._show_edits(chunk, found)
         if self._partial:  # those that stay are shown again
             positions = chunk.position.values
             self._stay.update(set(positions) - {positions[index] for index in found.going})
@@ -368,17 +401,33 @@ class Transfer:
         found.left += [PARKED] * len(parked)
         return found
 
+    def _show_edits(self, chunk: LetterBatch, found: Sendable) -> None:
+        """Show what the first letters of a dry run would become."""
+        show, unedited = self._settings.on_edit, self._operation.unedited
+        if not self._settings.dry_run or show is None or unedited is None or found.messages is None:
+            return
+        for row, index in enumerate(found.going):
+            if self._shown >= self._settings.edits:
+                return
+            self._shown += 1
+            letter = chunk.letter(index)
+            show(letter, unedited(letter, self._there, context_of(letter)), found.messages.row(row))
+
     def _send(self, letter_sender: LetterSender, going: LetterBatch, messages: Batch) -> None:
+        letter_sender.refused.clear()
+        if self._journal is not None and self._operation.noted:
+            noted = dict(zip(going.position.values, digests_of(going), strict=True))
+            self._journal.sending(noted, self._operation.form)
         try:
             with self._observed(going, messages, letter_sender):
                 letter_sender.carry(going, messages)
         except BaseException as error:  # confirmed letters are removed, even if others fail
             try:
-                self._account(going, letter_sender.confirmed)
+                self._account(going, letter_sender.confirmed, letter_sender.refused)
             except RedeliveryError as second:
                 error.add_note(f"and then: {second}")
             raise
-        self._account(going, letter_sender.confirmed)
+        self._account(going, letter_sender.confirmed, letter_sender.refused)
 
     def _observed(
         self, going: LetterBatch, messages: Batch, letter_sender: LetterSender
@@ -392,7 +441,7 @@ class Transfer:
 
         return self._observer.sending(messages, failure, lambda: frozenset(letter_sender.confirmed))
 
-    def _account(self, going: LetterBatch, confirmed: list[int]) -> None:
+    def _account(self, going: LetterBatch, confirmed: list[int], refused: Sequence[int]) -> None:
         """Count sent letters, note the confirmed ones in the journal, and remove them."""
         failed = len(going) - len(confirmed)
         self.report.redriven += len(confirmed)
@@ -403,6 +452,12 @@ class Transfer:
         positions = sent.position.values
         if self._partial:
             self._stay.update(set(going.position.values).difference(positions))
+        if self._journal is not None and refused:
+            unsent = [going.position.values[index] for index in refused]
+            if not positions:
+                self._journal.sent({}, refused=unsent)
+        else:
+            unsent = []
         if not positions:
             return
         if self._journal is None:
@@ -418,7 +473,7 @@ class Transfer:
         self._pending.update(noted)
         try:
             gone, self._removed = self._removed, []
-            self._journal.sent(noted, gone)
+            self._journal.sent(noted, gone, unsent)
         finally:  # without a note it must be removed all the more
             self.report.removed += self._remove(positions)
 

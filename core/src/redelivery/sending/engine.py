@@ -78,6 +78,7 @@ class Engine:
         flow: in which order, and how fast.
         delivered: called with the positions of rows that the destination has confirmed; None: not reported.
         skipped: called with the positions of rows that were given up without a sink.
+        refused: called with those of them that have surely not arrived.
     """
 
     def __init__(
@@ -90,6 +91,7 @@ class Engine:
         flow: Flow | None = None,
         delivered: Callable[[list[int]], None] | None = None,
         skipped: Callable[[Sequence[int]], None] = lambda _: None,
+        refused: Callable[[Sequence[int]], None] = lambda _: None,
     ) -> None:
         flow = flow or Flow()
         self.report = DeliveryReport(primary=send_queues[0].url, run=origin.run)
@@ -102,6 +104,7 @@ class Engine:
         self._errors = ErrorLog(spec, origin)
         self._delivered = delivered
         self._skipped = skipped
+        self._refused = refused
         self._rate = RateLimit(flow.rows_per_second)
         self._writers: dict[SendQueue, LetterWriter] = {}
         self._order: KeyOrder | None = None
@@ -473,6 +476,8 @@ class Engine:
             raise self._failure(group, "no dead letter sink could take it")
         self.report.skipped += len(group)
         self._skipped(group.positions)
+        if not group.ambiguous:
+            self._refused(group.positions)
         self.report.because(group.reason, len(group))
         self.report.errors_logged += self._log(group, range(len(group)), "skipped (allowSkip)")
         self._handled(group)

@@ -195,7 +195,10 @@ class _Redrive:
                 self._limited(report, report.selected, 0)
                 return report
             with Leader(path, letters.place, self._run) as leader:
-                plan = [replace(each, folder=leader.folder, earlier=leader.earlier) for each in self._planned(letters)]
+                plan = [
+                    replace(each, folder=leader.folder, earlier=leader.earlier, unsure=leader.unsure)
+                    for each in self._planned(letters)
+                ]
                 return self._sent(letters, leader, plan)
 
     def _planned(self, letters: DeadLetterQueue) -> list[Part]:
