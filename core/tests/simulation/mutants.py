@@ -174,11 +174,11 @@ _take_results = RunningSubscription._take_results
 # --- the redrive ---
 
 
-def noted_after_the_removal(self: Transfer, going: LetterBatch, confirmed: list[int]) -> None:
+def noted_after_the_removal(self: Transfer, going: LetterBatch, confirmed: list[int], refused: Sequence[int]) -> None:
     """Letters are removed first, and noted then."""
     noted: list[tuple[Any, ...]] = []
     with mock.patch.object(Journal, "sent", lambda _, *args: noted.append(args)):
-        _account(self, going, confirmed)
+        _account(self, going, confirmed, refused)
     if self._journal is not None:
         for each in noted:
             _sent(self._journal, *each)
@@ -189,13 +189,13 @@ def journal_not_read(self: Journal) -> dict[str, str]:
     return {}
 
 
-def never_noted(self: Journal, letters: object, removed: object = ()) -> None:
+def never_noted(self: Journal, letters: object, removed: object = (), refused: object = ()) -> None:
     """Nothing is noted."""
 
 
-def removed_unconfirmed(self: Transfer, going: LetterBatch, confirmed: list[int]) -> None:
+def removed_unconfirmed(self: Transfer, going: LetterBatch, confirmed: list[int], refused: Sequence[int]) -> None:
     """All letters that were sent are removed, the refused ones too."""
-    _account(self, going, confirmed if not confirmed else list(range(len(going))))
+    _account(self, going, confirmed if not confirmed else list(range(len(going))), refused)
 
 
 def hop_not_added(messages: Batch) -> list[again.Again | None]:
@@ -209,6 +209,11 @@ def hop_not_added(messages: Batch) -> list[again.Again | None]:
 
 
 _plain = again.plain
+
+
+def sent_in_two_forms(self: Journal) -> dict[str, tuple[str, str]]:
+    """Nobody looks in which form a letter may have been sent before."""
+    return {}
 
 
 def limit_ignored(self: Transfer) -> bool:
@@ -284,6 +289,7 @@ MUTANTS: Final = (
     Mutant("redrive", (Transfer, "_account"), noted_after_the_removal, (3,)),
     Mutant("redrive", (Journal, "pending"), journal_not_read, (3,)),
     Mutant("redrive", (Journal, "sent"), never_noted, (3,)),
+    Mutant("redrive", (Journal, "unsure"), sent_in_two_forms, (3,)),
     Mutant("redrive", (Transfer, "_account"), removed_unconfirmed, (1, 5)),
     Mutant("redrive", (again, "plain"), hop_not_added, (4,)),
     Mutant("redrive", (Transfer, "_must_stop"), limit_ignored, (10,)),

@@ -8,6 +8,7 @@ one more redrive brings back what is left.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import sqlite3
@@ -20,8 +21,9 @@ from typing import ClassVar, Final
 
 from redelivery.contract.broker import Limits, Support
 from redelivery.contract.context import ErrorContext
-from redelivery.contract.message import Message
+from redelivery.contract.message import Header, Message
 from redelivery.contract.spec import DeliverySpec
+from redelivery.deadletters.patching import Patch
 from redelivery.deadletters.queue import dead_letters
 from redelivery.deadletters.redrive import RedriveReport, RedriveSettings
 from redelivery.errors import Ambiguous, JournalError, Retriable
@@ -40,6 +42,8 @@ PLACE: Final = WORK + DEAD_LETTERS
 KINDS: Final = ("ours", "hop", "maybe delivered", "foreign", "poison", "targeted", "spent")
 #: Kinds of letters that stay where they are.
 STAY: Final = frozenset({"poison", "targeted", "spent"})
+#: The forms in which a letter may be sent: as it was, or edited in one of two ways.
+FORMS: Final = (None, Patch(set_headers=(("edited", b"1"),)), Patch(set_headers=(("edited", b"2"),)))
 _MEMORY: Final = Path("/dev/shm")  # noqa: S108 - only where it exists: a file system without a disk
 
 
@@ -120,6 +124,7 @@ class RedriveWorld(World):
         self.positions: dict[str, str] = {}
         for number in range(1 + choices.below("letters", 7)):
             self._bury(f"m{number}")
+        self.edits = choices.happens("letters are edited", 0.4)
         self.operators = list(self._operators())
         self.lives_of: dict[Process, Life] = {}
         self.removing: set[tuple[object, str]] = set()
@@ -130,12 +135,13 @@ class RedriveWorld(World):
         self.done_by: dict[str, set[str]] = {}
 
     def _operators(self) -> Iterator[Operator]:
-        shared = self.choices.happens("one journal for both", 0.5)
+        # Only a common journal knows in which form a letter may have been sent.
+        shared = self.edits or self.choices.happens("one journal for both", 0.5)
         for number in range(self.operators_count):
-            without = self.choices.happens("no journal", 0.15)
+            without = not self.edits and self.choices.happens("no journal", 0.15)
             path = None if without else self.folder / f"journal{0 if shared else number}"
             # Another redrive with the same journal forgets the limit of one that was killed.
-            alone = path is not None and not (shared and self.operators_count > 1)
+            alone = path is not None and not self.edits and not (shared and self.operators_count > 1)
             limit = self.choices.pick("limit", (None, None, 2, 3)) if alone else None
             yield Operator(f"operator-{number + 1}", path, limit)
 
@@ -191,7 +197,7 @@ class RedriveWorld(World):
     def _operate(self, operator: Operator) -> None:
         """Start a redrive, and start it again if it was killed or has failed."""
         for process in self.lives(operator.name, 3, 70, 0.6):
-            failure = self._one(operator, process)
+            failure = self._one(operator, process, self.choices.pick("patch", FORMS) if self.edits else None)
             if failure is None:
                 return
             if isinstance(failure, JournalError) and "is in use" in str(failure):
@@ -201,15 +207,15 @@ class RedriveWorld(World):
                 self.scheduler.fail(_end_of(End(open=[], unexplained=why)))
             self.scheduler.sleep((1.0, 20.0)[self.choices.below("pause", 2)])
 
-    def _one(self, operator: Operator, process: Process) -> BaseException | None:
+    def _one(self, operator: Operator, process: Process, patch: Patch | None) -> BaseException | None:
         life = self.lives_of[process] = Life(operator)
-        failure = self.start(lambda: self._redrive(operator, operator.limit), process)
+        failure = self.start(lambda: self._redrive(operator, operator.limit, patch), process)
         process.alive = False
         if process in self.disk_full:
             operator.unnoted |= life.sent
         return failure
 
-    def _redrive(self, operator: Operator, limit: int | None) -> None:
+    def _redrive(self, operator: Operator, limit: int | None, patch: Patch | None) -> None:
         stop = self.choices.happens("is interrupted", 0.1) and not self.network.quiet
         settings = RedriveSettings(
             limit=limit,
@@ -218,7 +224,7 @@ class RedriveWorld(World):
             stop=lambda: stop and self.choices.happens("now", 0.2),
         )
         with dead_letters(url_of(WORK), connection_factory=self.network.connected) as dlq:
-            report = dlq.redrive(journal=operator.journal, settings=settings, spec=self.spec)
+            report = dlq.redrive(journal=operator.journal, settings=settings, spec=self.spec, patch=patch)
         self.scheduler.note(f"done: {report.redriven} redriven, {report.resumed} resumed, {report.stopped or 'all'}")
         if report.resumed:
             self.scheduler.reach("a letter that was noted is removed, and not sent again")
@@ -229,10 +235,11 @@ class RedriveWorld(World):
         self.network.quiet = True
         self.network.arrive(all_=True)
         self.scheduler.sleep(100.0)
-        for operator in self.operators:
+        forms = FORMS if self.edits else (None,)
+        for operator, patch in itertools.product(self.operators, forms):
             began = self.scheduler.now
             operator.limit = None
-            failure = self._one(operator, Process(f"{operator.name}-last"))
+            failure = self._one(operator, Process(f"{operator.name}-last"), patch)
             took = self.scheduler.now - began
             invariants.at_the_end(
                 End(
@@ -337,7 +344,7 @@ class RedriveWorld(World):
                 confirmed=name not in self.hoped,
                 copies=len(work.arrived),
                 excused=0 if recognises else unanswered + max(0, self.licensed.get(name, 0) - 1),
-                ids=len({message.id for message in work.arrived}),
+                ids=len({(message.id, _edit_of(message)) for message in work.arrived}),
                 altered=work.altered,
                 foreign=kind == "foreign",
                 suppressed=work.misrecognised,
@@ -348,7 +355,9 @@ class RedriveWorld(World):
     def _differs(self, queue: str, name: str, copy: Message) -> str:
         original, kind = self.originals[name], self.kinds[name]
         hop = self.hops[name] + 1
-        same_id = kind in {"foreign", "maybe delivered"}
+        edited = _edit_of(copy)
+        same_id = kind == "foreign" or (kind == "maybe delivered" and not edited)
+        copy = replace(copy, headers=tuple(each for each in copy.headers if each not in edited))
         wrong = difference(original if same_id else replace(original, id=f"{original.id}~{hop}"), copy)
         history = dialects.history(copy)
         if wrong or history.hops != hop:
@@ -388,6 +397,11 @@ class TwoRedrivesWorld(RedriveWorld):
         "a removal is carried out, perhaps in part, and not answered",
     )
     operators_count = 2
+
+
+def _edit_of(message: Message) -> tuple[Header, ...]:
+    """Return what tells in which form a letter was sent."""
+    return tuple(each for each in message.headers if each[0] == "edited")
 
 
 def _end_of(end: End) -> Violated:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Any, Final
@@ -121,6 +121,8 @@ def dumps(value: Any, text: str | None = None) -> str:
         text: that the value was read from: what stands around the value is kept.
     """
     out: list[str] = []
+    if text is not None and not isinstance(value, dict | list) and repr(loads(text)) == repr(value):
+        return text
     _write(value, out)
     written = "".join(out)
     if text is None:
@@ -251,24 +253,17 @@ def _write(value: Any, out: list[str]) -> None:
     elif isinstance(value, Object | Array) and not value:
         out.append(value.text[value.start : value.end])
     elif isinstance(value, dict):
-        _joined(out, "{}", [lambda n=name, v=each: _member(n, v, out) for name, each in value.items()])
+        for number, (name, each) in enumerate(value.items()):
+            out.append(f"{',' if number else '{'}{_simple(name)}:")
+            _write(each, out)
+        out.append("}" if value else "{}")
     elif isinstance(value, list):
-        _joined(out, "[]", [lambda v=each: _write(v, out) for each in value])
+        for number, each in enumerate(value):
+            out.append("," if number else "[")
+            _write(each, out)
+        out.append("]" if value else "[]")
     else:
         out.append(_simple(value))
-
-
-def _joined(out: list[str], brackets: str, members: Sequence[Callable[[], None]]) -> None:
-    out.append(brackets[0])
-    for number, write in enumerate(members):
-        out.append("," if number else "")
-        write()
-    out.append(brackets[1])
-
-
-def _member(name: str, value: Any, out: list[str]) -> None:
-    out.append(f"{_simple(name)}:")
-    _write(value, out)
 
 
 def _write_object(value: Object, out: list[str]) -> None:

@@ -166,7 +166,7 @@ class Journal:
         Args:
             letters: digests by position.
             removed: letters that have been removed: one transaction notes both.
-            refused: letters that `sending` noted and that have surely not arrived. Its other letters may have.
+            refused: letters that `sending` noted and that have surely not arrived now. Its other letters may have.
 
         Raises:
             JournalError: it cannot be written.
@@ -215,7 +215,7 @@ class Journal:
         with self._writing():
             self._change(removed, sent, count)
             if sent or refused:
-                settled = self._unsure.intersection({*sent, *refused})
+                settled = self._unsure.intersection(sent)  # refused now, it may have arrived before
                 self._file.executemany("DELETE FROM unsure WHERE position = ?", [(each,) for each in settled])
                 self._keep_unsure(but={*sent, *refused})
         self._held = self._held.difference(removed).union(sent)

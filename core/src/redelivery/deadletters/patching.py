@@ -218,7 +218,7 @@ def _operations(body: Any) -> tuple[Mapping[str, Any], ...]:
 def _library() -> Any:
     """Return `jsonpatch`. Raises ConfigurationError: it is not installed."""
     try:
-        import jsonpatch  # type: ignore[import-untyped]  # noqa: PLC0415 - of the extra `cli`
+        import jsonpatch  # noqa: PLC0415 - of the extra `cli`
     except ImportError as error:
         raise ConfigurationError("jsonpatch is not installed: pip install 'redelivery[cli]'") from error
     return jsonpatch

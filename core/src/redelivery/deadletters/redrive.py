@@ -455,7 +455,7 @@ class Transfer:
         if self._journal is not None and refused:
             unsent = [going.position.values[index] for index in refused]
             if not positions:
-                self._journal.sent({}, refused=unsent)
+                self._journal.sent({}, (), unsent)
         else:
             unsent = []
         if not positions:
